@@ -46,6 +46,7 @@ from workers.storage.bullmq.codec import (
     keep_jobs,
     link_fields,
 )
+from workers.storage.bullmq.codes import code_outcome
 from workers.storage.bullmq.jobs import NO_ORDERING_KEYS
 from workers.storage.bullmq.quarantine import BullMQQuarantine
 from workers.storage.bullmq.record import (
@@ -66,28 +67,6 @@ from workers.storage.on_redis.claiming import claimed
 from workers.storage.on_redis.node_values import ERROR_FIELD, encode_bytes, error_fields, to_ms, whole
 from workers.storage.on_redis.server import Command
 from workers.storage.rules import count_retry, unfit_for_redis
-
-APPLIED: Final = SettleOutcome(status=SettleStatus.APPLIED)
-
-NOT_HELD: Final = frozenset({-1, -2, -6})
-"""Codes of the scripts: no such job, no lock, another claim's lock."""
-NOT_ACTIVE: Final = -3
-REFUSALS: Final = {-4: "the job waits for its children in a flow", -9: "a child of the job in a flow has failed"}
-
-
-def code_outcome(code: Reply) -> SettleOutcome | None:
-    """Return what a script's answer means; None if the claim does not hold its job: its record tells why."""
-    if isinstance(code, StorageError):
-        return SettleOutcome(status=SettleStatus.ERROR, detail=str(code))
-    if not isinstance(code, int) or code >= 0:
-        return APPLIED
-    if code in NOT_HELD:
-        return None
-    if code == NOT_ACTIVE:  # another program moved the job without looking at its lock
-        return SettleOutcome(status=SettleStatus.LOST, reason=LossReason.TAKEN)
-    detail = REFUSALS.get(code, f"BullMQ answered with the unknown code {code}")
-    return SettleOutcome(status=SettleStatus.ERROR, detail=detail)
-
 
 ASKED_BLINDLY: Final = 1_000
 """How many jobs are asked for at most before it is known how many there are."""
