@@ -123,6 +123,13 @@ async def node_peer(url: str, queue: str, prefix: str = "bull") -> AsyncIterator
 
 
 @asynccontextmanager
+async def scheduler_peer(package: str, url: str, queue: str) -> AsyncIterator[NodeProcess]:
+    """A Node process with this version of BullMQ on the queue, for job schedulers; gone when the context ends."""
+    async with _running(NodeProcess, "scheduler_peer.mjs", package, url, queue) as peer:
+        yield peer
+
+
+@asynccontextmanager
 async def bull_peer(version: str, url: str, queue: str) -> AsyncIterator[BullPeer]:
     """A Node process with this version of Bull on the queue, gone when the context ends."""
     async with _running(BullPeer, "bull_peer.mjs", version, str(urlsplit(url).port), queue) as peer:

@@ -46,6 +46,7 @@ from workers.storage.bullmq.codec import (
     keep_jobs,
     link_fields,
 )
+from workers.storage.bullmq.codes import code_outcome
 from workers.storage.bullmq.jobs import NO_ORDERING_KEYS
 from workers.storage.bullmq.quarantine import BullMQQuarantine
 from workers.storage.bullmq.record import (
@@ -59,34 +60,13 @@ from workers.storage.bullmq.record import (
     still_holds,
     verdict,
 )
+from workers.storage.bullmq.schedules import Schedules
 from workers.storage.bullmq.server import Reply
 from workers.storage.bullmq.stops import stop
 from workers.storage.on_redis.claiming import claimed
 from workers.storage.on_redis.node_values import ERROR_FIELD, encode_bytes, error_fields, to_ms, whole
 from workers.storage.on_redis.server import Command
 from workers.storage.rules import count_retry, unfit_for_redis
-
-APPLIED: Final = SettleOutcome(status=SettleStatus.APPLIED)
-
-NOT_HELD: Final = frozenset({-1, -2, -6})
-"""Codes of the scripts: no such job, no lock, another claim's lock."""
-NOT_ACTIVE: Final = -3
-REFUSALS: Final = {-4: "the job waits for its children in a flow", -9: "a child of the job in a flow has failed"}
-
-
-def code_outcome(code: Reply) -> SettleOutcome | None:
-    """Return what a script's answer means; None if the claim does not hold its job: its record tells why."""
-    if isinstance(code, StorageError):
-        return SettleOutcome(status=SettleStatus.ERROR, detail=str(code))
-    if not isinstance(code, int) or code >= 0:
-        return APPLIED
-    if code in NOT_HELD:
-        return None
-    if code == NOT_ACTIVE:  # another program moved the job without looking at its lock
-        return SettleOutcome(status=SettleStatus.LOST, reason=LossReason.TAKEN)
-    detail = REFUSALS.get(code, f"BullMQ answered with the unknown code {code}")
-    return SettleOutcome(status=SettleStatus.ERROR, detail=detail)
-
 
 ASKED_BLINDLY: Final = 1_000
 """How many jobs are asked for at most before it is known how many there are."""
@@ -102,13 +82,16 @@ class Claims:
         self._quarantine = quarantine
         self._enqueue = enqueue
         self._lua = queue.lua
+        self._schedules = Schedules(queue)
         self._plentiful = False
 
     async def claim(self, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
         """See `Storage.claim`; if it is cancelled meanwhile, what it claimed is released.
 
         The names cannot be chosen; a job with a name that is not in `leases` gets the longest of them.
+        An error may be about the last claim: a job scheduler that cannot go on here, see `Schedules.tell`.
         """
+        self._schedules.tell()
         return [*await claimed(self._claim_up_to(limit, worker_id, leases), self.settle)]
 
     async def _claim_up_to(self, limit: int, worker_id: str, leases: Mapping[str, timedelta]) -> list[BullMQClaim]:
@@ -148,6 +131,7 @@ class Claims:
                 claims.append(make_claim(reply, token, worker_id, leases))
         if failure is not None and not claims:
             raise failure
+        claims = await self._schedules.go_on(claims, replies[:count])
         return claims, whole(replies[count]) + whole(replies[count + 1])
 
     async def _shorten(self, claims: Iterable[Claim], longest: timedelta) -> None:

@@ -32,7 +32,7 @@ SCRIPTS: Final = (
     *("addStandardJob", "addDelayedJob", "addPrioritizedJob"),
     *("moveToActive", "moveToFinished", "moveToDelayed", "moveJobFromActiveToWait", "extendLocks"),
     *("moveStalledJobsToWait", "getStateV2", "removeJob", "reprocessJob", "promote", "pause", "drain"),
-    *("cleanJobsInSet", "updateProgress"),
+    *("cleanJobsInSet", "updateProgress", "updateJobScheduler"),
 )
 
 FRONTS: Final = {
@@ -42,6 +42,7 @@ FRONTS: Final = {
     "moveJobFromActiveToWait": "before_releasing",
     "moveStalledJobsToWait": "before_recovering",
     "extendLocks": "before_renewing",
+    "updateJobScheduler": "before_scheduling",
 }
 """The Lua in front of a script of BullMQ, so that the script does not begin what it cannot end."""
 
@@ -284,6 +285,19 @@ class BullMQScripts:
         """Set the job's progress (JSON text) and tell subscribers, whoever holds it; answers 0 or an error code."""
         head = (*self._head("updateProgress"), self.base + raw, *self._named("events", "meta"))
         return (*head, raw, value)
+
+    def schedule(
+        self, scheduler: str, raw: str, data: str, options: Options, *, next_ms: int | None, why_not: str, now_ms: int
+    ) -> Command:
+        """Add the job that follows this one of a job scheduler; without `next_ms` the scheduler's period says when.
+
+        `data` (JSON text) is this job's, `options` are the next one's. Answers its id; None if there is nothing to add;
+        `[why]` if nothing can be added here, for one because the caller says `why_not`.
+        """
+        keys = self._named("delayed", "wait", "paused", "meta", "prioritized", "marker", "id", "events", "pc")
+        moment = "" if next_ms is None else next_ms
+        head = (*self._head("updateJobScheduler", "repeat"), *keys, self.job(raw), self._keys["active"])
+        return (*head, moment, scheduler, data, _pack(options), now_ms, self.base, raw, why_not)
 
     def state(self, raw: str) -> Command:
         """Ask for BullMQ's name of the job's state, `unknown` if there is no job."""

@@ -124,6 +124,14 @@ async def test_recovering_passes_what_the_package_passes() -> None:
         assert (called[:-2], called[-2:]) == (_readable(their.called), [ours, foreign])
 
 
+async def test_scheduling_passes_what_the_package_passes() -> None:
+    """The lines in front have one argument of their own."""
+    their = Recorder()
+    await their.scripts.updateJobSchedulerNextMillis("s", NOW, '{"x":1}', {"attempts": 3}, "id")
+    command = OURS.schedule("s", "id", '{"x":1}', {"attempts": 3}, next_ms=NOW, why_not="", now_ms=NOW)
+    assert _readable(command[1:]) == [*_readable(their.called), ""]
+
+
 def test_continuing_is_delaying_with_more_to_say() -> None:
     """The script in front has arguments of its own behind those of BullMQ's."""
     delaying = OURS.delay("id", "t", delay_ms=50, counted=False, fields={"a": "b"}, now_ms=NOW)

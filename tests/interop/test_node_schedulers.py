@@ -1,0 +1,225 @@
+"""Job schedulers of BullMQ, kept going by our workers, by Node's, and by both in turn; with each of Node's versions."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from tests.interop.claims import LEASES, next_claim
+from tests.interop.peer import NodeProcess, install_npm_packages, scheduler_peer
+from tests.patience import PATIENCE_SECONDS
+from workers import JobState, Worker
+from workers.errors import StorageError
+from workers.jobs import Claim, Completed, ErrorInfo, Failed
+from workers.storage.bullmq import BullMQStorage
+from workers.worker.handlers import Job
+
+EVERY = {"every": 300}
+EACH_SECOND = {"pattern": "* * * * * *", "tz": "Asia/Kolkata"}
+TEMPLATE = {"name": "tick", "data": {"n": 1}, "opts": {"attempts": 3, "priority": 2, "removeOnComplete": 100}}
+
+
+@pytest.fixture(params=["bullmq", "bullmq-6"])
+def package(request: pytest.FixtureRequest) -> str:
+    install_npm_packages()
+    return str(request.param)
+
+
+@pytest.fixture
+async def storage(redis_url: str) -> AsyncIterator[BullMQStorage]:
+    storage = BullMQStorage(redis_url, f"schedulers-{uuid.uuid4().hex}")
+    await storage.connect()
+    yield storage
+    await storage.disconnect()
+
+
+@pytest.fixture
+async def client(redis_url: str) -> AsyncIterator[Any]:
+    async with Redis.from_url(redis_url, decode_responses=True) as client:
+        yield client
+
+
+@pytest.fixture
+async def node(package: str, redis_url: str, storage: BullMQStorage) -> AsyncIterator[NodeProcess]:
+    async with scheduler_peer(package, redis_url, storage.queue) as peer:
+        yield peer
+
+
+async def complete(storage: BullMQStorage, claim: Claim) -> str:
+    await storage.settle([Completed(claim=claim, result=b"null")])
+    return claim.job_id
+
+
+async def run(storage: BullMQStorage, count: int) -> list[str]:
+    """We ran so many jobs, one after the other; their ids."""
+    return [await complete(storage, await next_claim(storage)) for _ in range(count)]
+
+
+async def run_all(storage: BullMQStorage) -> list[str]:
+    """We ran jobs until none was left; their ids."""
+    ran: list[str] = []
+    while await left(storage):
+        ran += await run(storage, 1)
+    return ran
+
+
+async def left(storage: BullMQStorage) -> int:
+    """How many jobs wait."""
+    counts = await storage.counts()
+    return counts[JobState.QUEUED] + counts[JobState.SCHEDULED]
+
+
+def times(scheduler: str, ids: list[str]) -> list[int]:
+    """When those of the jobs that belong to the scheduler were due."""
+    return [int(one.rpartition(":")[2]) for one in ids if one.startswith(f"repeat:{scheduler}:")]
+
+
+def ids_of(runs: list[dict[str, Any]]) -> list[str]:
+    return [run["id"] for run in runs]
+
+
+async def test_schedulers_live_on(storage: BullMQStorage, node: NodeProcess) -> None:
+    """Node and we, in turn, run each time of a period and of a cron pattern once, with the template's data."""
+    await node.call("upsert", ["period", EVERY, TEMPLATE])
+    await node.call("upsert", ["cron:with:colons", EACH_SECOND, TEMPLATE])
+    ran = await run(storage, 8)
+    ran += ids_of(theirs := await node.call("work", 8))
+    ran += await run(storage, 4)
+    assert len(set(ran)) == len(ran)
+    for scheduler, step in (("period", 300), ("cron:with:colons", 1_000)):
+        due = times(scheduler, ran)
+        assert len(due) >= 4
+        assert due == sorted(due)
+        assert {(later - due[1]) % step for later in due[1:]} == {0}
+        found = await node.call("scheduler", scheduler)
+        assert found["iterationCount"] == len(due) + 1
+        assert found["next"] > due[-1]
+    assert {(run["name"], run["data"]["n"]) for run in theirs} == {("tick", 1)}
+    assert await left(storage) == 2
+
+
+@pytest.mark.parametrize("repeat", [EVERY | {"offset": 50, "limit": 9}, EACH_SECOND | {"endDate": 4_000_000_000_000}])
+async def test_what_we_add_is_what_node_adds(storage: BullMQStorage, node: NodeProcess, repeat: dict[str, Any]) -> None:
+    """The options of the next job are the same, but for the times."""
+    await node.call("upsert", ["s", repeat, TEMPLATE])
+
+    async def options() -> dict[str, Any]:
+        [job] = (await storage.list(JobState.SCHEDULED)).jobs
+        found: dict[str, Any] = await node.call("options", job.id)
+        return {
+            name: value for name, value in found.items() if name not in ("timestamp", "delay", "jobId", "prevMillis")
+        }
+
+    await node.call("work", 1)
+    theirs = await options()
+    await run(storage, 1)
+    ours = await options()
+    assert ours == theirs | {"repeat": theirs["repeat"] | {"count": theirs["repeat"]["count"] + 1}}
+
+
+async def test_a_limit_ends_a_schedule(storage: BullMQStorage, node: NodeProcess) -> None:
+    """It is kept by both: Node ran the first, we run the others, and nothing is left."""
+    await node.call("upsert", ["s", EVERY | {"limit": 4}, TEMPLATE])
+    await node.call("work", 1)
+    assert len(await run_all(storage)) == 3
+
+
+@pytest.mark.parametrize("repeat", [EVERY, EACH_SECOND], ids=["period", "cron"])
+async def test_a_schedule_has_a_start_and_an_end(
+    storage: BullMQStorage, node: NodeProcess, repeat: dict[str, Any]
+) -> None:
+    """No job is due before the start, none is added after the end, and the last is the last before the end."""
+    start = int(time.time() * 1_000) + 700
+    end = start + 2_500
+    await node.call("upsert", ["s", repeat | {"startDate": start, "endDate": end}, TEMPLATE])
+    due = times("s", await run_all(storage))
+    step = 300 if repeat is EVERY else 1_000
+    assert start <= due[0] < start + step
+    assert due[-1] < end + step
+    assert due[-1] <= end or repeat is EVERY  # a period ends when the end has passed
+    assert len(due) >= 2
+
+
+async def test_a_change_meanwhile_counts(storage: BullMQStorage, node: NodeProcess) -> None:
+    """A job that is claimed again after its schedule has changed, or is gone, adds nothing."""
+    await node.call("upsert", ["s", {"every": 3_600_000}, TEMPLATE])
+    claim = await next_claim(storage)
+    changed = await node.call("upsert", ["s", {"pattern": "@yearly"}, TEMPLATE])
+    await storage.settle([Failed(claim=claim, error=ErrorInfo(type="ValueError", message="no"))])
+    assert await storage.retry([claim.job_id]) == 1
+    assert (await next_claim(storage)).job_id == claim.job_id
+    waiting = (await storage.list(JobState.SCHEDULED)).jobs
+    assert [job.id for job in waiting] == [changed]
+    await node.call("remove", "s")
+    assert await run_all(storage) == []
+
+
+async def test_what_we_cannot_read_is_left_to_node(storage: BullMQStorage, node: NodeProcess) -> None:
+    """A pattern that Node's versions read differently is told once, is not run by us, and goes on with Node."""
+    repeat = {"pattern": "* * * * * 1-7/4", "immediately": True}
+    await node.call("upsert", ["odd", repeat, TEMPLATE])
+    await node.call("upsert", ["fine", EACH_SECOND, TEMPLATE])
+    errors: list[BaseException] = []
+    ran: list[str] = []
+    done = asyncio.Event()
+
+    async def handle(job: Job) -> None:
+        ran.append(job.id)
+        if len(ran) == 3:
+            done.set()
+
+    worker = Worker(
+        storage, {"*": handle}, observers=[lambda event: errors.append(event.error) if event.error else None]
+    )
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        running = asyncio.create_task(worker.run())
+        await done.wait()
+        worker.stop()
+        await running
+    assert times("odd", ran) == []
+    assert [str(error) for error in errors if "odd" in str(error) and "'1-7/4'" in str(error)] != []
+    assert len(errors) == 1
+    [held] = [job.id for job in (await storage.list(JobState.SCHEDULED)).jobs if "odd" in job.id]
+    await node.call("promote", held)
+    while held not in ids_of(await node.call("work", 1)):
+        pass
+    assert (await node.call("scheduler", "odd"))["iterationCount"] == 2
+
+
+async def test_a_repeatable_job_of_bullmq_5_goes_on(redis_url: str, storage: BullMQStorage) -> None:
+    """What `add` with `repeat` makes is a scheduler, as it is to Node 5's own worker."""
+    install_npm_packages()
+    async with scheduler_peer("bullmq", redis_url, storage.queue) as old:
+        await old.call("add", ["rep", {"n": 2}, {"repeat": EVERY}])
+        ran = await run(storage, 2)
+        runs = await old.call("work", 2)
+        ran += ids_of(runs)
+        assert [run["data"] for run in runs] == [{"n": 2}] * 2
+        assert len(set(ran)) == 4
+    claim = await next_claim(storage)
+    assert (claim.name, claim.payload) == ("rep", b'{"n":2}')
+    assert len(await storage.claim("w", leases=LEASES, limit=9)) <= 1
+
+
+async def test_a_repeatable_job_of_bullmq_3_is_left_to_node_5(
+    redis_url: str, storage: BullMQStorage, client: Any
+) -> None:
+    """Its key has five parts and no scheduler: it is given back, and told."""
+    key, job = "rep::::* * * * * *", "repeat:0f3c:1700000000000"
+    base = f"bull:{storage.queue}:"
+    options = '{"repeat":{"pattern":"* * * * * *"},"prevMillis":1700000000000}'
+    await client.zadd(f"{base}repeat", {key: 1_700_000_000_000})
+    await client.hset(
+        f"{base}{job}", mapping={"name": "rep", "data": "{}", "opts": options, "timestamp": 1, "rjk": key}
+    )
+    await client.lpush(f"{base}wait", job)
+    assert await storage.claim("w", leases=LEASES, limit=1) == []
+    with pytest.raises(StorageError, match="repeatable job"):
+        await storage.claim("w", leases=LEASES, limit=1)
+    assert [job.id for job in (await storage.list(JobState.SCHEDULED)).jobs] == [job]
