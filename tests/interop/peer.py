@@ -123,6 +123,13 @@ async def node_peer(url: str, queue: str, prefix: str = "bull") -> AsyncIterator
 
 
 @asynccontextmanager
+async def bullmq_crew(package: str, url: str, queue: str) -> AsyncIterator[NodeProcess]:
+    """A Node process that adds and works jobs of the queue with this package, gone when the context ends."""
+    async with _running(NodeProcess, "bullmq_crew.mjs", package, url, queue) as process:
+        yield process
+
+
+@asynccontextmanager
 async def scheduler_peer(package: str, url: str, queue: str) -> AsyncIterator[NodeProcess]:
     """A Node process with this version of BullMQ on the queue, for job schedulers; gone when the context ends."""
     async with _running(NodeProcess, "scheduler_peer.mjs", package, url, queue) as peer:

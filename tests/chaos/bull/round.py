@@ -15,7 +15,7 @@ from typing import Any, Final
 from redis.asyncio import Redis
 
 from tests.chaos import ledger
-from tests.chaos.bull.crew import Crew, Place, crew_of
+from tests.chaos.bull.crew import Crew, Place, at_work, bull_crew
 from tests.chaos.bull.verdict import Verdict, judge, runs_of
 from tests.interop.bull_queue import DIALECTS, Ids
 from tests.interop.peer import BullPeer, bull_peer
@@ -125,7 +125,7 @@ async def run_round(version: str, *, jobs: int, kills: int, seed: str, lock_seco
         storage = BullStorage(place.url, QUEUE, dialect=place.dialect)
         await storage.connect()
         try:
-            async with bull_peer(version, place.url, QUEUE) as producer, crew_of(place, chance) as crew:
+            async with bull_peer(version, place.url, QUEUE) as producer, at_work(bull_crew(place, chance)) as crew:
                 waves = Round(place, chance, producer, storage)
                 await _wreak_havoc(waves, crew, chance, jobs, kills)
                 found = await _peace(place.url, waves.wanted)
