@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import Final, TypeAlias
 
 from workers.errors import LossReason, StorageError
-from workers.jobs import DROP, Claim, ErrorInfo, JobState, JobStatus, SettleOutcome, SettleStatus
+from workers.jobs import DROP, MESSAGE_CHARACTERS, Claim, ErrorInfo, JobState, JobStatus, SettleOutcome, SettleStatus
 from workers.storage.base import ANY_NAME
 from workers.storage.bullmq.codec import (
     KEEP_FIELD,
@@ -52,7 +52,10 @@ FIELDS: Final = (
 STATE_FIELDS: Final = ("opts", "finishedOn", "failedReason", "rjk", KEEP_FIELD, STOPPED_FIELD)
 """The fields that tell a job's state, and whether it belongs to a schedule."""
 STALLED_REASON_FIELD: Final = "defa"
-"""Set by BullMQ when a job stalled too often: the next claim must fail it with this reason."""
+"""Set by BullMQ when a job stalled too often, or a child failed it: the next claim must fail it with this reason."""
+STALLED_REASON: Final = "job stalled more than allowable limit"
+NEVER_RAN: Final = frozenset({"StalledError", "ChildFailedError"})
+"""The types of errors with which a claim fails a job that it does not run."""
 
 FOREVER_MS: Final = to_ms(FOREVER)
 
@@ -102,8 +105,8 @@ class BullMQRecord:
 
     @property
     def runs(self) -> int:
-        """The number of attempts that ran. Failing a job that stalled too often takes a claim too, but no run."""
-        gave_up = self.place == "failed" and self.error is not None and self.error.type == "StalledError"
+        """The number of attempts that ran. Failing a job that must not run takes a claim too, but no run."""
+        gave_up = self.place == "failed" and self.error is not None and self.error.type in NEVER_RAN
         return self.spent + (self.place == "active") - gave_up
 
     @property
@@ -223,11 +226,21 @@ def make_claim(reply: Reply, token: str, worker_id: str, leases: Mapping[str, ti
         priority=whole(fields.get("priority")),
         backoff=options.backoff,
         chain_index=options.chain_index,
-        stalled=_stalled(ended, stalls, options.max_attempts, gave_up=STALLED_REASON_FIELD in fields),
+        stalled=_deferred_failure(fields.get(STALLED_REASON_FIELD))
+        or _stalled(ended, stalls, options.max_attempts, gave_up=STALLED_REASON_FIELD in fields),
         key_id=raw,
         options=options,
         uncounted=whole(fields.get(UNCOUNTED_FIELD)),
     )
+
+
+def _deferred_failure(reason: str | None) -> ErrorInfo | None:
+    """Return why BullMQ wants the job failed without a run, in its words, if not because it stalled."""
+    if reason is None or reason == STALLED_REASON:
+        return None
+    by_child = reason.startswith("child ") and reason.endswith(" failed")
+    kind = "ChildFailedError" if by_child else "UnrecoverableError"
+    return ErrorInfo(type=kind, message=reason[:MESSAGE_CHARACTERS])
 
 
 def _stalled(ended: int, stalls: int, max_attempts: int, *, gave_up: bool) -> ErrorInfo | None:
@@ -277,9 +290,9 @@ def verdict(claim: Claim, found: BullMQRecord) -> SettleOutcome:
     Either its token settled the job before, or the claim is lost.
     """
     settled_here = found.fields.get(SETTLED_FIELD) == claim.token and found.place != "active"
-    # A release leaves no mark. But then the job waits as before this claim, and nobody has claimed it since.
+    # Neither a release nor a wait for children leaves a mark. But then nobody has claimed the job since this claim.
     released_here = (
-        found.place in ("waiting", "prioritized")
+        found.place in ("waiting", "prioritized", "waiting-children")
         and found.fields.get("pb") == claim.token
         and found.spent + 1 == claim.attempt
     )

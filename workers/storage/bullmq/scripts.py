@@ -32,7 +32,7 @@ SCRIPTS: Final = (
     *("addStandardJob", "addDelayedJob", "addPrioritizedJob"),
     *("moveToActive", "moveToFinished", "moveToDelayed", "moveJobFromActiveToWait", "extendLocks"),
     *("moveStalledJobsToWait", "getStateV2", "removeJob", "reprocessJob", "promote", "pause", "drain"),
-    *("cleanJobsInSet", "updateProgress"),
+    *("cleanJobsInSet", "updateProgress", "addParentJob", "moveToWaitingChildren"),
 )
 
 FRONTS: Final = {
@@ -42,6 +42,7 @@ FRONTS: Final = {
     "moveJobFromActiveToWait": "before_releasing",
     "moveStalledJobsToWait": "before_recovering",
     "extendLocks": "before_renewing",
+    "moveToWaitingChildren": "before_suspending",
 }
 """The Lua in front of a script of BullMQ, so that the script does not begin what it cannot end."""
 
@@ -55,61 +56,6 @@ if redis.call('GET', KEYS[5] .. ':lock') == ARGV[4] then
   redis.call('HDEL', KEYS[5], unpack(ARGV, 10))
   redis.call('XADD', KEYS[6], 'MAXLEN', '~', 10000, '*', 'event', 'continued', 'jobId', ARGV[3])
 end
-"""
-
-
-REMOVE_WAITING: Final = """
--- Remove waiting jobs that nothing else refers to: no flow, no job scheduler, no deduplication key, no claim.
--- KEYS: wait, completed, failed, delayed, prioritized, events, meta. ARGV[1]: prefix of the jobs' keys.
--- ARGV[2...]: ids. Answers those removed.
--- BullMQ's removeJob searches the list for each job; this walks it once for all, from the old end.
-local call, PAGE, GONE = redis.call, 1000, ''
-
-local function is_plain(id)
-  local job = ARGV[1] .. id
-  local found = call('HMGET', job, 'timestamp', 'rjk', 'parentKey', 'deid')
-  if not found[1] or found[2] or found[3] or found[4] then
-    return false
-  end
-  for at = 2, 5 do
-    if call('ZSCORE', KEYS[at], id) then
-      return false
-    end
-  end
-  return call('EXISTS', job .. ':lock', job .. ':dependencies', job .. ':processed', job .. ':failed',
-    job .. ':unsuccessful') == 0
-end
-
-local wanted, left = {}, 0
-for at = 2, #ARGV do
-  if not wanted[ARGV[at]] and is_plain(ARGV[at]) then
-    wanted[ARGV[at]], left = true, left + 1
-  end
-end
-
-local removed, stop = {}, call('LLEN', KEYS[1])
-while left > 0 and stop > 0 do
-  local start = math.max(stop - PAGE, 0)
-  local page = call('LRANGE', KEYS[1], start, stop - 1)
-  for at = #page, 1, -1 do
-    if wanted[page[at]] then
-      wanted[page[at]], left = nil, left - 1
-      call('LSET', KEYS[1], start + at - 1, GONE)
-      removed[#removed + 1] = page[at]
-    end
-  end
-  stop = start
-end
-
-if #removed > 0 then
-  call('LREM', KEYS[1], -#removed, GONE)
-  local kept = call('HGET', KEYS[7], 'opts.maxLenEvents') or 10000
-  for _, id in ipairs(removed) do
-    call('DEL', ARGV[1] .. id, ARGV[1] .. id .. ':logs')
-    call('XADD', KEYS[6], 'MAXLEN', '~', kept, '*', 'event', 'removed', 'jobId', id, 'prev', 'wait')
-  end
-end
-return removed
 """
 
 
@@ -146,7 +92,7 @@ def scripts() -> Mapping[str, BullMQScript]:
         "stop": packaged("moveToFinished", own("kinds", FRONTS["moveToFinished"], "before_stopping")),
         "cancelled": BullMQScript(joined(__package__, "cancelled"), 2),
         "continue": packaged("moveToDelayed", fronts["moveToDelayed"] + BEFORE_CONTINUING),
-        "removeWaiting": BullMQScript(REMOVE_WAITING, 7),
+        "removeWaiting": BullMQScript(joined(__package__, "remove_waiting"), 7),
         "guard": BullMQScript(own("kinds", "guarded", "quarantine", "guard"), 1),
     }
     return {name: packaged(name, fronts.get(name, "")) for name in SCRIPTS} | ours
@@ -174,6 +120,9 @@ class BullMQScripts:
         self._add_delayed = self._head("addDelayedJob", "marker", "meta", "id", "delayed", "completed", "events")
         prioritized = ("prioritized", "delayed", "completed", "active", "events", "pc")
         self._add_prioritized = self._head("addPrioritizedJob", "marker", "meta", "id", *prioritized)
+        self._add_parent = self._head(
+            "addParentJob", "meta", "id", "delayed", "waiting-children", "completed", "events"
+        )
         lists = ("completed", "failed", "delayed", "active", "wait", "paused", "waiting-children", "prioritized")
         self._state = self._head("getStateV2", *lists)
 
@@ -189,11 +138,28 @@ class BullMQScripts:
         """Return the key of the string that holds the token of a job's claim, and expires with its lease."""
         return f"{self.base}{raw}:lock"
 
-    def add(self, raw: str, name: str, data: str | bytes, options: Options, timestamp_ms: int) -> Command:
-        """Insert a job unless its hash exists; answers the id either way."""
-        packed = _pack([self.base, raw, name, timestamp_ms, None, None, None, None, None])
+    def add(
+        self,
+        raw: str,
+        name: str,
+        data: str | bytes,
+        options: Options,
+        timestamp_ms: int,
+        *,
+        parent: Options | None = None,
+        awaits: bool = False,
+    ) -> Command:
+        """Insert a job unless its hash exists; answers the id either way.
+
+        `parent` is what a child keeps of its parent, with `id` and `queueKey`; a job that exists becomes its child.
+        With `awaits` the job waits for its children.
+        """
+        key = None if parent is None else f"{parent['queueKey']}:{parent['id']}"
+        packed = _pack([self.base, raw, name, timestamp_ms, key, key and f"{key}:dependencies", parent, None, None])
         head = self._add
-        if options.get("delay"):
+        if awaits:
+            head = self._add_parent
+        elif options.get("delay"):
             head = self._add_delayed
         elif options.get("priority"):
             head = self._add_prioritized
@@ -288,6 +254,12 @@ class BullMQScripts:
         head = self._head("moveJobFromActiveToWait", "active", "wait", "stalled", "paused", "meta", "limiter")
         keys = self._named("prioritized", "marker", "events")
         return (*head, *keys, raw, token, self.base + raw), self.mark()
+
+    def suspend(self, raw: str, token: str, now_ms: int) -> Command:
+        """Let an active job wait for its children; answers 0, 1 if none is unfinished, or an error code."""
+        key = self.base + raw
+        head = (*self._head("moveToWaitingChildren", "active", "waiting-children"), key, f"{key}:dependencies")
+        return (*head, f"{key}:unsuccessful", *self._named("stalled", "events"), token, "", now_ms, raw, self.base)
 
     def mark(self, member: str = READY_MARKER, due_ms: float = 0) -> Command:
         """Wake one waiter."""
