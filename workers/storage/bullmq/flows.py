@@ -171,9 +171,7 @@ class _Insertion:
             raise StorageError(f"job {node.job.id!r} of queue {node.queue!r} is the child of another job")
         if not _is_new(found):
             return [] if parent is None else [_adding(node, place, parent)]
-        # Still linked, the removal could set the parent free, which waits for the new generation.
-        unlinked: list[Command] = [] if parent is None else [("HDEL", place.key, "parentKey", "parent")]
-        gone = [*unlinked, *lua.remove(place.raw), ("ZREM", lua[CANCELLED], place.raw)] if found.fields else []
+        gone = [*lua.remove(place.raw), ("ZREM", lua[CANCELLED], place.raw)] if found.fields else []
         return [*gone, ("DEL", place.queue.tombstone(place.raw)), _adding(node, place, parent)]
 
     def value_of(self, at: int) -> Command:
