@@ -27,8 +27,8 @@ class FlowJob(JobSpec):
     left out. So a flow whose jobs have ids may be enqueued again.
 
     `queue` is the name of a queue on the same server (default: the queue on which the flow is enqueued). `on_failure`
-    says what the parent does when this job has failed for good (default: it waits until the job was retried, and has
-    completed). A delay of a job with children begins when they have ended.
+    says what the parent does when this job has failed for good (default: it waits, see `ChildFailure`). A delay of a
+    job with children begins when they have ended.
     """
 
     queue: str | None = None

@@ -13,7 +13,8 @@ from workers.jobs.job import NewJob
 class ChildFailure(StrEnum):
     """What the final failure of a child means for its parent; the values are the options of BullMQ.
 
-    Without one of them the parent waits until somebody has retried the child, and it has completed.
+    Without one of them the parent waits until somebody has retried the child, and it has completed, or until the
+    child's record is over: then nobody waits for it any more.
 
     `fail_parent`: the parent fails too, without a run of its own. `continue_parent`: the parent runs at once, though
     other children may be unfinished. `ignore`: the parent waits for the others, and is told of the failure. `remove`:

@@ -122,12 +122,20 @@ class _Insertion:
     @property
     def commands(self) -> list[Command]:
         """The commands whose replies `decide` takes."""
-        commands = [] if self._top is None else [*reading(self._top.queue.lua, self._top.raw)]
+        commands = [*self._checks]
+        if self._top is not None:
+            commands += reading(self._top.queue.lua, self._top.raw)
         for node, place in zip(self.nodes, self._places, strict=True):
             commands += reading(place.queue.lua, place.raw, _FIELDS)
             if self._top is not None and node.parent is None:
                 commands += self._top.asks_for(place)
         return commands
+
+    @property
+    def _checks(self) -> list[Command]:
+        """The commands that fail if a queue is damaged; one for each."""
+        queues = {place.queue.lua.base: place.queue for place in self._places}
+        return [queue.lua.fit_for_flows() for queue in queues.values()]
 
     def decide(self, replies: Sequence[Reply]) -> list[Command]:
         """Return the commands that insert the flow, and set `results`.
@@ -136,7 +144,7 @@ class _Insertion:
             LeaseLost: the claim does not hold the running job.
             StorageError: a job of the flow is the child of another job.
         """
-        unread = iter(replies)
+        unread = islice(replies, len(self._checks), None)
         if self._top is not None:
             self._check_held(record(self._top.raw, [*islice(unread, _READS)], self._top.queue.now_ms()))
         self.results = []

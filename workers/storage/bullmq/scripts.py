@@ -85,7 +85,8 @@ def packaged(name: str, before: str = "") -> BullMQScript:
 def scripts() -> Mapping[str, BullMQScript]:
     """Return every script that this storage calls, by BullMQ's name for it.
 
-    `continue` and `stop` are ours in front of one of them; `removeWaiting`, `guard` and `cancelled` are ours.
+    `continue` and `stop` are ours in front of one of them; `removeWaiting`, `guard`, `fitForFlows` and `cancelled` are
+    ours.
     """
     fronts = {name: own("kinds", front) for name, front in FRONTS.items()}
     ours = {
@@ -94,6 +95,7 @@ def scripts() -> Mapping[str, BullMQScript]:
         "continue": packaged("moveToDelayed", fronts["moveToDelayed"] + BEFORE_CONTINUING),
         "removeWaiting": BullMQScript(joined(__package__, "remove_waiting"), 7),
         "guard": BullMQScript(own("kinds", "guarded", "quarantine", "guard"), 1),
+        "fitForFlows": BullMQScript(own("kinds", "fit_for_flows"), 1),
     }
     return {name: packaged(name, fronts.get(name, "")) for name in SCRIPTS} | ours
 
@@ -171,6 +173,10 @@ class BullMQScripts:
         Answers `[[raw id, why, ...], damage or ""]`. With -1 it also sets aside keys that are in the way of the queue.
         """
         return (*self._head("guard", "wait"), self.base, now_ms, claims)
+
+    def fit_for_flows(self) -> Command:
+        """Answer an error if a key is in the way of a job that is inserted with its parent or children."""
+        return (*self._head("fitForFlows", "wait"), self.base)
 
     def claim(self, token: str, lock_ms: int, now_ms: int) -> Command:
         """Make the next job active; answers `[fields, id, 0, 0]`, or `[0, 0, rate limit ms, next delayed ms]`.

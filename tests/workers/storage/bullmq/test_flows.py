@@ -22,7 +22,9 @@ from workers import (
     LeaseLost,
     LossReason,
     Queue,
+    StorageDamaged,
     StorageError,
+    StorageUnavailable,
     WaitForChildren,
     Worker,
     WorkerEventKind,
@@ -109,6 +111,8 @@ async def test_what_a_failure_means_for_the_parent(storage: BullMQStorage, parts
         assert await state(storage, name) is (JobState.QUEUED if runs else JobState.SCHEDULED)
         await complete(parts)
         assert await state(storage, name) is (JobState.SCHEDULED if on_failure is None else JobState.QUEUED)
+    await parts.remove(["NONE-bad"])
+    assert await state(storage, "NONE") is JobState.QUEUED
     found = {}
 
     async def look(job: Job) -> None:
@@ -118,9 +122,10 @@ async def test_what_a_failure_means_for_the_parent(storage: BullMQStorage, parts
 
     recorder = Recorder()
     async with running(Worker(storage, {"*": look}, observers=[recorder])):
-        await recorder.seen(WorkerEventKind.COMPLETED, 3)
+        await recorder.seen(WorkerEventKind.COMPLETED, 4)
         await recorder.seen(WorkerEventKind.FAILED)
-    assert found == {"CONTINUE_PARENT": {"CONTINUE_PARENT-bad": "no"}, "IGNORE": {"IGNORE-bad": "no"}, "REMOVE": {}}
+    ignored = {name: {f"{name}-bad": "no"} for name in ("CONTINUE_PARENT", "IGNORE")}
+    assert found == {**ignored, "REMOVE": {}, "NONE": {}}
     gone = await status(storage, "FAIL_PARENT")
     assert gone.last_error is not None
     reason = f"child bull:{parts.queue}:FAIL_PARENT-bad failed"
@@ -261,6 +266,29 @@ async def test_impossible_flows_are_refused(parts: BullMQStorage, queue: Queue) 
     assert len(largest.children) == MAX_FLOW_JOBS - 1
 
 
+async def test_a_damaged_queue_gets_no_half_of_a_flow(
+    storage: BullMQStorage, parts: BullMQStorage, queue: Queue, client: Any
+) -> None:
+    """A key in the way of either queue is named, and nothing is inserted in the other."""
+    tree = FlowJob(payload=None, id="whole", children=[part(parts, "a")])
+    for damaged in (f"bull:{storage.queue}:waiting-children", f"bull:{parts.queue}:wait"):
+        await client.set(damaged, "x")
+        with pytest.raises(StorageDamaged, match=damaged):
+            await queue.enqueue_flow(tree)
+        await client.delete(damaged)
+        assert await client.exists(f"bull:{storage.queue}:whole", f"bull:{parts.queue}:a") == 0
+    await queue.enqueue_flow(tree)
+    await complete(parts)
+    held = await claim_one(storage)
+    await client.set(f"bull:{storage.queue}:waiting-children", "x")
+    await storage.enqueue_flow(children_of(parts, "b"), held)
+    with pytest.raises(StorageUnavailable, match="waiting-children"):
+        await storage.settle([Suspended(claim=held)])
+    await storage.repair()
+    [outcome] = await storage.settle([Suspended(claim=held)])
+    assert outcome.status is SettleStatus.APPLIED
+
+
 # Waiting for children
 
 
@@ -293,6 +321,26 @@ async def test_nobody_waits_for_children_that_have_ended(storage: BullMQStorage)
     assert ended.state is JobState.FAILED
     assert ended.last_error is not None
     assert ended.last_error.message == "it waited 100 times in a row for children, and none was unfinished"
+
+
+async def test_a_failed_flow_is_retried(storage: BullMQStorage, parts: BullMQStorage, queue: Queue) -> None:
+    """Its child first, and then the parent, which waits for the child again."""
+    children = [part(parts, "bad", ChildFailure.FAIL_PARENT)]
+    await queue.enqueue_flow(FlowJob(payload=None, id="whole", children=children))
+    await fail(parts)
+    await fail(storage)
+    assert (await parts.retry(["bad"]), await storage.retry(["whole"])) == (1, 1)
+    recorder = Recorder()
+
+    async def wait(job: Job) -> object:
+        await job.wait_for_children()
+        return [*(await job.children()).completed.values()]
+
+    async with running(Worker(storage, {"*": wait}, observers=[recorder])):
+        await recorder.seen(WorkerEventKind.SUSPENDED)
+        await complete(parts, b"7")
+        await recorder.seen(WorkerEventKind.COMPLETED)
+    assert await queue.get_result("whole") == [7]
 
 
 async def test_a_lost_job_gets_no_children(storage: BullMQStorage, parts: BullMQStorage) -> None:
@@ -423,3 +471,13 @@ async def test_a_reason_that_bullmq_gives_is_kept(storage: BullMQStorage, client
     assert read["other"] == ("UnrecoverableError", reasons["other"][:2_000])
     assert read["stall"][0] == "StalledError"
     assert "vanished" in read["stall"][1]
+
+
+async def test_draining_removes_what_waits_for_children_here(
+    storage: BullMQStorage, parts: BullMQStorage, queue: Queue
+) -> None:
+    """A parent goes with its last child; one whose children wait in another queue is left for them."""
+    await queue.enqueue_flow(FlowJob(payload=None, id="here", children=[FlowJob(payload=None, id="a")]))
+    await queue.enqueue_flow(FlowJob(payload=None, id="spread", children=[part(parts, "b")]))
+    assert await storage.drain() == 2
+    assert [one.id for one in (await storage.list(JobState.SCHEDULED)).jobs] == ["spread"]
