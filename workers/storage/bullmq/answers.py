@@ -15,7 +15,7 @@ NOT_HELD: Final = frozenset({-1, -2, -6})
 NOT_ACTIVE: Final = -3
 NO_CHILD_LEFT: Final = 1
 """The answer to a job that wants to wait for its children, when none of them is unfinished."""
-REFUSALS: Final = {-4: "the job waits for its children in a flow", -9: "a child of the job in a flow has failed"}
+REFUSALS: Final = {-4: "children of the job in a flow are unfinished", -9: "a child of the job in a flow has failed"}
 
 
 def code_outcome(code: Reply) -> SettleOutcome | None:

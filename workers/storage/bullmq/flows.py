@@ -4,11 +4,15 @@ Theory of operation. A flow is inserted by BullMQ's own scripts in one transacti
 of every job in it. What BullMQ's scripts would answer with a number, and go on, is looked for before: a child that has
 another parent, an id that has a job. A child that has completed before is linked last: linked first, it would set a new
 parent free that has no other child yet.
+
+To find a job's state BullMQ walks the list of those that wait. So before the transaction a look tells which of the jobs
+exist at all, and the state of the others is not asked for. If one of those has appeared meanwhile, everything begins
+anew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
@@ -21,9 +25,9 @@ from workers.storage.bullmq.codec import encode_id, encode_options
 from workers.storage.bullmq.jobs import NO_ORDERING_KEYS
 from workers.storage.bullmq.record import STATE_FIELDS, BullMQRecord, loss, reading, record, still_holds
 from workers.storage.bullmq.scripts import CANCELLED, BullMQScripts
-from workers.storage.bullmq.server import Reply
+from workers.storage.bullmq.server import Contended, Reply
 from workers.storage.on_redis.node_values import decode_bytes, encode_bytes
-from workers.storage.on_redis.server import Command
+from workers.storage.on_redis.server import ROUNDS, Command
 from workers.storage.rules import REDIS_VALUE_BYTES, STARTS_ANEW, refuse_deduplication
 
 _FIELDS: Final = (*STATE_FIELDS, "parentKey")
@@ -76,15 +80,23 @@ class Flows:
         places = self._places(nodes)
         if top is not None and top.key in {place.key for place in places}:
             raise ValueError(f"job {nodes[0].job.id!r} cannot be its own child")
-        insertion = _Insertion(nodes, places, top, claim)
-        await self._queue.server.transact(insertion.watched, insertion.commands, insertion.decide)
-        return await self._with_values(insertion)
+        for _ in range(ROUNDS):
+            insertion = _Insertion(nodes, places, top, claim, await self._existing(places))
+            if top is not None or not await insertion.is_done():
+                await self._queue.server.transact(insertion.watched, insertion.commands, insertion.decide)
+            if not insertion.surprised:
+                return await self._with_values(insertion)
+        raise Contended(f"other clients added jobs of the same flow {ROUNDS} times in a row")
 
     def _places(self, nodes: Sequence[FlowNode]) -> list[FlowPlace]:
         queues = {self._name: self._queue}
         for name in {node.queue for node in nodes} - {self._name}:
             queues[name] = QueueAccess(self._queue.server, BullMQScripts(name, self._prefix))
         return [FlowPlace(queue=queues[node.queue], raw=encode_id(node.job.id)) for node in nodes]
+
+    async def _existing(self, places: Sequence[FlowPlace]) -> set[int]:
+        replies = await self._queue.server.run([("EXISTS", place.key) for place in places])
+        return {at for at, reply in enumerate(replies) if reply}
 
     async def _with_values(self, insertion: _Insertion) -> list[EnqueueResult | None]:
         """Return the outcomes, with the results of jobs that have completed."""
@@ -106,13 +118,30 @@ class _Insertion:
     """One flow on its way into its queues; `top` is the running job that gets it as further children."""
 
     def __init__(
-        self, nodes: Sequence[FlowNode], places: Sequence[FlowPlace], top: FlowPlace | None, claim: Claim | None
+        self,
+        nodes: Sequence[FlowNode],
+        places: Sequence[FlowPlace],
+        top: FlowPlace | None,
+        claim: Claim | None,
+        existing: Container[int],
     ) -> None:
         self.nodes = nodes
         self._places = places
         self._top = top
         self._claim = claim
+        self._existing = existing
         self.results: list[EnqueueResult | None] = []
+        self.surprised = False
+        """Whether a job exists that did not at the look before."""
+
+    async def is_done(self) -> bool:
+        """Tell whether the root of a tree stays as it is, and so all of the tree; then `results` are set."""
+        root = self._places[0]
+        found = (await root.queue.records([root.raw], root.queue.now_ms()))[0] if 0 in self._existing else None
+        if found is None or _is_new(found):
+            return False
+        self.results = [_result(self.nodes[0], found), *[None] * (len(self.nodes) - 1)]
+        return True
 
     @property
     def watched(self) -> list[str]:
@@ -125,8 +154,9 @@ class _Insertion:
         commands = [*self._checks]
         if self._top is not None:
             commands += reading(self._top.queue.lua, self._top.raw)
-        for node, place in zip(self.nodes, self._places, strict=True):
-            commands += reading(place.queue.lua, place.raw, _FIELDS)
+        for at, (node, place) in enumerate(zip(self.nodes, self._places, strict=True)):
+            known = at in self._existing
+            commands += reading(place.queue.lua, place.raw, _FIELDS) if known else [("EXISTS", place.key)]
             if self._top is not None and node.parent is None:
                 commands += self._top.asks_for(place)
         return commands
@@ -147,17 +177,24 @@ class _Insertion:
         unread = islice(replies, len(self._checks), None)
         if self._top is not None:
             self._check_held(record(self._top.raw, [*islice(unread, _READS)], self._top.queue.now_ms()))
-        self.results = []
+        self.results, self.surprised = [], False
         commands: list[Command] = []
         late: list[Command] = []
-        for node, place in zip(self.nodes, self._places, strict=True):
-            found = record(place.raw, [*islice(unread, _READS)], place.queue.now_ms(), _FIELDS)
+        for at, (node, place) in enumerate(zip(self.nodes, self._places, strict=True)):
+            found = self._found(at, unread)
             known = [*islice(unread, _READS)] if self._top is not None and node.parent is None else []
             result = None if self._is_left_out(node) else _known(node, known) or _result(node, found)
             self.results.append(result)
             if result is not None and not any(known):
                 (late if found.state is JobState.COMPLETED else commands).extend(self._link(node, place, found))
-        return [*commands, *late]
+        return [] if self.surprised else [*commands, *late]
+
+    def _found(self, at: int, unread: Iterator[Reply]) -> BullMQRecord:
+        place = self._places[at]
+        if at in self._existing:
+            return record(place.raw, [*islice(unread, _READS)], place.queue.now_ms(), _FIELDS)
+        self.surprised = self.surprised or bool(next(unread))
+        return record(place.raw, ([None] * len(_FIELDS), "unknown", None, None), place.queue.now_ms(), _FIELDS)
 
     def _check_held(self, found: BullMQRecord) -> None:
         assert self._claim is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -31,8 +32,11 @@ from workers import (
 )
 from workers.flows import MAX_FLOW_JOBS, flatten
 from workers.jobs import CancelResult, Completed, Failed, FlowNode, Released, SettleStatus, Suspended
+from workers.middlewares import measure_attempts
+from workers.middlewares.outcome import Outcome
 from workers.specs import new_job
 from workers.storage.bullmq import BullMQStorage
+from workers.testing import faulty
 from workers.testing.steps import PATIENCE, claim_one, job, state, status
 from workers.worker.handlers import Job
 
@@ -59,6 +63,16 @@ def children_of(parts: BullMQStorage, *ids: str, on_failure: ChildFailure | None
     """Further children of a running job, as a storage takes them."""
     specs = [part(parts, job_id, on_failure) for job_id in ids]
     return flatten(specs, parts.queue, partial(new_job, serde=JsonSerde()), further=True)
+
+
+class Outcomes:
+    """The outcomes of attempts, in the order of their ends."""
+
+    def __init__(self) -> None:
+        self.seen: list[Outcome] = []
+
+    def observe(self, name: str, outcome: Outcome, seconds: float) -> None:
+        self.seen.append(outcome)
 
 
 async def fail(storage: BullMQStorage) -> None:
@@ -136,8 +150,10 @@ async def test_what_a_failure_means_for_the_parent(storage: BullMQStorage, parts
 async def test_children_are_added_and_waited_for_while_the_job_runs(
     storage: BullMQStorage, parts: BullMQStorage
 ) -> None:
-    """The run ends uncounted and is repeated when they have ended; what it adds again is not added again."""
-    recorder = Recorder()
+    """The run ends uncounted and is repeated when they have ended, whichever replies are lost; none is added twice."""
+    recorder, outcomes = Recorder(), Outcomes()
+    shaky, faults = faulty(storage)
+    faults.replies_lost["settle"] = faults.duplicated["enqueue_flow"] = 1
     answers = []
 
     async def split(job: Job) -> object:
@@ -150,13 +166,15 @@ async def test_children_are_added_and_waited_for_while_the_job_runs(
         return job.payload
 
     await storage.enqueue([job("whole", max_attempts=1)])
-    async with running(Worker(storage, {"*": split}, observers=[recorder])):
+    worker = Worker(shaky, {"*": split}, observers=[recorder], middlewares=[measure_attempts(outcomes)])
+    async with running(worker):
         await recorder.seen(WorkerEventKind.SUSPENDED)
         assert (await status(storage, "whole")).attempt == 0
         async with running(Worker(parts, {"*": work})):
             await recorder.seen(WorkerEventKind.COMPLETED)
     assert await Queue(storage).get_result("whole") == ["whole-0", "whole-1", "whole-2"]
-    assert answers == [[EnqueueStatus.QUEUED] * 3, [EnqueueStatus.COMPLETED] * 3]
+    assert answers == [[EnqueueStatus.DUPLICATE] * 3, [EnqueueStatus.COMPLETED] * 3]
+    assert outcomes.seen == [Outcome.SUSPENDED, Outcome.COMPLETED]
     assert (await status(storage, "whole")).attempt == 1
 
 
@@ -264,6 +282,23 @@ async def test_impossible_flows_are_refused(parts: BullMQStorage, queue: Queue) 
     assert sum((await queue.counts()).values()) == sum((await parts.counts()).values()) == 0
     largest = await queue.enqueue_flow(FlowJob(payload=None, children=some[1:]))
     assert len(largest.children) == MAX_FLOW_JOBS - 1
+
+
+async def test_many_producers_insert_a_flow_once(redis_url: str, storage: BullMQStorage, parts: BullMQStorage) -> None:
+    """One inserts it and the others are told so; of flows with a job in common one gets that, the others nothing."""
+    async with AsyncExitStack() as stack:
+        producers = [Queue(BullMQStorage(redis_url, storage.queue)) for _ in range(10)]
+        for producer in producers:
+            await stack.enter_async_context(producer)
+        same = FlowJob(payload=None, id="same", children=[part(parts, f"same-{number}") for number in range(5)])
+        told = await asyncio.gather(*(producer.enqueue_flow(same) for producer in producers))
+        assert sorted(one.status for one in told) == [EnqueueStatus.DUPLICATE] * 9 + [EnqueueStatus.QUEUED]
+        rivals = [FlowJob(payload=None, id=f"rival-{n}", children=[part(parts, "shared")]) for n in range(10)]
+        tries = [producer.enqueue_flow(rival) for producer, rival in zip(producers, rivals, strict=True)]
+        answers = await asyncio.gather(*tries, return_exceptions=True)
+    assert sum(isinstance(answer, StorageError) for answer in answers) == 9
+    counts, below = await storage.counts(), await parts.counts()
+    assert (counts[JobState.SCHEDULED], below[JobState.QUEUED]) == (2, 6)
 
 
 async def test_a_damaged_queue_gets_no_half_of_a_flow(
