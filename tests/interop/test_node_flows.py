@@ -56,6 +56,18 @@ def child(job_id: str, data: dict[str, Any], **opts: object) -> dict[str, Any]:
     return {"data": data, "opts": {"jobId": job_id, **opts}}
 
 
+def part(
+    parts: BullMQStorage,
+    job_id: str,
+    payload: dict[str, object],
+    *,
+    on_failure: ChildFailure | None = None,
+    priority: int = 0,
+) -> FlowJob:
+    """A child as we take it."""
+    return FlowJob(payload=payload, id=job_id, name="part", queue=parts.queue, on_failure=on_failure, priority=priority)
+
+
 async def test_our_workers_run_a_flow_of_node(whole: BullMQStorage, parts: BullMQStorage, node: FlowPeer) -> None:
     """A parent gets the results of its children; one that fails with its child says of which, as in Node."""
     await node.add(node_tree(whole, parts, "sum", child("a", {"n": 1}), child("b", {"n": 2})))
@@ -90,22 +102,10 @@ async def test_our_workers_run_a_flow_of_node(whole: BullMQStorage, parts: BullM
 async def test_node_runs_our_flow(whole: BullMQStorage, parts: BullMQStorage, node: FlowPeer, redis_url: str) -> None:
     """To Node it is a flow of its own, field by field; we read the results, and the reason of a failed parent."""
     queue = Queue(whole, max_attempts=1)
-    good = [FlowJob(payload={"result": n}, id=f"good-{n}", name="part", queue=parts.queue, priority=n) for n in (1, 2)]
-    some = FlowJob(
-        payload={"error": "so what"},
-        id="ignored",
-        name="part",
-        queue=parts.queue,
-        on_failure=ChildFailure.IGNORE,
-    )
+    good = [part(parts, f"good-{n}", {"result": n}, priority=n) for n in (1, 2)]
+    some = part(parts, "ignored", {"error": "so what"}, on_failure=ChildFailure.IGNORE)
     await queue.enqueue_flow(FlowJob(payload={}, id="whole", name="whole", children=[*good, some]))
-    bad = FlowJob(
-        payload={"error": "no"},
-        id="bad",
-        name="part",
-        queue=parts.queue,
-        on_failure=ChildFailure.FAIL_PARENT,
-    )
+    bad = part(parts, "bad", {"error": "no"}, on_failure=ChildFailure.FAIL_PARENT)
     await queue.enqueue_flow(FlowJob(payload={}, id="doomed", name="whole", children=[bad]))
 
     keep = {"attempts": 1, "removeOnComplete": {"age": 3600}, "removeOnFail": {"age": 3600}}
@@ -141,15 +141,16 @@ async def test_children_added_while_a_job_runs(whole: BullMQStorage, parts: Bull
 
     async def split(job: Job) -> object:
         if job.name == "ours":
-            await job.add_children([FlowJob(payload={"result": 3}, id="3", queue=parts.queue, name="part")])
+            added = part(parts, "3", {"result": 3}, on_failure=ChildFailure.IGNORE)
+            await job.add_children([added])
         await job.wait_for_children()
         return {child.id: value for child, value in (await job.children()).completed.items()}
 
     async def work(job: Job) -> object:
         return job.payload
 
-    added = [{"queue": parts.queue, "name": "part", "id": f"part-{n}", "data": n} for n in (1, 2)]
-    await queue.enqueue({"add": added}, id="theirs", name="theirs")
+    children = [{"queue": parts.queue, "name": "part", "id": f"part-{n}", "data": n} for n in (1, 2)]
+    await queue.enqueue({"add": children}, id="theirs", name="theirs")
     await node.step(whole.queue)
     assert (await node.read(whole.queue, "theirs"))["state"] == "waiting-children"
     async with running(Worker(whole, {"*": split}, observers=[recorder]), Worker(parts, {"part": work})):

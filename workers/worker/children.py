@@ -9,13 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Final
 
 from workers.errors import WaitForChildren
 from workers.flows import Children, EnqueuedFlow, FlowJob, answers, flatten
-from workers.jobs import Claim
+from workers.jobs import ChildFailure, Claim
 from workers.serde import Serde
 from workers.specs import new_job
 from workers.storage.base import FlowStorage
+
+LASTING: Final = frozenset({ChildFailure.FAIL_PARENT, ChildFailure.CONTINUE_PARENT, ChildFailure.IGNORE})
+"""What leaves a trace of a failed child at its parent, whatever becomes of the child's record.
+
+Without a trace a later run would add the child again, and so on without end.
+"""
 
 
 class OwnChildren:
@@ -44,8 +51,9 @@ class OwnChildren:
     async def add(self, children: Sequence[FlowJob]) -> list[EnqueuedFlow]:
         """See `Job.add_children`."""
         for child in children:
-            if child.id is None:
-                raise ValueError(f"a child of job {self._claim.job_id!r} needs an id, by which a later run finds it")
+            if child.id is None or child.on_failure not in LASTING:
+                parent = self._claim.job_id
+                raise ValueError(f"a child of running job {parent!r} needs an id, and `on_failure` other than REMOVE")
         make = partial(new_job, serde=self._payload_serde)
         nodes = flatten(children, self._storage.queue, make, further=True)
         return answers(nodes, await self._storage.enqueue_flow(nodes, self._claim), self._result_serde.loads)

@@ -217,13 +217,13 @@ class Job:
     async def add_children(self, children: Sequence[FlowJob]) -> list[EnqueuedFlow]:
         """Enqueue further children of the running job, with those below them: up to 1 000 jobs, all of them or none.
 
-        Each needs an id. One that the job has among its children already, from an earlier run, is not added again.
-        A field that is None takes the default of `NewJob`. See `wait_for_children`, and `Queue.enqueue_flow` for what
-        else it raises.
+        Each needs an id, and an `on_failure` other than `REMOVE`. One that the job has among its children already, from
+        an earlier run, is not added again. A field that is None takes the default of `NewJob`. See `wait_for_children`,
+        and `Queue.enqueue_flow` for what else it raises.
 
         Raises:
             Unsupported: the storage has no `limits.flows`.
-            ValueError: a child without an id.
+            ValueError: a child without an id, or without `on_failure`.
             LeaseLost: another worker has the job by now, so nothing was added.
         """
         return await self.run.children().add(children)

@@ -157,7 +157,10 @@ async def test_children_are_added_and_waited_for_while_the_job_runs(
     answers = []
 
     async def split(job: Job) -> object:
-        children = [part(parts, f"{job.id}-{number}") for number in range(3)]
+        for impossible in (part(parts, "a", ChildFailure.REMOVE), part(parts, "b"), FlowJob(payload=None)):
+            with pytest.raises(ValueError, match="needs an id"):
+                await job.add_children([impossible])
+        children = [part(parts, f"{job.id}-{number}", ChildFailure.IGNORE) for number in range(3)]
         answers.append([one.status for one in await job.add_children(children)])
         await job.wait_for_children()
         return sorted((await job.children()).completed.values())
@@ -415,7 +418,8 @@ async def test_a_running_parent_fails_with_its_child(storage: BullMQStorage, par
     recorder, seen = Recorder(), []
 
     async def parent(job: Job) -> None:
-        await job.add_children([part(parts, f"{job.id}-bad", ChildFailure.FAIL_PARENT), part(parts, f"{job.id}-left")])
+        fatal, mild = ChildFailure.FAIL_PARENT, ChildFailure.IGNORE
+        await job.add_children([part(parts, f"{job.id}-bad", fatal), part(parts, f"{job.id}-left", mild)])
         await fail(parts)
         await complete(parts)
         seen.append((await job.children()).failed)
@@ -439,7 +443,7 @@ async def test_a_stop_gives_back_a_job_that_has_children(storage: BullMQStorage,
     added = asyncio.Event()
 
     async def stopped(job: Job) -> None:
-        await job.add_children([part(parts, "a")])
+        await job.add_children([part(parts, "a", ChildFailure.IGNORE)])
         added.set()
         await asyncio.Event().wait()
 
