@@ -413,6 +413,19 @@ async def test_a_job_that_waits_for_children_is_cancelled(storage: BullMQStorage
     assert await state(storage, "whole") is JobState.CANCELLED
 
 
+async def test_a_running_parent_is_not_completed_from_outside(storage: BullMQStorage, parts: BullMQStorage) -> None:
+    """BullMQ would refuse half-way, and leave the job locked for ever; once its children have ended it works."""
+    await storage.enqueue([job("whole")])
+    held = await claim_one(storage)
+    await storage.enqueue_flow(children_of(parts, "a"), held)
+    with pytest.raises(StorageError, match="children"):
+        await storage.complete("whole", b"1")
+    assert (await storage.renew([held])).lost == {}
+    await complete(parts)
+    assert await storage.complete("whole", b"1") is JobState.PROCESSING
+    assert await state(storage, "whole") is JobState.COMPLETED
+
+
 async def test_a_running_parent_fails_with_its_child(storage: BullMQStorage, parts: BullMQStorage) -> None:
     """Neither its result nor its wait counts any more, and the error says so; a handler can see it before."""
     recorder, seen = Recorder(), []
