@@ -5,6 +5,7 @@ from workers.checks import new_id
 from workers.clock import Clock, ManualClock, SystemClock
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import (
+    ChildFailedError,
     CorruptPayloadError,
     ForeignLoop,
     HandlerTimeout,
@@ -26,11 +27,15 @@ from workers.errors import (
     UnknownJobError,
     UnrecoverableError,
     Unsupported,
+    WaitForChildren,
     WorkersError,
 )
+from workers.flows import Children, EnqueuedFlow, FlowJob
 from workers.jobs import (
     DROP,
     CancelResult,
+    ChildFailure,
+    ChildId,
     Claim,
     EnqueueStatus,
     ErrorInfo,
@@ -61,6 +66,10 @@ __all__ = [
     "AttemptContext",
     "CancelResult",
     "Chain",
+    "ChildFailedError",
+    "ChildFailure",
+    "ChildId",
+    "Children",
     "Claim",
     "Clock",
     "ConditionalKvStore",
@@ -72,8 +81,10 @@ __all__ = [
     "EnqueueOptions",
     "EnqueueStatus",
     "Enqueued",
+    "EnqueuedFlow",
     "EnqueuedTasks",
     "ErrorInfo",
+    "FlowJob",
     "ForeignLoop",
     "Handler",
     "HandlerTimeout",
@@ -125,6 +136,7 @@ __all__ = [
     "UnknownJobError",
     "UnrecoverableError",
     "Unsupported",
+    "WaitForChildren",
     "Worker",
     "WorkerEvent",
     "WorkerEventKind",

@@ -122,6 +122,13 @@ class Snooze(Retry):
         super().__init__(reason, delay=delay, at=at, counted=False)
 
 
+class WaitForChildren(WorkersError):
+    """Raised by a handler, through `Job.wait_for_children`: run the job again when its children have ended.
+
+    The attempt is not counted.
+    """
+
+
 class UnrecoverableError(WorkersError):
     """Raised by a handler: fail the job now, whatever attempts are left.
 
@@ -144,6 +151,10 @@ class UnrecoverableError(WorkersError):
 
 class UnknownJobError(UnrecoverableError):
     """No handler is registered for the job's name."""
+
+
+class ChildFailedError(UnrecoverableError):
+    """A child of the job failed for good, and was added so that its parent fails with it."""
 
 
 class CorruptPayloadError(UnrecoverableError):

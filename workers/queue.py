@@ -13,15 +13,15 @@ from typing import Final, Self, Unpack
 
 from workers.batching import Batcher
 from workers.chains import Chain
-from workers.checks import new_id
 from workers.errors import ForeignLoop, JobEndedError, JobGoneError, Unsupported, WorkersError
+from workers.flows import EnqueuedFlow, FlowJob, answers, flatten
 from workers.homes import AtLoopEnd, Home
 from workers.jobs import CancelResult, EnqueueResult, JobState, JobStatus, NewJob
 from workers.management import Management
 from workers.retry import RetryPolicy
-from workers.serde import Encoded, JsonSerde, Serde
-from workers.specs import DEFAULT_NAME, Enqueued, JobOptions, JobSpec, as_delay, as_ttl
-from workers.storage.base import ANY_NAME, Joinable, OfOneLoop, Storage
+from workers.serde import JsonSerde, Serde
+from workers.specs import DEFAULT_NAME, Enqueued, JobOptions, JobSpec, as_ttl, new_job
+from workers.storage.base import ANY_NAME, FlowStorage, Joinable, OfOneLoop, Storage
 from workers.waiting import check_timeout, end_of, result_of, wait_for_end
 from workers.worker import Worker
 from workers.worker.events import Observer
@@ -137,6 +137,22 @@ class Queue:
         if not isinstance(self.storage, Joinable):
             raise Unsupported(f"{self.storage!r} cannot join a transaction; enqueue after it has committed")
         return [self._decoded(result) for result in self.storage.enqueue_on(jobs, connection)]
+
+    async def enqueue_flow(self, tree: FlowJob) -> EnqueuedFlow:
+        """Enqueue a job and those it waits for, up to 1 000 in several queues: all or none; those that exist stay.
+
+        Raises:
+            Unsupported: the storage has no `limits.flows`.
+            ValueError, TypeError: as `enqueue`; more than 1 000 jobs, an id twice in one queue.
+            StorageError: one of the jobs is the child of another job already.
+            StorageUnavailable: nothing is known; a tree whose jobs have ids may be enqueued again.
+        """
+        if not isinstance(self.storage, FlowStorage):
+            raise Unsupported(f"{self.storage!r} has no flows, see its `limits`; continue jobs as chains instead")
+        nodes = flatten([tree], self.storage.queue, self._new_job)
+        await self._connect()
+        [answer] = answers(nodes, await self.storage.enqueue_flow(nodes), self._result_serde.loads)
+        return answer
 
     async def enqueue_and_wait(
         self,
@@ -373,22 +389,7 @@ class Queue:
         return await self._enqueues.ask(job)
 
     def _new_job(self, spec: JobSpec) -> NewJob:
-        ttl = self._result_ttl if spec.result_ttl is None else as_ttl(spec.result_ttl)
-        return NewJob(
-            id=new_id() if spec.id is None else spec.id,
-            name=spec.name,
-            payload=(
-                spec.payload.data if isinstance(spec.payload, Encoded) else self._payload_serde.dumps(spec.payload)
-            ),
-            delay=as_delay(spec),
-            max_attempts=self._max_attempts if spec.max_attempts is None else spec.max_attempts,
-            keep_completed=ttl if spec.keep_completed is None else spec.keep_completed,
-            keep_failed=ttl if spec.keep_failed is None else spec.keep_failed,
-            priority=spec.priority,
-            ordering_key=spec.ordering_key,
-            backoff=spec.backoff,
-            deduplication=spec.deduplication,
-        )
+        return new_job(spec, self._payload_serde, max_attempts=self._max_attempts, result_ttl=self._result_ttl)
 
     def _decoded(self, result: EnqueueResult) -> Enqueued:
         return Enqueued(

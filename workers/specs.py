@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypedDict
 
+from workers.checks import new_id
 from workers.deduplication import Deduplication
-from workers.jobs import EnqueueStatus, JobState, Retention
+from workers.jobs import EnqueueStatus, JobState, NewJob, Retention
 from workers.retry import RetryPolicy
-from workers.serde import JsonSerde, Serde
+from workers.serde import Encoded, JsonSerde, Serde
 
 DEFAULT_NAME: Final = "default"
 
@@ -62,6 +63,31 @@ class Enqueued:
     status: EnqueueStatus
     existing_state: JobState | None = None
     result: object = field(default=None, repr=False)
+
+
+def new_job(
+    spec: JobSpec, serde: Serde, *, max_attempts: int = 3, result_ttl: timedelta = timedelta(hours=1)
+) -> NewJob:
+    """Return the job that is meant, with these defaults.
+
+    Raises:
+        ValueError: an option out of its range, or a payload the serde cannot encode.
+        TypeError: a payload of a type the serde does not know.
+    """
+    ttl = result_ttl if spec.result_ttl is None else as_ttl(spec.result_ttl)
+    return NewJob(
+        id=new_id() if spec.id is None else spec.id,
+        name=spec.name,
+        payload=spec.payload.data if isinstance(spec.payload, Encoded) else serde.dumps(spec.payload),
+        delay=as_delay(spec),
+        max_attempts=max_attempts if spec.max_attempts is None else spec.max_attempts,
+        keep_completed=ttl if spec.keep_completed is None else spec.keep_completed,
+        keep_failed=ttl if spec.keep_failed is None else spec.keep_failed,
+        priority=spec.priority,
+        ordering_key=spec.ordering_key,
+        backoff=spec.backoff,
+        deduplication=spec.deduplication,
+    )
 
 
 def as_ttl(value: timedelta | int) -> timedelta:

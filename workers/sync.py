@@ -14,6 +14,7 @@ from typing import Self, TypeVar, Unpack
 from weakref import finalize
 
 from workers.background import background
+from workers.flows import EnqueuedFlow, FlowJob
 from workers.jobs import CancelResult, JobState, JobStatus
 from workers.queue import Queue as AsyncQueue
 from workers.serde import Serde
@@ -75,6 +76,10 @@ class SyncQueue:
         if len(chosen) == 1:  # concurrent calls share a round trip
             return [self._run(lambda queue: queue.enqueue_spec(chosen[0]))]
         return self._run(lambda queue: queue.enqueue_many(chosen))
+
+    def enqueue_flow(self, tree: FlowJob) -> EnqueuedFlow:
+        """See `workers.Queue.enqueue_flow`."""
+        return self._run(lambda queue: queue.enqueue_flow(tree))
 
     def enqueue_and_wait(
         self,

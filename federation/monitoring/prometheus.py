@@ -27,6 +27,7 @@ _ENDS: Final = frozenset(
         WorkerEventKind.FAILED,
         WorkerEventKind.CANCELLED,
         WorkerEventKind.RELEASED,
+        WorkerEventKind.SUSPENDED,
         WorkerEventKind.LEASE_LOST,
     }
 )

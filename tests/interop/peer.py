@@ -89,6 +89,26 @@ class NodePeer(NodeProcess):
         return list(await self.call("work", {"count": count, **options}))
 
 
+class FlowPeer(NodeProcess):
+    """Adds flows with npm `bullmq`, and works and reads their jobs."""
+
+    async def add(self, tree: dict[str, object]) -> None:
+        """The tree, as `FlowProducer.add` takes it, is in its queues."""
+        await self.call("add", tree)
+
+    async def read(self, queue: str, job_id: str) -> dict[str, Any]:
+        """The job as Node sees it."""
+        return dict(await self.call("read", {"queue": queue, "id": job_id}))
+
+    async def work(self, **counts: int) -> None:
+        """Node workers ran on these queues until so many of their jobs had ended."""
+        await self.call("work", [{"queue": queue, "count": count} for queue, count in counts.items()])
+
+    async def step(self, queue: str) -> None:
+        """A Node worker has run one job of the queue once."""
+        await self.call("step", queue)
+
+
 class BullPeer(NodeProcess):
     """Adds, reads, works and manages jobs with npm `bull` 1.x."""
 
@@ -133,6 +153,13 @@ async def bullmq_crew(package: str, url: str, queue: str) -> AsyncIterator[NodeP
 async def scheduler_peer(package: str, url: str, queue: str) -> AsyncIterator[NodeProcess]:
     """A Node process with this version of BullMQ on the queue, for job schedulers; gone when the context ends."""
     async with _running(NodeProcess, "scheduler_peer.mjs", package, url, queue) as peer:
+        yield peer
+
+
+@asynccontextmanager
+async def flow_peer(url: str) -> AsyncIterator[FlowPeer]:
+    """A Node process for flows in any queue, gone when the context ends."""
+    async with _running(FlowPeer, "flow_peer.mjs", url) as peer:
         yield peer
 
 

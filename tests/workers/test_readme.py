@@ -54,6 +54,12 @@ def test_the_overtime_example_runs(tmp_path: Path) -> None:
     assert run_example(examples(HANDLERS)["Overtime"], tmp_path).stdout.splitlines() == ["an answer"]
 
 
+def test_the_flow_example_runs(tmp_path: Path, redis_url: str) -> None:
+    """The manual's parent waits for the children it was enqueued with, and for one that it adds."""
+    program = examples(HANDLERS)["Parents and children"].replace("redis://localhost:6379", redis_url)
+    assert run_example(program, tmp_path).stdout.splitlines() == ["['a.small', 'b.small', 'cover.small']"]
+
+
 def test_the_transaction_example_runs(tmp_path: Path) -> None:
     """The manual's handler ends its job with its own writes as shown, on the application's engine."""
     finished = run_example(examples(HANDLERS)["Jobs in your own transaction"], tmp_path)

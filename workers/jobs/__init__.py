@@ -1,6 +1,7 @@
 """The values that cross the Storage seam: jobs, claims, settlements and what became of them."""
 
 from workers.errors import MESSAGE_CHARACTERS, STACK_CHARACTERS, ErrorInfo
+from workers.jobs.flows import ChildFailure, ChildId, ChildrenPage, FlowNode
 from workers.jobs.job import Claim, JobState, NewJob
 from workers.jobs.quarantine import Repaired, RepairOutcome, SetAside
 from workers.jobs.reading import (
@@ -30,6 +31,7 @@ from workers.jobs.settlements import (
     Settlement,
     SettleOutcome,
     SettleStatus,
+    Suspended,
 )
 from workers.retention import DROP, Drop, Retention, check_retention
 
@@ -41,6 +43,9 @@ __all__ = [
     "UNCOUNTED_RETRIES",
     "CancelResult",
     "Cancelled",
+    "ChildFailure",
+    "ChildId",
+    "ChildrenPage",
     "Claim",
     "Completed",
     "Continued",
@@ -49,6 +54,7 @@ __all__ = [
     "EnqueueStatus",
     "ErrorInfo",
     "Failed",
+    "FlowNode",
     "JobEvent",
     "JobEventKind",
     "JobOutcome",
@@ -69,6 +75,7 @@ __all__ = [
     "SettleOutcome",
     "SettleStatus",
     "Settlement",
+    "Suspended",
     "WorkerInfo",
     "check_retention",
 ]

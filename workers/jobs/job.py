@@ -105,5 +105,5 @@ class Claim:
     timeout: timedelta | None = None
     chain_index: int = 0
     stalled: ErrorInfo | None = None
-    """Set where a storage reports only at the claim that the job stalled too often, or that its payload is gone: settle
-    it as failed, run nothing."""
+    """Set where a storage reports only at the claim that the job stalled too often, that its payload is gone, or that a
+    child of it failed: settle it as failed, run nothing."""

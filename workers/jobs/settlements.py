@@ -93,7 +93,17 @@ class Released:
     claim: Claim
 
 
-Settlement: TypeAlias = Completed | Continued | Retried | Failed | Cancelled | Released
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspended:
+    """The attempt ends until the job's children have ended: uncounted, and claimable as soon as they have.
+
+    If no child is unfinished, the attempt is an uncounted retry without a delay. Only with `limits.flows`.
+    """
+
+    claim: Claim
+
+
+Settlement: TypeAlias = Completed | Continued | Retried | Failed | Cancelled | Released | Suspended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

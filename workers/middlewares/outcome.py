@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
+from workers.errors import WaitForChildren
 from workers.worker.attempt import ends_the_job
 from workers.worker.handlers import Job, SignalReason
 
@@ -12,8 +13,9 @@ from workers.worker.handlers import Job, SignalReason
 class Outcome(StrEnum):
     """The outcome of an attempt for its job.
 
-    `retried`: the job runs again later; `released`: it goes back uncounted, because its worker stops; `lease_lost`:
-    another worker has the job, and nothing that the handler did has an effect on it.
+    `retried`: the job runs again later; `released`: it goes back uncounted, because its worker stops; `suspended`:
+    it waits for its children, uncounted, and then runs again; `lease_lost`: another worker has the job, and nothing
+    that the handler did has an effect on it.
     """
 
     COMPLETED = "completed"
@@ -21,6 +23,7 @@ class Outcome(StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     RELEASED = "released"
+    SUSPENDED = "suspended"
     LEASE_LOST = "lease_lost"
 
 
@@ -40,4 +43,6 @@ def outcome_of(job: Job, error: BaseException | None) -> Outcome:
         return Outcome.COMPLETED
     if job.signal.reason is not None:
         return _INTERRUPTED[job.signal.reason]
+    if isinstance(error, WaitForChildren):
+        return Outcome.SUSPENDED
     return Outcome.FAILED if ends_the_job(error, job.attempt, job.max_attempts) else Outcome.RETRIED

@@ -11,8 +11,10 @@ from typing import Final, Literal, Protocol, runtime_checkable
 from workers.checks import MAX_DELAY
 from workers.jobs import (
     CancelResult,
+    ChildrenPage,
     Claim,
     EnqueueResult,
+    FlowNode,
     JobEvent,
     JobOutcome,
     JobState,
@@ -73,6 +75,8 @@ class Limits:
     """Whether `complete` works, and `remove` with `running`."""
     deduplication: bool = True
     """Whether `enqueue` keeps deduplication keys; otherwise it refuses them with `Unsupported`."""
+    flows: bool = False
+    """Whether jobs may have children in other queues, on whose results they wait; see `FlowStorage`."""
     priority_order: bool = True
     """Whether lower priorities always come first."""
     cancelled_apart: bool = True
@@ -301,3 +305,23 @@ class Storage(Protocol):
 
         A job that changes its state meanwhile may be missed.
         """
+
+
+@runtime_checkable
+class FlowStorage(Storage, Protocol):
+    """A storage with `limits.flows`: its queues, and others on the same server, have jobs that wait for jobs."""
+
+    async def enqueue_flow(self, nodes: Sequence[FlowNode], claim: Claim | None = None) -> list[EnqueueResult | None]:
+        """Insert the jobs of one tree, or of several trees as further children of the claimed job: all or none.
+
+        A job whose id exists stays as it is, as by `Storage.enqueue`, and becomes a child of its new parent. What is
+        below it in the list is not inserted, and answered with None. An id that is among the children of the claimed
+        job already is a duplicate, even if its record is gone.
+
+        Raises:
+            LeaseLost: another claim holds the job, or none does.
+            StorageError: one of the ids exists as the child of another job; nothing was inserted.
+        """
+
+    async def children(self, claim: Claim, *, limit: int, cursor: str | None) -> ChildrenPage:
+        """Return about `limit` children that have ended, and how many have not; with a `limit` of 0 only that."""

@@ -58,6 +58,7 @@ OUTSIDE_ENDINGS: Final = Need(what="outside_endings", met=lambda harness: harnes
 PRIORITY_ORDER: Final = Need(what="priority_order", met=lambda harness: harness.limits.priority_order)
 RESULT_TTL_UPDATES: Final = Need(what="result_ttl_updates", met=lambda harness: harness.limits.result_ttl_updates)
 DEDUPLICATION: Final = Need(what="deduplication", met=lambda harness: harness.limits.deduplication)
+FLOWS: Final = Need(what="flows", met=lambda harness: harness.limits.flows)
 DURABLE: Final = Need(what="durable", met=lambda harness: harness.limits.durable)
 RETENTION_PER_JOB: Final = Need(what="retention_per_job", met=lambda harness: harness.limits.retention_per_job)
 RESTARTS: Final = Need(what="a server that can be restarted", met=lambda harness: harness.restarts, declared=False)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from workers.chains import Continuation
 from workers.clock import monotonic
 from workers.errors import (
+    ChildFailedError,
     CorruptPayloadError,
     HandlerTimeout,
     LossReason,
@@ -22,10 +23,24 @@ from workers.errors import (
     TransactionError,
     UnrecoverableError,
     Unsupported,
+    WaitForChildren,
+    WorkersError,
 )
-from workers.jobs import Cancelled, Claim, Completed, Continued, ErrorInfo, Failed, Released, Retried, Settlement
+from workers.jobs import (
+    Cancelled,
+    Claim,
+    Completed,
+    Continued,
+    ErrorInfo,
+    Failed,
+    Released,
+    Retried,
+    Settlement,
+    Suspended,
+)
 from workers.retry import RetryPolicy
 from workers.serde import Serde
+from workers.worker.children import OwnChildren
 from workers.worker.handlers import (
     AttemptContext,
     Handler,
@@ -44,6 +59,11 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
+
+_GIVEN_UP: Final[dict[str, type[WorkersError]]] = {
+    kind.__name__: kind for kind in (ChildFailedError, UnrecoverableError)
+}
+"""Why a claimed job must not run, if not because it stalled."""
 
 OUT_OF_TIME: Final = "operation timed out"
 """The message of a run that took longer than its job allows: the words of Bull, for programs that look for them."""
@@ -87,7 +107,8 @@ class Attempt:
     """One run of a claimed job.
 
     `reporter` is called with its progress, and `make_own` when its handler wants a transaction of its own. `leave` is
-    called with the claim's token when its handler wants to leave its slot.
+    called with the claim's token when its handler wants to leave its slot. `make_children` gives access to the job's
+    children; None on a storage without flows.
     """
 
     claim: Claim
@@ -100,6 +121,7 @@ class Attempt:
     own: OwnTransaction | None = None
     leave: Callable[[str], bool] = field(default=_stay, kw_only=True)
     given_up: asyncio.Future[None] | None = None
+    make_children: Callable[[Claim], OwnChildren] | None = field(default=None, kw_only=True)
 
     def abandonment(self) -> asyncio.Future[None]:
         """See `Run.abandonment`."""
@@ -170,6 +192,12 @@ class Attempt:
         self.own = self.own or self.make_own(self.claim)
         self.own.complete(result)
 
+    def children(self) -> OwnChildren:
+        """See `Run.children`."""
+        if self.make_children is None:
+            raise Unsupported(f"queue {self.queue!r} is on a storage without `limits.flows`: no job has children")
+        return self.make_children(self.claim)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runner:
@@ -219,7 +247,7 @@ class Runner:
 
     def _handler(self, claim: Claim) -> Handler:
         if claim.stalled is not None:
-            raise StalledError(claim.stalled.message)
+            raise _GIVEN_UP.get(claim.stalled.type, StalledError)(claim.stalled.message)
         return self.handlers.find(claim.name)
 
     def _context(self, attempt: Attempt) -> AttemptContext:
@@ -311,6 +339,8 @@ def _settlement_of(attempt: Attempt, error: BaseException, policy: RetryPolicy) 
         return Released(claim=claim)
     if attempt.signal.reason is SignalReason.CANCELLED:
         return Cancelled(claim=claim)
+    if isinstance(error, WaitForChildren) and attempt.make_children is not None:
+        return Suspended(claim=claim)
     return settlement_of_failure(claim, error, policy)
 
 

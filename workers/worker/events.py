@@ -19,9 +19,9 @@ class WorkerEventKind(StrEnum):
 
     `continued`: an attempt succeeded, and the job goes on as the next link of its chain; `failing`: an attempt failed
     and will be repeated; `failed`: the job failed for good; `cancelled`: an attempt was stopped because somebody
-    cancelled its job; `drained`: the last claim left nothing, and all jobs claimed have ended; `error`: the storage
-    failed a call, which says nothing about any job; `set_aside`: a job that another program wrote cannot be run, and
-    waits for `Management.repair`.
+    cancelled its job; `suspended`: an attempt ended, uncounted, because the job waits for its children; `drained`: the
+    last claim left nothing, and all jobs claimed have ended; `error`: the storage failed a call, which says nothing
+    about any job; `set_aside`: a job that another program wrote cannot be run, and waits for `Management.repair`.
     """
 
     READY = "ready"
@@ -33,6 +33,7 @@ class WorkerEventKind(StrEnum):
     CANCELLED = "cancelled"
     STALLED = "stalled"
     RELEASED = "released"
+    SUSPENDED = "suspended"
     LEASE_LOST = "lease_lost"
     SET_ASIDE = "set_aside"
     ERROR = "error"

@@ -17,9 +17,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from workers.errors import LossReason, UnknownJobError, Unsupported
+from workers.flows import Children, EnqueuedFlow, FlowJob
 from workers.jobs import Claim
 from workers.retry import RetryPolicy
 from workers.storage.base import ANY_NAME
+from workers.worker.children import OwnChildren
 from workers.worker.log_lines import log_line
 from workers.worker.progress import encode_progress
 
@@ -88,6 +90,9 @@ class Run(Protocol):
     def complete(self, result: object) -> None:
         """See `Job.complete`."""
 
+    def children(self) -> OwnChildren:
+        """Return what reads the job's children, adds some, and waits for them; `Unsupported` if it can have none."""
+
 
 class NoRun:
     """The run of a job that no worker runs, as in tests of a handler."""
@@ -109,6 +114,9 @@ class NoRun:
 
     def complete(self, result: object) -> None:
         raise Unsupported("no worker of this package runs the job, which alone could commit its end")
+
+    def children(self) -> OwnChildren:
+        raise Unsupported("no worker of this package runs the job, which alone knows its children")
 
 
 _NO_RUN: Final = NoRun()
@@ -193,6 +201,44 @@ class Job:
             RuntimeError: outside of such a block, or for the second time in it.
         """
         self.run.complete(result)
+
+    async def children(self, *, limit: int = 1_000, cursor: str | None = None) -> Children:
+        """Return the results and failures of the job's children in a flow, and how many are unfinished.
+
+        About `limit` of those that have ended, or fewer if 16 MiB were read; pass its `cursor` for more. Children that
+        end meanwhile may be missed, or come twice. Only in handlers that are `async`.
+
+        Raises:
+            Unsupported: the storage has no `limits.flows`.
+            ValueError: a result cannot be decoded by the worker's serde.
+        """
+        return await self.run.children().read(limit, cursor)
+
+    async def add_children(self, children: Sequence[FlowJob]) -> list[EnqueuedFlow]:
+        """Enqueue further children of the running job, with those below them: up to 1 000 jobs, all of them or none.
+
+        Each needs an id, and an `on_failure` other than `REMOVE`. One that the job has among its children already, from
+        an earlier run, is not added again. A field that is None takes the default of `NewJob`. See `wait_for_children`,
+        and `Queue.enqueue_flow` for what else it raises.
+
+        Raises:
+            Unsupported: the storage has no `limits.flows`.
+            ValueError: a child without an id, or without `on_failure`.
+            LeaseLost: another worker has the job by now, so nothing was added.
+        """
+        return await self.run.children().add(children)
+
+    async def wait_for_children(self) -> None:
+        """Return if no child is unfinished; else end this run, and the job runs again, from the start, when they have.
+
+        Such a run is not counted as an attempt. Call it before every use of the results: an operator's retry, say, runs
+        the job while some children are unfinished.
+
+        Raises:
+            WaitForChildren: to be passed on to the worker.
+            Unsupported: the storage has no `limits.flows`.
+        """
+        await self.run.children().wait()
 
 
 HandlerFunction: TypeAlias = Callable[[Job], object]

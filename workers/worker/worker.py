@@ -38,12 +38,14 @@ from workers.jobs import (
     Retried,
     SettleOutcome,
     SettleStatus,
+    Suspended,
 )
 from workers.retry import RetryPolicy
 from workers.serde import JsonSerde, Serde
-from workers.storage.base import Storage
+from workers.storage.base import FlowStorage, Storage
 from workers.worker.attempt import Attempt, Ending, Runner
 from workers.worker.cancels import CancelListener
+from workers.worker.children import OwnChildren
 from workers.worker.events import Emitter, Observer, WorkerEventKind
 from workers.worker.handlers import Handler, HandlerFunction, HandlerTable, Middleware, SignalReason
 from workers.worker.leases import LeaseKeeper
@@ -120,6 +122,8 @@ class Worker:
             result_serde=result_serde or JsonSerde(),
             middlewares=tuple(middlewares),
         )
+        serdes = self._runner.payload_serde, self._runner.result_serde
+        self._own_children = partial(OwnChildren, storage, serdes) if isinstance(storage, FlowStorage) else None
         self._leases = LeaseKeeper(
             storage,
             interval=min(self._wanted.values()) / 3,
@@ -264,9 +268,8 @@ class Worker:
     def _start_all(self, claims: Iterable[Claim], asked_at: float) -> None:
         for claim in claims:
             self._idle = False
-            attempt = Attempt(
-                claim, self._storage.queue, self._progress.put, self._own_transaction, leave=self._slots.leave
-            )
+            known = (claim, self._storage.queue, self._progress.put, self._own_transaction)
+            attempt = Attempt(*known, leave=self._slots.leave, make_children=self._own_children)
             self._attempts[claim.token] = attempt
             self._slots.take(claim.token)
             self._leases.hold(claim, since=asked_at)
@@ -326,10 +329,10 @@ class Worker:
             self._report_ending(attempt.claim, ending)
 
     async def _settle_otherwise(self, attempt: Attempt, ending: Ending, outcome: SettleOutcome) -> None:
-        """Fail the job if its success cannot be stored, such as too large a result: it would fail each time."""
+        """Fail the job if its end cannot be stored, such as too large a result: it would fail each time."""
         error = UnrecoverableError(f"job {attempt.claim.job_id!r} could not be settled: {outcome.detail}")
         self._events.report(error)
-        if isinstance(ending.settlement, Completed | Continued):
+        if isinstance(ending.settlement, Completed | Continued | Suspended):
             failed = Failed(claim=attempt.claim, error=ErrorInfo.of(error))
             await self._settle(attempt, replace(ending, settlement=failed, error=error))
 
@@ -348,6 +351,8 @@ class Worker:
             case Retried():
                 kind, delay = WorkerEventKind.FAILING, ending.settlement.delay
                 self._found_all = self._found_all and delay > timedelta(0)
+            case Suspended():
+                kind = WorkerEventKind.SUSPENDED
             case Released() | None:
                 self._found_all = False
         self._events.emit(kind, claim=claim, error=ending.error, delay=delay, duration=ending.duration)

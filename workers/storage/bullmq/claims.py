@@ -19,6 +19,7 @@ from typing import Final
 from workers.errors import LossReason, StorageDamaged, StorageError, StorageUnavailable, WorkersError
 from workers.jobs import (
     DROP,
+    UNCOUNTED_RETRIES,
     Cancelled,
     Claim,
     Completed,
@@ -35,8 +36,11 @@ from workers.jobs import (
     Settlement,
     SettleOutcome,
     SettleStatus,
+    Suspended,
 )
 from workers.storage.bullmq.access import READ_AT_ONCE, QueueAccess
+from workers.storage.bullmq.answers import NO_CHILD_LEFT, code_outcome
+from workers.storage.bullmq.children import own_claim
 from workers.storage.bullmq.codec import (
     CANCEL_FIELD,
     KEEP_FIELD,
@@ -258,17 +262,24 @@ class Claims:
         following = [one for one in settlements if isinstance(one, Completed) and one.then is not None]
         if not following:
             return
-        locks: list[Command] = [("GET", self._lua.lock(_own(one.claim).raw)) for one in following]
+        locks: list[Command] = [("GET", self._lua.lock(own_claim(one.claim).raw)) for one in following]
         holders = await self._queue.server.run(locks)
         held = [one.then for one, holder in zip(following, holders, strict=True) if holder == one.claim.token]
         await self._enqueue([then for then in held if then is not None])
 
     async def _end(self, settlements: Sequence[Settlement]) -> list[Reply]:
         now_ms = self._queue.now_ms()
-        return await self._queue.server.run([self._ending(settlement, now_ms) for settlement in settlements])
+        codes = await self._queue.server.run([self._ending(settlement, now_ms) for settlement in settlements])
+        freed = [
+            at for at, code in enumerate(codes) if isinstance(settlements[at], Suspended) and code == NO_CHILD_LEFT
+        ]
+        again = [self._run_again(own_claim(settlements[at].claim), now_ms) for at in freed]
+        for at, code in zip(freed, await self._queue.server.run(again), strict=True):
+            codes[at] = code
+        return codes
 
     def _ending(self, settlement: Settlement, now_ms: int) -> Command:
-        claim = _own(settlement.claim)
+        claim = own_claim(settlement.claim)
         match settlement:
             case Completed():
                 value, keep, remove = encode_bytes(settlement.result), settlement.keep, claim.options.remove_on_complete
@@ -282,6 +293,8 @@ class Claims:
                 return stop(self._lua, claim.raw, claim.token, keep=keep, options=options, now_ms=now_ms)
             case Continued():
                 return self._go_on(claim, settlement.then, now_ms)
+            case Suspended():
+                return self._lua.suspend(claim.raw, claim.token, now_ms)
         raise AssertionError("releases are settled apart")
 
     def _fail(self, claim: BullMQClaim, error: ErrorInfo, keep: Retention | None, now_ms: int) -> Command:
@@ -326,6 +339,14 @@ class Claims:
             claim.raw, claim.token, delay_ms=to_ms(settlement.delay), counted=counted, fields=fields, now_ms=now_ms
         )
 
+    def _run_again(self, claim: BullMQClaim, now_ms: int) -> Command:
+        """Queue a job again that wants to wait for children of which none is unfinished; not without end."""
+        if claim.uncounted >= UNCOUNTED_RETRIES:
+            message = f"it waited {claim.uncounted} times in a row for children, and none was unfinished"
+            return self._fail(claim, ErrorInfo(type="WaitForChildren", message=message), None, now_ms)
+        fields = {SETTLED_FIELD: claim.token, UNCOUNTED_FIELD: str(claim.uncounted + 1)}
+        return self._lua.delay(claim.raw, claim.token, delay_ms=0, counted=False, fields=fields, now_ms=now_ms)
+
     def _go_on(self, claim: BullMQClaim, then: NewJob, now_ms: int) -> Command:
         fields = {**link_fields(then, claim.raw), SETTLED_FIELD: claim.token}
         over = ("failedReason", "stacktrace", ERROR_FIELD, UNCOUNTED_FIELD, CANCEL_FIELD, KEEP_FIELD)
@@ -369,14 +390,8 @@ def _fault(settlement: Settlement) -> SettleOutcome | None:
     return SettleOutcome(status=SettleStatus.ERROR, detail=f"continuation {then.id!r}: {NO_ORDERING_KEYS}")
 
 
-def _own(claim: Claim) -> BullMQClaim:
-    if not isinstance(claim, BullMQClaim):
-        raise StorageError(f"job {claim.job_id!r}: this claim was made by another storage")
-    return claim
-
-
 def _raw(claim: Claim) -> str:
-    return _own(claim).raw
+    return own_claim(claim).raw
 
 
 def _lock_ms(lease: timedelta) -> int:

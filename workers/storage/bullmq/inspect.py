@@ -197,9 +197,12 @@ class BullMQInspector:
         return bool((await self._ask([("HEXISTS", self._lua["meta"], "paused")]))[0])
 
     async def drain(self) -> int:
-        """See `Storage.drain`."""
+        """See `Storage.drain`.
+
+        BullMQ removes parents with their last child in the same queue; one whose children are elsewhere stays.
+        """
         held: list[Command] = [("LLEN", self._lua[name]) for name in ("wait", "paused")]
-        held += [("ZCARD", self._lua[name]) for name in ("delayed", "prioritized")]
+        held += [("ZCARD", self._lua[name]) for name in ("delayed", "prioritized", "waiting-children")]
         [replies] = await self._queue.server.run_atomic([[*held, self._lua.drain(), *held]])
         for reply in replies:
             if isinstance(reply, StorageError):

@@ -194,17 +194,22 @@ class Jobs:
     async def complete(self, job_id: str, result: bytes, keep: Retention | None) -> JobState | None:
         """See `Storage.complete`."""
         [first] = await self._queue.find([job_id])
+        key, now_ms = self._lua.job(first.raw), self._queue.now_ms()
+        unfinished, unsuccessful = f"{key}:dependencies", f"{key}:unsuccessful"
 
-        def decide(found: BullMQRecord) -> list[Command]:
+        def decide(replies: list[Reply]) -> list[Command]:
+            found = record(first.raw, replies[:-2], now_ms)
             if found.state is not JobState.PROCESSING and found.state not in WAITING:
                 return []
             _check_unscheduled(job_id, found)
-            if found.place == "waiting-children":
+            if found.place == "waiting-children" or any(replies[-2:]):  # BullMQ would refuse it, after `take`
                 raise StorageError(f"job {job_id!r} waits for its children in a BullMQ flow; complete those")
             told = self._requests_cancel(found.raw) if found.state is JobState.PROCESSING else []
             return [*told, *self._completion(found, result, keep)]
 
-        return (await self._change(first.raw, decide)).state
+        reads: list[Command] = [*reading(self._lua, first.raw), ("SCARD", unfinished), ("ZCARD", unsuccessful)]
+        watched = (key, self._lua.lock(first.raw), unfinished, unsuccessful)
+        return record(first.raw, (await self._queue.server.transact(watched, reads, decide))[:-2], now_ms).state
 
     def _completion(self, found: BullMQRecord, result: bytes, keep: Retention | None) -> list[Command]:
         """Return the commands that complete a job.

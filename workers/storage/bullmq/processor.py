@@ -29,8 +29,8 @@ def as_processor(
     `UnrecoverableError` fails the job for good, with `keep=DROP` without a record. Any other `keep` is unknown there,
     and the job's own retention counts. `Retry` delays the job for as long as it says, counted or not; without a time,
     for as long as the job's own `backoff` says, else `retry`. Any other exception is left to `bullmq`, which does not
-    count lost locks as attempts. Payload and result are JSON values. The signal never fires, progress is dropped, and
-    no attempt leaves its slot.
+    count lost locks as attempts. Payload and result are JSON values. The signal never fires, progress is dropped, no
+    attempt leaves its slot, and `children` and the like raise `Unsupported`.
     """
     runner = Handler(handler)
     fallback = retry or RetryPolicy()

@@ -16,7 +16,7 @@ from datetime import timedelta
 from typing import Final, TypeAlias
 
 from workers.errors import LossReason, StorageError
-from workers.jobs import DROP, Claim, ErrorInfo, JobState, JobStatus, SettleOutcome, SettleStatus
+from workers.jobs import DROP, MESSAGE_CHARACTERS, Claim, ErrorInfo, JobState, JobStatus, SettleOutcome, SettleStatus
 from workers.storage.base import ANY_NAME
 from workers.storage.bullmq.codec import (
     KEEP_FIELD,
@@ -53,7 +53,10 @@ FIELDS: Final = (
 STATE_FIELDS: Final = ("opts", "finishedOn", "failedReason", "rjk", KEEP_FIELD, STOPPED_FIELD)
 """The fields that tell a job's state, and whether it belongs to a schedule."""
 STALLED_REASON_FIELD: Final = "defa"
-"""Set by BullMQ when a job stalled too often: the next claim must fail it with this reason."""
+"""Set by BullMQ when a job stalled too often, or a child failed it: the next claim must fail it with this reason."""
+STALLED_REASON: Final = "job stalled more than allowable limit"
+NEVER_RAN: Final = frozenset({"StalledError", "ChildFailedError"})
+"""The types of errors with which a claim fails a job that it does not run."""
 
 FOREVER_MS: Final = to_ms(FOREVER)
 
@@ -109,12 +112,14 @@ class BullMQRecord:
 
     @property
     def runs(self) -> int:
-        """The number of attempts that ran. Failing a job that stalled too often takes a claim too, but no run.
+        """The number of attempts that ran. Failing a job that must not run takes a claim too, but no run.
 
-        BullMQ counts that claim, and no other of those whose lease was lost; so it counts for a job that is not ours.
+        Of a job that stalled too often and is not ours, BullMQ counts that claim in the place of those whose lease was
+        lost.
         """
-        gave_up = self.place == "failed" and self.error is not None and self.error.type == "StalledError"
-        return self.spent + (self.place == "active") - (gave_up and self.options.ours)
+        kind = self.error.type if self.place == "failed" and self.error is not None else None
+        never_ran = kind in NEVER_RAN and (self.options.ours or kind != "StalledError")
+        return self.spent + (self.place == "active") - never_ran
 
     @property
     def state(self) -> JobState | None:
@@ -218,7 +223,7 @@ def make_claim(reply: Reply, token: str, worker_id: str, leases: Mapping[str, ti
     options = decode_options(json_object(fields.get("opts")))
     name = fields.get("name", "")
     ended, stalls = whole(fields.get("atm")), whole(fields.get("stc"))
-    spent = _spent(ended, stalls, options)
+    spent, reason = _spent(ended, stalls, options), fields.get(STALLED_REASON_FIELD)
     return BullMQClaim(
         job_id=decode_id(raw),
         name=name,
@@ -234,7 +239,7 @@ def make_claim(reply: Reply, token: str, worker_id: str, leases: Mapping[str, ti
         priority=whole(fields.get("priority")),
         backoff=options.backoff,
         chain_index=options.chain_index,
-        stalled=_stalled(ended, stalls, options, fields.get(STALLED_REASON_FIELD)),
+        stalled=_deferred_failure(reason) or _stalled(ended, stalls, options, reason),
         key_id=raw,
         options=options,
         stalls=stalls,
@@ -244,6 +249,15 @@ def make_claim(reply: Reply, token: str, worker_id: str, leases: Mapping[str, ti
 
 def _spent(ended: int, stalls: int, options: BullMQJobOptions) -> int:
     return ended + stalls if options.ours else ended
+
+
+def _deferred_failure(reason: str | None) -> ErrorInfo | None:
+    """Return why BullMQ wants the job failed without a run, in its words, if not because it stalled."""
+    if reason is None or reason == STALLED_REASON:
+        return None
+    by_child = reason.startswith("child ") and reason.endswith(" failed")
+    kind = "ChildFailedError" if by_child else "UnrecoverableError"
+    return ErrorInfo(type=kind, message=reason[:MESSAGE_CHARACTERS])
 
 
 def _stalled(ended: int, stalls: int, options: BullMQJobOptions, reason: str | None) -> ErrorInfo | None:
@@ -301,9 +315,9 @@ def verdict(claim: BullMQClaim, found: BullMQRecord) -> SettleOutcome:
     Either its token settled the job before, or the claim is lost.
     """
     settled_here = found.fields.get(SETTLED_FIELD) == claim.token and found.place != "active"
-    # A release leaves no mark. But then the job waits as before this claim, and nobody has claimed it since.
+    # Neither a release nor a wait for children leaves a mark. But then nobody has claimed the job since this claim.
     released_here = (
-        found.place in ("waiting", "prioritized")
+        found.place in ("waiting", "prioritized", "waiting-children")
         and found.fields.get("pb") == claim.token
         and _is_the_run_of(claim, found)
     )

@@ -32,7 +32,7 @@ SCRIPTS: Final = (
     *("addStandardJob", "addDelayedJob", "addPrioritizedJob"),
     *("moveToActive", "moveToFinished", "moveToDelayed", "moveJobFromActiveToWait", "extendLocks"),
     *("moveStalledJobsToWait", "getStateV2", "removeJob", "reprocessJob", "promote", "pause", "drain"),
-    *("cleanJobsInSet", "updateProgress", "updateJobScheduler"),
+    *("cleanJobsInSet", "updateProgress", "updateJobScheduler", "addParentJob", "moveToWaitingChildren"),
 )
 
 FRONTS: Final = {
@@ -43,6 +43,7 @@ FRONTS: Final = {
     "moveStalledJobsToWait": "before_recovering",
     "extendLocks": "before_renewing",
     "updateJobScheduler": "before_scheduling",
+    "moveToWaitingChildren": "before_suspending",
 }
 """The Lua in front of a script of BullMQ, so that the script does not begin what it cannot end."""
 
@@ -109,7 +110,8 @@ def packaged(name: str, before: str = "") -> BullMQScript:
 def scripts() -> Mapping[str, BullMQScript]:
     """Return every script that this storage calls, by BullMQ's name for it.
 
-    `continue` and `stop` are ours in front of one of them; `removeWaiting`, `guard` and `cancelled` are ours.
+    `continue` and `stop` are ours in front of one of them; `removeWaiting`, `guard`, `fitForFlows` and `cancelled` are
+    ours.
     """
     fronts = {name: own("kinds", front) for name, front in FRONTS.items()}
     ours = {
@@ -118,6 +120,7 @@ def scripts() -> Mapping[str, BullMQScript]:
         "continue": packaged("moveToDelayed", fronts["moveToDelayed"] + BEFORE_CONTINUING),
         "removeWaiting": BullMQScript(joined(__package__, "remove_waiting"), 8),
         "guard": BullMQScript(own("kinds", "guarded", "quarantine", "guard"), 1),
+        "fitForFlows": BullMQScript(own("kinds", "fit_for_flows"), 1),
     }
     return {name: packaged(name, fronts.get(name, "")) for name in SCRIPTS} | ours
 
@@ -144,6 +147,9 @@ class BullMQScripts:
         self._add_delayed = self._head("addDelayedJob", "marker", "meta", "id", "delayed", "completed", "events")
         prioritized = ("prioritized", "delayed", "completed", "active", "events", "pc")
         self._add_prioritized = self._head("addPrioritizedJob", "marker", "meta", "id", *prioritized)
+        self._add_parent = self._head(
+            "addParentJob", "meta", "id", "delayed", "waiting-children", "completed", "events"
+        )
         lists = ("completed", "failed", "delayed", "active", "wait", "paused", "waiting-children", "prioritized")
         self._state = self._head("getStateV2", *lists)
 
@@ -159,11 +165,28 @@ class BullMQScripts:
         """Return the key of the string that holds the token of a job's claim, and expires with its lease."""
         return f"{self.base}{raw}:lock"
 
-    def add(self, raw: str, name: str, data: str | bytes, options: Options, timestamp_ms: int) -> Command:
-        """Insert a job unless its hash exists; answers the id either way."""
-        packed = _pack([self.base, raw, name, timestamp_ms, None, None, None, None, None])
+    def add(
+        self,
+        raw: str,
+        name: str,
+        data: str | bytes,
+        options: Options,
+        timestamp_ms: int,
+        *,
+        parent: Options | None = None,
+        awaits: bool = False,
+    ) -> Command:
+        """Insert a job unless its hash exists; answers the id either way.
+
+        `parent` is what a child keeps of its parent, with `id` and `queueKey`; a job that exists becomes its child.
+        With `awaits` the job waits for its children.
+        """
+        key = None if parent is None else f"{parent['queueKey']}:{parent['id']}"
+        packed = _pack([self.base, raw, name, timestamp_ms, key, key and f"{key}:dependencies", parent, None, None])
         head = self._add
-        if options.get("delay"):
+        if awaits:
+            head = self._add_parent
+        elif options.get("delay"):
             head = self._add_delayed
         elif options.get("priority"):
             head = self._add_prioritized
@@ -175,6 +198,10 @@ class BullMQScripts:
         Answers `[[raw id, why, ...], damage or ""]`. With -1 it also sets aside keys that are in the way of the queue.
         """
         return (*self._head("guard", "wait"), self.base, now_ms, claims)
+
+    def fit_for_flows(self) -> Command:
+        """Answer an error if a key is in the way of a job that is inserted with its parent or children."""
+        return (*self._head("fitForFlows", "wait"), self.base)
 
     def claim(self, token: str, lock_ms: int, now_ms: int) -> Command:
         """Make the next job active; answers `[fields, id, 0, 0]`, or `[0, 0, rate limit ms, next delayed ms]`.
@@ -258,6 +285,12 @@ class BullMQScripts:
         head = self._head("moveJobFromActiveToWait", "active", "wait", "stalled", "paused", "meta", "limiter")
         keys = self._named("prioritized", "marker", "events")
         return (*head, *keys, raw, token, self.base + raw), self.mark()
+
+    def suspend(self, raw: str, token: str, now_ms: int) -> Command:
+        """Let an active job wait for its children; answers 0, 1 if none is unfinished, or an error code."""
+        key = self.base + raw
+        head = (*self._head("moveToWaitingChildren", "active", "waiting-children"), key, f"{key}:dependencies")
+        return (*head, f"{key}:unsuccessful", *self._named("stalled", "events"), token, "", now_ms, raw, self.base)
 
     def mark(self, member: str = READY_MARKER, due_ms: float = 0) -> Command:
         """Wake one waiter."""

@@ -29,8 +29,10 @@ from workers.checks import check_text, check_whole
 from workers.errors import StorageError, Unsupported
 from workers.jobs import (
     CancelResult,
+    ChildrenPage,
     Claim,
     EnqueueResult,
+    FlowNode,
     JobOutcome,
     JobState,
     JobStatus,
@@ -48,7 +50,9 @@ from workers.jobs import (
 )
 from workers.storage.base import Limits
 from workers.storage.bullmq.access import QueueAccess
+from workers.storage.bullmq.children import ChildrenReader
 from workers.storage.bullmq.claims import Claims
+from workers.storage.bullmq.flows import Flows
 from workers.storage.bullmq.inspect import BullMQInspector
 from workers.storage.bullmq.jobs import Jobs
 from workers.storage.bullmq.listener import StreamListener
@@ -86,6 +90,8 @@ class BullMQStorage:
     BullMQ keeps records by age for the whole queue: mixed retentions end early, with the shortest. Released and
     recovered jobs come back in front of their priority, retried ones and next links of chains behind it.
 
+    A job that waits for its children reads as scheduled, without a time.
+
     Raises:
         StorageError: a target that is no Redis URL, a client without text replies.
         ValueError: an impossible number of stalls.
@@ -105,6 +111,7 @@ class BullMQStorage:
         atomic_continuation=False,
         deduplication=False,
         cancelled_apart=False,
+        flows=True,
     )
 
     def __init__(
@@ -131,6 +138,8 @@ class BullMQStorage:
         self._jobs = Jobs(access)
         self._quarantine = BullMQQuarantine(access, self._jobs)
         self._claims = Claims(access, self._jobs.enqueue, self._quarantine)
+        self._flows = Flows(access, queue, prefix)
+        self._children = ChildrenReader(access, prefix)
         self._inspector = BullMQInspector(access)
         self._waiter = Waiter(access)
         self._feed = StreamListener(access, access.lua["events"])
@@ -161,6 +170,12 @@ class BullMQStorage:
         refuse_transaction(connection, "BullMQStorage")
         refuse_deduplication(jobs, "BullMQStorage")
         return await self._jobs.enqueue(jobs)
+
+    async def enqueue_flow(self, nodes: Sequence[FlowNode], claim: Claim | None = None) -> list[EnqueueResult | None]:
+        return await self._flows.add(nodes, claim) if nodes else []
+
+    async def children(self, claim: Claim, *, limit: int, cursor: str | None) -> ChildrenPage:
+        return await self._children.page(claim, limit, cursor)
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
         check_claim(worker_id, leases)

@@ -57,6 +57,7 @@ CASES: dict[str, tuple[Command, Callable[[Recorder], Any]]] = {
         lambda their: their.scripts.extendJobLocks(["a", "b"], ["t", "u"], 30_000),
     ),
     "progress": (OURS.progress("id", '{"x":1}'), lambda their: their.scripts.updateProgress("id", {"x": 1})),
+    "suspend": (OURS.suspend("id", "t", NOW), lambda their: their.scripts.moveToWaitingChildren("id", "t", {})),
     "state": (OURS.state("id"), lambda their: their.scripts.getState("id")),
     "remove": (OURS.remove("id")[1], lambda their: their.scripts.remove("id", False)),
     "pause": (OURS.pause(), lambda their: their.scripts.pause(True)),
@@ -91,6 +92,17 @@ async def test_adding_passes_what_the_script_reads(script: str, options: dict[st
     await getattr(their.scripts, script)(job, NOW)
     ours = _readable(OURS.add("id", "name", '{"x":1}', job.opts, NOW)[1:])
     assert ours == _readable(their.called[:-1])
+
+
+async def test_adding_with_a_parent_passes_what_the_package_passes() -> None:
+    """A parent that is a child itself says of its parent what the package's job says."""
+    their = Recorder()
+    job = their.job(parent={"id": "p", "queue": "bull:other"}, failParentOnFailure=True)
+    await their.scripts.addParentJob(job)
+    options = {"fpof" if name == "failParentOnFailure" else name: value for name, value in job.opts.items()}
+    parent = {"id": "p", "queueKey": "bull:other", "fpof": True}
+    command = OURS.add("id", "name", '{"x":1}', options, NOW, parent=parent, awaits=True)
+    assert _readable(command[1:]) == _readable(their.called)
 
 
 async def test_claiming_passes_what_the_package_passes() -> None:

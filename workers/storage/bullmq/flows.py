@@ -1,0 +1,277 @@
+"""Flows on BullMQ: trees of jobs across queues, as its `FlowProducer` makes them.
+
+Theory of operation. A flow is inserted by BullMQ's own scripts in one transaction, parents before children, under WATCH
+of every job in it. What BullMQ's scripts would answer with a number, and go on, is looked for before: a child that has
+another parent, an id that has a job. A child that has completed before is linked last: linked first, it would set a new
+parent free that has no other child yet.
+
+To find a job's state BullMQ walks the list of those that wait. So before the transaction a look tells which of the jobs
+exist at all, and the state of the others is not asked for. If one of those has appeared meanwhile, everything begins
+anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
+
+from workers.errors import LeaseLost, StorageError, Unsupported
+from workers.jobs import ChildFailure, Claim, EnqueueResult, EnqueueStatus, FlowNode, JobState
+from workers.storage.bullmq.access import QueueAccess
+from workers.storage.bullmq.children import ENDED, UNFINISHED, own_claim
+from workers.storage.bullmq.codec import encode_id, encode_options
+from workers.storage.bullmq.jobs import NO_ORDERING_KEYS
+from workers.storage.bullmq.record import STATE_FIELDS, BullMQRecord, loss, reading, record, still_holds
+from workers.storage.bullmq.scripts import CANCELLED, BullMQScripts
+from workers.storage.bullmq.server import Contended, Reply
+from workers.storage.on_redis.node_values import decode_bytes, encode_bytes
+from workers.storage.on_redis.server import ROUNDS, Command
+from workers.storage.rules import REDIS_VALUE_BYTES, STARTS_ANEW, refuse_deduplication
+
+_FIELDS: Final = (*STATE_FIELDS, "parentKey")
+_READS: Final = 4
+"""How many commands read one job, and how many tell whether it is a child already."""
+_FLAGS: Final[Mapping[ChildFailure, str]] = {
+    ChildFailure.FAIL_PARENT: "fpof",
+    ChildFailure.CONTINUE_PARENT: "cpof",
+    ChildFailure.IGNORE: "idof",
+    ChildFailure.REMOVE: "rdof",
+}
+"""BullMQ's short names for its options."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowPlace:
+    """Where a job of a flow is, or is to be."""
+
+    queue: QueueAccess
+    raw: str
+
+    @property
+    def key(self) -> str:
+        """The key of the job's hash, which is what BullMQ calls a child by."""
+        return self.queue.lua.job(self.raw)
+
+    @property
+    def watched(self) -> tuple[str, str]:
+        return self.key, self.queue.lua.lock(self.raw)
+
+    def asks_for(self, child: FlowPlace) -> tuple[Command, ...]:
+        """Return the commands that ask whether `child` is a child of this job, in whatever state."""
+        processed, failed, unsuccessful = (f"{self.key}:{name}" for name in ENDED)
+        hashes = ("HEXISTS", processed, child.key), ("HEXISTS", failed, child.key)
+        return ("SISMEMBER", f"{self.key}:{UNFINISHED}", child.key), *hashes, ("ZSCORE", unsuccessful, child.key)
+
+
+class Flows:
+    """The part of a BullMQ storage that inserts flows."""
+
+    def __init__(self, queue: QueueAccess, name: str, prefix: str) -> None:
+        self._queue = queue
+        self._name = name
+        self._prefix = prefix
+
+    async def add(self, nodes: Sequence[FlowNode], claim: Claim | None) -> list[EnqueueResult | None]:
+        """See `FlowStorage.enqueue_flow`."""
+        _check(nodes)
+        top = None if claim is None else FlowPlace(queue=self._queue, raw=own_claim(claim).raw)
+        places = self._places(nodes)
+        if top is not None and top.key in {place.key for place in places}:
+            raise ValueError(f"job {nodes[0].job.id!r} cannot be its own child")
+        for _ in range(ROUNDS):
+            insertion = _Insertion(nodes, places, top, claim, await self._existing(places))
+            if top is not None or not await insertion.is_done():
+                await self._queue.server.transact(insertion.watched, insertion.commands, insertion.decide)
+            if not insertion.surprised:
+                return await self._with_values(insertion)
+        raise Contended(f"other clients added jobs of the same flow {ROUNDS} times in a row")
+
+    def _places(self, nodes: Sequence[FlowNode]) -> list[FlowPlace]:
+        queues = {self._name: self._queue}
+        for name in {node.queue for node in nodes} - {self._name}:
+            queues[name] = QueueAccess(self._queue.server, BullMQScripts(name, self._prefix))
+        return [FlowPlace(queue=queues[node.queue], raw=encode_id(node.job.id)) for node in nodes]
+
+    async def _existing(self, places: Sequence[FlowPlace]) -> set[int]:
+        replies = await self._queue.server.run([("EXISTS", place.key) for place in places])
+        return {at for at, reply in enumerate(replies) if reply}
+
+    async def _with_values(self, insertion: _Insertion) -> list[EnqueueResult | None]:
+        """Return the outcomes, with the results of jobs that have completed."""
+        ended = [at for at, one in enumerate(insertion.results) if one and one.status is EnqueueStatus.COMPLETED]
+        values = await self._queue.server.run([insertion.value_of(at) for at in ended])
+        for at, value in zip(ended, values, strict=True):
+            if isinstance(value, StorageError):
+                raise value
+            insertion.results[at] = EnqueueResult(
+                id=insertion.nodes[at].job.id,
+                status=EnqueueStatus.COMPLETED,
+                existing_state=JobState.COMPLETED,
+                result=decode_bytes(value or "null"),
+            )
+        return insertion.results
+
+
+class _Insertion:
+    """One flow on its way into its queues; `top` is the running job that gets it as further children."""
+
+    def __init__(
+        self,
+        nodes: Sequence[FlowNode],
+        places: Sequence[FlowPlace],
+        top: FlowPlace | None,
+        claim: Claim | None,
+        existing: Container[int],
+    ) -> None:
+        self.nodes = nodes
+        self._places = places
+        self._top = top
+        self._claim = claim
+        self._existing = existing
+        self.results: list[EnqueueResult | None] = []
+        self.surprised = False
+        """Whether a job exists that did not at the look before."""
+
+    async def is_done(self) -> bool:
+        """Tell whether the root of a tree stays as it is, and so all of the tree; then `results` are set."""
+        root = self._places[0]
+        found = (await root.queue.records([root.raw], root.queue.now_ms()))[0] if 0 in self._existing else None
+        if found is None or _is_new(found):
+            return False
+        self.results = [_result(self.nodes[0], found), *[None] * (len(self.nodes) - 1)]
+        return True
+
+    @property
+    def watched(self) -> list[str]:
+        places = [*self._places, *([] if self._top is None else [self._top])]
+        return [key for place in places for key in place.watched]
+
+    @property
+    def commands(self) -> list[Command]:
+        """The commands whose replies `decide` takes."""
+        commands = [*self._checks]
+        if self._top is not None:
+            commands += reading(self._top.queue.lua, self._top.raw)
+        for at, (node, place) in enumerate(zip(self.nodes, self._places, strict=True)):
+            known = at in self._existing
+            commands += reading(place.queue.lua, place.raw, _FIELDS) if known else [("EXISTS", place.key)]
+            if self._top is not None and node.parent is None:
+                commands += self._top.asks_for(place)
+        return commands
+
+    @property
+    def _checks(self) -> list[Command]:
+        """The commands that fail if a queue is damaged; one for each."""
+        queues = {place.queue.lua.base: place.queue for place in self._places}
+        return [queue.lua.fit_for_flows() for queue in queues.values()]
+
+    def decide(self, replies: Sequence[Reply]) -> list[Command]:
+        """Return the commands that insert the flow, and set `results`.
+
+        Raises:
+            LeaseLost: the claim does not hold the running job.
+            StorageError: a job of the flow is the child of another job.
+        """
+        unread = islice(replies, len(self._checks), None)
+        if self._top is not None:
+            self._check_held(record(self._top.raw, [*islice(unread, _READS)], self._top.queue.now_ms()))
+        self.results, self.surprised = [], False
+        commands: list[Command] = []
+        late: list[Command] = []
+        for at, (node, place) in enumerate(zip(self.nodes, self._places, strict=True)):
+            found = self._found(at, unread)
+            known = [*islice(unread, _READS)] if self._top is not None and node.parent is None else []
+            result = None if self._is_left_out(node) else _known(node, known) or _result(node, found)
+            self.results.append(result)
+            if result is not None and not any(known):
+                (late if found.state is JobState.COMPLETED else commands).extend(self._link(node, place, found))
+        return [] if self.surprised else [*commands, *late]
+
+    def _found(self, at: int, unread: Iterator[Reply]) -> BullMQRecord:
+        place = self._places[at]
+        if at in self._existing:
+            return record(place.raw, [*islice(unread, _READS)], place.queue.now_ms(), _FIELDS)
+        self.surprised = self.surprised or bool(next(unread))
+        return record(place.raw, ([None] * len(_FIELDS), "unknown", None, None), place.queue.now_ms(), _FIELDS)
+
+    def _check_held(self, found: BullMQRecord) -> None:
+        assert self._claim is not None
+        if not still_holds(self._claim, found):
+            raise LeaseLost(self._claim.job_id, loss(found))
+
+    def _is_left_out(self, node: FlowNode) -> bool:
+        """Tell whether the job is below one that is not inserted."""
+        above = None if node.parent is None else self.results[node.parent]
+        return node.parent is not None and (above is None or above.status is not EnqueueStatus.QUEUED)
+
+    def _parent(self, node: FlowNode) -> FlowPlace | None:
+        return self._top if node.parent is None else self._places[node.parent]
+
+    def _link(self, node: FlowNode, place: FlowPlace, found: BullMQRecord) -> list[Command]:
+        """Return the commands that insert the job, or make the one that exists a child of its parent."""
+        parent, lua = self._parent(node), place.queue.lua
+        if parent is not None and found.state is not None and found.fields.get("parentKey") not in (None, parent.key):
+            raise StorageError(f"job {node.job.id!r} of queue {node.queue!r} is the child of another job")
+        if not _is_new(found):
+            return [] if parent is None else [_adding(node, place, parent)]
+        gone = [*lua.remove(place.raw), ("ZREM", lua[CANCELLED], place.raw)] if found.fields else []
+        return [*gone, ("DEL", place.queue.tombstone(place.raw)), _adding(node, place, parent)]
+
+    def value_of(self, at: int) -> Command:
+        """Return the command that reads the result of a job that has completed."""
+        parent, place = self._parent(self.nodes[at]), self._places[at]
+        if parent is None:
+            return "HGET", place.key, "returnvalue"
+        return "HGET", f"{parent.key}:{ENDED[0]}", place.key
+
+
+def _adding(node: FlowNode, place: FlowPlace, parent: FlowPlace | None) -> Command:
+    job, link, options = node.job, None, encode_options(node.job, place.raw)
+    if parent is not None:
+        flag = {} if node.on_failure is None else {_FLAGS[node.on_failure]: True}
+        queue = parent.queue.lua.base[:-1]
+        link = {"id": parent.raw, "queueKey": queue, **flag}
+        options |= {"parent": {"id": parent.raw, "queue": queue}, **flag}
+    data, now_ms = encode_bytes(job.payload), place.queue.now_ms()
+    return place.queue.lua.add(place.raw, job.name, data, options, now_ms, parent=link, awaits=node.awaits)
+
+
+def _is_new(found: BullMQRecord) -> bool:
+    return found.state is None or found.state in STARTS_ANEW
+
+
+def _result(node: FlowNode, found: BullMQRecord) -> EnqueueResult:
+    if _is_new(found):
+        return EnqueueResult(id=node.job.id, status=EnqueueStatus.QUEUED)
+    status = EnqueueStatus.COMPLETED if found.state is JobState.COMPLETED else EnqueueStatus.DUPLICATE
+    return EnqueueResult(id=node.job.id, status=status, existing_state=found.state)
+
+
+def _known(node: FlowNode, known: Sequence[Reply]) -> EnqueueResult | None:
+    """Return the outcome for a job that is a child already, whatever became of its record; else None."""
+    if not any(known):
+        return None
+    unfinished, completed, *_ = known
+    status = EnqueueStatus.COMPLETED if completed else EnqueueStatus.DUPLICATE
+    state = None if unfinished else JobState.COMPLETED if completed else JobState.FAILED
+    return EnqueueResult(id=node.job.id, status=status, existing_state=state)
+
+
+def _check(nodes: Sequence[FlowNode]) -> None:
+    """Accept jobs that BullMQ can take together.
+
+    Raises:
+        Unsupported: an ordering key, or a deduplication key.
+        ValueError: a queue with a colon in its name.
+        StorageError: payloads that are too large for one transaction.
+    """
+    refuse_deduplication((node.job for node in nodes), "BullMQStorage")
+    for node in nodes:
+        if node.job.ordering_key is not None:
+            raise Unsupported(f"job {node.job.id!r}: {NO_ORDERING_KEYS}")
+        if ":" in node.queue:
+            raise ValueError(f"a BullMQ queue cannot be named {node.queue!r}: names have no colons")
+    if (size := sum(len(node.job.payload) for node in nodes)) > REDIS_VALUE_BYTES:
+        raise StorageError(f"{size} bytes of payloads are more than the {REDIS_VALUE_BYTES} that a flow may have")
