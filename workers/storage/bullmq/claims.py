@@ -50,7 +50,6 @@ from workers.storage.bullmq.codec import (
     keep_jobs,
     link_fields,
 )
-from workers.storage.bullmq.codes import code_outcome
 from workers.storage.bullmq.jobs import NO_ORDERING_KEYS
 from workers.storage.bullmq.quarantine import BullMQQuarantine
 from workers.storage.bullmq.record import (
@@ -197,7 +196,7 @@ class Claims:
         """Return the job that each claim does not hold; None if its lock had merely expired, and is back now."""
         records = await self._queue.records([_raw(claim) for claim in claims], self._queue.now_ms())
         return [
-            None if still_holds(_own(claim), found) and await self._lock_again(claim) else found
+            None if still_holds(own_claim(claim), found) and await self._lock_again(claim) else found
             for claim, found in zip(claims, records, strict=True)
         ]
 
@@ -208,7 +207,7 @@ class Claims:
 
         def decide(replies: list[Reply]) -> list[Command]:
             nonlocal held
-            held = still_holds(_own(claim), record(raw, replies, now_ms))
+            held = still_holds(own_claim(claim), record(raw, replies, now_ms))
             if not held:
                 return []
             lock: Command = ("SET", self._lua.lock(raw), claim.token, "PX", max(1, to_ms(claim.lease)))
@@ -379,7 +378,7 @@ def _asks_to_cancel(found: Reply) -> bool:
 def _without_hold(claim: Claim, found: BullMQRecord | None) -> SettleOutcome:
     if found is None:  # it held its job a moment ago: another client was faster twice
         return SettleOutcome(status=SettleStatus.LOST, reason=LossReason.TAKEN)
-    return verdict(_own(claim), found)
+    return verdict(own_claim(claim), found)
 
 
 def _fault(settlement: Settlement) -> SettleOutcome | None:

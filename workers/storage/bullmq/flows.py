@@ -198,7 +198,7 @@ class _Insertion:
 
     def _check_held(self, found: BullMQRecord) -> None:
         assert self._claim is not None
-        if not still_holds(self._claim, found):
+        if not still_holds(own_claim(self._claim), found):
             raise LeaseLost(self._claim.job_id, loss(found))
 
     def _is_left_out(self, node: FlowNode) -> bool:

@@ -22,7 +22,7 @@ from workers.jobs import (
     SettleStatus,
 )
 from workers.storage.bullmq import BullMQStorage
-from workers.storage.bullmq.codes import code_outcome
+from workers.storage.bullmq.answers import code_outcome
 from workers.testing.steps import claim_one, job
 
 
