@@ -91,7 +91,9 @@ class Flows:
     def _places(self, nodes: Sequence[FlowNode]) -> list[FlowPlace]:
         queues = {self._name: self._queue}
         for name in {node.queue for node in nodes} - {self._name}:
-            queues[name] = QueueAccess(self._queue.server, BullMQScripts(name, self._prefix))
+            lua = BullMQScripts(name, self._prefix)
+            stalls = self._queue.max_foreign_stalls
+            queues[name] = QueueAccess(self._queue.server, lua, max_foreign_stalls=stalls)
         return [FlowPlace(queue=queues[node.queue], raw=encode_id(node.job.id)) for node in nodes]
 
     async def _existing(self, places: Sequence[FlowPlace]) -> set[int]:
