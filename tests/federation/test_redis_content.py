@@ -18,7 +18,7 @@ CHECK = "health-check_d4b64e4b29f0e3be_0"
 async def test_a_delivery_and_a_probe_as_node_writes_them(
     make_settings: MakeSettings, redis_url: str, queue_prefix: str
 ) -> None:
-    """Hash fields and options of both kinds of job equal those of bullmq's own producer, but for the mark that is ours."""
+    """Hash fields and options of both kinds of job equal those of bullmq's own producer, but for a mark of ours."""
     settings = make_settings(
         redis_url=redis_url,
         federation_queue_prefix=queue_prefix,
