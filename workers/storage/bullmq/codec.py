@@ -38,7 +38,7 @@ RESERVED_IDS: Final = frozenset(QueueKeys().getKeys("")) | {"dn", "metrics", "pr
 _CHAIN_OPTION: Final = "chainIndex"
 _OURS_OPTION: Final = "workers"
 """In the options of each job that we enqueued: a lost lease is an attempt of it. In BullMQ it is none; see `is_ours`
-in `lua/origin.lua`. Version 0.2 and older did not write it: their jobs read as those of another producer.
+in `lua/origin.lua`. Versions before 0.3 did not write it, and their jobs read as those of another producer.
 """
 
 

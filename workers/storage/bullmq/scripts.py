@@ -54,6 +54,8 @@ BEHIND: Final = {
     "moveToDelayed": ("ARGV[1]", "wake"),
     "moveJobFromActiveToWait": ("string.sub(KEYS[1], 1, -7)", "park"),
     "moveStalledJobsToWait": ("ARGV[2]", "park", "origin", "give_up"),
+    "moveToWaitingChildren": ("ARGV[5]", "wake"),
+    "updateJobScheduler": ("ARGV[6]", "park"),
     "reprocessJob": ("string.sub(KEYS[4], 1, -5)", "park"),
     "promote": ("ARGV[1]", "park"),
     "removeJob": ("ARGV[3]", "wake"),

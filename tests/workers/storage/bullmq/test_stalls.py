@@ -73,7 +73,7 @@ async def test_options_that_are_none_are_another_producers(storage: BullMQStorag
 
 
 async def test_a_job_of_version_0_2(storage: BullMQStorage, client: Any) -> None:
-    """It has no mark: a crash costs it no attempt, its failures do, and its back-off and retention are as they were."""
+    """It has no mark: a crash costs it no attempt, and its failures do."""
     await storage.enqueue([job("old", max_attempts=2)])
     key = f"bull:{storage.queue}:old"
     options = json.loads(await client.hget(key, "opts"))

@@ -154,14 +154,16 @@ async def test_marks_that_come_to_nothing_are_not_chased(own_server: ValkeyProce
     async with Redis.from_url(own_server.url, decode_responses=True) as client:
         await client.hset("bull:default:meta", "concurrency", "0")
         waiting = asyncio.create_task(storage.wait(("*",), timeout=timedelta(seconds=60)))
+        started = asyncio.get_running_loop().time()
         for _ in range(200):
             await client.zadd("bull:default:marker", {"0": 0})
             await asyncio.sleep(0.005)
         looks = (await client.info("commandstats"))["cmdstat_hmget"]["calls"]
+        seconds = asyncio.get_running_loop().time() - started
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     await storage.disconnect()
-    assert 2 <= looks <= 20
+    assert 2 <= looks <= 12 + seconds
 
 
 async def test_an_idle_wait_asks_next_to_nothing(own_server: ValkeyProcess) -> None:
