@@ -46,7 +46,7 @@ from workers.jobs import (
     SettleOutcome,
     WorkerInfo,
 )
-from workers.storage.base import Limits
+from workers.storage.base import Limits, ServerFault
 from workers.storage.bullmq.access import QueueAccess
 from workers.storage.bullmq.claims import Claims
 from workers.storage.bullmq.inspect import BullMQInspector
@@ -57,6 +57,7 @@ from workers.storage.bullmq.quarantine import BullMQQuarantine
 from workers.storage.bullmq.scripts import BullMQScripts
 from workers.storage.bullmq.server import BullMQServer, parse_url
 from workers.storage.bullmq.wait import Waiter
+from workers.storage.on_redis.examination import Care, take_eviction
 from workers.storage.rules import check_claim, check_fits_redis, refuse_deduplication, refuse_transaction
 from workers.storage.subscribers import BufferedSubscription
 
@@ -71,7 +72,7 @@ class BullMQStorage:
     `target` is a URL (`redis://`, `rediss://`, `unix://`, each also with `bullmq+` in front) or a client with
     `decode_responses=True`. A client's settings are used, and its connections are left alone. A URL may name the queue
     by `?queue=`; the argument has precedence. `prefix` is BullMQ's, and so is its default. `timeout` bounds each call
-    to the server; when it is over, the method raises `StorageUnavailable`.
+    to the server; when it is over, the method raises `StorageUnavailable`. `allow_eviction`: as on `RedisStorage`.
 
     BullMQ keeps records by age for the whole queue: mixed retentions end early, with the shortest. It counts a job's
     stalls and its failed attempts together, as we do, and reports only at the next claim that they are too many.
@@ -81,9 +82,10 @@ class BullMQStorage:
         StorageError: a target that is no Redis URL, a client without text replies.
     """
 
-    limits: Final = Limits(
+    limits: Limits = Limits(
         clock="client",
-        durable=True,
+        durable=None,
+        works_when_full=False,
         processes="many",
         recovery_passes=2,
         bounded_recovery=False,
@@ -103,15 +105,19 @@ class BullMQStorage:
         *,
         prefix: str = "bull",
         timeout: timedelta = timedelta(seconds=5),
+        allow_eviction: bool = False,
     ) -> None:
         if isinstance(target, str):
+            target, allowed = take_eviction(target)
+            allow_eviction = allow_eviction or allowed
             target, named = parse_url(target)
             queue = named if named and queue == DEFAULT_QUEUE else queue
         check_text("queue name", queue)
         if ":" in queue:
             raise ValueError(f"a BullMQ queue cannot be named {queue!r}: names have no colons")
         self._name = queue
-        self._server = BullMQServer(target, timeout)
+        self._allow_eviction = allow_eviction
+        self._server = BullMQServer(target, timeout, Care(allow_eviction=allow_eviction, clients_clocks=True))
         access = QueueAccess(self._server, BullMQScripts(queue, prefix))
         self._jobs = Jobs(access)
         self._quarantine = BullMQQuarantine(access, self._jobs)
@@ -130,6 +136,10 @@ class BullMQStorage:
 
     async def connect(self) -> None:
         await self._server.open()
+        self.limits = self._server.seen.known(type(self).limits)
+
+    def faults(self) -> list[ServerFault]:
+        return self._server.seen.faults(allow_eviction=self._allow_eviction)
 
     async def disconnect(self) -> None:
         if self._server.in_last_use:
@@ -167,6 +177,8 @@ class BullMQStorage:
         await self._claims.progress(reports)
 
     async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
+        await self._server.examine()
+        self.limits = self._server.seen.known(type(self).limits)
         return await self._claims.recover(max_stalls)
 
     async def sweep(self, limit: int) -> int:

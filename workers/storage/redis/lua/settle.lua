@@ -112,6 +112,9 @@ local function settle(settlement, packed, record)
   return APPLIED
 end
 
+if marked then
+  need_room()
+end
 local ids, met, outcomes = {}, {}, {}
 for at, settlement in ipairs(settlements) do
   ids[at] = settlement[1]
