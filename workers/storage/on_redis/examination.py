@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qsl, urlencode
 
 from workers.errors import StorageError, StorageUnavailable
-from workers.storage.base import Limits, Severity, ServerFault
+from workers.storage.base import Limits, ServerFault, Severity
 
 Command: TypeAlias = tuple[str | bytes | int | float, ...]
 Reply: TypeAlias = Any  # the answer of a command; each reader here knows its shape
@@ -108,7 +108,7 @@ class Examination:
             return None
         return ServerFault(
             severity=Severity.WARNING,
-            found=f"the Redis server uses {self.used_memory:,} bytes of the {self.max_memory:,} that it may (maxmemory)",
+            found=f"the Redis server uses {self.used_memory:,} of the {self.max_memory:,} bytes of its maxmemory",
             advice="raise its maxmemory, or find out what fills it: when it is full, it takes no more jobs",
         )
 

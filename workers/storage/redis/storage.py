@@ -95,8 +95,8 @@ class RedisStorage(ScriptedStorage):
     different prefixes share nothing. `timeout` bounds each call to the server; when it is over, the method raises
     `StorageUnavailable`.
 
-    A job that a server forgot in a failover is lost; how much survives depends on the server's settings. `connect` looks
-    at them, and `limits` and `faults` say what it found. No worker starts on a server that evicts keys, unless
+    A job that a server forgot in a failover is lost; how much survives depends on the server's settings. `connect`
+    looks at them, and `limits` and `faults` say what it found. No worker starts on a server that evicts keys, unless
     `allow_eviction`, which a URL may say by `?allow_eviction=true`.
 
     Raises:
