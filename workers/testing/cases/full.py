@@ -50,8 +50,8 @@ async def a_full_server_is_worked_off(harness: Harness) -> None:
     await storage.wait(["work"], timeout=timedelta(0))
     held = {one.job_id: one for one in await claim(storage, len(names))}
     assert (await storage.renew([*held.values()])).lost == {}
-    ends = [completed(held["a"]), failed(held["b"]), retried(held["c"], HOUR), stopped(held["d"]), released(held["e"])]
-    await apply(storage, *ends)
+    await apply(storage, completed(held["a"]), failed(held["b"]), retried(held["c"], HOUR))
+    await apply(storage, stopped(held["d"]), released(held["e"]))
     assert await storage.cancel("cancelled") is CancelResult.CANCELLED
     assert await storage.cancel("f") is CancelResult.PROCESSING
     assert await storage.remove(["gone"]) == 1
