@@ -57,7 +57,8 @@ from workers.storage.bullmq.quarantine import BullMQQuarantine
 from workers.storage.bullmq.scripts import BullMQScripts
 from workers.storage.bullmq.server import BullMQServer, parse_url
 from workers.storage.bullmq.wait import Waiter
-from workers.storage.on_redis.examination import Care, take_eviction
+from workers.storage.on_redis.eviction import take_eviction
+from workers.storage.on_redis.examination import Care
 from workers.storage.rules import check_claim, check_fits_redis, refuse_deduplication, refuse_transaction
 from workers.storage.subscribers import BufferedSubscription
 

@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
-from urllib.parse import parse_qsl, urlencode
 
 from workers.errors import StorageError, StorageUnavailable
 from workers.storage.base import Limits, ServerFault, Severity
@@ -242,23 +241,3 @@ class Care:
         TELLER.tell_settings(seen, allow_eviction=self.allow_eviction)
         if self.clients_clocks:
             TELLER.tell_clock(seen)
-
-
-def take_eviction(url: str) -> tuple[str, bool]:
-    """Return the URL without its `?allow_eviction=`, and whether that allows it.
-
-    Raises:
-        StorageError: it says neither yes nor no.
-    """
-    target, _, query = url.partition("?")
-    parameters = parse_qsl(query, keep_blank_values=True)
-    said = dict(parameters).get("allow_eviction")
-    if said is None:
-        return url, False
-    if said not in _WORDS:
-        raise StorageError("?allow_eviction= must be true or false")
-    others = urlencode([(name, value) for name, value in parameters if name != "allow_eviction"])
-    return f"{target}?{others}" if others else target, _WORDS[said]
-
-
-_WORDS: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}

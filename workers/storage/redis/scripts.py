@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Final
 
-from workers.errors import StorageFull
+from workers.errors import StorageDamaged, StorageError, StorageFull
 from workers.storage.on_redis.scripts import Script, assembled
 from workers.storage.on_redis.server import FULL, RedisServer, Reply
 
@@ -40,6 +40,8 @@ def loaded_scripts() -> Sequence[Script]:
     return tuple(scripts().values())
 
 
+ON_A_FULL_SERVER: Final = "#!lua flags=allow-oom\n"
+TOO_OLD: Final = f"{FULL}; a server of Redis 7 or newer would let workers work it off"
 DRAINING: Final = frozenset(PARTS) - {"enqueue", "enqueue_once", "settle", "complete", "progress"}
 """The scripts that run on a full server. Each adds at most a few hundred bytes per job that is there already. What
 settlements add is looked at first, see `room.py`."""
@@ -48,7 +50,7 @@ settlements add is looked at first, see `room.py`."""
 @cache
 def _draining() -> Mapping[str, Script]:
     """Return the scripts that a server runs although its memory is full, which it can do since Redis 7."""
-    return {name: Script.of(f"#!lua flags=allow-oom\n{scripts()[name].text}") for name in (*DRAINING, "settle")}
+    return {name: Script.of(ON_A_FULL_SERVER + scripts()[name].text) for name in (*DRAINING, "settle")}
 
 
 _CHANNELS: Final = (b"wake", b"events", b"cancels")
@@ -90,9 +92,17 @@ class RedisScripts:
         Raises:
             StorageFull: the server is too old for that.
         """
-        if not self.server.seen.works_when_full:
-            raise StorageFull(f"{FULL}; a server of Redis 7 or newer would work jobs off all the same")
-        return await self.server.call(_draining()[name], self.base, self.server.database, *arguments)
+        seen = self.server.seen
+        if not seen.works_when_full:
+            raise StorageFull(TOO_OLD)
+        try:
+            return await self.server.call(_draining()[name], self.base, self.server.database, *arguments)
+        except StorageDamaged:
+            raise
+        except StorageError as error:
+            if seen.version is None:  # then it may not know the flag
+                raise StorageFull(TOO_OLD) from error
+            raise
 
 
 def _in_a_tag(text: str) -> str:

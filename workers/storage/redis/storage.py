@@ -61,7 +61,8 @@ from workers.jobs import (
 from workers.storage.base import ANY_NAME, Limits
 from workers.storage.on_redis.batches import AT_ONCE, in_steps, portions
 from workers.storage.on_redis.claiming import claimed
-from workers.storage.on_redis.examination import Care, take_eviction
+from workers.storage.on_redis.eviction import take_eviction
+from workers.storage.on_redis.examination import Care
 from workers.storage.on_redis.messages import STATES, duration, pack, unpack
 from workers.storage.on_redis.server import RedisServer, Reply, parse_url
 from workers.storage.on_redis.storage import OUTCOMES, RESULTS_AT_ONCE, ScriptedStorage, cancel_result

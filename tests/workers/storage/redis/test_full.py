@@ -15,7 +15,7 @@ from tests.servers import ValkeyProcess
 from tests.workers.storage.redis.steps import LEASES
 from workers import DROP, Deduplication, DeduplicationMode, Job, JobState, StorageFull, Worker
 from workers.jobs import CancelResult, Claim, Completed, Continued, ErrorInfo, Failed, PartlySettled, SettleStatus
-from workers.storage.redis import RedisStorage
+from workers.storage.redis import RedisStorage, scripts
 from workers.storage.redis.room import RECORD_BYTES, SMALL_BYTES
 from workers.testing.steps import HOUR, PATIENCE, claim_one, job, until
 
@@ -183,6 +183,27 @@ async def test_errors_are_stored_in_short_on_a_full_server(server: Server, stora
     [found] = await storage.status([claim.job_id])
     assert found is not None
     assert found.last_error == ErrorInfo(type="ValueError", message="m" * SMALL_BYTES)
+
+
+async def test_a_server_that_may_be_too_old_stays_full(
+    server: Server, storage: RedisStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If it tells no version and does not know the flag, it is full, and not broken."""
+    await running(storage, b"")
+    await storage.disconnect()
+    async with Redis.from_url(server.url) as admin:
+        await admin.acl_setuser("app", enabled=True, passwords=["+secret"], keys=["*"], channels=["*"],
+                                categories=["+@all", "-@admin", "-@dangerous"])  # fmt: skip
+    monkeypatch.setattr(scripts, "ON_A_FULL_SERVER", "#!lua flags=of-tomorrow\n")
+    scripts._draining.cache_clear()
+    untold = RedisStorage(server.url.replace("//", "//app:secret@"), "full")
+    await untold.connect()
+    await server.limit(1)
+    with pytest.raises(StorageFull, match="Redis 7"):
+        await untold.claim("w", leases=LEASES, limit=1)
+    scripts._draining.cache_clear()
+    await untold.disconnect()
+    await storage.connect()
 
 
 async def test_no_enqueue_slips_into_a_full_server(server: Server, storage: RedisStorage) -> None:
