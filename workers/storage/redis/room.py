@@ -14,7 +14,7 @@ from typing import Final
 from workers.jobs import DROP, Completed, Continued, ErrorInfo, Failed, Retried, Settlement
 
 SMALL_BYTES: Final = 256
-"""A result, a next link's payload or an error of this size is always taken."""
+"""A result or a next link's payload of this size is always taken, and so much of an error's message."""
 RECORD_BYTES: Final = 512
 """What a job takes beside its payload, at least."""
 

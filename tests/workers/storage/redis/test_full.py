@@ -115,6 +115,19 @@ async def test_what_stores_more_than_it_frees_waits_for_room(server: Server, sto
     assert [one.status for one in await storage.settle(ends[:1])] == [SettleStatus.APPLIED]
 
 
+async def test_nothing_slips_in_behind_what_frees_memory(server: Server, storage: RedisStorage) -> None:
+    """Neither behind a job that goes without a trace, whose ordering key is free, nor in place of one that waited."""
+    await storage.enqueue([job("first", ordering_key="key"), job("large"), job("waits", name="other")])
+    first, large = await storage.claim("w", leases={"work": HOUR}, limit=5)
+    await server.limit(1)
+    with pytest.raises(PartlySettled) as refused:
+        await storage.settle([Completed(claim=first, result=b"1", keep=DROP), Completed(claim=large, result=LARGE)])
+    assert [outcome is not None for outcome in refused.value.outcomes] == [True, False]
+    with pytest.raises(StorageFull):
+        await storage.complete("waits", LARGE)
+    assert await _is(storage, "waits", JobState.QUEUED)
+
+
 async def test_a_worker_settles_again_when_there_is_room(server: Server, storage: RedisStorage) -> None:
     """A job whose result found no room ends with it later, without another run, and holds up no other job."""
     await storage.enqueue([job("large"), job("small", payload=b'"x"')])
