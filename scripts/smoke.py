@@ -148,7 +148,18 @@ def examine(federation: Path, node: Path) -> None:
     """
     told = json.loads(command([str(federation), "doctor", "--json"], node))
     verdicts = {finding["check"]: finding["verdict"] for finding in told["findings"]}
-    of_the_place = ("settings", "keys", "database", "writes", "host", "queues", "sharing", "proxies", "clock")
+    of_the_place = (
+        "settings",
+        "keys",
+        "database",
+        "writes",
+        "host",
+        "queues",
+        "storage",
+        "sharing",
+        "proxies",
+        "clock",
+    )
     expected = {name: {"ok"} for name in (*of_the_place, "peer keys", "backlog", "claims")}
     expected |= {
         "open files": {"ok", "warning"},

@@ -27,6 +27,14 @@ class StorageUnavailable(WorkersError):
     """The storage did not answer; nothing is known about the effect of the call. Repeating it is safe."""
 
 
+class StorageFull(StorageUnavailable):
+    """The storage's server has no memory left for what the call would add; nothing more is lost by that.
+
+    Repeating the call is safe, and succeeds once there is room: when jobs have been worked off or removed, when results
+    have expired, or when the server's limit is raised (`maxmemory`).
+    """
+
+
 class StorageError(WorkersError):
     """The storage answered that it cannot do this: wrong server, foreign data, missing tables. Retrying won't help."""
 
@@ -36,6 +44,10 @@ class StorageDamaged(StorageError):
 
     The call works again once that key is gone: see `Management.repair`.
     """
+
+
+class ServerUnfit(StorageError):
+    """The storage's server is set up so that it may lose acknowledged jobs, and nobody has allowed that."""
 
 
 class TransactionError(WorkersError):

@@ -105,7 +105,8 @@ class Queue:
             Unsupported: the storage keeps no deduplication keys; see `limits.deduplication`.
             ValueError: an argument out of its range, or a payload the serde cannot encode.
             TypeError: a payload of a type the serde does not know.
-            StorageUnavailable: nothing is known; enqueueing the same id again is safe.
+            StorageUnavailable: nothing is known; enqueueing the same id again is safe. `StorageFull`: the storage's
+                server has no memory left for the job.
         """
         spec = JobSpec(payload=payload, name=name, **options)
         if connection is not None:

@@ -47,6 +47,8 @@ from federation.recurring_jobs import recurring_jobs
 from federation.scheduler.leases import last_runs
 
 CLOCK_WARNING: Final = timedelta(seconds=2)
+CLIENTS_CLOCK_WARNING: Final = timedelta(seconds=1)
+"""The same where the delays of jobs go by each client's clock."""
 CLOCK_FAILURE: Final = timedelta(minutes=1)
 OLD_BACKLOG: Final = timedelta(hours=1)
 MISSED_RUNS: Final = 3
@@ -256,11 +258,13 @@ async def clock(federation: Federation) -> Found:
         except (RedisError, OSError) as error:
             text = f"Redis did not tell the time: {type(error).__name__}"
             return failure(text, f"is {queue_setting(federation)} right, and the server up?")
-        skews["Redis'"] = datetime.fromtimestamp(seconds + micros / 1e6, UTC) - _middle(before)
+        skews["Redis'"] = _skew(datetime.fromtimestamp(seconds + micros / 1e6, UTC), before)
     whose, skew = max(skews.items(), key=lambda each: abs(each[1]))
     text = f"{whose} clock differs from ours by {abs(skew.total_seconds()):.1f} s"
     if abs(skew) >= CLOCK_FAILURE:
         return failure(text, "set the clocks by NTP: delays, leases and purges go by them")
+    if abs(skews.get("Redis'", timedelta(0))) >= CLIENTS_CLOCK_WARNING and _goes_by_clients_clocks(federation):
+        return warning(text, "set the clocks by NTP: on BullMQ the delays of jobs go by this machine's clock")
     if abs(skew) >= CLOCK_WARNING:
         return warning(text, "set the clocks by NTP")
     return ok(text)
@@ -273,12 +277,17 @@ async def _database_skew(federation: Federation) -> timedelta:
             return timedelta(0)  # the database's clock is this machine's
         before = datetime.now(UTC)
         now: datetime = (await session.execute(select(func.clock_timestamp()))).scalar_one()
-        return now.astimezone(UTC) - _middle(before)
+        return _skew(now.astimezone(UTC), before)
 
 
-def _middle(before: datetime) -> datetime:
-    """Return when a server that was asked at `before`, and has answered by now, most likely read its clock."""
-    return before + (datetime.now(UTC) - before) / 2
+def _goes_by_clients_clocks(federation: Federation) -> bool:
+    return federation.delivery_queue.storage.limits.clock == "client"
+
+
+def _skew(told: datetime, before: datetime) -> timedelta:
+    """Return by how much the clock of a server that was asked at `before`, and has answered by now, is off at least."""
+    none = timedelta(0)
+    return max(told - datetime.now(UTC), none) + min(told - before, none)
 
 
 async def scheduler(federation: Federation) -> Found:

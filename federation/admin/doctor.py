@@ -18,6 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from db.errors import local_cause
 from federation.admin import checks
 from federation.admin.checks import Found, Verdict, failure, queue_setting
+from federation.admin.queue_server import queue_server
 from federation.app import Federation
 from federation.base.errors import ConfigurationError, NoNodeHere, Unreachable
 from federation.base.misspelt import misspelt, told
@@ -73,10 +74,11 @@ async def _examine(federation: Federation) -> list[Finding]:
     until = asyncio.get_running_loop().time() + PATIENCE.total_seconds()
     look = partial(_run, federation=federation, until=until)
     async with asyncio.TaskGroup() as group:
-        queues_, files, discover = (
+        queues_, server, files, discover = (
             group.create_task(look(check, of))
             for check, of in (
                 ("queues", checks.queues),
+                ("storage", queue_server),
                 ("open files", checks.open_files),
                 ("/discover", checks.discover),
             )
@@ -97,7 +99,7 @@ async def _examine(federation: Federation) -> list[Finding]:
             )
         ]
     writes, host, known_keys, *others = of_database
-    tasks = [writes, host, known_keys, queues_, files, *others, discover]
+    tasks = [writes, host, known_keys, queues_, server, files, *others, discover]
     return [database, *(task.result() for task in tasks if task is not None)]
 
 

@@ -126,6 +126,8 @@ def _redis_url(value: SecretStr) -> SecretStr:
         server = False
     if not server and not value.get_secret_value().startswith("unix://"):
         raise ValueError("must be redis://[user:password@]host:port[/db], or rediss:// for TLS")
+    if "allow_eviction" in dict(parse_qsl(urlsplit(value.get_secret_value()).query, keep_blank_values=True)):
+        raise ValueError("no ?allow_eviction= here: set FEDERATION_ALLOW_EVICTION")
     return value
 
 

@@ -92,6 +92,8 @@ class Settings(BaseSettings):
     """Addresses and networks that may read `/metrics` on the inbound side; for all others there is none."""
 
     federation_queue_prefix: Annotated[str, Field(min_length=1, max_length=100)] = "bull"
+    federation_allow_eviction: bool = False
+    """Whether workers start on a Redis that evicts keys, and with them jobs."""
     federation_job_payload: JobPayload = JobPayload.REFERENCE
     """Whether jobs of deliveries refer to their text, or carry it, as Node's workers on the same Redis queues need."""
     federation_delivery_attempts: Annotated[int, Field(ge=1, le=100)] = 5

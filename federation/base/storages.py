@@ -70,24 +70,26 @@ def open_storage(settings: Settings, queue: str, *, client: redis.asyncio.Redis 
     is used for BullMQ instead of a connection of its own.
     """
     chosen = _chosen_for_bullmq(settings)
+    prefix, allowed = settings.federation_queue_prefix, settings.federation_allow_eviction
     if chosen is not None:
         from workers.storage.bullmq import BullMQStorage, stalls_of
 
         return BullMQStorage(
             client or chosen,
             queue,
-            prefix=settings.federation_queue_prefix,
+            prefix=prefix,
             max_foreign_stalls=stalls_of(chosen),
+            allow_eviction=allowed,
         )
     url = (settings.queue_url or settings.database_url).get_secret_value()
     if url.startswith(BULL_SCHEMES):
         from workers.storage.bull import BullStorage
 
-        return BullStorage(url, queue, prefix=settings.federation_queue_prefix)
+        return BullStorage(url, queue, prefix=prefix, allow_eviction=allowed)
     if url.startswith(("redis://", "rediss://")):
         from workers.storage.redis import RedisStorage
 
-        return RedisStorage(url, queue, prefix=settings.federation_queue_prefix)
+        return RedisStorage(url, queue, prefix=prefix, allow_eviction=allowed)
     if url.startswith("file:"):
         return storage_from_url(url, queue=queue)
     from workers.storage.sql import SqlStorage

@@ -27,7 +27,7 @@ from workers.storage.file import FileStorage
 from workers.storage.redis import RedisStorage
 from workers.storage.sql import SqlStorage
 from workers.testing import Case, Harness, MemoryHarness
-from workers.testing.case import RESTARTS
+from workers.testing.case import FILLS, RESTARTS
 
 OpenHarness: TypeAlias = Callable[[Case, pytest.FixtureRequest], AbstractAsyncContextManager[Harness]]
 
@@ -147,7 +147,7 @@ class BullMQHarness(Harness):
         super().__init__()
         self._url = url
         self._server = server
-        self.restarts = server is not None
+        self.restarts = self.fills = server is not None
 
     @property
     def limits(self) -> Limits:
@@ -165,6 +165,14 @@ class BullMQHarness(Harness):
             await admin.script_flush()
             for kind in ("normal", "pubsub"):
                 await admin.client_kill_filter(_type=kind, skipme=True)
+
+    async def fill(self) -> None:
+        async with Redis.from_url(self._url) as admin:
+            await admin.config_set("maxmemory", 1)
+
+    async def make_room(self) -> None:
+        async with Redis.from_url(self._url) as admin:
+            await admin.config_set("maxmemory", 0)
 
     async def entries(self, storage: Storage) -> int:
         async with Redis.from_url(self._url) as admin:
@@ -264,7 +272,7 @@ def on_a_server(make: Callable[[str, ValkeyProcess | None], Harness]) -> OpenHar
     @asynccontextmanager
     async def opened(case: Case, request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
         with contextlib.ExitStack() as stack:
-            own = stack.enter_context(valkey()) if RESTARTS in case.needs else None
+            own = stack.enter_context(valkey()) if {RESTARTS, FILLS} & {*case.needs} else None
             url = own.url if own else request.getfixturevalue("redis_url")
             async with make(url, own) as harness:
                 yield harness

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 from typing import Final, TypeAlias
 
 from workers.checks import check_progress
-from workers.errors import ErrorInfo, LossReason
+from workers.errors import ErrorInfo, LossReason, StorageFull
 from workers.jobs.job import Claim, NewJob
 from workers.retention import Retention
 
@@ -153,3 +153,15 @@ class Recovery:
 
     requeued: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
+
+
+class PartlySettled(StorageFull):
+    """Some settlements need more room than the storage's server has; the others are settled.
+
+    `outcomes` are in the order of the settlements, with None for those that may be tried again.
+    """
+
+    def __init__(self, outcomes: Sequence[SettleOutcome | None]) -> None:
+        left = sum(outcome is None for outcome in outcomes)
+        super().__init__(f"{left} of {len(outcomes)} settlements need more room than the storage's server has")
+        self.outcomes = tuple(outcomes)

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import timedelta
+from enum import StrEnum
 from typing import Final, Literal, Protocol, runtime_checkable
 
 from workers.checks import MAX_DELAY
@@ -42,8 +43,11 @@ class Limits:
 
     clock: Literal["server", "machine", "client"]
     """The clock that decides what is due: that of the storage's server, of the machine, or of each client."""
-    durable: bool
-    """Whether jobs survive the end of the process."""
+    durable: bool | None
+    """Whether jobs survive the end of the process, and of the storage's server, also a crash.
+
+    None: it depends on how the server is set up, and that is not known. See `Examined`.
+    """
     processes: Literal["one", "machine", "many"]
     wakeup_latency: timedelta = timedelta(0)
     """How late `wait` may notice a job enqueued by another process."""
@@ -79,10 +83,32 @@ class Limits:
     """Whether jobs may have children in other queues, on whose results they wait; see `FlowStorage`."""
     priority_order: bool = True
     """Whether lower priorities always come first."""
+    works_when_full: bool = True
+    """Whether jobs are claimed, settled, cancelled and removed while the server takes no new ones because its memory is
+    full (`StorageFull`), so that it has room again when they are worked off.
+    """
     cancelled_apart: bool = True
     """Whether a cancelled job has a state of its own; otherwise it is a failed record with a mark of ours. Other
     programs on the queue see a failed job and may retry it, after which it does not count as cancelled any more.
     """
+
+
+class Severity(StrEnum):
+    """How grave a fault of a server is."""
+
+    ERROR = "error"
+    """Acknowledged jobs may be lost while the server runs: a worker does not start."""
+    WARNING = "warning"
+    NOTE = "note"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerFault:
+    """What an operator should know of a storage's server, and do about it."""
+
+    severity: Severity
+    found: str
+    advice: str = ""
 
 
 class Subscription(Protocol):
@@ -109,6 +135,17 @@ class OfOneLoop(Protocol):
 
     def forget_loop(self) -> None:
         """Forget the loop, which is gone with its connections, as if this storage had never been connected."""
+
+
+@runtime_checkable
+class Examined(Protocol):
+    """A storage on a server whose own settings decide whether it keeps what it acknowledges.
+
+    `connect` looks at them, and so does `recover` now and then. From then on `limits` says what is known.
+    """
+
+    def faults(self) -> list[ServerFault]:
+        """Return what was found wrong at the last look, the gravest first."""
 
 
 @runtime_checkable

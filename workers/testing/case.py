@@ -59,10 +59,12 @@ PRIORITY_ORDER: Final = Need(what="priority_order", met=lambda harness: harness.
 RESULT_TTL_UPDATES: Final = Need(what="result_ttl_updates", met=lambda harness: harness.limits.result_ttl_updates)
 DEDUPLICATION: Final = Need(what="deduplication", met=lambda harness: harness.limits.deduplication)
 FLOWS: Final = Need(what="flows", met=lambda harness: harness.limits.flows)
-DURABLE: Final = Need(what="durable", met=lambda harness: harness.limits.durable)
+DURABLE: Final = Need(what="durable", met=lambda harness: harness.limits.durable is not False)
 RETENTION_PER_JOB: Final = Need(what="retention_per_job", met=lambda harness: harness.limits.retention_per_job)
+WORKS_WHEN_FULL: Final = Need(what="works_when_full", met=lambda harness: harness.limits.works_when_full)
 RESTARTS: Final = Need(what="a server that can be restarted", met=lambda harness: harness.restarts, declared=False)
 CUTS: Final = Need(what="connections that can be cut", met=lambda harness: harness.cuts, declared=False)
+FILLS: Final = Need(what="a server that can be full", met=lambda harness: harness.fills, declared=False)
 MEASURES: Final = Need(what="a measure of what is stored", met=lambda harness: harness.measures, declared=False)
 MOVES_TIME: Final = Need(what="a clock the harness can move", met=lambda harness: harness.moves_time, declared=False)
 

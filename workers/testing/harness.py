@@ -37,6 +37,8 @@ class Harness(ABC):
     """Whether there is `restart_server`."""
     cuts: bool = False
     """Whether there is `cut_connections`."""
+    fills: bool = False
+    """Whether there are `fill` and `make_room`."""
     measures: bool = False
     """Whether there is `entries`."""
 
@@ -83,6 +85,14 @@ class Harness(ABC):
     async def cut_connections(self) -> None:
         """Make the server close every client's connections and forget their scripts (`cuts` only)."""
         raise NotImplementedError(f"{type(self).__name__} declares no cuts")
+
+    async def fill(self) -> None:
+        """Leave the server no memory for what it does not have yet, until `make_room` (`fills` only)."""
+        raise NotImplementedError(f"{type(self).__name__} cannot fill its server")
+
+    async def make_room(self) -> None:
+        """Give the server memory again (`fills` only)."""
+        raise NotImplementedError(f"{type(self).__name__} cannot fill its server")
 
     async def entries(self, storage: Storage) -> int:
         """Count the rows, keys, members or other entries that the storage keeps for this queue (`measures` only)."""

@@ -1,7 +1,8 @@
 """Ends attempts in batches: one storage call settles every attempt that finished while the last call was under way.
 
 A storage that does not answer, or is damaged, is asked again with back-off for as long as the renewal loop keeps the
-claim's lease alive. After that the job is another worker's, and the settlement is given up.
+claim's lease alive. After that the job is another worker's, and the settlement is given up. A settlement for which the
+storage has no room waits alone, and holds up no other.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import asyncio
 import sys
 from collections.abc import Callable, Sequence
 
-from workers.batching import Batcher
+from workers.backoff import Backoff
+from workers.batching import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Batcher
 from workers.errors import StorageDamaged, StorageUnavailable, WorkersError
-from workers.jobs import Claim, Settlement, SettleOutcome
+from workers.jobs import Claim, PartlySettled, Settlement, SettleOutcome
 from workers.storage.base import Storage
 
 
@@ -27,8 +29,9 @@ class Settler:
         self, storage: Storage, *, holds: Callable[[Claim], bool], report: Callable[[BaseException], None]
     ) -> None:
         self._storage = storage
+        self._holds = holds
         self._report = report
-        self._batcher = Batcher(
+        self._batcher: Batcher[Settlement, SettleOutcome | PartlySettled] = Batcher(
             self._settle,
             sys.maxsize,
             is_common=_is_no_fault_of_a_job,
@@ -43,10 +46,17 @@ class Settler:
         A settlement that the storage cannot take is given up as well: its lease will run out and the job be recovered.
         An attempt that is cancelled meanwhile is settled all the same.
         """
-        if self._ended:
-            return None
+        backoff: Backoff | None = None
         try:
-            return await self._batcher.put(settlement)
+            while not self._ended:
+                outcome = await self._batcher.put(settlement)
+                if not isinstance(outcome, PartlySettled):
+                    return outcome
+                backoff = backoff or Backoff(first=FIRST_PAUSE_SECONDS, longest=LONGEST_PAUSE_SECONDS)
+                await asyncio.sleep(backoff.pause())
+                if not self._holds(settlement.claim):
+                    break
+            return None
         except _Ended:
             return None
         except Exception as error:
@@ -62,9 +72,12 @@ class Settler:
             self._ended = True
             self._batcher.abandon(_Ended())
 
-    async def _settle(self, settlements: Sequence[Settlement]) -> list[SettleOutcome]:
+    async def _settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome | PartlySettled]:
         try:
             return await self._storage.settle(settlements)
+        except PartlySettled as partly:
+            self._report(partly)
+            return [partly if outcome is None else outcome for outcome in partly.outcomes]
         except Exception as error:
             if _is_no_fault_of_a_job(error):
                 self._report(error)

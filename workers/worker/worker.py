@@ -47,6 +47,7 @@ from workers.worker.attempt import Attempt, Ending, Runner
 from workers.worker.cancels import CancelListener
 from workers.worker.children import OwnChildren
 from workers.worker.events import Emitter, Observer, WorkerEventKind
+from workers.worker.fitness import connect_if_fit
 from workers.worker.handlers import Handler, HandlerFunction, HandlerTable, Middleware, SignalReason
 from workers.worker.leases import LeaseKeeper
 from workers.worker.progress import ProgressReporter
@@ -161,7 +162,8 @@ class Worker:
         again for as long as it takes. Cancelling this call stops the worker without grace. A worker runs once.
 
         Raises:
-            StorageError: the storage is not fit for use from the start, as with missing tables.
+            StorageError: the storage is not fit for use from the start, as with missing tables. `ServerUnfit`: its
+                server may lose acknowledged jobs.
         """
         self._stop.listen()
         try:
@@ -204,7 +206,7 @@ class Worker:
         backoff = Backoff(first=FIRST_PAUSE_SECONDS, longest=LONGEST_PAUSE_SECONDS)
         while not self._stop.asked:
             try:
-                if await self._stop.unless(self._storage.connect()):
+                if await self._stop.unless(connect_if_fit(self._storage)):
                     return True
             except StorageUnavailable as error:
                 self._events.report(error)

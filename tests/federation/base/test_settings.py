@@ -56,6 +56,7 @@ def test_without_any_variable_the_documented_defaults_hold() -> None:
         "federation_metrics_bind": "127.0.0.1",
         "federation_metrics_clients": (),
         "federation_queue_prefix": "bull",
+        "federation_allow_eviction": False,
         "federation_job_payload": JobPayload.REFERENCE,
         "federation_delivery_attempts": 5,
         "federation_delivery_backoff": timedelta(seconds=5),
@@ -86,6 +87,7 @@ def test_without_any_variable_the_documented_defaults_hold() -> None:
     ("variable", "text", "value"),
     [
         ("BETTER_AUTH_URL", "https://A.Example:443/some/path/", "https://a.example"),
+        ("FEDERATION_ALLOW_EVICTION", "true", True),
         ("FEDERATION_PUBLIC_KEY", "abc", "abc"),
         ("FEDERATION_PRIVATE_KEY", "abc", SecretStr("abc")),
         ("FEDERATION_ENCRYPTION_PUBLIC_KEY", "abc", "abc"),
@@ -178,6 +180,7 @@ def test_every_variable_has_a_case_above() -> None:
         ("QUEUE_URL", "bull+redis://host:1?dialect=s3cret"),
         ("QUEUE_URL", "bull+rediss://host:1/0?dialect="),
         ("QUEUE_URL", "bull+redis://host:1?dialect=B"),
+        ("QUEUE_URL", "redis://:s3cret@host:1?allow_eviction=true"),
         ("QUEUE_URL", "bullmq+bull+redis://host:1"),
         ("QUEUE_URL", "postgresql://u:s3cret@host:port/x"),
         ("QUEUE_URL", "s3cret"),

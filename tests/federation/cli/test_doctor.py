@@ -11,15 +11,19 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import closing
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
+from typing import Self
 
 import pytest
+import redis
+from redis.asyncio import Redis
 from sqlalchemy import make_url
 
 from db import DeliveryAttempt, DeliveryJob, DeliveryState, HoldReason, RunOutcome, SchedulerJob
 from db.deliveries import AttemptOutcome
 from db.migrate import upgrade
+from federation.admin import checks
 from federation.admin.checks import Verdict
 from federation.admin.doctor import Finding, examine, worst
 from federation.app import Federation
@@ -33,7 +37,7 @@ from tests.federation.protocol.vectors import B
 from tests.misbehaving import respond
 from tests.patience import PATIENCE_SECONDS
 from tests.peer import Peer
-from tests.servers import free_port
+from tests.servers import free_port, valkey
 
 ROOT = Path(__file__).parents[3]
 
@@ -83,6 +87,7 @@ def test_a_fresh_node_is_all_green(fresh: Callable[..., subprocess.CompletedProc
         "host": "ok",
         "peer keys": "ok",
         "queues": "ok",
+        "storage": "ok",
         "open files": "ok",
         "sharing": "ok",
         "proxies": "ok",
@@ -135,6 +140,62 @@ async def test_a_queue_that_is_down_and_tables_that_lack(monkeypatch: pytest.Mon
     assert "federation upgrade" in findings["database"].advice
     assert findings["/discover"].verdict is Verdict.NOTE
     assert worst([*findings.values()]) is Verdict.FAILURE
+
+
+@pytest.mark.usefixtures("node_environment")
+async def test_a_server_that_loses_jobs_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what to set; one where that is allowed is a note, and one whose memory has no limit a warning."""
+    with valkey() as server:
+        monkeypatch.setenv("REDIS_URL", server.url)
+        assert (await finding("storage")).verdict is Verdict.OK
+        async with Redis.from_url(server.url) as admin:
+            await admin.config_set("maxmemory-policy", "allkeys-lru")
+            assert (await finding("storage")).verdict is Verdict.WARNING
+            await admin.config_set("maxmemory", 500_000_000)
+        lost = await finding("storage")
+        assert (lost.verdict, "maxmemory-policy allkeys-lru" in lost.found) == (Verdict.FAILURE, True)
+        assert "noeviction, or FEDERATION_ALLOW_EVICTION to true" in lost.advice
+        monkeypatch.setenv("FEDERATION_ALLOW_EVICTION", "true")
+        assert (await finding("storage")).verdict is Verdict.NOTE
+
+
+def test_no_worker_starts_on_a_server_that_loses_jobs(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command ends with one that says what to set."""
+    with valkey() as server:
+        monkeypatch.setenv("REDIS_URL", server.url)
+        with redis.Redis.from_url(server.url) as admin:
+            admin.config_set("maxmemory", 500_000_000)
+            admin.config_set("maxmemory-policy", "allkeys-lru")
+        done = command("workers", "run")
+    assert done.status == 2
+    assert "set its maxmemory-policy to noeviction" in done.stderr
+    assert "FEDERATION_ALLOW_EVICTION" in done.stderr
+
+
+@pytest.mark.usefixtures("node_environment")
+@pytest.mark.parametrize(("off", "verdict"), [(0, Verdict.OK), (1.6, Verdict.WARNING), (-3600, Verdict.FAILURE)])
+async def test_a_clock_beside_bullmqs_server_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch, redis_url: str, off: float, verdict: Verdict
+) -> None:
+    """There a second is much: the delays of jobs go by this machine's clock."""
+    monkeypatch.setenv("REDIS_URL", redis_url)
+    monkeypatch.setattr(checks, "datetime", Moved.by(off))
+    found = await finding("clock")
+    assert found.verdict is verdict
+    assert ("this machine's clock" in found.advice) == (verdict is Verdict.WARNING)
+
+
+class Moved(datetime):
+    """A clock that is off."""
+
+    @classmethod
+    def by(cls, seconds: float) -> type[datetime]:
+        class Off(datetime):
+            @classmethod
+            def now(cls, tz: tzinfo | None = None) -> Self:
+                return super().now(tz) + timedelta(seconds=seconds)
+
+        return Off
 
 
 @pytest.mark.parametrize(("damage", "name"), DAMAGES)

@@ -66,6 +66,8 @@ from workers.storage.bull.scripts import BullScripts, loaded_scripts
 from workers.storage.bull.subscribers import BullSubscribers
 from workers.storage.on_redis.batches import AT_ONCE, portions
 from workers.storage.on_redis.claiming import claimed
+from workers.storage.on_redis.eviction import take_eviction
+from workers.storage.on_redis.examination import Care
 from workers.storage.on_redis.messages import STATES, pack, unpack
 from workers.storage.on_redis.server import RedisServer, Reply, parse_url, take_parameter
 from workers.storage.on_redis.storage import OUTCOMES, RESULTS_AT_ONCE, ScriptedStorage, cancel_result
@@ -94,7 +96,7 @@ class BullStorage(ScriptedStorage):
     `&dialect=`; the arguments have precedence. `dialect` says what the oldest Node process on the queue runs: "C", the
     default, is Bull 1.1, "B" 1.0 from rc4 on, "A" older. `grace` is how long a job that Node took must be seen without
     a lock before it is recovered; its default depends on the dialect. `prefix` is Bull's. `timeout` bounds each call to
-    the server; when it is over, the method raises `StorageUnavailable`.
+    the server; when it is over, the method raises `StorageUnavailable`. `allow_eviction`: as on `RedisStorage`.
 
     Ids that Bull would confuse are refused with `Unsupported`: names of its keys and locks, and numbers, which its
     counter gives out. Beside A and B it is the other way round: ids are decimal numbers below 2^53, as Node reads them.
@@ -109,9 +111,10 @@ class BullStorage(ScriptedStorage):
     """
 
     ids_at_once = 50  # each id is searched for along the whole line
-    limits: Final = Limits(
+    limits = Limits(
         clock="server",
-        durable=True,
+        durable=None,
+        works_when_full=False,
         processes="many",
         wakeup_latency=timedelta(seconds=LOOK_SECONDS),
         any_id=False,
@@ -132,21 +135,25 @@ class BullStorage(ScriptedStorage):
         prefix: str = "bull",
         grace: timedelta | None = None,
         timeout: timedelta = timedelta(seconds=5),
+        allow_eviction: bool = False,
     ) -> None:
         if isinstance(target, str):
+            target, allowed = take_eviction(target)
+            allow_eviction = allow_eviction or allowed
             target, named = parse_url(target.removeprefix(SCHEME))
             queue = named if named and queue == DEFAULT_QUEUE else queue
             target, spoken = take_parameter(target, "dialect")
             dialect = dialect or _spoken(spoken)
         check_text("queue name", queue)
         self._dialect = known_dialect(dialect or "C")
-        server = RedisServer(target, timeout, scripts=loaded_scripts, text=False)
+        care = Care(allow_eviction=allow_eviction)
+        server = RedisServer(target, timeout, scripts=loaded_scripts, text=False, care=care)
         self._lua = BullScripts(server, prefix, queue, self._dialect)
         self._inspector = BullInspector(self._lua, self._dialect)
         self._quarantine = BullQuarantine(self._lua, self._dialect, self.enqueue, self.next_id)
         grace = GRACES[self._dialect] if grace is None else grace
         self._recoverer = Recoverer(self._lua, self._quarantine, self._dialect, grace)
-        super().__init__(queue, server, BullSubscribers(self._lua, self._inspector.ends))
+        super().__init__(queue, server, BullSubscribers(self._lua, self._inspector.ends), allow_eviction=allow_eviction)
         self._results = Batcher(self._inspector.results, RESULTS_AT_ONCE)
 
     def __repr__(self) -> str:
@@ -256,6 +263,7 @@ class BullStorage(ScriptedStorage):
             await self._lua.run("progress", pack(packed))
 
     async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
+        await self.examine()
         return await self._recoverer.recover(limit, max_stalls)
 
     async def sweep(self, limit: int) -> int:

@@ -33,8 +33,15 @@ class QueueAccess:
         self._seen: dict[str, int] = {}
 
     def now_ms(self) -> int:
-        """Return the time of this client's clock, which is the one that BullMQ uses."""
+        """Return the time of this client's clock, by which BullMQ delays jobs."""
         return time.time_ns() // 1_000_000
+
+    def server_ms(self) -> int:
+        """Return the time of the server's clock, as far as is known, by which records are kept.
+
+        By clients' clocks, one that is fast would remove the records of all others.
+        """
+        return self.now_ms() + round(self.server.seen.clock_offset * 1000)
 
     def tombstone(self, raw: str) -> str:
         """Return the key by which earlier versions, which kept no record, said that a job was cancelled."""
@@ -42,7 +49,7 @@ class QueueAccess:
 
     def seen(self, worker_id: str) -> list[Command]:
         """Return the commands that note that the worker is alive; none if that was noted a moment ago."""
-        now_ms = self.now_ms()
+        now_ms = self.server_ms()
         if abs(now_ms - self._seen.get(worker_id, 0)) < SEEN_EVERY_MS:
             return []
         if len(self._seen) >= KNOWN_WORKERS:
@@ -62,7 +69,7 @@ class QueueAccess:
     async def find(self, ids: Sequence[str]) -> list[BullMQRecord]:
         """Return the jobs of these public ids; if an id may mean several jobs, the first that exists."""
         candidates = [raw_ids(job_id) for job_id in ids]
-        records = iter(await self.records([raw for raws in candidates for raw in raws], self.now_ms()))
+        records = iter(await self.records([raw for raws in candidates for raw in raws], self.server_ms()))
         return [meant([next(records) for _ in raws]) for raws in candidates]
 
 

@@ -282,23 +282,24 @@ class Claims:
         match settlement:
             case Completed():
                 value, keep, remove = encode_bytes(settlement.result), settlement.keep, claim.options.remove_on_complete
-                return self._finish(claim, "completed", value, keep, remove, {}, now_ms)
+                return self._finish(claim, "completed", value, keep, remove, {})
             case Failed():
-                return self._fail(claim, settlement.error, settlement.keep, now_ms)
+                return self._fail(claim, settlement.error, settlement.keep)
             case Retried():
                 return self._retry(claim, settlement, now_ms)
             case Cancelled():
                 keep, options = settlement.keep, claim.options
-                return stop(self._lua, claim.raw, claim.token, keep=keep, options=options, now_ms=now_ms)
+                ended_ms = self._queue.server_ms()
+                return stop(self._lua, claim.raw, claim.token, keep=keep, options=options, now_ms=ended_ms)
             case Continued():
                 return self._go_on(claim, settlement.then, now_ms)
             case Suspended():
                 return self._lua.suspend(claim.raw, claim.token, now_ms)
         raise AssertionError("releases are settled apart")
 
-    def _fail(self, claim: BullMQClaim, error: ErrorInfo, keep: Retention | None, now_ms: int) -> Command:
+    def _fail(self, claim: BullMQClaim, error: ErrorInfo, keep: Retention | None) -> Command:
         remove = claim.options.remove_on_fail
-        return self._finish(claim, "failed", error.message, keep, remove, error_fields(error), now_ms)
+        return self._finish(claim, "failed", error.message, keep, remove, error_fields(error))
 
     def _finish(
         self,
@@ -308,7 +309,6 @@ class Claims:
         keep: Retention | None,
         remove: object,
         fields: dict[str, object],
-        now_ms: int,
     ) -> Command:
         fields[SETTLED_FIELD] = claim.token
         if keep is not None and keep is not DROP:
@@ -321,13 +321,13 @@ class Claims:
             keep=keep_jobs(keep, remove),
             max_attempts=claim.max_attempts,
             fields=fields,
-            now_ms=now_ms,
+            now_ms=self._queue.server_ms(),
         )
 
     def _retry(self, claim: BullMQClaim, settlement: Retried, now_ms: int) -> Command:
         counted, in_a_row = count_retry(settlement, claim.uncounted)
         if counted and not settlement.counted and claim.attempt >= claim.max_attempts:
-            return self._fail(claim, replace(settlement.error, exhausted=True), None, now_ms)
+            return self._fail(claim, replace(settlement.error, exhausted=True), None)
         fields = {
             **error_fields(settlement.error),
             "failedReason": settlement.error.message,
@@ -342,7 +342,7 @@ class Claims:
         """Queue a job again that wants to wait for children of which none is unfinished; not without end."""
         if claim.uncounted >= UNCOUNTED_RETRIES:
             message = f"it waited {claim.uncounted} times in a row for children, and none was unfinished"
-            return self._fail(claim, ErrorInfo(type="WaitForChildren", message=message), None, now_ms)
+            return self._fail(claim, ErrorInfo(type="WaitForChildren", message=message), None)
         fields = {SETTLED_FIELD: claim.token, UNCOUNTED_FIELD: str(claim.uncounted + 1)}
         return self._lua.delay(claim.raw, claim.token, delay_ms=0, counted=False, fields=fields, now_ms=now_ms)
 

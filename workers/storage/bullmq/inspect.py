@@ -84,7 +84,7 @@ class BullMQInspector:
     async def _count_cancelled(self) -> int:
         cancelled = start = 0
         while True:
-            [(found, looked_at, forgotten)] = await self._ask([self._lua.cancelled(self._queue.now_ms(), start)])
+            [(found, looked_at, forgotten)] = await self._ask([self._lua.cancelled(self._queue.server_ms(), start)])
             cancelled += whole(found)
             start += whole(looked_at) - whole(forgotten)
             if not looked_at:
@@ -106,7 +106,7 @@ class BullMQInspector:
             width = max(PAGE, limit - len(jobs))
             [raws] = await self._ask([(command, self._lua[name], start, start + width - 1)])
             looked_at = 0
-            for found in await self._queue.records(raws, self._queue.now_ms()):
+            for found in await self._queue.records(raws, self._queue.server_ms()):
                 if len(jobs) == limit:
                     break
                 looked_at += 1
@@ -118,7 +118,7 @@ class BullMQInspector:
 
     async def workers(self) -> list[WorkerInfo]:
         """See `Storage.workers`. Node workers show while they hold jobs."""
-        now_ms = self._queue.now_ms()
+        now_ms = self._queue.server_ms()
         seen, raws = await self._ask(
             [
                 ("ZRANGEBYSCORE", self._queue.workers_key, now_ms - WORKER_RECORD_MS, "+inf", "WITHSCORES"),
@@ -138,7 +138,7 @@ class BullMQInspector:
 
     async def sweep(self, limit: int) -> int:
         """See `Storage.sweep`. This looks at the oldest records; BullMQ itself removes by age when a job finishes."""
-        now_ms = self._queue.now_ms()
+        now_ms = self._queue.server_ms()
         removed = whole((await self._ask([self._forget(self._queue.workers_key, now_ms - WORKER_RECORD_MS)]))[0])
         await self._ask([self._forget(self._lua[CANCELLED], now_ms)])
         for target in ("completed", "failed"):
@@ -156,7 +156,7 @@ class BullMQInspector:
 
     async def _expired(self, target: str, count: int) -> list[str]:
         """Return those of the oldest records whose retention is over."""
-        now_ms = self._queue.now_ms()
+        now_ms = self._queue.server_ms()
         [raws] = await self._ask([("ZRANGE", self._lua[target], 0, count - 1)])
         values = await self._ask([("HMGET", self._lua.job(raw), *FIELDS) for raw in raws])
         found = [record(raw, (fields, target, None, None), now_ms) for raw, fields in zip(raws, values, strict=True)]
@@ -168,7 +168,7 @@ class BullMQInspector:
 
     async def _remove(self, raws: Sequence[str], wanted: Callable[[BullMQRecord], bool]) -> int:
         """Remove those of the jobs that are `wanted` as they stand now; return how many."""
-        now_ms = self._queue.now_ms()
+        now_ms = self._queue.server_ms()
         width = len(reading(self._lua, ""))
 
         def chosen(replies: list[Reply]) -> list[BullMQRecord]:
@@ -214,7 +214,7 @@ class BullMQInspector:
         check_cleanable(state)
         if limit < 1:  # the script takes that for no limit
             return 0
-        limit, before_ms = bounded_count(limit), self._queue.now_ms() - to_ms(older_than)
+        limit, before_ms = bounded_count(limit), self._queue.server_ms() - to_ms(older_than)
         if state is not JobState.COMPLETED and await self._count_cancelled():
             return await self._clean_apart(state, before_ms, limit)
         if state is JobState.CANCELLED:
@@ -228,7 +228,7 @@ class BullMQInspector:
         while removed < limit:
             place = ("ZRANGEBYSCORE", self._lua["failed"], "-inf", before_ms, "LIMIT", start, PAGE)
             [raws] = await self._ask([place])
-            found = await self._queue.records(raws, self._queue.now_ms())
+            found = await self._queue.records(raws, self._queue.server_ms())
             old = [one.raw for one in found if one.state is state][: limit - removed]
             gone = await self._remove(old, lambda one: one.state is state) if old else 0
             removed += gone
@@ -238,7 +238,7 @@ class BullMQInspector:
         return removed
 
     def _due_score(self) -> int:
-        return (self._queue.now_ms() + 1) * DELAY_SCALE - 1
+        return (self._queue.server_ms() + 1) * DELAY_SCALE - 1
 
     async def _ask(self, commands: Sequence[Command]) -> list[Reply]:
         replies = await self._queue.server.run(commands)

@@ -139,7 +139,7 @@ class Jobs:
         """
         token = secrets.token_hex(8)
         no_attempt: Command = ("HINCRBY", self._lua.job(found.raw), "atm", -1)
-        ending = stop(self._lua, found.raw, token, keep=None, options=found.options, now_ms=self._queue.now_ms())
+        ending = stop(self._lua, found.raw, token, keep=None, options=found.options, now_ms=self._queue.server_ms())
         return [no_attempt, *self._lua.take(found.raw, token), ending]
 
     def _removal(self, found: BullMQRecord) -> list[Command]:
@@ -228,7 +228,7 @@ class Jobs:
             keep=keep_jobs(keep, found.options.remove_on_complete),
             max_attempts=found.options.max_attempts,
             fields=fields,
-            now_ms=self._queue.now_ms(),
+            now_ms=self._queue.server_ms(),
         )
         no_attempt: Command = ("HINCRBY", self._lua.job(found.raw), "atm", -1)
         uncounted = [] if found.state is JobState.PROCESSING else [no_attempt]
@@ -280,7 +280,7 @@ class Jobs:
         Raises:
             Contended: other clients keep changing these jobs; nothing has changed here.
         """
-        now_ms = self._queue.now_ms()
+        now_ms = self._queue.server_ms()
         candidates = [raw_ids(job_id) for job_id in ids]
         raws = list(dict.fromkeys(raw for group in candidates for raw in group))
         read = [reading(self._lua, raw, STATE_FIELDS) for raw in raws]
@@ -312,7 +312,7 @@ class Jobs:
 
     async def _change(self, raw: str, decide: Callable[[BullMQRecord], Sequence[Command]]) -> BullMQRecord:
         """Carry out what `decide` returns for the job, and return the job as it was then."""
-        now_ms = self._queue.now_ms()
+        now_ms = self._queue.server_ms()
 
         def decide_on(replies: list[Reply]) -> Sequence[Command]:
             return decide(record(raw, replies, now_ms))

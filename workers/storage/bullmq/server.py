@@ -12,6 +12,7 @@ from redis.asyncio import Redis
 from workers.errors import StorageError, StorageUnavailable
 from workers.storage.bullmq.scripts import scripts
 from workers.storage.on_redis import server as on_redis
+from workers.storage.on_redis.examination import Care
 from workers.storage.on_redis.server import (
     ROUNDS,
     Command,
@@ -36,8 +37,8 @@ class Contended(StorageUnavailable):
 class BullMQServer(on_redis.RedisServer):
     """Runs commands on the server at `target`, whose replies are text; `timeout` bounds each call."""
 
-    def __init__(self, target: str | Redis, timeout: timedelta) -> None:
-        super().__init__(target, timeout, scripts=lambda: tuple(scripts().values()), text=True)
+    def __init__(self, target: str | Redis, timeout: timedelta, care: Care | None = None) -> None:
+        super().__init__(target, timeout, scripts=lambda: tuple(scripts().values()), text=True, care=care)
         if isinstance(target, Redis) and not target.connection_pool.connection_kwargs.get("decode_responses"):
             raise StorageError("BullMQ needs text replies: create the client with decode_responses=True")
 

@@ -48,7 +48,7 @@ from workers.jobs import (
     SettleOutcome,
     WorkerInfo,
 )
-from workers.storage.base import Limits
+from workers.storage.base import Limits, ServerFault
 from workers.storage.bullmq.access import QueueAccess
 from workers.storage.bullmq.children import ChildrenReader
 from workers.storage.bullmq.claims import Claims
@@ -61,6 +61,8 @@ from workers.storage.bullmq.quarantine import BullMQQuarantine
 from workers.storage.bullmq.scripts import BullMQScripts
 from workers.storage.bullmq.server import BullMQServer, parse_url
 from workers.storage.bullmq.wait import Waiter
+from workers.storage.on_redis.eviction import take_eviction
+from workers.storage.on_redis.examination import Care
 from workers.storage.on_redis.server import take_parameter
 from workers.storage.rules import check_claim, check_fits_redis, refuse_deduplication, refuse_transaction
 from workers.storage.subscribers import BufferedSubscription
@@ -80,7 +82,7 @@ class BullMQStorage:
     `target` is a URL (`redis://`, `rediss://`, `unix://`, each also with `bullmq+` in front) or a client with
     `decode_responses=True`. A client's settings are used, and its connections are left alone. A URL may name the queue
     by `?queue=`; the argument has precedence. `prefix` is BullMQ's, and so is its default. `timeout` bounds each call
-    to the server; when it is over, the method raises `StorageUnavailable`.
+    to the server; when it is over, the method raises `StorageUnavailable`. `allow_eviction`: as on `RedisStorage`.
 
     A crash is an attempt of a job that was enqueued here. To BullMQ it is none: a job of another producer runs again
     whatever its attempts, `max_foreign_stalls` times (default 1, as Node's `maxStalledCount`), and then fails as in
@@ -97,9 +99,10 @@ class BullMQStorage:
         ValueError: an impossible number of stalls.
     """
 
-    limits: Final = Limits(
+    limits: Limits = Limits(
         clock="client",
-        durable=True,
+        durable=None,
+        works_when_full=False,
         processes="many",
         recovery_passes=2,
         recovery_interval=timedelta(seconds=4),
@@ -122,10 +125,14 @@ class BullMQStorage:
         prefix: str = "bull",
         timeout: timedelta = timedelta(seconds=5),
         max_foreign_stalls: int | None = None,
+        allow_eviction: bool = False,
     ) -> None:
         if isinstance(target, str):
-            said, (target, named) = stalls_of(target), parse_url(server_url(target))
+            said, target = stalls_of(target), server_url(target)
             max_foreign_stalls = said if max_foreign_stalls is None else max_foreign_stalls
+            target, allowed = take_eviction(target)
+            allow_eviction = allow_eviction or allowed
+            target, named = parse_url(target)
             queue = named if named and queue == DEFAULT_QUEUE else queue
         check_text("queue name", queue)
         if ":" in queue:
@@ -133,7 +140,8 @@ class BullMQStorage:
         stalls = FOREIGN_STALLS if max_foreign_stalls is None else max_foreign_stalls
         check_whole(STALLS_PARAMETER, stalls, 0, MOST_STALLS)
         self._name = queue
-        self._server = BullMQServer(target, timeout)
+        self._allow_eviction = allow_eviction
+        self._server = BullMQServer(target, timeout, Care(allow_eviction=allow_eviction, clients_clocks=True))
         access = QueueAccess(self._server, BullMQScripts(queue, prefix), max_foreign_stalls=stalls)
         self._jobs = Jobs(access)
         self._quarantine = BullMQQuarantine(access, self._jobs)
@@ -154,6 +162,10 @@ class BullMQStorage:
 
     async def connect(self) -> None:
         await self._server.open()
+        self.limits = self._server.seen.known(type(self).limits)
+
+    def faults(self) -> list[ServerFault]:
+        return self._server.seen.faults(allow_eviction=self._allow_eviction)
 
     async def disconnect(self) -> None:
         if self._server.in_last_use:
@@ -197,6 +209,8 @@ class BullMQStorage:
         await self._claims.progress(reports)
 
     async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
+        await self._server.examine()
+        self.limits = self._server.seen.known(type(self).limits)
         return await self._claims.recover(max_stalls)
 
     async def sweep(self, limit: int) -> int:

@@ -27,8 +27,9 @@ from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from workers.errors import ForeignLoop, StorageDamaged, StorageError, StorageUnavailable, WorkersError
+from workers.errors import ForeignLoop, StorageDamaged, StorageError, StorageFull, StorageUnavailable, WorkersError
 from workers.homes import Home, keep_inherited
+from workers.storage.on_redis.examination import Care, Examination, Lookout
 
 Command: TypeAlias = tuple[str | bytes | int | float, ...]
 Reply: TypeAlias = Any  # the answer of a script or command; each caller knows its shape
@@ -47,13 +48,18 @@ _UNAVAILABLE: Final = (
     exceptions.ConnectionError,
     exceptions.TimeoutError,
     exceptions.ReadOnlyError,
-    exceptions.OutOfMemoryError,
     exceptions.ClusterDownError,
     exceptions.TryAgainError,
     TimeoutError,
     OSError,
 )
 _REFUSED: Final = (exceptions.AuthenticationError, exceptions.AuthorizationError)
+FULL: Final = (
+    "the Redis server's memory is full (maxmemory), and it took nothing of this step: work jobs off, remove some, or"
+    " raise maxmemory"
+)
+_FULL_BEFORE_7: Final = "-OOM "
+"""The code in the message by which a server before Redis 7 says that a script stopped at a full memory."""
 DAMAGED: Final = "DAMAGED"
 """The error code by which our scripts name a key of the wrong kind."""
 _BUSY_CODES: Final = frozenset({"BUSY", "MISCONF", "NOREPLICAS", "UNKILLABLE"})
@@ -65,6 +71,8 @@ def translate(error: BaseException) -> WorkersError:
         return StorageError(f"the Redis server refused the log-in ({type(error).__name__}); check user and password")
     # redis-py has no types for these errors, and leaves the protocol's error code in front of the message.
     code, _, rest = str(error).partition(" ")
+    if isinstance(error, exceptions.OutOfMemoryError) or (code == "ERR" and _FULL_BEFORE_7 in rest):
+        return StorageFull(FULL)
     if isinstance(error, _UNAVAILABLE) or code in _BUSY_CODES:
         return StorageUnavailable(f"the Redis server did not answer ({type(error).__name__})")
     if code == DAMAGED:
@@ -98,22 +106,33 @@ class _Pool:
         self.users = 0
         self.turn = asyncio.Semaphore(CALLS_AT_ONCE)
         self.home = Home.here()
+        self.lookout = Lookout()
 
 
 _pools: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[object, _Pool]] = WeakKeyDictionary()
 
 
 class RedisServer:
-    """Runs commands on the server at `target`; `timeout` bounds each call. Replies are `text`, or else bytes."""
+    """Runs commands on the server at `target`; `timeout` bounds each call. Replies are `text`, or else bytes.
+
+    With `care` the server is examined.
+    """
 
     def __init__(
-        self, target: str | Redis, timeout: timedelta, *, scripts: Callable[[], Sequence[LoadableScript]], text: bool
+        self,
+        target: str | Redis,
+        timeout: timedelta,
+        *,
+        scripts: Callable[[], Sequence[LoadableScript]],
+        text: bool,
+        care: Care | None = None,
     ) -> None:
         check_target(target)
         self._target = target
         self._timeout = timeout.total_seconds()
         self._scripts = scripts
         self._text = text
+        self._care = care
         self._users = 0
         self._pool: _Pool | None = None
 
@@ -128,9 +147,22 @@ class RedisServer:
         self._users += 1
         try:
             await self._load_scripts()
+            await self.examine()
         except BaseException:
             await self.close()
             raise
+
+    async def examine(self) -> None:
+        """Look at the server's settings and clock, unless that was done a moment ago, and log what is wrong."""
+        if self._care is not None:
+            lookout = self._opened().lookout
+            await lookout.look(self.run)
+            self._care.tell(lookout.seen)
+
+    @property
+    def seen(self) -> Examination:
+        """What the server said when it was last looked at."""
+        return Examination() if self._pool is None else self._pool.lookout.seen
 
     def forget(self) -> None:
         """Forget the event loop, which ended without a `close`, and its connections with it."""
@@ -211,10 +243,10 @@ class RedisServer:
         """
         pool = self._opened()
         async with self._bounded(), pool.turn, self.connection() as connection:
-            try:
-                return await _one(connection, ("EVALSHA", script.sha, 1, *arguments))
-            except exceptions.NoScriptError:  # nothing has run, and EVAL loads the script again
-                return await _one(connection, ("EVAL", script.text, 1, *arguments))
+            reply = await _one(connection, ("EVALSHA", script.sha, 1, *arguments))
+            if isinstance(reply, exceptions.NoScriptError):  # nothing has run, and EVAL loads the script again
+                reply = await _one(connection, ("EVAL", script.text, 1, *arguments))
+        return good(reply)
 
     async def run_blocking(self, command: Command, seconds: float) -> Reply:
         """Run a command that blocks up to `seconds` and changes nothing, and return its answer."""
@@ -311,7 +343,10 @@ async def ask(connection: AbstractConnection, command: Command) -> Reply:
 
 async def _one(connection: AbstractConnection, command: Command) -> Reply:
     await connection.send_packed_command([packed(command)])
-    return await connection.read_response()
+    try:
+        return await connection.read_response()
+    except exceptions.ResponseError as error:  # the connection is as good as before
+        return error
 
 
 def packed(command: Command) -> bytes:

@@ -17,6 +17,7 @@ from workers.storage.rules import refuse_transaction
 if TYPE_CHECKING:
     from datetime import timedelta
 
+    from workers.storage.base import Limits, ServerFault
     from workers.storage.on_redis.server import RedisServer, Reply
     from workers.storage.on_redis.subscribers import ChannelSubscribers
     from workers.storage.subscribers import BufferedSubscription
@@ -43,9 +44,15 @@ class ScriptedStorage(ABC):
     ids_at_once: int = AT_ONCE
     """How many jobs one script of an operator handles at most."""
 
-    def __init__(self, name: str, server: RedisServer, subscribers: ChannelSubscribers) -> None:
+    limits: Limits
+    """What is known of the server comes with `connect`."""
+
+    def __init__(
+        self, name: str, server: RedisServer, subscribers: ChannelSubscribers, *, allow_eviction: bool
+    ) -> None:
         self._name = name
         self._server = server
+        self._allow_eviction = allow_eviction
         self._subscribers = subscribers
 
     @abstractmethod
@@ -70,6 +77,15 @@ class ScriptedStorage(ABC):
 
     async def connect(self) -> None:
         await self._server.open()
+        self.limits = self._server.seen.known(type(self).limits)
+
+    async def examine(self) -> None:
+        """Look at the server again, unless that was done a moment ago: another may have taken its place."""
+        await self._server.examine()
+        self.limits = self._server.seen.known(type(self).limits)
+
+    def faults(self) -> list[ServerFault]:
+        return self._server.seen.faults(allow_eviction=self._allow_eviction)
 
     async def disconnect(self) -> None:
         if self._server.in_last_use:

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Final
 
+from workers.errors import StorageDamaged, StorageError, StorageFull
 from workers.storage.on_redis.scripts import Script, assembled
-from workers.storage.on_redis.server import RedisServer, Reply
+from workers.storage.on_redis.server import FULL, RedisServer, Reply
 
 PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(("renew", "look", "cancel", "result", "counts", "retry", "remove", "promote"), ()),
@@ -39,6 +40,19 @@ def loaded_scripts() -> Sequence[Script]:
     return tuple(scripts().values())
 
 
+ON_A_FULL_SERVER: Final = "#!lua flags=allow-oom\n"
+TOO_OLD: Final = f"{FULL}; a server of Redis 7 or newer would let workers work it off"
+DRAINING: Final = frozenset(PARTS) - {"enqueue", "enqueue_once", "settle", "complete", "progress"}
+"""The scripts that run on a full server. Each adds at most a few hundred bytes per job that is there already. What
+settlements add is looked at first, see `room.py`."""
+
+
+@cache
+def _draining() -> Mapping[str, Script]:
+    """Return the scripts that a server runs although its memory is full, which it can do since Redis 7."""
+    return {name: Script.of(ON_A_FULL_SERVER + scripts()[name].text) for name in (*DRAINING, "settle")}
+
+
 _CHANNELS: Final = (b"wake", b"events", b"cancels")
 
 
@@ -61,8 +75,34 @@ class RedisScripts:
         return wake, events, cancels
 
     async def run(self, name: str, *arguments: str | bytes | int) -> Reply:
-        """Run the script and return its answer; see `RedisServer.call` for errors."""
-        return await self.server.call(self._scripts[name], self.base, self.server.database, *arguments)
+        """Run the script and return its answer; see `RedisServer.call` for errors.
+
+        If the server's memory is full, a script that makes room, or needs none to speak of, runs all the same.
+        """
+        try:
+            return await self.server.call(self._scripts[name], self.base, self.server.database, *arguments)
+        except StorageFull:
+            if name not in DRAINING:
+                raise
+        return await self.drain(name, *arguments)
+
+    async def drain(self, name: str, *arguments: str | bytes | int) -> Reply:
+        """Run the script on a server whose memory is full, where nothing of it has run.
+
+        Raises:
+            StorageFull: the server is too old for that.
+        """
+        seen = self.server.seen
+        if not seen.works_when_full:
+            raise StorageFull(TOO_OLD)
+        try:
+            return await self.server.call(_draining()[name], self.base, self.server.database, *arguments)
+        except StorageDamaged:
+            raise
+        except StorageError as error:
+            if seen.version is None:  # then it may not know the flag
+                raise StorageFull(TOO_OLD) from error
+            raise
 
 
 def _in_a_tag(text: str) -> str:

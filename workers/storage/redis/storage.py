@@ -26,7 +26,7 @@ claimable removes the note and publishes a wake-up. So one message wakes all wai
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Final
@@ -35,6 +35,7 @@ from redis.asyncio import Redis
 
 from workers.batching import Batcher
 from workers.checks import check_text
+from workers.errors import StorageFull
 from workers.jobs import (
     UNCOUNTED_RETRIES,
     CancelResult,
@@ -46,6 +47,7 @@ from workers.jobs import (
     NewJob,
     OutcomeKind,
     Page,
+    PartlySettled,
     ProgressReport,
     Recovery,
     Repaired,
@@ -59,11 +61,14 @@ from workers.jobs import (
 from workers.storage.base import ANY_NAME, Limits
 from workers.storage.on_redis.batches import AT_ONCE, in_steps, portions
 from workers.storage.on_redis.claiming import claimed
+from workers.storage.on_redis.eviction import take_eviction
+from workers.storage.on_redis.examination import Care
 from workers.storage.on_redis.messages import STATES, duration, pack, unpack
 from workers.storage.on_redis.server import RedisServer, Reply, parse_url
 from workers.storage.on_redis.storage import OUTCOMES, RESULTS_AT_ONCE, ScriptedStorage, cancel_result
 from workers.storage.redis import codec, inspect
 from workers.storage.redis.quarantine import RedisQuarantine
+from workers.storage.redis.room import briefly, fits
 from workers.storage.redis.scripts import RedisScripts, loaded_scripts
 from workers.storage.redis.subscribers import RedisSubscribers
 from workers.storage.rules import (
@@ -91,13 +96,15 @@ class RedisStorage(ScriptedStorage):
     different prefixes share nothing. `timeout` bounds each call to the server; when it is over, the method raises
     `StorageUnavailable`.
 
-    A job that a server forgot in a failover is lost; how much survives depends on the server's settings.
+    A job that a server forgot in a failover is lost; how much survives depends on the server's settings. `connect`
+    looks at them, and `limits` and `faults` say what it found. No worker starts on a server that evicts keys, unless
+    `allow_eviction`, which a URL may say by `?allow_eviction=true`.
 
     Raises:
         StorageError: a target that is no Redis URL.
     """
 
-    limits: Final = Limits(clock="server", durable=True, processes="many")
+    limits = Limits(clock="server", durable=None, processes="many")
 
     def __init__(
         self,
@@ -106,14 +113,18 @@ class RedisStorage(ScriptedStorage):
         *,
         prefix: str = "workers",
         timeout: timedelta = timedelta(seconds=5),
+        allow_eviction: bool = False,
     ) -> None:
         if isinstance(target, str):
+            target, allowed = take_eviction(target)
+            allow_eviction = allow_eviction or allowed
             target, named = parse_url(target)
             queue = named if named and queue == DEFAULT_QUEUE else queue
         check_text("queue name", queue)
-        server = RedisServer(target, timeout, scripts=loaded_scripts, text=False)
+        care = Care(allow_eviction=allow_eviction)
+        server = RedisServer(target, timeout, scripts=loaded_scripts, text=False, care=care)
         self._lua = RedisScripts(server, prefix, queue)
-        super().__init__(queue, server, RedisSubscribers(self._lua))
+        super().__init__(queue, server, RedisSubscribers(self._lua), allow_eviction=allow_eviction)
         self._quarantine = RedisQuarantine(self._lua, self.enqueue)
         self._results = Batcher(partial(inspect.ends, self._lua), RESULTS_AT_ONCE)
 
@@ -188,12 +199,32 @@ class RedisStorage(ScriptedStorage):
         refuse_transaction(connection, "RedisStorage")
         unfit = [unfit_for_redis(one) for one in settlements]
         fit = [one for one, fault in zip(settlements, unfit, strict=True) if fault is None]
-        codes: list[int] = []
+        codes: list[int | None] = []
         for some in portions(fit, weight):
-            packed = pack([codec.encode_settlement(one) for one in some])
-            codes += unpack(await self._lua.run("settle", packed, UNCOUNTED_RETRIES))
+            codes += await self._settle(some)
         answers = iter(codes)
-        return [fault or OUTCOMES[next(answers)] for fault in unfit]
+        outcomes = [fault or _outcome(next(answers)) for fault in unfit]
+        settled = [outcome for outcome in outcomes if outcome is not None]
+        if len(settled) < len(outcomes):
+            raise PartlySettled(outcomes)
+        return settled
+
+    async def _settle(self, settlements: Sequence[Settlement]) -> Sequence[int | None]:
+        """Settle, and return the codes of the outcomes; None if the server has no room for one."""
+        try:
+            return await self._codes(self._lua.run, settlements)
+        except StorageFull:
+            fitting = [at for at, one in enumerate(settlements) if fits(one)]
+            if not fitting:
+                return [None] * len(settlements)
+            codes = await self._codes(self._lua.drain, [briefly(settlements[at]) for at in fitting])
+            found = dict(zip(fitting, codes, strict=True))
+            return [found.get(at) for at in range(len(settlements))]
+
+    async def _codes(self, run: Callable[..., Awaitable[Reply]], settlements: Sequence[Settlement]) -> list[int]:
+        packed = pack([codec.encode_settlement(one) for one in settlements])
+        codes: list[int] = unpack(await run("settle", packed, UNCOUNTED_RETRIES))
+        return codes
 
     async def progress(self, reports: Sequence[ProgressReport]) -> None:
         for some in portions(reports):
@@ -201,6 +232,7 @@ class RedisStorage(ScriptedStorage):
             await self._lua.run("progress", pack(packed))
 
     async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
+        await self.examine()
         *ended, told = unpack(await self._lua.run("recover", min(bounded_count(limit), AT_ONCE), max_stalls))
         self._quarantine.heed(told)
         requeued, failed = ([codec.text_of(one) for one in ids] for ids in ended)
@@ -267,3 +299,7 @@ class RedisStorage(ScriptedStorage):
     # Last, because from here on `list` is this method and no longer the type.
     async def list(self, state: JobState, *, cursor: str | None = None, limit: int = 100) -> Page:
         return await inspect.page(self._lua, state, cursor, limit)
+
+
+def _outcome(code: int | None) -> SettleOutcome | None:
+    return None if code is None else OUTCOMES[code]

@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 
 from tests.servers import ValkeyProcess
 from tests.workers.storage.bullmq.steps import ERROR, LEASES, SHORT, all_blocked
-from workers import JobState, StorageError, StorageUnavailable
+from workers import JobState, StorageError, StorageFull, StorageUnavailable
 from workers.errors import WorkersError
 from workers.jobs import (
     CancelResult,
@@ -257,6 +257,12 @@ async def test_a_subscription_outlives_its_server(own_server: ValkeyProcess) -> 
     await storage.disconnect()
 
 
+FULL_IN_A_SCRIPT = (
+    "ERR Error running script (call to f_1): @user_script:7: @user_script: 7: -OOM command not allowed when used memory"
+)
+"""As a server before Redis 7 says it."""
+
+
 @pytest.mark.parametrize(
     ("error", "ours"),
     [
@@ -264,7 +270,8 @@ async def test_a_subscription_outlives_its_server(own_server: ValkeyProcess) -> 
         (redis.exceptions.TimeoutError("Timeout"), StorageUnavailable),
         (redis.exceptions.BusyLoadingError("loading"), StorageUnavailable),
         (redis.exceptions.ReadOnlyError("You can't write against a read only replica."), StorageUnavailable),
-        (redis.exceptions.OutOfMemoryError("command not allowed"), StorageUnavailable),
+        (redis.exceptions.OutOfMemoryError("command not allowed"), StorageFull),
+        (redis.exceptions.ResponseError(FULL_IN_A_SCRIPT), StorageFull),
         (redis.exceptions.MasterDownError("Link with MASTER is down"), StorageUnavailable),
         (redis.exceptions.ResponseError("BUSY Redis is busy running a script."), StorageUnavailable),
         (redis.exceptions.ResponseError("MISCONF Errors writing to disk"), StorageUnavailable),

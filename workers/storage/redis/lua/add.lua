@@ -31,6 +31,7 @@ local function add(jobs, take_key)
       old = groups[dedup]
     end
     if not old and records[at] then
+      need_room()
       if redis.call('HDEL', RUNS, id) == 1 then
         redis.call('ZREM', CANCELLED, id)
         redis.call('ZREM', COMPLETED, id)

@@ -6,6 +6,7 @@ if not found then
   return 0
 end
 if not LINE_OF[found.state] then
+  need_room()
   local job, run = found.job, found.run
   take(id, job, run)
   run.token, run.result = NO_TOKEN, ARGV[3]

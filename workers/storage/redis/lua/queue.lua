@@ -149,6 +149,12 @@ local function next_place()
   return last_place
 end
 
+-- A server whose memory is full stops a script at its first write, if that needs memory, and never after that. So this
+-- stands in front of a write that needs none.
+local function need_room()
+  redis.call('HSETNX', META, 'place', '0')
+end
+
 local woken, waking = {}, false
 local function wake(name)
   woken[name] = true

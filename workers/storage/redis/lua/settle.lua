@@ -112,6 +112,7 @@ local function settle(settlement, packed, record)
   return APPLIED
 end
 
+need_room()
 local ids, met, outcomes = {}, {}, {}
 for at, settlement in ipairs(settlements) do
   ids[at] = settlement[1]
