@@ -27,6 +27,13 @@ class StorageUnavailable(WorkersError):
     """The storage did not answer; nothing is known about the effect of the call. Repeating it is safe."""
 
 
+class NotReplicated(StorageUnavailable):
+    """The storage made the change, but too few replicas confirmed it in time: it is lost if the master dies now.
+
+    Repeating the call tells whether they have it by then; an id that was enqueued is a duplicate.
+    """
+
+
 class StorageError(WorkersError):
     """The storage answered that it cannot do this: wrong server, foreign data, missing tables. Retrying won't help."""
 

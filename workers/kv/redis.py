@@ -45,7 +45,11 @@ class RedisKvStore:
     ) -> None:
         self._prefix = prefix
         self._server = RedisServer(
-            target, timeout, scripts=lambda: (_SET_IF_ABSENT, _COMPARE_AND_SET, _COMPARE_AND_DELETE), text=False
+            target,
+            timeout,
+            base=f"{prefix}:".encode(),
+            scripts=lambda: (_SET_IF_ABSENT, _COMPARE_AND_SET, _COMPARE_AND_DELETE),
+            text=False,
         )
 
     def __repr__(self) -> str:

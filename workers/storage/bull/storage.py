@@ -66,6 +66,7 @@ from workers.storage.bull.scripts import BullScripts, loaded_scripts
 from workers.storage.bull.subscribers import BullSubscribers
 from workers.storage.on_redis.batches import AT_ONCE, portions
 from workers.storage.on_redis.claiming import claimed
+from workers.storage.on_redis.deployment import read_deployment
 from workers.storage.on_redis.messages import STATES, pack, unpack
 from workers.storage.on_redis.server import RedisServer, Reply, parse_url, take_parameter
 from workers.storage.on_redis.storage import OUTCOMES, RESULTS_AT_ONCE, ScriptedStorage, cancel_result
@@ -138,10 +139,12 @@ class BullStorage(ScriptedStorage):
             queue = named if named and queue == DEFAULT_QUEUE else queue
             target, spoken = take_parameter(target, "dialect")
             dialect = dialect or _spoken(spoken)
+            _refuse_cluster(target)
         check_text("queue name", queue)
         self._dialect = known_dialect(dialect or "C")
-        server = RedisServer(target, timeout, scripts=loaded_scripts, text=False)
-        self._lua = BullScripts(server, prefix, queue, self._dialect)
+        base = f"{prefix}:{queue}:".encode()
+        server = RedisServer(target, timeout, base=base, scripts=loaded_scripts, text=False)
+        self._lua = BullScripts(server, base, queue, self._dialect)
         self._inspector = BullInspector(self._lua, self._dialect)
         self._quarantine = BullQuarantine(self._lua, self._dialect, self.enqueue, self.next_id)
         grace = GRACES[self._dialect] if grace is None else grace
@@ -325,6 +328,12 @@ def _spoken(dialect: str | None) -> Dialect | None:
         return None if dialect is None else known_dialect(dialect)
     except ValueError as error:
         raise StorageError(f"not the URL of a Bull queue: {error}") from None
+
+
+def _refuse_cluster(url: str) -> None:
+    deployment = read_deployment(url)
+    if deployment is not None and deployment.is_cluster:
+        raise StorageError("Bull's keys carry no hash tags, so its queues cannot be on a Redis Cluster")
 
 
 def server_url(url: str) -> str:

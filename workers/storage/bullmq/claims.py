@@ -252,7 +252,7 @@ class Claims:
         released = [at for at, settlement in enumerate(settlements) if isinstance(settlement, Released)]
         claims = [settlements[at].claim for at in released]
         units = [self._lua.release(_raw(claim), claim.token) for claim in claims]
-        for at, (code, _) in zip(released, await self._queue.server.run_atomic(units), strict=True):
+        for at, (code, _) in zip(released, await self._queue.server.run_atomic(units, confirmed=True), strict=True):
             codes.append(code)
             outcomes[at] = code_outcome(code)
         await self._stand_by([code for code in codes if isinstance(code, StorageDamaged)])
@@ -281,7 +281,8 @@ class Claims:
 
     async def _end(self, settlements: Sequence[Settlement]) -> list[Reply]:
         now_ms = self._queue.now_ms()
-        return await self._queue.server.run([self._ending(settlement, now_ms) for settlement in settlements])
+        endings = [self._ending(settlement, now_ms) for settlement in settlements]
+        return await self._queue.server.run(endings, confirmed=True)
 
     def _ending(self, settlement: Settlement, now_ms: int) -> Command:
         claim = _own(settlement.claim)

@@ -200,7 +200,7 @@ class BullMQInspector:
         """See `Storage.drain`."""
         held: list[Command] = [("LLEN", self._lua[name]) for name in ("wait", "paused")]
         held += [("ZCARD", self._lua[name]) for name in ("delayed", "prioritized")]
-        [replies] = await self._queue.server.run_atomic([[*held, self._lua.drain(), *held]])
+        [replies] = await self._queue.server.run_atomic([[*held, self._lua.drain(), *held]], confirmed=True)
         for reply in replies:
             if isinstance(reply, StorageError):
                 raise reply

@@ -111,8 +111,9 @@ class BullMQStorage:
         if ":" in queue:
             raise ValueError(f"a BullMQ queue cannot be named {queue!r}: names have no colons")
         self._name = queue
-        self._server = BullMQServer(target, timeout)
-        access = QueueAccess(self._server, BullMQScripts(queue, prefix))
+        lua = BullMQScripts(queue, prefix)
+        self._server = BullMQServer(target, timeout, lua.base)
+        access = QueueAccess(self._server, lua)
         self._jobs = Jobs(access)
         self._quarantine = BullMQQuarantine(access, self._jobs)
         self._claims = Claims(access, self._jobs.enqueue, self._quarantine)

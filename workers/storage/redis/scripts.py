@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Final
 
-from workers.storage.on_redis.scripts import Script, assembled
+from workers.storage.on_redis.scripts import CONFIRMED, Script, assembled
 from workers.storage.on_redis.server import RedisServer, Reply
 
 PARTS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -43,12 +43,11 @@ _CHANNELS: Final = (b"wake", b"events", b"cancels")
 
 
 class RedisScripts:
-    """The scripts of one queue on one server. All its keys begin with `base`, whose hash tag puts them in one slot."""
+    """The scripts of one queue on one server. All its keys begin with `base`."""
 
-    def __init__(self, server: RedisServer, prefix: str, queue: str) -> None:
+    def __init__(self, server: RedisServer, base: bytes) -> None:
         self.server = server
-        tag = _in_a_tag(queue).replace(":", "%3A")  # otherwise it could be read as the end of a longer prefix
-        self.base = f"{{{_in_a_tag(prefix)}:{tag}}}".encode()
+        self.base = base
         self._scripts = scripts()
 
     @property
@@ -62,7 +61,14 @@ class RedisScripts:
 
     async def run(self, name: str, *arguments: str | bytes | int) -> Reply:
         """Run the script and return its answer; see `RedisServer.call` for errors."""
-        return await self.server.call(self._scripts[name], self.base, self.server.database, *arguments)
+        about = (self.base, self.server.database)
+        return await self.server.call(self._scripts[name], *about, *arguments, confirmed=name in CONFIRMED)
+
+
+def base(prefix: str, queue: str) -> bytes:
+    """Return what all keys of the queue begin with: a hash tag, which puts them in one slot."""
+    tag = _in_a_tag(queue).replace(":", "%3A")  # otherwise it could be read as the end of a longer prefix
+    return f"{{{_in_a_tag(prefix)}:{tag}}}".encode()
 
 
 def _in_a_tag(text: str) -> str:

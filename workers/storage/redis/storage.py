@@ -64,7 +64,7 @@ from workers.storage.on_redis.server import RedisServer, Reply, parse_url
 from workers.storage.on_redis.storage import OUTCOMES, RESULTS_AT_ONCE, ScriptedStorage, cancel_result
 from workers.storage.redis import codec, inspect
 from workers.storage.redis.quarantine import RedisQuarantine
-from workers.storage.redis.scripts import RedisScripts, loaded_scripts
+from workers.storage.redis.scripts import RedisScripts, base, loaded_scripts
 from workers.storage.redis.subscribers import RedisSubscribers
 from workers.storage.rules import (
     WORKER_RECORD,
@@ -111,8 +111,8 @@ class RedisStorage(ScriptedStorage):
             target, named = parse_url(target)
             queue = named if named and queue == DEFAULT_QUEUE else queue
         check_text("queue name", queue)
-        server = RedisServer(target, timeout, scripts=loaded_scripts, text=False)
-        self._lua = RedisScripts(server, prefix, queue)
+        server = RedisServer(target, timeout, base=base(prefix, queue), scripts=loaded_scripts, text=False)
+        self._lua = RedisScripts(server, base(prefix, queue))
         super().__init__(queue, server, RedisSubscribers(self._lua))
         self._quarantine = RedisQuarantine(self._lua, self.enqueue)
         self._results = Batcher(partial(inspect.ends, self._lua), RESULTS_AT_ONCE)
