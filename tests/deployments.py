@@ -13,7 +13,7 @@ from redis.crc import key_slot
 from redis.exceptions import RedisError
 
 from tests.patience import eventually, until
-from tests.servers import Caretaker, Tell, ValkeyProcess, free_port, tell_nobody
+from tests.servers import Caretaker, Tell, ValkeyProcess, free_port, tell_nobody, valkey
 
 NODE_TIMEOUT_MS: Final = 1_000
 """When a cluster takes a node that does not answer for dead."""
@@ -119,13 +119,13 @@ def _node(stack: contextlib.ExitStack) -> ClusterNode:
 class SentinelProcess(ValkeyProcess):
     """A Sentinel that watches a master alone."""
 
-    def __init__(self, master: ValkeyProcess, directory: Path, tell: Tell = tell_nobody, *, password: str = "") -> None:
+    def __init__(self, master: ValkeyProcess, directory: Path, tell: Tell = tell_nobody) -> None:
         super().__init__(directory, tell)
         settings = [
             *("bind 127.0.0.1", f"port {self.port}", f"dir {directory}"),
             f"sentinel monitor {SERVICE} 127.0.0.1 {master.port} 1",
             f"sentinel down-after-milliseconds {SERVICE} {DOWN_AFTER_MS}",
-            f"sentinel failover-timeout {SERVICE} 3000",
+            f"sentinel failover-timeout {SERVICE} 1000",
         ]
         (directory / "sentinel.conf").write_text("\n".join(settings) + "\n")
 
@@ -149,9 +149,10 @@ class Watched:
         return self.sentinel.url
 
     async def ready(self) -> None:
-        """The replica follows, and the Sentinel knows it."""
-        await until(lambda: "slave0" in ask(self.servers[0], "INFO", "replication"))
+        """The replica follows, and the Sentinel knows it, and has no more to do."""
+        await until(lambda: "state=online" in ask(self.master, "INFO", "replication"))
         await until(lambda: "slaves=1" in ask(self.sentinel, "INFO", "sentinel"))
+        await until(lambda: "failover_in_progress" not in str(ask(self.sentinel, "SENTINEL", "MASTERS")))
 
     @property
     def master(self) -> ValkeyProcess:
@@ -162,11 +163,11 @@ class Watched:
 @contextlib.contextmanager
 def watched() -> Iterator[Watched]:
     with contextlib.ExitStack() as stack:
-        tells = [stack.enter_context(Caretaker("fd-watched-")) for _ in range(3)]
-        first = ValkeyProcess(tells[0].directory, tells[0])
-        second = ValkeyProcess(tells[1].directory, tells[1], ("--replicaof", f"127.0.0.1 {first.port}"))
-        sentinel = SentinelProcess(first, tells[2].directory, tells[2])
-        for server in (first, second, sentinel):
-            stack.callback(server.kill)
-            server.start()
-        yield Watched(first, second, sentinel)
+        quick = ("--repl-diskless-sync-delay", "0")
+        master = stack.enter_context(valkey(*quick))
+        replica = stack.enter_context(valkey("--replicaof", f"127.0.0.1 {master.port}", *quick))
+        tell = stack.enter_context(Caretaker("fd-sentinel-"))
+        sentinel = SentinelProcess(master, tell.directory, tell)
+        stack.callback(sentinel.kill)
+        sentinel.start()
+        yield Watched(master, replica, sentinel)

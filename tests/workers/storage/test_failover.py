@@ -1,0 +1,140 @@
+"""Queues on servers that stand in for each other: a master dies or is replaced while jobs run, and work goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
+from itertools import count
+
+import pytest
+
+from tests.deployments import SERVICE, Cluster, Watched, ask, cluster, watched
+from tests.patience import PATIENCE_SECONDS, until
+from tests.workers.running import running
+from workers import JobState, StorageUnavailable
+from workers.errors import NotReplicated
+from workers.storage import open_storage
+from workers.storage.base import Storage
+from workers.storage.bull import BullStorage
+from workers.storage.bullmq import BullMQStorage
+from workers.storage.redis import RedisStorage
+from workers.storage.redis.scripts import base
+from workers.testing.steps import job
+from workers.worker import Worker
+from workers.worker.handlers import Job
+
+CONFIRMED = "wait_replicas=1&wait_timeout_ms=300"
+LEASE = timedelta(seconds=3)
+SOME, FEW = 30, 3
+
+
+class Work:
+    """A queue into which jobs go without an end, and a worker that does them."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+        self.acknowledged: list[str] = []
+        self.unconfirmed: list[str] = []
+
+    async def produce(self) -> None:
+        """A producer that does not try again what was not acknowledged."""
+        for number in count():
+            try:
+                await self.storage.enqueue([job(f"job-{number}", max_attempts=100)])
+                self.acknowledged.append(f"job-{number}")
+            except NotReplicated:
+                self.unconfirmed.append(f"job-{number}")
+            except StorageUnavailable:
+                await asyncio.sleep(0.05)
+            await asyncio.sleep(0.01)
+
+    async def more(self, enqueued: list[str], count: int) -> None:
+        wanted = len(enqueued) + count
+        await until(lambda: len(enqueued) >= wanted)
+
+    async def lost(self) -> list[str]:
+        """The acknowledged jobs that are neither done nor to be done."""
+        states = await self.storage.status(self.acknowledged)
+        return [name for name, status in zip(self.acknowledged, states, strict=True) if status is None]
+
+    async def is_done(self) -> bool:
+        try:
+            states = await self.storage.status(self.acknowledged)
+        except StorageUnavailable:
+            return False
+        return all(status is None or status.state is JobState.COMPLETED for status in states)
+
+
+@asynccontextmanager
+async def at_work(*storages: Storage) -> AsyncIterator[list[Work]]:
+    """Jobs are produced and done in each; when the block ends, no acknowledged job is lost, and all get done."""
+
+    async def handle(job: Job) -> None:
+        await asyncio.sleep(0.001)
+
+    works = [Work(storage) for storage in storages]
+    async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
+        for storage in storages:
+            await storage.connect()
+            stack.push_async_callback(storage.disconnect)
+            worker = Worker(storage, {"*": handle}, concurrency=5, lease=LEASE, max_stalls=100)
+            await stack.enter_async_context(running(worker))
+        producers = [tasks.create_task(work.produce()) for work in works]
+        for work in works:
+            await work.more(work.acknowledged, SOME)
+        yield works
+        for producer in producers:
+            producer.cancel()
+        for work in works:
+            assert await work.lost() == []
+            await until(work.is_done)
+
+
+@pytest.fixture
+def servers() -> Iterator[Cluster]:
+    with cluster() as found:
+        yield found
+
+
+@pytest.fixture
+def observed() -> Iterator[Watched]:
+    with watched() as found:
+        yield found
+
+
+async def test_a_master_of_a_cluster_dies(servers: Cluster) -> None:
+    """No acknowledged job is lost, and work goes on by itself; also when the dead server is back as a replica."""
+    await servers.ready()
+    master = servers.master_of(b"{bull}")
+    queue = next(str(number) for number in count() if servers.master_of(base("workers", str(number))) is master)
+    ours = RedisStorage(f"{servers.url}?{CONFIRMED}", queue)
+    bullmq = BullMQStorage(f"bullmq+{servers.url}?{CONFIRMED}", prefix="{bull}")
+    async with asyncio.timeout(PATIENCE_SECONDS), at_work(ours, bullmq) as works:
+        master.kill()
+        await until(lambda: servers.master_of(b"{bull}") is not master)
+        master.start()
+        for work in works:
+            await work.more(work.acknowledged, SOME)
+
+
+async def test_a_master_behind_sentinels_is_replaced_and_dies(observed: Watched) -> None:
+    """So it is with Sentinels: when an operator makes another server the master, and when the master dies.
+
+    Then nobody is left to confirm anything. Producers are told, but the jobs are there, and done.
+    """
+    await observed.ready()
+    url = f"{observed.url}?{CONFIRMED}"
+    storages = (RedisStorage(url), open_storage(f"bullmq+{url}"), BullStorage(f"bull+{url}", "mail"))
+    async with asyncio.timeout(PATIENCE_SECONDS), at_work(*storages) as works:
+        first, second = observed.servers
+        ask(observed.sentinel, "SENTINEL", "FAILOVER", SERVICE)
+        await until(lambda: observed.master is second)
+        for work in works:
+            await work.more(work.acknowledged, SOME)
+        await observed.ready()
+        second.kill()
+        await until(lambda: observed.master is first)
+        for work in works:
+            await work.more(work.unconfirmed, FEW)
