@@ -149,10 +149,9 @@ class Watched:
         return self.sentinel.url
 
     async def ready(self) -> None:
-        """The replica follows, and the Sentinel knows it, and has no more to do."""
-        await until(lambda: "state=online" in ask(self.master, "INFO", "replication"))
+        """The replica follows, and the Sentinel knows it."""
+        await until(lambda: "master_link_status:up" in ask(self.servers[1], "INFO", "replication"))
         await until(lambda: "slaves=1" in ask(self.sentinel, "INFO", "sentinel"))
-        await until(lambda: "failover_in_progress" not in str(ask(self.sentinel, "SENTINEL", "MASTERS")))
 
     @property
     def master(self) -> ValkeyProcess:
