@@ -9,6 +9,7 @@ from datetime import timedelta
 from itertools import count
 
 import pytest
+from redis.crc import key_slot
 
 from tests.deployments import SERVICE, Cluster, Watched, ask, cluster, watched
 from tests.patience import PATIENCE_SECONDS, until
@@ -37,6 +38,7 @@ class Work:
         self.storage = storage
         self.acknowledged: list[str] = []
         self.unconfirmed: list[str] = []
+        self.refused = 0
 
     async def produce(self) -> None:
         """A producer that does not try again what was not acknowledged."""
@@ -47,6 +49,7 @@ class Work:
             except NotReplicated:
                 self.unconfirmed.append(f"job-{number}")
             except StorageUnavailable:
+                self.refused += 1
                 await asyncio.sleep(0.05)
             await asyncio.sleep(0.02)
 
@@ -143,3 +146,43 @@ async def test_a_master_behind_sentinels(end: Callable[[Watched], object], obser
             await work.more(work.unconfirmed, FEW)
         for work in works:
             assert await work.storage.status(work.unconfirmed[-1:]) != [None]
+
+
+async def test_a_slot_moves_to_another_server() -> None:
+    """Neither producers nor workers notice when a cluster moves a queue as a whole, and nothing of it stays behind."""
+    with cluster(masters=2, replicas=0) as servers:
+        await servers.ready()
+        former = servers.master_of(base("workers", "moved"))
+        [other] = [node for node in servers.nodes if node is not former]
+        slot = key_slot(base("workers", "moved"))
+        async with asyncio.timeout(PATIENCE_SECONDS), at_work(RedisStorage(servers.url, "moved")) as [work]:
+            ask(former, "CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", other.id)
+            await until(lambda: servers.master_of(base("workers", "moved")) is other)
+            await work.more(work.acknowledged, SOME)
+            assert work.refused == 0
+        assert ask(former, "DBSIZE") == 0
+
+
+async def test_a_queue_rests_while_its_slot_moves_key_by_key() -> None:
+    """Some of its keys would be missing wherever it worked meanwhile. So nothing is changed, and nothing is lost."""
+    with cluster(masters=2, replicas=0) as servers:
+        await servers.ready()
+        tag = base("workers", "moved")
+        former, slot = servers.master_of(tag), key_slot(tag)
+        [other] = [node for node in servers.nodes if node is not former]
+        storage = RedisStorage(servers.url, "moved")
+        await storage.connect()
+        await storage.enqueue([job("before")])
+        ask(other, "CLUSTER", "SETSLOT", slot, "IMPORTING", former.id)
+        ask(former, "CLUSTER", "SETSLOT", slot, "MIGRATING", other.id)
+        with pytest.raises(StorageUnavailable):
+            await storage.enqueue([job("meanwhile")])
+        assert ask(other, "DBSIZE") == 0
+        for key in ask(former, "CLUSTER", "GETKEYSINSLOT", slot, 100):
+            ask(former, "MIGRATE", "127.0.0.1", other.port, key, 0, 5000)
+        for node in (other, former):
+            ask(node, "CLUSTER", "SETSLOT", slot, "NODE", other.id)
+        await storage.enqueue([job("after")])
+        found = await storage.status(["before", "meanwhile", "after"])
+        assert [status is not None for status in found] == [True, False, True]
+        await storage.disconnect()
