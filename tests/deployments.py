@@ -117,13 +117,13 @@ def _node(stack: contextlib.ExitStack) -> ClusterNode:
 
 
 class SentinelProcess(ValkeyProcess):
-    """A Sentinel that watches a master alone."""
+    """A Sentinel that watches the master at this port alone."""
 
-    def __init__(self, master: ValkeyProcess, directory: Path, tell: Tell = tell_nobody) -> None:
+    def __init__(self, port: int, directory: Path, tell: Tell = tell_nobody) -> None:
         super().__init__(directory, tell)
         settings = [
             *("bind 127.0.0.1", f"port {self.port}", f"dir {directory}"),
-            f"sentinel monitor {SERVICE} 127.0.0.1 {master.port} 1",
+            f"sentinel monitor {SERVICE} 127.0.0.1 {port} 1",
             f"sentinel down-after-milliseconds {SERVICE} {DOWN_AFTER_MS}",
             f"sentinel failover-timeout {SERVICE} 1000",
         ]
@@ -165,8 +165,16 @@ def watched() -> Iterator[Watched]:
         quick = ("--repl-diskless-sync-delay", "0")
         master = stack.enter_context(valkey(*quick))
         replica = stack.enter_context(valkey("--replicaof", f"127.0.0.1 {master.port}", *quick))
-        tell = stack.enter_context(Caretaker("fd-sentinel-"))
-        sentinel = SentinelProcess(master, tell.directory, tell)
-        stack.callback(sentinel.kill)
-        sentinel.start()
-        yield Watched(master, replica, sentinel)
+        yield Watched(master, replica, stack.enter_context(sentinel_of(master.port)))
+
+
+@contextlib.contextmanager
+def sentinel_of(port: int) -> Iterator[SentinelProcess]:
+    """A Sentinel for the master at this port."""
+    with Caretaker("fd-sentinel-") as tell:
+        sentinel = SentinelProcess(port, tell.directory, tell)
+        try:
+            sentinel.start()
+            yield sentinel
+        finally:
+            sentinel.kill()

@@ -41,12 +41,12 @@ class Deployment:
 
 
 def read_deployment(url: str) -> Deployment | None:
-    """Read the URL; None for that of a single server.
+    """Read the URL, which `take_parameter` has seen; None for that of a single server.
 
     Raises:
         StorageError: it is malformed; no part of it is quoted.
     """
-    if url.partition("://")[0] not in SCHEMES:
+    if url.partition(":")[0] not in SCHEMES:
         return None
     try:
         return _read(url)
@@ -54,11 +54,23 @@ def read_deployment(url: str) -> Deployment | None:
         raise StorageError(f"not the URL of a cluster or of Sentinels: {error}") from None
 
 
-def _read(url: str) -> Deployment:
+def take_parameter(url: str, name: str) -> tuple[str, str | None]:
+    """Return the URL without that parameter, and its value, None if it is not there.
+
+    Raises:
+        StorageError: the URL is malformed.
+    """
     try:
         parts = urlsplit(url)
     except ValueError:  # its text may quote a part of a password
-        raise ValueError("the addresses are malformed") from None
+        raise StorageError("not the URL of a Redis server: its address is malformed") from None
+    query = dict(parse_qsl(parts.query, keep_blank_values=True))
+    value = query.pop(name, None)
+    return urlunsplit(parts._replace(query=urlencode(query))), value
+
+
+def _read(url: str) -> Deployment:
+    parts = urlsplit(url)
     credentials, _, hosts = parts.netloc.rpartition("@")
     query = dict(parse_qsl(parts.query, keep_blank_values=True))
     sentinel = (query.pop("sentinel_username", None), query.pop("sentinel_password", None))

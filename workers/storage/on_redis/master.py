@@ -31,6 +31,10 @@ ASKED_IN_TIME: Final = 3
 """How many servers that hang are asked within the time of one call."""
 
 
+class MasterUnknown(exceptions.ConnectionError):
+    """Sentinels or nodes of a cluster answered, and know no master; they may soon."""
+
+
 class Master:
     """The server that has `key`. Its connections share this object, which remembers the address for all."""
 
@@ -65,9 +69,11 @@ class Master:
         return self._address
 
     async def _ask_around(self) -> Address:
-        nodes = list(dict.fromkeys((*self._deployment.nodes, *self._known)))
+        nodes = list({*self._deployment.nodes, *self._known})
         random.shuffle(nodes)  # one that is cut off from the others, and knows nothing new, is not always the first
-        failure: Exception = exceptions.ConnectionError("nobody knows the master")
+        service = self._deployment.service
+        whose = "the queue's slot" if service is None else f"the name {service!r}"
+        failure: Exception = MasterUnknown(f"of those who were asked, nobody knows a master with {whose}")
         for node in nodes:
             try:
                 found = await (self._ask_node(node) if self._deployment.is_cluster else self._ask_sentinel(node))

@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from workers.errors import NotReplicated, StorageError
+from workers.storage.on_redis.deployment import take_parameter
 
 WAIT_MS: Final = 500
 
@@ -49,19 +49,18 @@ def take_replication(url: str, timeout: timedelta) -> tuple[str, Replication | N
     Raises:
         StorageError: they are no numbers above 0, or the wait takes no less than a whole call, which is `timeout`.
     """
-    parts = urlsplit(url)
-    query = dict(parse_qsl(parts.query, keep_blank_values=True))
-    replicas, wait_ms = query.pop("wait_replicas", None), query.pop("wait_timeout_ms", str(WAIT_MS))
+    url, replicas = take_parameter(url, "wait_replicas")
+    url, named_ms = take_parameter(url, "wait_timeout_ms")
     if replicas is None:
         return url, None
+    wait_ms = str(WAIT_MS) if named_ms is None else named_ms
     if not _is_positive(replicas) or not _is_positive(wait_ms):
         raise StorageError("wait_replicas and wait_timeout_ms are whole numbers above 0")
     if timedelta(milliseconds=int(wait_ms)) >= timeout:
         raise StorageError(
             f"wait_timeout_ms has to be less than the time of a call, {timeout.total_seconds() * 1000:g}"
         )
-    rest = urlunsplit(parts._replace(query=urlencode(query)))
-    return rest, Replication(replicas=int(replicas), wait_ms=int(wait_ms))
+    return url, Replication(replicas=int(replicas), wait_ms=int(wait_ms))
 
 
 def _is_positive(text: str) -> bool:

@@ -23,7 +23,6 @@ from datetime import timedelta
 from functools import partial
 from ssl import SSLCertVerificationError
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 from weakref import WeakKeyDictionary
 
 from redis import exceptions
@@ -35,8 +34,8 @@ from redis.crc import key_slot
 
 from workers.errors import ForeignLoop, StorageDamaged, StorageError, StorageUnavailable, WorkersError
 from workers.homes import Home, keep_inherited
-from workers.storage.on_redis.deployment import read_deployment
-from workers.storage.on_redis.master import master_pool
+from workers.storage.on_redis.deployment import read_deployment, take_parameter
+from workers.storage.on_redis.master import MasterUnknown, master_pool
 from workers.storage.on_redis.replication import take_replication
 
 T = TypeVar("T")
@@ -84,6 +83,8 @@ def translate(error: BaseException) -> WorkersError:
     certificate = _rejected_certificate(error)
     if certificate is not None:
         return StorageError(f"the Redis server's certificate is not trusted: {certificate.verify_message}")
+    if isinstance(error, MasterUnknown):
+        return StorageUnavailable(str(error))
     if isinstance(error, exceptions.MovedError):
         return Redirected("another server of the Redis Cluster has the queue now")
     # redis-py has no types for these errors, and leaves the protocol's error code in front of the message.
@@ -355,14 +356,6 @@ class RedisServer:
 def parse_url(url: str) -> tuple[str, str | None]:
     """Return the server's URL as redis-py takes it, and the queue named by `?queue=`."""
     return take_parameter(url, "queue")
-
-
-def take_parameter(url: str, name: str) -> tuple[str, str | None]:
-    """Return the URL without that parameter, and its value, None if it is not there."""
-    parts = urlsplit(url)
-    query = dict(parse_qsl(parts.query, keep_blank_values=True))
-    value = query.pop(name, None)
-    return urlunsplit(parts._replace(query=urlencode(query))), value
 
 
 def check_target(target: str | Redis) -> None:
