@@ -132,6 +132,11 @@ class ValkeyProcess:
             self._process = None
             self._tell(None)
 
+    def hang(self) -> None:
+        """It answers nothing from now on, and breaks no connection; only `kill` ends it."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
     def restart(self) -> None:
         self.stop()
         self.start()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from federation.base.setting_types import plain
 from federation.base.settings import Settings
 from federation.base.storages import keyless_redis_url
-from workers.storage.on_redis.deployment import read_deployment, take_parameter
+from workers.storage.redis_urls import read_deployment, take_parameter
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis, RedisCluster
@@ -54,22 +54,17 @@ def _without_waits(url: str) -> str:
 
 
 def _client(url: str) -> Redis:
-    from redis.asyncio import Redis  # imported here, because a node without a Redis need not have the package
-    from redis.asyncio.retry import Retry
+    from redis.asyncio.retry import Retry  # imported here, because a node without a Redis need not have the package
     from redis.backoff import NoBackoff
 
-    from workers.storage.on_redis.master import master_pool
+    from workers.storage.redis import client_of
 
     seconds = REDIS_TIMEOUT.total_seconds()
     # No retries inside a command: a worker reports the outage and tries again itself, for as long as it lasts.
-    settings = {
+    settings: dict[str, Any] = {
         "decode_responses": True,
         "socket_timeout": seconds,
         "socket_connect_timeout": seconds,
         "retry": Retry(NoBackoff(), 0),
     }
-    deployment = read_deployment(url)
-    if deployment is None:
-        client: Redis = Redis.from_url(url, **settings)
-        return client
-    return Redis.from_pool(master_pool(deployment, b"", settings))
+    return client_of(url, settings)

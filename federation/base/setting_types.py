@@ -15,8 +15,7 @@ from db.url import parse_url
 from federation.protocol.errors import UrlError
 from federation.protocol.urls import canonical_origin, host_of, with_port
 from workers.errors import StorageError
-from workers.storage.on_redis.deployment import Deployment, read_deployment, take_parameter
-from workers.storage.on_redis.replication import take_replication
+from workers.storage.redis_urls import Deployment, read_deployment, take_parameter, take_replication
 
 LONGEST_DURATION: Final = timedelta(days=365)
 BULL_DIALECT: Final = "C"

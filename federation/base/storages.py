@@ -11,7 +11,7 @@ from federation.base.setting_types import plain
 from federation.base.settings import Settings
 from workers.storage import open_storage as storage_from_url
 from workers.storage.base import Storage
-from workers.storage.on_redis.deployment import read_deployment, take_parameter
+from workers.storage.redis_urls import read_deployment, take_parameter
 
 if TYPE_CHECKING:
     import redis.asyncio

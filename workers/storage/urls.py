@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 from workers.errors import StorageError
 from workers.storage.base import Storage
 from workers.storage.memory import MemorySpace, MemoryStorage
-from workers.storage.on_redis.deployment import SCHEMES as DEPLOYMENT_SCHEMES
+from workers.storage.redis_urls import SCHEMES as DEPLOYMENT_SCHEMES
 
 DEFAULT_QUEUE: Final = "default"
 

@@ -12,7 +12,7 @@ from workers import StorageError, StorageUnavailable
 from workers.kv.redis import RedisKvStore
 from workers.storage import open_storage
 from workers.storage.bullmq import BullMQStorage
-from workers.storage.on_redis.deployment import read_deployment
+from workers.storage.redis_urls import read_deployment
 from workers.storage.urls import SCHEMES
 from workers.testing.steps import job
 
@@ -45,6 +45,7 @@ def test_what_a_url_says(
         "redis+cluster://u:s3cret@a:s3cret",
         "redis+cluster://u:s3cret@[::1:7",
         "redis+cluster://u:s3cret@a:1/s3cret",
+        "redis+cluster://u:s3cret@\u2100",
         "redis+sentinel://u:s3cret@a:1",
         "redis+sentinel://u:s3cret@a:0/svc",
         "rediss+sentinel://u:s3cret@a:1/svc/s3cret",

@@ -16,7 +16,6 @@ from tests.patience import PATIENCE_SECONDS, until
 from tests.workers.running import running
 from workers import JobState, StorageUnavailable
 from workers.errors import NotReplicated
-from workers.storage import open_storage
 from workers.storage.base import Storage
 from workers.storage.bull import BullStorage
 from workers.storage.bullmq import BullMQStorage
@@ -28,6 +27,7 @@ from workers.worker.handlers import Job
 
 CONFIRMED = "wait_replicas=1&wait_timeout_ms=300"
 LEASE = timedelta(seconds=3)
+TIMEOUT = timedelta(seconds=2)
 SOME, FEW = 20, 2
 
 
@@ -125,19 +125,24 @@ async def test_a_master_of_a_cluster_dies(servers: Cluster) -> None:
 ENDS = {
     "replaced": lambda observed: ask(observed.sentinel, "SENTINEL", "FAILOVER", SERVICE),
     "dead": lambda observed: observed.master.kill(),
+    "hung": lambda observed: observed.master.hang(),
 }
 
 
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS.keys())
 async def test_a_master_behind_sentinels(end: Callable[[Watched], object], observed: Watched) -> None:
-    """An operator makes another server the master, or the master dies: no acknowledged job is lost, and work goes on.
+    """An operator replaces the master, or it dies or hangs: no acknowledged job is lost, and work goes on.
 
     At first nobody is left to confirm anything. Producers are told, but their jobs are stored and done.
     """
     await observed.ready()
     first, second = observed.servers
     url = f"{observed.url}?{CONFIRMED}"
-    storages = (RedisStorage(url), open_storage(f"bullmq+{url}"), BullStorage(f"bull+{url}", "mail"))
+    storages = (
+        RedisStorage(url, timeout=TIMEOUT),
+        BullMQStorage(f"bullmq+{url}", timeout=TIMEOUT),
+        BullStorage(f"bull+{url}", "mail", timeout=TIMEOUT),
+    )
     async with asyncio.timeout(PATIENCE_SECONDS), at_work(*storages) as works:
         assert observed.master is first
         end(observed)

@@ -66,10 +66,10 @@ from workers.storage.bull.scripts import BullScripts, loaded_scripts
 from workers.storage.bull.subscribers import BullSubscribers
 from workers.storage.on_redis.batches import AT_ONCE, portions
 from workers.storage.on_redis.claiming import claimed
-from workers.storage.on_redis.deployment import read_deployment, take_parameter
 from workers.storage.on_redis.messages import STATES, pack, unpack
 from workers.storage.on_redis.server import RedisServer, Reply, parse_url
 from workers.storage.on_redis.storage import OUTCOMES, RESULTS_AT_ONCE, ScriptedStorage, cancel_result
+from workers.storage.redis_urls import read_deployment, take_parameter
 from workers.storage.rules import (
     check_claim,
     check_cleanable,

@@ -22,10 +22,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from redis import exceptions
+from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection, Connection, ConnectionPool, SSLConnection, parse_url
 from redis.crc import key_slot
 
-from workers.storage.on_redis.deployment import Address, Deployment
+from workers.storage.redis_urls import Address, Deployment, read_deployment
 
 ASKED_IN_TIME: Final = 3
 """How many servers that hang are asked within the time of one call."""
@@ -168,6 +169,15 @@ def master_pool(deployment: Deployment, key: bytes, settings: Mapping[str, Any])
     tls = from_url.pop("connection_class", None) is not None
     kind = TlsMasterConnection if tls else MasterConnection
     return ConnectionPool(kind, **{**from_url, **settings, "master": master})
+
+
+def client_of(url: str, settings: Mapping[str, Any]) -> Redis:
+    """Make a client of one server, or of the master that Sentinels watch; not for clusters."""
+    deployment = read_deployment(url)
+    if deployment is None:
+        client: Redis = Redis.from_url(url, **settings)
+        return client
+    return Redis.from_pool(master_pool(deployment, b"", settings))
 
 
 def is_outdated(connection: AbstractConnection) -> bool:

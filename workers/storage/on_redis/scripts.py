@@ -10,7 +10,7 @@ from typing import Final
 CONFIRMED: Final = frozenset(
     {"enqueue", "enqueue_once", "settle", "cancel", "complete", "retry", "remove", "promote", "drain", "clean", "keep"}
 )
-"""The scripts whose change replicas confirm before it is acknowledged, where that is asked for; see `replication`."""
+"""The scripts whose change replicas confirm before it is acknowledged, where that is asked for; see `redis_urls`."""
 
 
 @dataclass(frozen=True, slots=True)

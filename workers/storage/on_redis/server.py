@@ -34,9 +34,8 @@ from redis.crc import key_slot
 
 from workers.errors import ForeignLoop, StorageDamaged, StorageError, StorageUnavailable, WorkersError
 from workers.homes import Home, keep_inherited
-from workers.storage.on_redis.deployment import read_deployment, take_parameter
 from workers.storage.on_redis.master import MasterUnknown, master_pool
-from workers.storage.on_redis.replication import take_replication
+from workers.storage.redis_urls import read_deployment, take_parameter, take_replication
 
 T = TypeVar("T")
 Command: TypeAlias = tuple[str | bytes | int | float, ...]
@@ -249,7 +248,7 @@ class RedisServer:
     async def run(self, commands: Sequence[Command], *, confirmed: bool = False) -> list[Reply]:
         """Run every command, in one round trip, each for itself; one that failed answers a `StorageError`.
 
-        Here and below, what is to be `confirmed` by replicas is, if the target's URL asks for it (`replication`).
+        Here and below, what is to be `confirmed` by replicas is, if the target's URL asks for it (`redis_urls`).
 
         Raises:
             StorageUnavailable: some may have run, some may not.

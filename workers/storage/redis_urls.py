@@ -1,19 +1,27 @@
-"""URLs of Redis servers that stand in for each other: a cluster, or a master that Sentinels watch.
+"""URLs of Redis servers: those that stand in for each other, and replicas to wait for.
+
+A cluster, or a master that Sentinels watch:
 
     redis+cluster://user:password@host:port,host:port
     redis+sentinel://user:password@host:port,host:port/service/database
 
 A cluster's URL names some of its nodes, the other one Sentinels. `rediss+...` is the same over TLS, for Sentinels too.
 User and password are those of the Redis servers; Sentinels have `?sentinel_username=` and `?sentinel_password=`.
+
+Redis and Valkey replicate after they have answered, so a master that dies takes with it what it acknowledged last.
+With `?wait_replicas=1`, and `&wait_timeout_ms=`, whatever changes a job in the name of a producer, an operator or a
+settlement is followed by `WAIT`, on the same connection. Claims, renewals, progress and recoveries are not. When a
+claim is lost, another worker claims the job, and the former one's token is worth nothing any more.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Final, TypeAlias
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
-from workers.errors import StorageError
+from workers.errors import NotReplicated, StorageError
 
 Address: TypeAlias = tuple[str, int]
 
@@ -23,6 +31,7 @@ SCHEMES: Final = (*CLUSTER_SCHEMES, *SENTINEL_SCHEMES)
 
 CLUSTER_PORT: Final = 6379
 SENTINEL_PORT: Final = 26379
+WAIT_MS: Final = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +50,7 @@ class Deployment:
 
 
 def read_deployment(url: str) -> Deployment | None:
-    """Read the URL, which `take_parameter` has seen; None for that of a single server.
+    """Read the URL; None for that of a single server.
 
     Raises:
         StorageError: it is malformed; no part of it is quoted.
@@ -60,17 +69,21 @@ def take_parameter(url: str, name: str) -> tuple[str, str | None]:
     Raises:
         StorageError: the URL is malformed.
     """
-    try:
-        parts = urlsplit(url)
-    except ValueError:  # its text may quote a part of a password
-        raise StorageError("not the URL of a Redis server: its address is malformed") from None
+    parts = _split(url)
     query = dict(parse_qsl(parts.query, keep_blank_values=True))
     value = query.pop(name, None)
     return urlunsplit(parts._replace(query=urlencode(query))), value
 
 
+def _split(url: str) -> SplitResult:
+    try:
+        return urlsplit(url)
+    except ValueError:  # its text may quote a part of a password
+        raise StorageError("not the URL of a Redis server: its address is malformed") from None
+
+
 def _read(url: str) -> Deployment:
-    parts = urlsplit(url)
+    parts = _split(url)
     credentials, _, hosts = parts.netloc.rpartition("@")
     query = dict(parse_qsl(parts.query, keep_blank_values=True))
     sentinel = (query.pop("sentinel_username", None), query.pop("sentinel_password", None))
@@ -103,3 +116,52 @@ def _address(text: str, port: int) -> Address:
     if not host or named == 0:
         raise ValueError("an address has no host or no port; write host:port,host:port")
     return host, named or port
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replication:
+    """How many replicas have to confirm a change, and how long that may take."""
+
+    replicas: int
+    wait_ms: int = WAIT_MS
+
+    @property
+    def command(self) -> tuple[str | int, ...]:
+        """The command that waits for what was sent before it on its connection."""
+        return "WAIT", self.replicas, self.wait_ms
+
+    def check(self, confirmed: int) -> None:
+        """Take the answer to the command.
+
+        Raises:
+            NotReplicated: too few replicas have confirmed.
+        """
+        if confirmed < self.replicas:
+            raise NotReplicated(
+                f"{confirmed} of {self.replicas} replicas confirmed the change within {self.wait_ms} ms;"
+                " it is stored on the master, and may be lost with it"
+            )
+
+
+def take_replication(url: str, timeout: timedelta) -> tuple[str, Replication | None]:
+    """Return the URL without `?wait_replicas=` and `?wait_timeout_ms=`, and what they say, None without them.
+
+    Raises:
+        StorageError: they are no numbers above 0, or the wait takes no less than a whole call, which is `timeout`.
+    """
+    url, replicas = take_parameter(url, "wait_replicas")
+    url, named_ms = take_parameter(url, "wait_timeout_ms")
+    if replicas is None:
+        return url, None
+    wait_ms = str(WAIT_MS) if named_ms is None else named_ms
+    if not _is_positive(replicas) or not _is_positive(wait_ms):
+        raise StorageError("wait_replicas and wait_timeout_ms are whole numbers above 0")
+    if timedelta(milliseconds=int(wait_ms)) >= timeout:
+        raise StorageError(
+            f"wait_timeout_ms has to be less than the time of a call, {timeout.total_seconds() * 1000:g}"
+        )
+    return url, Replication(replicas=int(replicas), wait_ms=int(wait_ms))
+
+
+def _is_positive(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 10 and int(text) > 0
