@@ -14,8 +14,7 @@ from redis.crc import key_slot
 from tests.deployments import SERVICE, Cluster, Watched, ask, cluster, watched
 from tests.patience import PATIENCE_SECONDS, until
 from tests.workers.running import running
-from workers import JobState, StorageUnavailable
-from workers.errors import NotReplicated
+from workers import JobState, NotReplicated, StorageUnavailable
 from workers.storage.base import Storage
 from workers.storage.bull import BullStorage
 from workers.storage.bullmq import BullMQStorage
@@ -117,6 +116,8 @@ async def test_a_master_of_a_cluster_dies(servers: Cluster) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS), at_work(ours, bullmq) as works:
         master.kill()
         await until(lambda: servers.master_of(b"{bull}") is not master)
+        for work in works:
+            await work.more(work.unconfirmed, FEW)
         master.start()
         for work in works:
             await work.more(work.acknowledged, SOME)

@@ -90,12 +90,12 @@ LOOK_SECONDS: Final = 1.0
 class BullStorage(ScriptedStorage):
     """One queue of Bull 1.x on Redis 6.2 or newer, or Valkey.
 
-    `target` is a URL (`redis://`, `rediss://`, `unix://`, each also with `bull+` in front) or a client. A client's
-    settings are used, and its connections are left alone. A URL may name the queue by `?queue=`, and the dialect by
-    `&dialect=`; the arguments have precedence. `dialect` says what the oldest Node process on the queue runs: "C", the
-    default, is Bull 1.1, "B" 1.0 from rc4 on, "A" older. `grace` is how long a job that Node took must be seen without
-    a lock before it is recovered; its default depends on the dialect. `prefix` is Bull's. `timeout` bounds each call to
-    the server; when it is over, the method raises `StorageUnavailable`.
+    `target` is a URL (`redis://`, `rediss://`, `unix://`, or Sentinels' as in `redis_urls`, each also with `bull+` in
+    front) or a client. A client's settings are used, and its connections are left alone. A URL may name the queue by
+    `?queue=`, and the dialect by `&dialect=`; the arguments have precedence. `dialect` says what the oldest Node
+    process on the queue runs: "C", the default, is Bull 1.1, "B" 1.0 from rc4 on, "A" older. `grace` is how long a job
+    that Node took must be seen without a lock before it is recovered; its default depends on the dialect. `prefix` is
+    Bull's. `timeout` bounds each call to the server; when it is over, the method raises `StorageUnavailable`.
 
     Ids that Bull would confuse are refused with `Unsupported`: names of its keys and locks, and numbers, which its
     counter gives out. Beside A and B it is the other way round: ids are decimal numbers below 2^53, as Node reads them.

@@ -68,10 +68,11 @@ DEFAULT_QUEUE: Final = "default"
 class BullMQStorage:
     """One BullMQ queue.
 
-    `target` is a URL (`redis://`, `rediss://`, `unix://`, each also with `bullmq+` in front) or a client with
-    `decode_responses=True`. A client's settings are used, and its connections are left alone. A URL may name the queue
-    by `?queue=`; the argument has precedence. `prefix` is BullMQ's, and so is its default. `timeout` bounds each call
-    to the server; when it is over, the method raises `StorageUnavailable`.
+    `target` is a URL (`redis://`, `rediss://`, `unix://`, or as in `redis_urls`, each also with `bullmq+` in front) or
+    a client with `decode_responses=True`. On a cluster the prefix has to be in braces. A client's settings are used,
+    and its connections are left alone. A URL may name the queue by `?queue=`; the argument has precedence. `prefix` is
+    BullMQ's, and so is its default. `timeout` bounds each call to the server; when it is over, the method raises
+    `StorageUnavailable`.
 
     BullMQ keeps records by age for the whole queue: mixed retentions end early, with the shortest. It counts a job's
     stalls and its failed attempts together, as we do, and reports only at the next claim that they are too many.

@@ -86,12 +86,12 @@ LOOK_SECONDS: Final = 10.0
 class RedisStorage(ScriptedStorage):
     """One queue on a Redis (6.2 or newer) or Valkey server.
 
-    `target` is a URL (`redis://`, `rediss://`, `unix://`) or a client. A client's settings are used, and its
-    connections are left alone. A URL may name the queue by `?queue=`; the argument has precedence. Storages with
-    different prefixes share nothing. `timeout` bounds each call to the server; when it is over, the method raises
-    `StorageUnavailable`.
+    `target` is a URL (`redis://`, `rediss://`, `unix://`, or as in `redis_urls`) or a client. A client's settings are
+    used, and its connections are left alone. A URL may name the queue by `?queue=`; the argument has precedence.
+    Storages with different prefixes share nothing. `timeout` bounds each call to the server; when it is over, the
+    method raises `StorageUnavailable`.
 
-    A job that a server forgot in a failover is lost; how much survives depends on the server's settings.
+    A job that a server forgot in a failover is lost; `?wait_replicas=` in the URL makes sure that replicas have it.
 
     Raises:
         StorageError: a target that is no Redis URL.
