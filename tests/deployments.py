@@ -16,7 +16,7 @@ from tests.patience import eventually, until
 from tests.servers import Caretaker, Tell, ValkeyProcess, free_port, tell_nobody, valkey
 
 NODE_TIMEOUT_MS: Final = 1_000
-"""When a cluster takes a node that does not answer for dead."""
+"""When a cluster with replicas takes a node that does not answer for dead; one without is more patient."""
 DOWN_AFTER_MS: Final = 500
 """When a Sentinel does."""
 SLOTS: Final = 16_384
@@ -33,8 +33,9 @@ def ask(server: ValkeyProcess, *command: str | int) -> Any:
 class ClusterNode(ValkeyProcess):
     """A node that knows all others when it starts."""
 
-    def __init__(self, directory: Path, tell: Tell = tell_nobody) -> None:
+    def __init__(self, directory: Path, tell: Tell = tell_nobody, *, timeout_ms: int = NODE_TIMEOUT_MS) -> None:
         super().__init__(directory, tell)
+        self._timeout_ms = timeout_ms
         self.id = secrets.token_hex(20)
         self.bus_port = free_port()
 
@@ -42,7 +43,7 @@ class ClusterNode(ValkeyProcess):
     def arguments(self) -> Sequence[str]:
         return (
             *(*super().arguments, "--cluster-enabled", "yes", "--cluster-port", str(self.bus_port)),
-            *("--cluster-node-timeout", str(NODE_TIMEOUT_MS), "--cluster-replica-validity-factor", "0"),
+            *("--cluster-node-timeout", str(self._timeout_ms), "--cluster-replica-validity-factor", "0"),
             *("--repl-diskless-sync-delay", "0"),
         )
 
@@ -105,13 +106,14 @@ async def _told(server: ValkeyProcess, *command: str) -> str:
 @contextlib.contextmanager
 def cluster(*, masters: int = 3, replicas: int = 3) -> Iterator[Cluster]:
     with contextlib.ExitStack() as stack:
-        nodes = [_node(stack) for _ in range(masters + replicas)]
+        timeout_ms = NODE_TIMEOUT_MS if replicas else 20 * NODE_TIMEOUT_MS
+        nodes = [_node(stack, timeout_ms) for _ in range(masters + replicas)]
         yield Cluster(nodes[:masters], nodes[masters:])
 
 
-def _node(stack: contextlib.ExitStack) -> ClusterNode:
+def _node(stack: contextlib.ExitStack, timeout_ms: int) -> ClusterNode:
     tell = stack.enter_context(Caretaker("fd-cluster-"))
-    node = ClusterNode(tell.directory, tell)
+    node = ClusterNode(tell.directory, tell, timeout_ms=timeout_ms)
     stack.callback(node.kill)
     return node
 
