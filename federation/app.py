@@ -24,7 +24,7 @@ from federation.base.queues import (
 from federation.base.redis_clients import redis_client
 from federation.base.setting_types import JobPayload
 from federation.base.settings import Settings
-from federation.base.storages import bullmq_url, keyless_redis_url, open_storage, queue_place
+from federation.base.storages import bullmq_url, is_plain, keyless_redis_url, open_storage, queue_place
 from federation.delivery.apart import Apart
 from federation.delivery.attempts import AttemptLog
 from federation.delivery.database_watch import DatabaseWatch
@@ -298,11 +298,13 @@ class Federation:
     @cached_property
     def task_keys(self) -> TaskKeys | None:
         """Where tasks' deduplication keys are kept on BullMQ and Bull; None elsewhere, where the queues keep them."""
-        if self.redis is None or keyless_redis_url(self.settings) is None:
+        url = keyless_redis_url(self.settings)
+        if url is None:
             return None
         from federation.base.task_keys import TaskKeys  # imported here, as it needs the Redis package
 
-        return TaskKeys(self.redis, prefix=f"{self.settings.federation_queue_prefix}:{MARKS_NAME}")
+        place = self.redis if self.redis is not None and is_plain(url) else url
+        return TaskKeys(place, prefix=f"{self.settings.federation_queue_prefix}:{MARKS_NAME}")
 
     @property
     def producers(self) -> Producers:

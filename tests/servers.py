@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Self, TypeAlias
 
@@ -89,21 +89,27 @@ def tell_nobody(server: int | None) -> None:
 class ValkeyProcess:
     """One valkey-server on a free port; `restart` keeps port and data, `kill` is `kill -9`."""
 
-    def __init__(self, directory: Path, tell: Tell = tell_nobody) -> None:
+    def __init__(self, directory: Path, tell: Tell = tell_nobody, options: Sequence[str] = ()) -> None:
         self.port = free_port()
         self.directory = directory
         self._tell = tell
+        self._options = options
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}/0"
 
+    @property
+    def arguments(self) -> Sequence[str]:
+        """What the server is started with."""
+        return (
+            *("--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(self.directory)),
+            *("--save", "", "--appendonly", "yes", "--appendfsync", "no", *self._options),
+        )
+
     def start(self) -> None:
-        command = [
-            *(str(get_binary_path()), "--bind", "127.0.0.1", "--port", str(self.port)),
-            *("--dir", str(self.directory), "--save", "", "--appendonly", "yes", "--appendfsync", "no"),
-        ]
+        command = [str(get_binary_path()), *self.arguments]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self._tell(self._process.pid)
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -126,6 +132,11 @@ class ValkeyProcess:
             self._process = None
             self._tell(None)
 
+    def hang(self) -> None:
+        """It answers nothing from now on, and breaks no connection; only `kill` ends it."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
     def restart(self) -> None:
         self.stop()
         self.start()
@@ -141,9 +152,9 @@ def _answers_ping(port: int) -> bool:
 
 
 @contextlib.contextmanager
-def valkey() -> Iterator[ValkeyProcess]:
+def valkey(*options: str) -> Iterator[ValkeyProcess]:
     with Caretaker("fd-valkey-") as tell:
-        server = ValkeyProcess(tell.directory, tell)
+        server = ValkeyProcess(tell.directory, tell, options)
         try:
             server.start()
             yield server

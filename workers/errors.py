@@ -35,6 +35,13 @@ class StorageFull(StorageUnavailable):
     """
 
 
+class NotReplicated(StorageUnavailable):
+    """The storage made the change, but too few replicas confirmed it in time: it is lost if the master dies now.
+
+    Repeating the call tells whether they have it by then; an id that was enqueued is a duplicate.
+    """
+
+
 class StorageError(WorkersError):
     """The storage answered that it cannot do this: wrong server, foreign data, missing tables. Retrying won't help."""
 

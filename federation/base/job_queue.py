@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from federation.base.errors import ConfigurationError
+from federation.base.redis_clients import bullmq_connection
 from workers.checks import MAX_DELAY
 from workers.jobs import DROP, Retention
 from workers.queue import Queue
@@ -82,7 +83,8 @@ class JobQueue(Queue):
         if self._raw is None:
             import bullmq
 
-            self._raw = bullmq.Queue(self.storage.queue, {"connection": self._redis_url, "prefix": self._prefix})
+            connection = bullmq_connection(self._redis_url)
+            self._raw = bullmq.Queue(self.storage.queue, {"connection": connection, "prefix": self._prefix})
         return self._raw
 
     async def stop(self) -> None:

@@ -3,34 +3,68 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from federation.base.setting_types import plain
 from federation.base.settings import Settings
 from federation.base.storages import keyless_redis_url
+from workers.storage.redis_urls import read_deployment, take_parameter
 
 if TYPE_CHECKING:
-    from redis.asyncio import Redis
+    from redis.asyncio import Redis, RedisCluster
 
 REDIS_TIMEOUT: Final = timedelta(seconds=5)
 
 
 def redis_client(settings: Settings) -> Redis | None:
-    """Make a new client for the Redis of the queues, or for the one that is set beside them; None without a Redis."""
-    url = keyless_redis_url(settings) or plain(settings.redis_url)
-    if url is None:
-        return None
-    from redis.asyncio import Redis  # imported here, because a node without a Redis need not have the package
-    from redis.asyncio.retry import Retry
+    """Make a new client for the Redis of the queues, or for the one that is set beside them; None without a Redis.
+
+    A cluster is for queues alone, so beside queues on one there may be none.
+    """
+    urls = (keyless_redis_url(settings), plain(settings.redis_url))
+    url = next((url for url in urls if url is not None and not _is_cluster(url)), None)
+    return None if url is None else _client(_without_waits(url))
+
+
+def bullmq_connection(url: str) -> str | Redis | RedisCluster:
+    """Return what the stock `bullmq` package takes as a connection to the Redis at this URL."""
+    url = _without_waits(url)
+    deployment = read_deployment(url)
+    if deployment is None:
+        return url
+    if not deployment.is_cluster:
+        return _client(url)
+    from redis.asyncio.cluster import ClusterNode, RedisCluster
+    from redis.asyncio.connection import parse_url
+
+    settings: dict[str, Any] = {**parse_url(deployment.server_url), "decode_responses": True}
+    settings["ssl"] = settings.pop("connection_class", None) is not None
+    settings["host"], settings["port"] = deployment.nodes[0]
+    others = [ClusterNode(host, port) for host, port in deployment.nodes[1:]]
+    return RedisCluster(startup_nodes=others, **settings)
+
+
+def _is_cluster(url: str) -> bool:
+    deployment = read_deployment(url)
+    return deployment is not None and deployment.is_cluster
+
+
+def _without_waits(url: str) -> str:
+    return take_parameter(take_parameter(url, "wait_replicas")[0], "wait_timeout_ms")[0]
+
+
+def _client(url: str) -> Redis:
+    from redis.asyncio.retry import Retry  # imported here, because a node without a Redis need not have the package
     from redis.backoff import NoBackoff
+
+    from workers.storage.redis import client_of
 
     seconds = REDIS_TIMEOUT.total_seconds()
     # No retries inside a command: a worker reports the outage and tries again itself, for as long as it lasts.
-    client: Redis = Redis.from_url(
-        url,
-        decode_responses=True,
-        socket_timeout=seconds,
-        socket_connect_timeout=seconds,
-        retry=Retry(NoBackoff(), 0),
-    )
-    return client
+    settings: dict[str, Any] = {
+        "decode_responses": True,
+        "socket_timeout": seconds,
+        "socket_connect_timeout": seconds,
+        "retry": Retry(NoBackoff(), 0),
+    }
+    return client_of(url, settings)

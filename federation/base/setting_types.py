@@ -14,6 +14,8 @@ from pydantic import AfterValidator, BeforeValidator, SecretStr
 from db.url import parse_url
 from federation.protocol.errors import UrlError
 from federation.protocol.urls import canonical_origin, host_of, with_port
+from workers.errors import StorageError
+from workers.storage.redis_urls import Deployment, read_deployment, take_parameter, take_replication
 
 LONGEST_DURATION: Final = timedelta(days=365)
 BULL_DIALECT: Final = "C"
@@ -119,6 +121,11 @@ def _database_url(value: SecretStr) -> SecretStr:
 
 
 def _redis_url(value: SecretStr) -> SecretStr:
+    deployment = _deployment(value.get_secret_value())
+    if deployment is not None and deployment.is_cluster:
+        raise ValueError("a cluster is for queues alone: name it in QUEUE_URL, as bullmq+redis+cluster://host:port")
+    if deployment is not None:
+        return value
     try:
         parts = urlsplit(value.get_secret_value())
         server = parts.scheme in ("redis", "rediss") and parts.hostname and parts.port != 0
@@ -131,13 +138,21 @@ def _redis_url(value: SecretStr) -> SecretStr:
     return value
 
 
+def _deployment(url: str) -> Deployment | None:
+    try:
+        take_replication(url, LONGEST_DURATION)
+        return read_deployment(take_parameter(url, "queue")[0])
+    except StorageError as error:
+        raise ValueError(f"is {error}") from None
+
+
 def _queue_url(value: SecretStr) -> SecretStr:
     url = value.get_secret_value()
     if url.startswith(("sqlite:", "postgresql:", "postgresql+", "postgres:")):
         return _database_url(value)
     for layout in ("", "bullmq+", "bull+"):
-        if url.startswith((f"{layout}redis://", f"{layout}rediss://")):
-            _redis_url(SecretStr(url.removeprefix(layout)))
+        if url.startswith((f"{layout}redis://", f"{layout}rediss://", f"{layout}redis+", f"{layout}rediss+")):
+            _queue_server(SecretStr(url.removeprefix(layout)), layout)
             if layout == "bull+":
                 _check_dialect(url)
             return value
@@ -145,9 +160,17 @@ def _queue_url(value: SecretStr) -> SecretStr:
         return value
     raise ValueError(
         "must be sqlite:///path/to/file.db, postgresql://user@host/name, file:///path/to/directory, redis://host:port,"
-        " bullmq+redis://host:port or bull+redis://host:port;"
+        " bullmq+redis://host:port or bull+redis://host:port, each also as redis+sentinel:// or redis+cluster://;"
         " no other queue storage is known"
     )
+
+
+def _queue_server(value: SecretStr, layout: str) -> None:
+    deployment = _deployment(value.get_secret_value())
+    if deployment is None:
+        _redis_url(value)
+    elif deployment.is_cluster and layout == "bull+":
+        raise ValueError("Bull's keys carry no hash tags, so its queues cannot be on a cluster")
 
 
 def _check_dialect(url: str) -> None:

@@ -23,8 +23,8 @@ class TaskKeys:
         StorageUnavailable: every method, while Redis does not answer.
     """
 
-    def __init__(self, client: Redis, *, prefix: str) -> None:
-        self._store = RedisKvStore(client, prefix=prefix)
+    def __init__(self, place: Redis | str, *, prefix: str) -> None:
+        self._store = RedisKvStore(place, prefix=prefix)
         self._connecting = asyncio.Lock()
         self._connected = False
 

@@ -32,9 +32,9 @@ return redis.call('DEL', KEYS[1])
 class RedisKvStore:
     """A `ConditionalKvStore` in the keys `<prefix>:<part>/<part>...` of a Redis (6.2 or newer) or Valkey server.
 
-    `target` is a URL (`redis://`, `rediss://`, `unix://`) or a client. A client's settings are used, and its
-    connections are left alone. `timeout` bounds each call. The server's clock decides what has expired, and the server
-    removes it.
+    `target` is a URL (`redis://`, `rediss://`, `unix://`, or as in `redis_urls`; on a cluster the prefix has to be in
+    braces) or a client. A client's settings are used, and its connections are left alone. `timeout` bounds each call.
+    The server's clock decides what has expired, and the server removes it.
 
     Raises:
         StorageError: a target that is no Redis URL.
@@ -45,7 +45,11 @@ class RedisKvStore:
     ) -> None:
         self._prefix = prefix
         self._server = RedisServer(
-            target, timeout, scripts=lambda: (_SET_IF_ABSENT, _COMPARE_AND_SET, _COMPARE_AND_DELETE), text=False
+            target,
+            timeout,
+            base=f"{prefix}:".encode(),
+            scripts=lambda: (_SET_IF_ABSENT, _COMPARE_AND_SET, _COMPARE_AND_DELETE),
+            text=False,
         )
 
     def __repr__(self) -> str:

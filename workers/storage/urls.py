@@ -11,6 +11,7 @@ from weakref import WeakValueDictionary
 from workers.errors import StorageError
 from workers.storage.base import Storage
 from workers.storage.memory import MemorySpace, MemoryStorage
+from workers.storage.redis_urls import SCHEMES as DEPLOYMENT_SCHEMES
 
 DEFAULT_QUEUE: Final = "default"
 
@@ -94,6 +95,8 @@ def _file(url: str, queue: str) -> Storage:
     return FileStorage(unquote(slash + path), queue)
 
 
+_SERVERS: Final = ("redis", "rediss", "unix", *DEPLOYMENT_SCHEMES)
+
 SCHEMES: Final[dict[str, Opener]] = {
     "memory": _memory,
     "file": _file,
@@ -102,12 +105,7 @@ SCHEMES: Final[dict[str, Opener]] = {
     "postgresql": _of("sql", "SqlStorage"),
     "postgresql+psycopg": _of("sql", "SqlStorage"),
     "postgres": _of("sql", "SqlStorage"),
-    "redis": _of("redis", "RedisStorage"),
-    "rediss": _of("redis", "RedisStorage"),
-    "bull+redis": _of("bull", "BullStorage"),
-    "bull+rediss": _of("bull", "BullStorage"),
-    "bull+unix": _of("bull", "BullStorage"),
-    "bullmq+redis": _of("bullmq", "BullMQStorage"),
-    "bullmq+rediss": _of("bullmq", "BullMQStorage"),
-    "bullmq+unix": _of("bullmq", "BullMQStorage"),
+    **dict.fromkeys(("redis", "rediss", *DEPLOYMENT_SCHEMES), _of("redis", "RedisStorage")),
+    **{f"bull+{scheme}": _of("bull", "BullStorage") for scheme in _SERVERS},
+    **{f"bullmq+{scheme}": _of("bullmq", "BullMQStorage") for scheme in _SERVERS},
 }

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+from federation.app import Federation
+from federation.base.errors import ConfigurationError
+from federation.base.queues import health_check_queue
 from federation.base.settings import Settings
 from federation.base.storages import bullmq_url, keyless_redis_url, open_storage
+from tests.deployments import cluster, sentinel_of
+from tests.servers import ValkeyProcess
 from workers.jobs import NewJob
 from workers.storage.base import ANY_NAME
 from workers.storage.bull import BullStorage
@@ -39,6 +46,14 @@ from workers.storage.sql import SqlStorage
         ({"DATABASE_URL": "postgresql://db/x", "REDIS_URL": "redis://one:1"}, BullMQStorage, "redis://one:1"),
         ({"DATABASE_URL": "postgres://db/x"}, SqlStorage, None),
         ({"QUEUE_URL": "postgresql://db/x", "REDIS_URL": "redis://one:1"}, SqlStorage, None),
+        ({"QUEUE_URL": "redis+cluster://a:1,b:2"}, RedisStorage, None),
+        (
+            {"QUEUE_URL": "bullmq+rediss+cluster://a:1,b:2", "FEDERATION_QUEUE_PREFIX": "{bull}"},
+            BullMQStorage,
+            "rediss+cluster://a:1,b:2",
+        ),
+        ({"REDIS_URL": "redis+sentinel://a,b/svc/1"}, BullMQStorage, "redis+sentinel://a,b/svc/1"),
+        ({"QUEUE_URL": "bull+redis+sentinel://a/svc?wait_replicas=1"}, BullStorage, None),
     ],
 )
 def test_the_queue_storage_is_picked_by_scheme(
@@ -51,6 +66,46 @@ def test_the_queue_storage_is_picked_by_scheme(
     assert isinstance(storage, kind)
     assert storage.queue == "some-queue"
     assert bullmq_url(settings) == redis
+
+
+def test_a_cluster_needs_a_prefix_in_braces() -> None:
+    """The variable is named, and what to write."""
+    settings = Settings.from_values({"QUEUE_URL": "bullmq+redis+cluster://a:1"})
+    with pytest.raises(ConfigurationError, match=r"FEDERATION_QUEUE_PREFIX: .* in braces, as {bull}"):
+        open_storage(settings, "q")
+
+
+@asynccontextmanager
+async def _in_a_cluster(redis: ValkeyProcess) -> AsyncIterator[str]:
+    with cluster(masters=2, replicas=0) as servers:
+        await servers.ready()
+        yield servers.url
+
+
+@asynccontextmanager
+async def _behind_a_sentinel(redis: ValkeyProcess) -> AsyncIterator[str]:
+    with sentinel_of(redis.port) as sentinel:
+        yield sentinel.url
+
+
+@pytest.mark.parametrize("place", [_in_a_cluster, _behind_a_sentinel])
+async def test_bullmq_where_servers_stand_in_for_each_other(
+    place: Callable[[ValkeyProcess], AbstractAsyncContextManager[str]], valkey_server: ValkeyProcess, queue_prefix: str
+) -> None:
+    """The stock package shares the queue, tasks' keys lie beside it, and rate limits are in a Redis if there is one."""
+    async with place(valkey_server) as url:
+        values = {"QUEUE_URL": f"bullmq+{url}", "FEDERATION_QUEUE_PREFIX": f"{{{queue_prefix}}}"}
+        federation = Federation(Settings.from_values(values))
+        queue = health_check_queue(federation.settings, federation.worker_storage("q"))
+        await queue.start()
+        added = await queue.raw.add("n", {"a": 1}, {})
+        assert (await queue.get_status(added.id)) is not None
+        assert federation.task_keys is not None
+        assert await federation.task_keys.set_if_absent(("a",), b"1", ttl=timedelta(seconds=30)) is None
+        assert await federation.task_keys.get(("a",)) == b"1"
+        assert (federation.redis is None) == ("cluster" in url)
+        await queue.stop()
+        await federation.close()
 
 
 @pytest.mark.parametrize(

@@ -194,6 +194,11 @@ async def test_strangers_take_no_room(database: Database) -> None:
         ({"redis_url": "redis://user:secret@localhost:6379/2"}, "BullMQ at 127.0.0.1:6379/2, prefix bull"),
         ({"queue_url": "bullmq+redis://127.0.0.1"}, "BullMQ at 127.0.0.1, prefix bull"),
         ({"queue_url": "bull+rediss://:pw@queues:6380"}, "bull+rediss at queues:6380, prefix bull"),
+        (
+            {"queue_url": "redis+cluster://u:pw@B:2,localhost:1?wait_replicas=1"},
+            "redis+cluster at 127.0.0.1:1,b:2, prefix bull",
+        ),
+        ({"redis_url": "rediss+sentinel://:pw@b,a:2/svc/1"}, "BullMQ at a:2,b/svc/1, prefix bull"),
         ({"queue_url": "file:///var/lib/queues"}, "file at /var/lib/queues"),
     ],
 )

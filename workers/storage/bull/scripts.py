@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Final
 
-from workers.storage.on_redis.scripts import Script, assembled
+from workers.storage.on_redis.scripts import CONFIRMED, Script, assembled
 from workers.storage.on_redis.server import RedisServer, Reply
 
 PARTS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -45,11 +45,11 @@ def loaded_scripts() -> Sequence[Script]:
 class BullScripts:
     """The scripts of one queue on one server. All its keys begin with `base`, which ends with a colon."""
 
-    def __init__(self, server: RedisServer, prefix: str, queue: str, dialect: str) -> None:
+    def __init__(self, server: RedisServer, base: bytes, queue: str, dialect: str) -> None:
         self.server = server
         self.queue = queue
         self.dialect = dialect
-        self.base = f"{prefix}:{queue}:".encode()
+        self.base = base
         self._scripts = scripts()
 
     def own_channel(self, name: str) -> bytes:
@@ -59,4 +59,4 @@ class BullScripts:
     async def run(self, name: str, *arguments: str | bytes | int) -> Reply:
         """Run the script and return its answer; see `RedisServer.call` for errors."""
         about = (self.server.database, self.queue, self.dialect, EMITTER)
-        return await self.server.call(self._scripts[name], self.base, *about, *arguments)
+        return await self.server.call(self._scripts[name], self.base, *about, *arguments, confirmed=name in CONFIRMED)

@@ -69,8 +69,9 @@ from workers.storage.on_redis.claiming import claimed
 from workers.storage.on_redis.eviction import take_eviction
 from workers.storage.on_redis.examination import Care
 from workers.storage.on_redis.messages import STATES, pack, unpack
-from workers.storage.on_redis.server import RedisServer, Reply, parse_url, take_parameter
+from workers.storage.on_redis.server import RedisServer, Reply, parse_url
 from workers.storage.on_redis.storage import OUTCOMES, RESULTS_AT_ONCE, ScriptedStorage, cancel_result
+from workers.storage.redis_urls import read_deployment, take_parameter
 from workers.storage.rules import (
     check_claim,
     check_cleanable,
@@ -91,12 +92,13 @@ LOOK_SECONDS: Final = 1.0
 class BullStorage(ScriptedStorage):
     """One queue of Bull 1.x on Redis 6.2 or newer, or Valkey.
 
-    `target` is a URL (`redis://`, `rediss://`, `unix://`, each also with `bull+` in front) or a client. A client's
-    settings are used, and its connections are left alone. A URL may name the queue by `?queue=`, and the dialect by
-    `&dialect=`; the arguments have precedence. `dialect` says what the oldest Node process on the queue runs: "C", the
-    default, is Bull 1.1, "B" 1.0 from rc4 on, "A" older. `grace` is how long a job that Node took must be seen without
-    a lock before it is recovered; its default depends on the dialect. `prefix` is Bull's. `timeout` bounds each call to
-    the server; when it is over, the method raises `StorageUnavailable`. `allow_eviction`: as on `RedisStorage`.
+    `target` is a URL (`redis://`, `rediss://`, `unix://`, or Sentinels' as in `redis_urls`, each also with `bull+` in
+    front) or a client. A client's settings are used, and its connections are left alone. A URL may name the queue by
+    `?queue=`, and the dialect by `&dialect=`; the arguments have precedence. `dialect` says what the oldest Node
+    process on the queue runs: "C", the default, is Bull 1.1, "B" 1.0 from rc4 on, "A" older. `grace` is how long a job
+    that Node took must be seen without a lock before it is recovered; its default depends on the dialect. `prefix` is
+    Bull's. `timeout` bounds each call to the server; when it is over, the method raises `StorageUnavailable`.
+    `allow_eviction`: as on `RedisStorage`.
 
     Ids that Bull would confuse are refused with `Unsupported`: names of its keys and locks, and numbers, which its
     counter gives out. Beside A and B it is the other way round: ids are decimal numbers below 2^53, as Node reads them.
@@ -144,11 +146,12 @@ class BullStorage(ScriptedStorage):
             queue = named if named and queue == DEFAULT_QUEUE else queue
             target, spoken = take_parameter(target, "dialect")
             dialect = dialect or _spoken(spoken)
+            _refuse_cluster(target)
         check_text("queue name", queue)
         self._dialect = known_dialect(dialect or "C")
-        care = Care(allow_eviction=allow_eviction)
-        server = RedisServer(target, timeout, scripts=loaded_scripts, text=False, care=care)
-        self._lua = BullScripts(server, prefix, queue, self._dialect)
+        base, care = f"{prefix}:{queue}:".encode(), Care(allow_eviction=allow_eviction)
+        server = RedisServer(target, timeout, base=base, scripts=loaded_scripts, text=False, care=care)
+        self._lua = BullScripts(server, base, queue, self._dialect)
         self._inspector = BullInspector(self._lua, self._dialect)
         self._quarantine = BullQuarantine(self._lua, self._dialect, self.enqueue, self.next_id)
         grace = GRACES[self._dialect] if grace is None else grace
@@ -333,6 +336,12 @@ def _spoken(dialect: str | None) -> Dialect | None:
         return None if dialect is None else known_dialect(dialect)
     except ValueError as error:
         raise StorageError(f"not the URL of a Bull queue: {error}") from None
+
+
+def _refuse_cluster(url: str) -> None:
+    deployment = read_deployment(url)
+    if deployment is not None and deployment.is_cluster:
+        raise StorageError("Bull's keys carry no hash tags, so its queues cannot be on a Redis Cluster")
 
 
 def server_url(url: str) -> str:

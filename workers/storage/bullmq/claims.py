@@ -239,7 +239,7 @@ class Claims:
         released = [at for at, settlement in enumerate(settlements) if isinstance(settlement, Released)]
         claims = [settlements[at].claim for at in released]
         units = [self._lua.release(_raw(claim), claim.token) for claim in claims]
-        for at, (code, _) in zip(released, await self._queue.server.run_atomic(units), strict=True):
+        for at, (code, _) in zip(released, await self._queue.server.run_atomic(units, confirmed=True), strict=True):
             codes.append(code)
             outcomes[at] = code_outcome(code)
         await self._stand_by([code for code in codes if isinstance(code, StorageDamaged)])
@@ -268,12 +268,13 @@ class Claims:
 
     async def _end(self, settlements: Sequence[Settlement]) -> list[Reply]:
         now_ms = self._queue.now_ms()
-        codes = await self._queue.server.run([self._ending(settlement, now_ms) for settlement in settlements])
+        endings = [self._ending(settlement, now_ms) for settlement in settlements]
+        codes = await self._queue.server.run(endings, confirmed=True)
         freed = [
             at for at, code in enumerate(codes) if isinstance(settlements[at], Suspended) and code == NO_CHILD_LEFT
         ]
         again = [self._run_again(own_claim(settlements[at].claim), now_ms) for at in freed]
-        for at, code in zip(freed, await self._queue.server.run(again), strict=True):
+        for at, code in zip(freed, await self._queue.server.run(again, confirmed=True), strict=True):
             codes[at] = code
         return codes
 

@@ -203,7 +203,7 @@ class BullMQInspector:
         """
         held: list[Command] = [("LLEN", self._lua[name]) for name in ("wait", "paused")]
         held += [("ZCARD", self._lua[name]) for name in ("delayed", "prioritized", "waiting-children")]
-        [replies] = await self._queue.server.run_atomic([[*held, self._lua.drain(), *held]])
+        [replies] = await self._queue.server.run_atomic([[*held, self._lua.drain(), *held]], confirmed=True)
         for reply in replies:
             if isinstance(reply, StorageError):
                 raise reply

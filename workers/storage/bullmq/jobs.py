@@ -86,7 +86,9 @@ class Jobs:
         ]
         units.append((("DEL", *(self._queue.tombstone(raw) for raw in raws)),))
         results: list[EnqueueResult] = []
-        for job, (existed, added) in zip(jobs, await self._queue.server.run_atomic(units), strict=False):
+        for job, (existed, added) in zip(
+            jobs, await self._queue.server.run_atomic(units, confirmed=True), strict=False
+        ):
             if isinstance(added, StorageError):
                 raise added
             results.append(await self._add_again(job) if existed else _queued(job))
@@ -185,7 +187,7 @@ class Jobs:
         removed: set[str] = set()
         for start in range(0, len(plain), REMOVED_TOGETHER):
             command = self._lua.remove_waiting(plain[start : start + REMOVED_TOGETHER])
-            [gone] = await self._queue.server.run([command])
+            [gone] = await self._queue.server.run([command], confirmed=True)
             if isinstance(gone, StorageError):
                 raise gone
             removed.update(gone)
@@ -295,7 +297,7 @@ class Jobs:
 
         watched = [key for raw in raws for key in (self._lua.job(raw), self._lua.lock(raw))]
         commands = [command for each in read for command in each]
-        await self._queue.server.transact(watched, commands, decide, rounds=ROUNDS_TOGETHER)
+        await self._queue.server.transact(watched, commands, decide, rounds=ROUNDS_TOGETHER, confirmed=True)
         return len(chosen)
 
     async def _change_one_by_one(
@@ -318,7 +320,8 @@ class Jobs:
             return decide(record(raw, replies, now_ms))
 
         watched = (self._lua.job(raw), self._lua.lock(raw))
-        return record(raw, await self._queue.server.transact(watched, reading(self._lua, raw), decide_on), now_ms)
+        read = reading(self._lua, raw)
+        return record(raw, await self._queue.server.transact(watched, read, decide_on, confirmed=True), now_ms)
 
     def _event(self, name: str, raw: str) -> Command:
         return "XADD", self._lua["events"], "MAXLEN", "~", EVENTS_KEPT, "*", "event", name, "jobId", raw

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Final
+from functools import partial
+from typing import Final
 
 from redis import exceptions
 from redis.asyncio import Redis
+from redis.asyncio.connection import AbstractConnection
 
 from workers.errors import StorageError, StorageUnavailable
 from workers.storage.bullmq.scripts import scripts
@@ -37,12 +39,13 @@ class Contended(StorageUnavailable):
 class BullMQServer(on_redis.RedisServer):
     """Runs commands on the server at `target`, whose replies are text; `timeout` bounds each call."""
 
-    def __init__(self, target: str | Redis, timeout: timedelta, care: Care | None = None) -> None:
-        super().__init__(target, timeout, scripts=lambda: tuple(scripts().values()), text=True, care=care)
+    def __init__(self, target: str | Redis, timeout: timedelta, base: str = "", care: Care | None = None) -> None:
+        loaded = partial(tuple, scripts().values())
+        super().__init__(target, timeout, base=base.encode(), scripts=loaded, text=True, care=care)
         if isinstance(target, Redis) and not target.connection_pool.connection_kwargs.get("decode_responses"):
             raise StorageError("BullMQ needs text replies: create the client with decode_responses=True")
 
-    async def run_atomic(self, units: Sequence[Sequence[Command]]) -> list[list[Reply]]:
+    async def run_atomic(self, units: Sequence[Sequence[Command]], *, confirmed: bool = False) -> list[list[Reply]]:
         """Run every command, in one transaction. Returns the replies by unit; one that failed is a `StorageError`.
 
         A unit whose script was lost runs again as a whole.
@@ -53,7 +56,8 @@ class BullMQServer(on_redis.RedisServer):
         answers: list[list[Reply]] = [[] for _ in units]
         missing = list(range(len(units)))
         for _ in range(ROUNDS):
-            replies = iter(await self._transaction([command for at in missing for command in units[at]]))
+            commands = [command for at in missing for command in units[at]]
+            replies = iter(await self.where_the_queue_is(partial(self._transaction, commands, confirmed)))
             for at in missing:
                 answers[at] = [next(replies) for _ in units[at]]
             missing = [at for at in missing if _lost_script(answers[at])]
@@ -69,6 +73,7 @@ class BullMQServer(on_redis.RedisServer):
         decide: Callable[[list[Reply]], Sequence[Command]],
         *,
         rounds: int = ROUNDS,
+        confirmed: bool = False,
     ) -> list[Reply]:
         """Run what `decide` makes of the replies to `read`, provided that none of `watched` changes in between.
 
@@ -80,38 +85,51 @@ class BullMQServer(on_redis.RedisServer):
             StorageError: a command failed; the others have run.
         """
         for _ in range(rounds):
-            async with self._call() as pipe:
-                await pipe.watch(*watched)
-                seen = await read_replies(pipe.connection, read)
-                plan = [] if _lost_script(seen) else decide([good(reply) for reply in seen])
-                pipe.multi()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
-                for command in plan:
-                    pipe.execute_command(*command)
-                if await _commit(pipe, seen):
-                    return seen
+            seen, done = await self.where_the_queue_is(partial(self._try, watched, read, decide, confirmed))
+            if done is not None and not _lost_script(seen) and not _lost_script(done):
+                for reply in done:
+                    good(reply)
+                return seen
             await self._load_scripts()
         raise Contended(f"other clients changed the same jobs {rounds} times in a row")
+
+    async def _try(
+        self,
+        watched: Sequence[str],
+        read: Sequence[Command],
+        decide: Callable[[list[Reply]], Sequence[Command]],
+        confirmed: bool,
+    ) -> tuple[list[Reply], list[Reply] | None]:
+        """Return the replies to `read` and those to the transaction, None if another client was faster."""
+        async with self.borrowed() as connection:
+            watching, *seen = await read_replies(connection, [("WATCH", *watched), *read])
+            good(watching)
+            done = await _execute(connection, [] if _lost_script(seen) else decide([good(reply) for reply in seen]))
+            if confirmed and done is not None:
+                await self.confirm(connection)
+            return seen, done
+
+    async def _transaction(self, commands: Sequence[Command], confirmed: bool) -> list[Reply]:
+        if not commands:
+            return []
+        async with self.borrowed() as connection:
+            replies = await _execute(connection, commands)
+            if confirmed:
+                await self.confirm(connection)
+            return replies or []
+
+
+async def _execute(connection: AbstractConnection, commands: Sequence[Command]) -> list[Reply] | None:
+    """Run the commands in one transaction; None if a watched key has changed, and none of them has run."""
+    _, *queued, replies = await read_replies(connection, [("MULTI",), *commands, ("EXEC",)])
+    if isinstance(replies, exceptions.RedisError):  # none has run, mostly because one could not be queued
+        raise next((reply for reply in queued if isinstance(reply, exceptions.RedisError)), replies)
+    return None if replies is None else list(replies)
 
 
 def parse_url(url: str) -> tuple[str, str | None]:
     """Return the server's URL as redis-py takes it, and the queue named by `?queue=`."""
     return on_redis.parse_url(url.removeprefix(SCHEME))
-
-
-async def _commit(pipe: Any, seen: list[Reply]) -> bool:
-    """Execute the transaction; return False when it has to be tried again from the start."""
-    try:
-        replies = await pipe.execute(raise_on_error=False)
-    except exceptions.WatchError as error:
-        # redis-py raises this also when the connection broke; then nobody knows whether the transaction ran.
-        if isinstance(error.__context__, exceptions.ConnectionError | exceptions.TimeoutError):
-            raise error.__context__ from error
-        return False
-    if _lost_script(seen) or _lost_script(replies):
-        return False
-    for reply in replies:
-        good(reply)
-    return True
 
 
 def _lost_script(replies: Sequence[Reply]) -> bool:

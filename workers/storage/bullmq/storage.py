@@ -63,7 +63,7 @@ from workers.storage.bullmq.server import BullMQServer, parse_url
 from workers.storage.bullmq.wait import Waiter
 from workers.storage.on_redis.eviction import take_eviction
 from workers.storage.on_redis.examination import Care
-from workers.storage.on_redis.server import take_parameter
+from workers.storage.redis_urls import take_parameter
 from workers.storage.rules import check_claim, check_fits_redis, refuse_deduplication, refuse_transaction
 from workers.storage.subscribers import BufferedSubscription
 
@@ -79,10 +79,11 @@ MOST_STALLS: Final = 1_000_000
 class BullMQStorage:
     """One BullMQ queue.
 
-    `target` is a URL (`redis://`, `rediss://`, `unix://`, each also with `bullmq+` in front) or a client with
-    `decode_responses=True`. A client's settings are used, and its connections are left alone. A URL may name the queue
-    by `?queue=`; the argument has precedence. `prefix` is BullMQ's, and so is its default. `timeout` bounds each call
-    to the server; when it is over, the method raises `StorageUnavailable`. `allow_eviction`: as on `RedisStorage`.
+    `target` is a URL (`redis://`, `rediss://`, `unix://`, or as in `redis_urls`, each also with `bullmq+` in front) or
+    a client with `decode_responses=True`. On a cluster the prefix has to be in braces. A client's settings are used,
+    and its connections are left alone. A URL may name the queue by `?queue=`; the argument has precedence. `prefix` is
+    BullMQ's, and so is its default. `timeout` bounds each call to the server; when it is over, the method raises
+    `StorageUnavailable`. `allow_eviction`: as on `RedisStorage`.
 
     A crash is an attempt of a job that was enqueued here. To BullMQ it is none: a job of another producer runs again
     whatever its attempts, `max_foreign_stalls` times (default 1, as Node's `maxStalledCount`), and then fails as in
@@ -141,8 +142,9 @@ class BullMQStorage:
         check_whole(STALLS_PARAMETER, stalls, 0, MOST_STALLS)
         self._name = queue
         self._allow_eviction = allow_eviction
-        self._server = BullMQServer(target, timeout, Care(allow_eviction=allow_eviction, clients_clocks=True))
-        access = QueueAccess(self._server, BullMQScripts(queue, prefix), max_foreign_stalls=stalls)
+        lua, care = BullMQScripts(queue, prefix), Care(allow_eviction=allow_eviction, clients_clocks=True)
+        self._server = BullMQServer(target, timeout, lua.base, care)
+        access = QueueAccess(self._server, lua, max_foreign_stalls=stalls)
         self._jobs = Jobs(access)
         self._quarantine = BullMQQuarantine(access, self._jobs)
         self._claims = Claims(access, self._jobs.enqueue, self._quarantine)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from workers.errors import StorageError
-from workers.storage.on_redis.server import take_parameter
+from workers.storage.redis_urls import take_parameter
 
 _WORDS: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 

@@ -15,6 +15,7 @@ from redis.asyncio.connection import AbstractConnection
 
 from workers.backoff import Backoff
 from workers.errors import StorageUnavailable, WorkersError
+from workers.storage.on_redis.master import is_outdated
 from workers.storage.on_redis.server import RedisServer, Reply, translated
 
 PING_SECONDS: Final = 10.0
@@ -143,10 +144,16 @@ class RedisListener:
             await asyncio.gather(watching, return_exceptions=True)
 
     async def _watch(self, connection: AbstractConnection) -> None:
-        """Close a connection that has gone dead, at which the reader would wait for ever."""
+        """Close a connection that has gone dead, or goes to a server that was replaced.
+
+        The reader would wait there for ever.
+        """
         while True:
             messages = self._messages
             await asyncio.sleep(PING_SECONDS)
+            if is_outdated(connection):
+                await connection.disconnect(nowait=True)
+                return
             if self._messages != messages:
                 continue
             with suppress(WorkersError):

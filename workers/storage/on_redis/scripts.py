@@ -5,6 +5,12 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from importlib.resources import files
+from typing import Final
+
+CONFIRMED: Final = frozenset(
+    {"enqueue", "enqueue_once", "settle", "cancel", "complete", "retry", "remove", "promote", "drain", "clean", "keep"}
+)
+"""The scripts whose change replicas confirm before it is acknowledged, where that is asked for; see `redis_urls`."""
 
 
 @dataclass(frozen=True, slots=True)

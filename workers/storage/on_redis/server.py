@@ -6,6 +6,9 @@ Its retry policy is not used: redis-py blindly repeats a batch when a reply is l
 the jobs it claimed. Reads have no socket timeout, so that one pool serves blocking commands too. Instead every call is
 bounded from outside, and redis-py discards a connection with an unread reply.
 
+Where several servers stand in for each other, connections go to the one that has the queue (`master`). One that says it
+has it no more (MOVED) has done nothing for that call, which is repeated at the right one.
+
 Scripts are called by hash. A server that lost them (restart, `SCRIPT FLUSH`, failover) answers NOSCRIPT for the calls
 in question and has done nothing for them. Then the scripts are loaded, and exactly those calls are repeated.
 """
@@ -13,24 +16,29 @@ in question and has done nothing for them. Then the scripts are loaded, and exac
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import timedelta
-from typing import Any, Final, Protocol, TypeAlias
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from functools import partial
+from ssl import SSLCertVerificationError
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 from redis import exceptions
 from redis.asyncio import ConnectionPool, Redis
-from redis.asyncio.client import Pipeline
 from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.crc import key_slot
 
 from workers.errors import ForeignLoop, StorageDamaged, StorageError, StorageFull, StorageUnavailable, WorkersError
 from workers.homes import Home, keep_inherited
 from workers.storage.on_redis.examination import Care, Examination, Lookout
+from workers.storage.on_redis.master import MasterUnknown, master_pool
+from workers.storage.redis_urls import read_deployment, take_parameter, take_replication
 
+T = TypeVar("T")
 Command: TypeAlias = tuple[str | bytes | int | float, ...]
 Reply: TypeAlias = Any  # the answer of a script or command; each caller knows its shape
 
@@ -50,6 +58,7 @@ _UNAVAILABLE: Final = (
     exceptions.ReadOnlyError,
     exceptions.ClusterDownError,
     exceptions.TryAgainError,
+    exceptions.AskError,  # MOVED too
     TimeoutError,
     OSError,
 )
@@ -60,15 +69,29 @@ FULL: Final = (
 )
 _FULL_BEFORE_7: Final = "-OOM "
 """The code in the message by which a server before Redis 7 says that a script stopped at a full memory."""
+_NOT_RUN: Final = (exceptions.NoScriptError, exceptions.MovedError)
+_HASH_TAG: Final = re.compile(rb"[^{]*{[^}]+}")
+"""What keys begin with that a cluster keeps in one slot."""
 DAMAGED: Final = "DAMAGED"
 """The error code by which our scripts name a key of the wrong kind."""
-_BUSY_CODES: Final = frozenset({"BUSY", "MISCONF", "NOREPLICAS", "UNKILLABLE"})
+_BUSY_CODES: Final = frozenset({"BUSY", "MISCONF", "NOREPLICAS", "UNBLOCKED", "UNKILLABLE"})
+
+
+class Redirected(StorageUnavailable):
+    """Another server has the queue now, and is asked from now on. Nothing has run."""
 
 
 def translate(error: BaseException) -> WorkersError:
     """Return the error of ours that a server's or connection's error means."""
     if isinstance(error, _REFUSED):
         return StorageError(f"the Redis server refused the log-in ({type(error).__name__}); check user and password")
+    certificate = _rejected_certificate(error)
+    if certificate is not None:
+        return StorageError(f"the Redis server's certificate is not trusted: {certificate.verify_message}")
+    if isinstance(error, MasterUnknown):
+        return StorageUnavailable(str(error))
+    if isinstance(error, exceptions.MovedError):
+        return Redirected("another server of the Redis Cluster has the queue now")
     # redis-py has no types for these errors, and leaves the protocol's error code in front of the message.
     code, _, rest = str(error).partition(" ")
     if isinstance(error, exceptions.OutOfMemoryError) or (code == "ERR" and _FULL_BEFORE_7 in rest):
@@ -78,6 +101,13 @@ def translate(error: BaseException) -> WorkersError:
     if code == DAMAGED:
         return StorageDamaged(f"the queue is damaged: {rest[:200]}")
     return StorageError(f"the Redis server answered with an error: {str(error)[:200]}")
+
+
+def _rejected_certificate(error: BaseException | None) -> SSLCertVerificationError | None:
+    """Return the reason behind an error of redis-py if it is the server's certificate."""
+    while error is not None and not isinstance(error, SSLCertVerificationError):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 @contextmanager
@@ -115,7 +145,7 @@ _pools: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[object, _Pool]] = Weak
 class RedisServer:
     """Runs commands on the server at `target`; `timeout` bounds each call. Replies are `text`, or else bytes.
 
-    With `care` the server is examined.
+    With `care` the server is examined. All keys begin with `base`, which tells a cluster's client where they are.
     """
 
     def __init__(
@@ -125,10 +155,17 @@ class RedisServer:
         *,
         scripts: Callable[[], Sequence[LoadableScript]],
         text: bool,
+        base: bytes = b"",
         care: Care | None = None,
     ) -> None:
+        self._replication = None
+        if isinstance(target, str):
+            target, self._replication = take_replication(target, timeout)
         check_target(target)
         self._target = target
+        self._deployment = read_deployment(target) if isinstance(target, str) else None
+        self._base = base
+        self._shared = (target, text, self._slot())  # storages for which this is the same share connections
         self._timeout = timeout.total_seconds()
         self._scripts = scripts
         self._text = text
@@ -142,7 +179,7 @@ class RedisServer:
             self.forget()
         if self._pool is None:
             pools = _pools.setdefault(asyncio.get_running_loop(), {})
-            self._pool = pools.setdefault((self._target, self._text), _Pool(self._make_pool()))
+            self._pool = pools.setdefault(self._shared, _Pool(self._make_pool()))
         self._pool.users += 1
         self._users += 1
         try:
@@ -195,8 +232,21 @@ class RedisServer:
         if self._users == 0:
             self._pool = None
         if pool.users == 0:
-            _pools.get(asyncio.get_running_loop(), {}).pop((self._target, self._text), None)
+            _pools.get(asyncio.get_running_loop(), {}).pop(self._shared, None)
             await pool.client.connection_pool.disconnect()
+
+    def _slot(self) -> int | None:
+        """Return the slot of a cluster that has the queue; None without a cluster.
+
+        Raises:
+            StorageError: its keys are in many.
+        """
+        if self._deployment is None or not self._deployment.is_cluster:
+            return None
+        if not _HASH_TAG.match(self._base):
+            base = self._base.decode(errors="replace")
+            raise StorageError(f"on a Redis Cluster the prefix has to be in braces, as {{bull}}: keys begin {base!r}")
+        return key_slot(self._base)
 
     def _make_pool(self) -> ConnectionPool:
         settings = {
@@ -210,6 +260,8 @@ class RedisServer:
             "socket_connect_timeout": self._timeout,
             "max_connections": CONNECTIONS,
         }
+        if self._deployment is not None:
+            return master_pool(self._deployment, self._base, settings)
         if isinstance(self._target, str):
             return ConnectionPool.from_url(self._target, **settings)
         lent = self._target.connection_pool
@@ -217,36 +269,58 @@ class RedisServer:
         kept = {name: value for name, value in lent.connection_kwargs.items() if "maint_notifications" not in name}
         return ConnectionPool(lent.connection_class, **{**kept, **settings})
 
-    async def run(self, commands: Sequence[Command]) -> list[Reply]:
+    async def run(self, commands: Sequence[Command], *, confirmed: bool = False) -> list[Reply]:
         """Run every command, in one round trip, each for itself; one that failed answers a `StorageError`.
+
+        Here and below, what is to be `confirmed` by replicas is, if the target's URL asks for it (`redis_urls`).
 
         Raises:
             StorageUnavailable: some may have run, some may not.
         """
-        replies = await self._send(commands)
+        replies = await self._send(commands, confirmed=confirmed)
         for _ in range(ROUNDS):
-            lost = [at for at, reply in enumerate(replies) if isinstance(reply, exceptions.NoScriptError)]
+            lost = [at for at, reply in enumerate(replies) if isinstance(reply, _NOT_RUN)]
             if not lost:
                 break
             await self._load_scripts()
-            again = await self._send([commands[at] for at in lost])
+            again = await self._send([commands[at] for at in lost], confirmed=confirmed)
             for at, reply in zip(lost, again, strict=True):
                 replies[at] = reply
         return [checked(reply) for reply in replies]
 
-    async def call(self, script: LoadableScript, *arguments: str | bytes | int) -> Reply:
+    async def call(self, script: LoadableScript, *arguments: str | bytes | int, confirmed: bool = False) -> Reply:
         """Run a script and return its answer; the first argument is its key.
 
         Raises:
             StorageUnavailable: the script may have run.
             StorageError: the script failed.
         """
-        pool = self._opened()
-        async with self._bounded(), pool.turn, self.connection() as connection:
+        return await self.where_the_queue_is(partial(self._call, script, arguments, confirmed))
+
+    async def where_the_queue_is(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of the attempt, made again wherever a server says that another one has the queue."""
+        for _ in range(ROUNDS):
+            with suppress(Redirected):
+                return await attempt()
+        return await attempt()
+
+    async def _call(self, script: LoadableScript, arguments: Sequence[str | bytes | int], confirmed: bool) -> Reply:
+        async with self.borrowed() as connection:
             reply = await _one(connection, ("EVALSHA", script.sha, 1, *arguments))
             if isinstance(reply, exceptions.NoScriptError):  # nothing has run, and EVAL loads the script again
                 reply = await _one(connection, ("EVAL", script.text, 1, *arguments))
+            if confirmed and not isinstance(reply, exceptions.ResponseError):
+                await self.confirm(connection)
         return good(reply)
+
+    async def confirm(self, connection: AbstractConnection) -> None:
+        """Wait for replicas to have what ran on this connection, if the target's URL asks for it.
+
+        Raises:
+            NotReplicated: too few of them confirmed it.
+        """
+        if self._replication is not None:
+            self._replication.check(good(await _one(connection, self._replication.command)))
 
     async def run_blocking(self, command: Command, seconds: float) -> Reply:
         """Run a command that blocks up to `seconds` and changes nothing, and return its answer."""
@@ -268,19 +342,13 @@ class RedisServer:
             finally:
                 await pool.release(connection)
 
-    async def _send(self, commands: Sequence[Command]) -> list[Reply]:
+    async def _send(self, commands: Sequence[Command], *, confirmed: bool = False) -> list[Reply]:
         if not commands:
             return []
-        async with self._bounded(), self._opened().turn, self.connection() as connection:
-            return await read_replies(connection, commands)
-
-    async def _transaction(self, commands: Sequence[Command]) -> list[Reply]:
-        if not commands:
-            return []
-        async with self._call() as pipe:
-            for command in commands:
-                pipe.execute_command(*command)
-            replies: list[Reply] = await pipe.execute(raise_on_error=False)
+        async with self.borrowed() as connection:
+            replies = await read_replies(connection, commands)
+            if confirmed:
+                await self.confirm(connection)
             return replies
 
     async def _load_scripts(self) -> None:
@@ -295,10 +363,10 @@ class RedisServer:
         return self._pool
 
     @asynccontextmanager
-    async def _call(self) -> AsyncIterator[Pipeline]:
-        pool = self._opened()
-        async with self._bounded(), pool.turn, pool.client.pipeline(transaction=True) as pipe:
-            yield pipe
+    async def borrowed(self) -> AsyncIterator[AbstractConnection]:
+        """Borrow a connection as `connection` does, for one call: when it is its turn, and for as long as one lasts."""
+        async with self._bounded(), self._opened().turn, self.connection() as connection:
+            yield connection
 
     @asynccontextmanager
     async def _bounded(self, seconds: float | None = None) -> AsyncIterator[None]:
@@ -312,14 +380,6 @@ def parse_url(url: str) -> tuple[str, str | None]:
     return take_parameter(url, "queue")
 
 
-def take_parameter(url: str, name: str) -> tuple[str, str | None]:
-    """Return the URL without that parameter, and its value, None if it is not there."""
-    parts = urlsplit(url)
-    query = dict(parse_qsl(parts.query, keep_blank_values=True))
-    value = query.pop(name, None)
-    return urlunsplit(parts._replace(query=urlencode(query))), value
-
-
 def check_target(target: str | Redis) -> None:
     """Accept a URL that redis-py understands, or a client.
 
@@ -327,8 +387,9 @@ def check_target(target: str | Redis) -> None:
         StorageError: anything else.
     """
     if isinstance(target, str):
+        deployment = read_deployment(target)
         try:
-            ConnectionPool.from_url(target)
+            ConnectionPool.from_url(target if deployment is None else deployment.server_url)
         except ValueError:
             scheme = target.partition(":")[0]
             raise StorageError(f"not the URL of a Redis server: its scheme is {scheme[:40]!r}") from None

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Final
 
 from workers.errors import StorageDamaged, StorageError, StorageFull
-from workers.storage.on_redis.scripts import Script, assembled
+from workers.storage.on_redis.scripts import CONFIRMED, Script, assembled
 from workers.storage.on_redis.server import FULL, RedisServer, Reply
 
 PARTS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -57,12 +57,11 @@ _CHANNELS: Final = (b"wake", b"events", b"cancels")
 
 
 class RedisScripts:
-    """The scripts of one queue on one server. All its keys begin with `base`, whose hash tag puts them in one slot."""
+    """The scripts of one queue on one server. All its keys begin with `base`."""
 
-    def __init__(self, server: RedisServer, prefix: str, queue: str) -> None:
+    def __init__(self, server: RedisServer, base: bytes) -> None:
         self.server = server
-        tag = _in_a_tag(queue).replace(":", "%3A")  # otherwise it could be read as the end of a longer prefix
-        self.base = f"{{{_in_a_tag(prefix)}:{tag}}}".encode()
+        self.base = base
         self._scripts = scripts()
 
     @property
@@ -80,7 +79,7 @@ class RedisScripts:
         If the server's memory is full, a script that makes room, or needs none to speak of, runs all the same.
         """
         try:
-            return await self.server.call(self._scripts[name], self.base, self.server.database, *arguments)
+            return await self._call(self._scripts[name], name, *arguments)
         except StorageFull:
             if name not in DRAINING:
                 raise
@@ -96,13 +95,23 @@ class RedisScripts:
         if not seen.works_when_full:
             raise StorageFull(TOO_OLD)
         try:
-            return await self.server.call(_draining()[name], self.base, self.server.database, *arguments)
+            return await self._call(_draining()[name], name, *arguments)
         except StorageDamaged:
             raise
         except StorageError as error:
             if seen.version is None:  # then it may not know the flag
                 raise StorageFull(TOO_OLD) from error
             raise
+
+    async def _call(self, script: Script, name: str, *arguments: str | bytes | int) -> Reply:
+        about = (self.base, self.server.database)
+        return await self.server.call(script, *about, *arguments, confirmed=name in CONFIRMED)
+
+
+def base(prefix: str, queue: str) -> bytes:
+    """Return what all keys of the queue begin with: a hash tag, which puts them in one slot."""
+    tag = _in_a_tag(queue).replace(":", "%3A")  # otherwise it could be read as the end of a longer prefix
+    return f"{{{_in_a_tag(prefix)}:{tag}}}".encode()
 
 
 def _in_a_tag(text: str) -> str:

@@ -69,7 +69,7 @@ from workers.storage.on_redis.storage import OUTCOMES, RESULTS_AT_ONCE, Scripted
 from workers.storage.redis import codec, inspect
 from workers.storage.redis.quarantine import RedisQuarantine
 from workers.storage.redis.room import briefly, fits
-from workers.storage.redis.scripts import RedisScripts, loaded_scripts
+from workers.storage.redis.scripts import RedisScripts, base, loaded_scripts
 from workers.storage.redis.subscribers import RedisSubscribers
 from workers.storage.rules import (
     WORKER_RECORD,
@@ -91,14 +91,14 @@ LOOK_SECONDS: Final = 10.0
 class RedisStorage(ScriptedStorage):
     """One queue on a Redis (6.2 or newer) or Valkey server.
 
-    `target` is a URL (`redis://`, `rediss://`, `unix://`) or a client. A client's settings are used, and its
-    connections are left alone. A URL may name the queue by `?queue=`; the argument has precedence. Storages with
-    different prefixes share nothing. `timeout` bounds each call to the server; when it is over, the method raises
-    `StorageUnavailable`.
+    `target` is a URL (`redis://`, `rediss://`, `unix://`, or as in `redis_urls`) or a client. A client's settings are
+    used, and its connections are left alone. A URL may name the queue by `?queue=`; the argument has precedence.
+    Storages with different prefixes share nothing. `timeout` bounds each call to the server; when it is over, the
+    method raises `StorageUnavailable`.
 
-    A job that a server forgot in a failover is lost; how much survives depends on the server's settings. `connect`
-    looks at them, and `limits` and `faults` say what it found. No worker starts on a server that evicts keys, unless
-    `allow_eviction`, which a URL may say by `?allow_eviction=true`.
+    A job that a server forgot in a failover is lost; `?wait_replicas=` in the URL makes sure that replicas have it.
+    `connect` looks at how the server is set up, and `limits` and `faults` say what it found. No worker starts on a
+    server that evicts keys, unless `allow_eviction`, which a URL may say by `?allow_eviction=true`.
 
     Raises:
         StorageError: a target that is no Redis URL.
@@ -121,9 +121,9 @@ class RedisStorage(ScriptedStorage):
             target, named = parse_url(target)
             queue = named if named and queue == DEFAULT_QUEUE else queue
         check_text("queue name", queue)
-        care = Care(allow_eviction=allow_eviction)
-        server = RedisServer(target, timeout, scripts=loaded_scripts, text=False, care=care)
-        self._lua = RedisScripts(server, prefix, queue)
+        care, keys = Care(allow_eviction=allow_eviction), base(prefix, queue)
+        server = RedisServer(target, timeout, base=keys, scripts=loaded_scripts, text=False, care=care)
+        self._lua = RedisScripts(server, keys)
         super().__init__(queue, server, RedisSubscribers(self._lua), allow_eviction=allow_eviction)
         self._quarantine = RedisQuarantine(self._lua, self.enqueue)
         self._results = Batcher(partial(inspect.ends, self._lua), RESULTS_AT_ONCE)

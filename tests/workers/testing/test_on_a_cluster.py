@@ -1,0 +1,93 @@
+"""The conformance suite over queues on a cluster: one case of each verb in every run, all of them with `--full`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import pytest
+
+from tests.deployments import Cluster, cluster
+from tests.workers.harnesses import RedisHarness
+from workers.storage.base import Limits, Storage
+from workers.storage.bullmq import BullMQStorage
+from workers.testing import Case, all_cases, run
+
+IN_EVERY_RUN: Final = frozenset(
+    {
+        "enqueue.a_batch_answers_in_order",
+        "claim.concurrent_claimers_never_share_a_job",
+        "wait.an_enqueue_wakes",
+        "renew.a_lost_lease_is_reported_with_its_reason",
+        "settle.outcomes_keep_the_order_of_the_batch",
+        "recover.a_crashed_workers_jobs_come_back",
+        "retention.jobs_may_drop_themselves",
+        "cancel.a_request_is_told_at_once",
+        "chains.a_continued_job_goes_on_as_its_next_link",
+        "progress.it_is_told_to_subscribers",
+        "inspect.every_state_is_listed",
+        "manage.failed_jobs_can_be_retried",
+        "manage.a_queue_can_be_drained",
+        "events.a_jobs_life_is_told_in_order",
+        "isolation.queues_share_nothing",
+        "restart.every_verb_works_after_a_cut",
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[Cluster]:
+    """Three masters without replicas."""
+    with cluster(replicas=0) as servers:
+        yield servers
+
+
+class OnACluster(RedisHarness):
+    """`RedisStorage` on a cluster."""
+
+    def __init__(self, servers: Cluster) -> None:
+        super().__init__(servers.url)
+        self._servers = servers
+        self.restarts = True
+
+    async def restart_server(self) -> None:
+        for node in self._servers.nodes:
+            node.restart()
+        await self._servers.ready()
+
+    async def cut_connections(self) -> None:
+        for node in self._servers.nodes:
+            await RedisHarness(node.url).cut_connections()
+
+    async def entries(self, storage: Storage) -> int:
+        return sum([await RedisHarness(node.url).entries(storage) for node in self._servers.nodes])
+
+
+class BullMQOnACluster(OnACluster):
+    """`BullMQStorage` on a cluster."""
+
+    @property
+    def limits(self) -> Limits:
+        return BullMQStorage.limits
+
+    async def make(self, queue: str) -> Storage:
+        return BullMQStorage(self._url, queue, prefix="{bull}")
+
+
+@pytest.mark.parametrize("harness", [OnACluster, BullMQOnACluster])
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=() if case.id in IN_EVERY_RUN else pytest.mark.full, id=case.id) for case in all_cases()],
+)
+async def test_conformance_on_a_cluster(case: Case, harness: type[OnACluster], servers: Cluster) -> None:
+    """The storage keeps the promise of the case there, too, or declares in its limits that it cannot."""
+    await servers.ready()
+    async with harness(servers) as opened:
+        verdict = await run(case, opened)
+    if verdict.declared is not None:
+        pytest.skip(f"declared: {verdict.declared}")
+
+
+def test_the_cases_of_every_run_exist() -> None:
+    """A case that was renamed is not left out."""
+    assert {case.id for case in all_cases()} >= IN_EVERY_RUN
