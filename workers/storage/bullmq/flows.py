@@ -83,7 +83,9 @@ class Flows:
         for _ in range(ROUNDS):
             insertion = _Insertion(nodes, places, top, claim, await self._existing(places))
             if top is not None or not await insertion.is_done():
-                await self._queue.server.transact(insertion.watched, insertion.commands, insertion.decide)
+                await self._queue.server.transact(
+                    insertion.watched, insertion.commands, insertion.decide, confirmed=True
+                )
             if not insertion.surprised:
                 return await self._with_values(insertion)
         raise Contended(f"other clients added jobs of the same flow {ROUNDS} times in a row")

@@ -211,7 +211,9 @@ class Jobs:
 
         reads: list[Command] = [*reading(self._lua, first.raw), ("SCARD", unfinished), ("ZCARD", unsuccessful)]
         watched = (key, self._lua.lock(first.raw), unfinished, unsuccessful)
-        return record(first.raw, (await self._queue.server.transact(watched, reads, decide))[:-2], now_ms).state
+        return record(
+            first.raw, (await self._queue.server.transact(watched, reads, decide, confirmed=True))[:-2], now_ms
+        ).state
 
     def _completion(self, found: BullMQRecord, result: bytes, keep: Retention | None) -> list[Command]:
         """Return the commands that complete a job.
