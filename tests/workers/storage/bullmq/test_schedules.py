@@ -13,9 +13,9 @@ import pytest
 
 from tests.servers import valkey
 from tests.workers.storage.bullmq.steps import ERROR, LEASES
-from workers import JobState
+from workers import JobState, NewJob
 from workers.errors import StorageError
-from workers.jobs import Completed, Retried
+from workers.jobs import Completed, Continued, Retried
 from workers.storage.bullmq import BullMQStorage
 from workers.storage.bullmq.access import QueueAccess
 from workers.storage.bullmq.record import make_claim
@@ -59,6 +59,17 @@ async def test_a_worker_dies_before_it_adds_the_next(storage: BullMQStorage, cli
     assert (again.job_id, again.attempt) == (job, 3)
     assert await added(storage) == [following]
     assert await client.hget(f"bull:{storage.queue}:repeat:s", "ic") == "2"
+
+
+async def test_the_next_link_of_a_chain_is_no_next_job(storage: BullMQStorage, job: str) -> None:
+    """A job that went on as something else runs again, although it does not say any more how it recurs."""
+    [claim] = await storage.claim("w", leases=LEASES, limit=5)
+    following = await added(storage)
+    then = NewJob(id=job, name="second", payload=b"{}", chain_index=1)
+    await storage.settle([Continued(claim=claim, then=then)])
+    [link] = await storage.claim("w", leases=LEASES, limit=5)
+    assert link.name == "second"
+    assert await added(storage) == following
 
 
 async def test_no_other_claims_wait_for_schedulers(storage: BullMQStorage) -> None:
