@@ -70,15 +70,17 @@ class Schedules:
         self._queue = queue
         self._lua = queue.lua
         self._told: set[tuple[str, str]] = set()
-        self._untold: list[StorageError] = []
+        self._untold: list[str] = []
 
     def tell(self) -> None:
-        """Raise the error of the schedule that was found last to be one which cannot go on here; each once."""
-        if self._untold:
-            raise self._untold.pop()
+        """Raise an error about the schedules of the last claim that cannot go on here; each is told once."""
+        untold, self._untold = self._untold, []
+        if untold:
+            others = f" (and {len(untold) - 1} more such jobs)" if len(untold) > 1 else ""
+            raise StorageError(f"{untold[0]}{others}")
 
     async def go_on(self, claims: list[BullMQClaim], replies: Sequence[Reply]) -> list[BullMQClaim]:
-        """Add the jobs that follow those of schedulers; return the claims that may run, which are mostly all.
+        """Add the jobs that follow those of schedulers; return the claims that may run.
 
         `replies` are those of `moveToActive`. What may not run has been given back.
         """
@@ -129,7 +131,7 @@ class Schedules:
             self._told.clear()
         self._told.add((one.scheduler, why))
         names = f"job {one.claim.job_id[:200]!r} of the job scheduler {one.scheduler[:200]!r}"
-        self._untold.append(StorageError(f"{names} is left to workers of Node, because we cannot go on: {why}"))
+        self._untold.append(f"{names} is left to workers of Node, because we cannot tell what follows: {why}")
 
 
 def next_time(options: Mapping[str, object], now_ms: int) -> int | None:
