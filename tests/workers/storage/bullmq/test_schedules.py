@@ -109,6 +109,11 @@ async def _no_number(client: Any, base: str, job: str) -> None:
     await client.hset(f"{base}repeat:s", "every", "-5")
 
 
+async def _no_number_beside_a_pattern(client: Any, base: str, job: str) -> None:
+    await _no_number(client, base, job)
+    await options(repeat={"pattern": "* * * * *"})(client, base, job)
+
+
 async def _deep(client: Any, base: str, job: str) -> None:
     await client.hset(f"{base}{job}", "opts", f'{{"repeat":{{"every":5}},"x":{"[" * 5_000}{"]" * 5_000}}}')
 
@@ -117,6 +122,7 @@ SPOILT: dict[str, Spoil] = {
     "a scheduler without a name": _no_name,
     "a scheduler that is no hash": _no_hash,
     "a period below zero": _no_number,
+    "a period below zero beside a pattern": _no_number_beside_a_pattern,
     "no repeat": options(repeat=None),
     "a period and a pattern": options(repeat={"every": 5, "pattern": "* * * * *"}),
     "a limit in words": options(repeat={"every": 5, "limit": "three"}),
@@ -133,8 +139,10 @@ SPOILT: dict[str, Spoil] = {
 
 
 @pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT.keys())
-async def test_a_schedule_that_cannot_go_on(storage: BullMQStorage, client: Any, job: str, spoil: Spoil) -> None:
-    """Its job does not run and is put off, nothing is changed, and it is told once."""
+async def test_a_schedule_that_cannot_go_on(
+    storage: BullMQStorage, client: Any, job: str, spoil: Spoil, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its job does not run and is put off, nothing is changed, and it is told and logged once."""
     base = f"bull:{storage.queue}:"
     await spoil(client, base, job)
     before = await client.zscore(f"{base}repeat", "s")
@@ -144,6 +152,7 @@ async def test_a_schedule_that_cannot_go_on(storage: BullMQStorage, client: Any,
     await storage.promote([job])
     for _ in range(2):
         assert await storage.claim("w", leases=LEASES, limit=5) == []
+    assert len(caplog.records) == 1
     assert await added(storage) == [job]
     assert await client.zscore(f"{base}repeat", "s") == before
     assert await client.hget(f"{base}{job}", "atm") is None

@@ -22,7 +22,7 @@ if ARGV[8] ~= '' then
 end
 local options = cmsgpack.unpack(ARGV[4])
 every = tonumber(every or options['repeat']['every'] or '')
-if ARGV[1] == '' and not (every and every >= 1 and every <= 2^53) then
+if (every or ARGV[1] == '') and not (every and every >= 1 and every <= 2^53) then
   return { 'its period is no number of milliseconds' }
 end
 if not name then
