@@ -1,4 +1,4 @@
-"""Cron patterns and time zones that are refused, and those without a name; `tests/interop` compares patterns with Node."""
+"""Cron patterns and time zones that are refused; `tests/interop` compares patterns with Node."""
 
 from __future__ import annotations
 
