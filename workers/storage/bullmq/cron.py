@@ -6,9 +6,12 @@ met where it happens. Of an hour that is skipped, the jobs run in the hour after
 run the first time. If the pattern has no hours, they run in every real hour. A walk that begins within such an hour
 sees nothing of the change, as in Node.
 
-`cron-parser` 4 (BullMQ 5) and 5 (BullMQ 6) agree on what is read here. What they read differently, or only one of them
-reads, is refused, and so is everything that no description of cron knows. Croniter, which the `bullmq` package uses,
-reads every fourth of the patterns of the test differently: it is an hour off when the clocks change in between.
+`cron-parser` 4 (BullMQ 5) and 5 (BullMQ 6) agree on what is read here, except that 5 refuses a list that names a value
+twice. What they read differently is refused, and so is what is no pattern to 4. Where the clocks read midnight twice
+(Cuba) or change by half an hour (Lord Howe Island), they differ in the night of the change, and this may differ too.
+
+Croniter, which the `bullmq` package uses, is no help: it reads a quarter of the patterns of the test differently, and
+is an hour off when the clocks change before the next occurrence.
 """
 
 from __future__ import annotations
@@ -159,13 +162,15 @@ def find_zone(name: object) -> tzinfo:
 
 @cache
 def _local_zone(name: str) -> tzinfo:
-    if name:
-        return find_zone(name.removeprefix(":"))
+    """Return the zone that `TZ` names, which may be a file; without a name, the machine's."""
+    named = name.removeprefix(":")
+    if named and not named.startswith("/"):
+        return find_zone(named)
     try:
-        with Path("/etc/localtime").open("rb") as file:
+        with Path(named or "/etc/localtime").open("rb") as file:
             return ZoneInfo.from_file(file)
     except (ValueError, OSError) as error:
-        raise UnreadablePattern("nobody knows the time zone of this machine; set TZ") from error
+        raise UnreadablePattern("the time zone of this machine is unknown; set TZ to its name") from error
 
 
 def read_pattern(text: str) -> CronPattern:
@@ -263,6 +268,8 @@ def _named(text: str, names: Sequence[str]) -> str:
     """Return the field with numbers in the place of names."""
 
     def number(name: re.Match[str]) -> str:
+        if name[0].lower() not in names:
+            raise ValueError(f"what is {name[0]!r}?")
         return str(names.index(name[0].lower()))
 
     return _NAME.sub(number, text)

@@ -13,19 +13,22 @@ moment later, so that a worker of Node may take it, and is told once.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import Final
 
-from workers.errors import StorageError, StorageUnavailable, WorkersError
+from workers.errors import StorageError, WorkersError
 from workers.storage.bullmq.access import QueueAccess
 from workers.storage.bullmq.cron import UnreadablePattern, find_zone, read_pattern
 from workers.storage.bullmq.record import BullMQClaim
 from workers.storage.bullmq.server import Reply
 from workers.storage.on_redis.node_values import json_object, number, whole
 from workers.storage.on_redis.server import Command
+
+_LOG = logging.getLogger(__name__)
 
 SCHEDULER_FIELD: Final = "rjk"
 GIVEN_BACK_MS: Final = 10_000
@@ -70,15 +73,19 @@ class Schedules:
         self._queue = queue
         self._lua = queue.lua
         self._told: set[tuple[str, str]] = set()
-        self._untold: list[StorageError] = []
+        self._untold: list[str] = []
 
     def tell(self) -> None:
-        """Raise the error of the schedule that was found last to be one which cannot go on here; each once."""
-        if self._untold:
-            raise self._untold.pop()
+        """Log and raise an error about the schedules of the last claim that cannot go on here; each is told once."""
+        untold, self._untold = self._untold, []
+        if untold:
+            others = f" (and {len(untold) - 1} more such jobs)" if len(untold) > 1 else ""
+            error = StorageError(f"{untold[0]}{others}")
+            _LOG.error("%s", error)
+            raise error
 
     async def go_on(self, claims: list[BullMQClaim], replies: Sequence[Reply]) -> list[BullMQClaim]:
-        """Add the jobs that follow those of schedulers; return the claims that may run, which are mostly all.
+        """Add the jobs that follow those of schedulers; return the claims that may run.
 
         `replies` are those of `moveToActive`. What may not run has been given back.
         """
@@ -94,7 +101,7 @@ class Schedules:
         asked = [(one, command) for one in scheduled if (command := self._following(one, now_ms)) is not None]
         try:
             replies = await self._queue.server.run([command for _, command in asked])
-        except StorageUnavailable:  # some may have been added; whoever gets the others adds them
+        except WorkersError:  # some may have been added; whoever gets the others adds them
             return await self._give_back([one for one, _ in asked], 0)
         stuck = [(one, reply) for (one, _), reply in zip(asked, replies, strict=True) if not _is_done(reply)]
         for one, reply in stuck:
@@ -129,7 +136,7 @@ class Schedules:
             self._told.clear()
         self._told.add((one.scheduler, why))
         names = f"job {one.claim.job_id[:200]!r} of the job scheduler {one.scheduler[:200]!r}"
-        self._untold.append(StorageError(f"{names} is left to workers of Node, because we cannot go on: {why}"))
+        self._untold.append(f"{names} is left to workers of Node, because we cannot tell what follows: {why}")
 
 
 def next_time(options: Mapping[str, object], now_ms: int) -> int | None:

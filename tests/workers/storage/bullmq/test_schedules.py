@@ -13,9 +13,9 @@ import pytest
 
 from tests.servers import valkey
 from tests.workers.storage.bullmq.steps import ERROR, LEASES
-from workers import JobState
+from workers import JobState, NewJob
 from workers.errors import StorageError
-from workers.jobs import Completed, Retried
+from workers.jobs import Completed, Continued, Retried
 from workers.storage.bullmq import BullMQStorage
 from workers.storage.bullmq.access import QueueAccess
 from workers.storage.bullmq.record import make_claim
@@ -61,6 +61,17 @@ async def test_a_worker_dies_before_it_adds_the_next(storage: BullMQStorage, cli
     assert await client.hget(f"bull:{storage.queue}:repeat:s", "ic") == "2"
 
 
+async def test_the_next_link_of_a_chain_is_no_next_job(storage: BullMQStorage, job: str) -> None:
+    """A job that went on as something else runs again, although it does not say any more how it recurs."""
+    [claim] = await storage.claim("w", leases=LEASES, limit=5)
+    following = await added(storage)
+    then = NewJob(id=job, name="second", payload=b"{}", chain_index=1)
+    await storage.settle([Continued(claim=claim, then=then)])
+    [link] = await storage.claim("w", leases=LEASES, limit=5)
+    assert link.name == "second"
+    assert await added(storage) == following
+
+
 async def test_no_other_claims_wait_for_schedulers(storage: BullMQStorage) -> None:
     """Claims without a job of a scheduler cost no request. When the server is gone, they may run all the same."""
     leases = {"*": timedelta(seconds=1)}
@@ -99,6 +110,11 @@ async def _no_number(client: Any, base: str, job: str) -> None:
     await client.hset(f"{base}repeat:s", "every", "-5")
 
 
+async def _no_number_beside_a_pattern(client: Any, base: str, job: str) -> None:
+    await _no_number(client, base, job)
+    await options(repeat={"pattern": "* * * * *"})(client, base, job)
+
+
 async def _deep(client: Any, base: str, job: str) -> None:
     await client.hset(f"{base}{job}", "opts", f'{{"repeat":{{"every":5}},"x":{"[" * 5_000}{"]" * 5_000}}}')
 
@@ -107,6 +123,7 @@ SPOILT: dict[str, Spoil] = {
     "a scheduler without a name": _no_name,
     "a scheduler that is no hash": _no_hash,
     "a period below zero": _no_number,
+    "a period below zero beside a pattern": _no_number_beside_a_pattern,
     "no repeat": options(repeat=None),
     "a period and a pattern": options(repeat={"every": 5, "pattern": "* * * * *"}),
     "a limit in words": options(repeat={"every": 5, "limit": "three"}),
@@ -123,8 +140,10 @@ SPOILT: dict[str, Spoil] = {
 
 
 @pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT.keys())
-async def test_a_schedule_that_cannot_go_on(storage: BullMQStorage, client: Any, job: str, spoil: Spoil) -> None:
-    """Its job does not run and is put off, nothing is changed, and it is told once."""
+async def test_a_schedule_that_cannot_go_on(
+    storage: BullMQStorage, client: Any, job: str, spoil: Spoil, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its job does not run and is put off, nothing is changed, and it is told and logged once."""
     base = f"bull:{storage.queue}:"
     await spoil(client, base, job)
     before = await client.zscore(f"{base}repeat", "s")
@@ -134,6 +153,7 @@ async def test_a_schedule_that_cannot_go_on(storage: BullMQStorage, client: Any,
     await storage.promote([job])
     for _ in range(2):
         assert await storage.claim("w", leases=LEASES, limit=5) == []
+    assert len(caplog.records) == 1
     assert await added(storage) == [job]
     assert await client.zscore(f"{base}repeat", "s") == before
     assert await client.hget(f"{base}{job}", "atm") is None

@@ -12,7 +12,7 @@ end
 local name, every, count, data = unpack(redis.call('HMGET', KEYS[1] .. ':' .. ARGV[2], 'name', 'every', 'ic', 'data'))
 local _, colons = string.gsub(ARGV[2], ':', '')
 if colons >= 4 and not count then
-  return { 'it is a repeatable job of BullMQ 4 or older, and no job scheduler' }
+  return { 'it is a repeatable job with a key of older versions of BullMQ, and has no job scheduler' }
 end
 if ARGV[7] ~= 'repeat:' .. ARGV[2] .. ':' .. due then
   return
@@ -22,7 +22,7 @@ if ARGV[8] ~= '' then
 end
 local options = cmsgpack.unpack(ARGV[4])
 every = tonumber(every or options['repeat']['every'] or '')
-if ARGV[1] == '' and not (every and every >= 1 and every <= 2^53) then
+if (every or ARGV[1] == '') and not (every and every >= 1 and every <= 2^53) then
   return { 'its period is no number of milliseconds' }
 end
 if not name then
