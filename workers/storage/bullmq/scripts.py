@@ -29,20 +29,20 @@ CANCELLED: Final = "workers:cancelled"
 """A sorted set of ours: the jobs that may be cancelled, by when their records expire."""
 
 SCRIPTS: Final = (
-    *("addStandardJob", "addDelayedJob", "addPrioritizedJob"),
+    *("addStandardJob", "addDelayedJob", "addPrioritizedJob", "addParentJob", "moveToWaitingChildren"),
     *("moveToActive", "moveToFinished", "moveToDelayed", "moveJobFromActiveToWait", "extendLocks"),
     *("moveStalledJobsToWait", "getStateV2", "removeJob", "reprocessJob", "promote", "pause", "drain"),
-    *("cleanJobsInSet", "updateProgress", "addParentJob", "moveToWaitingChildren"),
+    *("cleanJobsInSet", "updateProgress"),
 )
 
 FRONTS: Final = {
     "moveToActive": "before_claiming",
     "moveToFinished": "before_finishing",
+    "moveToWaitingChildren": "before_suspending",
     "moveToDelayed": "before_delaying",
     "moveJobFromActiveToWait": "before_releasing",
     "moveStalledJobsToWait": "before_recovering",
     "extendLocks": "before_renewing",
-    "moveToWaitingChildren": "before_suspending",
 }
 """The Lua in front of a script of BullMQ, so that the script does not begin what it cannot end."""
 
@@ -56,6 +56,61 @@ if redis.call('GET', KEYS[5] .. ':lock') == ARGV[4] then
   redis.call('HDEL', KEYS[5], unpack(ARGV, 10))
   redis.call('XADD', KEYS[6], 'MAXLEN', '~', 10000, '*', 'event', 'continued', 'jobId', ARGV[3])
 end
+"""
+
+
+REMOVE_WAITING: Final = """
+-- Remove waiting jobs that nothing else refers to: no flow, no job scheduler, no deduplication key, no claim.
+-- KEYS: wait, completed, failed, delayed, prioritized, events, meta. ARGV[1]: prefix of the jobs' keys.
+-- ARGV[2...]: ids. Answers those removed.
+-- BullMQ's removeJob searches the list for each job; this walks it once for all, from the old end.
+local call, PAGE, GONE = redis.call, 1000, ''
+
+local function is_plain(id)
+  local job = ARGV[1] .. id
+  local found = call('HMGET', job, 'timestamp', 'rjk', 'parentKey', 'deid')
+  if not found[1] or found[2] or found[3] or found[4] then
+    return false
+  end
+  for at = 2, 5 do
+    if call('ZSCORE', KEYS[at], id) then
+      return false
+    end
+  end
+  return call('EXISTS', job .. ':lock', job .. ':dependencies', job .. ':processed', job .. ':failed',
+    job .. ':unsuccessful') == 0
+end
+
+local wanted, left = {}, 0
+for at = 2, #ARGV do
+  if not wanted[ARGV[at]] and is_plain(ARGV[at]) then
+    wanted[ARGV[at]], left = true, left + 1
+  end
+end
+
+local removed, stop = {}, call('LLEN', KEYS[1])
+while left > 0 and stop > 0 do
+  local start = math.max(stop - PAGE, 0)
+  local page = call('LRANGE', KEYS[1], start, stop - 1)
+  for at = #page, 1, -1 do
+    if wanted[page[at]] then
+      wanted[page[at]], left = nil, left - 1
+      call('LSET', KEYS[1], start + at - 1, GONE)
+      removed[#removed + 1] = page[at]
+    end
+  end
+  stop = start
+end
+
+if #removed > 0 then
+  call('LREM', KEYS[1], -#removed, GONE)
+  local kept = call('HGET', KEYS[7], 'opts.maxLenEvents') or 10000
+  for _, id in ipairs(removed) do
+    call('DEL', ARGV[1] .. id, ARGV[1] .. id .. ':logs')
+    call('XADD', KEYS[6], 'MAXLEN', '~', kept, '*', 'event', 'removed', 'jobId', id, 'prev', 'wait')
+  end
+end
+return removed
 """
 
 
@@ -93,7 +148,7 @@ def scripts() -> Mapping[str, BullMQScript]:
         "stop": packaged("moveToFinished", own("kinds", FRONTS["moveToFinished"], "before_stopping")),
         "cancelled": BullMQScript(joined(__package__, "cancelled"), 2),
         "continue": packaged("moveToDelayed", fronts["moveToDelayed"] + BEFORE_CONTINUING),
-        "removeWaiting": BullMQScript(joined(__package__, "remove_waiting"), 7),
+        "removeWaiting": BullMQScript(REMOVE_WAITING, 7),
         "guard": BullMQScript(own("kinds", "guarded", "quarantine", "guard"), 1),
         "fitForFlows": BullMQScript(own("kinds", "fit_for_flows"), 1),
     }
@@ -147,17 +202,20 @@ class BullMQScripts:
         data: str | bytes,
         options: Options,
         timestamp_ms: int,
+        parent: Mapping[str, object] | None = None,
         *,
-        parent: Options | None = None,
         awaits: bool = False,
     ) -> Command:
         """Insert a job unless its hash exists; answers the id either way.
 
-        `parent` is what a child keeps of its parent, with `id` and `queueKey`; a job that exists becomes its child.
-        With `awaits` the job waits for its children.
+        `parent` is as BullMQ writes it, with `id` and `queueKey`; a job that exists becomes its child. With `awaits` the
+        job waits for its children.
         """
-        key = None if parent is None else f"{parent['queueKey']}:{parent['id']}"
-        packed = _pack([self.base, raw, name, timestamp_ms, key, key and f"{key}:dependencies", parent, None, None])
+        upwards: tuple[str | None, ...] = (None, None)
+        if parent is not None:
+            key = f"{parent['queueKey']}:{parent['id']}"
+            upwards = key, f"{key}:dependencies"
+        packed = _pack([self.base, raw, name, timestamp_ms, *upwards, parent, None, None])
         head = self._add
         if awaits:
             head = self._add_parent
