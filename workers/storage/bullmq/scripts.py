@@ -208,8 +208,8 @@ class BullMQScripts:
     ) -> Command:
         """Insert a job unless its hash exists; answers the id either way.
 
-        `parent` is as BullMQ writes it, with `id` and `queueKey`; a job that exists becomes its child. With `awaits` the
-        job waits for its children.
+        `parent` is as BullMQ writes it, with `id` and `queueKey`; a job that exists becomes its child. With `awaits`
+        the job waits for its children.
         """
         upwards: tuple[str | None, ...] = (None, None)
         if parent is not None:
