@@ -23,7 +23,7 @@ from workers.storage.bullmq.access import QueueAccess
 from workers.storage.bullmq.children import ENDED, UNFINISHED, own_claim
 from workers.storage.bullmq.codec import encode_id, encode_options
 from workers.storage.bullmq.jobs import NO_ORDERING_KEYS
-from workers.storage.bullmq.record import STATE_FIELDS, BullMQRecord, loss, reading, record, still_holds
+from workers.storage.bullmq.record import STATE_FIELDS, BullMQClaim, BullMQRecord, loss, reading, record, still_holds
 from workers.storage.bullmq.scripts import CANCELLED, BullMQScripts
 from workers.storage.bullmq.server import Contended, Reply
 from workers.storage.on_redis.node_values import decode_bytes, encode_bytes
@@ -76,12 +76,13 @@ class Flows:
     async def add(self, nodes: Sequence[FlowNode], claim: Claim | None) -> list[EnqueueResult | None]:
         """See `FlowStorage.enqueue_flow`."""
         _check(nodes)
-        top = None if claim is None else FlowPlace(queue=self._queue, raw=own_claim(claim).raw)
+        held = None if claim is None else own_claim(claim)
+        top = None if held is None else FlowPlace(queue=self._queue, raw=held.raw)
         places = self._places(nodes)
         if top is not None and top.key in {place.key for place in places}:
             raise ValueError(f"job {nodes[0].job.id!r} cannot be its own child")
         for _ in range(ROUNDS):
-            insertion = _Insertion(nodes, places, top, claim, await self._existing(places))
+            insertion = _Insertion(nodes, places, top, held, await self._existing(places))
             if top is not None or not await insertion.is_done():
                 await self._queue.server.transact(insertion.watched, insertion.commands, insertion.decide)
             if not insertion.surprised:
@@ -122,7 +123,7 @@ class _Insertion:
         nodes: Sequence[FlowNode],
         places: Sequence[FlowPlace],
         top: FlowPlace | None,
-        claim: Claim | None,
+        claim: BullMQClaim | None,
         existing: Container[int],
     ) -> None:
         self.nodes = nodes

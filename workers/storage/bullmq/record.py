@@ -234,15 +234,6 @@ def make_claim(reply: Reply, token: str, worker_id: str, leases: Mapping[str, ti
     )
 
 
-def _deferred_failure(reason: str | None) -> ErrorInfo | None:
-    """Return why BullMQ wants the job failed without a run, in its words, if not because it stalled."""
-    if reason is None or reason == STALLED_REASON:
-        return None
-    by_child = reason.startswith("child ") and reason.endswith(" failed")
-    kind = "ChildFailedError" if by_child else "UnrecoverableError"
-    return ErrorInfo(type=kind, message=reason[:MESSAGE_CHARACTERS])
-
-
 def _stalled(ended: int, stalls: int, max_attempts: int, *, gave_up: bool) -> ErrorInfo | None:
     """Return why the job must not run again.
 
@@ -253,6 +244,15 @@ def _stalled(ended: int, stalls: int, max_attempts: int, *, gave_up: bool) -> Er
         return None
     error = stalled_error(worker=None, attempts=ended + stalls, max_attempts=max_attempts, stalls=stalls)
     return replace(error, exhausted=exhausted)
+
+
+def _deferred_failure(reason: str | None) -> ErrorInfo | None:
+    """Return why BullMQ wants the job failed without a run, in its words, if not because it stalled."""
+    if reason is None or reason == STALLED_REASON:
+        return None
+    by_child = reason.startswith("child ") and reason.endswith(" failed")
+    kind = "ChildFailedError" if by_child else "UnrecoverableError"
+    return ErrorInfo(type=kind, message=reason[:MESSAGE_CHARACTERS])
 
 
 def worker_of(token: str | None) -> str | None:
