@@ -40,7 +40,7 @@ from workers.jobs import (
 )
 from workers.storage.bullmq.access import READ_AT_ONCE, QueueAccess
 from workers.storage.bullmq.answers import NO_CHILD_LEFT, code_outcome
-from workers.storage.bullmq.children import own_claim
+from workers.storage.bullmq.children import own_claim as _own
 from workers.storage.bullmq.codec import (
     CANCEL_FIELD,
     KEEP_FIELD,
@@ -256,7 +256,7 @@ class Claims:
         following = [one for one in settlements if isinstance(one, Completed) and one.then is not None]
         if not following:
             return
-        locks: list[Command] = [("GET", self._lua.lock(own_claim(one.claim).raw)) for one in following]
+        locks: list[Command] = [("GET", self._lua.lock(_own(one.claim).raw)) for one in following]
         holders = await self._queue.server.run(locks)
         held = [one.then for one, holder in zip(following, holders, strict=True) if holder == one.claim.token]
         await self._enqueue([then for then in held if then is not None])
@@ -267,13 +267,13 @@ class Claims:
         freed = [
             at for at, code in enumerate(codes) if isinstance(settlements[at], Suspended) and code == NO_CHILD_LEFT
         ]
-        again = [self._run_again(own_claim(settlements[at].claim), now_ms) for at in freed]
+        again = [self._run_again(_own(settlements[at].claim), now_ms) for at in freed]
         for at, code in zip(freed, await self._queue.server.run(again), strict=True):
             codes[at] = code
         return codes
 
     def _ending(self, settlement: Settlement, now_ms: int) -> Command:
-        claim = own_claim(settlement.claim)
+        claim = _own(settlement.claim)
         match settlement:
             case Completed():
                 value, keep, remove = encode_bytes(settlement.result), settlement.keep, claim.options.remove_on_complete
@@ -384,7 +384,7 @@ def _fault(settlement: Settlement) -> SettleOutcome | None:
 
 
 def _raw(claim: Claim) -> str:
-    return own_claim(claim).raw
+    return _own(claim).raw
 
 
 def _lock_ms(lease: timedelta) -> int:
