@@ -115,7 +115,7 @@ async def test_node_runs_our_flow(whole: BullMQStorage, parts: BullMQStorage, no
         found = []
         for name in ("bad", "bad-of-node"):
             fields = await client.hgetall(f"bull:{parts.queue}:{name}")
-            options = {**json.loads(fields.pop("opts")), "jobId": "", "backoff": None}
+            options = {**json.loads(fields.pop("opts")), "jobId": "", "backoff": None, "workers": "ours alone"}
             found.append(json.loads(json.dumps([fields, options]).replace("-of-node", "")))
         for fields, _ in found:
             del fields["timestamp"]

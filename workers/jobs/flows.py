@@ -16,9 +16,9 @@ class ChildFailure(StrEnum):
     Without one of them the parent waits until somebody has retried the child, and it has completed, or until the
     child's record is over: then nobody waits for it any more.
 
-    `fail_parent`: the parent fails too, without a run of its own. `continue_parent`: the parent runs at once, though
-    other children may be unfinished. `ignore`: the parent waits for the others, and is told of the failure. `remove`:
-    the parent waits for the others, as if it had not had this child.
+    `FAIL_PARENT`: the parent fails too, without a run of its own. `CONTINUE_PARENT`: the parent runs at once, though
+    other children may be unfinished, and cannot complete before they have ended. `IGNORE`: the parent waits for the
+    others, and is told of the failure. `REMOVE`: the parent waits for the others, as if it had not had this child.
     """
 
     FAIL_PARENT = "failParentOnFailure"

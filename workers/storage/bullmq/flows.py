@@ -21,9 +21,9 @@ from workers.errors import LeaseLost, StorageError, Unsupported
 from workers.jobs import ChildFailure, Claim, EnqueueResult, EnqueueStatus, FlowNode, JobState
 from workers.storage.bullmq.access import QueueAccess
 from workers.storage.bullmq.children import ENDED, UNFINISHED, own_claim
-from workers.storage.bullmq.codec import encode_id, encode_options
+from workers.storage.bullmq.codec import OWN_KEYS, encode_id, encode_options
 from workers.storage.bullmq.jobs import NO_ORDERING_KEYS
-from workers.storage.bullmq.record import STATE_FIELDS, BullMQRecord, loss, reading, record, still_holds
+from workers.storage.bullmq.record import STATE_FIELDS, BullMQClaim, BullMQRecord, loss, reading, record, still_holds
 from workers.storage.bullmq.scripts import CANCELLED, BullMQScripts
 from workers.storage.bullmq.server import Contended, Reply
 from workers.storage.on_redis.node_values import decode_bytes, encode_bytes
@@ -46,17 +46,22 @@ _FLAGS: Final[Mapping[ChildFailure, str]] = {
 class FlowPlace:
     """Where a job of a flow is, or is to be."""
 
-    queue: QueueAccess
+    lua: BullMQScripts
     raw: str
 
     @property
     def key(self) -> str:
         """The key of the job's hash, which is what BullMQ calls a child by."""
-        return self.queue.lua.job(self.raw)
+        return self.lua.job(self.raw)
+
+    @property
+    def tombstone(self) -> str:
+        """See `QueueAccess.tombstone`."""
+        return f"{self.lua.base}{OWN_KEYS}:cancelled:{self.raw}"
 
     @property
     def watched(self) -> tuple[str, str]:
-        return self.key, self.queue.lua.lock(self.raw)
+        return self.key, self.lua.lock(self.raw)
 
     def asks_for(self, child: FlowPlace) -> tuple[Command, ...]:
         """Return the commands that ask whether `child` is a child of this job, in whatever state."""
@@ -68,21 +73,22 @@ class FlowPlace:
 class Flows:
     """The part of a BullMQ storage that inserts flows."""
 
-    def __init__(self, queue: QueueAccess, name: str, prefix: str) -> None:
+    def __init__(self, queue: QueueAccess, prefix: str) -> None:
         self._queue = queue
-        self._name = name
         self._prefix = prefix
 
     async def add(self, nodes: Sequence[FlowNode], claim: Claim | None) -> list[EnqueueResult | None]:
         """See `FlowStorage.enqueue_flow`."""
         _check(nodes)
-        top = None if claim is None else FlowPlace(queue=self._queue, raw=own_claim(claim).raw)
+        held = None if claim is None else own_claim(claim)
+        top = None if held is None else FlowPlace(lua=self._queue.lua, raw=held.raw)
         places = self._places(nodes)
         if top is not None and top.key in {place.key for place in places}:
             raise ValueError(f"job {nodes[0].job.id!r} cannot be its own child")
         for _ in range(ROUNDS):
-            insertion = _Insertion(nodes, places, top, claim, await self._existing(places))
-            if top is not None or not await insertion.is_done():
+            existing = await self._existing(places)
+            insertion = _Insertion(nodes, places, top, held, existing, self._queue.now_ms())
+            if top is not None or 0 not in existing or not insertion.is_done(await self._read(places[0])):
                 await self._queue.server.transact(
                     insertion.watched, insertion.commands, insertion.decide, confirmed=True
                 )
@@ -91,16 +97,16 @@ class Flows:
         raise Contended(f"other clients added jobs of the same flow {ROUNDS} times in a row")
 
     def _places(self, nodes: Sequence[FlowNode]) -> list[FlowPlace]:
-        queues = {self._name: self._queue}
-        for name in {node.queue for node in nodes} - {self._name}:
-            lua = BullMQScripts(name, self._prefix)
-            stalls = self._queue.max_foreign_stalls
-            queues[name] = QueueAccess(self._queue.server, lua, max_foreign_stalls=stalls)
-        return [FlowPlace(queue=queues[node.queue], raw=encode_id(node.job.id)) for node in nodes]
+        queues = {name: BullMQScripts(name, self._prefix) for name in {node.queue for node in nodes}}
+        return [FlowPlace(lua=queues[node.queue], raw=encode_id(node.job.id)) for node in nodes]
 
     async def _existing(self, places: Sequence[FlowPlace]) -> set[int]:
         replies = await self._queue.server.run([("EXISTS", place.key) for place in places])
         return {at for at, reply in enumerate(replies) if reply}
+
+    async def _read(self, place: FlowPlace) -> list[Reply]:
+        [replies] = await self._queue.server.run_atomic([reading(place.lua, place.raw)])
+        return replies
 
     async def _with_values(self, insertion: _Insertion) -> list[EnqueueResult | None]:
         """Return the outcomes, with the results of jobs that have completed."""
@@ -126,23 +132,24 @@ class _Insertion:
         nodes: Sequence[FlowNode],
         places: Sequence[FlowPlace],
         top: FlowPlace | None,
-        claim: Claim | None,
+        claim: BullMQClaim | None,
         existing: Container[int],
+        now_ms: int,
     ) -> None:
         self.nodes = nodes
         self._places = places
         self._top = top
         self._claim = claim
         self._existing = existing
+        self._now_ms = now_ms
         self.results: list[EnqueueResult | None] = []
         self.surprised = False
         """Whether a job exists that did not at the look before."""
 
-    async def is_done(self) -> bool:
-        """Tell whether the root of a tree stays as it is, and so all of the tree; then `results` are set."""
-        root = self._places[0]
-        found = (await root.queue.records([root.raw], root.queue.now_ms()))[0] if 0 in self._existing else None
-        if found is None or _is_new(found):
+    def is_done(self, replies: Sequence[Reply]) -> bool:
+        """Tell from its record whether the root of a tree stays as it is, and so all of it; then `results` are set."""
+        found = record(self._places[0].raw, replies, self._now_ms)
+        if _is_new(found):
             return False
         self.results = [_result(self.nodes[0], found), *[None] * (len(self.nodes) - 1)]
         return True
@@ -157,10 +164,10 @@ class _Insertion:
         """The commands whose replies `decide` takes."""
         commands = [*self._checks]
         if self._top is not None:
-            commands += reading(self._top.queue.lua, self._top.raw)
+            commands += reading(self._top.lua, self._top.raw)
         for at, (node, place) in enumerate(zip(self.nodes, self._places, strict=True)):
             known = at in self._existing
-            commands += reading(place.queue.lua, place.raw, _FIELDS) if known else [("EXISTS", place.key)]
+            commands += reading(place.lua, place.raw, _FIELDS) if known else [("EXISTS", place.key)]
             if self._top is not None and node.parent is None:
                 commands += self._top.asks_for(place)
         return commands
@@ -168,8 +175,7 @@ class _Insertion:
     @property
     def _checks(self) -> list[Command]:
         """The commands that fail if a queue is damaged; one for each."""
-        queues = {place.queue.lua.base: place.queue for place in self._places}
-        return [queue.lua.fit_for_flows() for queue in queues.values()]
+        return [lua.fit_for_flows() for lua in {place.lua.base: place.lua for place in self._places}.values()]
 
     def decide(self, replies: Sequence[Reply]) -> list[Command]:
         """Return the commands that insert the flow, and set `results`.
@@ -180,7 +186,7 @@ class _Insertion:
         """
         unread = islice(replies, len(self._checks), None)
         if self._top is not None:
-            self._check_held(record(self._top.raw, [*islice(unread, _READS)], self._top.queue.now_ms()))
+            self._check_held(record(self._top.raw, [*islice(unread, _READS)], self._now_ms))
         self.results, self.surprised = [], False
         commands: list[Command] = []
         late: list[Command] = []
@@ -196,9 +202,9 @@ class _Insertion:
     def _found(self, at: int, unread: Iterator[Reply]) -> BullMQRecord:
         place = self._places[at]
         if at in self._existing:
-            return record(place.raw, [*islice(unread, _READS)], place.queue.now_ms(), _FIELDS)
+            return record(place.raw, [*islice(unread, _READS)], self._now_ms, _FIELDS)
         self.surprised = self.surprised or bool(next(unread))
-        return record(place.raw, ([None] * len(_FIELDS), "unknown", None, None), place.queue.now_ms(), _FIELDS)
+        return record(place.raw, ([None] * len(_FIELDS), "unknown", None, None), self._now_ms, _FIELDS)
 
     def _check_held(self, found: BullMQRecord) -> None:
         assert self._claim is not None
@@ -215,13 +221,23 @@ class _Insertion:
 
     def _link(self, node: FlowNode, place: FlowPlace, found: BullMQRecord) -> list[Command]:
         """Return the commands that insert the job, or make the one that exists a child of its parent."""
-        parent, lua = self._parent(node), place.queue.lua
+        parent, lua = self._parent(node), place.lua
         if parent is not None and found.state is not None and found.fields.get("parentKey") not in (None, parent.key):
             raise StorageError(f"job {node.job.id!r} of queue {node.queue!r} is the child of another job")
         if not _is_new(found):
-            return [] if parent is None else [_adding(node, place, parent)]
+            return [] if parent is None else [self._adding(node, place, parent)]
         gone = [*lua.remove(place.raw), ("ZREM", lua[CANCELLED], place.raw)] if found.fields else []
-        return [*gone, ("DEL", place.queue.tombstone(place.raw)), _adding(node, place, parent)]
+        return [*gone, ("DEL", place.tombstone), self._adding(node, place, parent)]
+
+    def _adding(self, node: FlowNode, place: FlowPlace, parent: FlowPlace | None) -> Command:
+        job, link, options = node.job, None, encode_options(node.job, place.raw)
+        if parent is not None:
+            flag = {} if node.on_failure is None else {_FLAGS[node.on_failure]: True}
+            queue = parent.lua.base[:-1]
+            link = {"id": parent.raw, "queueKey": queue, **flag}
+            options |= {"parent": {"id": parent.raw, "queue": queue}, **flag}
+        data = encode_bytes(job.payload)
+        return place.lua.add(place.raw, job.name, data, options, self._now_ms, parent=link, awaits=node.awaits)
 
     def value_of(self, at: int) -> Command:
         """Return the command that reads the result of a job that has completed."""
@@ -229,17 +245,6 @@ class _Insertion:
         if parent is None:
             return "HGET", place.key, "returnvalue"
         return "HGET", f"{parent.key}:{ENDED[0]}", place.key
-
-
-def _adding(node: FlowNode, place: FlowPlace, parent: FlowPlace | None) -> Command:
-    job, link, options = node.job, None, encode_options(node.job, place.raw)
-    if parent is not None:
-        flag = {} if node.on_failure is None else {_FLAGS[node.on_failure]: True}
-        queue = parent.queue.lua.base[:-1]
-        link = {"id": parent.raw, "queueKey": queue, **flag}
-        options |= {"parent": {"id": parent.raw, "queue": queue}, **flag}
-    data, now_ms = encode_bytes(job.payload), place.queue.now_ms()
-    return place.queue.lua.add(place.raw, job.name, data, options, now_ms, parent=link, awaits=node.awaits)
 
 
 def _is_new(found: BullMQRecord) -> bool:

@@ -201,8 +201,9 @@ class BullMQInspector:
 
         BullMQ removes parents with their last child in the same queue; one whose children are elsewhere stays.
         """
-        held: list[Command] = [("LLEN", self._lua[name]) for name in ("wait", "paused")]
-        held += [("ZCARD", self._lua[name]) for name in ("delayed", "prioritized", "waiting-children")]
+        held: list[Command] = [("ZCARD", self._lua["waiting-children"])]
+        held += [("LLEN", self._lua[name]) for name in ("wait", "paused")]
+        held += [("ZCARD", self._lua[name]) for name in ("delayed", "prioritized")]
         [replies] = await self._queue.server.run_atomic([[*held, self._lua.drain(), *held]], confirmed=True)
         for reply in replies:
             if isinstance(reply, StorageError):

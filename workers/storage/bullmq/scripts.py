@@ -29,21 +29,21 @@ CANCELLED: Final = "workers:cancelled"
 """A sorted set of ours: the jobs that may be cancelled, by when their records expire."""
 
 SCRIPTS: Final = (
-    *("addStandardJob", "addDelayedJob", "addPrioritizedJob"),
+    *("addStandardJob", "addDelayedJob", "addPrioritizedJob", "addParentJob", "moveToWaitingChildren"),
     *("moveToActive", "moveToFinished", "moveToDelayed", "moveJobFromActiveToWait", "extendLocks"),
     *("moveStalledJobsToWait", "getStateV2", "removeJob", "reprocessJob", "promote", "pause", "drain"),
-    *("cleanJobsInSet", "updateProgress", "updateJobScheduler", "addParentJob", "moveToWaitingChildren"),
+    *("cleanJobsInSet", "updateProgress", "updateJobScheduler"),
 )
 
 FRONTS: Final = {
     "moveToActive": "before_claiming",
     "moveToFinished": "before_finishing",
+    "moveToWaitingChildren": "before_suspending",
     "moveToDelayed": "before_delaying",
     "moveJobFromActiveToWait": "before_releasing",
     "moveStalledJobsToWait": "before_recovering",
     "extendLocks": "before_renewing",
     "updateJobScheduler": "before_scheduling",
-    "moveToWaitingChildren": "before_suspending",
 }
 """The Lua in front of a script of BullMQ, so that the script does not begin what it cannot end."""
 
@@ -174,17 +174,20 @@ class BullMQScripts:
         data: str | bytes,
         options: Options,
         timestamp_ms: int,
+        parent: Mapping[str, object] | None = None,
         *,
-        parent: Options | None = None,
         awaits: bool = False,
     ) -> Command:
         """Insert a job unless its hash exists; answers the id either way.
 
-        `parent` is what a child keeps of its parent, with `id` and `queueKey`; a job that exists becomes its child.
-        With `awaits` the job waits for its children.
+        `parent` is as BullMQ writes it, with `id` and `queueKey`; a job that exists becomes its child. With `awaits`
+        the job waits for its children.
         """
-        key = None if parent is None else f"{parent['queueKey']}:{parent['id']}"
-        packed = _pack([self.base, raw, name, timestamp_ms, key, key and f"{key}:dependencies", parent, None, None])
+        upwards: tuple[str | None, ...] = (None, None)
+        if parent is not None:
+            key = f"{parent['queueKey']}:{parent['id']}"
+            upwards = key, f"{key}:dependencies"
+        packed = _pack([self.base, raw, name, timestamp_ms, *upwards, parent, None, None])
         head = self._add
         if awaits:
             head = self._add_parent

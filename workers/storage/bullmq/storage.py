@@ -148,7 +148,7 @@ class BullMQStorage:
         self._jobs = Jobs(access)
         self._quarantine = BullMQQuarantine(access, self._jobs)
         self._claims = Claims(access, self._jobs.enqueue, self._quarantine)
-        self._flows = Flows(access, queue, prefix)
+        self._flows = Flows(access, prefix)
         self._children = ChildrenReader(access, prefix)
         self._inspector = BullMQInspector(access)
         self._waiter = Waiter(access)

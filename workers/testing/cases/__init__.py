@@ -8,8 +8,8 @@ from typing import Final
 from workers.testing.case import REGISTRY, Case
 
 MODULES: Final = (
-    *("enqueue", "claim", "ordering", "wait", "renew", "settle", "attempts", "recover", "retention", "cancel"),
-    *("deduplication", "chains", "flows", "progress"),
+    *("enqueue", "claim", "ordering", "wait", "renew", "settle", "attempts", "recover", "retention", "cancel", "flows"),
+    *("deduplication", "chains", "progress"),
     *("inspect", "manage", "events", "identifiers", "payloads", "bad_input", "isolation", "restart", "full"),
 )
 

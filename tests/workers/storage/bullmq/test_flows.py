@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -235,11 +236,14 @@ async def test_a_flow_is_enqueued_again(storage: BullMQStorage, parts: BullMQSto
 async def test_jobs_that_exist_become_children(
     storage: BullMQStorage, parts: BullMQStorage, queue: Queue, new: int
 ) -> None:
-    """A job that has completed counts at once, one that waits when it has; the parent waits for all of them."""
+    """A job that has completed counts at once, one that waits when it has; what is below such jobs is left out."""
     await parts.enqueue([job("done"), job("waits")])
     await complete(parts, b"7")
     ids = ["done", "waits", *["new"] * new]
-    await queue.enqueue_flow(FlowJob(payload=None, id="whole", children=[part(parts, one) for one in ids]))
+    children = [replace(part(parts, one), children=[part(parts, "below")] * (one == "waits")) for one in ids]
+    told = await queue.enqueue_flow(FlowJob(payload=None, id="whole", children=children))
+    assert [one.children for one in told.children] == [()] * len(ids)
+    assert await parts.status(["below"]) == [None]
     for _ in range(1 + new):
         assert await state(storage, "whole") is JobState.SCHEDULED
         await complete(parts)
