@@ -164,9 +164,9 @@ async def flow_peer(url: str) -> AsyncIterator[FlowPeer]:
 
 
 @asynccontextmanager
-async def flow_peer(url: str) -> AsyncIterator[FlowPeer]:
-    """A Node process for flows in any queue, gone when the context ends."""
-    async with _running(FlowPeer, "flow_peer.mjs", url) as peer:
+async def bull_peer(version: str, url: str, queue: str) -> AsyncIterator[BullPeer]:
+    """A Node process with this version of Bull on the queue, gone when the context ends."""
+    async with _running(BullPeer, "bull_peer.mjs", version, str(urlsplit(url).port), queue) as peer:
         yield peer
 
 
