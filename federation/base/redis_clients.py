@@ -13,10 +13,16 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 REDIS_TIMEOUT: Final = timedelta(seconds=5)
+BLOCKING_TIMEOUT: Final = timedelta(seconds=15)
+"""For clients that a stock `bullmq.Worker` may be given: it waits 5 s for a job while idle, and up to 10 s for a delayed
+one. A read that is given up meanwhile costs it seconds until its next look."""
 
 
-def redis_client(settings: Settings) -> Redis | None:
-    """Make a new client for the Redis of the queues, or for the one that is set beside them; None without a Redis."""
+def redis_client(settings: Settings, timeout: timedelta = REDIS_TIMEOUT) -> Redis | None:
+    """Make a new client for the Redis of the queues, or for the one that is set beside them; None without a Redis.
+
+    An answer that takes longer than `timeout` is given up.
+    """
     url = keyless_redis_url(settings) or plain(settings.redis_url)
     if url is None:
         return None
@@ -24,13 +30,12 @@ def redis_client(settings: Settings) -> Redis | None:
     from redis.asyncio.retry import Retry
     from redis.backoff import NoBackoff
 
-    seconds = REDIS_TIMEOUT.total_seconds()
     # No retries inside a command: a worker reports the outage and tries again itself, for as long as it lasts.
     client: Redis = Redis.from_url(
         url,
         decode_responses=True,
-        socket_timeout=seconds,
-        socket_connect_timeout=seconds,
+        socket_timeout=timeout.total_seconds(),
+        socket_connect_timeout=REDIS_TIMEOUT.total_seconds(),
         retry=Retry(NoBackoff(), 0),
     )
     return client
