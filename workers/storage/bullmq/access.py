@@ -29,6 +29,7 @@ class QueueAccess:
         self.lua = lua
         self.workers_key = f"{lua.base}{OWN_KEYS}:seen"
         self.cancels_key = f"{lua.base}{OWN_KEYS}:cancel-requests"
+        self.last_claimer = ""  # who was last seen: a worker claims before it waits
         self._seen: dict[str, int] = {}
 
     def now_ms(self) -> int:
@@ -41,6 +42,7 @@ class QueueAccess:
 
     def seen(self, worker_id: str) -> list[Command]:
         """Return the commands that note that the worker is alive; none if that was noted a moment ago."""
+        self.last_claimer = worker_id
         now_ms = self.now_ms()
         if abs(now_ms - self._seen.get(worker_id, 0)) < SEEN_EVERY_MS:
             return []

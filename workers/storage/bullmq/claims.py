@@ -343,7 +343,7 @@ class Claims:
         )
 
     def _go_on(self, claim: BullMQClaim, then: NewJob, now_ms: int) -> Command:
-        fields = {**link_fields(then, claim.raw), SETTLED_FIELD: claim.token}
+        fields = {**link_fields(then, claim.raw, claim.options.written), SETTLED_FIELD: claim.token}
         over = ("failedReason", "stacktrace", ERROR_FIELD, UNCOUNTED_FIELD, CANCEL_FIELD, KEEP_FIELD)
         return self._lua.go_on(
             claim.raw, claim.token, delay_ms=to_ms(then.delay), fields=fields, over=over, now_ms=now_ms

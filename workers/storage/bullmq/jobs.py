@@ -20,6 +20,7 @@ from workers.storage.bullmq.codec import (
     SETTLED_FIELD,
     STOPPED_FIELD,
     UNCOUNTED_FIELD,
+    BullMQJob,
     encode_id,
     encode_options,
     keep_jobs,
@@ -93,7 +94,10 @@ class Jobs:
         return results
 
     def _insertion(self, job: NewJob, raw: str, now_ms: int) -> Command:
-        return self._lua.add(raw, job.name, encode_bytes(job.payload), encode_options(job, raw), now_ms)
+        created_ms, parent = now_ms, None
+        if isinstance(job, BullMQJob):
+            created_ms, parent = now_ms if job.created_ms is None else job.created_ms, job.parent
+        return self._lua.add(raw, job.name, encode_bytes(job.payload), encode_options(job, raw), created_ms, parent)
 
     async def _add_again(self, job: NewJob) -> EnqueueResult:
         """Insert a new generation of an id that may have one, or has just gone, or return what is in the way."""

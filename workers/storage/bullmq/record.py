@@ -70,11 +70,12 @@ _STATES: Final = {
 class BullMQClaim(Claim):
     """A claim with what settling needs of BullMQ's record.
 
-    That is the id in Redis, the options as written, and the uncounted retries.
+    That is the id in Redis, the options as written, the stacks of earlier failures, and the uncounted retries.
     """
 
     key_id: str
     options: BullMQJobOptions
+    stacks: str | None = field(default=None, repr=False)
     uncounted: int = 0
 
     @property
@@ -222,10 +223,12 @@ def make_claim(reply: Reply, token: str, worker_id: str, leases: Mapping[str, ti
         keep_failed=options.keep_failed,
         priority=whole(fields.get("priority")),
         backoff=options.backoff,
+        named_backoff=options.named_backoff,
         chain_index=options.chain_index,
         stalled=_stalled(ended, stalls, options.max_attempts, gave_up=STALLED_REASON_FIELD in fields),
         key_id=raw,
         options=options,
+        stacks=fields.get("stacktrace"),
         uncounted=whole(fields.get(UNCOUNTED_FIELD)),
     )
 

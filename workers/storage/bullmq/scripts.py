@@ -32,7 +32,7 @@ SCRIPTS: Final = (
     *("addStandardJob", "addDelayedJob", "addPrioritizedJob"),
     *("moveToActive", "moveToFinished", "moveToDelayed", "moveJobFromActiveToWait", "extendLocks"),
     *("moveStalledJobsToWait", "getStateV2", "removeJob", "reprocessJob", "promote", "pause", "drain"),
-    *("cleanJobsInSet", "updateProgress"),
+    *("cleanJobsInSet", "updateProgress", "addLog"),
 )
 
 FRONTS: Final = {
@@ -162,6 +162,7 @@ class BullMQScripts:
         self._keys: dict[str, str] = QueueKeys(prefix).getKeys(queue)
         self.base: str = self._keys[""]
         self._keys[CANCELLED] = self.base + CANCELLED
+        self.metrics: int | None = None  # for how many minutes the queue counts what ended
         every = ("wait", "active", "prioritized", "events", "stalled", "limiter", "delayed", "paused", "meta", "pc")
         self._claim = self._head("moveToActive", *every, "marker")
         self._finish = {target: self._head("moveToFinished", *every, target) for target in ("completed", "failed")}
@@ -189,9 +190,26 @@ class BullMQScripts:
         """Return the key of the string that holds the token of a job's claim, and expires with its lease."""
         return f"{self.base}{raw}:lock"
 
-    def add(self, raw: str, name: str, data: str | bytes, options: Options, timestamp_ms: int) -> Command:
-        """Insert a job unless its hash exists; answers the id either way."""
-        packed = _pack([self.base, raw, name, timestamp_ms, None, None, None, None, None])
+    def add(
+        self,
+        raw: str,
+        name: str,
+        data: str | bytes,
+        options: Options,
+        timestamp_ms: int,
+        parent: Mapping[str, object] | None = None,
+    ) -> Command:
+        """Insert a job unless its hash exists; answers the id either way, that of another job for a duplicate by key.
+
+        `parent` is as BullMQ writes it; without that job, the answer is an error code.
+        """
+        upwards: tuple[str | None, ...] = (None, None)
+        if parent is not None:
+            key = f"{parent['queueKey']}:{parent['id']}"
+            upwards = key, f"{key}:dependencies"
+        unique = options.get("de")
+        marked = f"{self.base}de:{unique['id']}" if isinstance(unique, Mapping) else None
+        packed = _pack([self.base, raw, name, timestamp_ms, *upwards, parent, None, marked])
         head = self._add
         if options.get("delay"):
             head = self._add_delayed
@@ -228,7 +246,7 @@ class BullMQScripts:
     ) -> Command:
         """Complete (`value` is JSON text) or fail (`value` is the reason); answers 0 or an error code."""
         key = self.base + raw
-        packed = {"token": token, "keepJobs": keep, "attempts": max_attempts, "maxMetricsSize": ""}
+        packed = {"token": token, "keepJobs": keep, "attempts": max_attempts, "maxMetricsSize": self.metrics or ""}
         return (
             *self._finish[target],
             *(key, f"{self.base}metrics:{target}", self._keys["marker"]),
@@ -307,6 +325,11 @@ class BullMQScripts:
         head = self._head("moveStalledJobsToWait", "stalled", "wait", "active", "stalled-check", "meta", "paused")
         keys = self._named("marker", "events", "repeat")
         return ("DEL", self._keys["stalled-check"]), (*head, *keys, max_stalls, self.base, now_ms, 1)
+
+    def log(self, raw: str, line: str, kept: int) -> Command:
+        """Add a line to the job's log, and forget all but the last `kept`; answers how many there are, or -1."""
+        key = self.base + raw
+        return (*self._head("addLog"), key, f"{key}:logs", raw, line, kept)
 
     def progress(self, raw: str, value: str | bytes) -> Command:
         """Set the job's progress (JSON text) and tell subscribers, whoever holds it; answers 0 or an error code."""

@@ -25,7 +25,7 @@ from typing import Final
 
 from redis.asyncio import Redis
 
-from workers.checks import check_text
+from workers.checks import check_text, check_whole
 from workers.errors import Unsupported
 from workers.jobs import (
     CancelResult,
@@ -51,18 +51,23 @@ from workers.storage.bullmq.access import QueueAccess
 from workers.storage.bullmq.claims import Claims
 from workers.storage.bullmq.inspect import BullMQInspector
 from workers.storage.bullmq.jobs import Jobs
+from workers.storage.bullmq.library import Library
 from workers.storage.bullmq.listener import StreamListener
+from workers.storage.bullmq.presence import Presence
 from workers.storage.bullmq.processor import as_processor
 from workers.storage.bullmq.quarantine import BullMQQuarantine
 from workers.storage.bullmq.scripts import BullMQScripts
 from workers.storage.bullmq.server import BullMQServer, parse_url
 from workers.storage.bullmq.wait import Waiter
+from workers.storage.on_redis.server import take_parameter
 from workers.storage.rules import check_claim, check_fits_redis, refuse_deduplication, refuse_transaction
 from workers.storage.subscribers import BufferedSubscription
 
 __all__ = ["BullMQStorage", "as_processor"]
 
 DEFAULT_QUEUE: Final = "default"
+MOST_METRICS: Final = 527_040
+"""Minutes of a year: a script of BullMQ adds what is missing since the last one in one go."""
 
 
 class BullMQStorage:
@@ -71,7 +76,9 @@ class BullMQStorage:
     `target` is a URL (`redis://`, `rediss://`, `unix://`, each also with `bullmq+` in front) or a client with
     `decode_responses=True`. A client's settings are used, and its connections are left alone. A URL may name the queue
     by `?queue=`; the argument has precedence. `prefix` is BullMQ's, and so is its default. `timeout` bounds each call
-    to the server; when it is over, the method raises `StorageUnavailable`.
+    to the server; when it is over, the method raises `StorageUnavailable`. `metrics`, or `?metrics=` in the URL, is for
+    how many minutes to count what completed and failed, as Node's `metrics: {maxDataPoints}`; by default a queue that
+    has such counts already goes on with them.
 
     BullMQ keeps records by age for the whole queue: mixed retentions end early, with the shortest. It counts a job's
     stalls and its failed attempts together, as we do, and reports only at the next claim that they are too many.
@@ -79,6 +86,7 @@ class BullMQStorage:
 
     Raises:
         StorageError: a target that is no Redis URL, a client without text replies.
+        ValueError: a queue name with a colon, metrics that are no whole number above 0.
     """
 
     limits: Final = Limits(
@@ -103,21 +111,28 @@ class BullMQStorage:
         *,
         prefix: str = "bull",
         timeout: timedelta = timedelta(seconds=5),
+        metrics: int | None = None,
     ) -> None:
         if isinstance(target, str):
+            target, counted = take_parameter(target, "metrics")
             target, named = parse_url(target)
             queue = named if named and queue == DEFAULT_QUEUE else queue
+            metrics = _minutes(counted) if metrics is None else metrics
         check_text("queue name", queue)
         if ":" in queue:
             raise ValueError(f"a BullMQ queue cannot be named {queue!r}: names have no colons")
+        if metrics is not None:
+            check_whole("metrics", metrics, 1, MOST_METRICS)
         self._name = queue
         self._server = BullMQServer(target, timeout)
         access = QueueAccess(self._server, BullMQScripts(queue, prefix))
+        self._library = Library(access, queue, metrics)
+        self._presence = Presence(access, prefix, queue)
         self._jobs = Jobs(access)
         self._quarantine = BullMQQuarantine(access, self._jobs)
         self._claims = Claims(access, self._jobs.enqueue, self._quarantine)
         self._inspector = BullMQInspector(access)
-        self._waiter = Waiter(access)
+        self._waiter = Waiter(access, self._presence)
         self._feed = StreamListener(access, access.lua["events"])
         self._cancels = StreamListener(access, access.cancels_key)
 
@@ -130,8 +145,14 @@ class BullMQStorage:
 
     async def connect(self) -> None:
         await self._server.open()
+        try:
+            await self._library.check()
+        except BaseException:
+            await self._server.close()
+            raise
 
     async def disconnect(self) -> None:
+        await self._presence.leave()
         if self._server.in_last_use:
             await self._feed.close()
             await self._cancels.close()
@@ -140,6 +161,7 @@ class BullMQStorage:
     def forget_loop(self) -> None:
         self._feed.forget()
         self._cancels.forget()
+        self._presence.forget()
         self._server.forget()
 
     async def enqueue(self, jobs: Sequence[NewJob], *, connection: object | None = None) -> list[EnqueueResult]:
@@ -167,6 +189,7 @@ class BullMQStorage:
         await self._claims.progress(reports)
 
     async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
+        await self._library.look_for_metrics()
         return await self._claims.recover(max_stalls)
 
     async def sweep(self, limit: int) -> int:
@@ -254,3 +277,9 @@ class BullMQStorage:
     # Last, because from here on `list` is this method and no longer the type.
     async def list(self, state: JobState, *, cursor: str | None = None, limit: int = 100) -> Page:
         return await self._inspector.page(state, cursor, limit)
+
+
+def _minutes(text: str | None) -> int | None:
+    if text is not None and not text.isdecimal():
+        raise ValueError(f"metrics=... is a number of minutes, not {text[:20]!r}")
+    return None if text is None else int(text)
