@@ -17,6 +17,7 @@ from workers.jobs import (
     JobOutcome,
     JobState,
     JobStatus,
+    LogLine,
     NewJob,
     Page,
     ProgressReport,
@@ -101,6 +102,17 @@ class OfOneLoop(Protocol):
 
     def forget_loop(self) -> None:
         """Forget the loop, which is gone with its connections, as if this storage had never been connected."""
+
+
+@runtime_checkable
+class KeepsLogs(Protocol):
+    """A storage that keeps what handlers log beside the job, where other programs look for it."""
+
+    async def log(self, lines: Sequence[LogLine]) -> None:
+        """Add the lines, in their order, to what the jobs keep of theirs; a job that is gone keeps none.
+
+        Bounded: a job keeps its last lines. Nobody is told whether they arrived.
+        """
 
 
 @runtime_checkable

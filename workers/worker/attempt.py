@@ -77,6 +77,10 @@ def _refuse(claim: Claim) -> OwnTransaction:
     raise Unsupported(f"job {claim.job_id!r} is run by no worker, which alone could commit its end")
 
 
+def _keep_none(claim: Claim, line: str) -> None:
+    """Do nothing: nobody keeps what the job logs."""
+
+
 def _stay(token: str) -> bool:
     """Return False: there is no slot to leave."""
     return False
@@ -87,7 +91,7 @@ class Attempt:
     """One run of a claimed job.
 
     `reporter` is called with its progress, and `make_own` when its handler wants a transaction of its own. `leave` is
-    called with the claim's token when its handler wants to leave its slot.
+    called with the claim's token when its handler wants to leave its slot, and `keep_line` with what its handler logs.
     """
 
     claim: Claim
@@ -99,6 +103,7 @@ class Attempt:
     task: asyncio.Task[None] | None = None
     own: OwnTransaction | None = None
     leave: Callable[[str], bool] = field(default=_stay, kw_only=True)
+    keep_line: Callable[[Claim, str], None] = field(default=_keep_none, kw_only=True)
     given_up: asyncio.Future[None] | None = None
 
     def abandonment(self) -> asyncio.Future[None]:
@@ -155,6 +160,11 @@ class Attempt:
             )
         if self.phase is not Phase.ENDED:
             self.reporter(self.claim, progress)
+
+    def log(self, line: str) -> None:
+        """Keep a line of the job's log; it has no effect once the handler has ended."""
+        if self.phase is not Phase.ENDED:
+            self.keep_line(self.claim, line)
 
     def leave_slot(self) -> bool:
         """See `Job.leave_slot`."""

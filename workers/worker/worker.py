@@ -265,7 +265,12 @@ class Worker:
         for claim in claims:
             self._idle = False
             attempt = Attempt(
-                claim, self._storage.queue, self._progress.put, self._own_transaction, leave=self._slots.leave
+                claim,
+                self._storage.queue,
+                self._progress.put,
+                self._own_transaction,
+                leave=self._slots.leave,
+                keep_line=self._progress.log,
             )
             self._attempts[claim.token] = attempt
             self._slots.take(claim.token)

@@ -62,7 +62,7 @@ from workers.storage.bullmq.record import (
 from workers.storage.bullmq.server import Reply
 from workers.storage.bullmq.stops import stop
 from workers.storage.on_redis.claiming import claimed
-from workers.storage.on_redis.node_values import ERROR_FIELD, encode_bytes, error_fields, to_ms, whole
+from workers.storage.on_redis.node_values import ERROR_FIELD, encode_bytes, to_ms, whole
 from workers.storage.on_redis.server import Command
 from workers.storage.rules import count_retry, unfit_for_redis
 
@@ -302,7 +302,7 @@ class Claims:
 
     def _fail(self, claim: BullMQClaim, error: ErrorInfo, keep: Retention | None, now_ms: int) -> Command:
         remove = claim.options.remove_on_fail
-        return self._finish(claim, "failed", error.message, keep, remove, error_fields(error), now_ms)
+        return self._finish(claim, "failed", error.message, keep, remove, claim.failure(error), now_ms)
 
     def _finish(
         self,
@@ -333,7 +333,7 @@ class Claims:
         if counted and not settlement.counted and claim.attempt >= claim.max_attempts:
             return self._fail(claim, replace(settlement.error, exhausted=True), None, now_ms)
         fields = {
-            **error_fields(settlement.error),
+            **claim.failure(settlement.error),
             "failedReason": settlement.error.message,
             SETTLED_FIELD: claim.token,
             UNCOUNTED_FIELD: str(in_a_row),

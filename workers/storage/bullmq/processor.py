@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
@@ -59,7 +60,7 @@ async def _put_aside(job: Any, claim: Claim, error: Retry, policy: RetryPolicy) 
         raise BullMQUnrecoverableError(str(error)) from error
     uncounted_so_far = job.attemptsStarted - claim.attempt
     counted, _ = count_retry(settlement, uncounted_so_far)
-    fields = {**error_fields(settlement.error), "failedReason": settlement.error.message}
+    fields = {**error_fields(settlement.error, json.dumps(job.stacktrace)), "failedReason": settlement.error.message}
     options = {"skipAttempt": not counted, "fieldsToUpdate": fields}
     now_ms = round(time.time() * 1000)
     await job.backend.moveToDelayed(job.id, now_ms, to_ms(settlement.delay), claim.token, options)

@@ -34,6 +34,7 @@ from workers.storage.on_redis.node_values import (
     decode_bytes,
     decode_error,
     due_ms,
+    error_fields,
     json_object,
     moment,
     number,
@@ -77,6 +78,10 @@ class BullMQClaim(Claim):
     options: BullMQJobOptions
     stacks: str | None = field(default=None, repr=False)
     uncounted: int = 0
+
+    def failure(self, error: ErrorInfo) -> dict[str, object]:
+        """Return the hash fields that tell of this failure and of those before it."""
+        return error_fields(error, self.stacks, self.options.stacks_kept)
 
     @property
     def raw(self) -> str:

@@ -34,6 +34,7 @@ from workers.jobs import (
     JobOutcome,
     JobState,
     JobStatus,
+    LogLine,
     NewJob,
     Page,
     ProgressReport,
@@ -53,6 +54,7 @@ from workers.storage.bullmq.inspect import BullMQInspector
 from workers.storage.bullmq.jobs import Jobs
 from workers.storage.bullmq.library import Library
 from workers.storage.bullmq.listener import StreamListener
+from workers.storage.bullmq.logs import JobLogs
 from workers.storage.bullmq.presence import Presence
 from workers.storage.bullmq.processor import as_processor
 from workers.storage.bullmq.quarantine import BullMQQuarantine
@@ -133,6 +135,7 @@ class BullMQStorage:
         self._claims = Claims(access, self._jobs.enqueue, self._quarantine)
         self._inspector = BullMQInspector(access)
         self._waiter = Waiter(access, self._presence)
+        self._logs = JobLogs(access)
         self._feed = StreamListener(access, access.lua["events"])
         self._cancels = StreamListener(access, access.cancels_key)
 
@@ -187,6 +190,10 @@ class BullMQStorage:
 
     async def progress(self, reports: Sequence[ProgressReport]) -> None:
         await self._claims.progress(reports)
+
+    async def log(self, lines: Sequence[LogLine]) -> None:
+        """See `KeepsLogs.log`."""
+        await self._logs.add(lines)
 
     async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
         await self._library.look_for_metrics()
