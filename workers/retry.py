@@ -55,4 +55,4 @@ class NamedBackoff:
 
 
 BackoffStrategy: TypeAlias = Callable[[int, timedelta], timedelta]
-"""Says how long to wait after attempt number *n* (the first is 1) has failed, given the `delay` of the job's back-off."""
+"""Says how long to wait after attempt number *n* (the first is 1) has failed; the second is the job's own `delay`."""

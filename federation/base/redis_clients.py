@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
 REDIS_TIMEOUT: Final = timedelta(seconds=5)
 BLOCKING_TIMEOUT: Final = timedelta(seconds=15)
-"""For clients that a stock `bullmq.Worker` may be given: it waits 5 s for a job while idle, and up to 10 s for a delayed
-one. A read that is given up meanwhile costs it seconds until its next look."""
+"""For clients that a stock `bullmq.Worker` may be given. Idle, it blocks for 5 s, and up to 10 s for a delayed job.
+
+A read that is given up meanwhile costs it seconds until its next look.
+"""
 
 
 def redis_client(settings: Settings, timeout: timedelta = REDIS_TIMEOUT) -> Redis | None:

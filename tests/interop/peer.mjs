@@ -34,6 +34,9 @@ async function readJob(id) {
 const calls = {
   add: async (jobs) => (await queue.addBulk(jobs)).map((job) => job.id),
   read: (ids) => Promise.all(ids.map(readJob)),
+  workers: async () => (await queue.getWorkers()).map((worker) => worker.rawname),
+  logs: async (id) => (await queue.getJobLogs(id)).logs,
+  counted: async (kind) => (await queue.getMetrics(kind)).meta.count,
   retry: async (id) => void (await (await queue.getJob(id)).retry()),
   // Work until `count` jobs have ended for good, and tell every run.
   work: async (count) => {

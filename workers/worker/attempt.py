@@ -37,6 +37,7 @@ from workers.worker.handlers import (
     call,
     make_job,
 )
+from workers.worker.named_backoffs import NamedBackoffs
 from workers.worker.transactions import OwnTransaction
 
 if TYPE_CHECKING:
@@ -190,6 +191,7 @@ class Runner:
     payload_serde: Serde
     result_serde: Serde
     middlewares: tuple[Middleware, ...]
+    named_backoffs: NamedBackoffs = field(default_factory=lambda: NamedBackoffs({}))
 
     async def run(self, attempt: Attempt) -> Ending:
         """Run the handler once.
@@ -200,10 +202,10 @@ class Runner:
             CancelledError: somebody other than the worker cancelled the attempt's task.
         """
         started, task = monotonic(), asyncio.current_task()
-        policy = attempt.claim.backoff or self.retry
+        fallback = self.retry
         try:
             handler = self._handler(attempt.claim)
-            policy = attempt.claim.backoff or handler.retry or self.retry
+            fallback = handler.retry or self.retry
             context = self._context(attempt)
             if attempt.signal.reason is not None:  # interrupted before it began
                 raise asyncio.CancelledError
@@ -217,6 +219,7 @@ class Runner:
                 raise  # the loop is being torn down: awaiting anything more is an error
             attempt.phase = Phase.ENDED
             _pass_on_foreign_cancellation(attempt, caught)
+            policy = self._policy(attempt.claim, caught, fallback)
             settlement, error = _settlement_of(attempt, caught, policy), caught
         if attempt.signal.reason is SignalReason.LEASE_LOST or attempt.abandoned:
             settlement = None
@@ -226,6 +229,15 @@ class Runner:
             duration=timedelta(seconds=monotonic() - started),
             settled=attempt.settled is not None,
         )
+
+    def _policy(self, claim: Claim, error: BaseException, fallback: RetryPolicy) -> RetryPolicy:
+        """Return the job's own policy, or else `fallback`."""
+        policy = claim.backoff
+        if claim.named_backoff is not None and not ends_the_job(error, claim.attempt, claim.max_attempts):
+            policy = self.named_backoffs.policy(claim.named_backoff, claim.attempt)
+        # A job that repeats its failures at once must not spin while its handler only says that it is busy.
+        spins = policy is not None and not policy.initial and not _is_counted(error)
+        return fallback if policy is None or spins else policy
 
     def _handler(self, claim: Claim) -> Handler:
         if claim.stalled is not None:

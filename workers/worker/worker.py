@@ -21,6 +21,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from workers.backoff import Backoff
@@ -39,7 +40,7 @@ from workers.jobs import (
     SettleOutcome,
     SettleStatus,
 )
-from workers.retry import RetryPolicy
+from workers.retry import BackoffStrategy, RetryPolicy
 from workers.serde import JsonSerde, Serde
 from workers.storage.base import Storage
 from workers.worker.attempt import Attempt, Ending, Runner
@@ -47,6 +48,7 @@ from workers.worker.cancels import CancelListener
 from workers.worker.events import Emitter, Observer, WorkerEventKind
 from workers.worker.handlers import Handler, HandlerFunction, HandlerTable, Middleware, SignalReason
 from workers.worker.leases import LeaseKeeper
+from workers.worker.named_backoffs import NamedBackoffs
 from workers.worker.progress import ProgressReporter
 from workers.worker.reaper import Reaper
 from workers.worker.set_aside import SetAsideReporter
@@ -72,8 +74,9 @@ class Worker:
     attempts may run in addition, see `Job.leave_slot`. `not_ready` is called before each claim. It returns None, or
     something to await before anything is claimed, such as the return of a database that all handlers need. Leases
     (default 30 s) are renewed after a third of their time; the reaper runs every half of the default lease. A failed
-    attempt is repeated by the job's own back-off, else the handler's, else `retry`. `poll_interval` bounds how long an
-    idle worker relies on the storage to wake it.
+    attempt is repeated by the job's own back-off, else the handler's, else `retry`. `backoffs` maps the names of custom
+    back-offs of Node's jobs to functions of the attempt and the job's delay. `poll_interval` bounds how long an idle
+    worker relies on the storage to wake it.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class Worker:
         not_ready: NotReady = lambda: None,
         lease: timedelta = timedelta(seconds=30),
         retry: RetryPolicy | None = None,
+        backoffs: Mapping[str, BackoffStrategy] = MappingProxyType({}),
         poll_interval: timedelta = timedelta(seconds=60),
         grace: timedelta = timedelta(seconds=20),
         max_stalls: int = 3,
@@ -119,6 +123,7 @@ class Worker:
             payload_serde=payload_serde or JsonSerde(),
             result_serde=result_serde or JsonSerde(),
             middlewares=tuple(middlewares),
+            named_backoffs=NamedBackoffs(backoffs),
         )
         self._leases = LeaseKeeper(
             storage,
@@ -264,14 +269,8 @@ class Worker:
     def _start_all(self, claims: Iterable[Claim], asked_at: float) -> None:
         for claim in claims:
             self._idle = False
-            attempt = Attempt(
-                claim,
-                self._storage.queue,
-                self._progress.put,
-                self._own_transaction,
-                leave=self._slots.leave,
-                keep_line=self._progress.log,
-            )
+            own, leave, keep_line = self._own_transaction, self._slots.leave, self._progress.log
+            attempt = Attempt(claim, self._storage.queue, self._progress.put, own, leave=leave, keep_line=keep_line)
             self._attempts[claim.token] = attempt
             self._slots.take(claim.token)
             self._leases.hold(claim, since=asked_at)

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Final
 
 from workers.jobs import DROP, NewJob, Retention
-from workers.retry import RetryPolicy
+from workers.retry import AT_ONCE, RetryPolicy
 from workers.storage.on_redis.node_values import FOREVER, from_ms, number, to_ms, whole
 
 _CACHED_BYTES: Final = 2_048
@@ -145,7 +145,7 @@ def _parsed(text: bytes) -> BullJobOptions:
         keep_failed=_retention(ours.get("keepFailed")),
         priority=whole(ours.get("priority")),
         chain_index=whole(ours.get("chainIndex")),
-        backoff=_own_backoff(ours.get("backoff")) or _node_backoff(options.get("backoff")),
+        backoff=_own_backoff(ours.get("backoff")) if ours else _node_backoff(options.get("backoff")),
         timeout=_timeout(options.get("timeout")),
     )
 
@@ -174,15 +174,12 @@ def _own_backoff(value: object) -> RetryPolicy | None:
     )
 
 
-def _node_backoff(value: object) -> RetryPolicy | None:
-    """Parse a fixed number of milliseconds, or one of Bull's two kinds.
-
-    None for a kind that only its own worker knows.
-    """
+def _node_backoff(value: object) -> RetryPolicy:
+    """Parse a fixed number of milliseconds, or one of Bull's two kinds; anything else means at once in Bull 1.x."""
     backoff = value if isinstance(value, dict) else {"type": "fixed", "delay": value}
     delay = number(backoff.get("delay"))
     kinds = {"fixed": RetryPolicy, "exponential": BullBackoff}
     kind = kinds.get(str(backoff.get("type")))
-    if value is None or kind is None or delay is None:
-        return None
+    if kind is None or not delay:
+        return AT_ONCE
     return kind(initial=from_ms(delay), multiplier=1.0, maximum=FOREVER, jitter=0)

@@ -40,9 +40,8 @@ _OURS_OPTION: Final = "workers"
 """In the options of each job that we enqueued: a lost lease is an attempt of it. In BullMQ it is none; see `is_ours`
 in `lua/origin.lua`. Versions before 0.3 did not write it, and their jobs read as those of another producer.
 """
-_REWRITTEN: Final = frozenset(
-    ("attempts", "jobId", "removeOnComplete", "removeOnFail", "delay", "priority", _CHAIN_OPTION, _OURS_OPTION)
-)
+_RETENTIONS: Final = frozenset(("removeOnComplete", "removeOnFail"))
+_REWRITTEN: Final = frozenset(("attempts", "jobId", "delay", "priority", _CHAIN_OPTION, _OURS_OPTION)) | _RETENTIONS
 """What the options of a chain's next link say anew; whatever else a job's options hold stays."""
 LOGS_KEPT: Final = 1_000
 """How many log lines a job keeps at most; BullMQ's own default is all of them."""
@@ -158,10 +157,12 @@ def decode_options(options: Mapping[str, object]) -> BullMQJobOptions:
 
 def link_fields(job: NewJob, raw: str, before: Mapping[str, object]) -> dict[str, object]:
     """Return the hash fields of a job that becomes the next link of its chain; `before`: its options until now."""
+    # A link has the retentions of the one before, of which our own words may say less.
+    kept = {name: before[name] for name in _RETENTIONS & before.keys()}
     return {
         "name": job.name,
         "data": encode_bytes(job.payload).decode(),
-        "opts": json.dumps({**_lasting(before), **encode_options(job, raw)}, separators=(",", ":")),
+        "opts": json.dumps({**_lasting(before), **encode_options(job, raw), **kept}, separators=(",", ":")),
         "priority": str(job.priority),
         **dict.fromkeys(("atm", "ats", "stc"), "0"),
     }
