@@ -28,7 +28,9 @@ async function readJob(id) {
   const job = await queue.getJob(id);
   if (!job) return null;
   const { attemptsMade, data, failedReason, name, opts, priority, returnvalue, stacktrace } = job;
-  return { attemptsMade, data, failedReason, name, opts, priority, returnvalue, stacktrace, state: await job.getState() };
+  const { deduplicationId, delay, parentKey, timestamp } = job;
+  const facts = { deduplicationId, delay, parentKey, timestamp, state: await job.getState() };
+  return { attemptsMade, data, failedReason, name, opts, priority, returnvalue, stacktrace, ...facts };
 }
 
 const calls = {

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import uuid
 from base64 import b64encode
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
+from federation.base.job_options import OF_SCHEDULES
+from federation.base.job_queue import JobQueue
 from tests.interop.peer import NodePeer, install_npm_packages, node_peer
 from tests.patience import PATIENCE_SECONDS
-from workers import Worker
+from workers import EnqueueStatus, StorageError, Worker
 from workers.jobs import TERMINAL_EVENTS
 from workers.storage.bullmq import BullMQStorage
 from workers.worker.events import WorkerEvent, WorkerEventKind
@@ -91,3 +96,61 @@ async def test_a_failing_node_job(storage: BullMQStorage, node: NodePeer) -> Non
     worker.stop()
     await running
     assert await sees_workers(node, 0) == []
+
+
+NODE_TYPES = Path(__file__).parent / "node_modules" / "bullmq" / "dist" / "esm"
+OPTIONS: dict[str, object] = {
+    "timestamp": 1_700_000_000_000,
+    "priority": 5,
+    "delay": 3_600_000,
+    "attempts": 4,
+    "backoff": {"type": "jitterish", "delay": 7},
+    "lifo": True,
+    "removeOnComplete": 100,
+    "removeOnFail": {"age": 60, "count": 10, "limit": 5},
+    "keepLogs": 3,
+    "stackTraceLimit": 2,
+    "sizeLimit": 1_000,
+    "parent": {"id": "mother", "queue": "bull:{queue}"},
+    "debounce": {"id": "old"},
+    "deduplication": {"id": "new", "ttl": 60_000, "extend": True},
+    "failParentOnFailure": True,
+    "continueParentOnFailure": True,
+    "ignoreDependencyOnFailure": True,
+    "removeDependencyOnFailure": True,
+    "telemetry": {"metadata": "trace", "omitContext": True},
+}
+"""A value for each option of BullMQ's `add` but the id."""
+
+
+def jobs_options() -> set[str]:
+    """The names of `JobsOptions` in the type definitions of the installed npm package."""
+    base = (NODE_TYPES / "interfaces" / "base-job-options.d.ts").read_text()
+    more = (NODE_TYPES / "types" / "job-options.d.ts").read_text()
+    more = more[: more.index("export type RedisJobOptions")]
+    return set(re.findall(r"^ {4}(\w+)\?:", base + more, re.MULTILINE))
+
+
+async def test_every_option_of_add(storage: BullMQStorage, node: NodePeer) -> None:
+    """`JobQueue.add` takes each option that BullMQ's own has, and Node reads the job as one that Node added."""
+    assert jobs_options() == OPTIONS.keys() | OF_SCHEDULES | {"jobId"}
+    queue = JobQueue(storage)
+    text = json.dumps(OPTIONS).replace("{queue}", storage.queue)
+    await queue.add("parent", {}, {"jobId": "mother"})
+    for name, value in json.loads(text).items():
+        ours = await queue.add("child", {"n": 1}, {name: value, "jobId": f"ours-{name}"})
+        assert (ours.id, ours.status) == (f"ours-{name}", EnqueueStatus.QUEUED)
+        unique = "deduplication" in name or "debounce" in name
+        theirs = {name: {**value, "id": f"theirs-{name}"} if unique else value, "jobId": f"theirs-{name}"}
+        await node.add({"name": "child", "data": {"n": 1}, "opts": theirs})
+        read = [await node.read(job_id) for job_id in (ours.id, f"theirs-{name}")]
+        if not unique and name != "sizeLimit":  # which counts at the add alone
+            assert read[0]["opts"][name] == read[1]["opts"][name] == value
+        for part in ("priority", "delay", "parentKey", "deduplicationId", "state"):
+            assert unique or read[0].get(part) == read[1].get(part), (name, part)
+    again = await queue.add("child", {}, {"deduplication": {"id": "new"}})
+    assert (again.id, again.status) == ("ours-deduplication", EnqueueStatus.DUPLICATE)
+    assert (await node.read("ours-timestamp"))["timestamp"] == OPTIONS["timestamp"]
+    with pytest.raises(StorageError, match="parent"):
+        await queue.add("child", {}, {"parent": {"id": "nobody", "queue": f"bull:{storage.queue}"}})
+    await queue.stop()

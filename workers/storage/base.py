@@ -105,6 +105,19 @@ class OfOneLoop(Protocol):
 
 
 @runtime_checkable
+class TakesNodeOptions(Protocol):
+    """A storage on the layout of one of Node's libraries, whose jobs have options that no other storage knows."""
+
+    def with_node_options(self, job: NewJob, options: Mapping[str, object]) -> NewJob:
+        """Return the job with these options, named as by the `add` of BullMQ, to be enqueued here.
+
+        Raises:
+            Unsupported: an option that this library has not, which the message names.
+            ValueError: a value that Node would not accept.
+        """
+
+
+@runtime_checkable
 class KeepsLogs(Protocol):
     """A storage that keeps what handlers log beside the job, where other programs look for it."""
 

@@ -26,11 +26,13 @@ class NamedBackoffs:
         """Return how long to wait after this attempt, always; None, told once, for a name that says nothing here."""
         strategy = self._strategies.get(named.type)
         if strategy is None:
-            return self._tell(named.type, "is not known to this worker; see Worker(backoffs=...)")
+            self._tell(named.type, "is not known to this worker; see Worker(backoffs=...)")
+            return None
         try:
             delay = max(strategy(attempt, named.delay), timedelta(0))
         except Exception as error:  # somebody's function, which must not keep the attempt from ending
-            return self._tell(named.type, f"failed with {type(error).__name__}: {error}")
+            self._tell(named.type, f"failed with {type(error).__name__}: {error}")
+            return None
         return RetryPolicy(initial=delay, multiplier=1, maximum=delay, jitter=0)
 
     def _tell(self, name: str, why: str) -> None:

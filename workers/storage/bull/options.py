@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from functools import lru_cache
 from typing import Final
 
+from workers.errors import Unsupported
 from workers.jobs import DROP, NewJob, Retention
 from workers.retry import AT_ONCE, RetryPolicy
 from workers.storage.on_redis.node_values import FOREVER, from_ms, number, to_ms, whole
@@ -41,6 +43,13 @@ class BullJob(NewJob):
                 f"job {self.id!r}: a timeout is above 0 and up to {LONGEST_DELAY.days} days, which is as far as Node's"
                 f" timers go, not {self.timeout}"
             )
+
+
+def bull_job(job: NewJob, options: Mapping[str, object]) -> BullJob:
+    """See `TakesNodeOptions.with_node_options`; of those that are not every storage's, Bull 1.x has `lifo`."""
+    if unknown := sorted(options.keys() - {"lifo"}):
+        raise Unsupported(f"job options {unknown} cannot be kept by BullStorage, but by BullMQ")
+    return BullJob(**{one.name: getattr(job, one.name) for one in fields(NewJob)}, lifo="lifo" in options)
 
 
 class BullBackoff(RetryPolicy):

@@ -21,6 +21,7 @@ from workers.storage.bullmq.codec import (
     STOPPED_FIELD,
     UNCOUNTED_FIELD,
     BullMQJob,
+    decode_id,
     encode_id,
     encode_options,
     keep_jobs,
@@ -90,8 +91,17 @@ class Jobs:
         for job, (existed, added) in zip(jobs, await self._queue.server.run_atomic(units), strict=False):
             if isinstance(added, StorageError):
                 raise added
-            results.append(await self._add_again(job) if existed else _queued(job))
+            results.append(await self._add_again(job) if existed else await self._added(job, added))
         return results
+
+    async def _added(self, job: NewJob, answer: Reply) -> EnqueueResult:
+        """Return what the script's answer means: the job's id, that of the job with its key, or an error code."""
+        if isinstance(answer, int) and answer < 0:
+            raise StorageError(f"job {job.id!r}: its parent in the flow does not exist (code {answer})")
+        if not isinstance(job, BullMQJob) or str(answer) == encode_id(job.id):
+            return _queued(job)
+        [other] = await self._queue.records([str(answer)], self._queue.now_ms())
+        return EnqueueResult(id=decode_id(other.raw), status=EnqueueStatus.DUPLICATE, existing_state=other.state)
 
     def _insertion(self, job: NewJob, raw: str, now_ms: int) -> Command:
         created_ms, parent = now_ms, None

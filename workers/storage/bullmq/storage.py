@@ -55,6 +55,7 @@ from workers.storage.bullmq.jobs import Jobs
 from workers.storage.bullmq.library import Library
 from workers.storage.bullmq.listener import StreamListener
 from workers.storage.bullmq.logs import JobLogs
+from workers.storage.bullmq.options import bullmq_job
 from workers.storage.bullmq.presence import Presence
 from workers.storage.bullmq.processor import as_processor
 from workers.storage.bullmq.quarantine import BullMQQuarantine
@@ -171,6 +172,10 @@ class BullMQStorage:
         refuse_transaction(connection, "BullMQStorage")
         refuse_deduplication(jobs, "BullMQStorage")
         return await self._jobs.enqueue(jobs)
+
+    def with_node_options(self, job: NewJob, options: Mapping[str, object]) -> NewJob:
+        """See `TakesNodeOptions.with_node_options`."""
+        return bullmq_job(job, options)
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
         check_claim(worker_id, leases)

@@ -10,8 +10,9 @@ import pytest
 
 from tests.workers.running import AT_ONCE, done, forever, outcome, running
 from tests.workers.storage.bull.steps import ERROR, NodeBull
+from workers import retry
 from workers.jobs import DROP, Completed, Continued, OutcomeKind, Retried
-from workers.retry import AT_ONCE, RetryPolicy
+from workers.retry import RetryPolicy
 from workers.storage.bull import BullJob, BullStorage
 from workers.storage.on_redis.node_values import from_ms
 from workers.testing.steps import HOUR, claim_one, job
@@ -52,7 +53,7 @@ async def test_nodes_backoff_is_kept(backoff: object, delays: list[int], storage
 async def test_a_backoff_nobody_knows_is_at_once(backoff: str, storage: BullStorage, node: NodeBull) -> None:
     """None, junk, and a kind that Bull 1.x has not, mean a retry at once, as in Node."""
     await node.add(opts=f'{{"backoff":{backoff}}}')
-    assert (await claim_one(storage)).backoff == AT_ONCE
+    assert (await claim_one(storage)).backoff == retry.AT_ONCE
 
 
 async def test_a_job_of_ours_leaves_the_backoff_to_the_worker(storage: BullStorage) -> None:
