@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import Final
 
-from workers.errors import Unsupported
+from workers.errors import StorageError, Unsupported
 from workers.storage.bullmq.access import QueueAccess
+from workers.storage.on_redis.node_values import number
+from workers.storage.on_redis.server import Command, Reply
+
+logger = logging.getLogger(__name__)
 
 MAJORS: Final = ("5", "6")
 """The versions of Node's BullMQ that share a queue with us in our tests."""
@@ -17,12 +22,12 @@ _VERSION: Final = re.compile(r"(bullmq[a-z-]*):(\d{1,9})\.", re.ASCII)
 
 
 class Library:
-    """The part of a queue's keys that describes the queue itself; `metrics`: how many minutes to count, if any."""
+    """The part of a queue's keys that describes the queue itself; `metrics`: how many minutes are to be counted."""
 
     def __init__(self, queue: QueueAccess, name: str, metrics: int | None) -> None:
         self._queue = queue
         self._name = name
-        queue.lua.metrics = metrics
+        self._chosen = metrics
 
     async def check(self) -> None:
         """Refuse a queue of a version that keeps jobs in a way unknown here; one that says nothing is none.
@@ -39,9 +44,28 @@ class Library:
         await self.look_for_metrics()
 
     async def look_for_metrics(self) -> None:
-        """Count what ends in the queue from now on, if a worker of Node does, unless that was chosen."""
-        if self._queue.lua.metrics is None:
-            keys = [f"{self._queue.lua.base}metrics:{target}" for target in ("completed", "failed")]
-            [counted] = await self._queue.server.run([("EXISTS", *keys)])
-            if isinstance(counted, int) and counted:
-                self._queue.lua.metrics = METRICS_KEPT
+        """Count what ends in the queue from now on, if that was chosen or a worker of Node does it.
+
+        Not where the keys hold something else: BullMQ's script would stop there, with a job that it had half ended.
+        """
+        keys = [f"{self._queue.lua.base}metrics:{target}" for target in ("completed", "failed")]
+        asked = [command for key in keys for command in _reading(key)]
+        replies = await self._queue.server.run(asked)
+        fit = all(map(_is_fit, replies[::2], replies[1::2]))
+        exist = any(isinstance(found, list) and found[0] is not None for found in replies[::2])
+        wanted = METRICS_KEPT if self._chosen is None and exist else self._chosen
+        if wanted is not None and not fit:
+            logger.warning(
+                "the queue %s does not count what ends: its keys metrics:... are none of BullMQ's", self._name
+            )
+        self._queue.lua.metrics = wanted if fit else None
+
+
+def _reading(key: str) -> tuple[Command, Command]:
+    return ("HMGET", key, "count", "prevTS", "prevCount"), ("TYPE", f"{key}:data")
+
+
+def _is_fit(counts: Reply, kind: Reply) -> bool:
+    if isinstance(counts, StorageError) or kind not in ("none", "list"):
+        return False
+    return all(one is None or number(one) is not None for one in counts)
