@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from db.url import parse_url
+from federation.base.errors import ConfigurationError
 from federation.base.setting_types import plain
 from federation.base.settings import Settings
 from workers.storage import open_storage as storage_from_url
@@ -19,11 +20,28 @@ BULL_SCHEMES: Final = ("bull+redis://", "bull+rediss://")
 
 def bullmq_url(settings: Settings) -> str | None:
     """Return the URL of the Redis with the BullMQ queues, or None if they live elsewhere."""
+    chosen = _bullmq_url(settings)
+    return None if chosen is None else _metrics(chosen)[0]
+
+
+def _bullmq_url(settings: Settings) -> str | None:
     chosen = plain(settings.queue_url)
     if chosen is None:
         return plain(settings.redis_url)
     scheme = chosen.partition("://")[0]
     return chosen.removeprefix("bullmq+") if scheme in ("bullmq+redis", "bullmq+rediss") else None
+
+
+def _metrics(url: str) -> tuple[str, int | None]:
+    """Return the URL without `?metrics=`, and for how many minutes it says to count what ended."""
+    parts = urlsplit(url)
+    query = dict(parse_qsl(parts.query, keep_blank_values=True))
+    text = query.pop("metrics", None)
+    if text is None:
+        return url, None
+    if not text.isdecimal():
+        raise ConfigurationError(["REDIS_URL or QUEUE_URL: metrics= is a number of minutes"])
+    return urlunsplit(parts._replace(query=urlencode(query))), int(text)
 
 
 def keyless_redis_url(settings: Settings) -> str | None:
@@ -59,11 +77,13 @@ def open_storage(settings: Settings, queue: str, *, client: redis.asyncio.Redis 
     It lives where QUEUE_URL says, or else in BullMQ on REDIS_URL, or else in the application's own database. `client`
     is used for BullMQ instead of a connection of its own.
     """
-    redis_url = bullmq_url(settings)
-    if redis_url is not None:
+    bullmq = _bullmq_url(settings)
+    if bullmq is not None:
         from workers.storage.bullmq import BullMQStorage
 
-        return BullMQStorage(client or redis_url, queue, prefix=settings.federation_queue_prefix)
+        redis_url, metrics = _metrics(bullmq)
+        prefix = settings.federation_queue_prefix
+        return BullMQStorage(client or redis_url, queue, prefix=prefix, metrics=metrics)
     url = (settings.queue_url or settings.database_url).get_secret_value()
     if url.startswith(BULL_SCHEMES):
         from workers.storage.bull import BullStorage

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from federation.base.errors import ConfigurationError
+from federation.base.redis_clients import redis_client
 from federation.base.settings import Settings
 from federation.base.storages import bullmq_url, keyless_redis_url, open_storage
 from workers.jobs import NewJob
+from workers.queue import Queue
 from workers.storage.base import ANY_NAME
 from workers.storage.bull import BullStorage
 from workers.storage.bullmq import BullMQStorage
@@ -98,3 +101,18 @@ def test_a_queue_url_names_the_directory_of_the_queue(tmp_path: Path) -> None:
     """Its escapes are those of URLs."""
     settings = Settings.from_values({"QUEUE_URL": "file:///var/my%20queues"})
     assert repr(open_storage(settings, "q")) == "FileStorage('/var/my queues', queue='q')"
+
+
+async def test_metrics_are_chosen_in_the_url(redis_url: str) -> None:
+    """They are the storage's; the clients that share its URL do not see them; anything but a number is refused."""
+    settings = Settings.from_values({"REDIS_URL": f"{redis_url}?metrics=60"})
+    client = redis_client(settings)
+    assert client is not None
+    assert await client.ping()
+    await client.aclose()
+    assert bullmq_url(settings) == redis_url
+    storage = open_storage(settings, "some-queue")
+    async with Queue(storage):
+        assert isinstance(storage, BullMQStorage)
+    with pytest.raises(ConfigurationError, match="metrics"):
+        open_storage(Settings.from_values({"QUEUE_URL": f"bullmq+{redis_url}?metrics=many"}), "some-queue")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from functools import lru_cache
 from typing import Final
@@ -18,6 +18,12 @@ _CACHED_BYTES: Final = 2_048
 """The longest options whose parsed form is cached."""
 
 
+_REWRITTEN: Final = frozenset(
+    ("jobId", "attempts", "workers", "removeOnComplete", "delay", "timeout", "lifo", "backoff")
+)
+"""What our options say anew when a job of any producer is written again; whatever else there was stays."""
+
+
 LONGEST_DELAY: Final = timedelta(days=24)
 """Node's timers overflow beyond 2^31 ms: a longer one would fire at once, or make every process spin."""
 
@@ -27,7 +33,8 @@ class BullJob(NewJob):
     """A job with options that only Bull has, for `BullStorage.enqueue`; other storages take it for a plain one.
 
     `timeout` bounds each run, in Node as here: one that takes longer fails with "operation timed out". `lifo` lets the
-    job run before those that wait already, and again so after a retry without delay.
+    job run before those that wait already, and again so after a retry without delay. `others` are options that are kept
+    for Node, unknown as they are.
 
     Raises:
         ValueError: a timeout that is not above 0 and up to 24 days; and as `NewJob`.
@@ -35,6 +42,7 @@ class BullJob(NewJob):
 
     timeout: timedelta | None = None
     lifo: bool = False
+    others: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         NewJob.__post_init__(self)  # not `super()`, which does not know the class that `slots` makes
@@ -71,15 +79,18 @@ class BullJobOptions:
     backoff: RetryPolicy | None = None
     timeout: timedelta | None = None
     corrupt: bool = False
+    others: Mapping[str, object] = field(default_factory=dict)
 
 
-def write_options(job: NewJob, raw: str | None) -> bytes:
-    """Return the options in JSON, with the id in front where Node keeps one there."""
+def write_options(job: NewJob, raw: str | None, others: Mapping[str, object]) -> bytes:
+    """Return the options in JSON, with the id in front where Node keeps one there; `others` are not known to us."""
     timeout, lifo = (job.timeout, job.lifo) if isinstance(job, BullJob) else (None, False)
     kept = (job.keep_completed, job.keep_failed)
     options = _own_options(
         job.max_attempts, job.delay, *kept, job.priority, job.chain_index, job.backoff, timeout, lifo=lifo
     )
+    if others:
+        options = json.dumps({**others, **json.loads(options)}, separators=(",", ":")).encode()
     return options if raw is None else b'{"jobId":"%b",%b' % (raw.encode(), options[1:])
 
 
@@ -156,6 +167,7 @@ def _parsed(text: bytes) -> BullJobOptions:
         chain_index=whole(ours.get("chainIndex")),
         backoff=_own_backoff(ours.get("backoff")) if ours else _node_backoff(options.get("backoff")),
         timeout=_timeout(options.get("timeout")),
+        others={name: value for name, value in options.items() if name not in _REWRITTEN},
     )
 
 

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from base64 import b64encode
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 from urllib.parse import quote
 
@@ -35,18 +35,43 @@ class Presence:
     def __init__(self, queue: QueueAccess, prefix: str, name: str) -> None:
         self._queue = queue
         self._name = f"{prefix}:{b64encode(name.encode()).decode()}"
-        self._free: list[AbstractConnection] = []
+        self._free: list[tuple[AsyncExitStack, AbstractConnection]] = []
         self._forbidden = False  # told once
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[tuple[AbstractConnection, int]]:
-        """Borrow a connection to wait on; returns it with its number at the server."""
-        async with self._queue.server.kept_connection(self._free) as connection:
-            naming = ("CLIENT", "SETNAME", self._client_name())
-            async with asyncio.timeout(ANSWER_SECONDS):
-                named, number = await read_replies(connection, [naming, ("CLIENT", "ID")])
-            self._note(named)
-            yield connection, int(good(number))
+        """Borrow a connection to wait on, and its number at the server; one that an error leaves is closed."""
+        held, connection, number = await self._kept() or await self._new()
+        async with held:
+            yield connection, number
+            self._free.append((held.pop_all(), connection))
+
+    async def _kept(self) -> tuple[AsyncExitStack, AbstractConnection, int] | None:
+        """Return one on which somebody has waited before, unless the server has closed them all meanwhile."""
+        while self._free:
+            held, connection = self._free.pop()
+            try:
+                return held, connection, await self._introduce(connection)
+            except (exceptions.RedisError, OSError):
+                await _drop(held, connection)
+            except BaseException:
+                await _drop(held, connection)
+                raise
+        return None
+
+    async def _new(self) -> tuple[AsyncExitStack, AbstractConnection, int]:
+        async with AsyncExitStack() as held:
+            connection = await held.enter_async_context(self._queue.server.connection())
+            number = await self._introduce(connection)
+            return held.pop_all(), connection, number
+
+    async def _introduce(self, connection: AbstractConnection) -> int:
+        """Name the connection, and return its number."""
+        naming = ("CLIENT", "SETNAME", self._client_name())
+        async with asyncio.timeout(ANSWER_SECONDS):
+            named, number = await read_replies(connection, [naming, ("CLIENT", "ID")])
+        self._note(named)
+        return int(good(number))
 
     def _client_name(self) -> str:
         worker = self._queue.last_claimer
@@ -60,9 +85,14 @@ class Presence:
     async def leave(self) -> None:
         """Close the connections on which nobody waits."""
         while self._free:
-            await self._queue.server.drop(self._free.pop())
+            await _drop(*self._free.pop())
 
     def forget(self) -> None:
         """Forget the event loop, which is gone with its connections."""
         keep_inherited(self._free)
         self._free = []
+
+
+async def _drop(held: AsyncExitStack, connection: AbstractConnection) -> None:
+    await connection.disconnect(nowait=True)
+    await held.aclose()

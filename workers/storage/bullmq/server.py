@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
 from redis import exceptions
-from redis.asyncio import ConnectionPool, Redis
-from redis.asyncio.connection import AbstractConnection
+from redis.asyncio import Redis
 
 from workers.errors import StorageError, StorageUnavailable
 from workers.storage.bullmq.scripts import scripts
@@ -25,7 +22,6 @@ from workers.storage.on_redis.server import (
     read_replies,
     to_the_end,
     translate,
-    translated,
 )
 
 __all__ = ["BullMQServer", "Contended", "Reply", "ask", "parse_url", "to_the_end", "translate"]
@@ -44,38 +40,6 @@ class BullMQServer(on_redis.RedisServer):
         super().__init__(target, timeout, scripts=lambda: tuple(scripts().values()), text=True)
         if isinstance(target, Redis) and not target.connection_pool.connection_kwargs.get("decode_responses"):
             raise StorageError("BullMQ needs text replies: create the client with decode_responses=True")
-
-    @asynccontextmanager
-    async def kept_connection(self, kept: list[AbstractConnection]) -> AsyncIterator[AbstractConnection]:
-        """Borrow one of the `kept` connections, or a new one, which goes back there; otherwise as `connection`."""
-        pool = self._opened().client.connection_pool
-        with translated():
-            async with asyncio.timeout(self.timeout):
-                connection = await self._kept_or_new(pool, kept)
-            try:
-                yield connection
-            except BaseException:
-                await connection.disconnect(nowait=True)
-                await pool.release(connection)
-                raise
-            kept.append(connection)
-
-    async def _kept_or_new(self, pool: ConnectionPool, kept: list[AbstractConnection]) -> AbstractConnection:
-        if not kept:
-            fresh: AbstractConnection = await pool.get_connection()  # type: ignore[no-untyped-call]  # redis-py's
-            return fresh
-        connection = kept.pop()
-        try:
-            await pool.ensure_connection(connection)  # the server may have closed it meanwhile
-        except BaseException:
-            await pool.release(connection)
-            raise
-        return connection
-
-    async def drop(self, connection: AbstractConnection) -> None:
-        """Close a kept connection."""
-        await connection.disconnect(nowait=True)
-        await self._opened().client.connection_pool.release(connection)
 
     async def run_atomic(self, units: Sequence[Sequence[Command]]) -> list[list[Reply]]:
         """Run every command, in one transaction. Returns the replies by unit; one that failed is a `StorageError`.
