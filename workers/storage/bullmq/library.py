@@ -6,7 +6,7 @@ import logging
 import re
 from typing import Final
 
-from workers.errors import StorageError, Unsupported
+from workers.errors import StorageError
 from workers.storage.bullmq.access import QueueAccess
 from workers.storage.on_redis.node_values import number
 from workers.storage.on_redis.server import Command, Reply
@@ -33,12 +33,12 @@ class Library:
         """Refuse a queue of a version that keeps jobs in a way unknown here; one that says nothing is none.
 
         Raises:
-            Unsupported: Node uses the queue with such a version.
+            StorageError: Node uses the queue with such a version.
         """
         [version] = await self._queue.server.run([("HGET", self._queue.lua["meta"], "version")])
         found = _VERSION.match(version) if isinstance(version, str) else None
         if found is not None and (found[1] != "bullmq" or found[2] not in MAJORS):
-            raise Unsupported(
+            raise StorageError(
                 f"the queue {self._name!r} belongs to {version[:60]}; known here are bullmq {' and '.join(MAJORS)}"
             )
         await self.look_for_metrics()

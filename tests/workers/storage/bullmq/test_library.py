@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.workers.storage.bullmq.steps import LEASES
-from workers.errors import Unsupported
+from workers.errors import StorageError
 from workers.jobs import Completed
 from workers.storage import open_storage
 from workers.storage.bullmq import BullMQStorage
@@ -30,7 +30,7 @@ async def test_a_queue_of_an_unknown_version_is_refused(version: str, redis_url:
     """By its name and version, when it is opened."""
     queue = f"test-{uuid.uuid4().hex}"
     await client.hset(f"bull:{queue}:meta", "version", version)
-    with pytest.raises(Unsupported, match=f"'{queue}' belongs to {version}"):
+    with pytest.raises(StorageError, match=f"'{queue}' belongs to {version}"):
         await connects(redis_url, queue)
     await client.hset(f"bull:{queue}:meta", "version", "bullmq:6.7.0")
     await connects(redis_url, queue)
