@@ -28,6 +28,7 @@ class Library:
         self._queue = queue
         self._name = name
         self._chosen = metrics
+        self._told = False
 
     async def check(self) -> None:
         """Refuse a queue of a version that keeps jobs in a way unknown here; one that says nothing is none.
@@ -54,7 +55,8 @@ class Library:
         fit = all(map(_is_fit, replies[::2], replies[1::2]))
         exist = any(isinstance(found, list) and found[0] is not None for found in replies[::2])
         wanted = METRICS_KEPT if self._chosen is None and exist else self._chosen
-        if wanted is not None and not fit:
+        if wanted is not None and not fit and not self._told:
+            self._told = True
             logger.warning(
                 "the queue %s does not count what ends: its keys metrics:... are none of BullMQ's", self._name
             )

@@ -16,7 +16,7 @@ from workers.errors import StorageError
 from workers.jobs import Completed
 from workers.storage import open_storage
 from workers.storage.bullmq import BullMQStorage
-from workers.testing.steps import claim_one, enqueue, job, settle, until
+from workers.testing.steps import apply, claim_one, enqueue, job, until
 
 
 async def connects(url: str, queue: str) -> None:
@@ -47,14 +47,16 @@ async def test_other_queues_are_opened(version: str, redis_url: str, client: Any
 async def end_one(storage: BullMQStorage, client: Any) -> dict[str, str]:
     """The counts of what completed, after one more job has."""
     await enqueue(storage, job(f"job-{uuid.uuid4().hex}"))
-    await settle(storage, Completed(claim=await claim_one(storage), result=b"1"))
+    await apply(storage, Completed(claim=await claim_one(storage), result=b"1"))
     if await client.type(f"bull:{storage.queue}:metrics:completed") != "hash":
         return {}
     found: dict[str, str] = await client.hgetall(f"bull:{storage.queue}:metrics:completed")
     return found
 
 
-async def test_metrics_go_on_where_they_are(storage: BullMQStorage, client: Any) -> None:
+async def test_metrics_go_on_where_they_are(
+    storage: BullMQStorage, client: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     """Without any, nothing is counted; from when a worker of Node counts, we do; keys of another kind stop it."""
     key = f"bull:{storage.queue}:metrics:completed"
     assert await end_one(storage, client) == {}
@@ -68,6 +70,8 @@ async def test_metrics_go_on_where_they_are(storage: BullMQStorage, client: Any)
     await client.set(key, "text")
     await storage.recover(10)
     assert await end_one(storage, client) == {}
+    [told] = caplog.messages
+    assert storage.queue in told
 
 
 async def test_metrics_are_chosen_by_url(redis_url: str, client: Any) -> None:
