@@ -127,15 +127,17 @@ def jobs_options() -> set[str]:
     """The names of `JobsOptions` in the type definitions of the installed npm package."""
     base = (NODE_TYPES / "interfaces" / "base-job-options.d.ts").read_text()
     more = (NODE_TYPES / "types" / "job-options.d.ts").read_text()
-    more = more[: more.index("export type RedisJobOptions")]
-    return set(re.findall(r"^ {4}(\w+)\?:", base + more, re.MULTILINE))
+    public = base + more.partition("export type JobsOptions")[0]  # what follows it is BullMQ's own
+    return set(re.findall(r"^ {4}(\w+)\?:", public, re.MULTILINE))
 
 
 async def test_every_option_of_add(storage: BullMQStorage, node: NodePeer) -> None:
     """`JobQueue.add` takes each option that BullMQ's own has, and Node reads the job as one that Node added."""
-    assert jobs_options() == OPTIONS.keys() | OF_SCHEDULES | {"jobId"}
+    known = jobs_options()
+    assert OPTIONS.keys() - known <= {"debounce"}, "only BullMQ 6 has one of them no more"
+    assert known - OPTIONS.keys() <= OF_SCHEDULES | {"jobId"}
     queue = JobQueue(storage)
-    text = json.dumps(OPTIONS).replace("{queue}", storage.queue)
+    text = json.dumps({name: OPTIONS[name] for name in known & OPTIONS.keys()}).replace("{queue}", storage.queue)
     await queue.add("parent", {}, {"jobId": "mother"})
     for name, value in json.loads(text).items():
         ours = await queue.add("child", {"n": 1}, {name: value, "jobId": f"ours-{name}"})
