@@ -235,9 +235,7 @@ class Runner:
         policy = claim.backoff
         if claim.named_backoff is not None and not ends_the_job(error, claim.attempt, claim.max_attempts):
             policy = self.named_backoffs.policy(claim.named_backoff, claim.attempt)
-        # A job that repeats its failures at once must not spin while its handler only says that it is busy.
-        spins = policy is not None and not policy.initial and not _is_counted(error)
-        return fallback if policy is None or spins else policy
+        return policy_after(error, policy, fallback)
 
     def _handler(self, claim: Claim) -> Handler:
         if claim.stalled is not None:
@@ -353,6 +351,15 @@ def settlement_of_failure(
         counted=_is_counted(error),
         snoozed=isinstance(error, Retry) and error.snoozed,
     )
+
+
+def policy_after(error: BaseException, policy: RetryPolicy | None, fallback: RetryPolicy) -> RetryPolicy:
+    """Return the job's own policy, or else `fallback`.
+
+    A job that repeats its failures at once must not spin while its handler only says that it is busy.
+    """
+    spins = policy is not None and not policy.initial and not _is_counted(error)
+    return fallback if policy is None or spins else policy
 
 
 def ends_the_job(error: BaseException, attempt: int, max_attempts: int) -> bool:

@@ -18,7 +18,7 @@ from workers.storage.bullmq.codec import decode_id, decode_options
 from workers.storage.bullmq.record import worker_of
 from workers.storage.on_redis.node_values import error_fields, moment, to_ms
 from workers.storage.rules import count_retry
-from workers.worker.attempt import settlement_of_failure
+from workers.worker.attempt import policy_after, settlement_of_failure
 from workers.worker.handlers import AttemptContext, Handler, HandlerFunction, Signal, call, make_job
 
 
@@ -48,7 +48,7 @@ def as_processor(
                 job.opts["removeOnFail"] = True  # read by the stock worker when it fails the job, and stored nowhere
             raise BullMQUnrecoverableError(str(error)) from error
         except Retry as error:
-            await _put_aside(job, claim, error, claim.backoff or fallback)
+            await _put_aside(job, claim, error, policy_after(error, claim.backoff, fallback))
             raise DelayedError from error
 
     return process
