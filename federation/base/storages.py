@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 from db.url import parse_url
-from federation.base.errors import ConfigurationError
 from federation.base.setting_types import plain
 from federation.base.settings import Settings
 from workers.storage import open_storage as storage_from_url
@@ -20,28 +19,21 @@ BULL_SCHEMES: Final = ("bull+redis://", "bull+rediss://")
 
 def bullmq_url(settings: Settings) -> str | None:
     """Return the URL of the Redis with the BullMQ queues, or None if they live elsewhere."""
-    chosen = _bullmq_url(settings)
-    return None if chosen is None else _metrics(chosen)[0]
+    chosen = _chosen_for_bullmq(settings)
+    if chosen is None:
+        return None
+    from workers.storage.bullmq import server_url
+
+    return server_url(chosen)
 
 
-def _bullmq_url(settings: Settings) -> str | None:
+def _chosen_for_bullmq(settings: Settings) -> str | None:
+    """Return what was set as the place of BullMQ queues, with what it says about jobs of Node."""
     chosen = plain(settings.queue_url)
     if chosen is None:
         return plain(settings.redis_url)
     scheme = chosen.partition("://")[0]
     return chosen.removeprefix("bullmq+") if scheme in ("bullmq+redis", "bullmq+rediss") else None
-
-
-def _metrics(url: str) -> tuple[str, int | None]:
-    """Return the URL without `?metrics=`, and for how many minutes it says to count what ended."""
-    parts = urlsplit(url)
-    query = dict(parse_qsl(parts.query, keep_blank_values=True))
-    text = query.pop("metrics", None)
-    if text is None:
-        return url, None
-    if not text.isdecimal():
-        raise ConfigurationError(["REDIS_URL or QUEUE_URL: metrics= is a number of minutes"])
-    return urlunsplit(parts._replace(query=urlencode(query))), int(text)
 
 
 def keyless_redis_url(settings: Settings) -> str | None:
@@ -59,7 +51,7 @@ def keyless_redis_url(settings: Settings) -> str | None:
 
 def queue_place(settings: Settings) -> str:
     """Describe where the queues live, for people and to compare processes; without user, password or options."""
-    url = bullmq_url(settings)
+    url = _chosen_for_bullmq(settings)
     kind, text = ("BullMQ", url) if url is not None else ("", plain(settings.queue_url))
     if text is None:
         return "the database"
@@ -77,13 +69,16 @@ def open_storage(settings: Settings, queue: str, *, client: redis.asyncio.Redis 
     It lives where QUEUE_URL says, or else in BullMQ on REDIS_URL, or else in the application's own database. `client`
     is used for BullMQ instead of a connection of its own.
     """
-    bullmq = _bullmq_url(settings)
-    if bullmq is not None:
-        from workers.storage.bullmq import BullMQStorage
+    chosen = _chosen_for_bullmq(settings)
+    if chosen is not None:
+        from workers.storage.bullmq import BullMQStorage, metrics_of
 
-        redis_url, metrics = _metrics(bullmq)
-        prefix = settings.federation_queue_prefix
-        return BullMQStorage(client or redis_url, queue, prefix=prefix, metrics=metrics)
+        return BullMQStorage(
+            client or chosen,
+            queue,
+            prefix=settings.federation_queue_prefix,
+            metrics=metrics_of(chosen),
+        )
     url = (settings.queue_url or settings.database_url).get_secret_value()
     if url.startswith(BULL_SCHEMES):
         from workers.storage.bull import BullStorage

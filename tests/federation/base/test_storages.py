@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from federation.base.errors import ConfigurationError
 from federation.base.redis_clients import redis_client
 from federation.base.settings import Settings
 from federation.base.storages import bullmq_url, keyless_redis_url, open_storage
+from workers.errors import StorageError
 from workers.jobs import Completed, NewJob
 from workers.queue import Queue
 from workers.storage.base import ANY_NAME
@@ -116,5 +116,5 @@ async def test_metrics_are_chosen_in_the_url(redis_url: str, queue_prefix: str) 
         await storage.settle([Completed(claim=held, result=b"1")])
     assert await client.hget(f"{queue_prefix}:some-queue:metrics:completed", "count") == "1"
     await client.aclose()
-    with pytest.raises(ConfigurationError, match="metrics"):
+    with pytest.raises(StorageError, match="metrics"):
         open_storage(Settings.from_values({"QUEUE_URL": f"bullmq+{redis_url}?metrics=many"}), "some-queue")

@@ -1,6 +1,6 @@
 """Jobs in queues of BullMQ, which Node processes and dashboards work on at the same time."""
 
 from workers.storage.bullmq.processor import as_processor
-from workers.storage.bullmq.storage import BullMQStorage
+from workers.storage.bullmq.storage import BullMQStorage, metrics_of, server_url
 
-__all__ = ["BullMQStorage", "as_processor"]
+__all__ = ["BullMQStorage", "as_processor", "metrics_of", "server_url"]

@@ -40,8 +40,9 @@ _OURS_OPTION: Final = "workers"
 """In the options of each job that we enqueued: a lost lease is an attempt of it. In BullMQ it is none; see `is_ours`
 in `lua/origin.lua`. Versions before 0.3 did not write it, and their jobs read as those of another producer.
 """
-_RETENTIONS: Final = frozenset(("removeOnComplete", "removeOnFail"))
-_REWRITTEN: Final = frozenset(("attempts", "jobId", "delay", "priority", _CHAIN_OPTION, _OURS_OPTION)) | _RETENTIONS
+_REWRITTEN: Final = frozenset(
+    ("attempts", "jobId", "removeOnComplete", "removeOnFail", "delay", "priority", _CHAIN_OPTION, _OURS_OPTION)
+)
 """What the options of a chain's next link say anew; whatever else a job's options hold stays."""
 LOGS_KEPT: Final = 1_000
 """How many log lines a job keeps at most; BullMQ's own default is all of them."""
@@ -157,8 +158,11 @@ def decode_options(options: Mapping[str, object]) -> BullMQJobOptions:
 
 def link_fields(job: NewJob, raw: str, before: Mapping[str, object]) -> dict[str, object]:
     """Return the hash fields of a job that becomes the next link of its chain; `before`: its options until now."""
-    # A link has the retentions of the one before, of which our own words may say less.
-    kept = {name: before[name] for name in _RETENTIONS & before.keys()}
+    # A retention that stays is left in the words it has, which may say more than ours, such as a count.
+    wanted = {"removeOnComplete": job.keep_completed, "removeOnFail": job.keep_failed}
+    kept = {
+        name: before[name] for name, keep in wanted.items() if name in before and retention_of(before[name]) == keep
+    }
     return {
         "name": job.name,
         "data": encode_bytes(job.payload).decode(),

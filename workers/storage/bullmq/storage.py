@@ -26,7 +26,7 @@ from typing import Final
 from redis.asyncio import Redis
 
 from workers.checks import check_text, check_whole
-from workers.errors import Unsupported
+from workers.errors import StorageError, Unsupported
 from workers.jobs import (
     CancelResult,
     Claim,
@@ -69,6 +69,7 @@ from workers.storage.subscribers import BufferedSubscription
 __all__ = ["BullMQStorage", "as_processor"]
 
 DEFAULT_QUEUE: Final = "default"
+METRICS_PARAMETER: Final = "metrics"
 MOST_METRICS: Final = 527_040
 """Minutes of a year: a script of BullMQ adds what is missing since the last one in one go."""
 
@@ -117,15 +118,14 @@ class BullMQStorage:
         metrics: int | None = None,
     ) -> None:
         if isinstance(target, str):
-            target, counted = take_parameter(target, "metrics")
-            target, named = parse_url(target)
+            metrics = metrics_of(target) if metrics is None else metrics
+            target, named = parse_url(server_url(target))
             queue = named if named and queue == DEFAULT_QUEUE else queue
-            metrics = _minutes(counted) if metrics is None else metrics
         check_text("queue name", queue)
         if ":" in queue:
             raise ValueError(f"a BullMQ queue cannot be named {queue!r}: names have no colons")
         if metrics is not None:
-            check_whole("metrics", metrics, 1, MOST_METRICS)
+            check_whole(METRICS_PARAMETER, metrics, 1, MOST_METRICS)
         self._name = queue
         self._server = BullMQServer(target, timeout)
         access = QueueAccess(self._server, BullMQScripts(queue, prefix))
@@ -291,7 +291,18 @@ class BullMQStorage:
         return await self._inspector.page(state, cursor, limit)
 
 
-def _minutes(text: str | None) -> int | None:
-    if text is not None and not text.isdecimal():
-        raise ValueError(f"metrics=... is a number of minutes, not {text[:20]!r}")
-    return None if text is None else int(text)
+def metrics_of(url: str) -> int | None:
+    """Return the `metrics` of a storage's URL, None if it says nothing.
+
+    Raises:
+        StorageError: it is no number.
+    """
+    written = take_parameter(url, METRICS_PARAMETER)[1]
+    if written is not None and not (written.isascii() and written.isdigit()):
+        raise StorageError(f"{METRICS_PARAMETER} is a whole number of minutes, not {written[:40]!r}")
+    return None if written is None else int(written)
+
+
+def server_url(url: str) -> str:
+    """Return a storage's URL without what only the storage understands, apart from the queue."""
+    return take_parameter(url, METRICS_PARAMETER)[0]

@@ -48,7 +48,8 @@ async def test_unknown_options_and_fields_stay(storage: BullMQStorage, stock: bu
     await settle(storage, Failed(claim=await claim_one(storage), error=ERROR))
     assert await storage.retry(["odd"]) == 1
     assert await options_of(client, storage, "odd") == written
-    await settle(storage, continued(await claim_one(storage)))
+    held = await claim_one(storage)
+    await settle(storage, continued(held, keep=held.keep_completed))
     after = await options_of(client, storage, "odd")
     assert after | {"attempts": 9, "removeOnComplete": 100, "workers": 1} | UNKNOWN == {**after, "attempts": 9}
     assert await client.hget(key, "zz") == "of version nine"
