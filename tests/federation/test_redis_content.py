@@ -18,7 +18,7 @@ CHECK = "health-check_d4b64e4b29f0e3be_0"
 async def test_a_delivery_and_a_probe_as_node_writes_them(
     make_settings: MakeSettings, redis_url: str, queue_prefix: str
 ) -> None:
-    """Hash fields and options of both kinds of job equal those of bullmq's own producer."""
+    """Hash fields and options of both kinds of job equal those of bullmq's own producer, but for a mark of ours."""
     settings = make_settings(
         redis_url=redis_url,
         federation_queue_prefix=queue_prefix,
@@ -55,6 +55,7 @@ async def test_a_delivery_and_a_probe_as_node_writes_them(
         "backoff": {"delay": 5000, "type": "exponential"},
         "attempts": 5,
         "jobId": "d-1",
+        "workers": 1,
     }
     assert (delivery["delay"], delivery["priority"]) == ("0", "0")
     assert waiting == ["d-1"]
@@ -65,6 +66,7 @@ async def test_a_delivery_and_a_probe_as_node_writes_them(
         "jobId": CHECK,
         "delay": 300000,
         "attempts": 1,
+        "workers": 1,
     }
     assert probe["delay"] == "300000"
     assert due is not None

@@ -152,7 +152,7 @@ async def test_node_works_our_jobs(storage: BullMQStorage, node: NodePeer) -> No
         "priority": 2,
         "removeOnComplete": {"age": 3600},
         "removeOnFail": {"age": 3600},
-        "workers": 1,  # by which we know our jobs
+        "workers": 1,
     }
     runs = await node.work(3)
     assert [run["id"] for run in runs] == ["void", "~YToxL8O8", "soon"]
