@@ -147,12 +147,12 @@ async def test_node_works_our_jobs(storage: BullMQStorage, node: NodePeer) -> No
     await storage.enqueue(jobs)
     found = await node.read("~YToxL8O8")
     assert found["opts"] == {
+        "workers": 1,
         "attempts": 4,
         "jobId": "~YToxL8O8",
         "priority": 2,
         "removeOnComplete": {"age": 3600},
         "removeOnFail": {"age": 3600},
-        "workers": 1,
     }
     runs = await node.work(3)
     assert [run["id"] for run in runs] == ["void", "~YToxL8O8", "soon"]

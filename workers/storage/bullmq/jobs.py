@@ -111,20 +111,32 @@ class Jobs:
 
     async def _add_again(self, job: NewJob) -> EnqueueResult:
         """Insert a new generation of an id that may have one, or has just gone, or return what is in the way."""
-        raw = encode_id(job.id)
+        raw, by_answer = encode_id(job.id), isinstance(job, BullMQJob)  # which BullMQ may refuse, or take for another
 
         def decide(found: BullMQRecord) -> list[Command]:
             if found.state is not None and found.state not in STARTS_ANEW:
                 return []
             gone = self._removal(found) if found.fields else ()
-            return [*gone, ("DEL", self._queue.tombstone(raw)), self._insertion(job, raw, self._queue.now_ms())]
+            clear = [*gone, ("DEL", self._queue.tombstone(raw))]
+            return clear if by_answer else [*clear, self._insertion(job, raw, self._queue.now_ms())]
 
         found = await self._change(raw, decide)
         if found.state is JobState.COMPLETED:
             result = decode_bytes(found.fields.get("returnvalue", "null"))
             return EnqueueResult(id=job.id, status=EnqueueStatus.COMPLETED, existing_state=found.state, result=result)
         if found.state is None or found.state in STARTS_ANEW:
-            return _queued(job)
+            return await self._add_in_place(job, raw) if by_answer else _queued(job)
+        return EnqueueResult(id=job.id, status=EnqueueStatus.DUPLICATE, existing_state=found.state)
+
+    async def _add_in_place(self, job: NewJob, raw: str) -> EnqueueResult:
+        """Insert a job where there is none any more, and heed what the script says."""
+        insertion = (("EXISTS", self._lua.job(raw)), self._insertion(job, raw, self._queue.now_ms()))
+        [(existed, added)] = await self._queue.server.run_atomic([insertion])
+        if isinstance(added, StorageError):
+            raise added
+        if not existed:
+            return await self._added(job, added)
+        [found] = await self._queue.records([raw], self._queue.now_ms())
         return EnqueueResult(id=job.id, status=EnqueueStatus.DUPLICATE, existing_state=found.state)
 
     async def cancel(self, job_id: str) -> CancelResult:

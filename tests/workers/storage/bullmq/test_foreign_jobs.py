@@ -11,8 +11,8 @@ import bullmq
 import pytest
 
 from tests.workers.storage.bullmq.steps import ERROR
-from workers.errors import ErrorInfo
-from workers.jobs import Completed, Failed, JobState, LogLine
+from workers.errors import ErrorInfo, StorageError
+from workers.jobs import Completed, EnqueueStatus, Failed, JobState, LogLine
 from workers.retry import AT_ONCE, NamedBackoff
 from workers.storage.bullmq import BullMQStorage
 from workers.storage.bullmq.codec import LOGS_KEPT, decode_options
@@ -137,3 +137,21 @@ def test_an_error_without_a_stack_has_none_of_another() -> None:
     assert json.loads(str(fields["stacktrace"])) == ["ValueError: no"]
     found = decode_error("busy", str(fields["stacktrace"]), str(fields["workers:error"]), exhausted=False)
     assert found == ErrorInfo(type="Retry", message="busy")
+
+
+async def test_a_new_generation_heeds_what_bullmq_says(storage: BullMQStorage) -> None:
+    """A failed id is not acknowledged as queued again when its parent is gone, or another job has its key."""
+    await enqueue(storage, job("bad"), storage.with_node_options(job("first"), {"deduplication": {"id": "one"}}))
+    held = await claim_one(storage)
+    assert held.job_id == "bad"
+    await settle(storage, Failed(claim=held, error=ERROR))
+    orphan = storage.with_node_options(job("bad"), {"parent": {"id": "nobody", "queue": f"bull:{storage.queue}"}})
+    with pytest.raises(StorageError, match="parent"):
+        await storage.enqueue([orphan])
+    await enqueue(storage, job("bad"))
+    await storage.cancel("bad")
+    [result] = await storage.enqueue([storage.with_node_options(job("bad"), {"deduplication": {"id": "one"}})])
+    assert (result.id, result.status, result.existing_state) == ("first", EnqueueStatus.DUPLICATE, JobState.QUEUED)
+    await storage.remove(["first"])
+    [result] = await storage.enqueue([storage.with_node_options(job("bad"), {"deduplication": {"id": "one"}})])
+    assert (result.id, result.status) == ("bad", EnqueueStatus.QUEUED)
