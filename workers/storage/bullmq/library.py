@@ -8,7 +8,6 @@ from typing import Final
 
 from workers.errors import StorageError
 from workers.storage.bullmq.access import QueueAccess
-from workers.storage.on_redis.node_values import number
 from workers.storage.on_redis.server import Command, Reply
 
 logger = logging.getLogger(__name__)
@@ -18,6 +17,7 @@ MAJORS: Final = ("5", "6")
 METRICS_KEPT: Final = 20_160
 """How many minutes a queue keeps where only its keys say that it collects metrics: BullMQ's longest, two weeks."""
 
+_COUNTER: Final = re.compile(r"\d{1,15}\Z", re.ASCII)
 _VERSION: Final = re.compile(r"(bullmq[a-z-]*):(\d{1,9})\.", re.ASCII)
 
 
@@ -40,7 +40,7 @@ class Library:
         found = _VERSION.match(version) if isinstance(version, str) else None
         if found is not None and (found[1] != "bullmq" or found[2] not in MAJORS):
             raise StorageError(
-                f"the queue {self._name!r} belongs to {version[:60]}; known here are bullmq {' and '.join(MAJORS)}"
+                f"the queue {self._name!r} belongs to {version[:60]!r}; known here are bullmq {' and '.join(MAJORS)}"
             )
         await self.look_for_metrics()
 
@@ -70,4 +70,4 @@ def _reading(key: str) -> tuple[Command, Command]:
 def _is_fit(counts: Reply, kind: Reply) -> bool:
     if isinstance(counts, StorageError) or kind not in ("none", "list"):
         return False
-    return all(one is None or number(one) is not None for one in counts)
+    return all(one is None or _COUNTER.match(one) for one in counts)
