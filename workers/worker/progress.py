@@ -79,8 +79,10 @@ class ProgressReporter:
 
     def has(self, claim: Claim) -> bool:
         """Tell whether a report of this claim is still to be sent, or on its way."""
-        places = (self._latest, self._under_way, self._lines, self._lines_under_way)
-        return any(claim.token in place for place in places)
+        token = claim.token
+        if token in self._latest or token in self._under_way:
+            return True
+        return token in self._lines or token in self._lines_under_way
 
     async def run(self) -> None:
         """Send until cancelled."""
