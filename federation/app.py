@@ -21,7 +21,7 @@ from federation.base.queues import (
     health_check_queue,
     tasks_queue,
 )
-from federation.base.redis_clients import redis_client
+from federation.base.redis_clients import BLOCKING_TIMEOUT, redis_client
 from federation.base.setting_types import JobPayload
 from federation.base.settings import Settings
 from federation.base.storages import bullmq_url, is_plain, keyless_redis_url, open_storage, queue_place
@@ -293,7 +293,7 @@ class Federation:
     @cached_property
     def worker_redis(self) -> Redis | None:
         """The workers' Redis client, apart from the producers', so that a busy worker never delays an enqueue."""
-        return redis_client(self.settings)
+        return redis_client(self.settings, BLOCKING_TIMEOUT)
 
     @cached_property
     def task_keys(self) -> TaskKeys | None:

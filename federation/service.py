@@ -74,6 +74,9 @@ def get_redis_connection() -> redis.asyncio.Redis:
 def get_redis_worker_connection() -> redis.asyncio.Redis:
     """Return the process's Redis client for workers, which is another one than the producers'.
 
+    Its commands may block: an answer is given up after 15 s. A stock `bullmq.Worker` may have it as its `connection`,
+    and closes it at its end.
+
     Raises:
         ConfigurationError: REDIS_URL is not set.
     """

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Final, TypeAlias
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,3 +40,19 @@ class RetryPolicy:
         if self.jitter:
             seconds *= uniform(1 - self.jitter, 1 + self.jitter)
         return timedelta(seconds=seconds)
+
+
+AT_ONCE: Final = RetryPolicy(initial=timedelta(0), multiplier=1, jitter=0)
+"""What a job of Node's without a back-off means: a failed attempt is repeated without a pause."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedBackoff:
+    """A back-off of which a job knows the name alone: a custom one of Node's producers; see `Worker(backoffs=...)`."""
+
+    type: str
+    delay: timedelta = timedelta(0)
+
+
+BackoffStrategy: TypeAlias = Callable[[int, timedelta], timedelta]
+"""Says how long to wait after attempt number *n* (the first is 1) has failed; the second is the job's own `delay`."""

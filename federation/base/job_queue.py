@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from federation.base.errors import ConfigurationError
+from federation.base.job_options import NodeJobSpec, spec_of
 from federation.base.redis_clients import bullmq_connection
-from workers.checks import MAX_DELAY
-from workers.jobs import DROP, Retention
+from workers.jobs import NewJob, Retention
 from workers.queue import Queue
 from workers.retry import RetryPolicy
 from workers.specs import DEFAULT_NAME, Enqueued, JobSpec
-from workers.storage.base import Storage
+from workers.storage.base import Storage, TakesNodeOptions
 
 if TYPE_CHECKING:
     import bullmq
-
-MAX_NUMBER: Final = 2**53
-"""The largest number up to which BullMQ's scripts count exactly."""
-
-_OPTIONS: Final = frozenset({"jobId", "delay", "attempts", "backoff", "priority", "removeOnComplete", "removeOnFail"})
 
 
 class JobQueue(Queue):
@@ -45,15 +40,19 @@ class JobQueue(Queue):
         self._raw: bullmq.Queue | None = None
 
     def spec(self, name: str, data: object, opts: Mapping[str, object] | None = None) -> JobSpec:
-        """Return a job with this queue's defaults, changed by BullMQ's options.
+        """Return a job with this queue's defaults, changed by BullMQ's options, all of which are known.
 
-        Known options: `jobId`, `delay` (ms), `attempts`, `backoff` (ms, or `{type, delay, jitter}` with type `fixed` or
-        `exponential`), `priority`, `removeOnComplete`, `removeOnFail` (a bool, or `{age}` in seconds).
+        On every storage: `jobId`, `delay` (ms), `attempts`, `backoff` (ms, or `{type, delay, jitter}` with type `fixed`
+        or `exponential`), `priority`, `sizeLimit` (bytes), `removeOnComplete`, `removeOnFail` (a bool, or `{age}` in
+        seconds), and `deduplication` where the storage keeps keys. On BullMQ also: other types of `backoff`, how many
+        records to keep, all modes of `deduplication`, `lifo` (on Bull too), `timestamp`, `keepLogs`, `stackTraceLimit`,
+        `telemetry`, `parent` and what a failure means to it. The id of a `parent` is that in Redis.
 
         Raises:
             ValueError: an unknown option, or a value that BullMQ would not accept; the message says which.
+            Unsupported: an option that this storage cannot keep, which the message names.
         """
-        return _with_options(self._defaults, name or DEFAULT_NAME, data, opts or {})
+        return spec_of(self._defaults, self.storage, name or DEFAULT_NAME, data, opts or {})
 
     async def add(self, name: str, data: object, opts: Mapping[str, object] | None = None) -> Enqueued:
         """Add one job; see `spec` and `Queue.enqueue`. Repeating it with the same `jobId` adds nothing."""
@@ -70,6 +69,16 @@ class JobQueue(Queue):
     ) -> list[Enqueued]:
         """Add the jobs as `add_bulk` does, in a synchronous caller's transaction; see `Queue.enqueue_on`."""
         return self.enqueue_on(connection, [self.spec(*job) for job in jobs])
+
+    def _new_job(self, spec: JobSpec) -> NewJob:
+        job = super()._new_job(spec)
+        if not isinstance(spec, NodeJobSpec):
+            return job
+        if spec.size_limit is not None and len(job.payload) > spec.size_limit:
+            raise ValueError(f"job option 'sizeLimit' is {spec.size_limit:.0f} bytes, and the data {len(job.payload)}")
+        if not spec.node_options or not isinstance(self.storage, TakesNodeOptions):
+            return job
+        return self.storage.with_node_options(job, spec.node_options)
 
     @property
     def raw(self) -> bullmq.Queue:
@@ -92,61 +101,3 @@ class JobQueue(Queue):
         if self._raw is not None:
             await self._raw.close()
             self._raw = None
-
-
-def _with_options(defaults: JobSpec, name: str, data: object, opts: Mapping[str, object]) -> JobSpec:
-    unknown = opts.keys() - _OPTIONS
-    if unknown:
-        raise ValueError(f"job options {sorted(unknown)} are not supported; known are {sorted(_OPTIONS)}")
-    return JobSpec(
-        payload=data,
-        name=name,
-        id=_job_id(opts.get("jobId")),
-        delay=timedelta(milliseconds=_number("delay", opts.get("delay", 0))),
-        max_attempts=int(_number("attempts", opts["attempts"])) or 1 if "attempts" in opts else None,
-        priority=int(_number("priority", opts.get("priority", 0))),
-        backoff=_backoff(opts["backoff"]) if "backoff" in opts else defaults.backoff,
-        keep_completed=_retention("removeOnComplete", opts, defaults.keep_completed),
-        keep_failed=_retention("removeOnFail", opts, defaults.keep_failed),
-    )
-
-
-def _job_id(value: object) -> str | None:
-    if value is not None and not isinstance(value, str):
-        raise ValueError(f"job option 'jobId' must be a text, not {value!r}")
-    return value
-
-
-def _number(option: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_NUMBER:
-        raise ValueError(f"job option {option!r} must be a number from 0 to {MAX_NUMBER}, not {value!r}")
-    return value
-
-
-def _backoff(value: object) -> RetryPolicy:
-    if not isinstance(value, Mapping):
-        return RetryPolicy(
-            initial=timedelta(milliseconds=_number("backoff", value)), multiplier=1, maximum=MAX_DELAY, jitter=0
-        )
-    kind = value.get("type")
-    if kind not in ("fixed", "exponential"):
-        raise ValueError(f"job option 'backoff' must have type fixed or exponential, not {kind!r}")
-    return RetryPolicy(
-        initial=timedelta(milliseconds=_number("backoff.delay", value.get("delay", 0))),
-        multiplier=2 if kind == "exponential" else 1,
-        maximum=MAX_DELAY,
-        jitter=_number("backoff.jitter", value.get("jitter", 0)),
-    )
-
-
-def _retention(option: str, opts: Mapping[str, object], default: Retention | None) -> Retention | None:
-    value = opts.get(option)
-    if value is None:
-        return default
-    if value is True:
-        return DROP
-    if value is False:
-        return timedelta(days=36_500)
-    if isinstance(value, Mapping) and set(value) == {"age"}:
-        return timedelta(seconds=_number(f"{option}.age", value["age"]))
-    raise ValueError(f"job option {option!r} must be a bool or {{'age': seconds}}, not {value!r}")

@@ -14,16 +14,22 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis, RedisCluster
 
 REDIS_TIMEOUT: Final = timedelta(seconds=5)
+BLOCKING_TIMEOUT: Final = timedelta(seconds=15)
+"""For clients that a stock `bullmq.Worker` may be given. Idle, it blocks for 5 s, and up to 10 s for a delayed job.
+
+A read that is given up meanwhile costs it seconds until its next look.
+"""
 
 
-def redis_client(settings: Settings) -> Redis | None:
+def redis_client(settings: Settings, timeout: timedelta = REDIS_TIMEOUT) -> Redis | None:
     """Make a new client for the Redis of the queues, or for the one that is set beside them; None without a Redis.
 
-    A cluster is for queues alone, so beside queues on one there may be none.
+    An answer that takes longer than `timeout` is given up. A cluster is for queues alone, so beside queues on one there
+    may be none.
     """
     urls = (keyless_redis_url(settings), plain(settings.redis_url))
     url = next((url for url in urls if url is not None and not _is_cluster(url)), None)
-    return None if url is None else _client(_without_waits(url))
+    return None if url is None else _client(_without_waits(url), timeout)
 
 
 def bullmq_connection(url: str) -> str | Redis | RedisCluster:
@@ -53,18 +59,17 @@ def _without_waits(url: str) -> str:
     return take_parameter(take_parameter(url, "wait_replicas")[0], "wait_timeout_ms")[0]
 
 
-def _client(url: str) -> Redis:
+def _client(url: str, timeout: timedelta = REDIS_TIMEOUT) -> Redis:
     from redis.asyncio.retry import Retry  # imported here, because a node without a Redis need not have the package
     from redis.backoff import NoBackoff
 
     from workers.storage.redis import client_of
 
-    seconds = REDIS_TIMEOUT.total_seconds()
     # No retries inside a command: a worker reports the outage and tries again itself, for as long as it lasts.
     settings: dict[str, Any] = {
         "decode_responses": True,
-        "socket_timeout": seconds,
-        "socket_connect_timeout": seconds,
+        "socket_timeout": timeout.total_seconds(),
+        "socket_connect_timeout": REDIS_TIMEOUT.total_seconds(),
         "retry": Retry(NoBackoff(), 0),
     }
     return client_of(url, settings)

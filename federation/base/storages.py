@@ -102,13 +102,14 @@ def open_storage(settings: Settings, queue: str, *, client: redis.asyncio.Redis 
     chosen = _chosen_for_bullmq(settings)
     prefix, allowed = settings.federation_queue_prefix, settings.federation_allow_eviction
     if chosen is not None:
-        from workers.storage.bullmq import BullMQStorage, stalls_of
+        from workers.storage.bullmq import BullMQStorage, metrics_of, stalls_of
 
         lent = client if is_plain(chosen) else None
         return BullMQStorage(
             lent or chosen,
             queue,
             prefix=prefix,
+            metrics=metrics_of(chosen),
             max_foreign_stalls=stalls_of(chosen),
             allow_eviction=allowed,
         )

@@ -20,7 +20,6 @@ from pathlib import Path
 from tests import warm
 from tests.chaos.ledger import Ledger
 from tests.interop.bull_jobs import Obedient
-from tests.workers.running import AT_ONCE
 from workers import Worker
 from workers.storage.bull import BullStorage
 from workers.storage.bull.codec import Dialect
@@ -72,7 +71,6 @@ async def work(order: Order) -> None:
         concurrency=order.concurrency,
         lease=timedelta(seconds=order.lease_seconds),
         max_stalls=OFTEN,
-        retry=AT_ONCE,  # as Bull does for jobs without a back-off
     )
     await worker.run()
 

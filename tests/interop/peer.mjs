@@ -28,12 +28,17 @@ async function readJob(id) {
   const job = await queue.getJob(id);
   if (!job) return null;
   const { attemptsMade, data, failedReason, name, opts, priority, returnvalue, stacktrace } = job;
-  return { attemptsMade, data, failedReason, name, opts, priority, returnvalue, stacktrace, state: await job.getState() };
+  const { deduplicationId, delay, parentKey, timestamp } = job;
+  const facts = { deduplicationId, delay, parentKey, timestamp, state: await job.getState() };
+  return { attemptsMade, data, failedReason, name, opts, priority, returnvalue, stacktrace, ...facts };
 }
 
 const calls = {
   add: async (jobs) => (await queue.addBulk(jobs)).map((job) => job.id),
   read: (ids) => Promise.all(ids.map(readJob)),
+  workers: async () => (await queue.getWorkers()).map((worker) => worker.rawname),
+  logs: async (id) => (await queue.getJobLogs(id)).logs,
+  counted: async (kind) => (await queue.getMetrics(kind)).meta.count,
   retry: async (id) => void (await (await queue.getJob(id)).retry()),
   manage: ([method, ...values]) => queue[method](...values),
   // Take `count` jobs that never end.

@@ -25,6 +25,7 @@ from workers.jobs import (
     Retried,
     SettleStatus,
 )
+from workers.retry import AT_ONCE
 from workers.storage.bullmq import BullMQStorage
 from workers.storage.on_redis.node_values import FOREVER
 from workers.worker.handlers import Job
@@ -82,10 +83,10 @@ async def test_options_of_a_node_job_are_read(storage: BullMQStorage, node: Node
 
 
 async def test_defaults_of_a_node_job(storage: BullMQStorage, node: NodePeer) -> None:
-    """A Node job without options has a number for an id, one attempt, no back-off, and is kept."""
+    """A Node job without options has a number for an id, one attempt, a back-off of nothing, and is kept."""
     [job_id] = await node.add({"name": "plain", "data": {}})
     claim = await next_claim(storage)
-    assert (claim.job_id, claim.max_attempts, claim.backoff) == (job_id, 1, None)
+    assert (claim.job_id, claim.max_attempts, claim.backoff) == (job_id, 1, AT_ONCE)
     assert job_id.isdigit()
     assert (claim.keep_completed, claim.keep_failed) == (FOREVER, FOREVER)
     [outcome] = await storage.settle([Completed(claim=claim, result=b'{"done":true}')])
@@ -114,7 +115,7 @@ async def test_our_failures_read_in_node(storage: BullMQStorage, node: NodePeer)
     await storage.settle([Failed(claim=await next_claim(storage), error=error)])
     found = await node.read("bad")
     assert (found["state"], found["failedReason"], found["attemptsMade"]) == ("failed", "no such server", 2)
-    assert found["stacktrace"] == ["Traceback\nValueError: no such server"]
+    assert found["stacktrace"] == ["Traceback\nValueError: no such server"] * 2
 
 
 async def test_our_worker_keeps_a_node_jobs_backoff(storage: BullMQStorage, node: NodePeer) -> None:

@@ -12,8 +12,19 @@ import bullmq
 import pytest
 
 from tests.patience import PATIENCE_SECONDS
-from workers import DROP, EnqueueStatus, ErrorInfo, JobState, JobStatus, NewJob, Retry, UnrecoverableError
-from workers.jobs import TERMINAL_EVENTS, Failed, Retention
+from workers import (
+    DROP,
+    EnqueueStatus,
+    ErrorInfo,
+    JobState,
+    JobStatus,
+    NewJob,
+    Retry,
+    RetryPolicy,
+    Snooze,
+    UnrecoverableError,
+)
+from workers.jobs import TERMINAL_EVENTS, Failed, JobEventKind, Retention
 from workers.storage.bullmq import BullMQStorage, as_processor
 from workers.worker.handlers import Job
 
@@ -94,6 +105,30 @@ async def test_retries(storage: BullMQStorage, redis_url: str) -> None:
     assert attempts == [1, 1, 2]
     assert status.last_error is not None
     assert (status.state, status.attempt, status.last_error.message) == (JobState.FAILED, 2, "failed")
+
+
+async def test_a_snoozed_job_of_a_stock_producer(storage: BullMQStorage, redis_url: str) -> None:
+    """It has no back-off, which is at once for failures only: a snooze waits by the processor's policy."""
+
+    async def handler(job: Job) -> object:
+        raise Snooze
+
+    queue = bullmq.Queue(storage.queue, {"connection": redis_url})
+    await queue.add("n", {}, {"jobId": "busy"})
+    await queue.close()
+    hour = RetryPolicy(initial=timedelta(hours=1), maximum=timedelta(hours=1), jitter=0)
+    processor = as_processor(handler, retry=hour)
+    worker = bullmq.Worker(storage.queue, processor, {"connection": redis_url, "autorun": False})
+    async with asyncio.timeout(PATIENCE_SECONDS), storage.subscribe("busy") as events:
+        running = asyncio.create_task(worker.run())
+        while (await events.get()).kind is not JobEventKind.FAILING:
+            pass
+    await worker.close()
+    await asyncio.gather(running, return_exceptions=True)
+    [status] = await storage.status(["busy"])
+    assert status is not None
+    assert status.next_run_at is not None
+    assert status.next_run_at - status.created_at > timedelta(minutes=59)
 
 
 async def test_unrecoverable(storage: BullMQStorage, redis_url: str) -> None:

@@ -10,7 +10,7 @@ from workers.checks import MAX_ATTEMPTS, MAX_CHAIN_INDEX, MAX_DELAY, MAX_PRIORIT
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import ErrorInfo
 from workers.retention import Retention, check_retention
-from workers.retry import RetryPolicy
+from workers.retry import NamedBackoff, RetryPolicy
 
 
 class JobState(StrEnum):
@@ -86,7 +86,8 @@ class Claim:
     """One worker's right to run one attempt of a job until its lease ends.
 
     `token` fences: only it may renew and settle, and it is never used twice. `attempt` counts this run, the first is 1.
-    `timeout` is the job's own bound on this run; of it and the handler's the lesser counts.
+    `timeout` is the job's own bound on this run; of it and the handler's the lesser counts. `named_backoff` stands for
+    `backoff` where the job only names one.
     """
 
     job_id: str
@@ -102,6 +103,7 @@ class Claim:
     keep_failed: Retention
     priority: int = 0
     backoff: RetryPolicy | None = None
+    named_backoff: NamedBackoff | None = None
     timeout: timedelta | None = None
     chain_index: int = 0
     stalled: ErrorInfo | None = None

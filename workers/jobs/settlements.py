@@ -121,6 +121,14 @@ class ProgressReport:
         check_progress(self.value)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine:
+    """A line that the handler of a claimed job has logged."""
+
+    claim: Claim
+    text: str = field(repr=False)
+
+
 class SettleStatus(StrEnum):
     """What a settlement did."""
 

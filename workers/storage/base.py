@@ -20,6 +20,7 @@ from workers.jobs import (
     JobOutcome,
     JobState,
     JobStatus,
+    LogLine,
     NewJob,
     Page,
     ProgressReport,
@@ -146,6 +147,30 @@ class Examined(Protocol):
 
     def faults(self) -> list[ServerFault]:
         """Return what was found wrong at the last look, the gravest first."""
+
+
+@runtime_checkable
+class TakesNodeOptions(Protocol):
+    """A storage on the layout of one of Node's libraries, whose jobs have options that no other storage knows."""
+
+    def with_node_options(self, job: NewJob, options: Mapping[str, object]) -> NewJob:
+        """Return the job with these options, named as by the `add` of BullMQ, to be enqueued here.
+
+        Raises:
+            Unsupported: an option that this library has not, which the message names.
+            ValueError: a value that Node would not accept.
+        """
+
+
+@runtime_checkable
+class KeepsLogs(Protocol):
+    """A storage that keeps what handlers log beside the job, where other programs look for it."""
+
+    async def log(self, lines: Sequence[LogLine]) -> None:
+        """Add the lines, in their order, to what the jobs keep of theirs; a job that is gone keeps none.
+
+        Bounded: a job keeps its last lines. Nobody is told whether they arrived.
+        """
 
 
 @runtime_checkable

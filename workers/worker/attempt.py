@@ -52,6 +52,7 @@ from workers.worker.handlers import (
     call,
     make_job,
 )
+from workers.worker.named_backoffs import NamedBackoffs
 from workers.worker.transactions import OwnTransaction
 
 if TYPE_CHECKING:
@@ -97,6 +98,10 @@ def _refuse(claim: Claim) -> OwnTransaction:
     raise Unsupported(f"job {claim.job_id!r} is run by no worker, which alone could commit its end")
 
 
+def _keep_none(claim: Claim, line: str) -> None:
+    """Do nothing: nobody keeps what the job logs."""
+
+
 def _stay(token: str) -> bool:
     """Return False: there is no slot to leave."""
     return False
@@ -107,8 +112,8 @@ class Attempt:
     """One run of a claimed job.
 
     `reporter` is called with its progress, and `make_own` when its handler wants a transaction of its own. `leave` is
-    called with the claim's token when its handler wants to leave its slot. `make_children` gives access to the job's
-    children; None on a storage without flows.
+    called with the claim's token when its handler wants to leave its slot, and `keep_line` with what its handler logs.
+    `make_children` gives access to the job's children; None on a storage without flows.
     """
 
     claim: Claim
@@ -120,6 +125,7 @@ class Attempt:
     task: asyncio.Task[None] | None = None
     own: OwnTransaction | None = None
     leave: Callable[[str], bool] = field(default=_stay, kw_only=True)
+    keep_line: Callable[[Claim, str], None] = field(default=_keep_none, kw_only=True)
     given_up: asyncio.Future[None] | None = None
     make_children: Callable[[Claim], OwnChildren] | None = field(default=None, kw_only=True)
 
@@ -178,6 +184,11 @@ class Attempt:
         if self.phase is not Phase.ENDED:
             self.reporter(self.claim, progress)
 
+    def log(self, line: str) -> None:
+        """Keep a line of the job's log; it has no effect once the handler has ended."""
+        if self.phase is not Phase.ENDED:
+            self.keep_line(self.claim, line)
+
     def leave_slot(self) -> bool:
         """See `Job.leave_slot`."""
         return self.phase is not Phase.ENDED and self.leave(self.claim.token)
@@ -208,6 +219,7 @@ class Runner:
     payload_serde: Serde
     result_serde: Serde
     middlewares: tuple[Middleware, ...]
+    named_backoffs: NamedBackoffs = field(default_factory=lambda: NamedBackoffs({}))
 
     async def run(self, attempt: Attempt) -> Ending:
         """Run the handler once.
@@ -218,10 +230,10 @@ class Runner:
             CancelledError: somebody other than the worker cancelled the attempt's task.
         """
         started, task = monotonic(), asyncio.current_task()
-        policy = attempt.claim.backoff or self.retry
+        fallback = self.retry
         try:
             handler = self._handler(attempt.claim)
-            policy = attempt.claim.backoff or handler.retry or self.retry
+            fallback = handler.retry or self.retry
             context = self._context(attempt)
             if attempt.signal.reason is not None:  # interrupted before it began
                 raise asyncio.CancelledError
@@ -235,6 +247,7 @@ class Runner:
                 raise  # the loop is being torn down: awaiting anything more is an error
             attempt.phase = Phase.ENDED
             _pass_on_foreign_cancellation(attempt, caught)
+            policy = self._policy(attempt.claim, caught, fallback)
             settlement, error = _settlement_of(attempt, caught, policy), caught
         if attempt.signal.reason is SignalReason.LEASE_LOST or attempt.abandoned:
             settlement = None
@@ -244,6 +257,13 @@ class Runner:
             duration=timedelta(seconds=monotonic() - started),
             settled=attempt.settled is not None,
         )
+
+    def _policy(self, claim: Claim, error: BaseException, fallback: RetryPolicy) -> RetryPolicy:
+        """Return the job's own policy, or else `fallback`."""
+        policy = claim.backoff
+        if claim.named_backoff is not None and not ends_the_job(error, claim.attempt, claim.max_attempts):
+            policy = self.named_backoffs.policy(claim.named_backoff, claim.attempt)
+        return policy_after(error, policy, fallback)
 
     def _handler(self, claim: Claim) -> Handler:
         if claim.stalled is not None:
@@ -361,6 +381,15 @@ def settlement_of_failure(
         counted=_is_counted(error),
         snoozed=isinstance(error, Retry) and error.snoozed,
     )
+
+
+def policy_after(error: BaseException, policy: RetryPolicy | None, fallback: RetryPolicy) -> RetryPolicy:
+    """Return the job's own policy, or else `fallback`.
+
+    A job that repeats its failures at once must not spin while its handler only says that it is busy.
+    """
+    spins = policy is not None and not policy.initial and not _is_counted(error)
+    return fallback if policy is None or spins else policy
 
 
 def ends_the_job(error: BaseException, attempt: int, max_attempts: int) -> bool:

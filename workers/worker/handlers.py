@@ -81,6 +81,9 @@ class Run(Protocol):
     def report(self, progress: bytes) -> None:
         """Report how far the job has come; from any thread, without blocking."""
 
+    def log(self, line: str) -> None:
+        """Keep the line beside the job, if its storage keeps any; from any thread, without blocking."""
+
     def leave_slot(self) -> bool:
         """See `Job.leave_slot`."""
 
@@ -104,6 +107,9 @@ class NoRun:
 
     def report(self, progress: bytes) -> None:
         """Do nothing: nobody listens."""
+
+    def log(self, line: str) -> None:
+        """Do nothing: there is no storage."""
 
     def leave_slot(self) -> bool:
         """Return False: there is no slot to leave."""
@@ -155,10 +161,14 @@ class Job:
         """Log the line by the logger `workers.job` at level info.
 
         `job_id`, `job_name`, `attempt` and `queue` are attributes of its record. Control characters are escaped, and
-        what exceeds 8 KiB is cut. The queue does not keep the line, because it would grow by it.
+        what exceeds 8 KiB is cut. On BullMQ the queue keeps the line as well, as Node's `job.log` does: the last
+        `keepLogs` lines of a job, 1 000 at most. It does so within about 0.1 s, and best effort. No other queue keeps
+        it, because it would grow by it.
         """
         extra = {"job_id": log_line(self.id), "job_name": log_line(self.name), "attempt": self.attempt}
-        job_logger.info("%s", log_line(line), extra={**extra, "queue": self.run.queue})
+        line = log_line(line)
+        job_logger.info("%s", line, extra={**extra, "queue": self.run.queue})
+        self.run.log(line)
 
     def leave_slot(self) -> bool:
         """Go on in overtime, so that another job may take this attempt's place in the worker's `concurrency`.

@@ -21,6 +21,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from workers.backoff import Backoff
@@ -40,7 +41,7 @@ from workers.jobs import (
     SettleStatus,
     Suspended,
 )
-from workers.retry import RetryPolicy
+from workers.retry import BackoffStrategy, RetryPolicy
 from workers.serde import JsonSerde, Serde
 from workers.storage.base import FlowStorage, Storage
 from workers.worker.attempt import Attempt, Ending, Runner
@@ -50,6 +51,7 @@ from workers.worker.events import Emitter, Observer, WorkerEventKind
 from workers.worker.fitness import connect_if_fit
 from workers.worker.handlers import Handler, HandlerFunction, HandlerTable, Middleware, SignalReason
 from workers.worker.leases import LeaseKeeper
+from workers.worker.named_backoffs import NamedBackoffs
 from workers.worker.progress import ProgressReporter
 from workers.worker.reaper import Reaper
 from workers.worker.set_aside import SetAsideReporter
@@ -76,7 +78,8 @@ class Worker:
     something to await before anything is claimed, such as the return of a database that all handlers need. Leases
     (default 30 s) are renewed after a third of their time; the reaper runs every half of the default lease, and more
     often where `limits.recovery_interval` says so. A failed attempt is repeated by the job's own back-off, else the
-    handler's, else `retry`. `poll_interval` bounds how long an idle worker relies on the storage to wake it.
+    handler's, else `retry`. `backoffs` maps the names of custom back-offs of Node's jobs to functions of the attempt
+    and the job's delay. `poll_interval` bounds how long an idle worker relies on the storage to wake it.
     """
 
     def __init__(
@@ -90,6 +93,7 @@ class Worker:
         not_ready: NotReady = lambda: None,
         lease: timedelta = timedelta(seconds=30),
         retry: RetryPolicy | None = None,
+        backoffs: Mapping[str, BackoffStrategy] = MappingProxyType({}),
         poll_interval: timedelta = timedelta(seconds=60),
         grace: timedelta = timedelta(seconds=20),
         max_stalls: int = 3,
@@ -122,6 +126,7 @@ class Worker:
             payload_serde=payload_serde or JsonSerde(),
             result_serde=result_serde or JsonSerde(),
             middlewares=tuple(middlewares),
+            named_backoffs=NamedBackoffs(backoffs),
         )
         serdes = self._runner.payload_serde, self._runner.result_serde
         self._own_children = partial(OwnChildren, storage, serdes) if isinstance(storage, FlowStorage) else None
@@ -270,8 +275,12 @@ class Worker:
     def _start_all(self, claims: Iterable[Claim], asked_at: float) -> None:
         for claim in claims:
             self._idle = False
-            known = (claim, self._storage.queue, self._progress.put, self._own_transaction)
-            attempt = Attempt(*known, leave=self._slots.leave, make_children=self._own_children)
+            attempt = Attempt(
+                *(claim, self._storage.queue, self._progress.put, self._own_transaction),
+                leave=self._slots.leave,
+                keep_line=self._progress.log,
+                make_children=self._own_children,
+            )
             self._attempts[claim.token] = attempt
             self._slots.take(claim.token)
             self._leases.hold(claim, since=asked_at)

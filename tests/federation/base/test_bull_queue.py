@@ -12,6 +12,7 @@ from federation.base.job_queue import JobQueue
 from federation.base.queues import DELIVERY_QUEUE_NAME, delivery_queue
 from tests.federation.base.conftest import DATA, claimed, opened
 from workers.checks import MAX_DELAY
+from workers.errors import Unsupported
 from workers.jobs import DROP, EnqueueStatus
 from workers.retry import RetryPolicy
 from workers.storage.base import ANY_NAME
@@ -40,6 +41,8 @@ def exact(seconds: float, multiplier: float) -> RetryPolicy:
         ({"removeOnFail": {"age": 1.5}}, {"keep_failed": timedelta(seconds=1.5)}),
         ({"removeOnFail": False}, {"keep_failed": timedelta(days=36_500)}),
         ({"removeOnComplete": None}, {"keep_completed": timedelta(hours=24)}),
+        ({"removeOnComplete": 0, "removeOnFail": {"count": 0}}, {"keep_completed": DROP, "keep_failed": DROP}),
+        ({"lifo": False, "parent": None, "sizeLimit": 1_000}, {"max_attempts": 5}),
         ({}, {"max_attempts": 5, "priority": 0}),
     ],
 )
@@ -80,8 +83,11 @@ async def test_adding_the_same_job_id_again_adds_nothing(queue: JobQueue) -> Non
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"lifo": True}, "lifo"),
-        ({"repeat": {"every": 1}, "parent": {}}, "parent"),
+        ({"timeout": 5}, "timeout"),
+        ({"repeat": {"every": 1}}, "repeat"),
+        ({"lifo": 1}, "lifo"),
+        ({"sizeLimit": 1}, "sizeLimit"),
+        ({"deduplication": {"ttl": 1}}, "deduplication"),
         ({"jobId": 7}, "jobId"),
         ({"jobId": ""}, "job id"),
         ({"delay": -1}, "delay"),
@@ -93,13 +99,12 @@ async def test_adding_the_same_job_id_again_adds_nothing(queue: JobQueue) -> Non
         ({"attempts": 1e300}, "attempts"),
         ({"attempts": None}, "attempts"),
         ({"priority": 2_097_152}, "priority"),
-        ({"backoff": {"type": "custom"}}, "backoff"),
         ({"backoff": {"delay": 5}}, "backoff"),
         ({"backoff": {"type": "fixed", "delay": "soon"}}, "backoff.delay"),
         ({"backoff": {"type": "fixed", "delay": 1, "jitter": 2}}, "jitter"),
         ({"backoff": "exponential"}, "backoff"),
-        ({"removeOnComplete": 100}, "removeOnComplete"),
-        ({"removeOnComplete": {"age": 1, "count": 2}}, "removeOnComplete"),
+        ({"removeOnComplete": -1}, "removeOnComplete"),
+        ({"removeOnComplete": {"days": 1}}, "removeOnComplete"),
         ({"removeOnFail": {"age": -1}}, "removeOnFail.age"),
         ({"removeOnFail": {"age": 0}}, "retention"),
     ],
@@ -111,6 +116,42 @@ async def test_what_bullmq_would_not_take_is_refused_and_named(
     with pytest.raises(ValueError, match=named):
         await queue.add_bulk([("deliver-post", {}, {}), ("deliver-post", {}, options)])
     assert sum((await queue.storage.counts()).values()) == 0
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"lifo": True},
+        {"timestamp": 1},
+        {"keepLogs": 5},
+        {"stackTraceLimit": 0},
+        {"parent": {"id": "p", "queue": "bull:q"}},
+        {"failParentOnFailure": True},
+        {"telemetry": {"metadata": "m"}},
+        {"removeOnComplete": 100},
+        {"removeOnFail": {"age": 1, "count": 2}},
+        {"backoff": {"type": "jitterish", "delay": 5}},
+        {"deduplication": {"id": "one", "keepLastIfActive": True}},
+    ],
+    ids=lambda option: ",".join(option),
+)
+async def test_what_only_bullmq_can_keep_is_refused_elsewhere(queue: JobQueue, option: dict[str, object]) -> None:
+    """A storage that cannot keep an option names it, and adds nothing."""
+    with pytest.raises(Unsupported, match=next(iter(option))):
+        await queue.add("deliver-post", {}, option)
+    assert sum((await queue.storage.counts()).values()) == 0
+
+
+@pytest.mark.parametrize(
+    "modes",
+    [{}, {"ttl": 60_000}, {"ttl": 60_000, "extend": True, "replace": True}],
+    ids=["simple", "throttle", "debounce"],
+)
+async def test_deduplication_is_the_storages_own(queue: JobQueue, modes: dict[str, object]) -> None:
+    """BullMQ's three modes are those of a storage with deduplication keys: of two jobs with one id one is added."""
+    options = {"deduplication": {"id": "one", **modes}}
+    first, second = [await queue.add("deliver-post", {"n": n}, options) for n in range(2)]
+    assert (second.status, second.id) == (EnqueueStatus.DUPLICATE, first.id)
 
 
 async def test_the_raw_queue_is_bullmqs_own_on_the_same_keys(redis_url: str, queue_prefix: str) -> None:

@@ -12,11 +12,14 @@ import pytest
 from federation.app import Federation
 from federation.base.errors import ConfigurationError
 from federation.base.queues import health_check_queue
+from federation.base.redis_clients import redis_client
 from federation.base.settings import Settings
 from federation.base.storages import bullmq_url, keyless_redis_url, open_storage
 from tests.deployments import cluster, sentinel_of
 from tests.servers import ValkeyProcess
-from workers.jobs import NewJob
+from workers.errors import StorageError
+from workers.jobs import Completed, NewJob
+from workers.queue import Queue
 from workers.storage.base import ANY_NAME
 from workers.storage.bull import BullStorage
 from workers.storage.bullmq import BullMQStorage
@@ -154,3 +157,20 @@ def test_a_queue_url_names_the_directory_of_the_queue(tmp_path: Path) -> None:
     """Its escapes are those of URLs."""
     settings = Settings.from_values({"QUEUE_URL": "file:///var/my%20queues"})
     assert repr(open_storage(settings, "q")) == "FileStorage('/var/my queues', queue='q')"
+
+
+async def test_metrics_are_chosen_in_the_url(redis_url: str, queue_prefix: str) -> None:
+    """They are the storage's; the clients that share its URL do not see them; anything but a number is refused."""
+    values = {"REDIS_URL": f"{redis_url}?metrics=60", "FEDERATION_QUEUE_PREFIX": queue_prefix}
+    settings = Settings.from_values(values)
+    assert bullmq_url(settings) == redis_url
+    storage, client = open_storage(settings, "some-queue"), redis_client(settings)
+    assert client is not None
+    async with Queue(storage) as queue:
+        await queue.enqueue(None, id="job")
+        [held] = await storage.claim("w", leases={ANY_NAME: timedelta(seconds=30)}, limit=1)
+        await storage.settle([Completed(claim=held, result=b"1")])
+    assert await client.hget(f"{queue_prefix}:some-queue:metrics:completed", "count") == "1"
+    await client.aclose()
+    with pytest.raises(StorageError, match="metrics"):
+        open_storage(Settings.from_values({"QUEUE_URL": f"bullmq+{redis_url}?metrics=many"}), "some-queue")

@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 import pytest
 
 from tests.workers.running import Recorder, broken, outcome, running
-from workers.jobs import OutcomeKind, ProgressReport
+from workers.errors import StorageError
+from workers.jobs import LogLine, OutcomeKind, ProgressReport
 from workers.storage.base import Storage
 from workers.storage.memory import MemoryStorage
 from workers.testing import steps
@@ -21,6 +22,7 @@ from workers.worker import Worker
 from workers.worker.events import WorkerEventKind as Kind
 from workers.worker.handlers import Job
 from workers.worker.log_lines import MAX_LINE_BYTES
+from workers.worker.progress import LINES_AT_ONCE
 
 
 async def progress_of(storage: Storage, job_id: str) -> bytes | None:
@@ -199,3 +201,46 @@ def test_long_lines_are_cut(caplog: pytest.LogCaptureFixture) -> None:
         for line in ("x" * 10_000, "\x00" * 10_000, "é" * 10_000):
             job.log(line)
     assert [len(message.encode()) for message in caplog.messages] == [MAX_LINE_BYTES] * 3
+
+
+class LogKeepingStorage(MemoryStorage):
+    """Takes log lines, or `fails` to."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self._fails = fails
+
+    async def log(self, lines: Sequence[LogLine]) -> None:
+        if self._fails:
+            raise StorageError("no room")
+        self.lines += [line.text for line in lines]
+
+
+async def test_log_lines_are_kept_before_the_job_ends() -> None:
+    """In their order, from plain functions too; of more than a batch holds, the last ones."""
+
+    def chatter(job: Job) -> None:
+        for number in range(3 * LINES_AT_ONCE):
+            job.log(f"line {number}")
+
+    storage = LogKeepingStorage()
+    await steps.enqueue(storage, steps.job("job"))
+    async with running(Worker(storage, {"work": chatter})):
+        await outcome(storage, "job")
+        assert storage.lines[-1] == f"line {3 * LINES_AT_ONCE - 1}"
+    numbers = [int(line.removeprefix("line ")) for line in storage.lines]
+    assert numbers == sorted(numbers)
+
+
+async def test_log_lines_that_nobody_takes_cost_no_job() -> None:
+    """The storage's error is reported, and the job completes."""
+
+    async def say(job: Job) -> None:
+        job.log("hello")
+
+    storage, recorder = LogKeepingStorage(fails=True), Recorder()
+    await steps.enqueue(storage, steps.job("job"))
+    async with running(Worker(storage, {"work": say}, observers=[recorder])):
+        assert (await outcome(storage, "job")).kind is OutcomeKind.COMPLETED
+    assert str(recorder.of(Kind.ERROR)[0].error) == "no room"

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final, Literal, TypeAlias, get_args
 
@@ -148,11 +148,12 @@ def encode_job(job: NewJob, dialect: Dialect) -> Sequence[object]:
         Unsupported: the dialect has no such id, the delay is longer than Node keeps, or the job has an ordering key.
     """
     raw = encode_id(job.id, dialect)
-    return raw.encode(), *_encode_content(job, raw if dialect == "C" else None)
+    others = job.others if isinstance(job, BullJob) else {}
+    return raw.encode(), *_encode_content(job, raw if dialect == "C" else None, others)
 
 
-def _encode_content(job: NewJob, raw: str | None) -> Sequence[object]:
-    """Return everything but the id; `raw` is the id if the options name it."""
+def _encode_content(job: NewJob, raw: str | None, others: Mapping[str, object]) -> Sequence[object]:
+    """Return everything but the id; `raw` is the id if the options name it, `others` are those that we do not know."""
     if job.ordering_key is not None:
         raise Unsupported(f"job {job.id!r}: Bull has no ordering keys; see BullStorage.limits")
     if job.delay > LONGEST_DELAY:
@@ -160,7 +161,7 @@ def _encode_content(job: NewJob, raw: str | None) -> Sequence[object]:
             f"job {job.id!r}: Bull 1.x breaks on delays of more than {LONGEST_DELAY.days} days;"
             " enqueue it nearer to its time, or in another storage"
         )
-    content = (job.name.encode(), encode_bytes(job.payload), write_options(job, raw))
+    content = (job.name.encode(), encode_bytes(job.payload), write_options(job, raw, others))
     return *content, job.max_attempts, duration(job.delay), isinstance(job, BullJob) and job.lifo
 
 
@@ -177,9 +178,13 @@ def enqueue_result(job: NewJob, found: Reply) -> EnqueueResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BullClaim(Claim):
-    """A claim with its job's id in Redis; a claim whose public id was replaced is about another job."""
+    """A claim with its job's id in Redis; a claim whose public id was replaced is about another job.
+
+    `others` are those of the job's options that we do not know.
+    """
 
     key_id: bytes
+    others: Mapping[str, object] = field(default_factory=dict, repr=False)
 
     def raw(self, dialect: Dialect) -> bytes:
         """Return the id in Redis."""
@@ -210,6 +215,7 @@ def decode_claims(worker_id: str, head: bytes, answer: Sequence[Reply]) -> Itera
             chain_index=options.chain_index,
             stalled=CORRUPT if options.corrupt else None,
             key_id=raw,
+            others=options.others,
         )
 
 
@@ -251,7 +257,8 @@ def encode_settlement(settlement: Settlement, raw: bytes, dialect: Dialect) -> S
             keep = claim.keep_failed if settlement.keep is None else settlement.keep
             return (*head, 6, keep_ms(keep), *encode_cancel(claim.job_id))
         case Continued():
-            return (*head, 5, (raw, *_encode_content(settlement.then, None)))
+            others = claim.others if isinstance(claim, BullClaim) else {}
+            return (*head, 5, (raw, *_encode_content(settlement.then, None, others)))
         case _:
             return (*head, 4)
 

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from functools import lru_cache
 from typing import Final
 
+from workers.errors import Unsupported
 from workers.jobs import DROP, NewJob, Retention
-from workers.retry import RetryPolicy
+from workers.retry import AT_ONCE, RetryPolicy
 from workers.storage.on_redis.node_values import FOREVER, from_ms, number, to_ms, whole
 
 _CACHED_BYTES: Final = 2_048
 """The longest options whose parsed form is cached."""
+
+
+_REWRITTEN: Final = frozenset(
+    ("jobId", "attempts", "workers", "removeOnComplete", "delay", "timeout", "lifo", "backoff")
+)
+"""What our options say anew when a job of any producer is written again; whatever else there was stays."""
 
 
 LONGEST_DELAY: Final = timedelta(days=24)
@@ -25,7 +33,8 @@ class BullJob(NewJob):
     """A job with options that only Bull has, for `BullStorage.enqueue`; other storages take it for a plain one.
 
     `timeout` bounds each run, in Node as here: one that takes longer fails with "operation timed out". `lifo` lets the
-    job run before those that wait already, and again so after a retry without delay.
+    job run before those that wait already, and again so after a retry without delay. `others` are options that are kept
+    for Node, unknown as they are.
 
     Raises:
         ValueError: a timeout that is not above 0 and up to 24 days; and as `NewJob`.
@@ -33,6 +42,7 @@ class BullJob(NewJob):
 
     timeout: timedelta | None = None
     lifo: bool = False
+    others: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         NewJob.__post_init__(self)  # not `super()`, which does not know the class that `slots` makes
@@ -41,6 +51,13 @@ class BullJob(NewJob):
                 f"job {self.id!r}: a timeout is above 0 and up to {LONGEST_DELAY.days} days, which is as far as Node's"
                 f" timers go, not {self.timeout}"
             )
+
+
+def bull_job(job: NewJob, options: Mapping[str, object]) -> BullJob:
+    """See `TakesNodeOptions.with_node_options`; of those that are not every storage's, Bull 1.x has `lifo`."""
+    if unknown := sorted(options.keys() - {"lifo"}):
+        raise Unsupported(f"job options {unknown} cannot be kept by BullStorage, but by BullMQ")
+    return BullJob(**{one.name: getattr(job, one.name) for one in fields(NewJob)}, lifo="lifo" in options)
 
 
 class BullBackoff(RetryPolicy):
@@ -62,15 +79,18 @@ class BullJobOptions:
     backoff: RetryPolicy | None = None
     timeout: timedelta | None = None
     corrupt: bool = False
+    others: Mapping[str, object] = field(default_factory=dict)
 
 
-def write_options(job: NewJob, raw: str | None) -> bytes:
-    """Return the options in JSON, with the id in front where Node keeps one there."""
+def write_options(job: NewJob, raw: str | None, others: Mapping[str, object]) -> bytes:
+    """Return the options in JSON, with the id in front where Node keeps one there; `others` are not known to us."""
     timeout, lifo = (job.timeout, job.lifo) if isinstance(job, BullJob) else (None, False)
     kept = (job.keep_completed, job.keep_failed)
     options = _own_options(
         job.max_attempts, job.delay, *kept, job.priority, job.chain_index, job.backoff, timeout, lifo=lifo
     )
+    if others:
+        options = json.dumps({**others, **json.loads(options)}, separators=(",", ":")).encode()
     return options if raw is None else b'{"jobId":"%b",%b' % (raw.encode(), options[1:])
 
 
@@ -145,8 +165,9 @@ def _parsed(text: bytes) -> BullJobOptions:
         keep_failed=_retention(ours.get("keepFailed")),
         priority=whole(ours.get("priority")),
         chain_index=whole(ours.get("chainIndex")),
-        backoff=_own_backoff(ours.get("backoff")) or _node_backoff(options.get("backoff")),
+        backoff=_own_backoff(ours.get("backoff")) if ours else _node_backoff(options.get("backoff")),
         timeout=_timeout(options.get("timeout")),
+        others={name: value for name, value in options.items() if name not in _REWRITTEN},
     )
 
 
@@ -174,15 +195,12 @@ def _own_backoff(value: object) -> RetryPolicy | None:
     )
 
 
-def _node_backoff(value: object) -> RetryPolicy | None:
-    """Parse a fixed number of milliseconds, or one of Bull's two kinds.
-
-    None for a kind that only its own worker knows.
-    """
+def _node_backoff(value: object) -> RetryPolicy:
+    """Parse a fixed number of milliseconds, or one of Bull's two kinds; anything else means at once in Bull 1.x."""
     backoff = value if isinstance(value, dict) else {"type": "fixed", "delay": value}
     delay = number(backoff.get("delay"))
     kinds = {"fixed": RetryPolicy, "exponential": BullBackoff}
     kind = kinds.get(str(backoff.get("type")))
-    if value is None or kind is None or delay is None:
-        return None
+    if kind is None or not delay:
+        return AT_ONCE
     return kind(initial=from_ms(delay), multiplier=1.0, maximum=FOREVER, jitter=0)

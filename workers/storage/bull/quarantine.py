@@ -80,6 +80,7 @@ class BullQuarantine(quarantine.Quarantine):
                 priority=min(options.priority, MAX_PRIORITY),
                 backoff=options.backoff,
                 timeout=options.timeout,
+                others=options.others,
             )
         except ValueError:  # its name is not allowed
             return None

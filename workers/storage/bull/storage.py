@@ -59,7 +59,7 @@ from workers.storage.bull.codec import (
     raw_ids,
 )
 from workers.storage.bull.inspect import BullInspector
-from workers.storage.bull.options import LONGEST_DELAY, keep_ms
+from workers.storage.bull.options import LONGEST_DELAY, bull_job, keep_ms
 from workers.storage.bull.quarantine import BullQuarantine
 from workers.storage.bull.recovery import GRACES, Recoverer, report_dropped
 from workers.storage.bull.scripts import BullScripts, loaded_scripts
@@ -236,6 +236,10 @@ class BullStorage(ScriptedStorage):
             if len(brought) < AT_ONCE:
                 break
         return claims
+
+    def with_node_options(self, job: NewJob, options: Mapping[str, object]) -> NewJob:
+        """See `bull_job`."""
+        return bull_job(job, options)
 
     async def settle(
         self, settlements: Sequence[Settlement], *, connection: object | None = None

@@ -30,6 +30,7 @@ class QueueAccess:
         self.max_foreign_stalls = max_foreign_stalls
         self.workers_key = f"{lua.base}{OWN_KEYS}:seen"
         self.cancels_key = f"{lua.base}{OWN_KEYS}:cancel-requests"
+        self.last_claimer = ""  # who was last seen: a worker claims before it waits
         self._seen: dict[str, int] = {}
 
     def now_ms(self) -> int:
@@ -49,6 +50,7 @@ class QueueAccess:
 
     def seen(self, worker_id: str) -> list[Command]:
         """Return the commands that note that the worker is alive; none if that was noted a moment ago."""
+        self.last_claimer = worker_id
         now_ms = self.server_ms()
         if abs(now_ms - self._seen.get(worker_id, 0)) < SEEN_EVERY_MS:
             return []

@@ -67,7 +67,7 @@ from workers.storage.bullmq.schedules import Schedules
 from workers.storage.bullmq.server import Reply
 from workers.storage.bullmq.stops import stop
 from workers.storage.on_redis.claiming import claimed
-from workers.storage.on_redis.node_values import ERROR_FIELD, encode_bytes, error_fields, to_ms, whole
+from workers.storage.on_redis.node_values import ERROR_FIELD, encode_bytes, to_ms, whole
 from workers.storage.on_redis.server import Command
 from workers.storage.rules import count_retry, unfit_for_redis
 
@@ -300,7 +300,7 @@ class Claims:
 
     def _fail(self, claim: BullMQClaim, error: ErrorInfo, keep: Retention | None) -> Command:
         remove = claim.options.remove_on_fail
-        return self._finish(claim, "failed", error.message, keep, remove, error_fields(error))
+        return self._finish(claim, "failed", error.message, keep, remove, claim.failure(error))
 
     def _finish(
         self,
@@ -330,7 +330,7 @@ class Claims:
         if counted and not settlement.counted and claim.attempt >= claim.max_attempts:
             return self._fail(claim, replace(settlement.error, exhausted=True), None)
         fields = {
-            **error_fields(settlement.error),
+            **claim.failure(settlement.error),
             "failedReason": settlement.error.message,
             SETTLED_FIELD: claim.token,
             UNCOUNTED_FIELD: str(in_a_row),
@@ -348,7 +348,7 @@ class Claims:
         return self._lua.delay(claim.raw, claim.token, delay_ms=0, counted=False, fields=fields, now_ms=now_ms)
 
     def _go_on(self, claim: BullMQClaim, then: NewJob, now_ms: int) -> Command:
-        fields = {**link_fields(then, claim.raw), SETTLED_FIELD: claim.token}
+        fields = {**link_fields(then, claim.raw, claim.options.written), SETTLED_FIELD: claim.token}
         over = ("failedReason", "stacktrace", ERROR_FIELD, UNCOUNTED_FIELD, CANCEL_FIELD, KEEP_FIELD)
         return self._lua.go_on(
             claim.raw, claim.token, delay_ms=to_ms(then.delay), fields=fields, over=over, now_ms=now_ms

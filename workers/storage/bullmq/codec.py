@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final
 
 from bullmq.queue_keys import QueueKeys
 
 from workers.jobs import DROP, NewJob, Retention
-from workers.retry import RetryPolicy
+from workers.retry import AT_ONCE, NamedBackoff, RetryPolicy
 from workers.storage.on_redis import node_values
 from workers.storage.on_redis.node_values import FOREVER, encode_bytes, from_ms, number, to_ms, whole
 
@@ -40,6 +40,12 @@ _OURS_OPTION: Final = "workers"
 """In the options of each job that we enqueued: a lost lease is an attempt of it. In BullMQ it is none; see `is_ours`
 in `lua/origin.lua`. Versions before 0.3 did not write it, and their jobs read as those of another producer.
 """
+_REWRITTEN: Final = frozenset(
+    ("attempts", "jobId", "removeOnComplete", "removeOnFail", "delay", "priority", _CHAIN_OPTION, _OURS_OPTION)
+)
+"""What the options of a chain's next link say anew; whatever else a job's options hold stays."""
+LOGS_KEPT: Final = 1_000
+"""How many log lines a job keeps at most; BullMQ's own default is all of them."""
 
 
 def encode_id(job_id: str) -> str:
@@ -67,14 +73,21 @@ def raw_ids(job_id: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BullMQJobOptions:
-    """What a claim needs of a job's `opts`; `remove_on_*` are kept as written, for `keep_jobs`."""
+    """What a claim needs of a job's `opts`; `remove_on_*` are kept as written, for `keep_jobs`.
+
+    `written` is all of it, for what we do not know. `ours`: this package enqueued the job.
+    """
 
     ours: bool = False
     max_attempts: int = 1
     chain_index: int = 0
     backoff: RetryPolicy | None = None
+    named_backoff: NamedBackoff | None = None
     remove_on_complete: object = None
     remove_on_fail: object = None
+    logs_kept: int = LOGS_KEPT
+    stacks_kept: int | None = None
+    written: Mapping[str, object] = field(default_factory=dict, repr=False)
 
     @property
     def keep_completed(self) -> Retention:
@@ -83,6 +96,21 @@ class BullMQJobOptions:
     @property
     def keep_failed(self) -> Retention:
         return retention_of(self.remove_on_fail)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BullMQJob(NewJob):
+    """A job with options that only BullMQ has, for `BullMQStorage.enqueue`; other storages take it for a plain one.
+
+    `options` are written beside those of every job, and win over them; their names are those in Redis (`kl`, `de`).
+    `created_ms` replaces the time of the enqueue. `parent` is what the record says of the parent in a flow, as BullMQ
+    writes it. `ours`: this package enqueued the job, at first.
+    """
+
+    options: Mapping[str, object] = field(default_factory=dict)
+    created_ms: int | None = None
+    parent: Mapping[str, object] | None = None
+    ours: bool = True
 
 
 def encode_options(job: NewJob, raw: str) -> dict[str, object]:
@@ -102,31 +130,53 @@ def encode_options(job: NewJob, raw: str) -> dict[str, object]:
         options["priority"] = job.priority
     if job.chain_index:
         options[_CHAIN_OPTION] = job.chain_index
+    if isinstance(job, BullMQJob):
+        options.update(job.options)
+        if not job.ours:
+            del options[_OURS_OPTION]
     return options
 
 
 def decode_options(options: Mapping[str, object]) -> BullMQJobOptions:
     """Decode options written by any producer; an `attempts` of 0, or none, means one attempt in BullMQ."""
-    attempts = number(options.get("attempts"))
+    attempts, stacks = number(options.get("attempts")), number(options.get("stackTraceLimit"))
+    backoff = _decode_backoff(options.get("backoff"), ours=_OURS_OPTION in options)
+    logs = whole(options.get("kl")) or whole(options.get("keepLogs"))
     return BullMQJobOptions(
         ours=_OURS_OPTION in options,
         max_attempts=max(1, int(attempts)) if attempts is not None else 1,
         chain_index=whole(options.get(_CHAIN_OPTION)),
-        backoff=_decode_backoff(options.get("backoff")),
+        backoff=backoff if isinstance(backoff, RetryPolicy) else None,
+        named_backoff=backoff if isinstance(backoff, NamedBackoff) else None,
         remove_on_complete=options.get("removeOnComplete"),
         remove_on_fail=options.get("removeOnFail"),
+        logs_kept=min(logs or LOGS_KEPT, LOGS_KEPT),
+        stacks_kept=None if stacks is None else int(stacks),
+        written=options,
     )
 
 
-def link_fields(job: NewJob, raw: str) -> dict[str, object]:
-    """Return the hash fields of a job that becomes the next link of its chain."""
+def link_fields(job: NewJob, raw: str, before: Mapping[str, object]) -> dict[str, object]:
+    """Return the hash fields of a job that becomes the next link of its chain; `before`: its options until now."""
+    # A retention that stays is left in the words it has, which may say more than ours, such as a count.
+    wanted = {"removeOnComplete": job.keep_completed, "removeOnFail": job.keep_failed}
+    kept = {
+        name: before[name] for name, keep in wanted.items() if name in before and retention_of(before[name]) == keep
+    }
     return {
         "name": job.name,
         "data": encode_bytes(job.payload).decode(),
-        "opts": json.dumps(encode_options(job, raw), separators=(",", ":")),
+        "opts": json.dumps({**_lasting(before), **encode_options(job, raw), **kept}, separators=(",", ":")),
         "priority": str(job.priority),
         **dict.fromkeys(("atm", "ats", "stc"), "0"),
     }
+
+
+def _lasting(options: Mapping[str, object]) -> dict[str, object]:
+    """Return what a job's options say beside what `encode_options` writes; a custom back-off is none of ours."""
+    backoff = _decode_backoff(options.get("backoff"), ours=True)
+    rewritten = _REWRITTEN if isinstance(backoff, NamedBackoff) else _REWRITTEN | {"backoff"}
+    return {name: value for name, value in options.items() if name not in rewritten}
 
 
 def _remove_option(keep: Retention) -> object:
@@ -182,12 +232,19 @@ def _encode_backoff(policy: RetryPolicy) -> dict[str, object]:
     return backoff
 
 
-def _decode_backoff(value: object) -> RetryPolicy | None:
-    """Decode the policy of a built-in strategy; None for a custom one, which only its own worker knows."""
+def _decode_backoff(value: object, *, ours: bool) -> RetryPolicy | NamedBackoff | None:
+    """Decode the policy of a built-in strategy, or the name of a custom one; None for the worker's own policy.
+
+    To other producers no back-off, and one without a delay, means at once.
+    """
+    if not value:
+        return None if ours and value is None else AT_ONCE
     backoff = value if isinstance(value, dict) else {"type": "fixed", "delay": value}
     delay, kind = number(backoff.get("delay")), backoff.get("type")
-    if not delay or kind not in ("fixed", "exponential"):
-        return None
+    if kind not in ("fixed", "exponential"):
+        return NamedBackoff(type=kind, delay=from_ms(delay or 0)) if isinstance(kind, str) and kind else None
+    if not delay:
+        return AT_ONCE
     spread = min(number(backoff.get("jitter")) or 0.0, 1.0) / 2
     multiplier = number(backoff.get("multiplier")) or 2.0
     maximum = number(backoff.get("maximum"))

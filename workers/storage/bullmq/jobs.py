@@ -20,6 +20,8 @@ from workers.storage.bullmq.codec import (
     SETTLED_FIELD,
     STOPPED_FIELD,
     UNCOUNTED_FIELD,
+    BullMQJob,
+    decode_id,
     encode_id,
     encode_options,
     keep_jobs,
@@ -91,28 +93,52 @@ class Jobs:
         ):
             if isinstance(added, StorageError):
                 raise added
-            results.append(await self._add_again(job) if existed else _queued(job))
+            results.append(await self._add_again(job) if existed else await self._added(job, added))
         return results
 
+    async def _added(self, job: NewJob, answer: Reply) -> EnqueueResult:
+        """Return what the script's answer means: the job's id, that of the job with its key, or an error code."""
+        if isinstance(answer, int) and answer < 0:
+            raise StorageError(f"job {job.id!r}: its parent in the flow does not exist (code {answer})")
+        if not isinstance(job, BullMQJob) or str(answer) == encode_id(job.id):
+            return _queued(job)
+        [other] = await self._queue.records([str(answer)], self._queue.now_ms())
+        return EnqueueResult(id=decode_id(other.raw), status=EnqueueStatus.DUPLICATE, existing_state=other.state)
+
     def _insertion(self, job: NewJob, raw: str, now_ms: int) -> Command:
-        return self._lua.add(raw, job.name, encode_bytes(job.payload), encode_options(job, raw), now_ms)
+        created_ms, parent = now_ms, None
+        if isinstance(job, BullMQJob):
+            created_ms, parent = now_ms if job.created_ms is None else job.created_ms, job.parent
+        return self._lua.add(raw, job.name, encode_bytes(job.payload), encode_options(job, raw), created_ms, parent)
 
     async def _add_again(self, job: NewJob) -> EnqueueResult:
         """Insert a new generation of an id that may have one, or has just gone, or return what is in the way."""
-        raw = encode_id(job.id)
+        raw, by_answer = encode_id(job.id), isinstance(job, BullMQJob)  # which BullMQ may refuse, or take for another
 
         def decide(found: BullMQRecord) -> list[Command]:
             if found.state is not None and found.state not in STARTS_ANEW:
                 return []
             gone = self._removal(found) if found.fields else ()
-            return [*gone, ("DEL", self._queue.tombstone(raw)), self._insertion(job, raw, self._queue.now_ms())]
+            clear = [*gone, ("DEL", self._queue.tombstone(raw))]
+            return clear if by_answer else [*clear, self._insertion(job, raw, self._queue.now_ms())]
 
         found = await self._change(raw, decide)
         if found.state is JobState.COMPLETED:
             result = decode_bytes(found.fields.get("returnvalue", "null"))
             return EnqueueResult(id=job.id, status=EnqueueStatus.COMPLETED, existing_state=found.state, result=result)
         if found.state is None or found.state in STARTS_ANEW:
-            return _queued(job)
+            return await self._add_in_place(job, raw) if by_answer else _queued(job)
+        return EnqueueResult(id=job.id, status=EnqueueStatus.DUPLICATE, existing_state=found.state)
+
+    async def _add_in_place(self, job: NewJob, raw: str) -> EnqueueResult:
+        """Insert a job where there is none any more, and heed what the script says."""
+        insertion = (("EXISTS", self._lua.job(raw)), self._insertion(job, raw, self._queue.now_ms()))
+        [(existed, added)] = await self._queue.server.run_atomic([insertion])
+        if isinstance(added, StorageError):
+            raise added
+        if not existed:
+            return await self._added(job, added)
+        [found] = await self._queue.records([raw], self._queue.now_ms())
         return EnqueueResult(id=job.id, status=EnqueueStatus.DUPLICATE, existing_state=found.state)
 
     async def cancel(self, job_id: str) -> CancelResult:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
@@ -17,7 +18,7 @@ from workers.storage.bullmq.codec import decode_id, decode_options
 from workers.storage.bullmq.record import worker_of
 from workers.storage.on_redis.node_values import error_fields, moment, to_ms
 from workers.storage.rules import count_retry
-from workers.worker.attempt import settlement_of_failure
+from workers.worker.attempt import policy_after, settlement_of_failure
 from workers.worker.handlers import AttemptContext, Handler, HandlerFunction, Signal, call, make_job
 
 
@@ -47,7 +48,7 @@ def as_processor(
                 job.opts["removeOnFail"] = True  # read by the stock worker when it fails the job, and stored nowhere
             raise BullMQUnrecoverableError(str(error)) from error
         except Retry as error:
-            await _put_aside(job, claim, error, claim.backoff or fallback)
+            await _put_aside(job, claim, error, policy_after(error, claim.backoff, fallback))
             raise DelayedError from error
 
     return process
@@ -59,7 +60,7 @@ async def _put_aside(job: Any, claim: Claim, error: Retry, policy: RetryPolicy) 
         raise BullMQUnrecoverableError(str(error)) from error
     uncounted_so_far = job.attemptsStarted - job.attemptsMade - job.stalledCounter - 1
     counted, _ = count_retry(settlement, uncounted_so_far)
-    fields = {**error_fields(settlement.error), "failedReason": settlement.error.message}
+    fields = {**error_fields(settlement.error, json.dumps(job.stacktrace)), "failedReason": settlement.error.message}
     options = {"skipAttempt": not counted, "fieldsToUpdate": fields}
     now_ms = round(time.time() * 1000)
     await job.backend.moveToDelayed(job.id, now_ms, to_ms(settlement.delay), claim.token, options)

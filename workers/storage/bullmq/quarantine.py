@@ -10,18 +10,22 @@ between that look and the claim is found among the active jobs, by a recovery.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from workers.checks import MAX_ATTEMPTS, MAX_PRIORITY
 from workers.errors import StorageDamaged, StorageError
 from workers.jobs import EnqueueResult, NewJob
 from workers.storage.bullmq.access import QueueAccess
-from workers.storage.bullmq.codec import OWN_KEYS, decode_id, decode_options
+from workers.storage.bullmq.codec import OWN_KEYS, BullMQJob, decode_id, decode_options
 from workers.storage.bullmq.jobs import Jobs
 from workers.storage.bullmq.server import Reply
 from workers.storage.on_redis import quarantine
 from workers.storage.on_redis.node_values import decode_bytes, json_object, whole
 from workers.storage.on_redis.quarantine import text
 from workers.storage.on_redis.server import Command
+
+NOT_AGAIN: Final = frozenset({"jobId", "delay", "de"})
+"""Options that are over when a job is queued again; by its deduplication key it could be taken for a duplicate."""
 
 
 class BullMQQuarantine(quarantine.Quarantine):
@@ -72,14 +76,14 @@ class BullMQQuarantine(quarantine.Quarantine):
         return result
 
     async def _job(self, job_id: str, place: str) -> NewJob | None:
-        """Return the job as a new one, with those of its options that we understand."""
+        """Return the job as a new one, with all of its options."""
         found = await self._fields(place, "name", "data", "opts", "priority")
         fields = {name: text(value) for name, value in found.items()}
         if "name" not in fields or "data" not in fields:
             return None
         options = decode_options(json_object(fields.get("opts")))
         try:
-            return NewJob(
+            return BullMQJob(
                 id=job_id,
                 name=fields["name"],
                 payload=decode_bytes(fields["data"]),
@@ -88,6 +92,8 @@ class BullMQQuarantine(quarantine.Quarantine):
                 keep_failed=options.keep_failed,
                 priority=min(whole(fields.get("priority")), MAX_PRIORITY),
                 backoff=options.backoff,
+                options={name: value for name, value in options.written.items() if name not in NOT_AGAIN},
+                ours=options.ours,
             )
         except ValueError:  # its id or its name is not allowed
             return None

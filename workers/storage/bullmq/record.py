@@ -35,6 +35,7 @@ from workers.storage.on_redis.node_values import (
     decode_bytes,
     decode_error,
     due_ms,
+    error_fields,
     json_object,
     moment,
     number,
@@ -74,13 +75,19 @@ _STATES: Final = {
 class BullMQClaim(Claim):
     """A claim with what settling needs of BullMQ's record.
 
-    That is the id in Redis, the options as written, the leases lost before, and the uncounted retries.
+    That is the id in Redis, the options as written, the leases lost before, the stacks of earlier failures, and the
+    uncounted retries.
     """
 
     key_id: str
     options: BullMQJobOptions
     stalls: int = 0
+    stacks: str | None = field(default=None, repr=False)
     uncounted: int = 0
+
+    def failure(self, error: ErrorInfo) -> dict[str, object]:
+        """Return the hash fields that tell of this failure and of those before it."""
+        return error_fields(error, self.stacks, self.options.stacks_kept)
 
     @property
     def raw(self) -> str:
@@ -238,11 +245,13 @@ def make_claim(reply: Reply, token: str, worker_id: str, leases: Mapping[str, ti
         keep_failed=options.keep_failed,
         priority=whole(fields.get("priority")),
         backoff=options.backoff,
+        named_backoff=options.named_backoff,
         chain_index=options.chain_index,
         stalled=_deferred_failure(reason) or _stalled(ended, stalls, options, reason),
         key_id=raw,
         options=options,
         stalls=stalls,
+        stacks=fields.get("stacktrace"),
         uncounted=whole(fields.get(UNCOUNTED_FIELD)),
     )
 

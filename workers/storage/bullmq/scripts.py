@@ -32,7 +32,7 @@ SCRIPTS: Final = (
     *("addStandardJob", "addDelayedJob", "addPrioritizedJob", "addParentJob", "moveToWaitingChildren"),
     *("moveToActive", "moveToFinished", "moveToDelayed", "moveJobFromActiveToWait", "extendLocks"),
     *("moveStalledJobsToWait", "getStateV2", "removeJob", "reprocessJob", "promote", "pause", "drain"),
-    *("cleanJobsInSet", "updateProgress", "updateJobScheduler"),
+    *("cleanJobsInSet", "updateProgress", "updateJobScheduler", "addLog"),
 )
 
 FRONTS: Final = {
@@ -137,6 +137,7 @@ class BullMQScripts:
         self._keys: dict[str, str] = QueueKeys(prefix).getKeys(queue)
         self.base: str = self._keys[""]
         self._keys[CANCELLED] = self.base + CANCELLED
+        self.metrics: int | None = None  # for how many minutes the queue counts what ended
         every = ("wait", "active", "prioritized", "events", "stalled", "limiter", "delayed", "paused", "meta", "pc")
         self._claim = self._head("moveToActive", *every, "marker")
         self._finish = {target: self._head("moveToFinished", *every, target) for target in ("completed", "failed")}
@@ -178,16 +179,18 @@ class BullMQScripts:
         *,
         awaits: bool = False,
     ) -> Command:
-        """Insert a job unless its hash exists; answers the id either way.
+        """Insert a job unless its hash exists; answers the id either way, that of another job for a duplicate by key.
 
-        `parent` is as BullMQ writes it, with `id` and `queueKey`; a job that exists becomes its child. With `awaits`
-        the job waits for its children.
+        `parent` is as BullMQ writes it, with `id` and `queueKey`; a job that exists becomes its child. If there is no
+        such parent, the answer is an error code. With `awaits` the job waits for its children.
         """
         upwards: tuple[str | None, ...] = (None, None)
         if parent is not None:
             key = f"{parent['queueKey']}:{parent['id']}"
             upwards = key, f"{key}:dependencies"
-        packed = _pack([self.base, raw, name, timestamp_ms, *upwards, parent, None, None])
+        unique = options.get("de")
+        marked = f"{self.base}de:{unique['id']}" if isinstance(unique, Mapping) else None
+        packed = _pack([self.base, raw, name, timestamp_ms, *upwards, parent, None, marked])
         head = self._add
         if awaits:
             head = self._add_parent
@@ -230,7 +233,7 @@ class BullMQScripts:
     ) -> Command:
         """Complete (`value` is JSON text) or fail (`value` is the reason); answers 0 or an error code."""
         key = self.base + raw
-        packed = {"token": token, "keepJobs": keep, "attempts": max_attempts, "maxMetricsSize": ""}
+        packed = {"token": token, "keepJobs": keep, "attempts": max_attempts, "maxMetricsSize": self.metrics or ""}
         return (
             *self._finish[target],
             *(key, f"{self.base}metrics:{target}", self._keys["marker"]),
@@ -318,6 +321,11 @@ class BullMQScripts:
         keys = self._named("marker", "events", "repeat")
         limits = (max(max_stalls, foreign), self.base, now_ms, 1, max_stalls, foreign)
         return ("DEL", self._keys["stalled-check"]), (*head, *keys, *limits)
+
+    def log(self, raw: str, line: str, kept: int) -> Command:
+        """Add a line to the job's log, and forget all but the last `kept`; answers how many there are, or -1."""
+        key = self.base + raw
+        return (*self._head("addLog"), key, f"{key}:logs", raw, line, kept)
 
     def progress(self, raw: str, value: str | bytes) -> Command:
         """Set the job's progress (JSON text) and tell subscribers, whoever holds it; answers 0 or an error code."""

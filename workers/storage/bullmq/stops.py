@@ -12,7 +12,7 @@ from workers.storage.bullmq.codec import (
     keep_jobs,
 )
 from workers.storage.bullmq.scripts import BullMQScripts
-from workers.storage.on_redis.node_values import cancelled_error, error_fields, to_ms
+from workers.storage.on_redis.node_values import ERROR_FIELD, cancelled_error, error_facts, to_ms
 from workers.storage.on_redis.server import Command
 
 
@@ -21,7 +21,11 @@ def stop(
 ) -> Command:
     """End an active job that this token holds; `keep` as in `Cancelled`. Answers 0 or an error code."""
     error = cancelled_error(decode_id(raw))
-    fields = {**error_fields(error), SETTLED_FIELD: token, STOPPED_FIELD: str(now_ms)}
+    fields: dict[str, object] = {
+        ERROR_FIELD: error_facts(error, bare=True),
+        SETTLED_FIELD: token,
+        STOPPED_FIELD: str(now_ms),
+    }
     if keep is not None and keep is not DROP:
         fields[KEEP_FIELD] = str(to_ms(keep))
     lasts = options.keep_failed if keep is None else keep

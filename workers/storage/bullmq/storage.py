@@ -26,7 +26,7 @@ from typing import Final
 from redis.asyncio import Redis
 
 from workers.checks import check_text, check_whole
-from workers.errors import StorageError, Unsupported
+from workers.errors import Unsupported
 from workers.jobs import (
     CancelResult,
     ChildrenPage,
@@ -36,6 +36,7 @@ from workers.jobs import (
     JobOutcome,
     JobState,
     JobStatus,
+    LogLine,
     NewJob,
     Page,
     ProgressReport,
@@ -55,25 +56,30 @@ from workers.storage.bullmq.claims import Claims
 from workers.storage.bullmq.flows import Flows
 from workers.storage.bullmq.inspect import BullMQInspector
 from workers.storage.bullmq.jobs import Jobs
+from workers.storage.bullmq.library import Library
 from workers.storage.bullmq.listener import StreamListener
+from workers.storage.bullmq.logs import JobLogs
+from workers.storage.bullmq.options import bullmq_job
+from workers.storage.bullmq.presence import Presence
 from workers.storage.bullmq.processor import as_processor
 from workers.storage.bullmq.quarantine import BullMQQuarantine
 from workers.storage.bullmq.scripts import BullMQScripts
 from workers.storage.bullmq.server import BullMQServer, parse_url
+from workers.storage.bullmq.url import METRICS_PARAMETER, STALLS_PARAMETER, metrics_of, server_url, stalls_of
 from workers.storage.bullmq.wait import Waiter
 from workers.storage.on_redis.eviction import take_eviction
 from workers.storage.on_redis.examination import Care
-from workers.storage.redis_urls import take_parameter
 from workers.storage.rules import check_claim, check_fits_redis, refuse_deduplication, refuse_transaction
 from workers.storage.subscribers import BufferedSubscription
 
 __all__ = ["BullMQStorage", "as_processor"]
 
 DEFAULT_QUEUE: Final = "default"
-STALLS_PARAMETER: Final = "max_foreign_stalls"
 FOREIGN_STALLS: Final = 1
 """The default of Node's workers, which they call `maxStalledCount`."""
 MOST_STALLS: Final = 1_000_000
+MOST_METRICS: Final = 527_040
+"""Minutes of a year: a script of BullMQ adds what is missing since the last one in one go."""
 
 
 class BullMQStorage:
@@ -83,7 +89,9 @@ class BullMQStorage:
     a client with `decode_responses=True`. On a cluster the prefix has to be in braces. A client's settings are used,
     and its connections are left alone. A URL may name the queue by `?queue=`; the argument has precedence. `prefix` is
     BullMQ's, and so is its default. `timeout` bounds each call to the server; when it is over, the method raises
-    `StorageUnavailable`. `allow_eviction`: as on `RedisStorage`.
+    `StorageUnavailable`. `metrics`, or `?metrics=` in the URL, is for how many minutes to count what completed and
+    failed, as Node's `metrics: {maxDataPoints}`; by default a queue that has such counts already goes on with them.
+    `allow_eviction`: as on `RedisStorage`.
 
     A crash is an attempt of a job that was enqueued here. To BullMQ it is none: a job of another producer runs again
     whatever its attempts, `max_foreign_stalls` times (default 1, as Node's `maxStalledCount`), and then fails as in
@@ -97,7 +105,7 @@ class BullMQStorage:
 
     Raises:
         StorageError: a target that is no Redis URL, a client without text replies.
-        ValueError: an impossible number of stalls.
+        ValueError: a queue name with a colon, an impossible number of stalls or of minutes of metrics.
     """
 
     limits: Limits = Limits(
@@ -125,13 +133,14 @@ class BullMQStorage:
         *,
         prefix: str = "bull",
         timeout: timedelta = timedelta(seconds=5),
+        metrics: int | None = None,
         max_foreign_stalls: int | None = None,
         allow_eviction: bool = False,
     ) -> None:
         if isinstance(target, str):
-            said, target = stalls_of(target), server_url(target)
-            max_foreign_stalls = said if max_foreign_stalls is None else max_foreign_stalls
-            target, allowed = take_eviction(target)
+            metrics = metrics_of(target) if metrics is None else metrics
+            max_foreign_stalls = stalls_of(target) if max_foreign_stalls is None else max_foreign_stalls
+            target, allowed = take_eviction(server_url(target))
             allow_eviction = allow_eviction or allowed
             target, named = parse_url(target)
             queue = named if named and queue == DEFAULT_QUEUE else queue
@@ -140,18 +149,23 @@ class BullMQStorage:
             raise ValueError(f"a BullMQ queue cannot be named {queue!r}: names have no colons")
         stalls = FOREIGN_STALLS if max_foreign_stalls is None else max_foreign_stalls
         check_whole(STALLS_PARAMETER, stalls, 0, MOST_STALLS)
+        if metrics is not None:
+            check_whole(METRICS_PARAMETER, metrics, 1, MOST_METRICS)
         self._name = queue
         self._allow_eviction = allow_eviction
         lua, care = BullMQScripts(queue, prefix), Care(allow_eviction=allow_eviction, clients_clocks=True)
         self._server = BullMQServer(target, timeout, lua.base, care)
         access = QueueAccess(self._server, lua, max_foreign_stalls=stalls)
+        self._library = Library(access, queue, metrics)
+        self._presence = Presence(access, prefix, queue)
         self._jobs = Jobs(access)
         self._quarantine = BullMQQuarantine(access, self._jobs)
         self._claims = Claims(access, self._jobs.enqueue, self._quarantine)
         self._flows = Flows(access, prefix)
         self._children = ChildrenReader(access, prefix)
         self._inspector = BullMQInspector(access)
-        self._waiter = Waiter(access)
+        self._waiter = Waiter(access, self._presence)
+        self._logs = JobLogs(access)
         self._feed = StreamListener(access, access.lua["events"])
         self._cancels = StreamListener(access, access.cancels_key)
 
@@ -165,11 +179,17 @@ class BullMQStorage:
     async def connect(self) -> None:
         await self._server.open()
         self.limits = self._server.seen.known(type(self).limits)
+        try:
+            await self._library.check()
+        except BaseException:
+            await self._server.close()
+            raise
 
     def faults(self) -> list[ServerFault]:
         return self._server.seen.faults(allow_eviction=self._allow_eviction)
 
     async def disconnect(self) -> None:
+        await self._presence.leave()
         if self._server.in_last_use:
             await self._feed.close()
             await self._cancels.close()
@@ -178,6 +198,7 @@ class BullMQStorage:
     def forget_loop(self) -> None:
         self._feed.forget()
         self._cancels.forget()
+        self._presence.forget()
         self._server.forget()
 
     async def enqueue(self, jobs: Sequence[NewJob], *, connection: object | None = None) -> list[EnqueueResult]:
@@ -190,6 +211,10 @@ class BullMQStorage:
 
     async def children(self, claim: Claim, *, limit: int, cursor: str | None) -> ChildrenPage:
         return await self._children.page(claim, limit, cursor)
+
+    def with_node_options(self, job: NewJob, options: Mapping[str, object]) -> NewJob:
+        """See `TakesNodeOptions.with_node_options`."""
+        return bullmq_job(job, options)
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
         check_claim(worker_id, leases)
@@ -210,9 +235,14 @@ class BullMQStorage:
     async def progress(self, reports: Sequence[ProgressReport]) -> None:
         await self._claims.progress(reports)
 
+    async def log(self, lines: Sequence[LogLine]) -> None:
+        """See `KeepsLogs.log`."""
+        await self._logs.add(lines)
+
     async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
         await self._server.examine()
         self.limits = self._server.seen.known(type(self).limits)
+        await self._library.look_for_metrics()
         return await self._claims.recover(max_stalls)
 
     async def sweep(self, limit: int) -> int:
@@ -300,20 +330,3 @@ class BullMQStorage:
     # Last, because from here on `list` is this method and no longer the type.
     async def list(self, state: JobState, *, cursor: str | None = None, limit: int = 100) -> Page:
         return await self._inspector.page(state, cursor, limit)
-
-
-def stalls_of(url: str) -> int | None:
-    """Return the `max_foreign_stalls` of a storage's URL, None if it says nothing.
-
-    Raises:
-        StorageError: it is no number.
-    """
-    written = take_parameter(url, STALLS_PARAMETER)[1]
-    if written is not None and not (written.isascii() and written.isdigit()):
-        raise StorageError(f"{STALLS_PARAMETER} is a whole number of at least 0, not {written[:40]!r}")
-    return None if written is None else int(written)
-
-
-def server_url(url: str) -> str:
-    """Return a storage's URL without what only the storage understands, apart from the queue."""
-    return take_parameter(url, STALLS_PARAMETER)[0]

@@ -26,6 +26,7 @@ from typing import Final, TypeAlias
 from workers.backoff import Backoff
 from workers.errors import StorageError, StorageUnavailable, WorkersError
 from workers.storage.bullmq.access import QueueAccess
+from workers.storage.bullmq.presence import Presence
 from workers.storage.bullmq.scripts import READY_MARKER
 from workers.storage.bullmq.server import Reply, ask, to_the_end
 from workers.storage.on_redis.node_values import due_ms, number, whole
@@ -54,8 +55,9 @@ class Outlook:
 class Waiter:
     """Waits on one queue, in any number of calls at once."""
 
-    def __init__(self, queue: QueueAccess) -> None:
+    def __init__(self, queue: QueueAccess, presence: Presence) -> None:
         self._queue = queue
+        self._presence = presence
         self._lua = queue.lua
 
     async def wait(self, seconds: float) -> None:
@@ -110,9 +112,7 @@ class Waiter:
 
     async def _pop(self, seconds: float) -> Marker | None:
         """Return the next marker, None after `seconds`. A cancelled call has popped nothing."""
-        async with self._queue.server.connection() as connection:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                client_id = await ask(connection, ("CLIENT", "ID"))
+        async with self._presence.connection() as (connection, client_id):
             pop = ("BZPOPMIN", self._lua["marker"], f"{seconds + SERVER_SLACK_SECONDS:.3f}")
             # A task of its own from the first byte on, so that the answer to what was sent is always read.
             answer = asyncio.ensure_future(ask(connection, pop))

@@ -24,6 +24,9 @@ ERROR_FIELD: Final = "workers:error"
 DELAY_SCALE: Final = 0x1000
 """Scores of the delayed set are milliseconds times this; the low bits give the order within one millisecond."""
 
+STACKS_CHARACTERS: Final = 1 << 16
+"""How much of the stacks of earlier failures a job keeps; Node keeps all, which costs more with each attempt."""
+
 FOREVER: Final = MAX_DELAY
 MAX_NUMBER: Final = 2**53
 """The largest number up to which JavaScript and Lua count exactly."""
@@ -85,9 +88,19 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
 
-def error_fields(error: ErrorInfo) -> dict[str, object]:
-    """Return the hash fields that go with a failure, beside `failedReason`."""
-    return {"stacktrace": json.dumps([error.stack] if error.stack else []), ERROR_FIELD: error_facts(error)}
+def error_fields(error: ErrorInfo, earlier: str | None = None, kept: int | None = None) -> dict[str, object]:
+    """Return the hash fields that go with a failure, beside `failedReason`.
+
+    `earlier` are the stacks of failures before it, as the record has them. Of all of them the last `kept` stay, None
+    for as many as fit 64 KiB.
+    """
+    stacks = [one for one in _json_list(earlier) if isinstance(one, str)]
+    if error.stack:
+        stacks.append(error.stack)
+    stacks = stacks if kept is None else stacks[len(stacks) - min(kept, len(stacks)) :]
+    while len(stacks) > 1 and sum(map(len, stacks)) > STACKS_CHARACTERS:
+        del stacks[0]
+    return {"stacktrace": json.dumps(stacks), ERROR_FIELD: error_facts(error, bare=not error.stack)}
 
 
 def cancelled_error(job_id: str) -> ErrorInfo:
@@ -95,9 +108,11 @@ def cancelled_error(job_id: str) -> ErrorInfo:
     return ErrorInfo(type="JobCancelledError", message=f"job {job_id!r} was cancelled")
 
 
-def error_facts(error: ErrorInfo) -> str:
-    """Return the value of `ERROR_FIELD`."""
+def error_facts(error: ErrorInfo, *, bare: bool = False) -> str:
+    """Return the value of `ERROR_FIELD`; `bare`: the last stack in the record is that of an earlier failure."""
     known = {"type": error.type, "exhausted": error.exhausted, "of": _checksum(error.message)}
+    if bare:
+        known["bare"] = True
     return json.dumps(known, separators=(",", ":"))
 
 
@@ -114,6 +129,7 @@ def decode_error(reason: str | None, stacktrace: str | None, known: str | None, 
     kind = head.group() if head else "Error"
     if facts.get("of") == _checksum(reason):
         kind, exhausted = str(facts.get("type")), facts.get("exhausted") is True
+        stack = "" if facts.get("bare") is True else stack
     return ErrorInfo(
         type=kind, message=reason[:MESSAGE_CHARACTERS], stack=stack[-STACK_CHARACTERS:], exhausted=exhausted
     )
@@ -125,11 +141,16 @@ def _checksum(text: str) -> int:
 
 def last_text(stacktrace: str | None) -> str:
     """Return the last stack of a JSON list of them, empty if there is none."""
+    stacks = _json_list(stacktrace)
+    return str(stacks[-1] or "") if stacks else ""
+
+
+def _json_list(text: str | None) -> list[object]:
     try:
-        stacks = json.loads(stacktrace or "[]")
+        value = json.loads(text or "[]")
     except (ValueError, RecursionError):
-        return ""
-    return str(stacks[-1] or "") if isinstance(stacks, list) and stacks else ""
+        return []
+    return value if isinstance(value, list) else []
 
 
 def json_object(text: str | None) -> Mapping[str, object]:

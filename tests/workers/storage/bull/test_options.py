@@ -10,11 +10,12 @@ import pytest
 
 from tests.workers.running import AT_ONCE, done, forever, outcome, running
 from tests.workers.storage.bull.steps import ERROR, NodeBull
+from workers import retry
 from workers.jobs import DROP, Completed, Continued, OutcomeKind, Retried
 from workers.retry import RetryPolicy
 from workers.storage.bull import BullJob, BullStorage
 from workers.storage.on_redis.node_values import from_ms
-from workers.testing.steps import HOUR, claim_one, job
+from workers.testing.steps import HOUR, claim_one, continued, job, released, retried, settle
 from workers.worker import Worker
 
 
@@ -49,9 +50,15 @@ async def test_nodes_backoff_is_kept(backoff: object, delays: list[int], storage
 
 
 @pytest.mark.parametrize("backoff", ["null", '"x"', "{}", '{"type":"custom","delay":1}', "-5"])
-async def test_a_backoff_nobody_knows_is_the_workers(backoff: str, storage: BullStorage, node: NodeBull) -> None:
-    """Junk, and a kind that only its own worker has, leave the wait to the handler's or worker's policy."""
+async def test_a_backoff_nobody_knows_is_at_once(backoff: str, storage: BullStorage, node: NodeBull) -> None:
+    """None, junk, and a kind that Bull 1.x has not, mean a retry at once, as in Node."""
     await node.add(opts=f'{{"backoff":{backoff}}}')
+    assert (await claim_one(storage)).backoff == retry.AT_ONCE
+
+
+async def test_a_job_of_ours_leaves_the_backoff_to_the_worker(storage: BullStorage) -> None:
+    """A job that we enqueued without a back-off waits by the handler's or worker's policy, not at once."""
+    await storage.enqueue([job("ours")])
     assert (await claim_one(storage)).backoff is None
 
 
@@ -147,3 +154,21 @@ async def test_our_jobs_may_be_last_in_first_out(storage: BullStorage, node: Nod
     held = await claim_one(storage)
     await storage.settle([Retried(claim=held, delay=timedelta(0), error=ERROR)])
     assert (await node.line("wait"))[0] == "third"
+
+
+async def test_unknown_options_stay(storage: BullStorage, node: NodeBull, client: Any) -> None:
+    """What Node's options say beside what we know is there after each change, and in the next link of a chain."""
+    unknown = {"ofVersionNine": {"a": [1]}, "priority": 3}
+    job_id = await node.add(attempts=9, opts=json.dumps({"attempts": 9, **unknown}))
+
+    async def options() -> dict[str, object]:
+        found: dict[str, object] = json.loads(await client.hget(f"bull:{storage.queue}:{job_id}", "opts"))
+        return found
+
+    await settle(storage, retried(await claim_one(storage)))
+    await settle(storage, released(await claim_one(storage)))
+    assert await options() == {"attempts": 9, **unknown}
+    await settle(storage, continued(await claim_one(storage)))
+    after = await options()
+    assert {name: after[name] for name in unknown} == unknown
+    assert "workers" in after
