@@ -19,7 +19,7 @@ from workers.jobs import Completed, EnqueueStatus, Released, SettleStatus
 from workers.storage.bull import BullStorage
 from workers.storage.bullmq import BullMQStorage
 from workers.storage.redis import RedisStorage
-from workers.testing.steps import claim_one, job
+from workers.testing.steps import HOUR, claim_one, job
 
 
 class Pair:
@@ -81,7 +81,7 @@ async def test_what_replicas_do_not_confirm_is_said(
     assert not (await storage.renew([first, second])).lost
     with pytest.raises(NotReplicated, match="0 of 1 replicas confirmed the change within 50 ms; it is stored"):
         await storage.enqueue([job("d")])
-    ends = [Completed(claim=first, result=b"1")]
+    ends = [Completed(claim=first, result=b"1", then=job("next", delay=HOUR))]
     for change in (
         lambda: storage.settle(ends),
         lambda: storage.settle([Released(claim=second)]),
@@ -93,6 +93,8 @@ async def test_what_replicas_do_not_confirm_is_said(
     ):
         with pytest.raises(NotReplicated):
             await change()
+    found = await storage.status(["a", "b", "c", "d", "next"])
+    assert [status and status.state for status in found] == ["completed", None, "completed", None, None]
     pair.go_on()
     [settled] = await confirmed(lambda: storage.settle(ends))
     assert settled.status is SettleStatus.ALREADY_APPLIED

@@ -66,6 +66,7 @@ _REFUSED: Final = (exceptions.AuthenticationError, exceptions.AuthorizationError
 _NOT_RUN: Final = (exceptions.NoScriptError, exceptions.MovedError)
 _HASH_TAG: Final = re.compile(rb"[^{]*{[^}]+}")
 """What keys begin with that a cluster keeps in one slot."""
+ALONE: Final = "the server is one of a Redis Cluster, and another has the queue: its URL begins with redis+cluster://"
 DAMAGED: Final = "DAMAGED"
 """The error code by which our scripts name a key of the wrong kind."""
 _BUSY_CODES: Final = frozenset({"BUSY", "MISCONF", "NOREPLICAS", "UNBLOCKED", "UNKILLABLE"})
@@ -258,6 +259,8 @@ class RedisServer:
             lost = [at for at, reply in enumerate(replies) if isinstance(reply, _NOT_RUN)]
             if not lost:
                 break
+            if self._deployment is None and any(isinstance(reply, exceptions.MovedError) for reply in replies):
+                raise StorageError(ALONE)
             await self._load_scripts()
             again = await self._send([commands[at] for at in lost], confirmed=confirmed)
             for at, reply in zip(lost, again, strict=True):
@@ -274,10 +277,17 @@ class RedisServer:
         return await self.where_the_queue_is(partial(self._call, script, arguments, confirmed))
 
     async def where_the_queue_is(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of the attempt, made again wherever a server says that another one has the queue."""
+        """Return the result of the attempt, made again wherever a server says that another one has the queue.
+
+        Raises:
+            StorageError: the target names one server alone.
+        """
         for _ in range(ROUNDS):
-            with suppress(Redirected):
+            try:
                 return await attempt()
+            except Redirected as error:
+                if self._deployment is None:
+                    raise StorageError(ALONE) from error
         return await attempt()
 
     async def _call(self, script: LoadableScript, arguments: Sequence[str | bytes | int], confirmed: bool) -> Reply:
