@@ -281,8 +281,7 @@ class Claims:
 
     async def _end(self, settlements: Sequence[Settlement]) -> list[Reply]:
         now_ms = self._queue.now_ms()
-        endings = [self._ending(settlement, now_ms) for settlement in settlements]
-        return await self._queue.server.run(endings, confirmed=True)
+        return await self._queue.server.run([self._ending(each, now_ms) for each in settlements], confirmed=True)
 
     def _ending(self, settlement: Settlement, now_ms: int) -> Command:
         claim = _own(settlement.claim)

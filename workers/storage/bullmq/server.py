@@ -21,10 +21,10 @@ from workers.storage.on_redis.server import (
     ask,
     checked,
     good,
-    read_replies,
     to_the_end,
     translate,
 )
+from workers.storage.on_redis.wire import read_replies
 
 __all__ = ["BullMQServer", "Contended", "Reply", "ask", "parse_url", "to_the_end", "translate"]
 

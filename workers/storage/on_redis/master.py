@@ -19,6 +19,7 @@ moved, and `StorageUnavailable` is raised meanwhile.
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -27,12 +28,14 @@ from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection, Connection, ConnectionPool, SSLConnection, parse_url
 from redis.crc import key_slot
 
+from workers.errors import StorageError
 from workers.storage.redis_urls import Address, Deployment, read_deployment
 
 ASKED_IN_TIME: Final = 3
 """How many servers that hang are asked within the time of one call."""
 
 
+_HASH_TAG: Final = re.compile(rb"[^{]*{[^}]+}")
 _NO_ANSWER: Final = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
 
 
@@ -181,6 +184,20 @@ def master_pool(deployment: Deployment, key: bytes, settings: Mapping[str, Any])
     tls = from_url.pop("connection_class", None) is not None
     kind = TlsMasterConnection if tls else MasterConnection
     return ConnectionPool(kind, **{**from_url, **settings, "master": master})
+
+
+def slot_of(deployment: Deployment, base: bytes) -> int | None:
+    """Return the slot of a cluster that has all keys which begin with `base`; None behind Sentinels.
+
+    Raises:
+        StorageError: they are in many slots.
+    """
+    if not deployment.is_cluster:
+        return None
+    if not _HASH_TAG.match(base):
+        keys = base.decode(errors="replace")
+        raise StorageError(f"on a Redis Cluster the prefix has to be in braces, as {{bull}}: keys begin {keys!r}")
+    return key_slot(base)
 
 
 def client_of(url: str, settings: Mapping[str, Any]) -> Redis:
