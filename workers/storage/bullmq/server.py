@@ -103,7 +103,7 @@ class BullMQServer(on_redis.RedisServer):
             watching, *seen = await read_replies(connection, [("WATCH", *watched), *read])
             good(watching)
             done = await _execute(connection, [] if _lost_script(seen) else decide([good(reply) for reply in seen]))
-            if confirmed and done is not None:
+            if confirmed and done is not None and not _lost_script([*seen, *done]):  # else it will run again
                 await self.confirm(connection)
             return seen, done
 
@@ -111,10 +111,10 @@ class BullMQServer(on_redis.RedisServer):
         if not commands:
             return []
         async with self.borrowed() as connection:
-            replies = await _execute(connection, commands)
-            if confirmed:
+            replies = await _execute(connection, commands) or []
+            if confirmed and not _lost_script(replies):  # else it will run again
                 await self.confirm(connection)
-            return replies or []
+            return replies
 
 
 async def _execute(connection: AbstractConnection, commands: Sequence[Command]) -> list[Reply] | None:

@@ -311,7 +311,7 @@ class RedisServer:
             return []
         async with self.borrowed() as connection:
             replies = await read_replies(connection, commands)
-            if confirmed:
+            if confirmed and not any(isinstance(reply, _NOT_RUN) for reply in replies):  # else they will run again
                 await self.confirm(connection)
             return replies
 
