@@ -38,7 +38,8 @@ class StorageFull(StorageUnavailable):
 class NotReplicated(StorageUnavailable):
     """The storage made the change, but too few replicas confirmed it in time: it is lost if the master dies now.
 
-    Repeating the call tells whether they have it by then; an id that was enqueued is a duplicate.
+    Repeating the call tells whether they have it by then; an id that was enqueued is a duplicate. Of a batch that is
+    sent in portions, those after the first that was not confirmed are not made.
     """
 
 

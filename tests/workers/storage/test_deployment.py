@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
+from redis.asyncio import Redis
 
 from tests.deployments import SERVICE, SentinelProcess, ask, sentinel_of
 from tests.servers import ValkeyProcess, free_port
@@ -12,6 +14,7 @@ from workers import StorageError, StorageUnavailable
 from workers.kv.redis import RedisKvStore
 from workers.storage import open_storage
 from workers.storage.bullmq import BullMQStorage
+from workers.storage.redis import RedisStorage
 from workers.storage.redis_urls import read_deployment
 from workers.storage.urls import SCHEMES
 from workers.testing.steps import job
@@ -117,6 +120,22 @@ async def test_sentinels_have_credentials_of_their_own(scheme: str, sentinel: Se
         await open_storage(f"{place}?sentinel_username=watcher&sentinel_password=no").connect()
     with pytest.raises(StorageUnavailable, match="nobody knows a master with the name 'other'"):
         await open_storage(place.replace(SERVICE, "other")).connect()
+
+
+async def test_sentinels_that_are_away_stop_no_queue(redis_url: str, valkey_server: ValkeyProcess) -> None:
+    """While nobody can say that the master is elsewhere, it is where it was, for new connections as well."""
+    with sentinel_of(valkey_server.port) as sentinel:
+        storage = RedisStorage(sentinel.url, "unwatched")
+        await storage.connect()
+    async with Redis.from_url(redis_url) as admin:
+        await admin.client_kill_filter(_type="normal", skipme=True)
+    with contextlib.suppress(StorageUnavailable):
+        await storage.enqueue([job("a")])
+    await storage.enqueue([job("a")])
+    assert await storage.status(["a"]) != [None]
+    await storage.disconnect()
+    with pytest.raises(StorageUnavailable):
+        await storage.connect()
 
 
 async def test_a_server_that_is_no_cluster_says_so(redis_url: str) -> None:

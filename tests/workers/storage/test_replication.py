@@ -19,7 +19,7 @@ from workers.jobs import Completed, EnqueueStatus, Released, SettleStatus
 from workers.storage.bull import BullStorage
 from workers.storage.bullmq import BullMQStorage
 from workers.storage.redis import RedisStorage
-from workers.testing.steps import claim_one, job
+from workers.testing.steps import HOUR, claim_one, job
 
 
 class Pair:
@@ -69,7 +69,7 @@ async def test_what_replicas_do_not_confirm_is_said(
 ) -> None:
     """Whatever changes a job says so and has changed it all the same. Repeated later, it finds that, and is confirmed.
 
-    Claims and leases are not waited for.
+    Claims and leases are not waited for. So it is where the server has forgotten the scripts, as a new master has.
     """
     await until(lambda: "master_link_status:up" in ask(pair.replica, "INFO", "replication"))
     storage = kind(f"{pair.master.url}?wait_replicas=1&wait_timeout_ms=50", f"mail-{kind.__name__}")
@@ -79,9 +79,11 @@ async def test_what_replicas_do_not_confirm_is_said(
     pair.stop()
     second = await claim_one(storage)
     assert not (await storage.renew([first, second])).lost
+    ask(pair.master, "SCRIPT", "FLUSH")
     with pytest.raises(NotReplicated, match="0 of 1 replicas confirmed the change within 50 ms; it is stored"):
         await storage.enqueue([job("d")])
-    ends = [Completed(claim=first, result=b"1")]
+    assert await storage.status(["d"]) != [None]
+    ends = [Completed(claim=first, result=b"1", then=job("next", delay=HOUR))]
     for change in (
         lambda: storage.settle(ends),
         lambda: storage.settle([Released(claim=second)]),
@@ -91,8 +93,11 @@ async def test_what_replicas_do_not_confirm_is_said(
         lambda: storage.complete("c", b"1"),
         storage.drain,
     ):
+        ask(pair.master, "SCRIPT", "FLUSH")
         with pytest.raises(NotReplicated):
             await change()
+    found = await storage.status(["a", "b", "c", "d", "next"])
+    assert [status and status.state for status in found] == ["completed", None, "completed", None, None]
     pair.go_on()
     [settled] = await confirmed(lambda: storage.settle(ends))
     assert settled.status is SettleStatus.ALREADY_APPLIED

@@ -9,9 +9,12 @@ import pytest
 
 from tests.deployments import Cluster, cluster
 from tests.workers.harnesses import RedisHarness
+from workers import StorageError
 from workers.storage.base import Limits, Storage
 from workers.storage.bullmq import BullMQStorage
+from workers.storage.redis import RedisStorage
 from workers.testing import Case, all_cases, run
+from workers.testing.steps import job
 
 IN_EVERY_RUN: Final = frozenset(
     {
@@ -86,6 +89,23 @@ async def test_conformance_on_a_cluster(case: Case, harness: type[OnACluster], s
         verdict = await run(case, opened)
     if verdict.declared is not None:
         pytest.skip(f"declared: {verdict.declared}")
+
+
+@pytest.mark.parametrize("kind", [RedisStorage, BullMQStorage])
+async def test_a_node_is_not_taken_for_the_cluster(kind: type[RedisStorage | BullMQStorage], servers: Cluster) -> None:
+    """A URL that names one server of a cluster is an error that says so, in a script and in a batch."""
+    await servers.ready()
+    storages = [kind(node.url, "{mail}") for node in servers.nodes]
+    refused = 0
+    for storage in storages:
+        await storage.connect()
+        for verb in (lambda: storage.enqueue([job()]), storage.counts):  # noqa: B023 - called at once
+            try:
+                await verb()
+            except StorageError as error:
+                refused += "its URL begins with redis+cluster://" in str(error)
+        await storage.disconnect()
+    assert refused == 2 * (len(storages) - 1)
 
 
 def test_the_cases_of_every_run_exist() -> None:

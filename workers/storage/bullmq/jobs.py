@@ -68,18 +68,18 @@ class Jobs:
         self._queue = queue
         self._lua = queue.lua
 
-    async def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
-        """See `Storage.enqueue`."""
+    async def enqueue(self, jobs: Sequence[NewJob], *, confirmed: bool = True) -> list[EnqueueResult]:
+        """See `Storage.enqueue`; without `confirmed` replicas are not waited for."""
         for job in jobs:
             check_fits_redis(job.id, job.payload)
             if job.ordering_key is not None:
                 raise Unsupported(f"job {job.id!r}: {NO_ORDERING_KEYS}")
         results: list[EnqueueResult] = []
         for start in range(0, len(jobs), TRANSACTION_JOBS):
-            results += await self._add(jobs[start : start + TRANSACTION_JOBS])
+            results += await self._add(jobs[start : start + TRANSACTION_JOBS], confirmed)
         return results
 
-    async def _add(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+    async def _add(self, jobs: Sequence[NewJob], confirmed: bool) -> list[EnqueueResult]:
         now_ms = self._queue.now_ms()
         raws = [encode_id(job.id) for job in jobs]
         units: list[tuple[Command, ...]] = [
@@ -89,11 +89,11 @@ class Jobs:
         units.append((("DEL", *(self._queue.tombstone(raw) for raw in raws)),))
         results: list[EnqueueResult] = []
         for job, (existed, added) in zip(
-            jobs, await self._queue.server.run_atomic(units, confirmed=True), strict=False
+            jobs, await self._queue.server.run_atomic(units, confirmed=confirmed), strict=False
         ):
             if isinstance(added, StorageError):
                 raise added
-            results.append(await self._add_again(job) if existed else await self._added(job, added))
+            results.append(await self._add_again(job, confirmed) if existed else await self._added(job, added))
         return results
 
     async def _added(self, job: NewJob, answer: Reply) -> EnqueueResult:
@@ -111,7 +111,7 @@ class Jobs:
             created_ms, parent = now_ms if job.created_ms is None else job.created_ms, job.parent
         return self._lua.add(raw, job.name, encode_bytes(job.payload), encode_options(job, raw), created_ms, parent)
 
-    async def _add_again(self, job: NewJob) -> EnqueueResult:
+    async def _add_again(self, job: NewJob, confirmed: bool) -> EnqueueResult:
         """Insert a new generation of an id that may have one, or has just gone, or return what is in the way."""
         raw, by_answer = encode_id(job.id), isinstance(job, BullMQJob)  # which BullMQ may refuse, or take for another
 
@@ -122,7 +122,7 @@ class Jobs:
             clear = [*gone, ("DEL", self._queue.tombstone(raw))]
             return clear if by_answer else [*clear, self._insertion(job, raw, self._queue.now_ms())]
 
-        found = await self._change(raw, decide)
+        found = await self._change(raw, decide, confirmed=confirmed)
         if found.state is JobState.COMPLETED:
             result = decode_bytes(found.fields.get("returnvalue", "null"))
             return EnqueueResult(id=job.id, status=EnqueueStatus.COMPLETED, existing_state=found.state, result=result)
@@ -340,7 +340,9 @@ class Jobs:
             changed += wanted(found)
         return changed
 
-    async def _change(self, raw: str, decide: Callable[[BullMQRecord], Sequence[Command]]) -> BullMQRecord:
+    async def _change(
+        self, raw: str, decide: Callable[[BullMQRecord], Sequence[Command]], *, confirmed: bool = True
+    ) -> BullMQRecord:
         """Carry out what `decide` returns for the job, and return the job as it was then."""
         now_ms = self._queue.server_ms()
 
@@ -349,7 +351,7 @@ class Jobs:
 
         watched = (self._lua.job(raw), self._lua.lock(raw))
         read = reading(self._lua, raw)
-        return record(raw, await self._queue.server.transact(watched, read, decide_on, confirmed=True), now_ms)
+        return record(raw, await self._queue.server.transact(watched, read, decide_on, confirmed=confirmed), now_ms)
 
     def _event(self, name: str, raw: str) -> Command:
         return "XADD", self._lua["events"], "MAXLEN", "~", EVENTS_KEPT, "*", "event", name, "jobId", raw

@@ -22,10 +22,10 @@ from workers.storage.on_redis.server import (
     ask,
     checked,
     good,
-    read_replies,
     to_the_end,
     translate,
 )
+from workers.storage.on_redis.wire import read_replies
 
 __all__ = ["BullMQServer", "Contended", "Reply", "ask", "parse_url", "to_the_end", "translate"]
 
@@ -105,7 +105,7 @@ class BullMQServer(on_redis.RedisServer):
             watching, *seen = await read_replies(connection, [("WATCH", *watched), *read])
             good(watching)
             done = await _execute(connection, [] if _lost_script(seen) else decide([good(reply) for reply in seen]))
-            if confirmed and done is not None:
+            if confirmed and done is not None and not _lost_script([*seen, *done]):  # else it will run again
                 await self.confirm(connection)
             return seen, done
 
@@ -113,10 +113,10 @@ class BullMQServer(on_redis.RedisServer):
         if not commands:
             return []
         async with self.borrowed() as connection:
-            replies = await _execute(connection, commands)
-            if confirmed:
+            replies = await _execute(connection, commands) or []
+            if confirmed and not _lost_script(replies):  # else it will run again
                 await self.confirm(connection)
-            return replies or []
+            return replies
 
 
 async def _execute(connection: AbstractConnection, commands: Sequence[Command]) -> list[Reply] | None:

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Final
 
 from redis.asyncio import Redis
@@ -160,7 +161,8 @@ class BullMQStorage:
         self._presence = Presence(access, prefix, queue)
         self._jobs = Jobs(access)
         self._quarantine = BullMQQuarantine(access, self._jobs)
-        self._claims = Claims(access, self._jobs.enqueue, self._quarantine)
+        # What a completion continues with is confirmed with the completion.
+        self._claims = Claims(access, partial(self._jobs.enqueue, confirmed=False), self._quarantine)
         self._flows = Flows(access, prefix)
         self._children = ChildrenReader(access, prefix)
         self._inspector = BullMQInspector(access)

@@ -8,7 +8,8 @@ slot, and repeat commands whose answer was lost, which is not safe for ours.
 
 An address holds until there is reason to doubt it: a connection to it was given up, for whatever reason, or the server
 says that it is no master, or does not have the slot. Then the next connection asks again. `MOVED` names the new one.
-Connections to another address than the one that holds now are closed when they are next used.
+If nobody answers, the last address is used: Sentinels that are all away stop no queue. Connections to another address
+than the one that holds now are closed when they are next used.
 
 `ASK` is not followed. It says that a slot's keys are under way to another server, one after the other. A script that
 followed it would find some of the queue's keys missing there, and make them anew. So the queue rests until the slot has
@@ -18,6 +19,7 @@ moved, and `StorageUnavailable` is raised meanwhile.
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -26,10 +28,15 @@ from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection, Connection, ConnectionPool, SSLConnection, parse_url
 from redis.crc import key_slot
 
+from workers.errors import StorageError
 from workers.storage.redis_urls import Address, Deployment, read_deployment
 
 ASKED_IN_TIME: Final = 3
 """How many servers that hang are asked within the time of one call."""
+
+
+_HASH_TAG: Final = re.compile(rb"[^{]*{[^}]+}")
+_NO_ANSWER: Final = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
 
 
 class MasterUnknown(exceptions.ConnectionError):
@@ -45,10 +52,11 @@ class Master:
         self._settings = settings
         self._known: Sequence[Address] = ()  # the cluster's nodes by its own account
         self._address: Address | None = None  # None while it is doubtful
+        self._last: Address | None = None
 
-    def holds(self, address: Address) -> bool:
-        """Tell whether nothing speaks against this address."""
-        return address == self._address
+    def has_left(self, address: Address) -> bool:
+        """Tell whether it is known to be elsewhere."""
+        return self._address not in (None, address)
 
     def doubt(self, address: Address) -> None:
         """Ask anew before the next connection, unless another address has been found since."""
@@ -57,16 +65,22 @@ class Master:
 
     def moved(self, address: Address) -> None:
         """Use this address from now on, because the server that had the slot says so."""
-        self._address = address
+        self._last = self._address = address
 
     async def find(self) -> Address:
         """Return the address.
 
         Raises:
-            RedisError, OSError: nobody who was asked knows it; this is the error of the last of them.
+            RedisError, OSError: it was never known, and nobody who was asked knows it; the error of the last of them.
+            MasterUnknown: those who answered know no master.
         """
         if self._address is None:
-            self._address = await self._ask_around()
+            try:
+                self._last = self._address = await self._ask_around()
+            except _NO_ANSWER as error:
+                if self._last is None or isinstance(error, MasterUnknown):
+                    raise
+                return self._last
         return self._address
 
     async def _ask_around(self) -> Address:
@@ -78,7 +92,7 @@ class Master:
         for node in nodes:
             try:
                 found = await (self._ask_node(node) if self._deployment.is_cluster else self._ask_sentinel(node))
-            except (exceptions.ConnectionError, exceptions.TimeoutError, OSError) as error:
+            except _NO_ANSWER as error:
                 failure = error
             else:
                 if found is not None:
@@ -131,13 +145,14 @@ class MasterConnection(Connection):
     @property
     def is_outdated(self) -> bool:
         """Whether it goes to another server than new connections do."""
-        return not self._master.holds((self.host, self.port))
+        return self._master.has_left((self.host, self.port))
 
     async def connect(self) -> None:
+        address = await self._master.find()
         if self.is_connected and self.is_outdated:
             await self.disconnect(nowait=True)
         if not self.is_connected:
-            self.host, self.port = await self._master.find()
+            self.host, self.port = address
         await super().connect()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
 
     async def disconnect(self, *how: Any, **named: Any) -> None:
@@ -169,6 +184,20 @@ def master_pool(deployment: Deployment, key: bytes, settings: Mapping[str, Any])
     tls = from_url.pop("connection_class", None) is not None
     kind = TlsMasterConnection if tls else MasterConnection
     return ConnectionPool(kind, **{**from_url, **settings, "master": master})
+
+
+def slot_of(deployment: Deployment, base: bytes) -> int | None:
+    """Return the slot of a cluster that has all keys which begin with `base`; None behind Sentinels.
+
+    Raises:
+        StorageError: they are in many slots.
+    """
+    if not deployment.is_cluster:
+        return None
+    if not _HASH_TAG.match(base):
+        keys = base.decode(errors="replace")
+        raise StorageError(f"on a Redis Cluster the prefix has to be in braces, as {{bull}}: keys begin {keys!r}")
+    return key_slot(base)
 
 
 def client_of(url: str, settings: Mapping[str, Any]) -> Redis:

@@ -16,13 +16,11 @@ in question and has done nothing for them. Then the scripts are loaded, and exac
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import timedelta
 from functools import partial
-from ssl import SSLCertVerificationError
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from typing import Final, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from redis import exceptions
@@ -30,17 +28,17 @@ from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.crc import key_slot
 
 from workers.errors import ForeignLoop, StorageDamaged, StorageError, StorageFull, StorageUnavailable, WorkersError
 from workers.homes import Home, keep_inherited
 from workers.storage.on_redis.examination import Care, Examination, Lookout
-from workers.storage.on_redis.master import MasterUnknown, master_pool
+from workers.storage.on_redis.master import MasterUnknown, master_pool, slot_of
+from workers.storage.on_redis.wire import Command as Command
+from workers.storage.on_redis.wire import Reply as Reply
+from workers.storage.on_redis.wire import packed, read_replies, rejected_certificate
 from workers.storage.redis_urls import read_deployment, take_parameter, take_replication
 
 T = TypeVar("T")
-Command: TypeAlias = tuple[str | bytes | int | float, ...]
-Reply: TypeAlias = Any  # the answer of a script or command; each caller knows its shape
 
 ROUNDS: Final = 10
 """How often an optimistic transaction is tried, and a call whose scripts get lost again."""
@@ -70,8 +68,7 @@ FULL: Final = (
 _FULL_BEFORE_7: Final = "-OOM "
 """The code in the message by which a server before Redis 7 says that a script stopped at a full memory."""
 _NOT_RUN: Final = (exceptions.NoScriptError, exceptions.MovedError)
-_HASH_TAG: Final = re.compile(rb"[^{]*{[^}]+}")
-"""What keys begin with that a cluster keeps in one slot."""
+ALONE: Final = "the server is one of a Redis Cluster, and another has the queue: its URL begins with redis+cluster://"
 DAMAGED: Final = "DAMAGED"
 """The error code by which our scripts name a key of the wrong kind."""
 _BUSY_CODES: Final = frozenset({"BUSY", "MISCONF", "NOREPLICAS", "UNBLOCKED", "UNKILLABLE"})
@@ -85,7 +82,7 @@ def translate(error: BaseException) -> WorkersError:
     """Return the error of ours that a server's or connection's error means."""
     if isinstance(error, _REFUSED):
         return StorageError(f"the Redis server refused the log-in ({type(error).__name__}); check user and password")
-    certificate = _rejected_certificate(error)
+    certificate = rejected_certificate(error)
     if certificate is not None:
         return StorageError(f"the Redis server's certificate is not trusted: {certificate.verify_message}")
     if isinstance(error, MasterUnknown):
@@ -101,13 +98,6 @@ def translate(error: BaseException) -> WorkersError:
     if code == DAMAGED:
         return StorageDamaged(f"the queue is damaged: {rest[:200]}")
     return StorageError(f"the Redis server answered with an error: {str(error)[:200]}")
-
-
-def _rejected_certificate(error: BaseException | None) -> SSLCertVerificationError | None:
-    """Return the reason behind an error of redis-py if it is the server's certificate."""
-    while error is not None and not isinstance(error, SSLCertVerificationError):
-        error = error.__cause__ or error.__context__
-    return error
 
 
 @contextmanager
@@ -165,7 +155,8 @@ class RedisServer:
         self._target = target
         self._deployment = read_deployment(target) if isinstance(target, str) else None
         self._base = base
-        self._shared = (target, text, self._slot())  # storages for which this is the same share connections
+        slot = None if self._deployment is None else slot_of(self._deployment, base)
+        self._shared = (target, text, slot)  # storages for which this is the same share connections
         self._timeout = timeout.total_seconds()
         self._scripts = scripts
         self._text = text
@@ -235,19 +226,6 @@ class RedisServer:
             _pools.get(asyncio.get_running_loop(), {}).pop(self._shared, None)
             await pool.client.connection_pool.disconnect()
 
-    def _slot(self) -> int | None:
-        """Return the slot of a cluster that has the queue; None without a cluster.
-
-        Raises:
-            StorageError: its keys are in many.
-        """
-        if self._deployment is None or not self._deployment.is_cluster:
-            return None
-        if not _HASH_TAG.match(self._base):
-            base = self._base.decode(errors="replace")
-            raise StorageError(f"on a Redis Cluster the prefix has to be in braces, as {{bull}}: keys begin {base!r}")
-        return key_slot(self._base)
-
     def _make_pool(self) -> ConnectionPool:
         settings = {
             "protocol": 2,  # so replies have one shape, whatever the server and the client's default
@@ -282,6 +260,8 @@ class RedisServer:
             lost = [at for at, reply in enumerate(replies) if isinstance(reply, _NOT_RUN)]
             if not lost:
                 break
+            if self._deployment is None and any(isinstance(reply, exceptions.MovedError) for reply in replies):
+                raise StorageError(ALONE)
             await self._load_scripts()
             again = await self._send([commands[at] for at in lost], confirmed=confirmed)
             for at, reply in zip(lost, again, strict=True):
@@ -298,10 +278,17 @@ class RedisServer:
         return await self.where_the_queue_is(partial(self._call, script, arguments, confirmed))
 
     async def where_the_queue_is(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of the attempt, made again wherever a server says that another one has the queue."""
+        """Return the result of the attempt, made again wherever a server says that another one has the queue.
+
+        Raises:
+            StorageError: the target names one server alone.
+        """
         for _ in range(ROUNDS):
-            with suppress(Redirected):
+            try:
                 return await attempt()
+            except Redirected as error:
+                if self._deployment is None:
+                    raise StorageError(ALONE) from error
         return await attempt()
 
     async def _call(self, script: LoadableScript, arguments: Sequence[str | bytes | int], confirmed: bool) -> Reply:
@@ -347,7 +334,7 @@ class RedisServer:
             return []
         async with self.borrowed() as connection:
             replies = await read_replies(connection, commands)
-            if confirmed:
+            if confirmed and not any(isinstance(reply, _NOT_RUN) for reply in replies):  # else they will run again
                 await self.confirm(connection)
             return replies
 
@@ -408,36 +395,6 @@ async def _one(connection: AbstractConnection, command: Command) -> Reply:
         return await connection.read_response()
     except exceptions.ResponseError as error:  # the connection is as good as before
         return error
-
-
-def packed(command: Command) -> bytes:
-    """Return the command as it goes over the wire; redis-py's own packing takes several times as long.
-
-    Text may contain bytes of other producers, as surrogates.
-    """
-    parts = [b"*%d\r\n" % len(command)]
-    for value in command:
-        data = value if isinstance(value, bytes) else str(value).encode(errors="surrogateescape")
-        parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
-    return b"".join(parts)
-
-
-async def read_replies(connection: AbstractConnection | None, commands: Sequence[Command]) -> list[Reply]:
-    """Run the commands in one round trip.
-
-    redis-py's pipelines are slow, and cannot batch between WATCH and MULTI.
-    """
-    assert connection is not None
-    if not commands:
-        return []
-    await connection.send_packed_command(list(map(packed, commands)))
-    replies: list[Reply] = []
-    for _ in commands:
-        try:
-            replies.append(await connection.read_response())
-        except exceptions.ResponseError as error:
-            replies.append(error)
-    return replies
 
 
 def checked(reply: Reply) -> Reply:
