@@ -6,12 +6,15 @@ import json
 from datetime import timedelta
 
 import pytest
+from redis.asyncio import Redis
 
+from tests.interop.bull_jobs import Obedient
 from tests.interop.bull_queue import ERROR, Ids, a_job, ended, status
 from tests.interop.claims import LEASES, next_claim
-from tests.interop.peer import BullPeer
+from tests.interop.peer import BullPeer, bull_peer
 from tests.patience import eventually
-from workers import JobState
+from tests.workers.running import running
+from workers import JobState, Worker
 from workers.jobs import Cancelled, Completed, EnqueueStatus, Failed
 from workers.storage.bull import BullStorage
 
@@ -43,6 +46,23 @@ async def test_a_pause_from_node_holds_us_back(queue: BullStorage, peer: BullPee
     assert await queue.claim("ours", leases=LEASES, limit=5) == []
     await queue.resume()
     assert [claim.job_id for claim in await queue.claim("ours", leases=LEASES, limit=5)] == [theirs, ours]
+
+
+@pytest.mark.spread("version")
+async def test_what_falls_due_while_paused_outlives_nodes_resume(
+    queue: BullStorage, npm_packages: None, redis_url: str, version: str, ids: Ids
+) -> None:
+    """A worker of ours puts a due job among the paused ones, where the Node process that resumes does not overwrite it."""
+    names, late = [ids() for _ in range(3)], ids()
+    await queue.pause()
+    await queue.enqueue([*(a_job(name, {}) for name in names), a_job(late, {}, delay=timedelta(milliseconds=300))])
+    async with Redis.from_url(redis_url) as client, running(Worker(queue, {"*": (handler := Obedient())})):
+        await eventually(lambda: client.llen(f"bull:{queue.queue}:paused"), lambda length: length == 4)
+        async with bull_peer(version, redis_url, queue.queue) as resumer:
+            await resumer.call("resume")
+            for name in (*names, late):
+                await ended(queue, name)
+    assert [run.id for run in handler.runs] == [*names, late]
 
 
 @pytest.mark.spread("version")

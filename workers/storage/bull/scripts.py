@@ -18,7 +18,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "enqueue": ("add",),
     "claim": ("quarantine", "drop", "due"),
-    "recover": ("quarantine", "drop"),
+    "recover": ("quarantine", "drop", "due"),
     "renew": ("hold",),
     "settle": ("add", "hold"),
 }

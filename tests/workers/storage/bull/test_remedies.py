@@ -204,6 +204,23 @@ async def _is_due(storage: BullStorage, job_id: str) -> bool:
     return await state(storage, job_id) is JobState.QUEUED
 
 
+@pytest.mark.parametrize("step", ["claim", "recover"])
+async def test_w9_what_is_due_while_paused_is_lined_up(storage: BullStorage, node: NodeBull, step: str) -> None:
+    """A paused queue's wait ends for it, and any claim, or a full worker's recovery, puts it among the paused ones."""
+    await storage.enqueue([job("waiting")])
+    await storage.pause()
+    await storage.enqueue([job("due", delay=SHORT)])
+    async with asyncio.timeout(PATIENCE):
+        await storage.wait(["*"], timeout=HOUR)
+    assert await (claimed(storage) if step == "claim" else _requeued(storage)) == []
+    assert (await node.line("paused"), await node.line("wait")) == (["waiting", "due"], [])
+    assert (await node.record("due"))["delay"] == "0"
+
+
+async def _requeued(storage: BullStorage) -> list[str]:
+    return list((await storage.recover(10)).requeued)
+
+
 async def test_w9_pausing_and_resuming_merge_both_lines(storage: BullStorage, node: NodeBull) -> None:
     """Jobs that Node pushed past a pause survive the next pause and the resume; the paused ones run first."""
     await node.add("paused-1")
