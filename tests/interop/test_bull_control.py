@@ -180,6 +180,14 @@ async def test_ended_jobs_are_cleaned_from_either_side(queue: BullStorage, peer:
     assert await peer.call("read", ours) is None
 
 
+async def test_records_last_as_in_nodes_version(queue: BullStorage, peer: BullPeer, version: str) -> None:
+    """A job of Node's that wants to be removed is gone when it completes here, but where its Bull would keep it, too."""
+    job_id = await peer.add({}, removeOnComplete=True)
+    await queue.settle([Completed(claim=await next_claim(queue), result=b"1")])
+    found = await peer.call("read", job_id)
+    assert (found and found["state"]) == ("completed" if version == "1.0.0" else None)
+
+
 async def test_an_id_is_taken_once(queue: BullStorage, peer: BullPeer, version: str) -> None:
     """An id that Node's job has is a duplicate here, and one that ours has adds nothing in Node."""
     theirs = await peer.add({}, **({} if version == "1.0.0" else {"jobId": "order-7"}))

@@ -12,7 +12,7 @@ ended and unlocked in one step. It is never put into the line of a paused queue,
 first look (`recovery`).
 
 Jobs of Node are run as they are: they have the name `default`, a crash does not count as an attempt, and their records
-stay for ever unless `removeOnComplete` says otherwise. Their back-off and their `timeout` are kept.
+stay for ever unless `removeOnComplete` says otherwise, which only Bull 1.1 heeds. Their back-off and their `timeout` are kept.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ class BullStorage(ScriptedStorage):
             answer, dropped, told = unpack(await self._quarantine.run("claim", *arguments))
             report_dropped(self._name, dropped)
             self._quarantine.heed(told)
-            brought = list(codec.decode_claims(worker_id, head, answer))
+            brought = list(codec.decode_claims(worker_id, head, self._dialect, answer))
             claims += brought
             if len(brought) < AT_ONCE:
                 break

@@ -15,6 +15,11 @@ local function later(microseconds)
   return math.ceil((clock[1] * 1000000 + clock[2] + microseconds) / 1000)
 end
 
+-- Return the field `delay` of a job that is put off by so many microseconds.
+local function milliseconds(microseconds)
+  return string.format('%.0f', math.ceil(microseconds / 1000))
+end
+
 -- In the hash of a job: `+` and the token of the claim that holds it, then its worker; `-` and the token that settled
 -- it.
 local CLAIM = 'workers:claim'
@@ -63,7 +68,7 @@ end
 local FOREVER = 36525 * 24 * HOUR
 local function keep_of(opts, which)
   local ours = type(opts.workers) == 'table' and opts.workers or {}
-  if which == 'keepCompleted' and opts.removeOnComplete == true then
+  if which == 'keepCompleted' and DIALECT == 'C' and opts.removeOnComplete == true then
     return 0
   end
   local keep = ours[which]

@@ -71,7 +71,7 @@ local function continue(id, token, next)
   local _, name, data, opts, attempts, delay = unpack(next)
   local eta = delay > 0 and later(delay) or now
   redis.call(
-    'HMSET', P .. id, 'data', data, 'opts', opts, 'delay', string.format('%.0f', eta - now), 'attempts', attempts, 'attemptsMade',
+    'HMSET', P .. id, 'data', data, 'opts', opts, 'delay', milliseconds(delay), 'attempts', attempts, 'attemptsMade',
     '0', 'stacktrace', '[]', 'returnvalue', 'null', 'name', name, CLAIM, '-' .. token
   )
   redis.call('HDEL', P .. id, 'failedReason', 'stalledCounter', 'workers:error', 'workers:uncounted')
