@@ -42,7 +42,13 @@ class Management:
         return await self._storage.is_paused()
 
     async def retry(self, ids: Iterable[str]) -> int:
-        """Queue the failed and cancelled jobs among `ids` again, with fresh attempts, and return how many."""
+        """Queue the failed and cancelled jobs among `ids` again, with fresh attempts, and return how many.
+
+        On Bull each has one more attempt at least, see `Limits.fresh_retries`.
+
+        Raises:
+            JobLockedError: on Bull, another program has the locks of some, which stay as they are.
+        """
         ids = _several(ids)
         await self._connect()
         return await self._storage.retry(ids)
@@ -60,7 +66,11 @@ class Management:
         return retried
 
     async def remove(self, ids: Iterable[str]) -> int:
-        """Remove the jobs among `ids` without a trace, except running ones, and return how many."""
+        """Remove the jobs among `ids` without a trace, except running ones, and return how many.
+
+        Raises:
+            JobLockedError: on Bull, another program has the locks of some, which stay as they are.
+        """
         ids = _several(ids)
         await self._connect()
         return await self._storage.remove(ids)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
+from functools import partial
 
 import pytest
 from redis.asyncio import Redis
@@ -13,8 +14,8 @@ from tests.interop.bull_queue import ERROR, Ids, a_job, ended, status
 from tests.interop.claims import LEASES, next_claim
 from tests.interop.peer import BullPeer, bull_peer
 from tests.patience import eventually
-from tests.workers.running import running
-from workers import JobState, Worker
+from tests.workers.running import AT_ONCE, running
+from workers import JobState, JobStatus, Worker
 from workers.jobs import Cancelled, Completed, EnqueueStatus, Failed
 from workers.storage.bull import BullStorage
 
@@ -52,7 +53,7 @@ async def test_a_pause_from_node_holds_us_back(queue: BullStorage, peer: BullPee
 async def test_what_falls_due_while_paused_outlives_nodes_resume(
     queue: BullStorage, npm_packages: None, redis_url: str, version: str, ids: Ids
 ) -> None:
-    """A worker of ours puts a due job among the paused ones, where the Node process that resumes does not overwrite it."""
+    """A worker of ours puts a due job among the paused ones, where a Node process that resumes does not overwrite it."""
     names, late = [ids() for _ in range(3)], ids()
     await queue.pause()
     await queue.enqueue([*(a_job(name, {}) for name in names), a_job(late, {}, delay=timedelta(milliseconds=300))])
@@ -111,9 +112,25 @@ async def test_failures_are_retried_from_either_side(queue: BullStorage, peer: B
     await peer.work()
     await eventually(lambda: status(queue, ours), lambda found: found.state is JobState.FAILED)
     assert await queue.retry([ours]) == 1
-    await eventually(lambda: peer.runs(ours), lambda runs: len(runs) == 2)
-    [_, again] = await peer.runs(ours)
-    assert again["attemptsMade"] == 0, "a retry from here is with fresh attempts"
+    assert (await ended(queue, ours)).result == b"2"
+    assert [run["attemptsMade"] for run in await peer.runs(ours)] == [0, 1]
+
+
+@pytest.mark.spread("version")
+async def test_a_retry_from_here_is_one_more_attempt_as_in_node(queue: BullStorage, peer: BullPeer) -> None:
+    """A job that has used up its attempts runs once more after our `retry`, and after Node's, and has failed again."""
+    job_id = await peer.add({"failures": 9}, attempts=2)
+    handler = Obedient()
+    async with running(Worker(queue, {"*": handler}, retry=AT_ONCE)):
+        for runs, retry in ((2, None), (3, lambda: queue.retry([job_id])), (4, lambda: peer.call("retry", job_id))):
+            if retry is not None:
+                await retry()
+            await eventually(lambda: status(queue, job_id), partial(_has_failed, runs))
+    assert [run.attempt for run in handler.of(job_id)] == [1, 2, 3, 4]
+
+
+def _has_failed(runs: int, found: JobStatus) -> bool:
+    return (found.state, found.attempt) == (JobState.FAILED, runs)
 
 
 async def test_a_cancelled_job_is_a_failed_one_to_node(queue: BullStorage, peer: BullPeer, ids: Ids) -> None:
@@ -181,7 +198,7 @@ async def test_ended_jobs_are_cleaned_from_either_side(queue: BullStorage, peer:
 
 
 async def test_records_last_as_in_nodes_version(queue: BullStorage, peer: BullPeer, version: str) -> None:
-    """A job of Node's that wants to be removed is gone when it completes here, but where its Bull would keep it, too."""
+    """A job of Node's that wants to be removed is gone when it completes here, except where its Bull keeps it too."""
     job_id = await peer.add({}, removeOnComplete=True)
     await queue.settle([Completed(claim=await next_claim(queue), result=b"1")])
     found = await peer.call("read", job_id)

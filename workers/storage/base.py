@@ -71,6 +71,8 @@ class Limits:
     """Whether `enqueue` keeps deduplication keys; otherwise it refuses them with `Unsupported`."""
     priority_order: bool = True
     """Whether lower priorities always come first."""
+    fresh_retries: bool = True
+    """Whether `retry` gives a job fresh attempts; otherwise those it has made count on, and it has one more at least."""
     cancelled_apart: bool = True
     """Whether a cancelled job has a state of its own; otherwise it is a failed record with a mark of ours. Other
     programs on the queue see a failed job and may retry it, after which it does not count as cancelled any more.
@@ -239,7 +241,10 @@ class Storage(Protocol):
         """Tell whether the queue is paused."""
 
     async def retry(self, ids: Sequence[str]) -> int:
-        """Queue the failed and cancelled jobs among `ids` again, with fresh attempts, and return how many."""
+        """Queue the failed and cancelled jobs among `ids` again, with fresh attempts, and return how many.
+
+        See `limits.fresh_retries`.
+        """
 
     async def remove(self, ids: Sequence[str], *, running: bool = False, connection: object | None = None) -> int:
         """Remove the jobs among `ids` without a trace and return how many.

@@ -52,6 +52,7 @@ class Need:
 ANY_ID: Final = Need(what="any_id", met=lambda harness: harness.limits.any_id)
 ATOMIC_CONTINUATION: Final = Need(what="atomic_continuation", met=lambda harness: harness.limits.atomic_continuation)
 BOUNDED_RECOVERY: Final = Need(what="bounded_recovery", met=lambda harness: harness.limits.bounded_recovery)
+FRESH_RETRIES: Final = Need(what="fresh_retries", met=lambda harness: harness.limits.fresh_retries)
 NAME_FILTER: Final = Need(what="name_filter", met=lambda harness: harness.limits.name_filter)
 ORDERING_KEYS: Final = Need(what="ordering_keys", met=lambda harness: harness.limits.ordering_keys)
 OUTSIDE_ENDINGS: Final = Need(what="outside_endings", met=lambda harness: harness.limits.outside_endings)

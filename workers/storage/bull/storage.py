@@ -26,7 +26,7 @@ from redis.asyncio import Redis
 
 from workers.batching import Batcher
 from workers.checks import check_text, new_id
-from workers.errors import StorageError, Unsupported
+from workers.errors import JobLockedError, StorageError, Unsupported
 from workers.jobs import (
     UNCOUNTED_RETRIES,
     CancelResult,
@@ -120,6 +120,7 @@ class BullStorage(ScriptedStorage):
         deduplication=False,
         priority_order=False,
         longest_delay=LONGEST_DELAY,
+        fresh_retries=False,
         cancelled_apart=False,
     )
 
@@ -288,6 +289,34 @@ class BullStorage(ScriptedStorage):
         return await self._inspector.workers()
 
     # Management
+
+    async def retry(self, ids: Sequence[str]) -> int:
+        """See `Storage.retry`; attempts count on, as in Bull.
+
+        Raises:
+            JobLockedError: another program has the locks of some, which are not queued.
+        """
+        return await self._unless_locked("retry", ids)
+
+    async def remove(self, ids: Sequence[str], *, running: bool = False, connection: object | None = None) -> int:
+        """See `Storage.remove`.
+
+        Raises:
+            JobLockedError: without `running`: another program has the locks of some that wait or have ended, which are
+                not removed.
+        """
+        refuse_transaction(connection, "BullStorage")
+        return await self._unless_locked("remove", ids, int(running))
+
+    async def _unless_locked(self, script: str, ids: Sequence[str], *how: int) -> int:
+        done, locked = 0, []
+        for some in portions(ids, at_once=self.ids_at_once):
+            count, refused = unpack(await self._lua.run(script, self._packed_ids(some), *how))
+            done += count
+            locked += [codec.decode_id(raw) for raw in refused]
+        if locked:
+            raise JobLockedError(locked, done)
+        return done
 
     async def complete(
         self, job_id: str, result: bytes, *, keep: Retention | None = None, connection: object | None = None

@@ -10,7 +10,7 @@ import pytest
 
 from tests.workers.storage.bull.conftest import GRACE
 from tests.workers.storage.bull.steps import ERROR, SHORT, NodeBull, a_script_of, claimed, expired, heard, key
-from workers.errors import LossReason
+from workers.errors import JobLockedError, LossReason
 from workers.jobs import Completed, Failed, JobState, Released, Retried, SettleStatus
 from workers.storage.bull import BullStorage
 from workers.testing.steps import HOUR, PATIENCE, claim_one, job, state, status, until
@@ -72,6 +72,25 @@ async def test_w3_a_locked_job_in_line_waits_for_its_lock(storage: BullStorage, 
         rounds += 1
         assert rounds < 50, "the wait does not sleep"
     assert ids == [locked]
+
+
+async def test_w3_a_locked_job_is_not_removed(storage: BullStorage, node: NodeBull) -> None:
+    """One that waits, or has failed, while somebody has its lock is neither removed nor retried: that is told."""
+    await storage.enqueue([job("spent")])
+    await storage.settle([Failed(claim=await claim_one(storage), error=ERROR)])
+    waiting, free = [await node.add() for _ in range(2)]
+    for raw in (waiting, "spent"):
+        await node.client.set(node.key(f"{raw}:lock"), "somebody", px=60_000)
+    with pytest.raises(JobLockedError, match="locked by another program") as refused:
+        await storage.remove([waiting, free, "spent"])
+    assert (refused.value.ids, refused.value.done) == ((waiting, "spent"), 1)
+    with pytest.raises(JobLockedError, match="'spent'"):
+        await storage.retry(["spent"])
+    assert await node.line("wait") == [waiting]
+    assert await node.client.get(node.key(f"{waiting}:lock")) == "somebody"
+    assert await storage.remove([waiting], running=True) == 1
+    await node.unlock("spent")
+    assert await storage.retry(["spent"]) == 1
 
 
 async def test_w3_any_number_of_locked_jobs_hide_no_other(storage: BullStorage, node: NodeBull) -> None:

@@ -144,6 +144,15 @@ local function line_up_in_front(id)
   in_front[#in_front + 1] = id
 end
 
+-- Line up a job that runs once more, next if its producer wants the last one first.
+local function line_up_at_once(id, opts)
+  if options(opts).lifo == true then
+    line_up_in_front(id)
+  else
+    line_up(id)
+  end
+end
+
 local function delay_until(eta, low, id)
   redis.call('ZADD', DELAYED, eta * SCALE + low, id)
   next_delayed = math.min(next_delayed or math.huge, eta * SCALE + low)
@@ -235,6 +244,15 @@ end
 -- Tell whether there is such a job. Node leaves hashes behind that have nothing of a job but a delay or a mark.
 local function exists(id)
   return redis.pcall('HEXISTS', P .. id, 'data') == 1
+end
+
+-- Tell whether somebody has the lock of the job, and then note that in `locked`.
+local function is_locked(id, locked)
+  if redis.call('EXISTS', P .. id .. ':lock') == 0 then
+    return false
+  end
+  locked[#locked + 1] = id
+  return true
 end
 
 -- Return the first of the ids a job may have that exists, and the job's state.

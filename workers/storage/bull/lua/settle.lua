@@ -57,10 +57,8 @@ local function retry(id, token, job, delay, reason, stack, facts, counted, postp
   let_go(id)
   if delay > 0 then
     delay_until(later(delay), low_bits(id), id)
-  elseif options(job.opts).lifo == true then
-    line_up_in_front(id)
   else
-    line_up(id)
+    line_up_at_once(id, job.opts)
   end
   tell(EVENT.failing, id)
   emit('failed', id, '{}')
