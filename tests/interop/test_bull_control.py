@@ -53,7 +53,7 @@ async def test_a_pause_from_node_holds_us_back(queue: BullStorage, peer: BullPee
 async def test_what_falls_due_while_paused_outlives_nodes_resume(
     queue: BullStorage, npm_packages: None, redis_url: str, version: str, ids: Ids
 ) -> None:
-    """A worker of ours puts a due job among the paused ones, where a Node process that resumes does not overwrite it."""
+    """A worker of ours puts a due job among the paused ones, where a `resume` of Node's does not overwrite it."""
     names, late = [ids() for _ in range(3)], ids()
     await queue.pause()
     await queue.enqueue([*(a_job(name, {}) for name in names), a_job(late, {}, delay=timedelta(milliseconds=300))])

@@ -50,7 +50,11 @@ class Limits:
     longest_delay: timedelta = MAX_DELAY
     """A job with a longer delay is refused with `Unsupported`; a longer delay of a retry is shortened to this."""
     recovery_passes: int = 1
-    """How many calls of `recover` it takes to bring a job back after its lease expired."""
+    """How many calls of `recover` it takes to bring a job back after its lease expired; those before that count."""
+    recovery_interval: timedelta | None = None
+    """Reapers call `recover` at least this often, however long the leases are; None leaves it to them. A crashed job is
+    back when its lease and this time are over.
+    """
     bounded_recovery: bool = True
     """Whether `recover` obeys its limit; otherwise one call may bring back every expired job."""
     any_id: bool = True
@@ -72,7 +76,7 @@ class Limits:
     priority_order: bool = True
     """Whether lower priorities always come first."""
     fresh_retries: bool = True
-    """Whether `retry` gives a job fresh attempts; otherwise those it has made count on, and it has one more at least."""
+    """Whether `retry` gives a job fresh attempts; otherwise the old ones count on, and it has at least one more."""
     cancelled_apart: bool = True
     """Whether a cancelled job has a state of its own; otherwise it is a failed record with a mark of ours. Other
     programs on the queue see a failed job and may retry it, after which it does not count as cancelled any more.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import Sequence
 from datetime import timedelta
@@ -21,6 +22,8 @@ SWEPT_AT_ONCE = 200
 class Reaper:
     """Recovers and sweeps one queue every `interval` (default 15 s, half of the default lease), on its own clock.
 
+    On a storage with a shorter `limits.recovery_interval` it recovers that often.
+
     Any number of reapers may run on a queue. One runs beside every worker; alone, `run` it as a task and cancel it.
     """
 
@@ -35,6 +38,7 @@ class Reaper:
     ) -> None:
         self._storage = storage
         self._interval = interval.total_seconds()
+        self._recovery_interval = min(interval, storage.limits.recovery_interval or interval).total_seconds()
         self._max_stalls = max_stalls
         self._events = Emitter(observers, queue=storage.queue, worker_id=name)
         self._news = SetAsideReporter(storage, self._events)
@@ -44,39 +48,43 @@ class Reaper:
 
         A storage that does not answer, or answers with an error, is reported and asked again next time.
         """
-        while True:
+        passes_per_sweep = round(self._interval / self._recovery_interval)
+        for number in itertools.count():
             try:
-                await self.reap()
+                await (self._recover() if number % passes_per_sweep else self.reap())
             except (StorageUnavailable, StorageError) as error:  # an error may be about one job among thousands
                 self._events.report(error)
             # Jittered, so that many reapers do not come at the same moment.
-            await asyncio.sleep(self._interval * random.uniform(0.9, 1.0))  # noqa: S311 - spreads load, guards nothing
+            pause = self._recovery_interval * random.uniform(0.9, 1.0)  # noqa: S311 - spreads load, guards nothing
+            await asyncio.sleep(pause)
 
     async def reap(self) -> None:
         """Run one pass: recover every lease that has expired by now, remove every expired record.
 
         However many records expired at once, the storage is left to others half of the time, and leases that expire
-        meanwhile are still recovered every `interval`.
+        meanwhile are still recovered.
         """
         clock = asyncio.get_running_loop().time
-        try:
-            await self._recover()
-        finally:
-            self._news.tell()
+        await self._recover()
         recovered = started = clock()
         while await self._storage.sweep(SWEPT_AT_ONCE) >= SWEPT_AT_ONCE:
             await asyncio.sleep(clock() - started)
-            if clock() - recovered >= self._interval:
+            if clock() - recovered >= self._recovery_interval:
                 await self._recover()
                 recovered = clock()
             started = clock()
 
     async def _recover(self) -> None:
-        while True:
-            recovery = await self._storage.recover(BATCH, max_stalls=self._max_stalls)
-            if recovery.requeued:
-                self._events.emit(WorkerEventKind.STALLED, job_ids=recovery.requeued)
-            if recovery.failed:
-                self._events.emit(WorkerEventKind.FAILED, job_ids=recovery.failed)
-            if len(recovery.requeued) + len(recovery.failed) < BATCH:
-                break
+        try:
+            while await self._recover_some() >= BATCH:
+                pass
+        finally:
+            self._news.tell()
+
+    async def _recover_some(self) -> int:
+        recovery = await self._storage.recover(BATCH, max_stalls=self._max_stalls)
+        if recovery.requeued:
+            self._events.emit(WorkerEventKind.STALLED, job_ids=recovery.requeued)
+        if recovery.failed:
+            self._events.emit(WorkerEventKind.FAILED, job_ids=recovery.failed)
+        return len(recovery.requeued) + len(recovery.failed)

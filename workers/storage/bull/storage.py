@@ -12,7 +12,7 @@ ended and unlocked in one step. It is never put into the line of a paused queue,
 first look (`recovery`).
 
 Jobs of Node are run as they are: they have the name `default`, a crash does not count as an attempt, and their records
-stay for ever unless `removeOnComplete` says otherwise, which only Bull 1.1 heeds. Their back-off and their `timeout` are kept.
+stay for ever unless `removeOnComplete` says otherwise, to Bull 1.1 alone. Their back-off and their `timeout` are kept.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from workers.storage.bull.codec import (
 from workers.storage.bull.inspect import BullInspector
 from workers.storage.bull.options import LONGEST_DELAY, keep_ms
 from workers.storage.bull.quarantine import BullQuarantine
-from workers.storage.bull.recovery import GRACES, Recoverer, report_dropped
+from workers.storage.bull.recovery import GRACES, RECOVERY_INTERVAL, Recoverer, report_dropped
 from workers.storage.bull.scripts import BullScripts, loaded_scripts
 from workers.storage.bull.subscribers import BullSubscribers
 from workers.storage.on_redis.batches import AT_ONCE, portions
@@ -121,6 +121,7 @@ class BullStorage(ScriptedStorage):
         priority_order=False,
         longest_delay=LONGEST_DELAY,
         fresh_retries=False,
+        recovery_interval=RECOVERY_INTERVAL,
         cancelled_apart=False,
     )
 
