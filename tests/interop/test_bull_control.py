@@ -15,7 +15,7 @@ from tests.interop.claims import LEASES, next_claim
 from tests.interop.peer import BullPeer, bull_peer
 from tests.patience import eventually
 from tests.workers.running import AT_ONCE, running
-from workers import JobState, JobStatus, Worker
+from workers import JobState, JobStatus, RepairOutcome, Worker
 from workers.jobs import Cancelled, Completed, EnqueueStatus, Failed
 from workers.storage.bull import BullStorage
 
@@ -83,6 +83,22 @@ async def test_pauses_merge_what_node_pushed_past_them(queue: BullStorage, peer:
     await queue.resume()
     claims = await queue.claim("ours", leases=LEASES, limit=5)
     assert [claim.job_id for claim in claims] == [*waiting, late]
+
+
+@pytest.mark.spread("version")
+async def test_what_node_stranded_is_found_and_runs(queue: BullStorage, peer: BullPeer) -> None:
+    """A job that Node's pause and resume have lost from every list is queued by a repair, once, and Node runs it."""
+    waiting, late = await peer.add({}), await peer.add({}, delay=60_000)
+    await peer.call("pause")
+    await peer.call("promote", late)
+    await peer.call("resume")
+    assert (await peer.read(late))["state"] == "stuck"
+    assert await queue.stranded() == [late]
+    assert [(one.id, one.outcome) for one in await queue.repair()] == [(late, RepairOutcome.REQUEUED)]
+    assert (await queue.stranded(), await queue.repair()) == ([], [])
+    await peer.work(concurrency=1)
+    await ended(queue, late)
+    assert [run["id"] for run in await peer.runs()] == [waiting, late]
 
 
 @pytest.mark.spread("version")

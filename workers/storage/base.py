@@ -125,8 +125,21 @@ class Repairable(Protocol):
     async def repair(self, *, drop: bool = False) -> list[Repaired]:
         """Queue the jobs that were set aside again, as new ones, and set aside any key in the way of the queue.
 
-        Anything that is no job, or has the id of an existing one, stays in quarantine, or is removed with `drop`.
+        Jobs in no line are queued as well, if the storage is `Strandable`. Anything that is no job, or has the id of an
+        existing one, stays in quarantine, or is removed with `drop`.
         """
+
+
+@runtime_checkable
+class Strandable(Protocol):
+    """A storage on whose queues other programs may leave a job in no line, so that no worker ever finds it.
+
+    It is `Repairable` as well: `repair` puts such jobs into the line again, with the attempts they have made. Storages
+    that keep a job's state and its place in one step of their own have no such jobs.
+    """
+
+    async def stranded(self) -> Sequence[str]:
+        """Return the ids of the jobs that are in no line. It takes a walk through all keys of the server's database."""
 
 
 class Storage(Protocol):

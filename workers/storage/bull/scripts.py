@@ -11,7 +11,7 @@ from workers.storage.on_redis.server import RedisServer, Reply
 
 PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(
-        ("look", "cancel", "retry", "promote", "remove", "complete", "drain", "clean", "sweep", "keep"), ()
+        ("look", "cancel", "retry", "promote", "remove", "complete", "drain", "clean", "sweep", "keep", "stranded"), ()
     ),
     **dict.fromkeys(
         ("pause", "paused", "counts", "read", "result", "workers", "progress", "page", "adopt", "cancelled"), ()

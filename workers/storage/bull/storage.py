@@ -63,6 +63,7 @@ from workers.storage.bull.options import LONGEST_DELAY, keep_ms
 from workers.storage.bull.quarantine import BullQuarantine
 from workers.storage.bull.recovery import GRACES, RECOVERY_INTERVAL, Recoverer, report_dropped
 from workers.storage.bull.scripts import BullScripts, loaded_scripts
+from workers.storage.bull.stranded import StrandedJobs
 from workers.storage.bull.subscribers import BullSubscribers
 from workers.storage.on_redis.batches import AT_ONCE, portions
 from workers.storage.on_redis.claiming import claimed
@@ -99,7 +100,8 @@ class BullStorage(ScriptedStorage):
     Ids that Bull would confuse are refused with `Unsupported`: names of its keys and locks, and numbers, which its
     counter gives out. Beside A and B it is the other way round: ids are decimal numbers below 2^53, as Node reads them.
     `next_id` has one for every dialect. The server's clock decides what is due, and Node's clock for what Node delays
-    or promotes. An id that is in no line of the queue, as Bull's own pause may leave one, reads as queued.
+    or promotes. An id that is in no line of the queue, as Bull's own pause may leave one, reads as queued:
+    `stranded` finds such jobs, and `repair` queues them.
 
     `enqueue` takes a `BullJob` for what the contract cannot express: a time limit per run, and last in, first out.
 
@@ -146,6 +148,7 @@ class BullStorage(ScriptedStorage):
         self._lua = BullScripts(server, prefix, queue, self._dialect)
         self._inspector = BullInspector(self._lua, self._dialect)
         self._quarantine = BullQuarantine(self._lua, self._dialect, self.enqueue, self.next_id)
+        self._stranded = StrandedJobs(self._lua)
         grace = GRACES[self._dialect] if grace is None else grace
         self._recoverer = Recoverer(self._lua, self._quarantine, self._dialect, grace)
         super().__init__(queue, server, BullSubscribers(self._lua, self._inspector.ends))
@@ -335,7 +338,11 @@ class BullStorage(ScriptedStorage):
         return await self._quarantine.entries()
 
     async def repair(self, *, drop: bool = False) -> list[Repaired]:
-        return await self._quarantine.repair(drop=drop)
+        """See `Repairable.repair`; jobs that are in no line are queued again, too."""
+        return [*await self._quarantine.repair(drop=drop), *await self._stranded.requeue()]
+
+    async def stranded(self) -> Sequence[str]:
+        return await self._stranded.find()
 
     async def clean(self, state: JobState, *, older_than: timedelta, limit: int = 1_000) -> int:
         check_cleanable(state)
