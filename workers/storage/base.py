@@ -59,6 +59,8 @@ class Limits:
     """Whether `recover` obeys its limit; otherwise one call may bring back every expired job."""
     any_id: bool = True
     """Whether any text of 1 to 512 bytes may be an id; otherwise some are refused with `Unsupported`."""
+    chosen_ids: bool = True
+    """Whether producers choose ids; otherwise each comes from the storage's `next_id`, others may be refused."""
     name_filter: bool = True
     """Whether `claim` returns only the names in `leases`; otherwise workers get jobs they have no handler for."""
     ordering_keys: bool = True

@@ -21,6 +21,10 @@ from workers.storage.base import Limits, Storage
 from workers.storage.memory import MemorySpace, MemoryStorage
 
 
+class HarnessFailed(RuntimeError):
+    """The harness could not do what a case needs, such as restart the server: nothing is said about the storage."""
+
+
 class Harness(ABC):
     """A storage under test: opens clients, and lets time pass on the storage's clock.
 
@@ -37,6 +41,8 @@ class Harness(ABC):
     """Whether there is `restart_server`."""
     cuts: bool = False
     """Whether there is `cut_connections`."""
+    restartable: bool = False
+    """Whether there is a server that `restart_server` could restart, if this harness knew how."""
     measures: bool = False
     """Whether there is `entries`."""
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Final
 
@@ -111,7 +112,7 @@ class BullStorage(ScriptedStorage):
     """
 
     ids_at_once = 50  # each id is searched for along the whole line
-    limits: Final = Limits(
+    limits: Limits = Limits(
         clock="server",
         durable=True,
         processes="many",
@@ -144,6 +145,7 @@ class BullStorage(ScriptedStorage):
             dialect = dialect or _spoken(spoken)
         check_text("queue name", queue)
         self._dialect = known_dialect(dialect or "C")
+        self.limits = replace(BullStorage.limits, chosen_ids=self._dialect == "C")
         server = RedisServer(target, timeout, scripts=loaded_scripts, text=False)
         self._lua = BullScripts(server, prefix, queue, self._dialect)
         self._inspector = BullInspector(self._lua, self._dialect)
