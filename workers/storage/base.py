@@ -68,6 +68,8 @@ class Limits:
     """Whether `connection=` joins the caller's SQL transaction, and handlers have `job.transaction()`."""
     retention_per_job: bool = True
     """Whether `sweep` removes each record by its own retention; otherwise records expire lazily, by the queue's."""
+    fresh_retries: bool = True
+    """Whether `retry` gives a job fresh attempts; otherwise the old ones count on, and it has at least one more."""
     result_ttl_updates: bool = True
     atomic_continuation: bool = True
     """Whether `Completed.then` appears in the same step as the completion; otherwise it may show early."""
@@ -77,8 +79,6 @@ class Limits:
     """Whether `enqueue` keeps deduplication keys; otherwise it refuses them with `Unsupported`."""
     priority_order: bool = True
     """Whether lower priorities always come first."""
-    fresh_retries: bool = True
-    """Whether `retry` gives a job fresh attempts; otherwise the old ones count on, and it has at least one more."""
     cancelled_apart: bool = True
     """Whether a cancelled job has a state of its own; otherwise it is a failed record with a mark of ours. Other
     programs on the queue see a failed job and may retry it, after which it does not count as cancelled any more.

@@ -39,10 +39,10 @@ class Harness(ABC):
     """By how much a time that is read may be off if `moves_time`."""
     restarts: bool = False
     """Whether there is `restart_server`."""
-    cuts: bool = False
-    """Whether there is `cut_connections`."""
     restartable: bool = False
     """Whether there is a server that `restart_server` could restart, if this harness knew how."""
+    cuts: bool = False
+    """Whether there is `cut_connections`."""
     measures: bool = False
     """Whether there is `entries`."""
 

@@ -37,8 +37,9 @@ class Reaper:
         name: str = "reaper",
     ) -> None:
         self._storage = storage
-        self._interval = interval.total_seconds()
-        self._recovery_interval = min(interval, storage.limits.recovery_interval or interval).total_seconds()
+        often = min(interval, storage.limits.recovery_interval or interval)
+        self._recovery_interval = often.total_seconds()
+        self._passes_per_sweep = max(1, round(interval / max(often, timedelta.resolution)))
         self._max_stalls = max_stalls
         self._events = Emitter(observers, queue=storage.queue, worker_id=name)
         self._news = SetAsideReporter(storage, self._events)
@@ -48,10 +49,9 @@ class Reaper:
 
         A storage that does not answer, or answers with an error, is reported and asked again next time.
         """
-        passes_per_sweep = round(self._interval / self._recovery_interval)
         for number in itertools.count():
             try:
-                await (self._recover() if number % passes_per_sweep else self.reap())
+                await (self._recover() if number % self._passes_per_sweep else self.reap())
             except (StorageUnavailable, StorageError) as error:  # an error may be about one job among thousands
                 self._events.report(error)
             # Jittered, so that many reapers do not come at the same moment.

@@ -71,9 +71,9 @@ class Worker:
     `handlers` maps a job name to a function or `Handler`; `"*"` catches all other names. Up to `overtime` (default 0)
     attempts may run in addition, see `Job.leave_slot`. `not_ready` is called before each claim. It returns None, or
     something to await before anything is claimed, such as the return of a database that all handlers need. Leases
-    (default 30 s) are renewed after a third of their time; the reaper runs every half of the default lease, and more
-    often where `limits.recovery_interval` says so. A failed attempt is repeated by the job's own back-off, else the
-    handler's, else `retry`. `poll_interval` bounds how long an idle worker relies on the storage to wake it.
+    (default 30 s) are renewed after a third of their time; the reaper runs every half of the default lease. A failed
+    attempt is repeated by the job's own back-off, else the handler's, else `retry`. `poll_interval` bounds how long an
+    idle worker relies on the storage to wake it.
     """
 
     def __init__(

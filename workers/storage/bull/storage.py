@@ -112,7 +112,7 @@ class BullStorage(ScriptedStorage):
     """
 
     ids_at_once = 50  # each id is searched for along the whole line
-    limits: Limits = Limits(
+    limits = Limits(
         clock="server",
         durable=True,
         processes="many",
@@ -145,7 +145,6 @@ class BullStorage(ScriptedStorage):
             dialect = dialect or _spoken(spoken)
         check_text("queue name", queue)
         self._dialect = known_dialect(dialect or "C")
-        self.limits = replace(BullStorage.limits, chosen_ids=self._dialect == "C")
         server = RedisServer(target, timeout, scripts=loaded_scripts, text=False)
         self._lua = BullScripts(server, prefix, queue, self._dialect)
         self._inspector = BullInspector(self._lua, self._dialect)
@@ -154,6 +153,7 @@ class BullStorage(ScriptedStorage):
         grace = GRACES[self._dialect] if grace is None else grace
         self._recoverer = Recoverer(self._lua, self._quarantine, self._dialect, grace)
         super().__init__(queue, server, BullSubscribers(self._lua, self._inspector.ends))
+        self.limits = replace(self.limits, chosen_ids=self._dialect == "C")
         self._results = Batcher(self._inspector.results, RESULTS_AT_ONCE)
 
     def __repr__(self) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.workers.running import AT_ONCE, done, forever, outcome, running
 from tests.workers.storage.bull.steps import ERROR, NodeBull
-from workers.jobs import DROP, Completed, Continued, Failed, OutcomeKind, Retried
+from workers.jobs import DROP, Completed, Continued, OutcomeKind, Retried
 from workers.retry import RetryPolicy
 from workers.storage.bull import BullJob, BullStorage
 from workers.storage.on_redis.node_values import from_ms
@@ -19,14 +19,11 @@ from workers.worker import Worker
 
 
 async def test_a_job_of_node_may_be_last_in_first_out(storage: BullStorage, node: NodeBull) -> None:
-    """Retried at once, or by an operator, it is the next to run."""
+    """Retried at once, it is the next to run."""
     await node.add(opts='{"lifo":true,"attempts":3}', attempts=3)
     held = await claim_one(storage)
     await node.add()
     await storage.settle([Retried(claim=held, delay=timedelta(0), error=ERROR)])
-    assert (await node.line("wait"))[0] == held.job_id
-    await storage.settle([Failed(claim=await claim_one(storage), error=ERROR)])
-    assert await storage.retry([held.job_id]) == 1
     assert (await node.line("wait"))[0] == held.job_id
 
 

@@ -260,6 +260,17 @@ async def test_w9_pausing_and_resuming_merge_both_lines(storage: BullStorage, no
     assert await node.client.exists(node.key("meta-paused"), node.key("paused")) == 0
 
 
+async def test_a_retry_by_hand_goes_where_nodes_does(storage: BullStorage, node: NodeBull) -> None:
+    """A failed job that is last in, first out is the next to run, any other stands behind those that wait."""
+    lifo, plain = await node.add(opts='{"lifo":true}'), await node.add()
+    claims = await storage.claim("w", leases={"*": HOUR}, limit=2)
+    await storage.settle([Failed(claim=claim, error=ERROR) for claim in claims])
+    waiting = await node.add()
+    assert await storage.retry([plain, lifo]) == 2
+    assert await node.line("wait") == [lifo, waiting, plain]
+    assert (await node.record(lifo))["attemptsMade"] == "1"
+
+
 async def test_w11_what_is_due_needs_no_timer_of_node(storage: BullStorage, node: NodeBull) -> None:
     """A claim puts what is due in line, at the back, tells Node of the next time once, and never comes early."""
     now = int((await node.client.time())[0]) * 1_000
