@@ -186,9 +186,9 @@ class JobGoneError(WorkersError):
 
 
 class JobLockedError(WorkersError):
-    """Another program has the locks of the jobs `ids`, which were left as they are; `done` others were not.
+    """Another program has the locks of the jobs `ids`, which were left as they are; with `done` others all went well.
 
-    Locks are soon given back, or run out: then the call works.
+    Locks are soon given back, or run out: then the call works for these, too.
     """
 
     def __init__(self, ids: Sequence[str], done: int) -> None:

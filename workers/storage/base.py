@@ -60,7 +60,7 @@ class Limits:
     any_id: bool = True
     """Whether any text of 1 to 512 bytes may be an id; otherwise some are refused with `Unsupported`."""
     chosen_ids: bool = True
-    """Whether producers choose ids; otherwise each comes from the storage's `next_id`, others may be refused."""
+    """Whether producers choose ids; otherwise each has to be one from the storage's `next_id`."""
     name_filter: bool = True
     """Whether `claim` returns only the names in `leases`; otherwise workers get jobs they have no handler for."""
     ordering_keys: bool = True

@@ -28,7 +28,7 @@ class Finding(StrEnum):
 
     KEPT = "kept"
     PARTLY_SHOWN = "partly shown"
-    """Of a guarantee: some of its cases are kept, the others could not run."""
+    """Of a guarantee: some of its cases are kept, the others could not run, or were not chosen."""
     NOT_SHOWN = "not shown"
     """The harness cannot do what the case needs, for example restart the server."""
     LIMIT = "limit"
@@ -70,7 +70,11 @@ class Certificate:
     @property
     def not_tried(self) -> int:
         """How many cases of the suite were not chosen."""
-        return len({case.id for case in all_cases()} - {result.case.id for result in self.results})
+        return len(self._not_tried())
+
+    def _not_tried(self) -> list[Case]:
+        tried = {result.case.id for result in self.results}
+        return [case for case in all_cases() if case.id not in tried]
 
     @property
     def broken(self) -> tuple[CaseResult, ...]:
@@ -95,9 +99,10 @@ class Certificate:
         for worst in (Finding.BROKEN, Finding.LIMIT):
             if worst in found:
                 return worst
-        if found == {Finding.KEPT}:
-            return Finding.KEPT
-        return Finding.PARTLY_SHOWN if Finding.KEPT in found else Finding.NOT_SHOWN
+        if Finding.KEPT not in found:
+            return Finding.NOT_SHOWN
+        every_one = len(found) == 1 and not any(guarantee in case.guarantees for case in self._not_tried())
+        return Finding.KEPT if every_one else Finding.PARTLY_SHOWN
 
 
 async def certify(open_harness: OpenHarness, cases: Iterable[Case] | None = None, *, at_once: int = 1) -> Certificate:
