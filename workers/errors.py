@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import traceback
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -213,6 +214,21 @@ class JobTimeoutError(WorkersError):
 
 class JobGoneError(WorkersError):
     """The job does not exist: it never did, or its record has expired, and its result with it."""
+
+
+class JobLockedError(WorkersError):
+    """Another program has the locks of the jobs `ids`, which were left as they are; with `done` others all went well.
+
+    Locks are soon given back, or run out: then the call works for these, too.
+    """
+
+    def __init__(self, ids: Sequence[str], done: int) -> None:
+        shown = ", ".join(repr(job_id) for job_id in ids[:10]) + (", ..." if len(ids) > 10 else "")
+        super().__init__(
+            f"{len(ids)} jobs are locked by another program and stay as they are: {shown}; repeat this later"
+        )
+        self.ids = tuple(ids)
+        self.done = done
 
 
 class JobEndedError(WorkersError):

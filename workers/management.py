@@ -5,13 +5,13 @@ It is apart from what applications call, so that none drains a queue by mistake.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import timedelta
 from itertools import islice
 from typing import Final
 
 from workers.jobs import JobState, JobStatus, Page, Repaired, SetAside, WorkerInfo
-from workers.storage.base import Repairable, Storage
+from workers.storage.base import Repairable, Storage, Strandable
 
 BATCH: Final = 1_000
 
@@ -42,7 +42,13 @@ class Management:
         return await self._storage.is_paused()
 
     async def retry(self, ids: Iterable[str]) -> int:
-        """Queue the failed and cancelled jobs among `ids` again, with fresh attempts, and return how many."""
+        """Queue the failed and cancelled jobs among `ids` again, with fresh attempts, and return how many.
+
+        On Bull each has one more attempt at least, see `Limits.fresh_retries`.
+
+        Raises:
+            JobLockedError: on Bull, another program has the locks of some, which stay as they are.
+        """
         ids = _several(ids)
         await self._connect()
         return await self._storage.retry(ids)
@@ -60,7 +66,11 @@ class Management:
         return retried
 
     async def remove(self, ids: Iterable[str]) -> int:
-        """Remove the jobs among `ids` without a trace, except running ones, and return how many."""
+        """Remove the jobs among `ids` without a trace, except running ones, and return how many.
+
+        Raises:
+            JobLockedError: on Bull, another program has the locks of some, which stay as they are.
+        """
         ids = _several(ids)
         await self._connect()
         return await self._storage.remove(ids)
@@ -100,11 +110,19 @@ class Management:
         await self._connect()
         return await self._storage.quarantine() if isinstance(self._storage, Repairable) else []
 
+    async def stranded(self) -> Sequence[str]:
+        """Return the ids of jobs that another program has left in no line, where no worker finds them, until `repair`.
+
+        Only on Bull there may be any (`Strandable`).
+        """
+        await self._connect()
+        return await self._storage.stranded() if isinstance(self._storage, Strandable) else ()
+
     async def repair(self, *, drop: bool = False) -> list[Repaired]:
         """Queue the jobs in quarantine again, as new ones, and set aside keys that are in the way of the queue.
 
-        Anything that is no job, or has the id of an existing one, stays in quarantine, or is removed with `drop`.
-        Returns what became of each.
+        Jobs that are in no line are queued too, with the attempts they have made. Anything that is no job, or has the
+        id of an existing one, stays in quarantine, or is removed with `drop`. Returns what became of each.
         """
         await self._connect()
         return await self._storage.repair(drop=drop) if isinstance(self._storage, Repairable) else []

@@ -204,6 +204,9 @@ async def queues(federation: Federation) -> Found:
     if aside := await queue_admin.quarantined(queue_admin.all_queues(federation)):
         text = f"{counted(len(aside), 'job')} set aside, as {aside[0].id!r}: {aside[0].reason}"
         return warning(text, "`federation queues repair`; who produces such jobs?")
+    if lost := await queue_admin.stranded(queue_admin.all_queues(federation)):
+        text = f"{counted(len(lost), 'job')} in no line, as {lost[0]!r}: no worker finds them"
+        return warning(text, "`federation queues repair`; who pauses and resumes the queue?")
     jobs = sum(sum(each.counts.values()) for each in stats)
     return ok(f"{len(stats)} queues answer, with {counted(jobs, 'job')}")
 

@@ -123,13 +123,22 @@ async def quarantined(queues: Sequence[Queue]) -> list[SetAside]:
     return found
 
 
+async def stranded(queues: Sequence[Queue]) -> list[str]:
+    """Return the ids of jobs that another program has left in no line of these queues, where no worker finds them."""
+    found: list[str] = []
+    for queue in queues:
+        await connect(queue)
+        found += await queue.manage.stranded()
+    return found
+
+
 def set_nothing_aside(queues: Sequence[Queue]) -> bool:
     """Tell whether none of these queues ever sets anything aside, so that there can be nothing to repair."""
     return not any(queue.manage.sets_aside for queue in queues)
 
 
 async def repair(queues: Sequence[Queue], *, drop: bool) -> list[Repair]:
-    """Queue jobs again that were set aside, and set aside keys that block a queue.
+    """Queue jobs again that were set aside or are in no line, and set aside keys that block a queue.
 
     With *drop* delete what cannot be repaired.
     """

@@ -121,8 +121,9 @@ def repair(
 
     Other programs that write to the queues' Redis may leave jobs there that no worker can run, and keys where the queue
     needs its own. Both are set aside: the log reports them as `job_set_aside` and `worker_error`. This command queues
-    the jobs as new ones. What is no job is kept, unless `--drop` removes it. Queues in a database or in files set
-    nothing aside: then the command says so, with status 1.
+    the jobs as new ones. What is no job is kept, unless `--drop` removes it. On Bull it also queues jobs that are in no
+    line, as Bull's own pause and resume may leave them. Queues in a database or in files set nothing aside: then the
+    command says so, with status 1.
     """
     from federation.admin import queues
 

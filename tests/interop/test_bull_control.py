@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
+from functools import partial
 
 import pytest
+from redis.asyncio import Redis
 
+from tests.interop.bull_jobs import Obedient
 from tests.interop.bull_queue import ERROR, Ids, a_job, ended, status
 from tests.interop.claims import LEASES, next_claim
-from tests.interop.peer import BullPeer
+from tests.interop.peer import BullPeer, bull_peer
 from tests.patience import eventually
-from workers import JobState
+from tests.workers.running import AT_ONCE, running
+from workers import JobState, JobStatus, RepairOutcome, Worker
 from workers.jobs import Cancelled, Completed, EnqueueStatus, Failed
 from workers.storage.bull import BullStorage
 
@@ -46,6 +50,23 @@ async def test_a_pause_from_node_holds_us_back(queue: BullStorage, peer: BullPee
 
 
 @pytest.mark.spread("version")
+async def test_what_falls_due_while_paused_outlives_nodes_resume(
+    queue: BullStorage, npm_packages: None, redis_url: str, version: str, ids: Ids
+) -> None:
+    """A worker of ours puts a due job among the paused ones, where a `resume` of Node's does not overwrite it."""
+    names, late = [ids() for _ in range(3)], ids()
+    await queue.pause()
+    await queue.enqueue([*(a_job(name, {}) for name in names), a_job(late, {}, delay=timedelta(milliseconds=300))])
+    async with Redis.from_url(redis_url) as client, running(Worker(queue, {"*": (handler := Obedient())})):
+        await eventually(lambda: client.llen(f"bull:{queue.queue}:paused"), lambda length: length == 4)
+        async with bull_peer(version, redis_url, queue.queue) as resumer:
+            await resumer.call("resume")
+            for name in (*names, late):
+                await ended(queue, name)
+    assert [run.id for run in handler.runs] == [*names, late]
+
+
+@pytest.mark.spread("version")
 async def test_pauses_merge_what_node_pushed_past_them(queue: BullStorage, peer: BullPeer) -> None:
     """Jobs that Node promotes in a paused queue outlive our pauses and resumes, which its own would not let them."""
     waiting = [await peer.add({}) for _ in range(2)]
@@ -62,6 +83,22 @@ async def test_pauses_merge_what_node_pushed_past_them(queue: BullStorage, peer:
     await queue.resume()
     claims = await queue.claim("ours", leases=LEASES, limit=5)
     assert [claim.job_id for claim in claims] == [*waiting, late]
+
+
+@pytest.mark.spread("version")
+async def test_what_node_stranded_is_found_and_runs(queue: BullStorage, peer: BullPeer) -> None:
+    """A job that Node's pause and resume have lost from every list is queued by a repair, once, and Node runs it."""
+    waiting, late = await peer.add({}), await peer.add({}, delay=60_000)
+    await peer.call("pause")
+    await peer.call("promote", late)
+    await peer.call("resume")
+    assert (await peer.read(late))["state"] == "stuck"
+    assert await queue.stranded() == [late]
+    assert [(one.id, one.outcome) for one in await queue.repair()] == [(late, RepairOutcome.REQUEUED)]
+    assert (await queue.stranded(), await queue.repair()) == ([], [])
+    await peer.work(concurrency=1)
+    await ended(queue, late)
+    assert [run["id"] for run in await peer.runs()] == [waiting, late]
 
 
 @pytest.mark.spread("version")
@@ -91,9 +128,25 @@ async def test_failures_are_retried_from_either_side(queue: BullStorage, peer: B
     await peer.work()
     await eventually(lambda: status(queue, ours), lambda found: found.state is JobState.FAILED)
     assert await queue.retry([ours]) == 1
-    await eventually(lambda: peer.runs(ours), lambda runs: len(runs) == 2)
-    [_, again] = await peer.runs(ours)
-    assert again["attemptsMade"] == 0, "a retry from here is with fresh attempts"
+    assert (await ended(queue, ours)).result == b"2"
+    assert [run["attemptsMade"] for run in await peer.runs(ours)] == [0, 1]
+
+
+@pytest.mark.spread("version")
+async def test_a_retry_from_here_is_one_more_attempt_as_in_node(queue: BullStorage, peer: BullPeer) -> None:
+    """A job that has used up its attempts runs once more after our `retry`, and after Node's, and has failed again."""
+    job_id = await peer.add({"failures": 9}, attempts=2)
+    handler = Obedient()
+    async with running(Worker(queue, {"*": handler}, retry=AT_ONCE)):
+        for runs, retry in ((2, None), (3, lambda: queue.retry([job_id])), (4, lambda: peer.call("retry", job_id))):
+            if retry is not None:
+                await retry()
+            await eventually(lambda: status(queue, job_id), partial(_has_failed, runs))
+    assert [run.attempt for run in handler.of(job_id)] == [1, 2, 3, 4]
+
+
+def _has_failed(runs: int, found: JobStatus) -> bool:
+    return (found.state, found.attempt) == (JobState.FAILED, runs)
 
 
 async def test_a_cancelled_job_is_a_failed_one_to_node(queue: BullStorage, peer: BullPeer, ids: Ids) -> None:
@@ -158,6 +211,14 @@ async def test_ended_jobs_are_cleaned_from_either_side(queue: BullStorage, peer:
     await ended(queue, ours)
     await eventually(lambda: queue.clean(JobState.COMPLETED, older_than=timedelta(0)), lambda removed: removed == 1)
     assert await peer.call("read", ours) is None
+
+
+async def test_records_last_as_in_nodes_version(queue: BullStorage, peer: BullPeer, version: str) -> None:
+    """A job of Node's that wants to be removed is gone when it completes here, except where its Bull keeps it too."""
+    job_id = await peer.add({}, removeOnComplete=True)
+    await queue.settle([Completed(claim=await next_claim(queue), result=b"1")])
+    found = await peer.call("read", job_id)
+    assert (found and found["state"]) == ("completed" if version == "1.0.0" else None)
 
 
 async def test_an_id_is_taken_once(queue: BullStorage, peer: BullPeer, version: str) -> None:

@@ -19,8 +19,8 @@ class SetAside:
 class RepairOutcome(StrEnum):
     """What became of one thing that was set aside.
 
-    `requeued`: it is a job again, with fresh attempts; `moved`: it was in the way of the queue and has been set aside;
-    `kept`: it stays in quarantine, where it can be looked at; `dropped`: it is gone.
+    `requeued`: it is in line again, with fresh attempts if it had been set aside; `moved`: it was in the way of the
+    queue and has been set aside; `kept`: it stays in quarantine, where it can be looked at; `dropped`: it is gone.
     """
 
     REQUEUED = "requeued"

@@ -66,6 +66,8 @@ class Limits:
     """Whether `recover` obeys its limit; otherwise one call may bring back every expired job."""
     any_id: bool = True
     """Whether any text of 1 to 512 bytes may be an id; otherwise some are refused with `Unsupported`."""
+    chosen_ids: bool = True
+    """Whether producers choose ids; otherwise each has to be one from the storage's `next_id`."""
     name_filter: bool = True
     """Whether `claim` returns only the names in `leases`; otherwise workers get jobs they have no handler for."""
     ordering_keys: bool = True
@@ -73,6 +75,8 @@ class Limits:
     """Whether `connection=` joins the caller's SQL transaction, and handlers have `job.transaction()`."""
     retention_per_job: bool = True
     """Whether `sweep` removes each record by its own retention; otherwise records expire lazily, by the queue's."""
+    fresh_retries: bool = True
+    """Whether `retry` gives a job fresh attempts; otherwise the old ones count on, and it has at least one more."""
     result_ttl_updates: bool = True
     atomic_continuation: bool = True
     """Whether `Completed.then` appears in the same step as the completion; otherwise it may show early."""
@@ -189,8 +193,21 @@ class Repairable(Protocol):
     async def repair(self, *, drop: bool = False) -> list[Repaired]:
         """Queue the jobs that were set aside again, as new ones, and set aside any key in the way of the queue.
 
-        Anything that is no job, or has the id of an existing one, stays in quarantine, or is removed with `drop`.
+        Jobs in no line are queued as well, if the storage is `Strandable`. Anything that is no job, or has the id of an
+        existing one, stays in quarantine, or is removed with `drop`.
         """
+
+
+@runtime_checkable
+class Strandable(Protocol):
+    """A storage on whose queues other programs may leave a job in no line, so that no worker ever finds it.
+
+    It is `Repairable` as well: `repair` puts such jobs into the line again, with the attempts they have made. Storages
+    that keep a job's state and its place in one step of their own have no such jobs.
+    """
+
+    async def stranded(self) -> Sequence[str]:
+        """Return the ids of the jobs that are in no line. It takes a walk through all keys of the server's database."""
 
 
 class Storage(Protocol):
@@ -309,7 +326,10 @@ class Storage(Protocol):
         """Tell whether the queue is paused."""
 
     async def retry(self, ids: Sequence[str]) -> int:
-        """Queue the failed and cancelled jobs among `ids` again, with fresh attempts, and return how many."""
+        """Queue the failed and cancelled jobs among `ids` again, with fresh attempts, and return how many.
+
+        See `limits.fresh_retries`.
+        """
 
     async def remove(self, ids: Sequence[str], *, running: bool = False, connection: object | None = None) -> int:
         """Remove the jobs among `ids` without a trace and return how many.

@@ -4,7 +4,7 @@ from workers.testing.case import GUARANTEES, Case, Need, Verdict, run
 from workers.testing.cases import all_cases
 from workers.testing.certification import CaseResult, Certificate, Finding, certify
 from workers.testing.faults import Fault, Faults, RandomFaults, counting, faulty
-from workers.testing.harness import Harness, MemoryHarness
+from workers.testing.harness import Harness, HarnessFailed, MemoryHarness
 from workers.testing.report import as_json, table
 from workers.testing.url_harness import UrlHarness
 
@@ -17,6 +17,7 @@ __all__ = [
     "Faults",
     "Finding",
     "Harness",
+    "HarnessFailed",
     "MemoryHarness",
     "Need",
     "RandomFaults",

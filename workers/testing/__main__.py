@@ -18,11 +18,12 @@ from workers.testing.url_harness import UrlHarness
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the certificate.
 
-    Returns 0 if nothing is broken, 1 if something is, 2 if the storage cannot be used at all.
+    Returns 0 if nothing is broken, 1 if something is, 2 if the storage cannot be used at all, or not restarted. 0 is
+    not yet a certificate: the last line, and `certified` in the JSON, say whether enough was shown for one.
     """
     options = _parser().parse_args(arguments)
     try:
-        certificate = asyncio.run(_certified(options.url, _chosen(options.case)))
+        certificate = asyncio.run(_certified(options.url, options.restart_command, _chosen(options.case)))
     except (WorkersError, ValueError, RuntimeError) as error:
         print(f"cannot be certified: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201 - a command's answer
         return 2
@@ -38,6 +39,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("url", help="such as memory://, sqlite:///jobs.db or bullmq+redis://127.0.0.1:6379/0")
     parser.add_argument("--case", metavar="TEXT", default="", help="only cases whose id contains this, such as settle.")
+    parser.add_argument(
+        "--restart-command",
+        metavar="COMMAND",
+        help="a shell command that restarts the server, within 30 s; without it nothing is shown about restarts",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
@@ -49,9 +55,12 @@ def _chosen(text: str) -> tuple[Case, ...]:
     return cases
 
 
-async def _certified(url: str, cases: Sequence[Case]) -> Certificate:
-    await UrlHarness(url).prepare()
-    return await certify(lambda: UrlHarness(url), cases)
+async def _certified(url: str, restart_command: str | None, cases: Sequence[Case]) -> Certificate:
+    def opened() -> UrlHarness:
+        return UrlHarness(url, restart_command=restart_command)
+
+    await opened().prepare()
+    return await certify(opened, cases)
 
 
 if __name__ == "__main__":

@@ -57,6 +57,7 @@ NAME_FILTER: Final = Need(what="name_filter", met=lambda harness: harness.limits
 ORDERING_KEYS: Final = Need(what="ordering_keys", met=lambda harness: harness.limits.ordering_keys)
 OUTSIDE_ENDINGS: Final = Need(what="outside_endings", met=lambda harness: harness.limits.outside_endings)
 PRIORITY_ORDER: Final = Need(what="priority_order", met=lambda harness: harness.limits.priority_order)
+FRESH_RETRIES: Final = Need(what="fresh_retries", met=lambda harness: harness.limits.fresh_retries)
 RESULT_TTL_UPDATES: Final = Need(what="result_ttl_updates", met=lambda harness: harness.limits.result_ttl_updates)
 DEDUPLICATION: Final = Need(what="deduplication", met=lambda harness: harness.limits.deduplication)
 DURABLE: Final = Need(what="durable", met=lambda harness: harness.limits.durable is not False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -12,9 +11,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from workers.testing.case import Case, run
+from workers.testing.case import CUTS, RESTARTS, Case, run
 from workers.testing.cases import all_cases
-from workers.testing.harness import Harness
+from workers.testing.harness import Harness, HarnessFailed
 
 OpenHarness: TypeAlias = Callable[[], Harness]
 
@@ -28,6 +27,8 @@ class Finding(StrEnum):
     """What the suite found out about a case, or about all cases of a guarantee; the worst comes last."""
 
     KEPT = "kept"
+    PARTLY_SHOWN = "partly shown"
+    """Of a guarantee: some of its cases are kept, the others could not run, or were not chosen."""
     NOT_SHOWN = "not shown"
     """The harness cannot do what the case needs, for example restart the server."""
     LIMIT = "limit"
@@ -42,33 +43,66 @@ class CaseResult:
     case: Case
     finding: Finding
     detail: str = ""
+    avoidable: bool = False
+    """Whether it is not shown only because nobody said how to restart the server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """The findings of every case on one storage."""
+    """The findings of every case on one storage.
+
+    The storage is certified if the whole suite was tried, nothing is broken, and nothing about restarts is left unshown
+    that could have been shown. Limits are no hindrance, nor is what no harness of this kind can show: `not_shown`.
+    """
 
     results: Sequence[CaseResult]
 
     @property
+    def certified(self) -> bool:
+        """Whether this is a certificate; see the class."""
+        return not (self.broken or self.avoidable or self.not_tried)
+
+    @property
+    def avoidable(self) -> int:
+        """How many cases did not run only because nobody said how to restart the server."""
+        return sum(result.avoidable for result in self.results)
+
+    @property
+    def not_tried(self) -> int:
+        """How many cases of the suite were not chosen."""
+        return len(self._not_tried())
+
+    def _not_tried(self) -> list[Case]:
+        tried = {result.case.id for result in self.results}
+        return [case for case in all_cases() if case.id not in tried]
+
+    @property
     def broken(self) -> tuple[CaseResult, ...]:
-        """The cases that failed; a storage without any is certified."""
-        return tuple(result for result in self.results if result.finding is Finding.BROKEN)
+        """The cases that failed."""
+        return self._with(Finding.BROKEN)
+
+    @property
+    def not_shown(self) -> tuple[CaseResult, ...]:
+        """The cases that could not run, because the harness lacks what they need."""
+        return self._with(Finding.NOT_SHOWN)
+
+    def _with(self, finding: Finding) -> tuple[CaseResult, ...]:
+        return tuple(result for result in self.results if result.finding is finding)
 
     def of(self, guarantee: int) -> tuple[CaseResult, ...]:
         """Return the results of the cases behind a guarantee."""
         return tuple(result for result in self.results if guarantee in result.case.guarantees)
 
     def finding(self, guarantee: int) -> Finding:
-        """Return the worst finding of a guarantee's cases.
-
-        Cases that could not be shown do not spoil a guarantee that others show to be kept.
-        """
-        found = Counter(result.finding for result in self.of(guarantee))
-        for worst in (Finding.BROKEN, Finding.LIMIT, Finding.KEPT):
-            if found[worst]:
+        """Return the worst finding of a guarantee's cases; it is kept only if every one of them ran."""
+        found = {result.finding for result in self.of(guarantee)}
+        for worst in (Finding.BROKEN, Finding.LIMIT):
+            if worst in found:
                 return worst
-        return Finding.NOT_SHOWN
+        if Finding.KEPT not in found:
+            return Finding.NOT_SHOWN
+        every_one = len(found) == 1 and not any(guarantee in case.guarantees for case in self._not_tried())
+        return Finding.KEPT if every_one else Finding.PARTLY_SHOWN
 
 
 async def certify(open_harness: OpenHarness, cases: Iterable[Case] | None = None, *, at_once: int = 1) -> Certificate:
@@ -77,6 +111,7 @@ async def certify(open_harness: OpenHarness, cases: Iterable[Case] | None = None
     A case that fails by an assertion, by any other exception, or by not ending within a minute is broken.
 
     Raises:
+        HarnessFailed: the harness could not do what it declares; nothing is certified.
         RuntimeError: Python runs without assertions (`-O`): nothing could fail.
     """
     if not __debug__:
@@ -95,6 +130,8 @@ async def _result(case: Case, open_harness: OpenHarness) -> CaseResult:
     try:
         async with asyncio.timeout(LONGEST_CASE.total_seconds()) as limit, open_harness() as harness:
             verdict = await run(case, harness)
+    except HarnessFailed:
+        raise
     except Exception as error:
         what = f"it did not end within {LONGEST_CASE}" if limit.expired() else _told(error)
         return CaseResult(case=case, finding=Finding.BROKEN, detail=what)
@@ -104,6 +141,7 @@ async def _result(case: Case, open_harness: OpenHarness) -> CaseResult:
         case=case,
         finding=Finding.LIMIT if any(need.declared for need in verdict.missing) else Finding.NOT_SHOWN,
         detail=verdict.declared,
+        avoidable=harness.restartable and any(need in (RESTARTS, CUTS) for need in verdict.missing),
     )
 
 

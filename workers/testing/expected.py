@@ -81,10 +81,11 @@ class ExpectedJob:
 
 
 class ExpectedQueue:
-    """The jobs that there should be at `now`, which the owner moves."""
+    """The jobs that there should be at `now`, which the owner moves; `fresh_retries` is the storage's limit."""
 
-    def __init__(self, now: datetime) -> None:
+    def __init__(self, now: datetime, *, fresh_retries: bool = True) -> None:
         self.now = now
+        self._fresh_retries = fresh_retries
         self.paused = False
         self.jobs: dict[str, ExpectedJob] = {}
         self._holders = ExpectedKeys()
@@ -339,6 +340,7 @@ class ExpectedQueue:
         for job in ended:
             again = self._begin(replace(job.new, delay=timedelta(0)), job, job.created_at)
             again.moved = True
+            again.attempts = 0 if self._fresh_retries else job.attempts - job.stalls
         return len(ended)
 
     def remove(self, ids: Iterable[str], *, running: bool = False) -> int:

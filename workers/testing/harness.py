@@ -21,6 +21,10 @@ from workers.storage.base import Limits, Storage
 from workers.storage.memory import MemorySpace, MemoryStorage
 
 
+class HarnessFailed(RuntimeError):
+    """The harness could not do what a case needs, such as restart the server: nothing is said about the storage."""
+
+
 class Harness(ABC):
     """A storage under test: opens clients, and lets time pass on the storage's clock.
 
@@ -35,6 +39,8 @@ class Harness(ABC):
     """By how much a time that is read may be off if `moves_time`."""
     restarts: bool = False
     """Whether there is `restart_server`."""
+    restartable: bool = False
+    """Whether there is a server that `restart_server` could restart, if this harness knew how."""
     cuts: bool = False
     """Whether there is `cut_connections`."""
     fills: bool = False

@@ -171,7 +171,7 @@ class StorageMachine(RuleBasedStateMachine):
         assert self.harness.moves_time, f"{type(self.harness).__name__} cannot move its clock"
         self.run(self.harness.__aenter__())
         self.storage = self.run(self.harness.open())
-        self.expected = ExpectedQueue(self.harness.now())
+        self.expected = ExpectedQueue(self.harness.now(), fresh_retries=self.harness.limits.fresh_retries)
         self.claims: list[Claim] = []
         self.last: Settlement | None = None
         self.payloads = 0

@@ -10,6 +10,7 @@ from workers.testing.case import GUARANTEES
 from workers.testing.certification import Certificate, Finding
 
 _WIDTH: Final = max(map(len, GUARANTEES.values()))
+_FINDING: Final = max(map(len, Finding))
 
 
 def table(certificate: Certificate) -> str:
@@ -17,10 +18,10 @@ def table(certificate: Certificate) -> str:
 
     Below the lines it says what is declared or could not be shown, and why each broken case is broken.
     """
-    lines = [f"{'':>2}  {'guarantee':<{_WIDTH}}  {'finding':<9}  cases"]
+    lines = [f"{'':>2}  {'guarantee':<{_WIDTH}}  {'finding':<{_FINDING}}  cases"]
     for number, text in GUARANTEES.items():
         finding = certificate.finding(number)
-        lines.append(f"{number:>2}  {text:<{_WIDTH}}  {finding.value:<9}  {_count(certificate, number)}")
+        lines.append(f"{number:>2}  {text:<{_WIDTH}}  {finding.value:<{_FINDING}}  {_count(certificate, number)}")
     lines += _reasons(certificate, Finding.LIMIT, "limit: the storage declares that it does not keep")
     lines += _reasons(certificate, Finding.NOT_SHOWN, "not shown: this needs")
     for result in certificate.broken:
@@ -44,14 +45,27 @@ def _reasons(certificate: Certificate, finding: Finding, introduction: str) -> l
 
 
 def _verdict(certificate: Certificate) -> str:
-    total, broken = len(certificate.results), len(certificate.broken)
-    return f"BROKEN: {broken} of {total} cases failed" if broken else f"certified: none of {total} cases failed"
+    total, broken, missed = map(len, (certificate.results, certificate.broken, certificate.not_shown))
+    if broken:
+        return f"BROKEN: {broken} of {total} cases failed"
+    kept = f"none of {total} cases failed" + (f", {missed} could not be shown" if missed else "")
+    if certificate.certified:
+        return f"certified: {kept}"
+    why = (
+        f"{certificate.avoidable} need a --restart-command"
+        if certificate.avoidable
+        else "not all of the suite was chosen"
+    )
+    return f"NOT CERTIFIED: {kept}; {why}"
 
 
 def as_json(certificate: Certificate) -> str:
-    """Return the certificate as one JSON object: `certified`, `guarantees` and `cases`."""
+    """Return the certificate as one JSON object: `certified`, numbers of cases, `guarantees` and `cases`."""
     found = {
-        "certified": not certificate.broken,
+        "certified": certificate.certified,
+        "broken": len(certificate.broken),
+        "not_shown": len(certificate.not_shown),
+        "not_tried": certificate.not_tried,
         "guarantees": [
             {"guarantee": number, "text": text, "finding": certificate.finding(number).value}
             for number, text in GUARANTEES.items()

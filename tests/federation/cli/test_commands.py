@@ -105,6 +105,20 @@ def test_queues_are_repaired(command: Command, monkeypatch: pytest.MonkeyPatch, 
     assert command("queues", "repair").stdout == "nothing was set aside\n"
 
 
+def test_jobs_in_no_line_are_repaired(command: Command, monkeypatch: pytest.MonkeyPatch, redis_url: str) -> None:
+    """On Bull: doctor tells of them, and they are queued again."""
+    prefix = f"cli-{uuid.uuid4().hex}"
+    monkeypatch.setenv("QUEUE_URL", f"bull+{redis_url}")
+    monkeypatch.setenv("FEDERATION_QUEUE_PREFIX", prefix)
+    with redis.Redis.from_url(redis_url, decode_responses=True) as client:
+        client.hset(f"{prefix}:federation-tasks:7", mapping={"data": "{}", "opts": "{}"})
+        assert "1 job in no line, as '7'" in " ".join(command("doctor").stdout.split())
+        [told] = command("queues", "repair", "tasks", "--json").json
+        assert (told["id"], told["outcome"]) == ("7", "requeued")
+        assert client.lrange(f"{prefix}:federation-tasks:wait", 0, -1) == ["7"]
+    assert command("queues", "repair").stdout == "nothing was set aside\n"
+
+
 def test_queues_that_set_nothing_aside_say_so(command: Command) -> None:
     """Those in the database, with status 1: there is nothing that could be repaired, whatever is wrong."""
     done = command("queues", "repair")

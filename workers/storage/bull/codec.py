@@ -15,6 +15,7 @@ from typing import Final, Literal, TypeAlias, get_args
 
 from workers.errors import Unsupported
 from workers.jobs import (
+    DROP,
     MESSAGE_CHARACTERS,
     STACK_CHARACTERS,
     Cancelled,
@@ -27,10 +28,18 @@ from workers.jobs import (
     Failed,
     JobState,
     NewJob,
+    Retention,
     Retried,
     Settlement,
 )
-from workers.storage.bull.options import LONGEST_DELAY, BullJob, keep_ms, read_options, write_options
+from workers.storage.bull.options import (
+    LONGEST_DELAY,
+    BullJob,
+    BullJobOptions,
+    keep_ms,
+    read_options,
+    write_options,
+)
 from workers.storage.on_redis import node_values
 from workers.storage.on_redis.messages import STATES, duration
 from workers.storage.on_redis.node_values import MAX_NUMBER, encode_bytes, json_object, number, whole
@@ -191,7 +200,7 @@ class BullClaim(Claim):
         return self.key_id if decode_id(self.key_id) == self.job_id else raw_ids(self.job_id, dialect)[0]
 
 
-def decode_claims(worker_id: str, head: bytes, answer: Sequence[Reply]) -> Iterator[BullClaim]:
+def decode_claims(worker_id: str, head: bytes, dialect: Dialect, answer: Sequence[Reply]) -> Iterator[BullClaim]:
     """Yield the claims in what `claim.lua` answers."""
     start = head.hex()
     for at in range(0, len(answer), 9):
@@ -207,7 +216,7 @@ def decode_claims(worker_id: str, head: bytes, answer: Sequence[Reply]) -> Itera
             attempt=spent(name, made, stalls) + 1,
             max_attempts=max(1, count(attempts)),
             created_at=node_values.moment(count(timestamp)),
-            keep_completed=options.keep_completed,
+            keep_completed=keep_completed(options, dialect),
             keep_failed=options.keep_failed,
             priority=options.priority,
             backoff=options.backoff,
@@ -217,6 +226,11 @@ def decode_claims(worker_id: str, head: bytes, answer: Sequence[Reply]) -> Itera
             key_id=raw,
             others=options.others,
         )
+
+
+def keep_completed(options: BullJobOptions, dialect: Dialect) -> Retention:
+    """Return how long the record of a completed job is kept: Bull 1.0 and older ignore `removeOnComplete`."""
+    return DROP if options.remove_on_complete and dialect == "C" else options.keep_completed
 
 
 def count(value: bytes | None) -> int:

@@ -73,6 +73,8 @@ class BullJobOptions:
     """What a claim needs of a job's `opts`."""
 
     keep_completed: Retention = FOREVER
+    remove_on_complete: bool = False
+    """Overrides `keep_completed` where Bull knows the option."""
     keep_failed: Retention = FOREVER
     priority: int = 0
     chain_index: int = 0
@@ -159,9 +161,9 @@ def _parsed(text: bytes) -> BullJobOptions:
         return BullJobOptions(corrupt=True)
     found = options.get("workers")
     ours = found if isinstance(found, dict) else {}
-    dropped = options.get("removeOnComplete") is True
     return BullJobOptions(
-        keep_completed=DROP if dropped else _retention(ours.get("keepCompleted")),
+        keep_completed=_retention(ours.get("keepCompleted")),
+        remove_on_complete=options.get("removeOnComplete") is True,
         keep_failed=_retention(ours.get("keepFailed")),
         priority=whole(ours.get("priority")),
         chain_index=whole(ours.get("chainIndex")),

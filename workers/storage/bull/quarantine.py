@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from workers.checks import MAX_ATTEMPTS, MAX_PRIORITY
 from workers.errors import StorageDamaged, Unsupported
 from workers.jobs import EnqueueResult, NewJob
-from workers.storage.bull.codec import DEFAULT_NAME, Dialect, count, decode_id, encode_id
+from workers.storage.bull.codec import DEFAULT_NAME, Dialect, count, decode_id, encode_id, keep_completed
 from workers.storage.bull.options import BullJob, read_options
 from workers.storage.bull.scripts import BullScripts
 from workers.storage.on_redis import quarantine
@@ -75,7 +75,7 @@ class BullQuarantine(quarantine.Quarantine):
                 name=text(fields.get("name", DEFAULT_NAME)),
                 payload=decode_bytes(text(fields["data"])),
                 max_attempts=min(max(1, count(fields.get("attempts"))), MAX_ATTEMPTS),
-                keep_completed=options.keep_completed,
+                keep_completed=keep_completed(options, self._dialect),
                 keep_failed=options.keep_failed,
                 priority=min(options.priority, MAX_PRIORITY),
                 backoff=options.backoff,

@@ -6,12 +6,16 @@ So one look proves nothing. A job is abandoned if it has no lock at every look d
 second apart. The looks are this process's own, so a reaper depends on nobody's memory. A claim of ours is taken and
 locked in one step and renewed in time, so it is over when its lock is. The exception is beside rc3, which takes over
 jobs where they stand, and lets the locks of what it took lapse.
+
+What the last look found is remembered for the next call. So while calls come often, a job is watched from the first
+look that finds it without a lock, also one that came too late for its own call to wait for it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -34,6 +38,10 @@ GRACES: Final[Mapping[Dialect, timedelta]] = {
 }
 """How long a job must be seen without a lock: beside dialect A as long as Node's locks last, else until Node locks."""
 
+RECOVERY_INTERVAL: Final = timedelta(milliseconds=500)
+"""How often to look for abandoned jobs: after the 5 s of a dead Node worker's lock, this and the grace its job is back,
+within 11 s beside dialect A, too.
+"""
 LOOK_SECONDS: Final = 0.5
 FARTHEST_LOOKS_SECONDS: Final = 1.0
 """With more time between two looks, a lock may have come and gone."""
@@ -49,6 +57,8 @@ class Recoverer:
         self._quarantine = quarantine
         self._ours_at_once = dialect != "A"
         self._grace = grace.total_seconds()
+        self._since: dict[bytes, float] = {}  # the jobs without a lock at the last look, and from when on
+        self._looked_at = -math.inf
 
     async def recover(self, limit: int, max_stalls: int) -> Recovery:
         """See `Storage.recover`; while a job of Node looks abandoned, this takes as long as the grace."""
@@ -56,37 +66,37 @@ class Recoverer:
         clock = asyncio.get_running_loop().time
         requeued: list[str] = []
         failed: list[str] = []
-        first_seen: dict[bytes, float] | None = None
+        awaited: set[bytes] | None = None
         restarts = 0
-        while len(requeued) + len(failed) < limit:
+        while len(requeued) + len(failed) < limit and restarts <= MOST_RESTARTS:
             looked_at = clock()
-            watched = first_seen or {}
-            ripe = [raw for raw, since in watched.items() if looked_at - since >= self._grace]
             wanted = limit - len(requeued) - len(failed)
-            back, given_up, suspects = await self._look(wanted, max_stalls, ripe)
+            back, given_up, suspects = await self._look(wanted, max_stalls, looked_at)
             requeued += back
             failed += given_up
             # In a busy queue some job is always being taken: one that the first look missed is left to the next call.
-            anew = first_seen is None
-            first_seen = {raw: watched.get(raw, looked_at) for raw in suspects if anew or raw in watched}
-            if not first_seen:
+            awaited = suspects if awaited is None else awaited & suspects
+            if not awaited:
                 break
-            await asyncio.sleep(min(LOOK_SECONDS, self._grace) * random.uniform(0.8, 1))  # noqa: S311 - spreads load
+            ripe_in = self._grace - clock() + min(self._since.get(raw, looked_at) for raw in awaited)
+            pause = LOOK_SECONDS * random.uniform(0.8, 1)  # noqa: S311 - spreads load
+            await asyncio.sleep(min(pause, max(0.0, ripe_in)))
             if clock() - looked_at > FARTHEST_LOOKS_SECONDS:
-                first_seen = None
+                awaited = None
                 restarts += 1
-                if restarts > MOST_RESTARTS:
-                    break
         return Recovery(requeued=tuple(requeued), failed=tuple(failed))
 
-    async def _look(
-        self, limit: int, max_stalls: int, ripe: Sequence[bytes]
-    ) -> tuple[list[str], list[str], Sequence[bytes]]:
+    async def _look(self, limit: int, max_stalls: int, now: float) -> tuple[list[str], list[str], set[bytes]]:
+        """Recover what has been without a lock for the grace; return what has none as well."""
+        if now - self._looked_at > FARTHEST_LOOKS_SECONDS:
+            self._since = {}
+        ripe = [raw for raw, since in self._since.items() if now - since >= self._grace]
         answer = await self._quarantine.run("recover", limit, max_stalls, int(self._ours_at_once), pack(ripe))
         requeued, failed, dropped, suspects, told = unpack(answer)
         self._quarantine.heed(told)
         report_dropped(self._lua.queue, dropped)
-        return [decode_id(raw) for raw in requeued], [decode_id(raw) for raw in failed], suspects
+        self._since, self._looked_at = {raw: self._since.get(raw, now) for raw in suspects}, now
+        return [decode_id(raw) for raw in requeued], [decode_id(raw) for raw in failed], set(suspects)
 
 
 def report_dropped(queue: str, raws: Sequence[bytes]) -> None:

@@ -11,14 +11,14 @@ from workers.storage.on_redis.server import RedisServer, Reply
 
 PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(
-        ("look", "cancel", "retry", "promote", "remove", "complete", "drain", "clean", "sweep", "keep"), ()
+        ("look", "cancel", "retry", "promote", "remove", "complete", "drain", "clean", "sweep", "keep", "stranded"), ()
     ),
     **dict.fromkeys(
         ("pause", "paused", "counts", "read", "result", "workers", "progress", "page", "adopt", "cancelled"), ()
     ),
     "enqueue": ("add",),
     "claim": ("quarantine", "drop", "due"),
-    "recover": ("quarantine", "drop"),
+    "recover": ("quarantine", "drop", "due"),
     "renew": ("hold",),
     "settle": ("add", "hold"),
 }

@@ -12,13 +12,14 @@ ended and unlocked in one step. It is never put into the line of a paused queue,
 first look (`recovery`).
 
 Jobs of Node are run as they are: they have the name `default`, a crash does not count as an attempt, and their records
-stay for ever unless `removeOnComplete` says otherwise. Their back-off and their `timeout` are kept.
+stay for ever unless `removeOnComplete` says otherwise, to Bull 1.1 alone. Their back-off and their `timeout` are kept.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Final
 
@@ -26,7 +27,7 @@ from redis.asyncio import Redis
 
 from workers.batching import Batcher
 from workers.checks import check_text, new_id
-from workers.errors import StorageError, Unsupported
+from workers.errors import JobLockedError, StorageError, Unsupported
 from workers.jobs import (
     UNCOUNTED_RETRIES,
     CancelResult,
@@ -61,8 +62,9 @@ from workers.storage.bull.codec import (
 from workers.storage.bull.inspect import BullInspector
 from workers.storage.bull.options import LONGEST_DELAY, bull_job, keep_ms
 from workers.storage.bull.quarantine import BullQuarantine
-from workers.storage.bull.recovery import GRACES, Recoverer, report_dropped
+from workers.storage.bull.recovery import GRACES, RECOVERY_INTERVAL, Recoverer, report_dropped
 from workers.storage.bull.scripts import BullScripts, loaded_scripts
+from workers.storage.bull.stranded import StrandedJobs
 from workers.storage.bull.subscribers import BullSubscribers
 from workers.storage.on_redis.batches import AT_ONCE, portions
 from workers.storage.on_redis.claiming import claimed
@@ -103,7 +105,8 @@ class BullStorage(ScriptedStorage):
     Ids that Bull would confuse are refused with `Unsupported`: names of its keys and locks, and numbers, which its
     counter gives out. Beside A and B it is the other way round: ids are decimal numbers below 2^53, as Node reads them.
     `next_id` has one for every dialect. The server's clock decides what is due, and Node's clock for what Node delays
-    or promotes. An id that is in no line of the queue, as Bull's own pause may leave one, reads as queued.
+    or promotes. An id that is in no line of the queue, as Bull's own pause may leave one, reads as queued:
+    `stranded` finds such jobs, and `repair` queues them.
 
     `enqueue` takes a `BullJob` for what the contract cannot express: a time limit per run, and last in, first out.
 
@@ -125,6 +128,8 @@ class BullStorage(ScriptedStorage):
         deduplication=False,
         priority_order=False,
         longest_delay=LONGEST_DELAY,
+        fresh_retries=False,
+        recovery_interval=RECOVERY_INTERVAL,
         cancelled_apart=False,
     )
 
@@ -154,8 +159,10 @@ class BullStorage(ScriptedStorage):
         self._lua = BullScripts(server, base, queue, self._dialect)
         self._inspector = BullInspector(self._lua, self._dialect)
         self._quarantine = BullQuarantine(self._lua, self._dialect, self.enqueue, self.next_id)
+        self._stranded = StrandedJobs(self._lua)
         grace = GRACES[self._dialect] if grace is None else grace
         self._recoverer = Recoverer(self._lua, self._quarantine, self._dialect, grace)
+        self.limits = replace(self.limits, chosen_ids=self._dialect == "C")
         super().__init__(queue, server, BullSubscribers(self._lua, self._inspector.ends), allow_eviction=allow_eviction)
         self._results = Batcher(self._inspector.results, RESULTS_AT_ONCE)
 
@@ -231,7 +238,7 @@ class BullStorage(ScriptedStorage):
             answer, dropped, told = unpack(await self._quarantine.run("claim", *arguments))
             report_dropped(self._name, dropped)
             self._quarantine.heed(told)
-            brought = list(codec.decode_claims(worker_id, head, answer))
+            brought = list(codec.decode_claims(worker_id, head, self._dialect, answer))
             claims += brought
             if len(brought) < AT_ONCE:
                 break
@@ -304,6 +311,34 @@ class BullStorage(ScriptedStorage):
 
     # Management
 
+    async def retry(self, ids: Sequence[str]) -> int:
+        """See `Storage.retry`; attempts count on, as in Bull.
+
+        Raises:
+            JobLockedError: another program has the locks of some, which are not queued.
+        """
+        return await self._unless_locked("retry", ids)
+
+    async def remove(self, ids: Sequence[str], *, running: bool = False, connection: object | None = None) -> int:
+        """See `Storage.remove`.
+
+        Raises:
+            JobLockedError: without `running`: another program has the locks of some that wait or have ended, which are
+                not removed.
+        """
+        refuse_transaction(connection, "BullStorage")
+        return await self._unless_locked("remove", ids, int(running))
+
+    async def _unless_locked(self, script: str, ids: Sequence[str], *how: int) -> int:
+        done, locked = 0, []
+        for some in portions(ids, at_once=self.ids_at_once):
+            count, refused = unpack(await self._lua.run(script, self._packed_ids(some), *how))
+            done += count
+            locked += [codec.decode_id(raw) for raw in refused]
+        if locked:
+            raise JobLockedError(locked, done)
+        return done
+
     async def complete(
         self, job_id: str, result: bytes, *, keep: Retention | None = None, connection: object | None = None
     ) -> JobState | None:
@@ -320,7 +355,11 @@ class BullStorage(ScriptedStorage):
         return await self._quarantine.entries()
 
     async def repair(self, *, drop: bool = False) -> list[Repaired]:
-        return await self._quarantine.repair(drop=drop)
+        """See `Repairable.repair`; jobs that are in no line are queued again, too."""
+        return [*await self._quarantine.repair(drop=drop), *await self._stranded.requeue()]
+
+    async def stranded(self) -> Sequence[str]:
+        return await self._stranded.find()
 
     async def clean(self, state: JobState, *, older_than: timedelta, limit: int = 1_000) -> int:
         check_cleanable(state)

@@ -54,6 +54,7 @@ class ScriptedStorage(ABC):
         self._server = server
         self._allow_eviction = allow_eviction
         self._subscribers = subscribers
+        self._declared = self.limits
 
     @abstractmethod
     async def _run(self, script: str, *arguments: str | bytes | int) -> Reply:
@@ -77,12 +78,12 @@ class ScriptedStorage(ABC):
 
     async def connect(self) -> None:
         await self._server.open()
-        self.limits = self._server.seen.known(type(self).limits)
+        self.limits = self._server.seen.known(self._declared)
 
     async def examine(self) -> None:
         """Look at the server again, unless that was done a moment ago: another may have taken its place."""
         await self._server.examine()
-        self.limits = self._server.seen.known(type(self).limits)
+        self.limits = self._server.seen.known(self._declared)
 
     def faults(self) -> list[ServerFault]:
         return self._server.seen.faults(allow_eviction=self._allow_eviction)

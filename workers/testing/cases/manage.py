@@ -6,7 +6,7 @@ import asyncio
 from datetime import timedelta
 
 from workers.jobs import UNCOUNTED_RETRIES, JobState
-from workers.testing.case import ORDERING_KEYS, case
+from workers.testing.case import FRESH_RETRIES, ORDERING_KEYS, case
 from workers.testing.harness import Harness
 from workers.testing.steps import (
     HOUR,
@@ -29,7 +29,7 @@ from workers.testing.steps import (
 
 @case(guarantees=(22,))
 async def failed_jobs_can_be_retried(harness: Harness) -> None:
-    """`retry` queues failed jobs with fresh attempts, and touches no other job."""
+    """`retry` queues failed jobs for one more attempt at least, and touches no other job."""
     storage = await harness.open()
     await enqueue(storage, job("bad", payload=b"kept", max_attempts=2), job("done"), job("running"))
     bad, done, _ = await claim(storage, 3)
@@ -37,12 +37,26 @@ async def failed_jobs_can_be_retried(harness: Harness) -> None:
     await harness.advance(harness.moment)
     assert await storage.retry(["bad", "done", "running", "unknown"]) == 1
     again = await status(storage, "bad")
-    assert (again.state, again.attempt, again.finished_at, again.last_error) == (JobState.QUEUED, 0, None, None)
+    assert (again.state, again.finished_at, again.last_error) == (JobState.QUEUED, None, None)
     assert again.created_at == bad.created_at
     assert await storage.result("bad") is None
     held = await claim_one(storage)
-    assert (held.job_id, held.payload, held.attempt, held.max_attempts) == ("bad", b"kept", 1, 2)
+    assert (held.job_id, held.payload, held.max_attempts) == ("bad", b"kept", 2)
+    assert held.attempt == again.attempt + 1
     assert await storage.retry([]) == 0
+
+
+@case(guarantees=(22,), needs=(FRESH_RETRIES,))
+async def a_retry_gives_fresh_attempts(harness: Harness) -> None:
+    """A job whose attempts were used up has as many again after `retry`."""
+    storage = await harness.open()
+    await enqueue(storage, job("job", max_attempts=2))
+    for _ in range(2):
+        await apply(storage, retried(await claim_one(storage)))
+        await apply(storage, failed(held := await claim_one(storage)))
+        assert (held.attempt, held.max_attempts) == (2, 2)
+        assert await storage.retry(["job"]) == 1
+        assert (await status(storage, "job")).attempt == 0
 
 
 @case(guarantees=(4, 22))
@@ -50,14 +64,14 @@ async def a_retried_job_has_no_past(harness: Harness) -> None:
     """Lost leases and uncounted retries from before an operator's `retry` do not count against the job."""
     storage = await harness.open()
     await enqueue(storage, job("job", max_attempts=9))
-    for _ in range(2):
+    for made in (0, 0 if harness.limits.fresh_retries else 1):
         for _ in range(UNCOUNTED_RETRIES // 2 + 1):
             await apply(storage, retried(await claim_one(storage), counted=False))
         for _ in range(2):
             await crash(harness, storage)
             assert (await recover(harness, storage, 1, max_stalls=2)).requeued == ("job",)
         held = await claim_one(storage)
-        assert (held.attempt, held.stalled) == (3, None)
+        assert (held.attempt, held.stalled) == (made + 3, None)
         await apply(storage, failed(held))
         assert await storage.retry(["job"]) == 1
 

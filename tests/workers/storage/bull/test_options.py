@@ -80,6 +80,17 @@ async def test_remove_on_complete_leaves_nothing(storage: BullStorage, node: Nod
     assert await node.client.exists(node.key("theirs"), node.key("ours"), node.key("completed")) == 0
 
 
+async def test_older_versions_do_not_remove_on_complete(old: BullStorage, node: NodeBull) -> None:
+    """Bull 1.0 ignores the option: its records stay, however the job ends here, and ours are dropped all the same."""
+    theirs = [await node.add(opts='{"removeOnComplete":true}') for _ in range(2)]
+    await old.enqueue([job(ours := await old.next_id(), keep_completed=DROP)])
+    await old.complete(theirs[0], b"1")
+    for claim in await old.claim("w", leases={"*": HOUR}, limit=2):
+        await old.settle([Completed(claim=claim, result=b"1")])
+    assert await node.client.smembers(node.key("completed")) == set(theirs)
+    assert await node.client.exists(*map(node.key, [*theirs, ours])) == 2
+
+
 def bull_job(job_id: str, **details: Any) -> BullJob:
     return BullJob(**{"id": job_id, "name": "work", "payload": b"{}", **details})
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.workers.storage.bull.conftest import GRACE
 from tests.workers.storage.bull.steps import ERROR, SHORT, NodeBull, a_script_of, claimed, expired, heard, key
-from workers.errors import LossReason
+from workers.errors import JobLockedError, LossReason
 from workers.jobs import Completed, Failed, JobState, Released, Retried, SettleStatus
 from workers.storage.bull import BullStorage
 from workers.testing.steps import HOUR, PATIENCE, claim_one, job, state, status, until
@@ -72,6 +72,25 @@ async def test_w3_a_locked_job_in_line_waits_for_its_lock(storage: BullStorage, 
         rounds += 1
         assert rounds < 50, "the wait does not sleep"
     assert ids == [locked]
+
+
+async def test_w3_a_locked_job_is_not_removed(storage: BullStorage, node: NodeBull) -> None:
+    """One that waits, or has failed, while somebody has its lock is neither removed nor retried: that is told."""
+    await storage.enqueue([job("spent")])
+    await storage.settle([Failed(claim=await claim_one(storage), error=ERROR)])
+    waiting, free = [await node.add() for _ in range(2)]
+    for raw in (waiting, "spent"):
+        await node.client.set(node.key(f"{raw}:lock"), "somebody", px=60_000)
+    with pytest.raises(JobLockedError, match="locked by another program") as refused:
+        await storage.remove([waiting, free, "spent"])
+    assert (refused.value.ids, refused.value.done) == ((waiting, "spent"), 1)
+    with pytest.raises(JobLockedError, match="'spent'"):
+        await storage.retry(["spent"])
+    assert await node.line("wait") == [waiting]
+    assert await node.client.get(node.key(f"{waiting}:lock")) == "somebody"
+    assert await storage.remove([waiting], running=True) == 1
+    await node.unlock("spent")
+    assert await storage.retry(["spent"]) == 1
 
 
 async def test_w3_any_number_of_locked_jobs_hide_no_other(storage: BullStorage, node: NodeBull) -> None:
@@ -204,6 +223,23 @@ async def _is_due(storage: BullStorage, job_id: str) -> bool:
     return await state(storage, job_id) is JobState.QUEUED
 
 
+@pytest.mark.parametrize("step", ["claim", "recover"])
+async def test_w9_what_is_due_while_paused_is_lined_up(storage: BullStorage, node: NodeBull, step: str) -> None:
+    """A paused queue's wait ends for it, and any claim, or a full worker's recovery, puts it among the paused ones."""
+    await storage.enqueue([job("waiting")])
+    await storage.pause()
+    await storage.enqueue([job("due", delay=SHORT)])
+    async with asyncio.timeout(PATIENCE):
+        await storage.wait(["*"], timeout=HOUR)
+    assert await (claimed(storage) if step == "claim" else _requeued(storage)) == []
+    assert (await node.line("paused"), await node.line("wait")) == (["waiting", "due"], [])
+    assert (await node.record("due"))["delay"] == "0"
+
+
+async def _requeued(storage: BullStorage) -> list[str]:
+    return list((await storage.recover(10)).requeued)
+
+
 async def test_w9_pausing_and_resuming_merge_both_lines(storage: BullStorage, node: NodeBull) -> None:
     """Jobs that Node pushed past a pause survive the next pause and the resume; the paused ones run first."""
     await node.add("paused-1")
@@ -222,6 +258,17 @@ async def test_w9_pausing_and_resuming_merge_both_lines(storage: BullStorage, no
         assert [(await message())[1] for _ in range(3)] == ["paused", "paused", "resumed"]
     assert await node.line("wait") == ["paused-1", "paused-2", "past-1", "past-2", "past-3"]
     assert await node.client.exists(node.key("meta-paused"), node.key("paused")) == 0
+
+
+async def test_a_retry_by_hand_goes_where_nodes_does(storage: BullStorage, node: NodeBull) -> None:
+    """A failed job that is last in, first out is the next to run, any other stands behind those that wait."""
+    lifo, plain = await node.add(opts='{"lifo":true}'), await node.add()
+    claims = await storage.claim("w", leases={"*": HOUR}, limit=2)
+    await storage.settle([Failed(claim=claim, error=ERROR) for claim in claims])
+    waiting = await node.add()
+    assert await storage.retry([plain, lifo]) == 2
+    assert await node.line("wait") == [lifo, waiting, plain]
+    assert (await node.record(lifo))["attemptsMade"] == "1"
 
 
 async def test_w11_what_is_due_needs_no_timer_of_node(storage: BullStorage, node: NodeBull) -> None:

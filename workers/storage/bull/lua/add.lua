@@ -2,12 +2,11 @@
 -- Scripts that add check that first, so that nothing is added halfway.
 local broken_counter = counter_fault()
 
--- Return the number of the job, which is its id if that is a number; then it must not be given out again.
-local function next_number(id)
-  local number = redis.call('INCR', COUNTER)
+-- Return the number of the job: the next one, or its id if that is a number, which then must not be given out again.
+local function number_of(id)
   if not string.find(id, '^%d+$') then
-    return number
-  elseif tonumber(id) > number then
+    return redis.call('INCR', COUNTER)
+  elseif tonumber(id) > tonumber(redis.call('GET', COUNTER) or 0) then
     redis.call('SET', COUNTER, id)
   end
   return tonumber(id)
@@ -44,10 +43,10 @@ local function add(job)
   if found ~= 0 then
     return found
   end
-  local number = next_number(id)
+  local number = number_of(id)
   local eta = delay > 0 and later(delay) or now
   redis.call(
-    'HMSET', P .. id, 'data', data, 'opts', opts, 'progress', '0', 'delay', string.format('%.0f', eta - now), 'timestamp',
+    'HMSET', P .. id, 'data', data, 'opts', opts, 'progress', '0', 'delay', milliseconds(delay), 'timestamp',
     string.format('%.0f', now), 'attempts', attempts, 'attemptsMade', '0', 'stacktrace', '[]', 'returnvalue', 'null', 'name', name
   )
   if some_cancelled then

@@ -6,13 +6,14 @@ local leases, wanted = {}, cmsgpack.unpack(ARGV[8])
 for at = 2, #wanted, 2 do
   leases[wanted[at]] = wanted[at + 1]
 end
-local DUE_AT_ONCE, READ_AT_ONCE, LOCKED_PASSED, ENOUGH_BYTES = 1000, 200, 1000, 8 * 1024 * 1024
+local READ_AT_ONCE, LOCKED_PASSED, ENOUGH_BYTES = 200, 1000, 8 * 1024 * 1024
 
 redis.call('ZADD', SEEN, now, worker)
-if paused then
-  return cmsgpack.pack({ {}, {}, {} })
-end
 line_up_what_is_due(math.max(math.min(limit, AT_ONCE), DUE_AT_ONCE))
+if paused then
+  finish()
+  return cmsgpack.pack({ {}, dropped, told })
+end
 
 local answer, taken, bytes, mine = {}, {}, 0, {}
 

@@ -1,4 +1,7 @@
--- Put due jobs into the line, in the order in which they became due, except those without a record.
+-- Put due jobs into the line, in the order in which they became due, except those without a record. In a paused queue, too:
+-- the timer of a Node process that starts later would put them into WAIT, which a `resume` of Node's overwrites.
+local DUE_AT_ONCE = 1000
+
 local function line_up_what_is_due(limit)
   local due = redis.call('ZRANGEBYSCORE', DELAYED, '-inf', '(' .. string.format('%.0f', (now + 1) * SCALE), 'LIMIT', 0, limit)
   if #due == 0 then

@@ -1,9 +1,7 @@
--- Look for work. Answers nothing when a claim may succeed, else the milliseconds until that may change, -1 if unknown.
+-- Look for work. Answers nothing when a claim may succeed, or has due jobs to line up, else the milliseconds until that
+-- may change, -1 if unknown.
 local LOOKED_AT, LOCKED_MS = 100, 50
-if paused then
-  return '-1'
-end
-local line = redis.call('LRANGE', WAIT, -LOOKED_AT, -1)
+local line = paused and {} or redis.call('LRANGE', WAIT, -LOOKED_AT, -1)
 for _, holder in ipairs(locks_of(line)) do
   if not holder then
     return false

@@ -15,6 +15,11 @@ local function later(microseconds)
   return math.ceil((clock[1] * 1000000 + clock[2] + microseconds) / 1000)
 end
 
+-- Return the field `delay` of a job that is put off by so many microseconds.
+local function milliseconds(microseconds)
+  return string.format('%.0f', math.ceil(microseconds / 1000))
+end
+
 -- In the hash of a job: `+` and the token of the claim that holds it, then its worker; `-` and the token that settled
 -- it.
 local CLAIM = 'workers:claim'
@@ -63,7 +68,7 @@ end
 local FOREVER = 36525 * 24 * HOUR
 local function keep_of(opts, which)
   local ours = type(opts.workers) == 'table' and opts.workers or {}
-  if which == 'keepCompleted' and opts.removeOnComplete == true then
+  if which == 'keepCompleted' and DIALECT == 'C' and opts.removeOnComplete == true then
     return 0
   end
   local keep = ours[which]
@@ -137,6 +142,15 @@ end
 -- A group that is put back keeps its order.
 local function line_up_in_front(id)
   in_front[#in_front + 1] = id
+end
+
+-- Line up a job that runs once more, next if its producer wants the last one first.
+local function line_up_at_once(id, opts)
+  if options(opts).lifo == true then
+    line_up_in_front(id)
+  else
+    line_up(id)
+  end
 end
 
 local function delay_until(eta, low, id)
@@ -230,6 +244,15 @@ end
 -- Tell whether there is such a job. Node leaves hashes behind that have nothing of a job but a delay or a mark.
 local function exists(id)
   return redis.pcall('HEXISTS', P .. id, 'data') == 1
+end
+
+-- Tell whether somebody has the lock of the job, and then note that in `locked`.
+local function is_locked(id, locked)
+  if redis.call('EXISTS', P .. id .. ':lock') == 0 then
+    return false
+  end
+  locked[#locked + 1] = id
+  return true
 end
 
 -- Return the first of the ids a job may have that exists, and the job's state.

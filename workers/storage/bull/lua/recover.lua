@@ -1,6 +1,9 @@
 -- Recover abandoned jobs. ARGV[5]: limit, [6]: stalls allowed, [7]: 1 if a claim of ours ends with its lock, [8]:
 -- `{ids}` that have had no lock for long enough. Answers the ids that are in line again, that failed, that were
--- dropped, that have no lock and must be looked at again, and `{id, why, ...}` for those set aside.
+-- dropped, that have no lock and must be looked at again, and `{id, why, ...}` for those set aside. Due jobs are lined up
+-- as well, because a worker whose slots are full does not claim.
+line_up_what_is_due(DUE_AT_ONCE)
+
 local LOOKED_AT = 10000
 local limit, max_stalls, ours_at_once = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7] == '1'
 local ripe = {}

@@ -57,10 +57,8 @@ local function retry(id, token, job, delay, reason, stack, facts, counted, postp
   let_go(id)
   if delay > 0 then
     delay_until(later(delay), low_bits(id), id)
-  elseif options(job.opts).lifo == true then
-    line_up_in_front(id)
   else
-    line_up(id)
+    line_up_at_once(id, job.opts)
   end
   tell(EVENT.failing, id)
   emit('failed', id, '{}')
@@ -71,7 +69,7 @@ local function continue(id, token, next)
   local _, name, data, opts, attempts, delay = unpack(next)
   local eta = delay > 0 and later(delay) or now
   redis.call(
-    'HMSET', P .. id, 'data', data, 'opts', opts, 'delay', string.format('%.0f', eta - now), 'attempts', attempts, 'attemptsMade',
+    'HMSET', P .. id, 'data', data, 'opts', opts, 'delay', milliseconds(delay), 'attempts', attempts, 'attemptsMade',
     '0', 'stacktrace', '[]', 'returnvalue', 'null', 'name', name, CLAIM, '-' .. token
   )
   redis.call('HDEL', P .. id, 'failedReason', 'stalledCounter', 'workers:error', 'workers:uncounted')
