@@ -15,7 +15,7 @@ from federation.delivery.codes import STALLED
 from federation.delivery.purge import KEEP_SETTLED_ROWS
 from federation.delivery.rows import series_job_id
 from tests.simulation.incidents import Wish
-from tests.simulation.plan import MINUTE, QUIET, TAKES_DELIVERIES, Deed, Meddling
+from tests.simulation.plan import MINUTE, QUIET, TAKES_DELIVERIES, Deed, Meddling, Phase, Trouble
 from tests.simulation.servers import SimulatedServer, server_url
 from tests.simulation.story import moment
 from tests.simulation.world import Owed, World
@@ -227,15 +227,19 @@ def _is_away(server: SimulatedServer) -> bool:
 
 
 def _well_since(server: SimulatedServer) -> float:
-    return max((phase.end for phase in server.planned.phases if phase.trouble not in TAKES_DELIVERIES), default=0.0)
+    return max((phase.end for phase in server.planned.phases if _keeps_away(phase, server)), default=0.0)
 
 
 def _is_well_since(server: SimulatedServer, since: float, now: float) -> bool:
     return not any(
-        phase.start < now and since < phase.end
-        for phase in server.planned.phases
-        if phase.trouble not in TAKES_DELIVERIES
+        phase.start < now and since < phase.end for phase in server.planned.phases if _keeps_away(phase, server)
     )
+
+
+def _keeps_away(phase: Phase, server: SimulatedServer) -> bool:
+    """Whether nothing gets to the server meanwhile: without a name here it gets what relays take, once it is known."""
+    takes = phase.trouble in TAKES_DELIVERIES and (phase.trouble is not Trouble.CENSORED or server.planned.is_known)
+    return not takes
 
 
 def _named(owed: Owed) -> str:
