@@ -11,7 +11,8 @@ from redis.asyncio import Redis
 from workers.errors import StorageError
 from workers.kv.base import Key, check_value, encode_key, ttl_ms
 from workers.storage.on_redis.scripts import Script
-from workers.storage.on_redis.server import RedisServer, Reply
+from workers.storage.on_redis.server import RedisServer
+from workers.storage.on_redis.wire import Reply
 
 # Scripts, because each is one step that returns the value found: `SET NX GET` needs Redis 7.
 _SET_IF_ABSENT: Final = Script.of("""

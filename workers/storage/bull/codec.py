@@ -43,7 +43,7 @@ from workers.storage.bull.options import (
 from workers.storage.on_redis import node_values
 from workers.storage.on_redis.messages import STATES, duration
 from workers.storage.on_redis.node_values import MAX_NUMBER, encode_bytes, json_object, number, whole
-from workers.storage.on_redis.server import Reply
+from workers.storage.on_redis.wire import Reply
 from workers.storage.rules import bounded
 
 Dialect: TypeAlias = Literal["A", "B", "C"]

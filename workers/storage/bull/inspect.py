@@ -25,7 +25,7 @@ from workers.storage.bull.scripts import BullScripts
 from workers.storage.on_redis.batches import AT_ONCE, in_steps, portions
 from workers.storage.on_redis.messages import STATES, end_kind, pack, unpack
 from workers.storage.on_redis.node_values import moment, to_ms
-from workers.storage.on_redis.server import Reply
+from workers.storage.on_redis.wire import Reply
 from workers.storage.rules import WORKER_RECORD, bounded_count, foreign_cursor, read_cursor, stalled_error
 
 PAGE: Final = 100

@@ -18,7 +18,7 @@ from workers.storage.on_redis import quarantine
 from workers.storage.on_redis.messages import unpack
 from workers.storage.on_redis.node_values import decode_bytes
 from workers.storage.on_redis.quarantine import text
-from workers.storage.on_redis.server import Reply
+from workers.storage.on_redis.wire import Reply
 
 Enqueue = Callable[[Sequence[NewJob]], Awaitable[Sequence[EnqueueResult]]]
 

@@ -7,7 +7,8 @@ from functools import cache
 from typing import Final
 
 from workers.storage.on_redis.scripts import CONFIRMED, Script, assembled
-from workers.storage.on_redis.server import RedisServer, Reply
+from workers.storage.on_redis.server import RedisServer
+from workers.storage.on_redis.wire import Reply
 
 PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(

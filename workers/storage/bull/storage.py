@@ -71,8 +71,9 @@ from workers.storage.on_redis.claiming import claimed
 from workers.storage.on_redis.eviction import take_eviction
 from workers.storage.on_redis.examination import Care
 from workers.storage.on_redis.messages import STATES, pack, unpack
-from workers.storage.on_redis.server import RedisServer, Reply, parse_url
+from workers.storage.on_redis.server import RedisServer, parse_url
 from workers.storage.on_redis.storage import OUTCOMES, RESULTS_AT_ONCE, ScriptedStorage, cancel_result
+from workers.storage.on_redis.wire import Reply
 from workers.storage.redis_urls import read_deployment, take_parameter
 from workers.storage.rules import (
     check_claim,

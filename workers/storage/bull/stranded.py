@@ -18,7 +18,7 @@ from workers.storage.bull.codec import decode_id
 from workers.storage.bull.scripts import BullScripts
 from workers.storage.on_redis.batches import portions
 from workers.storage.on_redis.messages import pack, unpack
-from workers.storage.on_redis.server import Command, Reply
+from workers.storage.on_redis.wire import Command, Reply
 
 REASON: Final = "it was in no line, as Bull's own pause and resume may leave a job"
 

@@ -11,7 +11,7 @@ from workers.storage.bullmq.record import BullMQRecord, reading, record
 from workers.storage.bullmq.scripts import BullMQScripts
 from workers.storage.bullmq.server import BullMQServer
 from workers.storage.on_redis.node_values import to_ms
-from workers.storage.on_redis.server import Command
+from workers.storage.on_redis.wire import Command
 from workers.storage.rules import WORKER_RECORD
 
 WORKER_RECORD_MS: Final = to_ms(WORKER_RECORD)

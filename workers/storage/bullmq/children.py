@@ -14,7 +14,7 @@ from workers.storage.bullmq.codec import decode_id
 from workers.storage.bullmq.record import BullMQClaim
 from workers.storage.bullmq.server import Reply
 from workers.storage.on_redis.node_values import decode_bytes, whole
-from workers.storage.on_redis.server import Command
+from workers.storage.on_redis.wire import Command
 from workers.storage.rules import foreign_cursor
 
 PAGE_BYTES: Final = 16 << 20

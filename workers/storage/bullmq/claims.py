@@ -68,7 +68,7 @@ from workers.storage.bullmq.server import Reply
 from workers.storage.bullmq.stops import stop
 from workers.storage.on_redis.claiming import claimed
 from workers.storage.on_redis.node_values import ERROR_FIELD, encode_bytes, to_ms, whole
-from workers.storage.on_redis.server import Command
+from workers.storage.on_redis.wire import Command
 from workers.storage.rules import count_retry, unfit_for_redis
 
 ASKED_BLINDLY: Final = 1_000

@@ -27,7 +27,8 @@ from workers.storage.bullmq.record import STATE_FIELDS, BullMQClaim, BullMQRecor
 from workers.storage.bullmq.scripts import CANCELLED, BullMQScripts
 from workers.storage.bullmq.server import Contended, Reply
 from workers.storage.on_redis.node_values import decode_bytes, encode_bytes
-from workers.storage.on_redis.server import ROUNDS, Command
+from workers.storage.on_redis.server import ROUNDS
+from workers.storage.on_redis.wire import Command
 from workers.storage.rules import REDIS_VALUE_BYTES, STARTS_ANEW, refuse_deduplication
 
 _FIELDS: Final = (*STATE_FIELDS, "parentKey")

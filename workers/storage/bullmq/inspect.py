@@ -14,7 +14,7 @@ from workers.storage.bullmq.record import FIELDS, BullMQRecord, reading, record,
 from workers.storage.bullmq.scripts import CANCELLED
 from workers.storage.bullmq.server import Reply
 from workers.storage.on_redis.node_values import DELAY_SCALE, decode_bytes, moment, to_ms, whole
-from workers.storage.on_redis.server import Command
+from workers.storage.on_redis.wire import Command
 from workers.storage.rules import bounded_count, check_cleanable, foreign_cursor, read_cursor
 
 PAGE: Final = 100

@@ -33,7 +33,7 @@ from workers.storage.bullmq.scripts import CANCELLED
 from workers.storage.bullmq.server import Contended, Reply
 from workers.storage.bullmq.stops import stop
 from workers.storage.on_redis.node_values import ERROR_FIELD, decode_bytes, encode_bytes, to_ms
-from workers.storage.on_redis.server import Command
+from workers.storage.on_redis.wire import Command
 from workers.storage.rules import STARTS_ANEW, check_fits_redis
 
 TRANSACTION_JOBS: Final = 500

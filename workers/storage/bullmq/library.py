@@ -8,7 +8,7 @@ from typing import Final
 
 from workers.errors import StorageError
 from workers.storage.bullmq.access import QueueAccess
-from workers.storage.on_redis.server import Command, Reply
+from workers.storage.on_redis.wire import Command, Reply
 
 logger = logging.getLogger(__name__)
 

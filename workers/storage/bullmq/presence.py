@@ -20,7 +20,7 @@ from redis.asyncio.connection import AbstractConnection
 
 from workers.homes import keep_inherited
 from workers.storage.bullmq.access import QueueAccess
-from workers.storage.on_redis.server import good
+from workers.storage.on_redis.errors import good
 from workers.storage.on_redis.wire import read_replies
 
 logger = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from workers.storage.bullmq.server import Reply
 from workers.storage.on_redis import quarantine
 from workers.storage.on_redis.node_values import decode_bytes, json_object, whole
 from workers.storage.on_redis.quarantine import text
-from workers.storage.on_redis.server import Command
+from workers.storage.on_redis.wire import Command
 
 NOT_AGAIN: Final = frozenset({"jobId", "delay", "de"})
 """Options that are over when a job is queued again; by its deduplication key it could be taken for a duplicate."""

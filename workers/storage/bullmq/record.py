@@ -42,7 +42,7 @@ from workers.storage.on_redis.node_values import (
     to_ms,
     whole,
 )
-from workers.storage.on_redis.server import Command, Reply
+from workers.storage.on_redis.wire import Command, Reply
 from workers.storage.rules import stalled_error
 
 Fields: TypeAlias = Mapping[str, str]

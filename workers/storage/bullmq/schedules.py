@@ -26,7 +26,7 @@ from workers.storage.bullmq.cron import UnreadablePattern, find_zone, read_patte
 from workers.storage.bullmq.record import BullMQClaim
 from workers.storage.bullmq.server import Reply
 from workers.storage.on_redis.node_values import json_object, number, whole
-from workers.storage.on_redis.server import Command
+from workers.storage.on_redis.wire import Command
 
 _LOG = logging.getLogger(__name__)
 

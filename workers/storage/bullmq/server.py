@@ -12,20 +12,12 @@ from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection
 
 from workers.errors import StorageError, StorageUnavailable
-from workers.storage.bullmq.scripts import scripts
+from workers.storage.bullmq.lua_files import scripts
 from workers.storage.on_redis import server as on_redis
+from workers.storage.on_redis.errors import checked, good, translate
 from workers.storage.on_redis.examination import Care
-from workers.storage.on_redis.server import (
-    ROUNDS,
-    Command,
-    Reply,
-    ask,
-    checked,
-    good,
-    to_the_end,
-    translate,
-)
-from workers.storage.on_redis.wire import read_replies
+from workers.storage.on_redis.server import ROUNDS, ask, to_the_end
+from workers.storage.on_redis.wire import Command, Reply, read_replies
 
 __all__ = ["BullMQServer", "Contended", "Reply", "ask", "parse_url", "to_the_end", "translate"]
 

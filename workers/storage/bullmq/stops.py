@@ -13,7 +13,7 @@ from workers.storage.bullmq.codec import (
 )
 from workers.storage.bullmq.scripts import BullMQScripts
 from workers.storage.on_redis.node_values import ERROR_FIELD, cancelled_error, error_facts, to_ms
-from workers.storage.on_redis.server import Command
+from workers.storage.on_redis.wire import Command
 
 
 def stop(

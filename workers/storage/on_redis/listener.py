@@ -15,8 +15,10 @@ from redis.asyncio.connection import AbstractConnection
 
 from workers.backoff import Backoff
 from workers.errors import StorageUnavailable, WorkersError
+from workers.storage.on_redis.errors import translated
 from workers.storage.on_redis.master import is_outdated
-from workers.storage.on_redis.server import RedisServer, Reply, translated
+from workers.storage.on_redis.server import RedisServer
+from workers.storage.on_redis.wire import Reply
 
 PING_SECONDS: Final = 10.0
 FIRST_PAUSE_SECONDS: Final = 0.05

@@ -12,7 +12,7 @@ from typing import Final
 import msgpack
 
 from workers.jobs import JobEventKind, JobState
-from workers.storage.on_redis.server import Reply
+from workers.storage.on_redis.wire import Reply
 from workers.storage.rules import bounded
 
 STATES: Final[Mapping[int, JobState]] = {

@@ -18,7 +18,8 @@ from typing import Final
 from workers.errors import StorageError
 from workers.jobs import EnqueueResult, EnqueueStatus, NewJob, Repaired, RepairOutcome, SetAside
 from workers.storage.on_redis.node_values import moment, whole
-from workers.storage.on_redis.server import RedisServer, Reply
+from workers.storage.on_redis.server import RedisServer
+from workers.storage.on_redis.wire import Reply
 
 READ_AT_ONCE: Final = 1_000
 

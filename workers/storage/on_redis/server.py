@@ -16,8 +16,8 @@ in question and has done nothing for them. Then the scripts are loaded, and exac
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from typing import Final, Protocol, TypeVar
@@ -29,13 +29,12 @@ from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from workers.errors import ForeignLoop, StorageDamaged, StorageError, StorageFull, StorageUnavailable, WorkersError
+from workers.errors import ForeignLoop, StorageError
 from workers.homes import Home, keep_inherited
+from workers.storage.on_redis.errors import ALONE, NOT_RUN, Redirected, checked, good, translated
 from workers.storage.on_redis.examination import Care, Examination, Lookout
-from workers.storage.on_redis.master import MasterUnknown, master_pool, slot_of
-from workers.storage.on_redis.wire import Command as Command
-from workers.storage.on_redis.wire import Reply as Reply
-from workers.storage.on_redis.wire import packed, read_replies, rejected_certificate
+from workers.storage.on_redis.master import master_pool, slot_of
+from workers.storage.on_redis.wire import Command, Reply, packed, read_replies
 from workers.storage.redis_urls import read_deployment, take_parameter, take_replication
 
 T = TypeVar("T")
@@ -49,64 +48,6 @@ CALLS_AT_ONCE: Final = 64
 """How many calls are under way on one pool at most; others wait, so that a burst costs time, not connections."""
 CONNECTIONS: Final = 2**31
 """The pool's own limit: redis-py's 100 would be used up by waits and subscriptions, which take no turn."""
-
-_UNAVAILABLE: Final = (
-    exceptions.ConnectionError,
-    exceptions.TimeoutError,
-    exceptions.ReadOnlyError,
-    exceptions.ClusterDownError,
-    exceptions.TryAgainError,
-    exceptions.AskError,  # MOVED too
-    TimeoutError,
-    OSError,
-)
-_REFUSED: Final = (exceptions.AuthenticationError, exceptions.AuthorizationError)
-FULL: Final = (
-    "the Redis server's memory is full (maxmemory), and it took nothing of this step: work jobs off, remove some, or"
-    " raise maxmemory"
-)
-_FULL_BEFORE_7: Final = "-OOM "
-"""The code in the message by which a server before Redis 7 says that a script stopped at a full memory."""
-_NOT_RUN: Final = (exceptions.NoScriptError, exceptions.MovedError)
-ALONE: Final = "the server is one of a Redis Cluster, and another has the queue: its URL begins with redis+cluster://"
-DAMAGED: Final = "DAMAGED"
-"""The error code by which our scripts name a key of the wrong kind."""
-_BUSY_CODES: Final = frozenset({"BUSY", "MISCONF", "NOREPLICAS", "UNBLOCKED", "UNKILLABLE"})
-
-
-class Redirected(StorageUnavailable):
-    """Another server has the queue now, and is asked from now on. Nothing has run."""
-
-
-def translate(error: BaseException) -> WorkersError:
-    """Return the error of ours that a server's or connection's error means."""
-    if isinstance(error, _REFUSED):
-        return StorageError(f"the Redis server refused the log-in ({type(error).__name__}); check user and password")
-    certificate = rejected_certificate(error)
-    if certificate is not None:
-        return StorageError(f"the Redis server's certificate is not trusted: {certificate.verify_message}")
-    if isinstance(error, MasterUnknown):
-        return StorageUnavailable(str(error))
-    if isinstance(error, exceptions.MovedError):
-        return Redirected("another server of the Redis Cluster has the queue now")
-    # redis-py has no types for these errors, and leaves the protocol's error code in front of the message.
-    code, _, rest = str(error).partition(" ")
-    if isinstance(error, exceptions.OutOfMemoryError) or (code == "ERR" and _FULL_BEFORE_7 in rest):
-        return StorageFull(FULL)
-    if isinstance(error, _UNAVAILABLE) or code in _BUSY_CODES:
-        return StorageUnavailable(f"the Redis server did not answer ({type(error).__name__})")
-    if code == DAMAGED:
-        return StorageDamaged(f"the queue is damaged: {rest[:200]}")
-    return StorageError(f"the Redis server answered with an error: {str(error)[:200]}")
-
-
-@contextmanager
-def translated() -> Iterator[None]:
-    """Translate errors of redis-py that leave the block into `StorageUnavailable` or `StorageError`."""
-    try:
-        yield
-    except (exceptions.RedisError, OSError) as error:
-        raise translate(error) from error
 
 
 class LoadableScript(Protocol):
@@ -257,7 +198,7 @@ class RedisServer:
         """
         replies = await self._send(commands, confirmed=confirmed)
         for _ in range(ROUNDS):
-            lost = [at for at, reply in enumerate(replies) if isinstance(reply, _NOT_RUN)]
+            lost = [at for at, reply in enumerate(replies) if isinstance(reply, NOT_RUN)]
             if not lost:
                 break
             if self._deployment is None and any(isinstance(reply, exceptions.MovedError) for reply in replies):
@@ -334,7 +275,7 @@ class RedisServer:
             return []
         async with self.borrowed() as connection:
             replies = await read_replies(connection, commands)
-            if confirmed and not any(isinstance(reply, _NOT_RUN) for reply in replies):  # else they will run again
+            if confirmed and not any(isinstance(reply, NOT_RUN) for reply in replies):  # else they will run again
                 await self.confirm(connection)
             return replies
 
@@ -395,25 +336,6 @@ async def _one(connection: AbstractConnection, command: Command) -> Reply:
         return await connection.read_response()
     except exceptions.ResponseError as error:  # the connection is as good as before
         return error
-
-
-def checked(reply: Reply) -> Reply:
-    """Return the reply.
-
-    An error becomes a `StorageError` in its place; one that concerns the whole server is raised.
-    """
-    if not isinstance(reply, exceptions.RedisError):
-        return reply
-    ours = translate(reply)
-    if isinstance(ours, StorageUnavailable):
-        raise ours from reply
-    return ours
-
-
-def good(reply: Reply) -> Reply:
-    if isinstance(reply, exceptions.RedisError):
-        raise translate(reply) from reply
-    return reply
 
 
 async def to_the_end(work: Coroutine[object, object, None]) -> None:

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from workers.storage.base import Limits, ServerFault
-    from workers.storage.on_redis.server import RedisServer, Reply
+    from workers.storage.on_redis.server import RedisServer
     from workers.storage.on_redis.subscribers import ChannelSubscribers
+    from workers.storage.on_redis.wire import Reply
     from workers.storage.subscribers import BufferedSubscription
 
 RESULTS_AT_ONCE: Final = 100

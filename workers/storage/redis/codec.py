@@ -37,7 +37,7 @@ from workers.jobs import (
 )
 from workers.retry import RetryPolicy
 from workers.storage.on_redis.messages import STATES, duration, moment, pack, unpack
-from workers.storage.on_redis.server import Reply
+from workers.storage.on_redis.wire import Reply
 from workers.storage.rules import stalled_error
 
 Packed: TypeAlias = Sequence[object]

@@ -10,7 +10,7 @@ from workers.errors import StorageError
 from workers.jobs import JobState, JobStatus, Page, WorkerInfo
 from workers.storage.on_redis.batches import AT_ONCE, portions
 from workers.storage.on_redis.messages import duration, moment, pack, unpack
-from workers.storage.on_redis.server import Reply
+from workers.storage.on_redis.wire import Reply
 from workers.storage.redis.codec import bytes_of, decode_status, text_of
 from workers.storage.redis.scripts import RedisScripts
 from workers.storage.rules import foreign_cursor, read_cursor

@@ -13,7 +13,7 @@ from workers.jobs import EnqueueResult, NewJob
 from workers.storage.on_redis import quarantine
 from workers.storage.on_redis.messages import unpack
 from workers.storage.on_redis.quarantine import text
-from workers.storage.on_redis.server import Reply
+from workers.storage.on_redis.wire import Reply
 from workers.storage.redis.codec import decode_new_job
 from workers.storage.redis.scripts import RedisScripts
 

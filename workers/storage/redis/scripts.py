@@ -7,8 +7,10 @@ from functools import cache
 from typing import Final
 
 from workers.errors import StorageDamaged, StorageError, StorageFull
+from workers.storage.on_redis.errors import FULL
 from workers.storage.on_redis.scripts import CONFIRMED, Script, assembled
-from workers.storage.on_redis.server import FULL, RedisServer, Reply
+from workers.storage.on_redis.server import RedisServer
+from workers.storage.on_redis.wire import Reply
 
 PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(("renew", "look", "cancel", "result", "counts", "retry", "remove", "promote"), ()),

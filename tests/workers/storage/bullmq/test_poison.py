@@ -17,7 +17,7 @@ from workers.errors import StorageDamaged, StorageError, StorageUnavailable
 from workers.jobs import JobState, OutcomeKind, RepairOutcome, SettleStatus
 from workers.storage.bullmq import BullMQStorage
 from workers.storage.bullmq.codec import RESERVED_IDS
-from workers.storage.bullmq.scripts import scripts
+from workers.storage.bullmq.lua_files import scripts
 from workers.testing import steps
 from workers.worker import Worker
 from workers.worker.events import WorkerEventKind as Kind

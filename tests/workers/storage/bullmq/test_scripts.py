@@ -12,7 +12,8 @@ from bullmq.redis_connection import SCRIPT_DEFINITIONS, RedisConnection
 from bullmq.scripts import Scripts
 from redis.asyncio import Redis
 
-from workers.storage.bullmq.scripts import SCRIPTS, BullMQScripts, Command, packaged, scripts
+from workers.storage.bullmq.lua_files import SCRIPTS, packaged, scripts
+from workers.storage.bullmq.scripts import BullMQScripts, Command
 
 OURS = BullMQScripts("q", "bull")
 NOW = 1_800_000_000_000

@@ -29,7 +29,7 @@ from workers.jobs import (
     SettleStatus,
 )
 from workers.storage.bullmq import BullMQStorage
-from workers.storage.bullmq.scripts import scripts
+from workers.storage.bullmq.lua_files import scripts
 from workers.storage.bullmq.server import translate
 from workers.testing.steps import PATIENCE, claim_one, job, until
 

@@ -1,0 +1,112 @@
+"""BullMQ's own Lua, read from the installed `bullmq` package, with ours in front of it and behind it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from bullmq.redis_connection import basePath, loadScript
+
+from workers.errors import StorageError
+from workers.storage.on_redis.scripts import joined
+
+SCRIPTS: Final = (
+    *("addStandardJob", "addDelayedJob", "addPrioritizedJob", "addParentJob", "moveToWaitingChildren"),
+    *("moveToActive", "moveToFinished", "moveToDelayed", "moveJobFromActiveToWait", "extendLocks"),
+    *("moveStalledJobsToWait", "getStateV2", "removeJob", "reprocessJob", "promote", "pause", "drain"),
+    *("cleanJobsInSet", "updateProgress", "updateJobScheduler", "addLog"),
+)
+
+FRONTS: Final = {
+    "moveToActive": "before_claiming",
+    "moveToFinished": "before_finishing",
+    "moveToWaitingChildren": "before_suspending",
+    "moveToDelayed": "before_delaying",
+    "moveJobFromActiveToWait": "before_releasing",
+    "moveStalledJobsToWait": "before_recovering",
+    "extendLocks": "before_renewing",
+    "updateJobScheduler": "before_scheduling",
+}
+"""The Lua in front of a script of BullMQ, so that the script does not begin what it cannot end."""
+
+BEHIND: Final = {
+    "addStandardJob": ("string.sub(KEYS[1], 1, -5)", "park"),
+    "moveToActive": ("ARGV[1]", "park"),
+    "moveToFinished": ("ARGV[7]", "park", "wake"),
+    "moveToDelayed": ("ARGV[1]", "wake"),
+    "moveJobFromActiveToWait": ("string.sub(KEYS[1], 1, -7)", "park"),
+    "moveStalledJobsToWait": ("ARGV[2]", "park", "origin", "give_up"),
+    "moveToWaitingChildren": ("ARGV[5]", "wake"),
+    "updateJobScheduler": ("ARGV[6]", "park"),
+    "reprocessJob": ("string.sub(KEYS[4], 1, -5)", "park"),
+    "promote": ("ARGV[1]", "park"),
+    "removeJob": ("ARGV[3]", "wake"),
+    "pause": ("string.sub(KEYS[3], 1, -5)", "park"),
+}
+"""The Lua behind a script of BullMQ, whose answer stays: how it knows the prefix of the keys, then its files."""
+IN_FRONT: Final = frozenset({"moveJobFromActiveToWait", "moveStalledJobsToWait"})
+"""The scripts that put jobs in front of those that wait."""
+
+BEFORE_CONTINUING: Final = """
+-- In front of BullMQ's moveToDelayed, whose keys and arguments these are: its job goes on as the next link of a chain.
+-- ARGV[10...]: fields of the link that is over.
+if redis.call('GET', KEYS[5] .. ':lock') == ARGV[4] then
+  if not redis.call('LPOS', KEYS[2], ARGV[3], 'RANK', -1) then
+    return -3
+  end
+  redis.call('HDEL', KEYS[5], unpack(ARGV, 10))
+  redis.call('XADD', KEYS[6], 'MAXLEN', '~', 10000, '*', 'event', 'continued', 'jobId', ARGV[3])
+end
+"""
+
+
+class BullMQScript:
+    """A Lua script: its text, the SHA-1 it is called by, and how many keys it takes."""
+
+    def __init__(self, text: str, key_count: int) -> None:
+        self.text = text
+        self.key_count = key_count
+        self.sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+def own(*parts: str) -> str:
+    """Return Lua of ours: the files as they are, one after the other."""
+    return joined(__package__, "foreign", *parts)
+
+
+def packaged(name: str, before: str = "") -> BullMQScript:
+    """Return one of BullMQ's Lua files, whose name ends with the number of keys.
+
+    Lines of ours may come `before` it, and what `BEHIND` names comes behind it.
+    """
+    found = sorted(Path(basePath, "commands").glob(f"{name}-*.lua"))
+    if len(found) != 1:
+        raise StorageError(f"the installed bullmq package has {len(found)} scripts named {name!r}; use bullmq 3.4")
+    text = loadScript(found[0].name)
+    if name in BEHIND:
+        prefix, *parts = BEHIND[name]
+        head = f"local answer, P, IN_FRONT = theirs(), {prefix}, {str(name in IN_FRONT).lower()}\n"
+        text = f"local function theirs()\n{text}\nend\n{head}{joined(__package__, *parts)}return answer\n"
+    return BullMQScript(before + text, int(found[0].stem.rpartition("-")[2]))
+
+
+@cache
+def scripts() -> Mapping[str, BullMQScript]:
+    """Return every script that this storage calls, by BullMQ's name for it.
+
+    `continue` and `stop` are ours in front of one of them; `removeWaiting`, `guard`, `fitForFlows` and `cancelled` are
+    ours.
+    """
+    fronts = {name: own("kinds", front) for name, front in FRONTS.items()}
+    ours = {
+        "stop": packaged("moveToFinished", own("kinds", FRONTS["moveToFinished"], "before_stopping")),
+        "cancelled": BullMQScript(joined(__package__, "cancelled"), 2),
+        "continue": packaged("moveToDelayed", fronts["moveToDelayed"] + BEFORE_CONTINUING),
+        "removeWaiting": BullMQScript(joined(__package__, "remove_waiting"), 8),
+        "guard": BullMQScript(own("kinds", "guarded", "quarantine", "guard"), 1),
+        "fitForFlows": BullMQScript(own("kinds", "fit_for_flows"), 1),
+    }
+    return {name: packaged(name, fronts.get(name, "")) for name in SCRIPTS} | ours
