@@ -97,7 +97,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _without_parameter(item: pytest.Item, parameter: str) -> str:
     """What tells a test from others, but for the value of that parameter, whose text is a part of the test's id."""
     function, _, variant = item.nodeid.partition("[")
-    value = str(item.callspec.params[parameter]) if isinstance(item, pytest.Function) else ""
+    value = str(item.callspec.params[parameter]) if isinstance(item, pytest.Function) and variant else ""
     return function + re.sub(rf"(^|-){re.escape(value)}(-|]$)", "-", variant, count=1)
 
 

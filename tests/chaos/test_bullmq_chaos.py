@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.chaos.bull.verdict import runs_of
-from tests.chaos.bullmq.round import PACKAGES, Terms, early_parents, run_round
-from tests.interop.peer import install_npm_packages
+from tests.chaos.bullmq.round import Terms, early_parents, run_round
+from tests.interop.peer import BULLMQ, install_npm_packages
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.spread("version")
-@pytest.mark.parametrize("version", PACKAGES)
+@pytest.mark.parametrize("version", BULLMQ)
 async def test_jobs_flows_and_schedules_outlive_workers_of_both_kinds(version: str, full: bool) -> None:
     """Workers in Node and here are killed over their jobs: all are completed, none runs twice at once."""
     install_npm_packages()

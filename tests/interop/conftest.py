@@ -10,7 +10,7 @@ import pytest
 
 from tests.interop.bull_child import Order
 from tests.interop.bull_queue import DIALECTS, Ids
-from tests.interop.peer import BullPeer, NodePeer, bull_peer, install_npm_packages, node_peer
+from tests.interop.peer import BULLMQ, BullPeer, NodePeer, bull_peer, install_npm_packages, node_peer
 from workers.storage.bull import BullStorage
 from workers.storage.bullmq import BullMQStorage
 
@@ -28,9 +28,15 @@ async def storage(redis_url: str) -> AsyncIterator[BullMQStorage]:
     await storage.disconnect()
 
 
+@pytest.fixture(params=BULLMQ.values())
+def package(npm_packages: None, request: pytest.FixtureRequest) -> str:
+    """The version of BullMQ in Node."""
+    return str(request.param)
+
+
 @pytest.fixture
-async def node(npm_packages: None, redis_url: str, storage: BullMQStorage) -> AsyncIterator[NodePeer]:
-    async with node_peer(redis_url, storage.queue) as peer:
+async def node(package: str, redis_url: str, storage: BullMQStorage) -> AsyncIterator[NodePeer]:
+    async with node_peer(package, redis_url, storage.queue) as peer:
         yield peer
 
 

@@ -1,9 +1,9 @@
 // The other side of the tests of flows: a FlowProducer and workers in Node, driven as peer.mjs is.
-// usage: node flow_peer.mjs <redis url>
+// usage: node flow_peer.mjs <npm package> <redis url>
 import { createInterface } from "node:readline";
-import { FlowProducer, Queue, WaitingChildrenError, Worker } from "bullmq";
 
-const [url] = process.argv.slice(2);
+const [library, url] = process.argv.slice(2);
+const { FlowProducer, Queue, WaitingChildrenError, Worker } = await import(library);
 const connection = { url, maxRetriesPerRequest: null };
 const flows = new FlowProducer({ connection });
 const queues = {};

@@ -1,9 +1,9 @@
 // The other side of the tests: one BullMQ queue in Node, driven by JSON lines on stdin, answering on stdout.
-// usage: node peer.mjs <redis url> <queue> [<prefix>]
+// usage: node peer.mjs <npm package> <redis url> <queue> [<prefix>]
 import { createInterface } from "node:readline";
-import { Queue, UnrecoverableError, Worker } from "bullmq";
 
-const [url, name, prefix = "bull"] = process.argv.slice(2);
+const [library, url, name, prefix = "bull"] = process.argv.slice(2);
+const { Queue, UnrecoverableError, Worker } = await import(library);
 const connection = { url, maxRetriesPerRequest: null };
 const queue = new Queue(name, { connection, prefix });
 const runs = [];

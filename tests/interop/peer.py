@@ -19,6 +19,8 @@ import pytest
 from tests.patience import PATIENCE_SECONDS
 
 HERE = Path(__file__).parent
+BULLMQ = {"5": "bullmq", "6": "bullmq-6"}
+"""The npm package of each of BullMQ's versions that is tested."""
 
 Peer = TypeVar("Peer", bound="NodeProcess")
 
@@ -136,9 +138,9 @@ class BullPeer(NodeProcess):
 
 
 @asynccontextmanager
-async def node_peer(url: str, queue: str, prefix: str = "bull") -> AsyncIterator[NodePeer]:
-    """A Node process on the queue, gone when the context ends."""
-    async with _running(NodePeer, "peer.mjs", url, queue, prefix) as peer:
+async def node_peer(package: str, url: str, queue: str, prefix: str = "bull") -> AsyncIterator[NodePeer]:
+    """A Node process with this version of BullMQ on the queue, gone when the context ends."""
+    async with _running(NodePeer, "peer.mjs", package, url, queue, prefix) as peer:
         yield peer
 
 
@@ -157,9 +159,9 @@ async def scheduler_peer(package: str, url: str, queue: str) -> AsyncIterator[No
 
 
 @asynccontextmanager
-async def flow_peer(url: str) -> AsyncIterator[FlowPeer]:
-    """A Node process for flows in any queue, gone when the context ends."""
-    async with _running(FlowPeer, "flow_peer.mjs", url) as peer:
+async def flow_peer(package: str, url: str) -> AsyncIterator[FlowPeer]:
+    """A Node process with this version of BullMQ for flows in any queue, gone when the context ends."""
+    async with _running(FlowPeer, "flow_peer.mjs", package, url) as peer:
         yield peer
 
 

@@ -14,6 +14,8 @@ from workers.storage.bullmq import BullMQStorage
 LEASE = timedelta(seconds=5)
 NODES_REASON = "job stalled more than allowable limit"
 
+pytestmark = pytest.mark.spread("package")
+
 
 async def _lapse(storage: BullMQStorage) -> str:
     """A worker of ours took a job and vanished; a reaper has found it."""

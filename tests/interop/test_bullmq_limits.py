@@ -19,6 +19,8 @@ from workers.worker.handlers import Job
 
 HOUR_MS = 3_600_000
 
+pytestmark = pytest.mark.spread("package")
+
 
 @pytest.fixture
 def no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from itertools import pairwise
 
 import pytest
 
 from tests.interop.claims import LEASES, next_claim
-from tests.interop.peer import NodePeer, install_npm_packages, node_peer
+from tests.interop.peer import NodePeer
 from tests.patience import PATIENCE_SECONDS
 from workers import DROP, JobState, NewJob, RetryPolicy, Worker
 from workers.jobs import (
@@ -33,23 +32,7 @@ from workers.worker.handlers import Job
 HOUR = timedelta(hours=1)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _npm_packages() -> None:
-    install_npm_packages()
-
-
-@pytest.fixture
-async def storage(redis_url: str) -> AsyncIterator[BullMQStorage]:
-    storage = BullMQStorage(redis_url, f"interop-{uuid.uuid4().hex}")
-    await storage.connect()
-    yield storage
-    await storage.disconnect()
-
-
-@pytest.fixture
-async def node(redis_url: str, storage: BullMQStorage) -> AsyncIterator[NodePeer]:
-    async with node_peer(redis_url, storage.queue) as peer:
-        yield peer
+pytestmark = pytest.mark.spread("package")
 
 
 async def work_until_ended(storage: BullMQStorage, handler: Callable[[Job], Awaitable[object]], job_id: str) -> None:

@@ -10,16 +10,13 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from tests.interop.peer import FlowPeer, flow_peer, install_npm_packages
+from tests.interop.peer import FlowPeer, flow_peer
 from tests.workers.running import Recorder, running
 from workers import ChildFailure, FlowJob, JobState, Queue, Worker, WorkerEventKind
 from workers.storage.bullmq import BullMQStorage
 from workers.worker.handlers import Job
 
-
-@pytest.fixture(scope="session", autouse=True)
-def _npm_packages() -> None:
-    install_npm_packages()
+pytestmark = pytest.mark.spread("package")
 
 
 @pytest.fixture
@@ -41,8 +38,8 @@ async def parts(redis_url: str) -> AsyncIterator[BullMQStorage]:
 
 
 @pytest.fixture
-async def node(redis_url: str) -> AsyncIterator[FlowPeer]:
-    async with flow_peer(redis_url) as peer:
+async def node(package: str, redis_url: str) -> AsyncIterator[FlowPeer]:
+    async with flow_peer(package, redis_url) as peer:
         yield peer
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from federation.base.job_options import OF_SCHEDULES
 from federation.base.job_queue import JobQueue
-from tests.interop.peer import NodePeer, install_npm_packages, node_peer
+from tests.interop.peer import NodePeer
 from tests.patience import PATIENCE_SECONDS
 from workers import EnqueueStatus, StorageError, Worker
 from workers.jobs import TERMINAL_EVENTS
@@ -23,10 +23,7 @@ from workers.storage.bullmq import BullMQStorage
 from workers.worker.events import WorkerEvent, WorkerEventKind
 from workers.worker.handlers import Job
 
-
-@pytest.fixture(scope="session", autouse=True)
-def _npm_packages() -> None:
-    install_npm_packages()
+pytestmark = pytest.mark.spread("package")
 
 
 @pytest.fixture
@@ -35,12 +32,6 @@ async def storage(redis_url: str) -> AsyncIterator[BullMQStorage]:
     await storage.connect()
     yield storage
     await storage.disconnect()
-
-
-@pytest.fixture
-async def node(redis_url: str, storage: BullMQStorage) -> AsyncIterator[NodePeer]:
-    async with node_peer(redis_url, storage.queue) as peer:
-        yield peer
 
 
 async def sees_workers(node: NodePeer, count: int) -> list[str]:

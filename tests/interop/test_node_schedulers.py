@@ -13,7 +13,7 @@ import pytest
 from redis.asyncio import Redis
 
 from tests.interop.claims import LEASES, next_claim
-from tests.interop.peer import NodeProcess, install_npm_packages, scheduler_peer
+from tests.interop.peer import BULLMQ, NodeProcess, install_npm_packages, scheduler_peer
 from tests.patience import PATIENCE_SECONDS
 from workers import JobState, Worker
 from workers.errors import StorageError
@@ -27,15 +27,7 @@ YEARLY = {"pattern": "@yearly", "tz": "UTC"}
 EACH_SECOND = {"pattern": "* * * * * *", "tz": "Asia/Kolkata"}
 TEMPLATE = {"name": "tick", "data": {"n": 1}, "opts": {"attempts": 3, "priority": 2, "removeOnComplete": 100}}
 
-
-with_both_versions = pytest.mark.parametrize("package", ["bullmq", "bullmq-6"], indirect=True)
-
-
-@pytest.fixture
-def package(request: pytest.FixtureRequest) -> str:
-    """The version of BullMQ on the other side."""
-    install_npm_packages()
-    return str(getattr(request, "param", "bullmq-6"))
+pytestmark = pytest.mark.spread("package")
 
 
 @pytest.fixture
@@ -91,7 +83,6 @@ def ids_of(runs: list[dict[str, Any]]) -> list[str]:
     return [run["id"] for run in runs]
 
 
-@with_both_versions
 async def test_schedulers_live_on(storage: BullMQStorage, node: NodeProcess) -> None:
     """Node and we, in turn, run each time of a period and of a cron pattern once, with the template's data."""
     await node.call("upsert", ["period", EVERY, TEMPLATE])
@@ -112,7 +103,6 @@ async def test_schedulers_live_on(storage: BullMQStorage, node: NodeProcess) -> 
     assert await left(storage) == 2
 
 
-@with_both_versions
 @pytest.mark.parametrize("repeat", [HOURLY | {"offset": 50, "limit": 9}, YEARLY | {"endDate": 4_000_000_000_000}])
 async def test_what_we_add_is_what_node_adds(storage: BullMQStorage, node: NodeProcess, repeat: dict[str, Any]) -> None:
     """The options of the next job are the same, but for the times and the count."""
@@ -213,7 +203,7 @@ async def test_what_we_cannot_read_is_left_to_node(storage: BullMQStorage, node:
 async def test_a_repeatable_job_of_bullmq_5_goes_on(redis_url: str, storage: BullMQStorage) -> None:
     """What `add` with `repeat` makes is a scheduler, as it is to Node 5's own worker."""
     install_npm_packages()
-    async with scheduler_peer("bullmq", redis_url, storage.queue) as old:
+    async with scheduler_peer(BULLMQ["5"], redis_url, storage.queue) as old:
         await old.call("add", ["rep", {"n": 2}, {"repeat": EVERY}])
         ran = await run(storage, 2)
         runs = await old.call("work", 2)

@@ -20,15 +20,15 @@ import signal
 import sys
 from dataclasses import asdict
 
-from tests.chaos.bullmq.round import ATTEMPTS, MIXED, PACKAGES, Findings, Terms, run_round
-from tests.interop.peer import install_npm_packages
+from tests.chaos.bullmq.round import ATTEMPTS, MIXED, Findings, Terms, run_round
+from tests.interop.peer import BULLMQ, install_npm_packages
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.chaos.bullmq", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--version", nargs="+", default=list(PACKAGES), choices=list(PACKAGES))
+    parser.add_argument("--version", nargs="+", default=list(BULLMQ), choices=list(BULLMQ))
     parser.add_argument("--jobs", type=int, default=2_000)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=secrets.randbelow(1_000_000))

@@ -21,14 +21,12 @@ from tests.chaos.bull.crew import Crew, Member, at_work
 from tests.chaos.bull.round import Wanted
 from tests.chaos.bull.verdict import Run, Verdict, judge, runs_of
 from tests.chaos.bullmq.child import CONCURRENCY, Order, bullmq_child
-from tests.interop.peer import NodeProcess, bullmq_crew
+from tests.interop.peer import BULLMQ, NodeProcess, bullmq_crew
 from tests.patience import LONG_PATIENCE_SECONDS
 from tests.servers import valkey
 from workers import NewJob, RetryPolicy
 from workers.storage.bullmq import BullMQStorage
 
-PACKAGES: Final = {"5": "bullmq", "6": "bullmq-6"}
-"""Of BullMQ's major versions."""
 MIXED: Final = ("node", "node", "python", "python")
 QUEUE: Final = "chaos"
 ATTEMPTS: Final = 1_000
@@ -147,7 +145,7 @@ async def run_round(terms: Terms) -> Findings:
         storage = BullMQStorage(server.url, QUEUE)
         await storage.connect()
         stack.push_async_callback(storage.disconnect)
-        producer = await stack.enter_async_context(bullmq_crew(PACKAGES[terms.version], server.url, QUEUE))
+        producer = await stack.enter_async_context(bullmq_crew(BULLMQ[terms.version], server.url, QUEUE))
         jobs = Jobs(terms, chance, producer, storage)
         crew = await stack.enter_async_context(at_work(_crew(terms, server.url, directory, chance)))
         await jobs.schedule()
@@ -177,7 +175,7 @@ async def run_round(terms: Terms) -> Findings:
 
 def _crew(terms: Terms, url: str, directory: Path, chance: random.Random) -> Crew:
     async def in_node(member: Member) -> None:
-        process = await member.stack.enter_async_context(bullmq_crew(PACKAGES[terms.version], url, QUEUE))
+        process = await member.stack.enter_async_context(bullmq_crew(BULLMQ[terms.version], url, QUEUE))
         await process.call("ledger", {"path": str(member.ledger), "late": terms.lock_seconds / 2})
         lock = int(terms.lock_seconds * 1000)
         settings = {"concurrency": CONCURRENCY, "lock": lock, "sweep": lock, "stalls": terms.stalls}

@@ -15,7 +15,7 @@ from federation.base.jobs import POST_JOB
 from federation.base.queues import DELIVERY_QUEUE_NAME
 from tests.federation.conftest import MakeSettings
 from tests.federation.delivery.harness import Site, post_payload
-from tests.interop.peer import NodePeer, install_npm_packages, node_peer
+from tests.interop.peer import BULLMQ, NodePeer, install_npm_packages, node_peer
 from tests.peer import POSTS_PATH, Peer, acquaint
 from workers import JobState
 
@@ -31,7 +31,7 @@ async def federation(make_settings: MakeSettings, redis_url: str, queue_prefix: 
 @pytest.fixture
 async def node(redis_url: str, queue_prefix: str) -> AsyncIterator[NodePeer]:
     install_npm_packages()
-    async with node_peer(redis_url, DELIVERY_QUEUE_NAME, queue_prefix) as peer:
+    async with node_peer(BULLMQ["5"], redis_url, DELIVERY_QUEUE_NAME, queue_prefix) as peer:
         yield peer
 
 
