@@ -1,7 +1,7 @@
 """The values that cross the Storage seam: jobs, claims, settlements and what became of them."""
 
 from workers.errors import MESSAGE_CHARACTERS, STACK_CHARACTERS, ErrorInfo
-from workers.jobs.job import Claim, JobState, NewJob
+from workers.jobs.job import AfterFailure, Claim, JobState, NewJob
 from workers.jobs.quarantine import Repaired, RepairOutcome, SetAside
 from workers.jobs.reading import (
     TERMINAL_EVENTS,
@@ -39,6 +39,7 @@ __all__ = [
     "STACK_CHARACTERS",
     "TERMINAL_EVENTS",
     "UNCOUNTED_RETRIES",
+    "AfterFailure",
     "CancelResult",
     "Cancelled",
     "Claim",

@@ -57,7 +57,13 @@ from workers.storage.bullmq.quarantine import BullMQQuarantine
 from workers.storage.bullmq.scripts import BullMQScripts
 from workers.storage.bullmq.server import BullMQServer, parse_url
 from workers.storage.bullmq.wait import Waiter
-from workers.storage.rules import check_claim, check_fits_redis, refuse_deduplication, refuse_transaction
+from workers.storage.rules import (
+    check_claim,
+    check_fits_redis,
+    refuse_deduplication,
+    refuse_dependencies,
+    refuse_transaction,
+)
 from workers.storage.subscribers import BufferedSubscription
 
 __all__ = ["BullMQStorage", "as_processor"]
@@ -93,6 +99,7 @@ class BullMQStorage:
         result_ttl_updates=False,
         atomic_continuation=False,
         deduplication=False,
+        dependencies=False,
         cancelled_apart=False,
     )
 
@@ -145,6 +152,7 @@ class BullMQStorage:
     async def enqueue(self, jobs: Sequence[NewJob], *, connection: object | None = None) -> list[EnqueueResult]:
         refuse_transaction(connection, "BullMQStorage")
         refuse_deduplication(jobs, "BullMQStorage")
+        refuse_dependencies(jobs, "BullMQStorage")
         return await self._jobs.enqueue(jobs)
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:

@@ -82,7 +82,7 @@ from workers.jobs import (
 from workers.storage.base import Limits
 from workers.storage.file.state import FileState
 from workers.storage.file.thread import POLL, QUEUE_NUMBER, FileThread, acquire, release
-from workers.storage.rules import refuse_transaction
+from workers.storage.rules import refuse_dependencies, refuse_transaction
 from workers.storage.subscribers import BufferedSubscription, LoopSubscribers
 
 T = TypeVar("T")
@@ -96,7 +96,7 @@ class FileStorage:
     blocked.
     """
 
-    limits: Final = Limits(clock="machine", durable=True, processes="machine", wakeup_latency=POLL)
+    limits: Final = Limits(clock="machine", durable=True, processes="machine", wakeup_latency=POLL, dependencies=False)
 
     def __init__(
         self, directory: str | Path, queue: str = "default", *, clock: Clock | None = None, fsync: bool = True
@@ -146,6 +146,7 @@ class FileStorage:
 
     async def enqueue(self, jobs: Sequence[NewJob], *, connection: object | None = None) -> list[EnqueueResult]:
         refuse_transaction(connection, "FileStorage")
+        refuse_dependencies(jobs, "FileStorage")
         return await self._write(lambda state, now: state.enqueue(jobs, now))
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
@@ -274,7 +275,7 @@ class FileStorage:
         return await self._write(lambda state, now: state.promote(ids, now))
 
     async def drain(self) -> int:
-        return await self._write(lambda state, now: state.drain())
+        return await self._write(lambda state, now: state.drain(now))
 
     async def clean(self, state: JobState, *, older_than: timedelta, limit: int = 1_000) -> int:
         return await self._write(lambda jobs, now: jobs.clean(state, older_than, limit, now))

@@ -8,7 +8,9 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from workers.jobs import JobEventKind, JobState, NewJob
-from workers.storage.memory.jobs import JobTable, StoredJob
+from workers.lifecycle import Step
+from workers.storage.memory.dependents import DependentTable
+from workers.storage.memory.jobs import StoredJob
 from workers.storage.memory.keys import KeyHolder
 from workers.storage.memory.line import Line, is_over
 
@@ -46,7 +48,7 @@ class Changes:
         self.wake = True
 
 
-class FileTable(JobTable):
+class FileTable(DependentTable):
     """A job table that notes which jobs changed, and takes in jobs as other processes wrote them."""
 
     def __init__(self, changes: Changes) -> None:
@@ -54,8 +56,8 @@ class FileTable(JobTable):
         self._changes = changes
         self._tombstones: Line[tuple[datetime]] = Line()
 
-    def add(self, new: NewJob, now: datetime, *, created_at: datetime | None = None) -> None:
-        super().add(new, now, created_at=created_at)
+    def add(self, new: NewJob, now: datetime, *, created_at: datetime | None = None, step: Step | None = None) -> None:
+        super().add(new, now, created_at=created_at, step=step)
         self._tombstones.discard(new.id)
         self._changes.added.add(new.id)
 

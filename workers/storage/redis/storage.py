@@ -72,6 +72,7 @@ from workers.storage.rules import (
     check_claim,
     check_cleanable,
     check_fits_redis,
+    refuse_dependencies,
     refuse_transaction,
     unfit_for_redis,
     weight,
@@ -97,7 +98,7 @@ class RedisStorage(ScriptedStorage):
         StorageError: a target that is no Redis URL.
     """
 
-    limits: Final = Limits(clock="server", durable=True, processes="many")
+    limits: Final = Limits(clock="server", durable=True, processes="many", dependencies=False)
 
     def __init__(
         self,
@@ -145,6 +146,7 @@ class RedisStorage(ScriptedStorage):
         A batch with several jobs of one deduplication key is sent as a whole, because those jobs are one group.
         """
         refuse_transaction(connection, "RedisStorage")
+        refuse_dependencies(jobs, "RedisStorage")
         for job in jobs:
             check_fits_redis(job.id, job.payload)
         results: list[EnqueueResult] = []
@@ -232,7 +234,7 @@ class RedisStorage(ScriptedStorage):
 
     async def counts(self) -> dict[JobState, int]:
         answer: Reply = await self._lua.run("counts")
-        return dict(zip(JobState, answer, strict=True))
+        return dict.fromkeys(JobState, 0) | dict(zip(inspect.COUNTED, answer, strict=True))
 
     async def workers(self) -> list[WorkerInfo]:
         return await inspect.workers(self._lua)

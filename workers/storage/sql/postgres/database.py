@@ -264,7 +264,9 @@ class PostgresTarget:
     full_url: URL
     busy_timeout: timedelta
 
-    limits: ClassVar[Limits] = Limits(clock="server", durable=True, processes="many", transactions=True)
+    limits: ClassVar[Limits] = Limits(
+        clock="server", durable=True, processes="many", transactions=True, dependencies=False
+    )
 
     @property
     def url(self) -> str:

@@ -221,7 +221,7 @@ class SqliteTarget:
     busy_timeout: timedelta
 
     limits: ClassVar[Limits] = Limits(
-        clock="machine", durable=True, processes="machine", wakeup_latency=POLL, transactions=True
+        clock="machine", durable=True, processes="machine", wakeup_latency=POLL, transactions=True, dependencies=False
     )
 
     @classmethod
