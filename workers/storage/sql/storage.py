@@ -36,7 +36,7 @@ from workers.jobs import (
     check_retention,
 )
 from workers.storage.base import Limits
-from workers.storage.rules import bounded_count, check_claim, refuse_dependencies
+from workers.storage.rules import bounded_count, check_claim
 from workers.storage.sql import manage, records, schema
 from workers.storage.sql.caller import Sessions, checked, when_committed
 from workers.storage.sql.database import Database
@@ -151,7 +151,6 @@ class SqlStorage:
     # Jobs
 
     async def enqueue(self, jobs: Sequence[NewJob], *, connection: object | None = None) -> list[EnqueueResult]:
-        refuse_dependencies(jobs, "SqlStorage")
         if connection is not None:
             return await self._database().enqueue_with(connection, self._transaction, jobs)
         return await asyncio.wrap_future(self._writable().enqueue(self._transaction, jobs))
@@ -165,7 +164,6 @@ class SqlStorage:
             TypeError: `connection` is not an SQLAlchemy `Connection` or `Session`.
             StorageError: it belongs to another database, which has nothing of the jobs then.
         """
-        refuse_dependencies(jobs, "SqlStorage")
         return self._joined.enqueue(checked(connection), jobs)
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
