@@ -20,7 +20,7 @@ Part: TypeAlias = tuple[str, str]
 PARTS: Final[Mapping[JobState, Sequence[Part]]] = {
     JobState.QUEUED: (("ready", "all"), ("held", "all"), ("scheduled", "due"), ("failing", "due")),
     JobState.SCHEDULED: (("scheduled", "later"),),
-    JobState.WAITING: (),
+    JobState.WAITING: (("waiting", "all"),),
     JobState.PROCESSING: (("leases", "all"),),
     JobState.FAILING: (("failing", "later"),),
     JobState.COMPLETED: (("completed", "later"),),
@@ -28,8 +28,6 @@ PARTS: Final[Mapping[JobState, Sequence[Part]]] = {
     JobState.CANCELLED: (("cancelled", "later"),),
 }
 """The sets that hold the jobs of a state. Scores are times; a finished job that is `due` has expired."""
-
-COUNTED: Final = tuple(state for state in PARTS if state is not JobState.WAITING)
 
 
 async def status(lua: RedisScripts, ids: Sequence[str]) -> list[JobStatus | None]:
