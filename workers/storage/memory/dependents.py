@@ -138,11 +138,14 @@ class DependentTable(JobTable):
     def _let_know(self, job: StoredJob, ended: EndedDependency, now: datetime) -> None:
         left = self._left[job.new.id]
         del left[ended.id]
-        self.changed(job.new.id)
+        self.met(job.new.id, ended.id)
         if not ended.lets_run(job.new):
             self._give_up(job, now, ended)
         elif not left:
             self._release(job, now)
+
+    def met(self, dependent: str, dependency: str) -> None:
+        """Note that the job no longer waits for that one."""
 
     def _release(self, job: StoredJob, now: datetime) -> None:
         self._step(job, Step.FOLLOW_LATER if job.new.delay else Step.FOLLOW)
@@ -158,7 +161,10 @@ class DependentTable(JobTable):
 
     def _wait_no_more(self, dependent: str) -> None:
         for dependency in self._left.pop(dependent, ()):
-            those = self._dependents[dependency]
-            del those[dependent]
-            if not those:
-                del self._dependents[dependency]
+            self._drop_dependent(dependency, dependent)
+
+    def _drop_dependent(self, dependency: str, dependent: str) -> None:
+        those = self._dependents[dependency]
+        del those[dependent]
+        if not those:
+            del self._dependents[dependency]
