@@ -6,6 +6,7 @@ from workers.clock import Clock, ManualClock, SystemClock
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import (
     CorruptPayloadError,
+    DependencyFailed,
     ForeignLoop,
     HandlerTimeout,
     JobCancelledError,
@@ -23,6 +24,7 @@ from workers.errors import (
     StorageError,
     StorageUnavailable,
     TransactionError,
+    UnknownDependency,
     UnknownJobError,
     UnrecoverableError,
     Unsupported,
@@ -30,6 +32,7 @@ from workers.errors import (
 )
 from workers.jobs import (
     DROP,
+    AfterFailure,
     CancelResult,
     Claim,
     EnqueueStatus,
@@ -58,6 +61,7 @@ from workers.worker.reaper import Reaper
 
 __all__ = [
     "DROP",
+    "AfterFailure",
     "AttemptContext",
     "CancelResult",
     "Chain",
@@ -68,6 +72,7 @@ __all__ = [
     "CorruptPayloadError",
     "Deduplication",
     "DeduplicationMode",
+    "DependencyFailed",
     "Encoded",
     "EnqueueOptions",
     "EnqueueStatus",
@@ -122,6 +127,7 @@ __all__ = [
     "TaskQueue",
     "Tasks",
     "TransactionError",
+    "UnknownDependency",
     "UnknownJobError",
     "UnrecoverableError",
     "Unsupported",

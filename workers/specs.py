@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Final, TypedDict
+from typing import Final, Literal, TypedDict
 
 from workers.deduplication import Deduplication
-from workers.jobs import EnqueueStatus, JobState, Retention
+from workers.jobs import AfterFailure, EnqueueStatus, JobState, Retention
 from workers.retry import RetryPolicy
 from workers.serde import JsonSerde, Serde
 
@@ -20,7 +21,8 @@ class JobSpec:
     """A job to enqueue; a field that is None takes the queue's default.
 
     Give `delay` or `at` (aware), not both. `result_ttl` sets both retentions: a timedelta or whole milliseconds, above
-    zero. `keep_completed` and `keep_failed` set them separately.
+    zero. `keep_completed` and `keep_failed` set them separately. `after` has the ids of the jobs to follow, and
+    `after_failure` says what becomes of the job if one of them does not complete: it fails, or runs all the same.
     """
 
     payload: object = field(repr=False)
@@ -36,6 +38,8 @@ class JobSpec:
     ordering_key: str | None = None
     backoff: RetryPolicy | None = None
     deduplication: Deduplication | None = None
+    after: Iterable[str] = ()
+    after_failure: AfterFailure | Literal["fail", "run"] = AfterFailure.FAIL
 
 
 class JobOptions(TypedDict, total=False):
@@ -52,6 +56,8 @@ class JobOptions(TypedDict, total=False):
     ordering_key: str | None
     backoff: RetryPolicy | None
     deduplication: Deduplication | None
+    after: Iterable[str]
+    after_failure: AfterFailure | Literal["fail", "run"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +100,17 @@ def as_delay(spec: JobSpec) -> timedelta:
     if spec.at.tzinfo is None:
         raise ValueError(f"at must be an aware datetime, not {spec.at!r}")
     return max(spec.at - datetime.now(UTC), timedelta(0))
+
+
+def as_ids(after: Iterable[str]) -> tuple[str, ...]:
+    """Return the ids of the jobs to follow.
+
+    Raises:
+        TypeError: one text, which would be taken letter by letter.
+    """
+    if isinstance(after, str):
+        raise TypeError(f"after is several ids, as [{after!r}], not one")
+    return tuple(after)
 
 
 def content_id(payload: object, *, serde: Serde | None = None) -> str:

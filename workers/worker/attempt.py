@@ -23,7 +23,19 @@ from workers.errors import (
     UnrecoverableError,
     Unsupported,
 )
-from workers.jobs import Cancelled, Claim, Completed, Continued, ErrorInfo, Failed, Released, Retried, Settlement
+from workers.follow_ups import FollowUp
+from workers.jobs import (
+    Cancelled,
+    Claim,
+    Completed,
+    Continued,
+    ErrorInfo,
+    Failed,
+    NewJob,
+    Released,
+    Retried,
+    Settlement,
+)
 from workers.retry import RetryPolicy
 from workers.serde import Serde
 from workers.worker.handlers import (
@@ -100,6 +112,7 @@ class Attempt:
     own: OwnTransaction | None = None
     leave: Callable[[str], bool] = field(default=_stay, kw_only=True)
     given_up: asyncio.Future[None] | None = None
+    follow_up: FollowUp | None = None
 
     def abandonment(self) -> asyncio.Future[None]:
         """See `Run.abandonment`."""
@@ -170,6 +183,14 @@ class Attempt:
         self.own = self.own or self.make_own(self.claim)
         self.own.complete(result)
 
+    def then(self, follow_up: FollowUp) -> None:
+        """See `Job.then`."""
+        if self.phase is Phase.ENDED or self.settled is not None:
+            raise RuntimeError(f"job {self.claim.job_id!r}: then() comes before the end")
+        if self.follow_up is not None:
+            raise RuntimeError(f"job {self.claim.job_id!r}: then() was called before; one job follows at most")
+        self.follow_up = follow_up
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runner:
@@ -200,7 +221,7 @@ class Runner:
             attempt.phase = Phase.RUNNING
             result = await self._bounded(handler, context, attempt.claim.timeout)
             attempt.phase = Phase.ENDED
-            settlement: Settlement | None = attempt.settled or self.success(attempt.claim, result)
+            settlement: Settlement | None = attempt.settled or self.success(attempt, result)
             error = None
         except BaseException as caught:
             if isinstance(caught, GeneratorExit) and not _runs(task):
@@ -250,18 +271,29 @@ class Runner:
         finally:
             late.cancel()
 
-    def success(self, claim: Claim, result: object) -> Completed | Continued:
+    def success(self, attempt: Attempt, result: object) -> Completed | Continued:
         """Return the settlement that a handler's result means.
 
         Raises:
-            UnrecoverableError: it cannot be encoded.
+            UnrecoverableError: it cannot be encoded, or what is to follow it.
         """
+        claim = attempt.claim
         if not isinstance(result, Continuation):
-            return Completed(claim=claim, result=self._encode(result))
+            return Completed(claim=claim, result=self._encode(result), then=self._then(attempt))
+        if attempt.follow_up is not None:
+            raise UnrecoverableError(f"job {claim.job_id!r} goes on as a chain: only its last link can use then()")
         try:
             return result.settlement(claim, self.payload_serde)
         except (TypeError, ValueError) as error:
             raise UnrecoverableError(f"job {claim.job_id!r} cannot be continued: {error}") from error
+
+    def _then(self, attempt: Attempt) -> NewJob | None:
+        if attempt.follow_up is None:
+            return None
+        try:
+            return attempt.follow_up.new_job(attempt.claim, self.payload_serde)
+        except (TypeError, ValueError) as error:
+            raise UnrecoverableError(f"no job can follow job {attempt.claim.job_id!r} so: {error}") from error
 
     def _encode(self, result: object) -> bytes:
         try:
