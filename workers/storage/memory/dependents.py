@@ -106,19 +106,25 @@ class DependentTable(JobTable):
 
     def drop(self, job: StoredJob, now: datetime) -> None:
         super().drop(job, now)
-        self._resolve(now)
+        if self._ended:
+            self._resolve(now)
 
     def _finish(self, job: StoredJob, now: datetime, keep: Retention) -> None:
         super()._finish(job, now, keep)
-        self._resolve(now)
+        if self._ended:
+            self._resolve(now)
 
     def _line_up(self, job: StoredJob) -> None:
         if job.state is not JobState.WAITING:
             super()._line_up(job)
 
     def _step(self, job: StoredJob, step: Step) -> None:
-        before, target = job.state, after(job.state, step)
+        before = job.state
         super()._step(job, step)
+        if self._left:
+            self._note(job, before, after(before, step))
+
+    def _note(self, job: StoredJob, before: JobState, target: JobState | None) -> None:
         if before is JobState.WAITING and target is not JobState.WAITING:
             self._wait_no_more(job.new.id)
         if not before.is_final and (target is None or target.is_final) and job.new.id in self._dependents:

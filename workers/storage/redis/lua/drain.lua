@@ -11,7 +11,7 @@ for _, line in ipairs({ WAITING, READY, HELD, SCHEDULED, FAILING }) do
   for at, value in ipairs(standing) do
     ids[at] = id_in(line, value)
     unmark(ids[at])
-    if line == WAITING then
+    if followed and line == WAITING then
       stop_following(ids[at])
     end
     if followed then

@@ -5,6 +5,7 @@ local broken = foreign(WAITING, 'zset') or foreign(AFTER, 'hash')
 if broken then
   return damaged(broken)
 end
+know_dependents()
 local unknown = refused(jobs)
 if unknown then
   return cmsgpack.pack(unknown)

@@ -12,7 +12,10 @@ for _, id in ipairs(cmsgpack.unpack(ARGV[2])) do
     redis.call('HSET', RUNS, id, write_run(run))
     line_up(job, run.place, id)
     if waited then
-      stop_following(id)
+      redis.call('ZREM', WAITING, id)
+      if followed then
+        stop_following(id)
+      end
       tell(EVENT.queued, id)
     end
     count = count + 1

@@ -332,7 +332,10 @@ local function take(id, job, run)
     let_go(id, job)
     request_cancel(id)
   elseif run.state == STATE.waiting then
-    stop_following(id)
+    redis.call('ZREM', WAITING, id)
+    if followed then
+      stop_following(id)
+    end
   else
     step_out(job, run.place, id)
   end
