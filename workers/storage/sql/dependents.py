@@ -67,10 +67,15 @@ _ENDED = text(
     " WHERE d.queue = :queue AND d.ended IS NOT NULL LIMIT 500"
 )
 _RESOLVED = text("DELETE FROM workers_dependencies WHERE queue = :queue AND job_id = :job_id AND dependent = :seq")
-_RELEASE = text(
+_FREE = expanding(
+    "SELECT seq, id FROM workers_jobs WHERE seq IN :seqs AND state = 'waiting'"
+    " AND NOT EXISTS (SELECT 1 FROM workers_dependencies WHERE dependent = workers_jobs.seq) ORDER BY seq",
+    "seqs",
+)
+_RELEASE = expanding(
     "UPDATE workers_jobs SET state = CASE WHEN run_at > created_at THEN 'scheduled' ELSE 'ready' END,"
-    " run_at = :now + run_at - created_at WHERE seq = :seq AND state = 'waiting'"
-    " AND NOT EXISTS (SELECT 1 FROM workers_dependencies WHERE dependent = :seq)"
+    " run_at = :now + run_at - created_at WHERE seq IN :seqs",
+    "seqs",
 )
 
 
@@ -172,8 +177,11 @@ def fail(transaction: Transaction, seq: int, keep: int | None, error: ErrorInfo)
         transaction.connection.execute(_DELETE, {"seq": seq})
         transaction.connection.execute(_DELETE_PAYLOAD, {"seq": seq})
         return
-    values = {"seq": seq, "now": transaction.now, "expires_at": transaction.now + keep, "error": encode_error(error)}
-    transaction.connection.execute(_GIVE_UP, values)
+    transaction.connection.execute(_GIVE_UP, _failure(transaction, seq, keep, error))
+
+
+def _failure(transaction: Transaction, seq: int, keep: int, error: ErrorInfo) -> dict[str, int | str]:
+    return {"seq": seq, "now": transaction.now, "expires_at": transaction.now + keep, "error": encode_error(error)}
 
 
 def tell_end(transaction: Transaction, job_id: str, ended: RowState, error: str | None = None) -> None:
@@ -186,23 +194,38 @@ def tell_end(transaction: Transaction, job_id: str, ended: RowState, error: str 
 def resolve(transaction: Transaction) -> None:
     """Release or fail those who wait for what has ended, on SQLite."""
     while rows := transaction.connection.execute(_ENDED, {"queue": transaction.queue}).mappings().all():
-        gone: set[int] = set()
+        giving_up: dict[int, RowMapping] = {}
         for row in rows:
-            if row["seq"] not in gone:
-                _let_know(transaction, row, gone)
+            if row["fails"] and row["ended"] != RowState.COMPLETED:
+                giving_up.setdefault(row["seq"], row)
+        _give_up(transaction, list(giving_up.values()))
+        _release(transaction, [row for row in rows if row["seq"] not in giving_up])
         transaction.wake = True
 
 
-def _let_know(transaction: Transaction, row: RowMapping, gone: set[int]) -> None:
-    place = {"queue": transaction.queue, "job_id": row["job_id"], "seq": row["seq"]}
-    transaction.connection.execute(_RESOLVED, place)
-    if row["fails"] and row["ended"] != RowState.COMPLETED:
-        gone.add(row["seq"])
+def _give_up(transaction: Transaction, rows: Sequence[RowMapping]) -> None:
+    """Fail these jobs, each because of the one that its row is about; whom else they follow is forgotten with that."""
+    ended = []
+    for row in rows:
         state = None if row["ended"] == "removed" else JobState(row["ended"])
         error = dependency_error(row["job_id"], state, decode_error(row["error"]))
         if row["keep_failed"] is None:
             tell_end(transaction, row["id"], RowState.FAILED, encode_error(error))
-        fail(transaction, row["seq"], row["keep_failed"], error)
-        transaction.announce(JobEventKind.FAILED, [row["id"]])
-    elif transaction.connection.execute(_RELEASE, {"seq": row["seq"], "now": transaction.now}).rowcount:
-        transaction.announce(JobEventKind.QUEUED, [row["id"]])
+            fail(transaction, row["seq"], None, error)
+        else:
+            ended.append(_failure(transaction, row["seq"], row["keep_failed"], error))
+    if ended:
+        transaction.connection.execute(_GIVE_UP, ended)
+    transaction.announce(JobEventKind.FAILED, [row["id"] for row in rows])
+
+
+def _release(transaction: Transaction, rows: Sequence[RowMapping]) -> None:
+    """Shorten the waits that these rows are about, and release the jobs that wait for nobody any more."""
+    if not rows:
+        return
+    met = [{"queue": transaction.queue, "job_id": row["job_id"], "seq": row["seq"]} for row in rows]
+    transaction.connection.execute(_RESOLVED, met)
+    for batch in batches(list({row["seq"] for row in rows})):
+        free = transaction.connection.execute(_FREE, {"seqs": list(batch)}).all()
+        transaction.connection.execute(_RELEASE, {"now": transaction.now, "seqs": [seq for seq, _ in free]})
+        transaction.announce(JobEventKind.QUEUED, [job_id for _, job_id in free])
