@@ -112,10 +112,11 @@ _calls: Final = st.one_of(
         deduplication=_deduplications,
     ),
     *_call(
-        6,
+        3,
         "enqueue_after",
         ids=st.lists(_id, min_size=1, max_size=2, unique=True),
-        after=st.lists(st.sampled_from((*IDS, "nobody")), min_size=1, max_size=3),
+        after=st.lists(st.sampled_from((*IDS, *IDS, "nobody")), min_size=1, max_size=2),
+        with_them=st.sampled_from((True, True, False)),
         after_failure=st.sampled_from(AfterFailure),
         delay=_delays,
         keep=_retentions,
@@ -226,6 +227,7 @@ class StorageMachine(RuleBasedStateMachine):
         self,
         ids: list[str],
         after: list[str],
+        with_them: bool,
         after_failure: AfterFailure,
         delay: timedelta,
         keep: Retention,
@@ -234,7 +236,9 @@ class StorageMachine(RuleBasedStateMachine):
     ) -> None:
         if not self.harness.limits.dependencies:
             return
-        jobs = []
+        # Mostly those to follow are enqueued with them, or there would rarely be one that has not ended.
+        first = [one for one in after if one not in (*ids, "nobody")] if with_them else []
+        jobs = [self.new_job(one, "work", NOW, keep, 0, None, 2) for one in first]
         for job_id in ids:
             new = self.new_job(job_id, "work", delay, keep, 0, ordering_key, 2)
             others = tuple(one for one in after if one != job_id)
