@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -27,13 +27,15 @@ from workers import (
     Unsupported,
     continue_with,
 )
+from workers.follow_ups import FollowUp
 from workers.jobs import Completed
 from workers.storage.bull import BullStorage
 from workers.storage.file import FileStorage
 from workers.storage.memory import MemoryStorage
 from workers.storage.sql import SqlStorage
 from workers.sync import SyncQueue
-from workers.testing.steps import LEASE
+from workers.testing.steps import LEASE, job
+from workers.worker.attempt import Attempt
 
 
 async def test_a_graph_of_jobs_runs_in_its_order() -> None:
@@ -182,6 +184,19 @@ async def test_nothing_follows_an_attempt_that_does_not_complete(way: str) -> No
     queue = await _run(work)
     assert await queue.get_status("next") is None
     assert (await queue.counts())[JobState.FAILED] == 1
+
+
+async def test_without_a_worker_nothing_can_follow() -> None:
+    """In a test of a handler, under a stock worker of BullMQ, or on a foreign queue, the job would be lost."""
+    alone = Job(id="1", name="alone", payload=None, attempt=1, max_attempts=1, created_at=datetime.now(UTC))
+    with pytest.raises(Unsupported, match="no worker"):
+        alone.then("second", None)
+    storage = MemoryStorage()
+    await storage.enqueue([job("claimed")])
+    [claim] = await storage.claim("w", leases={"*": LEASE}, limit=1)
+    attempt = Attempt(claim, "default", lambda claim, progress: None)
+    with pytest.raises(Unsupported, match="no worker"):
+        attempt.then(FollowUp(id="x", name="x", payload=None))
 
 
 async def test_an_attempt_that_is_repeated_names_the_same_job() -> None:

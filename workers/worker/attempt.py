@@ -185,6 +185,8 @@ class Attempt:
 
     def then(self, follow_up: FollowUp) -> None:
         """See `Job.then`."""
+        if self.make_own is _refuse:  # whoever takes the settlement is no storage, and would lose the job
+            _refuse(self.claim)
         if self.phase is Phase.ENDED or self.settled is not None:
             raise RuntimeError(f"job {self.claim.job_id!r}: then() comes before the end")
         if self.follow_up is not None:

@@ -115,7 +115,7 @@ class NoRun:
         raise Unsupported("no worker of this package runs the job, which alone could commit its end")
 
     def then(self, follow_up: FollowUp) -> None:
-        """Do nothing: the job ends nowhere."""
+        raise Unsupported("no worker of this package runs the job, which alone could enqueue another with its end")
 
 
 _NO_RUN: Final = NoRun()
@@ -221,6 +221,7 @@ class Job:
 
         Raises:
             RuntimeError: it was called before, or the attempt has ended.
+            Unsupported: no worker of this package runs the job.
         """
         job_id = follow_up_id(self.id, self.created_at, self.chain_index) if id is None else id
         self.run.then(
