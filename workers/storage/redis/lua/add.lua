@@ -54,10 +54,12 @@ local function add(jobs, take_key, follow)
         line[#line + 1] = delay > 0 and place or 0
         line[#line + 1] = member(name, priority, place, id)
         wake(name)
-      elseif fault then
+      end
+      added[id] = { state or delay > 0 and STATE.scheduled or STATE.queued }
+      if fault then
+        added[id].fault = fault
         failed[#failed + 1] = { id, values[#values], fault, place }
       end
-      added[id] = { state or delay > 0 and STATE.scheduled or STATE.queued, fault = fault }
       found[at] = 0
       tell(EVENT.queued, id)
     end
