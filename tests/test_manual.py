@@ -145,7 +145,9 @@ def test_the_manual_is_read() -> None:
         "README.md",
         *(f"{folder}/README.md" for folder in ("db", "federation", "federation/analytics", "workers")),
     }
-    queue = {f"docs/queue/{page}.md" for page in ("handlers", "storages", "tasks")}  # see tests/workers/test_readme.py
+    queue = {
+        f"docs/queue/{page}.md" for page in ("dependencies", "handlers", "storages", "tasks")
+    }  # see tests/workers/test_readme.py
     assert programs == {*readmes, *queue, "workers/recipes.md", "workers/storage/bull/PROTOCOL.md"}
     assert set(manual.readmes()) >= readmes
 

@@ -7,6 +7,7 @@ from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import (
     ChildFailedError,
     CorruptPayloadError,
+    DependencyFailed,
     ForeignLoop,
     HandlerTimeout,
     JobCancelledError,
@@ -28,6 +29,7 @@ from workers.errors import (
     StorageFull,
     StorageUnavailable,
     TransactionError,
+    UnknownDependency,
     UnknownJobError,
     UnrecoverableError,
     Unsupported,
@@ -37,6 +39,7 @@ from workers.errors import (
 from workers.flows import Children, EnqueuedFlow, FlowJob
 from workers.jobs import (
     DROP,
+    AfterFailure,
     CancelResult,
     ChildFailure,
     ChildId,
@@ -67,6 +70,7 @@ from workers.worker.reaper import Reaper
 
 __all__ = [
     "DROP",
+    "AfterFailure",
     "AttemptContext",
     "CancelResult",
     "Chain",
@@ -81,6 +85,7 @@ __all__ = [
     "CorruptPayloadError",
     "Deduplication",
     "DeduplicationMode",
+    "DependencyFailed",
     "Encoded",
     "EnqueueOptions",
     "EnqueueStatus",
@@ -141,6 +146,7 @@ __all__ = [
     "TaskQueue",
     "Tasks",
     "TransactionError",
+    "UnknownDependency",
     "UnknownJobError",
     "UnrecoverableError",
     "Unsupported",

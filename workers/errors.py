@@ -71,6 +71,19 @@ class Unsupported(WorkersError):
     """This storage declares in its `limits` that it cannot keep what was asked for."""
 
 
+class UnknownDependency(WorkersError, ValueError):
+    """A job is to follow others of which the queue knows nothing (any more); nothing of the call was stored."""
+
+    def __init__(self, job_id: str, unknown: Sequence[str]) -> None:
+        shown = ", ".join(repr(one) for one in unknown[:3]) + (", ..." if len(unknown) > 3 else "")
+        super().__init__(
+            f"job {job_id!r} is to follow {shown}: unknown, removed, or ended too long ago to tell how; enqueue those"
+            ' before it and keep their records, or let it run however they end (after_failure="run")'
+        )
+        self.job_id = job_id
+        self.unknown = tuple(unknown)
+
+
 class LossReason(StrEnum):
     """Why a claim no longer holds its job."""
 
@@ -192,6 +205,10 @@ class JobCancelledError(WorkersError):
 
 class StalledError(WorkersError):
     """The job's worker disappeared too often, or with its last attempt."""
+
+
+class DependencyFailed(WorkersError):
+    """A job that this one was to follow did not complete."""
 
 
 class JobFailedError(WorkersError):

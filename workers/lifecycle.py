@@ -6,7 +6,10 @@ cancelled id again, or an operator's retry. Only the holder of the claim's token
 `processing`, except `STALL` and `EXHAUST`, which the reaper takes when the lease has expired, and `REMOVE` and
 `COMPLETE_FROM_OUTSIDE`, by which a client takes the job from its worker. A job that waits is cancelled by `CANCEL`; a
 running one is asked to stop, which its worker does by `STOP`. `scheduled` and `failing` become claimable by the passing
-of time alone (`COME_DUE`); no storage needs to write anything for that step, so a due job reads as `queued`.
+of time alone (`COME_DUE`); no storage needs to write anything for that step, so a due job reads as `queued`. A job
+leaves `waiting` in the step that ends the last of the jobs it follows (`FOLLOW`), or the first of them that did not
+complete (`GIVE_UP`), whatever step that is; or as every job that waits does, by `CANCEL`, `REMOVE` and
+`COMPLETE_FROM_OUTSIDE`.
 """
 
 from __future__ import annotations
@@ -24,6 +27,10 @@ class Step(StrEnum):
 
     ENQUEUE = "enqueue"
     SCHEDULE = "enqueue with delay"
+    AWAIT = "enqueue after others"
+    FOLLOW = "the others ended"
+    FOLLOW_LATER = "the others ended, with delay"
+    GIVE_UP = "one of the others did not complete"
     DEBOUNCE = "debounced"
     COME_DUE = "due"
     CLAIM = "claim"
@@ -45,12 +52,19 @@ class Step(StrEnum):
 TRANSITIONS: Final[dict[tuple[JobState | None, Step], JobState | None]] = {
     (None, Step.ENQUEUE): S.QUEUED,
     (None, Step.SCHEDULE): S.SCHEDULED,
+    (None, Step.AWAIT): S.WAITING,
     (S.FAILED, Step.ENQUEUE): S.QUEUED,
     (S.FAILED, Step.SCHEDULE): S.SCHEDULED,
+    (S.FAILED, Step.AWAIT): S.WAITING,
     (S.CANCELLED, Step.ENQUEUE): S.QUEUED,
     (S.CANCELLED, Step.SCHEDULE): S.SCHEDULED,
+    (S.CANCELLED, Step.AWAIT): S.WAITING,
     (S.QUEUED, Step.DEBOUNCE): S.SCHEDULED,
     (S.SCHEDULED, Step.DEBOUNCE): S.SCHEDULED,
+    (S.WAITING, Step.DEBOUNCE): S.WAITING,
+    (S.WAITING, Step.FOLLOW): S.QUEUED,
+    (S.WAITING, Step.FOLLOW_LATER): S.SCHEDULED,
+    (S.WAITING, Step.GIVE_UP): S.FAILED,
     (S.SCHEDULED, Step.COME_DUE): S.QUEUED,
     (S.FAILING, Step.COME_DUE): S.QUEUED,
     (S.QUEUED, Step.CLAIM): S.PROCESSING,
@@ -65,13 +79,16 @@ TRANSITIONS: Final[dict[tuple[JobState | None, Step], JobState | None]] = {
     (S.PROCESSING, Step.EXHAUST): S.FAILED,
     (S.QUEUED, Step.CANCEL): S.CANCELLED,
     (S.SCHEDULED, Step.CANCEL): S.CANCELLED,
+    (S.WAITING, Step.CANCEL): S.CANCELLED,
     (S.FAILING, Step.CANCEL): S.CANCELLED,
     (S.QUEUED, Step.REMOVE): None,
     (S.SCHEDULED, Step.REMOVE): None,
+    (S.WAITING, Step.REMOVE): None,
     (S.FAILING, Step.REMOVE): None,
     (S.PROCESSING, Step.REMOVE): None,
     (S.QUEUED, Step.COMPLETE_FROM_OUTSIDE): S.COMPLETED,
     (S.SCHEDULED, Step.COMPLETE_FROM_OUTSIDE): S.COMPLETED,
+    (S.WAITING, Step.COMPLETE_FROM_OUTSIDE): S.COMPLETED,
     (S.FAILING, Step.COMPLETE_FROM_OUTSIDE): S.COMPLETED,
     (S.PROCESSING, Step.COMPLETE_FROM_OUTSIDE): S.COMPLETED,
     (S.COMPLETED, Step.EXPIRE): None,

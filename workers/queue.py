@@ -102,8 +102,8 @@ class Queue:
         """Store the job, or report what has its id or deduplication key already; see `JobSpec`, `Storage.enqueue`.
 
         Raises:
-            Unsupported: the storage keeps no deduplication keys; see `limits.deduplication`.
-            ValueError: an argument out of its range, or a payload the serde cannot encode.
+            Unsupported: the storage keeps no deduplication keys, or lets no job follow others; see its `limits`.
+            ValueError: an argument out of its range, a payload the serde cannot encode; `UnknownDependency`.
             TypeError: a payload of a type the serde does not know.
             StorageUnavailable: nothing is known; enqueueing the same id again is safe. `StorageFull`: the storage's
                 server has no memory left for the job.
@@ -382,9 +382,9 @@ class Queue:
             await self.storage.disconnect()
 
     async def _store(self, job: NewJob) -> EnqueueResult:
-        # A task that holds its own transaction open must be refused alone, not together with its neighbours. Jobs of
-        # one call that share a deduplication key are one group, so jobs of different callers must not share a call.
-        alone = job.deduplication is not None or len(job.payload) > BATCH_BYTES
+        # A task that holds its own transaction open must be refused alone, not together with its neighbours; so must a
+        # job that follows an unknown one. Jobs of one call that share a deduplication key are one group.
+        alone = job.deduplication is not None or job.after or len(job.payload) > BATCH_BYTES
         if alone or self.storage.limits.transactions:
             return (await self.storage.enqueue([job]))[0]
         return await self._enqueues.ask(job)

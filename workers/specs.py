@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Final, TypedDict
+from typing import Final, Literal, TypedDict
 
 from workers.checks import new_id
 from workers.deduplication import Deduplication
-from workers.jobs import EnqueueStatus, JobState, NewJob, Retention
+from workers.jobs import AfterFailure, EnqueueStatus, JobState, NewJob, Retention
 from workers.retry import RetryPolicy
 from workers.serde import Encoded, JsonSerde, Serde
 
@@ -21,7 +22,8 @@ class JobSpec:
     """A job to enqueue; a field that is None takes the queue's default.
 
     Give `delay` or `at` (aware), not both. `result_ttl` sets both retentions: a timedelta or whole milliseconds, above
-    zero. `keep_completed` and `keep_failed` set them separately.
+    zero. `keep_completed` and `keep_failed` set them separately. `after` has the ids of the jobs to follow, and
+    `after_failure` says what becomes of the job if one of them does not complete: it fails, or runs all the same.
     """
 
     payload: object = field(repr=False)
@@ -37,6 +39,8 @@ class JobSpec:
     ordering_key: str | None = None
     backoff: RetryPolicy | None = None
     deduplication: Deduplication | None = None
+    after: Iterable[str] = ()
+    after_failure: AfterFailure | Literal["fail", "run"] = AfterFailure.FAIL
 
 
 class JobOptions(TypedDict, total=False):
@@ -53,6 +57,8 @@ class JobOptions(TypedDict, total=False):
     ordering_key: str | None
     backoff: RetryPolicy | None
     deduplication: Deduplication | None
+    after: Iterable[str]
+    after_failure: AfterFailure | Literal["fail", "run"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +93,8 @@ def new_job(
         ordering_key=spec.ordering_key,
         backoff=spec.backoff,
         deduplication=spec.deduplication,
+        after=as_ids(spec.after),
+        after_failure=AfterFailure(spec.after_failure),
     )
 
 
@@ -120,6 +128,17 @@ def as_delay(spec: JobSpec) -> timedelta:
     if spec.at.tzinfo is None:
         raise ValueError(f"at must be an aware datetime, not {spec.at!r}")
     return max(spec.at - datetime.now(UTC), timedelta(0))
+
+
+def as_ids(after: Iterable[str]) -> tuple[str, ...]:
+    """Return the ids of the jobs to follow.
+
+    Raises:
+        TypeError: one text, which would be taken letter by letter.
+    """
+    if isinstance(after, str):
+        raise TypeError(f"after is several ids, as [{after!r}], not one")
+    return tuple(after)
 
 
 def content_id(payload: object, *, serde: Serde | None = None) -> str:

@@ -9,12 +9,14 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Final
 
-from workers import DROP, NewJob, Retry, RetryPolicy, UnrecoverableError
+from workers import DROP, AfterFailure, NewJob, Retry, RetryPolicy, UnrecoverableError
 from workers.worker.handlers import Job
 
 BACKOFF: Final = RetryPolicy(initial=timedelta(milliseconds=20), maximum=timedelta(milliseconds=200))
 MORTAL_ATTEMPTS: Final = 2
 ENDLESS_ATTEMPTS: Final = 1_000_000
+FOLLOWERS: Final = 0.2
+"""How many of the jobs follow others."""
 
 
 class Kind(StrEnum):
@@ -42,6 +44,28 @@ def kind_of(seed: str, job_id: str) -> Kind:
     return random.Random(f"{seed} {job_id}").choices([*_CHANCES], [*_CHANCES.values()])[0]
 
 
+def follows(seed: str, job_id: str) -> tuple[tuple[str, ...], AfterFailure]:
+    """The jobs of its batch that it follows, and what it is to do if one of them does not complete."""
+    prefix, _, number = job_id.rpartition("-")
+    chance = random.Random(f"{seed} {job_id} follows")
+    before = int(number) if number.isdigit() else 0
+    if not before or chance.random() > FOLLOWERS:
+        return (), AfterFailure.FAIL
+    others = tuple(f"{prefix}-{other}" for other in range(max(0, before - chance.randint(1, 4)), before))
+    # Of a dropped job nobody knows later how it ended.
+    never_fails = any(kind_of(seed, other) is Kind.DROPPED for other in others) or chance.random() < 0.5
+    return others, AfterFailure.RUN if never_fails else AfterFailure.FAIL
+
+
+def may_give_up(seed: str, job_id: str) -> bool:
+    """Whether it may fail because of a job that it follows."""
+    others, policy = follows(seed, job_id)
+    return policy is AfterFailure.FAIL and any(
+        kind_of(seed, other) in (Kind.DOOMED, Kind.MORTAL, Kind.CANCELLED) or may_give_up(seed, other)
+        for other in others
+    )
+
+
 def job_of(seed: str, job_id: str) -> NewJob:
     """The job as every producer enqueues it, however often."""
     kind = kind_of(seed, job_id)
@@ -54,6 +78,7 @@ def job_of(seed: str, job_id: str) -> NewJob:
         "seconds": chance.choices([0, chance.uniform(0.005, 0.05), chance.uniform(0.2, 0.7)], [76, 16, 8])[0],
         "filler": "x" * chance.choice([0, 10, 1_000, 5_000]),
     }
+    others, policy = follows(seed, job_id)
     return NewJob(
         id=job_id,
         name=chance.choice(["work", "other work"]),
@@ -64,6 +89,8 @@ def job_of(seed: str, job_id: str) -> NewJob:
         priority=chance.choice([0, 0, 0, 5]),
         ordering_key=chance.choices([None, f"key {chance.randint(1, 40)}"], [90, 10])[0],
         backoff=BACKOFF,
+        after=others,
+        after_failure=policy,
     )
 
 

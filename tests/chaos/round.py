@@ -113,7 +113,7 @@ async def _nothing_left(storage: Storage) -> bool:
 
 async def _pass_judgement(place: Place, crew: Crew, findings: Findings) -> None:
     storage = open_storage(place.url, queue=QUEUE)
-    books = Books(findings.seed, ordered=storage.limits.ordering_keys)
+    books = Books(findings.seed, ordered=storage.limits.ordering_keys, followed=storage.limits.dependencies)
     for path in crew.ledgers:
         books.read(ledger.lines(path))
     await storage.connect()

@@ -91,6 +91,14 @@ MORTAL: Final = job_id(Kind.MORTAL)
 DOOMED: Final = job_id(Kind.DOOMED)
 DROPPED: Final = job_id(Kind.DROPPED)
 CANCELLED: Final = job_id(Kind.CANCELLED)
+FOLLOWER: Final = next(
+    name
+    for number in range(1, 1_000)
+    if (name := f"job-{number}") and len(demands.follows(SEED, name)[0]) == 1 and not demands.may_give_up(SEED, name)
+    and {demands.kind_of(SEED, each) for each in (name, *demands.follows(SEED, name)[0])} == {Kind.PLAIN}
+    and not demands.job_of(SEED, name).delay
+)  # fmt: skip
+FIRST: Final = demands.follows(SEED, FOLLOWER)[0][0]
 GONE: Final = Ending(status=None, outcome=None)
 WAS_CANCELLED: Final = Ending(status=None, outcome=JobOutcome(kind=OutcomeKind.CANCELLED))
 CANCEL: Final[Line] = {"what": "cancelled", "id": CANCELLED, "answer": "cancelled", "answered": 1, "fresh": True}
@@ -143,6 +151,13 @@ RIGHT: Final[dict[str, tuple[list[Line], dict[str, Ending]]]] = {
         {DOOMED: ending(DOOMED, error="UnrecoverableError")},
     ),
     "cancelled": ([*sent(CANCELLED), CANCEL], {CANCELLED: WAS_CANCELLED}),
+    "one after the other": (
+        [
+            *(*sent(FIRST), *sent(FOLLOWER), claimed(FIRST, "t", 1), *settled("t", 1.1)),
+            *(claimed(FOLLOWER, "u", 1.2), *settled("u", 1.3)),
+        ],
+        {FIRST: ending(FIRST), FOLLOWER: ending(FOLLOWER)},
+    ),
 }  # fmt: skip
 
 
@@ -153,6 +168,19 @@ def test_what_is_right_is_not_complained_of(name: str) -> None:
 
 
 WRONG: Final[dict[str, tuple[str, list[Line], dict[str, Ending]]]] = {
+    "before the one it follows": (
+        f"{FOLLOWER}: claimed before {FIRST} had ended",
+        [
+            *(*sent(FIRST), *sent(FOLLOWER), claimed(FIRST, "t", 1), claimed(FOLLOWER, "u", 1.1), *settled("t", 1.3)),
+            *settled("u", 1.4),
+        ],
+        {FIRST: ending(FIRST), FOLLOWER: ending(FOLLOWER)},
+    ),
+    "given up without a reason": (
+        "a plain job ended as DependencyFailed",
+        sent(A),
+        {A: ending(A, error="DependencyFailed")},
+    ),
     "lost": ("acknowledged and lost", sent(A), {A: GONE}),
     "dropped by nobody": ("acknowledged and lost", [*sent(DROPPED), claimed(DROPPED, "t", 1)], {DROPPED: GONE}),
     "another ending": ("a plain job ended as StalledError", sent(A), {A: ending(A, error="StalledError")}),

@@ -14,7 +14,8 @@ and only what holds for every such instant counts.
   was told it is lost never ended the job.
 - *Attempts are counted:* no two claims of a job have the same number, unless one was given back; none has one above the
   job's maximum, and the job's own count is no smaller.
-- *Not before its time:* a delayed job is not claimed before the delay is over, counted from its first enqueue.
+- *Not before its time:* a delayed job is not claimed before the delay is over, counted from its first enqueue; one that
+  follows others not before somebody asked to settle each of them. It fails because of one only if that may fail.
 - *Cancelled means never run:* no claim is asked for after the cancellation was answered.
 - *The states add up,* and nothing is left queued or processing.
 """
@@ -86,6 +87,8 @@ class Books:
     seed: str
     ordered: bool = True
     """Whether the storage keeps ordering keys."""
+    followed: bool = True
+    """Whether it lets jobs follow others."""
     intended: dict[str, float] = field(default_factory=dict)
     """By id, when it was first sent."""
     repeated: set[str] = field(default_factory=set)
@@ -115,7 +118,8 @@ class Books:
     def may_have_lived_twice(self, job_id: str) -> bool:
         """Whether it can have been over, and been sent again: then it began anew, with fresh attempts."""
         passing = (Kind.DOOMED, Kind.MORTAL, Kind.DROPPED)
-        return job_id in self.repeated and demands.kind_of(self.seed, job_id) in passing
+        passes = demands.kind_of(self.seed, job_id) in passing or demands.may_give_up(self.seed, job_id)
+        return job_id in self.repeated and passes
 
     def _read_acknowledged(self, line: Mapping[str, Any]) -> None:
         self.acknowledged.update(line["ids"])
@@ -194,6 +198,7 @@ def judge(books: Books, endings: Mapping[str, Ending], counts: Mapping[JobState,
         *books.problems,
         *_wrong_sums(endings, counts),
         *_overlaps(books),
+        *_too_early(books, by_job),
         *(
             f"{job_id}: {problem}"
             for job_id, ending in endings.items()
@@ -222,19 +227,37 @@ def _overlaps(books: Books) -> Iterator[str]:
                 yield f"{what}: {other.job_id} ({other.attempt}) began while {one.job_id} ({one.attempt}) was live"
 
 
+def _too_early(books: Books, by_job: Mapping[str, list[Held]]) -> Iterator[str]:
+    """Jobs that were claimed before one that they follow can have ended, which only a settlement ends."""
+    for job_id, claims in list(by_job.items()) if books.followed else []:
+        for other in demands.follows(books.seed, job_id)[0]:
+            settled = demands.kind_of(books.seed, other) in (Kind.PLAIN, Kind.FLAKY, Kind.DROPPED)
+            if not settled or demands.may_give_up(books.seed, other) or other not in books.intended:
+                continue
+            asked = (claim.settling for claim in by_job.get(other, ()) if claim.settling is not None)
+            first = min(asked, default=float("inf"))
+            once = not books.repeated & {job_id, other}
+            if once and any(claim.answered < first - SLACK_SECONDS for claim in claims):
+                yield f"{job_id}: claimed before {other} had ended, which it follows"
+
+
 def _wrong_with(books: Books, job_id: str, claims: list[Held], ending: Ending) -> Iterator[str]:
     kind = demands.kind_of(books.seed, job_id)
     if ending.kind == NO_RECORD:
         forgotten = kind is Kind.DROPPED and any(claim.settling is not None for claim in claims)
         if job_id in books.acknowledged and not forgotten:
             yield "acknowledged and lost"
-    elif ending.kind not in _ENDINGS[kind]:
+    elif ending.kind not in _ENDINGS[kind] and not _gave_up(books, job_id, ending):
         yield f"a {kind.value} job ended as {ending.kind}"
     if not books.may_have_lived_twice(job_id):
         yield from _wrong_attempts(books, job_id, claims, ending)
         yield from _wrong_enders(claims, ending)
     yield from _wrong_result(books, job_id, ending)
     yield from _wrong_times(books, job_id, claims)
+
+
+def _gave_up(books: Books, job_id: str, ending: Ending) -> bool:
+    return ending.kind == "DependencyFailed" and demands.may_give_up(books.seed, job_id)
 
 
 def _wrong_attempts(books: Books, job_id: str, claims: list[Held], ending: Ending) -> Iterator[str]:

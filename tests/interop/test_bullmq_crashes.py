@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import pytest
+
 from tests.interop.peer import NodePeer
 from tests.patience import until
 from tests.workers.running import done, outcome, running

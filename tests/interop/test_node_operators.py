@@ -89,7 +89,6 @@ async def test_a_failing_node_job(storage: BullMQStorage, node: NodePeer) -> Non
     assert await sees_workers(node, 0) == []
 
 
-NODE_TYPES = Path(__file__).parent / "node_modules" / "bullmq" / "dist" / "esm"
 OPTIONS: dict[str, object] = {
     "timestamp": 1_700_000_000_000,
     "priority": 5,
@@ -114,17 +113,18 @@ OPTIONS: dict[str, object] = {
 """A value for each option of BullMQ's `add` but the id."""
 
 
-def jobs_options() -> set[str]:
+def jobs_options(package: str) -> set[str]:
     """The names of `JobsOptions` in the type definitions of the installed npm package."""
-    base = (NODE_TYPES / "interfaces" / "base-job-options.d.ts").read_text()
-    more = (NODE_TYPES / "types" / "job-options.d.ts").read_text()
+    types = Path(__file__).parent / "node_modules" / package / "dist" / "esm"
+    base = (types / "interfaces" / "base-job-options.d.ts").read_text()
+    more = (types / "types" / "job-options.d.ts").read_text()
     public = base + more.partition("export type JobsOptions")[0]  # what follows it is BullMQ's own
     return set(re.findall(r"^ {4}(\w+)\?:", public, re.MULTILINE))
 
 
-async def test_every_option_of_add(storage: BullMQStorage, node: NodePeer) -> None:
+async def test_every_option_of_add(storage: BullMQStorage, node: NodePeer, package: str) -> None:
     """`JobQueue.add` takes each option that BullMQ's own has, and Node reads the job as one that Node added."""
-    known = jobs_options()
+    known = jobs_options(package)
     assert OPTIONS.keys() - known <= {"debounce"}, "only BullMQ 6 has one of them no more"
     assert known - OPTIONS.keys() <= OF_SCHEDULES | {"jobId"}
     queue = JobQueue(storage)

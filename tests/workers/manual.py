@@ -13,7 +13,9 @@ from tests.patience import PATIENCE_SECONDS
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "workers" / "README.md"
 RECIPES = ROOT / "workers" / "recipes.md"
-HANDLERS, STORAGES, TASKS = (ROOT / "docs" / "queue" / f"{page}.md" for page in ("handlers", "storages", "tasks"))
+DEPENDENCIES, HANDLERS, STORAGES, TASKS = (
+    ROOT / "docs" / "queue" / f"{page}.md" for page in ("dependencies", "handlers", "storages", "tasks")
+)
 
 
 TITLE_OR_BLOCK = re.compile(r"^#+ (?P<title>[^\n]+)$|^```(?P<language>\w*)\n(?P<code>.*?)^```", re.S | re.M)

@@ -43,6 +43,7 @@ def test_other_ends_only_expire_or_start_again(ended: JobState) -> None:
         Step.EXPIRE,
         Step.ENQUEUE,
         Step.SCHEDULE,
+        Step.AWAIT,
     }
 
 
@@ -67,7 +68,7 @@ def test_only_processing_jobs_are_settled() -> None:
 @pytest.mark.parametrize("state", list(JobState))
 def test_what_waits_is_cancelled(state: JobState) -> None:
     """What waits can be cancelled, and is so then; what runs is stopped by its worker, what is over cannot be."""
-    waiting = state in (JobState.QUEUED, JobState.SCHEDULED, JobState.FAILING)
+    waiting = state in (JobState.QUEUED, JobState.SCHEDULED, JobState.WAITING, JobState.FAILING)
     assert allows(state, Step.CANCEL) == waiting
     if waiting:
         assert after(state, Step.CANCEL) is JobState.CANCELLED

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.workers.manual import HANDLERS, README, STORAGES, TASKS, examples, run_example
+from tests.workers.manual import DEPENDENCIES, HANDLERS, README, STORAGES, TASKS, examples, run_example
 from workers.lifecycle import diagram
 from workers.testing import GUARANTEES, all_cases
 
@@ -71,6 +71,14 @@ def test_the_middlewares_example_runs(tmp_path: Path) -> None:
     lines = run_example(examples(HANDLERS)["Middlewares"], tmp_path).stderr.splitlines()
     assert lines[:2] == ["mail [mail-1/1] sending", "workers.job [mail-1/1] the server took it"]
     assert lines[2].startswith("workers.attempts [mail-1/1] job mail-1 (default) attempt 1 of 3: completed after 0.")
+
+
+def test_the_examples_of_dependents_run(tmp_path: Path) -> None:
+    """Parts run before what joins them, a job after the one that let it follow."""
+    printed = run_example(examples(DEPENDENCIES)["Jobs that follow others"], tmp_path).stdout.splitlines()
+    assert (sorted(printed[:3]), printed[3:]) == (["part 0", "part 1", "part 2"], ["join None", "clean up None"])
+    finished = run_example(examples(DEPENDENCIES)["A job that follows from a handler"], tmp_path)
+    assert finished.stdout.splitlines() == ["upload", "index"]
 
 
 def test_the_tasks_example_runs(tmp_path: Path) -> None:

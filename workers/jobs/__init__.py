@@ -2,7 +2,7 @@
 
 from workers.errors import MESSAGE_CHARACTERS, STACK_CHARACTERS, ErrorInfo
 from workers.jobs.flows import ChildFailure, ChildId, ChildrenPage, FlowNode
-from workers.jobs.job import Claim, JobState, NewJob
+from workers.jobs.job import AfterFailure, Claim, JobState, NewJob
 from workers.jobs.quarantine import Repaired, RepairOutcome, SetAside
 from workers.jobs.reading import (
     TERMINAL_EVENTS,
@@ -43,6 +43,7 @@ __all__ = [
     "STACK_CHARACTERS",
     "TERMINAL_EVENTS",
     "UNCOUNTED_RETRIES",
+    "AfterFailure",
     "CancelResult",
     "Cancelled",
     "ChildFailure",

@@ -6,7 +6,15 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from workers.checks import MAX_ATTEMPTS, MAX_CHAIN_INDEX, MAX_DELAY, MAX_PRIORITY, check_text, check_whole
+from workers.checks import (
+    MAX_ATTEMPTS,
+    MAX_CHAIN_INDEX,
+    MAX_DELAY,
+    MAX_DEPENDENCIES,
+    MAX_PRIORITY,
+    check_text,
+    check_whole,
+)
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import ErrorInfo
 from workers.retention import Retention, check_retention
@@ -18,6 +26,7 @@ class JobState(StrEnum):
 
     QUEUED = "queued"
     SCHEDULED = "scheduled"
+    WAITING = "waiting"
     PROCESSING = "processing"
     FAILING = "failing"
     COMPLETED = "completed"
@@ -30,6 +39,16 @@ class JobState(StrEnum):
         return self in (JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED)
 
 
+class AfterFailure(StrEnum):
+    """What becomes of a job when one that it follows does not complete: it is failed, cancelled, removed or unknown.
+
+    `fail`: the job fails at once. `run`: it runs when all that it follows have ended, in whatever way.
+    """
+
+    FAIL = "fail"
+    RUN = "run"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewJob:
     """A job to enqueue.
@@ -38,13 +57,15 @@ class NewJob:
     `keep_completed` and `keep_failed` say how long the terminal record, and with it deduplication by id, lasts; the
     record of a cancelled job lasts as that of a failed one.
     Of one `ordering_key` never two jobs run at once. `chain_index` says which link of its chain the job is. With a
-    `deduplication` by debounce, `delay` is at least its time.
+    `deduplication` by debounce, `delay` is at least its time. The job waits until the jobs `after` have ended, and its
+    delay counts from then; see `AfterFailure` and `Storage.enqueue`.
 
     Raises:
         ValueError: an id or name that is not 1 to 512 bytes of UTF-8, a priority that is no whole number within
             0 ... 2 097 151, a delay outside 0 ... 100 years, a retention that is not positive, attempts that are no
-            whole number within 1 ... 1 000 000, a chain index that is none within 0 ... 1 000 000.
-        TypeError: a payload that is not bytes, an id or name that is not text.
+            whole number within 1 ... 1 000 000, a chain index that is none within 0 ... 1 000 000, more than 1 000 jobs
+            to follow, or the job itself among them.
+        TypeError: a payload that is not bytes, an id or name that is not text, jobs to follow that are no tuple.
     """
 
     id: str
@@ -59,6 +80,8 @@ class NewJob:
     backoff: RetryPolicy | None = None
     chain_index: int = 0
     deduplication: Deduplication | None = None
+    after: tuple[str, ...] = ()
+    after_failure: AfterFailure = AfterFailure.FAIL
 
     def __post_init__(self) -> None:
         check_text("job id", self.id)
@@ -79,6 +102,21 @@ class NewJob:
             raise TypeError(f"job {self.id!r}: deduplication is a Deduplication, not {dedup!r}")
         if dedup is not None and dedup.mode is DeduplicationMode.DEBOUNCE and dedup.ttl is not None:
             object.__setattr__(self, "delay", max(self.delay, dedup.ttl))
+        if self.after:
+            self._check_after()
+
+    def _check_after(self) -> None:
+        if not isinstance(self.after, tuple):
+            raise TypeError(f"job {self.id!r}: after is a tuple of ids, not {self.after!r}")
+        after = tuple(dict.fromkeys(self.after))
+        if len(after) > MAX_DEPENDENCIES:
+            raise ValueError(f"job {self.id!r}: it may follow {MAX_DEPENDENCIES} jobs at most, not {len(after)}")
+        for job_id in after:
+            check_text("id of a job to follow", job_id)
+        if self.id in after:
+            raise ValueError(f"job {self.id!r} cannot follow itself")
+        object.__setattr__(self, "after", after)
+        object.__setattr__(self, "after_failure", AfterFailure(self.after_failure))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

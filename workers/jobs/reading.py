@@ -71,7 +71,7 @@ class JobStatus:
     """A job as it stands; `attempt` counts the runs so far, `next_run_at` is set while it waits for a time.
 
     `progress` is what a handler reported last, in whichever attempt. `last_error` of a cancelled job is that of an
-    attempt before the cancel, where the storage keeps it.
+    attempt before the cancel, where the storage keeps it. `waits_for` counts the jobs that a waiting one still follows.
     """
 
     id: str
@@ -87,6 +87,7 @@ class JobStatus:
     worker_id: str | None = None
     last_error: ErrorInfo | None = None
     progress: bytes | None = field(default=None, repr=False)
+    waits_for: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

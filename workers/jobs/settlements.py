@@ -16,12 +16,17 @@ from workers.retention import Retention
 UNCOUNTED_RETRIES: Final = 100  # in a row, before one is counted after all, so that none can loop for ever
 
 
+def _check_follows_nobody(then: NewJob | None) -> None:
+    if then is not None and then.after:
+        raise ValueError(f"job {then.id!r} begins when an attempt ends: it cannot have jobs to follow")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completed:
     """The attempt succeeded. `keep` overrides the job's own retention; `then` is enqueued in the same step.
 
     Raises:
-        ValueError: `then` has a deduplication key, which only `enqueue` takes.
+        ValueError: `then` has a deduplication key, or jobs to follow, which only `enqueue` takes.
     """
 
     claim: Claim
@@ -32,6 +37,7 @@ class Completed:
     def __post_init__(self) -> None:
         if self.then is not None and self.then.deduplication is not None:
             raise ValueError(f"job {self.then.id!r} follows a completion: it cannot have a deduplication key")
+        _check_follows_nobody(self.then)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +48,8 @@ class Continued:
     the jobs that wait already.
 
     Raises:
-        ValueError: `then` has another id, or a deduplication key: the chain keeps the one it was enqueued by.
+        ValueError: `then` has another id, jobs to follow, or a deduplication key: the chain keeps the one it was
+        enqueued by.
     """
 
     claim: Claim
@@ -53,6 +60,7 @@ class Continued:
             raise ValueError(f"job {self.claim.job_id!r} cannot be continued as {self.then.id!r}: a chain has one id")
         if self.then.deduplication is not None:
             raise ValueError(f"job {self.claim.job_id!r}: a chain has the deduplication key it was enqueued by")
+        _check_follows_nobody(self.then)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

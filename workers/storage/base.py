@@ -92,6 +92,8 @@ class Limits:
     """Whether jobs are claimed, settled, cancelled and removed while the server takes no new ones because its memory is
     full (`StorageFull`), so that it has room again when they are worked off.
     """
+    dependencies: bool = True
+    """Whether jobs can follow others of their queue; otherwise `enqueue` refuses `NewJob.after` with `Unsupported`."""
     cancelled_apart: bool = True
     """Whether a cancelled job has a state of its own; otherwise it is a failed record with a mark of ours. Other
     programs on the queue see a failed job and may retry it, after which it does not count as cancelled any more.
@@ -237,8 +239,20 @@ class Storage(Protocol):
         generation: fresh attempts, nothing of the old record left. Only this and `retry` make a cancelled id run again.
         Of several enqueues with one `deduplication` key, one inserts its jobs and the others are told the id of the job
         that has the key. An existing id is noticed first and takes no key. Retries, releases and recoveries leave keys
-        as they are. With `connection` (an SQLAlchemy connection or session, only with `limits.transactions`) the jobs
+        as they are.
+
+        A job with `after` waits until the jobs of these ids have ended, whatever ends them, and is released in the step
+        that ends the last of them. If one fails, is cancelled or removed, `after_failure` decides. What has ended
+        before the enqueue counts as if it ended then. A chain ends with its last link. An earlier job of the same call
+        can be followed; a new generation of an ended id is another job. Time for a key by `throttle` counts from the
+        enqueue here.
+
+        With `connection` (an SQLAlchemy connection or session, only with `limits.transactions`) the jobs
         become part of the caller's transaction.
+
+        Raises:
+            UnknownDependency: a new job would have to follow an unknown one with `after_failure` `fail`. Nothing was
+            stored. With `run` an unknown job counts as ended.
         """
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
@@ -328,7 +342,7 @@ class Storage(Protocol):
     async def retry(self, ids: Sequence[str]) -> int:
         """Queue the failed and cancelled jobs among `ids` again, with fresh attempts, and return how many.
 
-        See `limits.fresh_retries`.
+        See `limits.fresh_retries`. They follow nobody any more, and jobs that failed because of them stay as they are.
         """
 
     async def remove(self, ids: Sequence[str], *, running: bool = False, connection: object | None = None) -> int:
@@ -349,10 +363,13 @@ class Storage(Protocol):
         """
 
     async def promote(self, ids: Sequence[str]) -> int:
-        """Make the scheduled or failing jobs among `ids` due now, and return how many."""
+        """Make the scheduled, failing or waiting jobs among `ids` due now, and return how many.
+
+        A job that was waiting follows nobody any more.
+        """
 
     async def drain(self) -> int:
-        """Remove every queued, scheduled and failing job, and return how many."""
+        """Remove every queued, scheduled, failing and waiting job, and return how many."""
 
     async def clean(self, state: JobState, *, older_than: timedelta, limit: int = 1_000) -> int:
         """Remove up to `limit` records in a final state that ended more than `older_than` ago; return how many."""

@@ -30,6 +30,9 @@ REDIS_VALUE_BYTES: Final = 350 << 20
 STARTS_ANEW: Final = frozenset({JobState.FAILED, JobState.CANCELLED})
 """The states from which a new generation begins: by an enqueue of the id, or an operator's retry."""
 
+QUOTED_CHARACTERS: Final = 500
+"""How much of a dependency's error the error of its dependents quotes."""
+
 _MOST: Final = (1 << 31) - 1
 _CURSOR_DIGITS: Final = 19
 
@@ -45,6 +48,25 @@ def refuse_deduplication(jobs: Iterable[NewJob], storage: str) -> None:
     for job in jobs:
         if job.deduplication is not None:
             raise Unsupported(f"{storage} keeps no deduplication keys (job {job.id!r}); leave `deduplication` out")
+
+
+def refuse_dependencies(jobs: Iterable[NewJob], storage: str) -> None:
+    """Accept jobs that follow no others: this storage lets none wait."""
+    for job in jobs:
+        if job.after:
+            raise Unsupported(f"{storage} lets no job follow others (job {job.id!r}); leave `after` out")
+
+
+def dependency_error(dependency: str, ended: JobState | None, cause: ErrorInfo | None) -> ErrorInfo:
+    """Return the error of a job that fails because one that it follows did not complete; None: that one is gone."""
+    match ended:
+        case JobState.CANCELLED:
+            why = "was cancelled"
+        case JobState.FAILED:
+            why = "failed" if cause is None else f"failed: {cause.type}: {cause.message[:QUOTED_CHARACTERS]}"
+        case _:
+            why = "is gone without a record of how it ended"
+    return ErrorInfo(type="DependencyFailed", message=f"job {dependency!r}, which this one was to follow, {why}")
 
 
 def bounded(duration: timedelta) -> timedelta:

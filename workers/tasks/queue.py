@@ -9,6 +9,7 @@ from typing import Protocol
 
 from workers.checks import MAX_DELAY, check_text
 from workers.deduplication import Deduplication, DeduplicationMode
+from workers.jobs import AfterFailure
 from workers.queue import Queue
 from workers.serde import Encoded, Serde
 from workers.specs import JobSpec
@@ -36,7 +37,8 @@ class EnqueueOptions:
     """Options of an enqueue; one for a whole batch.
 
     The deduplication fields are set only for queues that declare `native_deduplication`. The key includes the name of
-    its task already. `deduplication_ttl` counts from now; it is None for `simple`.
+    its task already. `deduplication_ttl` counts from now; it is None for `simple`. `after` has the ids of the jobs that
+    each of the batch follows; it is set only for queues that declare `native_dependencies`.
 
     Raises:
         ValueError: a delay outside 0 ... 100 years, a key that is not 1 to 512 bytes of UTF-8.
@@ -47,6 +49,8 @@ class EnqueueOptions:
     deduplication_key: str | None = None
     deduplication_mode: DeduplicationMode = DeduplicationMode.THROTTLE
     deduplication_ttl: timedelta | None = None
+    after: tuple[str, ...] = ()
+    after_failure: AfterFailure = AfterFailure.FAIL
 
     def __post_init__(self) -> None:
         if not isinstance(self.delay, timedelta) or not timedelta(0) <= self.delay <= MAX_DELAY:
@@ -92,6 +96,10 @@ class QueueTasks:
         return self._queue.storage.limits.deduplication
 
     @property
+    def native_dependencies(self) -> bool:
+        return self._queue.storage.limits.dependencies
+
+    @property
     def serde(self) -> Serde:
         return self._queue.payload_serde
 
@@ -106,6 +114,8 @@ class QueueTasks:
                 max_attempts=message.max_attempts,
                 ordering_key=options.ordering_key,
                 deduplication=deduplication,
+                after=options.after,
+                after_failure=options.after_failure,
             )
             for message in messages
         )

@@ -13,12 +13,12 @@ from typing import Final, Literal, TypeAlias
 from workers.checks import MAX_ATTEMPTS, MAX_DELAY, check_text, new_id
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import CorruptPayloadError, Unsupported
-from workers.jobs import EnqueueStatus
+from workers.jobs import AfterFailure, EnqueueStatus
 from workers.kv.base import KvStore, encode_key, writes_conditionally
 from workers.queue import Queue
 from workers.retry import RetryPolicy
 from workers.serde import Encoded
-from workers.specs import Enqueued, JobSpec
+from workers.specs import Enqueued, JobSpec, as_ids
 from workers.storage.base import ANY_NAME
 from workers.tasks.kv_deduplication import KvDeduplication
 from workers.tasks.queue import EnqueueOptions, QueueTasks, TaskMessage, TaskQueue
@@ -145,14 +145,18 @@ class Tasks:
         deduplication_mode: DeduplicationMode = DeduplicationMode.THROTTLE,
         delay: timedelta = timedelta(0),
         ordering_key: str | None = None,
+        after: Iterable[str] = (),
+        after_failure: AfterFailure = AfterFailure.FAIL,
     ) -> Enqueued:
         """Queue one run of the task, or return `duplicate` with the id of the job that has the key.
+
+        It runs after the jobs with the ids `after` have ended; see `JobSpec`.
 
         The steps are, in this order: what the queue and the store cannot do is refused; the data is validated and
         encoded; the key is claimed; the job is enqueued. So a failure leaves no mark; see `Tasks` for the exceptions.
 
         Raises:
-            Unsupported: a mode that the queue cannot keep.
+            Unsupported: a mode that the queue cannot keep, or jobs to follow where it lets none wait.
             TypeError: no conditional writes while the fallback is `"closed"`; data the serde does not know.
             ValueError: data that cannot be encoded or that `validate` refuses, a bad key or delay, another's task.
             StorageUnavailable: the queue or the store did not answer.
@@ -164,6 +168,8 @@ class Tasks:
             deduplication_mode=deduplication_mode,
             delay=delay,
             ordering_key=ordering_key,
+            after=after,
+            after_failure=after_failure,
         )
         return Enqueued(id=batch.ids[0], status=batch.status)
 
@@ -176,19 +182,21 @@ class Tasks:
         deduplication_mode: DeduplicationMode = DeduplicationMode.THROTTLE,
         delay: timedelta = timedelta(0),
         ordering_key: str | None = None,
+        after: Iterable[str] = (),
+        after_failure: AfterFailure = AfterFailure.FAIL,
     ) -> EnqueuedTasks:
         """Queue one run for each item, as by `enqueue_task`.
 
         Every item is validated and encoded before the first is enqueued. Without items nothing happens, and no key is
         claimed.
-
-        Every item is validated and encoded before the first is enqueued. No items: nothing happens, and no key is
-        claimed.
         """
         self._check_ours(task)
         mode = DeduplicationMode(deduplication_mode)
         self._refuse_unable(task, deduplication_key, mode)
-        options = EnqueueOptions(delay=delay, ordering_key=ordering_key)
+        after = as_ids(after)
+        if after and not getattr(self._queue, "native_dependencies", False):  # a foreign queue need not know of it
+            raise Unsupported(f"task {task.name!r}: its queue lets no job follow others; leave `after` out")
+        options = EnqueueOptions(delay=delay, ordering_key=ordering_key, after=after, after_failure=after_failure)
         scope = None if deduplication_key is None else _scope(task, deduplication_key)
         messages = [self._message(task, data, ordering_key) for data in items]
         if not messages:
@@ -207,6 +215,8 @@ class Tasks:
         deduplication_mode: DeduplicationMode = DeduplicationMode.THROTTLE,
         delay: timedelta = timedelta(0),
         ordering_key: str | None = None,
+        after: Iterable[str] = (),
+        after_failure: AfterFailure = AfterFailure.FAIL,
     ) -> JobSpec:
         """Return one run of the task as a job for `Queue.enqueue_many`, which may join the caller's transaction.
 
@@ -232,6 +242,8 @@ class Tasks:
             max_attempts=task.max_attempts,
             ordering_key=ordering_key,
             deduplication=deduplication,
+            after=after,
+            after_failure=after_failure,
         )
 
     def handlers(self) -> Mapping[str, Handler]:

@@ -35,6 +35,7 @@ GUARANTEES: Final[dict[int, str]] = {
     22: "an operator's verb changes the jobs it is for, and no others, and its answer is true",
     23: "a batch is answered element by element, in order; a lost one never stops its neighbours",
     24: "what is extreme works; what is impossible or unsupported is refused and changes nothing",
+    25: "a job that follows others runs when the last has ended, or fails when one did not complete",
 }
 """What the cases show, in the words of the table in `workers/README.md`."""
 
@@ -60,6 +61,7 @@ PRIORITY_ORDER: Final = Need(what="priority_order", met=lambda harness: harness.
 FRESH_RETRIES: Final = Need(what="fresh_retries", met=lambda harness: harness.limits.fresh_retries)
 RESULT_TTL_UPDATES: Final = Need(what="result_ttl_updates", met=lambda harness: harness.limits.result_ttl_updates)
 DEDUPLICATION: Final = Need(what="deduplication", met=lambda harness: harness.limits.deduplication)
+DEPENDENCIES: Final = Need(what="dependencies", met=lambda harness: harness.limits.dependencies)
 DURABLE: Final = Need(what="durable", met=lambda harness: harness.limits.durable is not False)
 RETENTION_PER_JOB: Final = Need(what="retention_per_job", met=lambda harness: harness.limits.retention_per_job)
 WORKS_WHEN_FULL: Final = Need(what="works_when_full", met=lambda harness: harness.limits.works_when_full)

@@ -42,7 +42,7 @@ from workers.storage.base import ANY_NAME
 from workers.storage.rules import count_retry
 from workers.testing.expected_keys import ExpectedKeyHolder, ExpectedKeys
 
-WAITING = (JobState.QUEUED, JobState.SCHEDULED, JobState.FAILING)
+WAITING = (JobState.QUEUED, JobState.SCHEDULED, JobState.WAITING, JobState.FAILING)
 FINISHED = tuple(state for state in JobState if state.is_final)
 BEGINS_ANEW = (JobState.FAILED, JobState.CANCELLED)
 
@@ -154,14 +154,19 @@ class ExpectedQueue:
     def _deduplicated(self, new: NewJob, mode: DeduplicationMode, holder: ExpectedKeyHolder) -> EnqueueResult:
         job = self.jobs.get(holder.job_id)
         if job is not None and holder.mode is mode is DeduplicationMode.DEBOUNCE:
-            self._step(job, Step.DEBOUNCE)
-            job.new = replace(job.new, payload=new.payload)
-            job.run_at, job.moved = self.now + new.delay, True
+            self._debounce(job, new)
         state = None if job is None else job.state
         return EnqueueResult(id=holder.job_id, status=EnqueueStatus.DUPLICATE, existing_state=state)
 
-    def _begin(self, new: NewJob, old: ExpectedJob | None, created_at: datetime) -> ExpectedJob:
-        state = after(old.state if old else None, Step.SCHEDULE if new.delay else Step.ENQUEUE)
+    def _debounce(self, job: ExpectedJob, new: NewJob) -> None:
+        self._step(job, Step.DEBOUNCE)
+        job.new = replace(job.new, payload=new.payload)
+        job.run_at, job.moved = self.now + new.delay, True
+
+    def _begin(
+        self, new: NewJob, old: ExpectedJob | None, created_at: datetime, step: Step | None = None
+    ) -> ExpectedJob:
+        state = after(old.state if old else None, step or (Step.SCHEDULE if new.delay else Step.ENQUEUE))
         assert state is not None
         self._serial += 1
         new = replace(new, deduplication=None)  # a retried job has no key
@@ -338,7 +343,7 @@ class ExpectedQueue:
         """Begin a new life for the failed and cancelled jobs, and return how many there were."""
         ended = self._those(ids, BEGINS_ANEW)
         for job in ended:
-            again = self._begin(replace(job.new, delay=timedelta(0)), job, job.created_at)
+            again = self._begin(replace(job.new, delay=timedelta(0), after=()), job, job.created_at)
             again.moved = True
             again.attempts = 0 if self._fresh_retries else job.attempts - job.stalls
         return len(ended)

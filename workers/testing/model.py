@@ -13,19 +13,21 @@ clock: on a real clock nobody can say beforehand on which side of a deadline a c
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from abc import abstractmethod
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
-from functools import partial
+from datetime import timedelta
 from typing import Final, TypeAlias, TypeVar
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from workers.deduplication import Deduplication, DeduplicationMode
+from workers.errors import UnknownDependency
 from workers.jobs import (
     DROP,
+    AfterFailure,
     Cancelled,
     Claim,
     Completed,
@@ -33,7 +35,6 @@ from workers.jobs import (
     ErrorInfo,
     Failed,
     JobState,
-    JobStatus,
     NewJob,
     ProgressReport,
     Released,
@@ -41,7 +42,9 @@ from workers.jobs import (
     Retried,
     Settlement,
 )
-from workers.testing.expected import FINISHED, ExpectedJob, ExpectedQueue
+from workers.testing.compared import compare_errors, compare_status
+from workers.testing.expected import FINISHED
+from workers.testing.expected_dependents import ExpectedGraph
 from workers.testing.harness import Harness
 
 T = TypeVar("T")
@@ -109,6 +112,18 @@ _calls: Final = st.one_of(
         deduplication=_deduplications,
     ),
     *_call(
+        3,
+        "enqueue_after",
+        ids=st.lists(_id, min_size=1, max_size=2, unique=True),
+        after=st.lists(st.sampled_from((*IDS, *IDS, "nobody")), min_size=1, max_size=2),
+        with_them=st.sampled_from((True, True, False)),
+        after_failure=st.sampled_from(AfterFailure),
+        delay=_delays,
+        keep=_retentions,
+        ordering_key=_keys,
+        deduplication=st.none() | _deduplications,
+    ),
+    *_call(
         6,
         "claim",
         worker=st.sampled_from(("one", "two")),
@@ -171,7 +186,7 @@ class StorageMachine(RuleBasedStateMachine):
         assert self.harness.moves_time, f"{type(self.harness).__name__} cannot move its clock"
         self.run(self.harness.__aenter__())
         self.storage = self.run(self.harness.open())
-        self.expected = ExpectedQueue(self.harness.now(), fresh_retries=self.harness.limits.fresh_retries)
+        self.expected = ExpectedGraph(self.harness.now(), fresh_retries=self.harness.limits.fresh_retries)
         self.claims: list[Claim] = []
         self.last: Settlement | None = None
         self.payloads = 0
@@ -206,6 +221,36 @@ class StorageMachine(RuleBasedStateMachine):
         jobs = [self.new_job(job_id, name, delay, keep, priority, ordering_key, max_attempts) for job_id in ids]
         if self.harness.limits.deduplication:
             jobs = [replace(new, deduplication=deduplication) for new in jobs]
+        self._enqueue(jobs)
+
+    def enqueue_after(
+        self,
+        ids: list[str],
+        after: list[str],
+        with_them: bool,
+        after_failure: AfterFailure,
+        delay: timedelta,
+        keep: Retention,
+        ordering_key: str | None,
+        deduplication: Deduplication | None,
+    ) -> None:
+        if not self.harness.limits.dependencies:
+            return
+        # Mostly those to follow are enqueued with them, or there would rarely be one that has not ended.
+        first = [one for one in after if one not in (*ids, "nobody")] if with_them else []
+        jobs = [self.new_job(one, "work", NOW, keep, 0, None, 2) for one in first]
+        for job_id in ids:
+            new = self.new_job(job_id, "work", delay, keep, 0, ordering_key, 2)
+            others = tuple(one for one in after if one != job_id)
+            jobs.append(replace(new, deduplication=deduplication, after=others, after_failure=after_failure))
+        self._enqueue(jobs)
+
+    def _enqueue(self, jobs: Sequence[NewJob]) -> None:
+        if self.expected.refuses(jobs):
+            with contextlib.suppress(UnknownDependency):
+                told = self.run(self.storage.enqueue(jobs))
+                raise AssertionError(f"{jobs} should have been refused, not {told}")
+            return
         told, expected = self.run(self.storage.enqueue(jobs)), self.expected.enqueue(jobs)
         assert told == expected, f"{told}, expected {expected}"
 
@@ -352,7 +397,8 @@ class StorageMachine(RuleBasedStateMachine):
             job = self.expected.jobs.get(job_id)
             assert (found is None) == (job is None), f"{job_id!r}: {found}, expected {job}"
             if found is not None and job is not None:
-                _compare(found, job, self.harness.clock_slack)
+                compare_status(found, job, self.harness.clock_slack)
+                assert found.waits_for == len(self.expected.left.get(job_id, ())), f"{job_id!r}: {found}"
 
     @invariant()
     def every_outcome_is_as_expected(self) -> None:
@@ -361,36 +407,8 @@ class StorageMachine(RuleBasedStateMachine):
             assert (found is None) == (expected is None), f"{job_id!r}: {found}, expected {expected}"
             if found is not None and expected is not None:
                 assert (found.kind, found.result) == (expected.kind, expected.result)
-                _compare_errors(found.error, expected.error)
+                compare_errors(found.error, expected.error)
 
     @invariant()
     def every_state_is_counted(self) -> None:
         assert self.run(self.storage.counts()) == self.expected.counts()
-
-
-def _compare(found: JobStatus, job: ExpectedJob, slack: timedelta) -> None:
-    waits = job.state in (JobState.SCHEDULED, JobState.FAILING)
-    told = (found.state, found.attempt, found.max_attempts, found.name, found.priority, found.worker_id)
-    expected = (job.state, job.attempts, job.new.max_attempts, job.new.name, job.new.priority, job.worker_id)
-    assert told == expected, f"{found.id!r}: {told}, expected {expected}"
-    assert found.chain_index == job.new.chain_index
-    times = (found.created_at, found.next_run_at, found.finished_at)
-    expected_times = (job.created_at, job.run_at if waits else None, job.finished_at)
-    near = all(map(partial(_near, slack), times, expected_times))
-    assert near, f"{found.id!r}: {times}, expected {expected_times}"
-    assert found.progress == job.progress
-    if job.state in (JobState.FAILING, JobState.FAILED):
-        _compare_errors(found.last_error, job.error)
-
-
-def _near(slack: timedelta, one: datetime | None, other: datetime | None) -> bool:
-    return one == other or (one is not None and other is not None and abs(one - other) <= slack)
-
-
-def _compare_errors(found: ErrorInfo | None, expected: ErrorInfo | None) -> None:
-    """Compare errors; a storage chooses its own words for a job that it gave up."""
-    if expected is None or expected.type != "StalledError":
-        assert found == expected
-    else:
-        assert found is not None
-        assert (found.type, found.exhausted) == (expected.type, expected.exhausted)

@@ -26,6 +26,7 @@ from workers.errors import (
     WaitForChildren,
     WorkersError,
 )
+from workers.follow_ups import FollowUp
 from workers.jobs import (
     Cancelled,
     Claim,
@@ -33,6 +34,7 @@ from workers.jobs import (
     Continued,
     ErrorInfo,
     Failed,
+    NewJob,
     Released,
     Retried,
     Settlement,
@@ -128,6 +130,7 @@ class Attempt:
     keep_line: Callable[[Claim, str], None] = field(default=_keep_none, kw_only=True)
     given_up: asyncio.Future[None] | None = None
     make_children: Callable[[Claim], OwnChildren] | None = field(default=None, kw_only=True)
+    follow_up: FollowUp | None = None
 
     def abandonment(self) -> asyncio.Future[None]:
         """See `Run.abandonment`."""
@@ -209,6 +212,16 @@ class Attempt:
             raise Unsupported(f"queue {self.queue!r} is on a storage without `limits.flows`: no job has children")
         return self.make_children(self.claim)
 
+    def then(self, follow_up: FollowUp) -> None:
+        """See `Job.then`."""
+        if self.make_own is _refuse:  # whoever takes the settlement is no storage, and would lose the job
+            _refuse(self.claim)
+        if self.phase is Phase.ENDED or self.settled is not None:
+            raise RuntimeError(f"job {self.claim.job_id!r}: then() comes before the end")
+        if self.follow_up is not None:
+            raise RuntimeError(f"job {self.claim.job_id!r}: then() was called before; one job follows at most")
+        self.follow_up = follow_up
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runner:
@@ -240,7 +253,7 @@ class Runner:
             attempt.phase = Phase.RUNNING
             result = await self._bounded(handler, context, attempt.claim.timeout)
             attempt.phase = Phase.ENDED
-            settlement: Settlement | None = attempt.settled or self.success(attempt.claim, result)
+            settlement: Settlement | None = attempt.settled or self.success(attempt, result)
             error = None
         except BaseException as caught:
             if isinstance(caught, GeneratorExit) and not _runs(task):
@@ -298,18 +311,29 @@ class Runner:
         finally:
             late.cancel()
 
-    def success(self, claim: Claim, result: object) -> Completed | Continued:
+    def success(self, attempt: Attempt, result: object) -> Completed | Continued:
         """Return the settlement that a handler's result means.
 
         Raises:
-            UnrecoverableError: it cannot be encoded.
+            UnrecoverableError: it cannot be encoded, or what is to follow it.
         """
+        claim = attempt.claim
         if not isinstance(result, Continuation):
-            return Completed(claim=claim, result=self._encode(result))
+            return Completed(claim=claim, result=self._encode(result), then=self._then(attempt))
+        if attempt.follow_up is not None:
+            raise UnrecoverableError(f"job {claim.job_id!r} goes on as a chain: only its last link can use then()")
         try:
             return result.settlement(claim, self.payload_serde)
         except (TypeError, ValueError) as error:
             raise UnrecoverableError(f"job {claim.job_id!r} cannot be continued: {error}") from error
+
+    def _then(self, attempt: Attempt) -> NewJob | None:
+        if attempt.follow_up is None:
+            return None
+        try:
+            return attempt.follow_up.new_job(attempt.claim, self.payload_serde)
+        except (TypeError, ValueError) as error:
+            raise UnrecoverableError(f"no job can follow job {attempt.claim.job_id!r} so: {error}") from error
 
     def _encode(self, result: object) -> bytes:
         try:

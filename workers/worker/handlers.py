@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from workers.errors import LossReason, UnknownJobError, Unsupported
 from workers.flows import Children, EnqueuedFlow, FlowJob
+from workers.follow_ups import FollowUp, follow_up_id
 from workers.jobs import Claim
 from workers.retry import RetryPolicy
 from workers.storage.base import ANY_NAME
@@ -96,6 +97,9 @@ class Run(Protocol):
     def children(self) -> OwnChildren:
         """Return what reads the job's children, adds some, and waits for them; `Unsupported` if it can have none."""
 
+    def then(self, follow_up: FollowUp) -> None:
+        """See `Job.then`."""
+
 
 class NoRun:
     """The run of a job that no worker runs, as in tests of a handler."""
@@ -123,6 +127,9 @@ class NoRun:
 
     def children(self) -> OwnChildren:
         raise Unsupported("no worker of this package runs the job, which alone knows its children")
+
+    def then(self, follow_up: FollowUp) -> None:
+        raise Unsupported("no worker of this package runs the job, which alone could enqueue another with its end")
 
 
 _NO_RUN: Final = NoRun()
@@ -249,6 +256,43 @@ class Job:
             Unsupported: the storage has no `limits.flows`.
         """
         await self.run.children().wait()
+
+    def then(
+        self,
+        name: str,
+        payload: object,
+        *,
+        id: str | None = None,  # noqa: A002 - as in `Queue.enqueue`
+        delay: timedelta = timedelta(0),
+        max_attempts: int | None = None,
+        priority: int | None = None,
+        ordering_key: str | None = None,
+        backoff: RetryPolicy | None = None,
+    ) -> str:
+        """Enqueue another job in the very step in which this one completes, and return its id.
+
+        Nothing is enqueued if this attempt ends in any other way. `id` is by default one that stays the same in each
+        attempt; a job that has it already is left as it is. `max_attempts`, `priority`, `backoff` and retention default
+        to those of this job; an `ordering_key` is not passed on. See `limits.atomic_continuation`. Once per attempt.
+
+        Raises:
+            RuntimeError: it was called before, or the attempt has ended.
+            Unsupported: no worker of this package runs the job.
+        """
+        job_id = follow_up_id(self.id, self.created_at, self.chain_index) if id is None else id
+        self.run.then(
+            FollowUp(
+                id=job_id,
+                name=name,
+                payload=payload,
+                delay=delay,
+                max_attempts=max_attempts,
+                priority=priority,
+                ordering_key=ordering_key,
+                backoff=backoff,
+            )
+        )
+        return job_id
 
 
 HandlerFunction: TypeAlias = Callable[[Job], object]

@@ -320,7 +320,7 @@ class Worker:
         self._note_drained()
 
     def _own_transaction(self, claim: Claim) -> OwnTransaction:
-        success = partial(self._runner.success, claim)
+        success = partial(self._runner.success, self._attempts[claim.token])
         return OwnTransaction(self._storage, claim, success=success, flush=self._flush_progress)
 
     async def _flush_progress(self, claim: Claim) -> None:

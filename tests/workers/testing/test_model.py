@@ -203,6 +203,7 @@ def test_bull_follows_the_table(redis_url: str, monkeypatch: pytest.MonkeyPatch)
         broken.OldGenerationLingers,
         broken.ContinuedWithOldAttempts,
         broken.RepeatsAreLost,
+        broken.CancelStrands,
         pytest.param(broken.KeyKeptByTheClaim, marks=FAR_TO_FIND),
         pytest.param(broken.KeyOfNobody, marks=FAR_TO_FIND),
         broken.FirstPayloadStays,

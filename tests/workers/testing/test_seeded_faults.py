@@ -62,6 +62,15 @@ CAUGHT_BY: dict[type[MemoryStorage], tuple[str, ...]] = {
     broken.ProgressOfAnybody: ("progress.an_old_token_reports_nothing",),
     broken.UnheardRequests: ("cancel.a_request_is_told_at_once",),
     broken.ForgottenRequests: ("cancel.a_flood_of_requests_loses_none_in_silence",),
+    broken.FollowsNobody: (
+        "dependencies.a_job_waits_for_all_it_follows",
+        "dependencies.a_chain_is_followed_to_its_end",
+    ),
+    broken.ReleaseRace: ("dependencies.concurrent_finishers_strand_nobody",),
+    broken.CancelStrands: (
+        "dependencies.what_did_not_complete_fails_its_dependents",
+        "dependencies.a_long_line_of_dependents_ends_in_one_step",
+    ),
     broken.SpinningWait: ("wait.an_idle_wait_does_not_spin",),
 }
 """Each fault, and cases that fail because of it."""

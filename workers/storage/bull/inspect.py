@@ -39,6 +39,7 @@ _SOURCES: Final[Mapping[JobState, Sequence[str]]] = {
     JobState.QUEUED: ("wait", "paused", "delayed"),
     JobState.SCHEDULED: ("delayed",),
     JobState.FAILING: ("delayed",),
+    JobState.WAITING: (),
     JobState.PROCESSING: ("active",),
     JobState.COMPLETED: ("completed",),
     JobState.FAILED: ("failed",),
@@ -99,6 +100,7 @@ class BullInspector:
         return {
             JobState.QUEUED: waiting + due,
             JobState.SCHEDULED: max(0, delayed - due - failing),
+            JobState.WAITING: 0,
             JobState.PROCESSING: active,
             JobState.FAILING: failing,
             JobState.COMPLETED: completed,

@@ -80,6 +80,7 @@ from workers.storage.rules import (
     check_cleanable,
     check_fits_redis,
     refuse_deduplication,
+    refuse_dependencies,
     refuse_transaction,
     unfit_for_redis,
     weight,
@@ -127,6 +128,7 @@ class BullStorage(ScriptedStorage):
         name_filter=False,
         ordering_keys=False,
         deduplication=False,
+        dependencies=False,
         priority_order=False,
         longest_delay=LONGEST_DELAY,
         fresh_retries=False,
@@ -204,6 +206,7 @@ class BullStorage(ScriptedStorage):
         """See `Storage.enqueue`; a batch of more than 1 000 jobs or 64 MiB is sent in portions."""
         refuse_transaction(connection, "BullStorage")
         refuse_deduplication(jobs, "BullStorage")
+        refuse_dependencies(jobs, "BullStorage")
         for job in jobs:
             check_fits_redis(job.id, job.payload)
         encoded = [codec.encode_job(job, self._dialect) for job in jobs]  # before any is sent: it may raise

@@ -66,6 +66,7 @@ class BullMQInspector:
         return {
             JobState.QUEUED: wait + paused + prioritized + is_due,
             JobState.SCHEDULED: delayed - is_due - failing + parents,
+            JobState.WAITING: 0,
             JobState.PROCESSING: active,
             JobState.FAILING: failing,
             JobState.COMPLETED: completed,
@@ -264,6 +265,7 @@ _SOURCES: Final = {
     JobState.QUEUED: (("wait", "LRANGE"), ("paused", "LRANGE"), ("prioritized", "ZRANGE"), ("delayed", "ZRANGE")),
     JobState.SCHEDULED: (("delayed", "ZRANGE"), ("waiting-children", "ZRANGE")),
     JobState.FAILING: (("delayed", "ZRANGE"),),
+    JobState.WAITING: (),
     JobState.PROCESSING: (("active", "LRANGE"),),
     JobState.COMPLETED: (("completed", "ZRANGE"),),
     JobState.FAILED: (("failed", "ZRANGE"),),

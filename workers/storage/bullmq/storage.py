@@ -70,7 +70,13 @@ from workers.storage.bullmq.url import METRICS_PARAMETER, STALLS_PARAMETER, metr
 from workers.storage.bullmq.wait import Waiter
 from workers.storage.on_redis.eviction import take_eviction
 from workers.storage.on_redis.examination import Care
-from workers.storage.rules import check_claim, check_fits_redis, refuse_deduplication, refuse_transaction
+from workers.storage.rules import (
+    check_claim,
+    check_fits_redis,
+    refuse_deduplication,
+    refuse_dependencies,
+    refuse_transaction,
+)
 from workers.storage.subscribers import BufferedSubscription
 
 __all__ = ["BullMQStorage", "as_processor"]
@@ -123,6 +129,7 @@ class BullMQStorage:
         result_ttl_updates=False,
         atomic_continuation=False,
         deduplication=False,
+        dependencies=False,
         cancelled_apart=False,
         flows=True,
     )
@@ -206,6 +213,7 @@ class BullMQStorage:
     async def enqueue(self, jobs: Sequence[NewJob], *, connection: object | None = None) -> list[EnqueueResult]:
         refuse_transaction(connection, "BullMQStorage")
         refuse_deduplication(jobs, "BullMQStorage")
+        refuse_dependencies(jobs, "BullMQStorage")
         return await self._jobs.enqueue(jobs)
 
     async def enqueue_flow(self, nodes: Sequence[FlowNode], claim: Claim | None = None) -> list[EnqueueResult | None]:

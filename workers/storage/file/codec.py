@@ -7,6 +7,8 @@
     ["t", events, id, until]                     a job was cancelled: the record that is known of it lasts until then
     ["w", worker id, seen at or null]            a worker was heard of, or forgotten
     ["p", paused]                                claims are stopped, or go on
+    ["d", id, policy, [id, ...]]                 a job that is here waits for these to end
+    ["e", id, other id]                          it does not wait for that one any more
     ["m", key]                                   a deduplication key is free
     ["m", key, job id, mode, until or null]      a deduplication key stands for a job
 
@@ -27,9 +29,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, TypeAlias
 
 from workers.deduplication import DeduplicationMode
-from workers.jobs import DROP, ErrorInfo, JobEventKind, JobState, NewJob, Retention
+from workers.jobs import DROP, AfterFailure, ErrorInfo, JobEventKind, JobState, NewJob, Retention
 from workers.retry import RetryPolicy
 from workers.storage.file.frames import Entry, Frame
+from workers.storage.file.waits import WaitBegun, WaitShortened
 from workers.storage.memory.jobs import StoredJob
 from workers.storage.memory.keys import KeyHolder
 
@@ -134,7 +137,7 @@ class KeyGiven:
     holder: KeyHolder | None
 
 
-Change: TypeAlias = QueueNamed | JobChanged | JobGone | WorkerSeen | Paused | KeyGiven
+Change: TypeAlias = QueueNamed | JobChanged | JobGone | WorkerSeen | Paused | KeyGiven | WaitBegun | WaitShortened
 
 
 def queue_entry(name: str) -> Entry:
@@ -213,6 +216,10 @@ def _decode(values: Iterator[object], blobs: _Blobs) -> Change:
             return Paused(paused=bool(next(values)))
         case "m":
             return KeyGiven(key=_text(next(values)), holder=_holder(values))
+        case "d":
+            return _wait(values)
+        case "e":
+            return WaitShortened(id=_text(next(values)), dependency=_text(next(values)))
         case "g":
             return JobGone(events=_events(next(values)), id=_text(next(values)))
         case "t":
@@ -229,6 +236,13 @@ def _holder(values: Iterator[object]) -> KeyHolder | None:
         return None
     mode = DeduplicationMode(_text(next(values)))
     return KeyHolder(job_id=_text(job_id), mode=mode, until=_time(next(values)))
+
+
+def _wait(values: Iterator[object]) -> WaitBegun:
+    job_id, policy, left = _text(next(values)), AfterFailure(_text(next(values))), next(values)
+    if not isinstance(left, list):
+        raise TypeError("no list")
+    return WaitBegun(id=job_id, after_failure=policy, left=tuple(map(_text, left)))
 
 
 def _job(added: bool, values: Iterator[object], blobs: _Blobs) -> JobChanged:

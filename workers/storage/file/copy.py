@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Final
 
 from workers.errors import StorageError
 from workers.jobs import JobEventKind
@@ -13,6 +14,9 @@ from workers.storage.file.directory import QueueDirectory
 from workers.storage.file.frames import PREAMBLE_BYTES, Damage, Frame
 from workers.storage.file.journal import Journal
 from workers.storage.file.state import FileState, JournalStep
+
+WITH_DEPENDENTS: Final = 2
+"""The version of journals with jobs that wait for others."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -138,6 +142,11 @@ class QueueCopy:
         except BaseException:
             self.forget()
             raise
+
+    def let_jobs_wait(self, state: FileState) -> None:
+        """Replace the journal by one that may have jobs that wait for others, if it is none yet."""
+        if self.journal.version < WITH_DEPENDENTS:
+            self.journal.replace(state.snapshot(), continues=True, version=WITH_DEPENDENTS)
 
     def compact(self, state: FileState) -> None:
         """Replace the journal by a snapshot of the state, unless the disk is too full for it."""

@@ -5,6 +5,7 @@
     frame     marker · length of the entries, u32 · length of the blobs, u64 · CRC-32 of lengths, entries and blobs, u32
               · entries, JSON · blobs, raw
 
+The 1 is a 2 where there are, or were, jobs that wait for others: a version that knows no such entries leaves it alone.
 Numbers are little-endian. The marker differs from file to file and appears in no message. So the next frame can be
 found by it after damage, and a payload, which strangers may write, cannot pass for a frame.
 """
@@ -22,7 +23,7 @@ from typing import Final, TypeAlias
 
 Entry: TypeAlias = Sequence[object]
 
-_MAGIC: Final = b"workers-queue 1\n"
+_MAGICS: Final = {1: b"workers-queue 1\n", 2: b"workers-queue 2\n"}
 _ANY_MAGIC: Final = b"workers-queue "
 _PREAMBLE: Final = struct.Struct("<16s8s8sQ")
 _CHECK: Final = struct.Struct("<I")
@@ -46,10 +47,12 @@ class Preamble:
     predecessor: bytes = NO_MARKER
     """The marker of the journal that this one replaced; its last state is this one's snapshot."""
     snapshot_end: int = PREAMBLE_BYTES
+    version: int = 1
+    """2 where entries may be about jobs that wait for others, which version 1 takes for damage."""
 
     def encode(self) -> bytes:
         """Return the bytes at the beginning of the file."""
-        body = _PREAMBLE.pack(_MAGIC, self.marker, self.predecessor, self.snapshot_end)
+        body = _PREAMBLE.pack(_MAGICS[self.version], self.marker, self.predecessor, self.snapshot_end)
         return body + _CHECK.pack(zlib.crc32(body))
 
     @classmethod
@@ -60,12 +63,13 @@ class Preamble:
             NewerVersion: it is one of another version.
         """
         body, check = data[: _PREAMBLE.size], data[_PREAMBLE.size : PREAMBLE_BYTES]
-        if body.startswith(_ANY_MAGIC) and not body.startswith(_MAGIC):
+        version = next((number for number, magic in _MAGICS.items() if body.startswith(magic)), None)
+        if body.startswith(_ANY_MAGIC) and version is None:
             raise NewerVersion
-        if len(data) < PREAMBLE_BYTES or not body.startswith(_MAGIC) or check != _CHECK.pack(zlib.crc32(body)):
+        if len(data) < PREAMBLE_BYTES or version is None or check != _CHECK.pack(zlib.crc32(body)):
             return None
         _, marker, predecessor, snapshot_end = _PREAMBLE.unpack(body)
-        return cls(marker=marker, predecessor=predecessor, snapshot_end=snapshot_end)
+        return cls(marker=marker, predecessor=predecessor, snapshot_end=snapshot_end, version=version)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ Every method except `changed` needs the directory's lock.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -192,20 +193,27 @@ class Journal:
         """Let the journal grow some more before replacing it, which failed, is tried again."""
         self._compact_beyond = self.position + SLACK_BYTES
 
-    def replace(self, contents: Contents, *, continues: bool) -> None:
+    @property
+    def version(self) -> int:
+        """The version of the entries that may be in the journal."""
+        return self._preamble.version
+
+    def replace(self, contents: Contents, *, continues: bool, version: int = 1) -> None:
         """Replace the journal by a new file with these contents; when this raises, the old one stays.
 
         Those who have the old one open still see it unchanged. With `continues` they may read it to its end and go on
-        where the snapshot in the new one ends; otherwise they must read the new one from its beginning.
+        where the snapshot in the new one ends; otherwise they must read the new one from its beginning. Its version is
+        that of the old one at least.
         """
         self._directory.remove(NEW_JOURNAL)
         descriptor = self._directory.open(NEW_JOURNAL, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
-            preamble = Preamble(predecessor=self._preamble.marker if continues else NO_MARKER)
+            version = max(version, self._preamble.version)
+            preamble = Preamble(predecessor=self._preamble.marker if continues else NO_MARKER, version=version)
             end = PREAMBLE_BYTES
             for entries, blobs in contents:
                 end = _write(descriptor, encode(preamble.marker, entries, blobs), end)
-            preamble = Preamble(marker=preamble.marker, predecessor=preamble.predecessor, snapshot_end=end)
+            preamble = dataclasses.replace(preamble, snapshot_end=end)
             _write(descriptor, preamble.encode(), 0)
             if self._sync:
                 os.fsync(descriptor)

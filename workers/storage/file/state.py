@@ -26,6 +26,7 @@ from workers.storage.file.codec import (
 )
 from workers.storage.file.frames import Entry
 from workers.storage.file.table import Changes, FileTable
+from workers.storage.file.waits import WaitBegun, WaitShortened, shortened_entry, wait_entry
 from workers.storage.memory.steps import QueueSteps
 
 _SEEN_AGAIN: Final = timedelta(seconds=30)
@@ -94,6 +95,7 @@ class FileState(QueueSteps):
         for worker_id, at in changes.workers.items():
             entries.append(worker_entry(worker_id, at))
         entries += [key_entry(key, self.table.current_holder(key)) for key in changes.keys]
+        entries += [shortened_entry(*one) for one in changes.met if self.table.waits_for(one[0])]
         if changes.paused is not None:
             entries.append(pause_entry(changes.paused))
         return JournalStep(entries=entries, blobs=blobs, events=events, wake=changes.wake)
@@ -116,6 +118,8 @@ class FileState(QueueSteps):
         entry, its_blobs = job_entry(job, kept_until, () if cancelled else kinds, added=added)
         entries.append(entry)
         blobs += its_blobs
+        if added and job.state is JobState.WAITING:
+            entries.append(wait_entry(job, self.table.left(job_id)))
         if cancelled:
             entries.append(gone_entry(job_id, kept_until, kinds))
 
@@ -167,13 +171,26 @@ class FileState(QueueSteps):
                 self.table.bury(change.id, until)
             case WorkerSeen():
                 self._note_seen(change.id, change.at)
+            case WaitBegun() | WaitShortened():
+                self._note_wait(change)
             case KeyGiven():
                 self.table.restore_holder(change.key, change.holder)
             case Paused():
                 self._note_paused(change.paused)
             case QueueNamed():
-                if change.queue != self._name:
-                    raise BadEntry(f"it is the journal of queue {change.queue!r}")
+                self._check_name(change.queue)
+
+    def _check_name(self, queue: str) -> None:
+        if queue != self._name:
+            raise BadEntry(f"it is the journal of queue {queue!r}")
+
+    def _note_wait(self, change: WaitBegun | WaitShortened) -> None:
+        if isinstance(change, WaitShortened):
+            self.table.shorten_wait(change.id, change.dependency)
+        elif self.table.get(change.id) is None:
+            raise BadEntry(f"an unknown job {change.id!r} that waits")
+        else:
+            self.table.restore_wait(change.id, change.after_failure, change.left)
 
     def _note_seen(self, worker_id: str, at: datetime | None) -> None:
         self._note_written(worker_id, at)

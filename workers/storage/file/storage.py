@@ -38,7 +38,9 @@ delays a compaction.
 
 *Opening* reads the journal from its beginning. Damage in the middle costs the frames that it hit: they are copied to
 quarantine and reported, and the journal is rewritten without them. Foreign files, and a journal that does not begin
-like one, are moved to quarantine. A journal of a newer version is refused and left alone.
+like one, are moved to quarantine. A journal of a newer version is refused and left alone. One becomes such with the
+first job that waits for others: it is compacted into a journal of the next version, which processes of the version
+before do not take for damaged.
 
 *Wake-ups* within a process are direct. Changes by other processes are noticed by a look at the journal's size every
 50 ms, only while somebody waits or listens. It reads nothing unless the size has changed.
@@ -146,7 +148,8 @@ class FileStorage:
 
     async def enqueue(self, jobs: Sequence[NewJob], *, connection: object | None = None) -> list[EnqueueResult]:
         refuse_transaction(connection, "FileStorage")
-        return await self._write(lambda state, now: state.enqueue(jobs, now))
+        waits = any(job.after for job in jobs)
+        return await self._write(lambda state, now: state.enqueue(jobs, now), waits=waits)
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
         """See `Storage.claim`; if it is cancelled meanwhile, what it claimed is released."""
@@ -274,7 +277,7 @@ class FileStorage:
         return await self._write(lambda state, now: state.promote(ids, now))
 
     async def drain(self) -> int:
-        return await self._write(lambda state, now: state.drain())
+        return await self._write(lambda state, now: state.drain(now))
 
     async def clean(self, state: JobState, *, older_than: timedelta, limit: int = 1_000) -> int:
         return await self._write(lambda jobs, now: jobs.clean(state, older_than, limit, now))
@@ -293,8 +296,9 @@ class FileStorage:
     async def _read(self, step: Callable[[FileState, datetime], T]) -> T:
         return await asyncio.wrap_future(self._thread().read(lambda state: step(state, self._clock.now())))
 
-    async def _write(self, step: Callable[[FileState, datetime], T]) -> T:
-        return await asyncio.wrap_future(self._thread().write(lambda state: step(state, self._clock.now())))
+    async def _write(self, step: Callable[[FileState, datetime], T], *, waits: bool = False) -> T:
+        work = self._thread().write(lambda state: step(state, self._clock.now()), waits=waits)
+        return await asyncio.wrap_future(work)
 
     def _wake(self) -> None:
         if self._connected is not None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from workers.jobs import JobEventKind, JobState, NewJob
-from workers.storage.memory.jobs import JobTable, StoredJob
+from workers.jobs import AfterFailure, JobEventKind, JobState, NewJob
+from workers.lifecycle import Step
+from workers.storage.memory.dependents import DependentTable
+from workers.storage.memory.jobs import StoredJob
 from workers.storage.memory.keys import KeyHolder
 from workers.storage.memory.line import Line, is_over
 
@@ -24,6 +26,7 @@ class Changes:
         self.added: set[str] = set()
         self.workers: dict[str, datetime | None] = {}
         self.keys: set[str] = set()
+        self.met: list[tuple[str, str]] = []
         self.paused: bool | None = None
         self.wake = False
 
@@ -36,6 +39,7 @@ class Changes:
         self.added.clear()
         self.workers.clear()
         self.keys.clear()
+        self.met.clear()
         self.paused = None
         self.wake = False
 
@@ -46,7 +50,7 @@ class Changes:
         self.wake = True
 
 
-class FileTable(JobTable):
+class FileTable(DependentTable):
     """A job table that notes which jobs changed, and takes in jobs as other processes wrote them."""
 
     def __init__(self, changes: Changes) -> None:
@@ -54,8 +58,8 @@ class FileTable(JobTable):
         self._changes = changes
         self._tombstones: Line[tuple[datetime]] = Line()
 
-    def add(self, new: NewJob, now: datetime, *, created_at: datetime | None = None) -> None:
-        super().add(new, now, created_at=created_at)
+    def add(self, new: NewJob, now: datetime, *, created_at: datetime | None = None, step: Step | None = None) -> None:
+        super().add(new, now, created_at=created_at, step=step)
         self._tombstones.discard(new.id)
         self._changes.added.add(new.id)
 
@@ -70,6 +74,9 @@ class FileTable(JobTable):
     def give(self, key: str, holder: KeyHolder | None) -> None:
         super().give(key, holder)
         self._changes.keys.add(key)
+
+    def met(self, dependent: str, dependency: str) -> None:
+        self._changes.met.append((dependent, dependency))
 
     def changed(self, job_id: str) -> None:
         self._changes.jobs.setdefault(job_id, [])
@@ -125,6 +132,22 @@ class FileTable(JobTable):
         elif job.state is JobState.PROCESSING and job.new.ordering_key is not None:
             self._busy_keys.add(job.new.ordering_key)
 
+    def left(self, job_id: str) -> Iterable[str]:
+        """Return the jobs that the waiting one still follows."""
+        return self._left.get(job_id, ())
+
+    def restore_wait(self, job_id: str, after_failure: AfterFailure, left: Collection[str]) -> None:
+        """Let a job that is in the table wait for those in `left`, as was written elsewhere."""
+        job = self._jobs[job_id]
+        job.new = replace(job.new, after_failure=after_failure)
+        self._wait_no_more(job_id)
+        self._wait_for(job_id, left)
+
+    def shorten_wait(self, job_id: str, dependency: str) -> None:
+        """Let the job wait for that one no more, as was written elsewhere."""
+        if self._left.get(job_id, {}).pop(dependency, job_id) is None:
+            self._drop_dependent(dependency, job_id)
+
     def bury(self, job_id: str, until: datetime) -> None:
         """Note that the job was cancelled, which is remembered `until` then; an unknown job gets a tombstone."""
         job = self._jobs.get(job_id)
@@ -150,6 +173,7 @@ class FileTable(JobTable):
         if job is None:
             return
         del self.by_state[job.state][job_id]
+        self._wait_no_more(job_id)
         self._step_out(job)
         self._delayed.discard(job_id)
         self._expiring.discard(job_id)

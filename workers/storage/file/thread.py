@@ -45,6 +45,8 @@ class _Task:
     future: Future[object]
     work: Callable[[FileState], object]
     writes: bool
+    waits: bool = False
+    """Whether it may leave jobs that wait for others."""
 
 
 class FileThread:
@@ -71,18 +73,22 @@ class FileThread:
         """Return the future of what `work` finds; it changes nothing, except what the clock changes."""
         return self._submit(work, writes=False)
 
-    def write(self, work: Callable[[FileState], T]) -> Future[T]:
-        """Return the future of what `work` answers, resolved when all that it changed is on the disk."""
-        return self._submit(work, writes=True)
+    def write(self, work: Callable[[FileState], T], *, waits: bool = False) -> Future[T]:
+        """Return the future of what `work` answers, resolved when all that it changed is on the disk.
 
-    def _submit(self, work: Callable[[FileState], T], *, writes: bool) -> Future[T]:
+        `waits` says that it may leave jobs that wait for others.
+        """
+        return self._submit(work, writes=True, waits=waits)
+
+    def _submit(self, work: Callable[[FileState], T], *, writes: bool, waits: bool = False) -> Future[T]:
         future: Future[T] = Future()
         if self._process != os.getpid():
             raise StorageError(f"{self.path} was opened before this process was forked; connect again")
         with self._lock:
             if self._stopped is not None:
                 raise StorageUnavailable(f"{self.path} was disconnected")
-            self._tasks.put(_Task(future=future, work=work, writes=writes))  # type: ignore[arg-type]  # its own T
+            task = _Task(future=future, work=work, writes=writes, waits=waits)  # type: ignore[arg-type]  # its own T
+            self._tasks.put(task)
         return future
 
     async def close(self) -> None:
@@ -165,6 +171,8 @@ class FileThread:
         assert self._copy is not None, "opened with the directory"
         copy = self._copy
         state = copy.refresh(batch.heard)
+        if any(task.waits for task in batch.tasks):
+            copy.let_jobs_wait(state)
         if copy.journal.is_long:
             copy.compact(state)
         frames: list[bytes] = []

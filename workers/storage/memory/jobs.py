@@ -61,7 +61,7 @@ class StoredJob:
     @property
     def waits(self) -> bool:
         """Whether the job could still be cancelled for good."""
-        return self.state in (JobState.QUEUED, JobState.SCHEDULED, JobState.FAILING)
+        return self.state is not JobState.PROCESSING and not self.finished
 
     @property
     def finished(self) -> bool:
@@ -145,10 +145,13 @@ class JobTable(KeyTable):
 
     # Steps into the queue
 
-    def add(self, new: NewJob, now: datetime, *, created_at: datetime | None = None) -> None:
-        """Queue or schedule a new generation of the id; `new.id` is unknown, failed or cancelled."""
+    def add(self, new: NewJob, now: datetime, *, created_at: datetime | None = None, step: Step | None = None) -> None:
+        """Add a new generation of the id by `step`, by default due after its delay.
+
+        `new.id` is unknown, failed or cancelled.
+        """
         old = self._jobs.get(new.id)
-        state = after(old.state if old else None, Step.SCHEDULE if new.delay else Step.ENQUEUE)
+        state = after(old.state if old else None, step or (Step.SCHEDULE if new.delay else Step.ENQUEUE))
         assert state is not None
         if old is not None:
             self._expiring.discard(new.id)
@@ -163,7 +166,8 @@ class JobTable(KeyTable):
 
     def add_again(self, job: StoredJob, now: datetime) -> None:
         """Queue the failed or cancelled job with fresh attempts."""
-        again = replace(job.new, delay=timedelta(0), deduplication=None)  # a debounce would make it wait
+        # A debounce would make it wait.
+        again = replace(job.new, delay=timedelta(0), deduplication=None, after=())
         self.add(again, now, created_at=job.created_at)
 
     def promote(self, job: StoredJob, now: datetime) -> None:
@@ -315,7 +319,7 @@ class JobTable(KeyTable):
         job.settled_by = None
         self._finish(job, now, job.new.keep_failed)
 
-    def drop(self, job: StoredJob) -> None:
+    def drop(self, job: StoredJob, now: datetime) -> None:
         """Remove the unfinished job without a trace."""
         self.let_go(job.new.id)
         self._take(job, Step.REMOVE)

@@ -44,8 +44,10 @@ from workers.jobs import (
 )
 from workers.lifecycle import Step
 from workers.storage.base import ANY_NAME
-from workers.storage.memory.jobs import JobTable, StoredJob
+from workers.storage.memory.dependents import DependentTable
+from workers.storage.memory.jobs import StoredJob
 from workers.storage.memory.keys import KeyHolder
+from workers.storage.memory.reading import status_of
 from workers.storage.rules import (
     STARTS_ANEW,
     WORKER_RECORD,
@@ -65,7 +67,7 @@ _ALREADY_APPLIED: Final = SettleOutcome(status=SettleStatus.ALREADY_APPLIED)
 class QueueSteps:
     """One queue's table of jobs, its workers, and whether it is paused; the verbs are those of `Storage`."""
 
-    def __init__(self, table: JobTable) -> None:
+    def __init__(self, table: DependentTable) -> None:
         self.table = table
         self.paused = False
         self.seen: dict[str, datetime] = {}
@@ -88,6 +90,8 @@ class QueueSteps:
 
     def enqueue(self, jobs: Sequence[NewJob], now: datetime) -> list[EnqueueResult]:
         groups: dict[str, KeyHolder | None] = {}
+        if any(job.after for job in jobs):
+            self.table.refuse_unknown(jobs, now)
         return [self._enqueue(job, groups, now) for job in jobs]
 
     def _enqueue(self, new: NewJob, groups: dict[str, KeyHolder | None], now: datetime) -> EnqueueResult:
@@ -105,7 +109,10 @@ class QueueSteps:
                     self.table.give(key, _holder(new, new.deduplication, now))
             if (holder := groups[key]) is not None:
                 return self._deduplicated(new, holder, new.deduplication.mode, now)
-        self.table.add(new, now)
+        if new.after:
+            self.table.add_after(new, now)
+        else:
+            self.table.add(new, now)
         return EnqueueResult(id=new.id, status=EnqueueStatus.QUEUED)
 
     def _deduplicated(self, new: NewJob, holder: KeyHolder, mode: DeduplicationMode, now: datetime) -> EnqueueResult:
@@ -261,7 +268,10 @@ class QueueSteps:
     # Reading
 
     def status(self, ids: Sequence[str], now: datetime) -> list[JobStatus | None]:
-        return [_status(job) if (job := self.table.find(job_id, now)) else None for job_id in ids]
+        return [self._status(job) if (job := self.table.find(job_id, now)) else None for job_id in ids]
+
+    def _status(self, job: StoredJob) -> JobStatus:
+        return status_of(job, self.table.waits_for(job.new.id))
 
     def result(self, job_id: str, now: datetime) -> JobOutcome | None:
         job = self.table.find(job_id, now)
@@ -294,7 +304,7 @@ class QueueSteps:
         later = sorted((job for job in self.table.by_state[state].values() if job.serial > last), key=_serial)
         page = later[:limit]
         return Page(
-            jobs=tuple(_status(job) for job in page),
+            jobs=tuple(self._status(job) for job in page),
             cursor=str(page[-1].serial) if page and len(later) > limit else None,
         )
 
@@ -321,7 +331,7 @@ class QueueSteps:
             if job.finished:
                 self.table.expire(job)
             else:
-                self.table.drop(job)
+                self.table.drop(job, now)
         return len(removed)
 
     def promote(self, ids: Sequence[str], now: datetime) -> int:
@@ -330,10 +340,11 @@ class QueueSteps:
             self.table.promote(job, now)
         return len(delayed)
 
-    def drain(self) -> int:
+    def drain(self, now: datetime) -> int:
         waiting = [job for jobs in self.table.by_state.values() for job in jobs.values() if job.waits]
-        for job in waiting:
-            self.table.drop(job)
+        # Those that follow others go first, because those others do not release them then.
+        for job in sorted(waiting, key=lambda job: job.state is not JobState.WAITING):
+            self.table.drop(job, now)
         return len(waiting)
 
     def clean(self, state: JobState, older_than: timedelta, limit: int, now: datetime) -> int:
@@ -376,22 +387,3 @@ def _why_lost(job: StoredJob | None) -> LossReason:
     if job is None:
         return LossReason.NOT_FOUND
     return LossReason.COMPLETED if job.finished else LossReason.TAKEN
-
-
-def _status(job: StoredJob) -> JobStatus:
-    delayed = job.state in (JobState.SCHEDULED, JobState.FAILING)
-    return JobStatus(
-        id=job.new.id,
-        name=job.new.name,
-        state=job.state,
-        attempt=job.attempts,
-        max_attempts=job.new.max_attempts,
-        created_at=job.created_at,
-        priority=job.new.priority,
-        chain_index=job.new.chain_index,
-        next_run_at=job.run_at if delayed else None,
-        finished_at=job.finished_at,
-        worker_id=job.worker_id,
-        last_error=job.last_error,
-        progress=job.progress,
-    )

@@ -34,7 +34,7 @@ from workers.jobs import (
     WorkerInfo,
 )
 from workers.storage.base import Limits
-from workers.storage.memory.jobs import JobTable
+from workers.storage.memory.dependents import DependentTable
 from workers.storage.memory.steps import QueueSteps
 from workers.storage.rules import refuse_transaction
 from workers.storage.subscribers import BufferedSubscription, Subscribers
@@ -147,7 +147,7 @@ class MemoryStorage:
         return self._queue.promote(ids, self._now())
 
     async def drain(self) -> int:
-        return self._queue.drain()
+        return self._queue.drain(self._now())
 
     async def clean(self, state: JobState, *, older_than: timedelta, limit: int = 1_000) -> int:
         return self._queue.clean(state, older_than, limit, self._now())
@@ -183,7 +183,7 @@ class MemoryQueue(QueueSteps):
 
     def __init__(self) -> None:
         self.listening = Subscribers()
-        super().__init__(JobTable(self.listening, self.wake))
+        super().__init__(DependentTable(self.listening, self.wake))
         self._sleepers: dict[asyncio.Future[None], None] = {}  # first come, first woken
 
     def wake(self) -> None:

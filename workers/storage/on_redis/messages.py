@@ -23,6 +23,7 @@ STATES: Final[Mapping[int, JobState]] = {
     5: JobState.FAILED,
     6: JobState.CANCELLED,
     7: JobState.SCHEDULED,
+    8: JobState.WAITING,
 }
 KINDS: Final[Mapping[int, JobEventKind]] = {
     1: JobEventKind.QUEUED,

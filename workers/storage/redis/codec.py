@@ -15,11 +15,12 @@ from typing import Final, NamedTuple, TypeAlias
 import msgpack
 
 from workers.deduplication import DeduplicationMode
-from workers.errors import StorageError
+from workers.errors import StorageError, UnknownDependency
 from workers.jobs import (
     DROP,
     MESSAGE_CHARACTERS,
     STACK_CHARACTERS,
+    AfterFailure,
     Cancelled,
     Claim,
     Completed,
@@ -38,11 +39,14 @@ from workers.jobs import (
 from workers.retry import RetryPolicy
 from workers.storage.on_redis.messages import STATES, duration, moment, pack, unpack
 from workers.storage.on_redis.wire import Reply
-from workers.storage.rules import stalled_error
+from workers.storage.rules import dependency_error, stalled_error
 
 Packed: TypeAlias = Sequence[object]
 
 _MODES: Final = {DeduplicationMode.SIMPLE: 1, DeduplicationMode.THROTTLE: 2, DeduplicationMode.DEBOUNCE: 3}
+
+_POLICIES: Final = {AfterFailure.FAIL: 1, AfterFailure.RUN: 2}
+_REFUSED: Final = -1
 
 _PLAIN_RECORD: Final = 1
 _LINKED_RECORD: Final = 2
@@ -67,7 +71,7 @@ _LONG_LENGTH: Final = struct.Struct(">I")
 _LINK: Final = struct.Struct(">I")
 _HAS_PROGRESS: Final = 2
 
-_PLAIN, _EXHAUSTED, _STALLED = b"\0", b"\1", b"\2"
+_PLAIN, _EXHAUSTED, _STALLED, _BECAUSE_OF = b"\0", b"\1", b"\2", b"\3"
 
 
 @lru_cache(256)
@@ -105,11 +109,18 @@ def encode_job(job: NewJob) -> Packed:
     )
     version = _LINKED_RECORD if job.chain_index else _PLAIN_RECORD
     packed = (job.id.encode(), name, key, job.priority, duration(job.delay), version, rest)
+    if job.after:
+        after = (_POLICIES[job.after_failure], [bytes_of(one) for one in job.after])
+        return (*packed, _encode_deduplication(job) or False, after)
+    return packed if job.deduplication is None else (*packed, _encode_deduplication(job))
+
+
+def _encode_deduplication(job: NewJob) -> Packed | None:
     if job.deduplication is None:
-        return packed
+        return None
     ttl = job.deduplication.ttl
     mode = _MODES[job.deduplication.mode]
-    return (*packed, (job.deduplication.key.encode(), mode, 0 if ttl is None else duration(ttl), len(job.payload)))
+    return (job.deduplication.key.encode(), mode, 0 if ttl is None else duration(ttl), len(job.payload))
 
 
 def _encode_backoff(policy: RetryPolicy | None) -> bytes:
@@ -117,6 +128,17 @@ def _encode_backoff(policy: RetryPolicy | None) -> bytes:
         return b"\0\0"
     values = (policy.initial.total_seconds(), policy.multiplier, policy.maximum.total_seconds(), policy.jitter)
     return _LENGTH.pack(_BACKOFF.size) + _BACKOFF.pack(*values)
+
+
+def enqueue_results(jobs: Sequence[NewJob], answer: Sequence[Reply]) -> list[EnqueueResult]:
+    """Return the results for what the scripts that enqueue answer.
+
+    Raises:
+        UnknownDependency: they refused a job that is to follow unknown ones.
+    """
+    if answer and answer[0] == _REFUSED:
+        raise UnknownDependency(jobs[answer[1] - 1].id, [text_of(one) for one in answer[2]])
+    return [enqueue_result(job, found) for job, found in zip(jobs, answer, strict=True)]
 
 
 def enqueue_result(job: NewJob, found: Reply) -> EnqueueResult:
@@ -316,8 +338,19 @@ def _decoded_error(packed: bytes) -> ErrorInfo:
             stalls=stalls,
             max_stalls=max_stalls,
         )
+    if packed[:1] == _BECAUSE_OF:
+        dependency, code, cause = unpack(packed[1:])
+        return dependency_error(text_of(dependency), STATES.get(code), _decoded_cause(cause))
     kind, message, stack = msgpack.unpackb(packed[1:], unicode_errors="surrogatepass")
     return ErrorInfo(type=str(kind), message=str(message), stack=str(stack), exhausted=packed[:1] == _EXHAUSTED)
+
+
+def _decoded_cause(packed: bytes) -> ErrorInfo | None:
+    """Decode the beginning of the error of a job that another followed."""
+    if packed[:1] != _PLAIN:
+        return decode_error(packed)
+    kind, message = unpack(packed[1:])
+    return ErrorInfo(type=kind.decode(errors="replace"), message=message.decode(errors="replace"))
 
 
 def decode_status(job_id: str, found: Sequence[Reply]) -> JobStatus:
@@ -326,7 +359,7 @@ def decode_status(job_id: str, found: Sequence[Reply]) -> JobStatus:
     Raises:
         StorageError: the job is in a state that this version does not know.
     """
-    code, head, run = found
+    code, head, run, *waits_for = found
     if code not in STATES:
         raise StorageError(f"job {job_id!r} is in a state that this version does not know; update every worker")
     state, record = STATES[code], decode_record(head)
@@ -347,6 +380,7 @@ def decode_status(job_id: str, found: Sequence[Reply]) -> JobStatus:
         worker_id=text_of(worker) or None,
         last_error=decode_error(error),
         progress=progress,
+        waits_for=waits_for[0] if waits_for else 0,
     )
 
 

@@ -20,6 +20,7 @@ Part: TypeAlias = tuple[str, str]
 PARTS: Final[Mapping[JobState, Sequence[Part]]] = {
     JobState.QUEUED: (("ready", "all"), ("held", "all"), ("scheduled", "due"), ("failing", "due")),
     JobState.SCHEDULED: (("scheduled", "later"),),
+    JobState.WAITING: (("waiting", "all"),),
     JobState.PROCESSING: (("leases", "all"),),
     JobState.FAILING: (("failing", "later"),),
     JobState.COMPLETED: (("completed", "later"),),

@@ -13,17 +13,19 @@ from workers.storage.on_redis.server import RedisServer
 from workers.storage.on_redis.wire import Reply
 
 PARTS: Final[Mapping[str, tuple[str, ...]]] = {
-    **dict.fromkeys(("renew", "look", "cancel", "result", "counts", "retry", "remove", "promote"), ()),
-    **dict.fromkeys(("complete", "drain", "clean", "pause", "paused", "keep", "progress"), ()),
+    **dict.fromkeys(("renew", "look", "result", "counts", "retry"), ()),
+    **dict.fromkeys(("clean", "pause", "paused", "keep", "progress"), ()),
+    **dict.fromkeys(("cancel", "complete", "remove", "drain", "promote"), ("dependents",)),
     "enqueue": ("add",),
     "enqueue_once": ("marks", "add"),
-    "settle": ("add",),
-    "claim": ("quarantine", "due", "corrupt"),
-    "recover": ("quarantine", "corrupt"),
+    "enqueue_after": ("dependents", "marks", "after", "add"),
+    "settle": ("dependents", "add"),
+    "claim": ("dependents", "quarantine", "due", "corrupt"),
+    "recover": ("dependents", "quarantine", "corrupt"),
     "read": ("show",),
     "page": ("show",),
     "workers": ("holders",),
-    "sweep": ("holders",),
+    "sweep": ("holders", "dependents", "stranded"),
 }
 """Every script, and the files it needs beside `batched.lua`, `states.lua`, `foreign.lua`, `keys.lua` and `queue.lua`,
 with which all begin. `repair` is not listed: it mends what keeps the others from starting.

@@ -11,6 +11,8 @@ Theory of operation. All keys of a queue begin with `{<prefix>:<queue>}`, which 
 | `:leases` | sorted set | processing jobs by the end of their lease |
 | `:completed`, `:failed`, `:cancelled` | sorted set | records by when they expire |
 | `:marks` | hash | deduplication keys, and the jobs that have to release one |
+| `:waiting` | sorted set | jobs that wait for others, by when they were enqueued |
+| `:after`, `:dependents` | hash, sorted set | whom they wait for; for each job, who waits for it |
 | `:throttled` | sorted set | deduplication keys by when they are free |
 | `:quarantine`, `:quarantine:<id>` | hash | what was set aside, by id, and what was there |
 | `:busy`, `:workers`, `:sleepers`, `:meta` | hash, set | busy ordering keys; workers seen; who to wake; pause |
@@ -154,18 +156,19 @@ class RedisStorage(ScriptedStorage):
     async def enqueue(self, jobs: Sequence[NewJob], *, connection: object | None = None) -> list[EnqueueResult]:
         """See `Storage.enqueue`; a batch of more than 1 000 jobs or 64 MiB is sent in portions.
 
-        A batch with several jobs of one deduplication key is sent as a whole, because those jobs are one group.
+        A batch with several jobs of one deduplication key, or with jobs that follow others, is sent as a whole.
         """
         refuse_transaction(connection, "RedisStorage")
         for job in jobs:
             check_fits_redis(job.id, job.payload)
         results: list[EnqueueResult] = []
         keys = [job.deduplication.key for job in jobs if job.deduplication is not None]
-        grouped = len(keys) > len(set(keys))
-        script = "enqueue_once" if keys else "enqueue"
-        for some in [jobs] if grouped else portions(jobs, lambda job: len(job.payload)):
+        follow = any(job.after for job in jobs)
+        whole = follow or len(keys) > len(set(keys))
+        script = "enqueue_after" if follow else "enqueue_once" if keys else "enqueue"
+        for some in [jobs] if whole else portions(jobs, lambda job: len(job.payload)):
             answer = await self._lua.run(script, pack([codec.encode_job(job) for job in some]))
-            results += map(codec.enqueue_result, some, unpack(answer))
+            results += codec.enqueue_results(some, unpack(answer))
         return results
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:

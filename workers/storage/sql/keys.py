@@ -68,6 +68,9 @@ _LET_GO_POSTGRES = text(
 # The new number puts it behind everything that is there.
 _DEBOUNCE = text("UPDATE workers_jobs SET seq = :next, state = 'scheduled', run_at = :run_at WHERE seq = :seq")
 _DEBOUNCE_PAYLOAD = text("UPDATE workers_payloads SET seq = :next, data = :data WHERE seq = :seq")
+# See `dependents`: a job that waits for others keeps its delay there until they have ended.
+_DEBOUNCE_WAITING = text("UPDATE workers_jobs SET run_at = created_at + :delay WHERE seq = :seq")
+_REPLACE_PAYLOAD = text("UPDATE workers_payloads SET data = :data WHERE seq = :seq")
 _DEBOUNCE_POSTGRES = text(
     "WITH moved AS (UPDATE workers_jobs SET seq = nextval('workers_jobs_seq_seq'), state = 'scheduled',"
     " run_at = :run_at WHERE seq = :seq RETURNING seq)"
@@ -163,7 +166,8 @@ class Keys:
             state = found[holder.job_id].existing_state
         if holder.mode == DeduplicationMode.DEBOUNCE and _is_debounce(deduplication):
             self._debounced[key] = job
-            holder.state = state = JobState.SCHEDULED
+            if state is not JobState.WAITING:
+                holder.state = state = JobState.SCHEDULED
             found[holder.job_id] = _duplicate(holder.job_id, state)
         return _duplicate(holder.job_id, state)
 
@@ -209,7 +213,18 @@ class Keys:
                 "data": job.payload,
             }
             for key, job in self._debounced.items()
+            if self._holders[key].state is not JobState.WAITING
         ]
+        waiting = [
+            {"seq": self._holders[key].seq, "delay": duration(job.delay), "data": job.payload}
+            for key, job in self._debounced.items()
+            if self._holders[key].state is JobState.WAITING
+        ]
+        if waiting:
+            self._transaction.connection.execute(_DEBOUNCE_WAITING, waiting)
+            self._transaction.connection.execute(_REPLACE_PAYLOAD, waiting)
+        if not rows:
+            return
         if self._transaction.dialect == "postgresql":
             self._transaction.connection.execute(_DEBOUNCE_POSTGRES, rows)
         else:

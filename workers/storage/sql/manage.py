@@ -10,6 +10,7 @@ from sqlalchemy import RowMapping, text
 
 from workers.jobs import CancelResult, JobEventKind, JobState, Retention
 from workers.storage.rules import STARTS_ANEW, check_cleanable
+from workers.storage.sql.dependents import tell_end
 from workers.storage.sql.endings import delete, unhold
 from workers.storage.sql.rows import (
     DELAYED,
@@ -27,7 +28,7 @@ from workers.storage.sql.rows import (
 )
 
 _FIND = locking(
-    "SELECT seq, id, state, run_at, ordering_key, keep_completed, keep_failed FROM workers_jobs"
+    "SELECT seq, id, state, run_at, ordering_key, keep_completed, keep_failed, dependents FROM workers_jobs"
     " WHERE queue = :queue AND id IN :ids AND (expires_at IS NULL OR expires_at > :now) ORDER BY seq",
     WAIT,
     lists="ids",
@@ -60,6 +61,7 @@ _OF_QUEUE = "SELECT seq, ordering_key FROM workers_jobs WHERE queue = :queue"
 _WAITING: Final = [
     locking(_OF_QUEUE + condition + " AND seq <= :last LIMIT :limit", SKIP)
     for condition in (
+        " AND state = 'waiting' AND run_at >= 0",
         " AND state = 'ready' AND priority >= 0",
         " AND state = 'held' AND ordering_key >= ''",
         " AND state IN ('scheduled', 'failing') AND run_at >= 0",
@@ -115,7 +117,10 @@ def cancel(transaction: Transaction, job_id: str) -> CancelResult:
         transaction.connection.execute(_REQUEST, {"seq": row["seq"]})
         transaction.announce(JobEventKind.CANCEL_REQUESTED, [job_id])
         return CancelResult.PROCESSING
+    transaction.ends = True
     if row["keep_failed"] is None:
+        if row["dependents"]:
+            tell_end(transaction, row["id"], RowState.CANCELLED)
         delete(transaction, [row["seq"]])
     else:
         until = transaction.now + row["keep_failed"]
@@ -150,6 +155,7 @@ def remove(transaction: Transaction, ids: Sequence[str], running: bool) -> int:
     found = _find_to_end(transaction, ids) if running else _find(transaction, ids)
     gone = [row for row in found if running or row["state"] != RowState.PROCESSING]
     _tell_workers(transaction, gone)
+    transaction.ends = True
     delete(transaction, [row["seq"] for row in gone])
     unhold(transaction, [row["ordering_key"] for row in gone])
     return len(gone)
@@ -176,7 +182,10 @@ def _tell_workers(transaction: Transaction, ended: Sequence[RowMapping]) -> None
 
 
 def _store_result(transaction: Transaction, row: RowMapping, result: bytes, keep: int | None) -> None:
+    transaction.ends = True
     if keep is None:
+        if row["dependents"]:
+            tell_end(transaction, row["id"], RowState.COMPLETED)
         delete(transaction, [row["seq"]])
         return
     seq, now = row["seq"], transaction.now
@@ -187,9 +196,12 @@ def _store_result(transaction: Transaction, row: RowMapping, result: bytes, keep
 def promote(transaction: Transaction, ids: Sequence[str]) -> int:
     """See `Storage.promote`."""
     found = _find(transaction, ids)
+    waiting = [row for row in found if row["state"] == RowState.WAITING]
     delayed = [row["seq"] for row in found if row["state"] in DELAYED and row["run_at"] > transaction.now]
+    delayed += [row["seq"] for row in waiting]
     for batch in batches(delayed):
         transaction.connection.execute(_PROMOTE, {"now": transaction.now, "seqs": list(batch)})
+    transaction.announce(JobEventKind.QUEUED, [transaction.decode(row["id"]) for row in waiting])
     transaction.wake = transaction.wake or bool(delayed)
     return len(delayed)
 
@@ -205,6 +217,7 @@ def drain(transaction: Transaction, *, last: int, limit: int) -> int:
     for statement in _WAITING:
         waiting = transaction.connection.execute(statement[transaction.dialect], place).all()
         if waiting:
+            transaction.ends = True
             delete(transaction, [row.seq for row in waiting])
             unhold(transaction, [row.ordering_key for row in waiting])
             return len(waiting)

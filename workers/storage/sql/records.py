@@ -32,7 +32,8 @@ EVENTS_KEPT: Final = timedelta(minutes=1)
 _DELAYED = (JobState.SCHEDULED, JobState.FAILING)
 _COLUMNS = (
     "SELECT seq, id, name, state, attempts, max_attempts, created_at, priority, run_at, finished_at, worker, error,"
-    " progress, chain_index FROM workers_jobs WHERE queue = :queue"
+    " progress, chain_index, CASE state WHEN 'waiting' THEN (SELECT count(*) FROM workers_dependencies"
+    " WHERE dependent = workers_jobs.seq) ELSE 0 END AS waits_for FROM workers_jobs WHERE queue = :queue"
 )
 _STATUS = expanding(_COLUMNS + " AND id IN :ids AND (expires_at IS NULL OR expires_at > :now)", "ids")
 _OUTCOME = text(
@@ -50,6 +51,7 @@ _CONDITIONS: Final = {
     JobState.QUEUED: (_READY, _HELD, _DELAYED_STATES + " AND run_at <= :now"),
     JobState.SCHEDULED: (_DELAYED_STATES + " AND state = 'scheduled' AND run_at > :now",),
     JobState.FAILING: (_DELAYED_STATES + " AND state = 'failing' AND run_at > :now",),
+    JobState.WAITING: ("state = 'waiting' AND run_at >= 0",),
     JobState.PROCESSING: (_PROCESSING,),
     JobState.COMPLETED: ("state = 'completed' AND expires_at > :now",),
     JobState.FAILED: ("state = 'failed' AND expires_at > :now",),
@@ -121,6 +123,7 @@ def _status(row: RowMapping, transaction: Transaction) -> JobStatus:
         worker_id=None if row["worker"] is None else transaction.decode(row["worker"]),
         last_error=decode_error(row["error"]),
         progress=row["progress"],
+        waits_for=row["waits_for"],
     )
 
 
@@ -174,6 +177,7 @@ def sweep(transaction: Transaction, limit: int) -> int:
     """See `Storage.sweep`. Events that no process needs any more are removed too, uncounted."""
     connection, place = transaction.connection, {"queue": transaction.queue, "now": transaction.now}
     left = limit
+    transaction.ends = True  # older versions do not look who waits
     for state in (RowState.COMPLETED, RowState.FAILED, RowState.CANCELLED):
         ended = (
             connection.execute(_ENDED[transaction.dialect], {**place, "state": state.value, "limit": left})

@@ -9,8 +9,9 @@ from sqlalchemy import Row, text
 
 from workers.jobs import ErrorInfo, JobEventKind, Recovery
 from workers.storage.rules import stalled_error
+from workers.storage.sql.dependents import tell_end
 from workers.storage.sql.endings import delete, unhold
-from workers.storage.sql.rows import SKIP, Transaction, batches, encode_error, locking
+from workers.storage.sql.rows import SKIP, RowState, Transaction, batches, encode_error, locking
 
 _EXPIRED = text(
     "SELECT seq, ordering_key FROM workers_jobs"
@@ -18,7 +19,8 @@ _EXPIRED = text(
 )
 _LOCK_KEYS = text("SELECT workers_lock_keys(:queue, CAST(:seqs AS bigint[]))")
 _STALLED = locking(
-    "SELECT seq, id, attempts, max_attempts, stalls, worker, keep_failed, ordering_key FROM workers_jobs"
+    "SELECT seq, id, attempts, max_attempts, stalls, worker, keep_failed, ordering_key, dependents"
+    " FROM workers_jobs"
     " WHERE seq IN :seqs AND state = 'processing' AND lease_until <= :now",
     SKIP,
     lists="seqs",
@@ -59,6 +61,11 @@ def recover(transaction: Transaction, limit: int, *, max_stalls: int) -> Recover
             for row in failed
         ]
         transaction.connection.execute(_GIVE_UP, given_up)
+    transaction.ends = True
+    for row in dropped:
+        if row.dependents:
+            error = _stalled(row, transaction.decode(row.worker), max_stalls)
+            tell_end(transaction, row.id, RowState.FAILED, encode_error(error))
     delete(transaction, [row.seq for row in dropped])
     unhold(transaction, [row.ordering_key for row in rows])
     again = tuple(transaction.decode(row.id) for row in requeued)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -22,7 +23,7 @@ from workers.jobs import (
     Retention,
 )
 from workers.retry import RetryPolicy
-from workers.storage.rules import bounded
+from workers.storage.rules import bounded, dependency_error
 
 T = TypeVar("T")
 
@@ -32,6 +33,9 @@ BATCH: Final = 500
 _LAST = text("SELECT coalesce(max(seq), 0) FROM workers_jobs")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
+_PART: Final = r'"((?:[^"\\]|\\u[0-9a-f]{4}|\\[^u])*)'
+_BEGINNING: Final = re.compile(r"\[" + _PART + '", ' + _PART)
+"""The type of an error and the message, which may be cut, at the beginning of its text."""
 
 
 class RowState(StrEnum):
@@ -40,6 +44,7 @@ class RowState(StrEnum):
     READY = "ready"
     HELD = "held"
     SCHEDULED = "scheduled"
+    WAITING = "waiting"
     FAILING = "failing"
     PROCESSING = "processing"
     COMPLETED = "completed"
@@ -60,6 +65,8 @@ class Transaction:
     clock: Callable[[Connection], int]
     events: list[tuple[JobEventKind, str]] = field(default_factory=list)
     wake: bool = False
+    ends: bool = False
+    """Whether jobs may have ended that others follow; on SQLite these are released before the commit."""
     lasting: bool = False
     """Whether it is a caller's, who commits at any time: by then, more may have subscribed than now."""
 
@@ -132,10 +139,25 @@ def decode_error(value: str | None) -> ErrorInfo | None:
     if value is None:
         return None
     try:
-        kind, message, stack, exhausted = json.loads(value)
-    except (ValueError, TypeError):
+        found = json.loads(value)
+        if isinstance(found, dict):  # made by `workers_release` of PostgreSQL
+            return _error_of_dependency(found)
+        kind, message, stack, exhausted = found
+    except (ValueError, TypeError, KeyError):
         return ErrorInfo(type="CorruptRecord", message="the stored error was changed by somebody else")
     return ErrorInfo(type=str(kind), message=str(message), stack=str(stack), exhausted=bool(exhausted))
+
+
+def _error_of_dependency(found: Mapping[str, str]) -> ErrorInfo:
+    """Return the error for the id of the job that did not complete, how it ended, and the beginning of its error."""
+    ended, begun = found["ended"], _BEGINNING.match(found["cause"] or "")
+    cause = None
+    if begun is not None:
+        kind, message = (str(json.loads(f'"{part}"')) for part in begun.groups())
+        cause = ErrorInfo(type=kind, message=message)
+    return dependency_error(
+        decode_text(str(found["dependency"])), None if ended == "removed" else JobState(ended), cause
+    )
 
 
 def encode_backoff(policy: RetryPolicy | None) -> str | None:

@@ -8,7 +8,7 @@ Every transition finds its rows through a partial index that holds just the rows
 that no step grows with the backlog: `ready` and `ready_by_name` in claim order, `delayed` by due time, `leases` by
 deadline, `finished` by expiry. SQLite appends the row's `seq` to each, which makes equal times first come, first
 served; PostgreSQL is told to. There every step is a function (`postgres/steps.sql`), and events need no table.
-Deduplication keys are in `keys`.
+Deduplication keys are in `keys`, jobs that follow others in `dependents`.
 """
 
 from __future__ import annotations
@@ -34,10 +34,25 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 
 from workers.errors import StorageError
 
-VERSION: Final = 4
+VERSION: Final = 5
 
 metadata: Final = MetaData()
-_FUNCTIONS: Final = ("postgres/steps.sql", "postgres/keys.sql")
+_FUNCTIONS: Final = ("postgres/steps.sql", "postgres/keys.sql", "postgres/dependents.sql")
+# SQLite's triggers; PostgreSQL's are in `postgres/dependents.sql`, and `dependents` tells what they are for.
+_TRIGGERS: Final = (
+    "CREATE TRIGGER IF NOT EXISTS workers_jobs_ended AFTER UPDATE OF state ON workers_jobs"
+    " WHEN OLD.dependents AND OLD.expires_at IS NULL AND NEW.expires_at IS NOT NULL BEGIN"
+    " UPDATE workers_dependencies SET ended = NEW.state, error = CASE NEW.state WHEN 'failed' THEN NEW.error END"
+    " WHERE queue = NEW.queue AND job_id = NEW.id AND ended IS NULL; END",
+    "CREATE TRIGGER IF NOT EXISTS workers_jobs_gone AFTER DELETE ON workers_jobs"
+    " WHEN OLD.dependents AND OLD.expires_at IS NULL BEGIN UPDATE workers_dependencies SET ended = 'removed'"
+    " WHERE queue = OLD.queue AND job_id = OLD.id AND ended IS NULL; END",
+    "CREATE TRIGGER IF NOT EXISTS workers_jobs_waited AFTER UPDATE OF state ON workers_jobs"
+    " WHEN OLD.state = 'waiting' AND NEW.state <> 'waiting' BEGIN"
+    " DELETE FROM workers_dependencies WHERE dependent = OLD.seq; END",
+    "CREATE TRIGGER IF NOT EXISTS workers_jobs_waited_gone AFTER DELETE ON workers_jobs"
+    " WHEN OLD.state = 'waiting' BEGIN DELETE FROM workers_dependencies WHERE dependent = OLD.seq; END",
+)
 # PostgreSQL cannot replace a function by one with other arguments or columns.
 _DROP_FUNCTIONS: Final = text(
     "DO $$ DECLARE v_one regprocedure; BEGIN FOR v_one IN SELECT p.oid FROM pg_proc p"
@@ -45,6 +60,7 @@ _DROP_FUNCTIONS: Final = text(
     " 'workers_settle') LOOP EXECUTE 'DROP FUNCTION ' || v_one; END LOOP; END $$"
 )
 _BY_DEDUPLICATION_KEY: Final = "workers_jobs_by_deduplication_key"
+_WAITING: Final = "workers_jobs_waiting"
 _ONLY_SQLITE: Final = frozenset({"workers_events"})
 _IN_CLAIM_ORDER: Final = frozenset({"workers_jobs_ready", "workers_jobs_ready_by_name", "workers_jobs_held"})
 
@@ -100,6 +116,8 @@ Table(
     # By simple and debounce: the key belongs to this job until the job has ended, or something removes it from the row.
     Column("deduplication_key", Text),
     Column("deduplication_mode", Text),
+    # Whether other jobs may wait for this one; see workers_dependencies.
+    Column("dependents", Integer, nullable=False, server_default="0"),
     Index("workers_jobs_by_id", "queue", "id", unique=True),
     _partial("workers_jobs_ready", "queue", "priority", "run_at", where="state = 'ready'"),
     _partial("workers_jobs_ready_by_name", "queue", "name", "priority", "run_at", where="state = 'ready'"),
@@ -113,6 +131,7 @@ Table(
         where="state = 'processing' AND ordering_key IS NOT NULL",
     ),
     _partial("workers_jobs_held", "queue", "ordering_key", "name", "priority", "run_at", where="state = 'held'"),
+    _partial(_WAITING, "queue", "run_at", where="state = 'waiting'"),
     _partial(
         _BY_DEDUPLICATION_KEY,
         "queue",
@@ -138,6 +157,21 @@ Table(
     Column("job_id", Text, nullable=False),
     Column("until", BigInteger, nullable=False),
     Index("workers_marks_ending", "queue", "until"),
+)
+
+# The jobs that waiting ones still follow. `ended` is set, by SQLite's triggers, until the same transaction has dealt
+# with it.
+Table(
+    "workers_dependencies",
+    metadata,
+    Column("queue", Integer, primary_key=True, autoincrement=False),
+    Column("job_id", Text, primary_key=True),
+    Column("dependent", _Sequence, primary_key=True, autoincrement=False),
+    Column("fails", Integer, nullable=False),
+    Column("ended", Text),
+    Column("error", Text),
+    Index("workers_dependencies_by_dependent", "dependent"),
+    _partial("workers_dependencies_ended", "queue", where="ended IS NOT NULL"),
 )
 
 Table(
@@ -189,6 +223,9 @@ def migrate(connection: Connection) -> None:
         connection.execute(text("INSERT INTO workers_schema (version) VALUES (:version)"), {"version": VERSION})
     if connection.dialect.name == "postgresql":
         _create_functions(connection)
+    else:
+        for trigger in _TRIGGERS:
+            connection.execute(text(trigger))
 
 
 def check(connection: Connection) -> None:
@@ -251,11 +288,18 @@ def _upgrade(connection: Connection, found: int) -> None:
         connection.execute(text("ALTER TABLE workers_jobs ADD COLUMN chain_index INTEGER DEFAULT 0 NOT NULL"))
         if postgres:
             connection.execute(_DROP_FUNCTIONS)
-    for column in ("deduplication_key", "deduplication_mode"):
-        connection.execute(text(f"ALTER TABLE workers_jobs ADD COLUMN {column} TEXT"))
-    by_key = next(index for index in metadata.tables["workers_jobs"].indexes if index.name == _BY_DEDUPLICATION_KEY)
-    connection.execute(CreateIndex(by_key))
-    _create_table(connection, metadata.tables["workers_marks"])
+    if found < 4:
+        for column in ("deduplication_key", "deduplication_mode"):
+            connection.execute(text(f"ALTER TABLE workers_jobs ADD COLUMN {column} TEXT"))
+        _create_index(connection, _BY_DEDUPLICATION_KEY)
+        _create_table(connection, metadata.tables["workers_marks"])
+    connection.execute(text("ALTER TABLE workers_jobs ADD COLUMN dependents INTEGER DEFAULT 0 NOT NULL"))
+    _create_index(connection, _WAITING)
+    _create_table(connection, metadata.tables["workers_dependencies"])
+
+
+def _create_index(connection: Connection, name: str) -> None:
+    connection.execute(CreateIndex(next(i for i in metadata.tables["workers_jobs"].indexes if i.name == name)))
 
 
 def _create_functions(connection: Connection) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from workers.jobs import JobState
 from workers.storage.base import Storage
 from workers.testing.case import case
@@ -21,8 +23,13 @@ from workers.testing.steps import (
 )
 
 
-async def _one_in_each_state(storage: Storage) -> None:
-    """Make seven jobs, one `a-...` for each state."""
+def _states(harness: Harness) -> list[JobState]:
+    """Return the states in which the storage can have jobs."""
+    return [one for one in JobState if one is not JobState.WAITING or harness.limits.dependencies]
+
+
+async def _one_in_each_state(harness: Harness, storage: Storage) -> None:
+    """Make one job `a-...` for each state."""
     started = (JobState.COMPLETED, JobState.FAILED, JobState.FAILING, JobState.PROCESSING)
     await enqueue(storage, job("a-cancelled"))
     await storage.cancel("a-cancelled")
@@ -30,15 +37,17 @@ async def _one_in_each_state(storage: Storage) -> None:
     succeeding, hopeless, failing, _ = await claim(storage, len(started))
     await apply(storage, completed(succeeding), failed(hopeless), retried(failing, HOUR))
     await enqueue(storage, job("a-scheduled", delay=HOUR), job("a-queued", priority=3))
+    if harness.limits.dependencies:
+        await enqueue(storage, replace(job("a-waiting"), after=("a-processing",)))
 
 
 @case(guarantees=(21, 23))
 async def every_state_can_be_read(harness: Harness) -> None:
     """`status` tells each job's state in the order asked, and None for an id it does not know."""
     storage = await harness.open()
-    await _one_in_each_state(storage)
-    found = await storage.status([*(f"a-{state}" for state in JobState), "unknown", "a-queued"])
-    assert [one.state if one else None for one in found] == [*JobState, None, JobState.QUEUED]
+    await _one_in_each_state(harness, storage)
+    found = await storage.status([*(f"a-{state}" for state in _states(harness)), "unknown", "a-queued"])
+    assert [one.state if one else None for one in found] == [*_states(harness), None, JobState.QUEUED]
     assert await storage.status([]) == []
 
 
@@ -77,9 +86,10 @@ async def every_state_is_counted(harness: Harness) -> None:
     """`counts` has every state, with the number of jobs in it."""
     storage = await harness.open()
     assert await storage.counts() == dict.fromkeys(JobState, 0)
-    await _one_in_each_state(storage)
+    await _one_in_each_state(harness, storage)
     await enqueue(storage, job(), job())
-    assert await storage.counts() == {**dict.fromkeys(JobState, 1), JobState.QUEUED: 3}
+    one_each = dict.fromkeys(JobState, 0) | dict.fromkeys(_states(harness), 1)
+    assert await storage.counts() == {**one_each, JobState.QUEUED: 3}
 
 
 @case(guarantees=(16, 21))
@@ -97,8 +107,8 @@ async def a_due_job_counts_as_queued(harness: Harness) -> None:
 async def every_state_is_listed(harness: Harness) -> None:
     """`list` returns the jobs of the state asked for, with their status."""
     storage = await harness.open()
-    await _one_in_each_state(storage)
-    for wanted in JobState:
+    await _one_in_each_state(harness, storage)
+    for wanted in _states(harness):
         page = await storage.list(wanted)
         assert [(found.id, found.state) for found in page.jobs] == [(f"a-{wanted}", wanted)]
         assert page.cursor is None

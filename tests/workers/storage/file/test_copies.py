@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,11 @@ import pytest
 from tests.workers.storage.file.steps import LEASES, MINUTE, described, journal_of
 from workers.clock import ManualClock
 from workers.deduplication import Deduplication, DeduplicationMode
+from workers.errors import UnknownDependency
 from workers.jobs import (
     DROP,
     TERMINAL_EVENTS,
+    AfterFailure,
     Cancelled,
     Claim,
     Completed,
@@ -56,7 +60,12 @@ class RandomSteps:
         if mode is not None:
             ttl = None if mode is DeduplicationMode.SIMPLE else timedelta(seconds=20)
             options["deduplication"] = Deduplication(key=self._source.choice("mn"), mode=mode, ttl=ttl)
-        await storage.enqueue([job(self._source.choice(self._ids), **options)])
+        new = job(self._source.choice(self._ids), **options)
+        if self._source.randrange(2):
+            after = tuple(sorted({one for one in self._source.choices(self._ids, k=2) if one != new.id}))
+            new = replace(new, after=after, after_failure=self._source.choice((*AfterFailure,)))
+        with contextlib.suppress(UnknownDependency):
+            await storage.enqueue([new])
 
     async def _claim(self, storage: FileStorage) -> None:
         self._claims += await storage.claim(self._source.choice("vw"), leases=LEASES, limit=2)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from tests.workers.storage.file.steps import LEASES, journal_of, reopened
 from workers.clock import ManualClock
-from workers.jobs import Cancelled, JobOutcome, JobState, OutcomeKind
+from workers.jobs import Cancelled, Completed, JobOutcome, JobState, OutcomeKind
 from workers.storage.file import FileStorage
 from workers.storage.file.codec import JobChanged, JobGone, decode
 from workers.storage.file.frames import PREAMBLE_BYTES, Frame, Preamble, encode, scan
@@ -68,3 +69,19 @@ async def test_older_versions_read_ours_as_tombstones(tmp_path: Path) -> None:
         assert isinstance(tombstone, JobGone)
         assert tombstone.until == record.kept_until
         assert tombstone.until is not None
+
+
+async def test_a_queue_with_waiting_jobs_is_of_a_newer_version(tmp_path: Path) -> None:
+    """Older versions leave such a journal alone, and their processes that have it open are told; ours go on in it."""
+    one, other = await reopened(tmp_path), FileStorage(tmp_path, fsync=False)
+    await other.connect()
+    await enqueue(one, job("first"))
+    assert journal_of(tmp_path).read_bytes().startswith(b"workers-queue 1\n")
+    await enqueue(other, replace(job("second"), after=("first",)))
+    assert journal_of(tmp_path).read_bytes().startswith(b"workers-queue 2\n")
+    (held,) = await one.claim("w", leases=LEASES, limit=5)
+    assert (await status(one, "second")).waits_for == 1
+    await one.settle([Completed(claim=held, result=b"")])
+    assert [found.job_id for found in await other.claim("w", leases=LEASES, limit=5)] == ["second"]
+    await one.disconnect()
+    await other.disconnect()

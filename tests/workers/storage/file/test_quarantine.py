@@ -72,7 +72,7 @@ async def test_journals_of_others_are_refused(tmp_path: Path) -> None:
     """A journal of a newer version, or of another queue, is left alone, with an error that says so."""
     await known(tmp_path)
     mine = journal_of(tmp_path).read_bytes()
-    newer = mine.replace(b"workers-queue 1\n", b"workers-queue 2\n")
+    newer = mine.replace(b"workers-queue 1\n", b"workers-queue 3\n")
     journal_of(tmp_path).write_bytes(newer)
     with pytest.raises(StorageError, match="newer version"):
         await FileStorage(tmp_path).connect()

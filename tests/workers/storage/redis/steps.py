@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import timedelta
 
 from workers import JobState
@@ -23,7 +24,7 @@ ERROR = ErrorInfo(type="ValueError", message="no")
 
 SETS = (
     *("jobs", "runs", "ready", "held", "scheduled", "failing", "leases", "completed", "failed", "cancelled", "busy"),
-    *("workers", "sleepers", "meta", "marks"),
+    *("workers", "sleepers", "meta", "marks", "dependents", "waiting", "after"),
 )
 
 THROTTLED = "throttled"
@@ -52,6 +53,7 @@ async def one_in_every_set(storage: RedisStorage) -> None:
     await storage.wait(["work"], timeout=timedelta(0))  # which notes a sleeper
     throttled = Deduplication(key="key", mode=DeduplicationMode.THROTTLE, ttl=HOUR)
     await storage.enqueue([job("ready", name="other", deduplication=throttled)])
+    await storage.enqueue([replace(job("waiting"), after=("scheduled",))])
     await storage.pause()
 
 

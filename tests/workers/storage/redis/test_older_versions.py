@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from typing import Any
 
 from tests.workers.storage.redis.steps import LEASES, key
 from workers.jobs import Cancelled, EnqueueStatus, JobOutcome, JobState, OutcomeKind
 from workers.storage.redis import RedisStorage
-from workers.testing.steps import enqueue, job
+from workers.testing.steps import completed, enqueue, failed, job
 
 CANCELLED_CODE = 6
 
@@ -42,3 +43,22 @@ async def test_older_versions_know_where_ours_stand(storage: RedisStorage, clien
     for name in ("ran", "waited"):
         assert (await client.hget(key(storage, "runs"), name))[0] == CANCELLED_CODE
     assert sorted(await client.zrange(key(storage, "cancelled"), 0, -1)) == [b"ran", b"waited"]
+
+
+async def test_what_older_versions_end_strands_nobody(storage: RedisStorage, client: Any) -> None:
+    """They look for no dependents: the sweep finds those whose jobs have ended, in portions, and lets others wait."""
+    names = ["done", "bad", "gone", "kept"]
+    await enqueue(storage, *(job(name) for name in names))
+    await enqueue(storage, *(replace(job(f"after-{name}"), after=(name,)) for name in names))
+    done, bad = await storage.claim("w", leases=LEASES, limit=2)
+    hidden = key(storage, "hidden")
+    await client.rename(key(storage, "dependents"), hidden)  # as if there were none
+    await storage.settle([completed(done), failed(bad)])
+    await storage.remove(["gone"])
+    await client.rename(hidden, key(storage, "dependents"))
+    await storage.sweep(10)
+    found = await storage.status([f"after-{name}" for name in names])
+    expected = [JobState.QUEUED, JobState.FAILED, JobState.FAILED, JobState.WAITING]
+    assert [one and one.state for one in found] == expected
+    (released,) = [held for held in await storage.claim("w", leases=LEASES, limit=5) if held.job_id != "kept"]
+    assert released.job_id == "after-done"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 from sqlalchemy import Engine, text
@@ -43,3 +44,22 @@ async def test_older_versions_know_our_rows(storage: SqlStorage, outsider: Engin
     with outsider.connect() as connection:
         rows = connection.execute(text("SELECT state, expires_at - finished_at, worker FROM workers_jobs")).all()
     assert rows == [("cancelled", 3_600_000, None)] * 2
+
+
+async def test_what_older_versions_end_strands_nobody(storage: SqlStorage, outsider: Engine) -> None:
+    """They know of no dependents: these are released by a trigger, at once or, on SQLite, with the next sweep."""
+    await enqueue(storage, job("done"), job("bad"), job("gone"), job("kept"))
+    await enqueue(storage, *(replace(job(f"after-{name}"), after=(name,)) for name in ("done", "bad", "gone", "kept")))
+    ends = "finished_at = created_at, expires_at = created_at + 3600000 WHERE id ="
+    with outsider.begin() as connection:
+        connection.execute(text(f"UPDATE workers_jobs SET state = 'completed', {ends} 'done'"))
+        connection.execute(text(f"UPDATE workers_jobs SET state = 'failed', {ends} 'bad'"))
+        connection.execute(text("DELETE FROM workers_jobs WHERE id = 'gone'"))
+    await storage.sweep(10)
+    found = await storage.status([f"after-{name}" for name in ("done", "bad", "gone", "kept")])
+    assert [one and one.state for one in found] == [
+        JobState.QUEUED,
+        JobState.FAILED,
+        JobState.FAILED,
+        JobState.WAITING,
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -93,9 +94,9 @@ async def test_anybody_may_migrate_at_once(empty_url: str, outsider: Engine) -> 
         assert connection.execute(text("SELECT version FROM workers_schema")).all() == [(sql_schema.VERSION,)]
 
 
-@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
 async def test_older_tables_are_brought_forward(url: str, outsider: Engine, database: str, version: int) -> None:
-    """Jobs from before there was progress, chains or keys stay; after the migration they can do all of that."""
+    """Jobs from before there was progress, chains, keys or dependents stay, and can do all of that afterwards."""
     async with connected(SqlStorage(url)) as storage:
         await storage.enqueue([job("a")])
     age = {"sqlite": take_back_on_sqlite, "postgres": take_back_on_postgres}[database]
@@ -113,29 +114,45 @@ async def test_older_tables_are_brought_forward(url: str, outsider: Engine, data
         for again in (False, True):
             answers = await storage.enqueue([job(f"{key.key}-{again}", deduplication=key) for key in keys])
             assert [answer.id for answer in answers] == ["k-False", "t-False"]
+        await storage.enqueue([replace(job("b"), after=("a",))])
+        await storage.remove(["a"], running=True)
+        assert await storage.result("b") is not None
 
 
 def take_back_on_sqlite(outsider: Engine, version: int) -> None:
     """The tables are as that version made them."""
-    lacking = ("deduplication_key", "deduplication_mode", "chain_index", "progress")[: 5 - version]
+    for name in ("ended", "gone", "waited", "waited_gone"):
+        change(outsider, f"DROP TRIGGER workers_jobs_{name}")
+    change(outsider, "DROP TABLE workers_dependencies", "DROP INDEX workers_jobs_waiting")
+    if version < 4:
+        change(outsider, "DROP TABLE workers_marks", "DROP INDEX workers_jobs_by_deduplication_key")
+    lacking = ("dependents", "deduplication_key", "deduplication_mode", "chain_index", "progress")
     change(
         outsider,
-        "DROP TABLE workers_marks",
-        "DROP INDEX workers_jobs_by_deduplication_key",
-        *(f"ALTER TABLE workers_jobs DROP COLUMN {column}" for column in lacking),
+        *(f"ALTER TABLE workers_jobs DROP COLUMN {column}" for column in lacking[: (1, 3, 4, 5)[4 - version]]),
         f"UPDATE workers_schema SET version = {version}",
     )
 
 
 def take_back_on_postgres(outsider: Engine, version: int) -> None:
     """The tables and functions are as that version made them."""
+    for name in ("ended", "gone", "waited", "waited_gone"):
+        change(outsider, f"DROP TRIGGER workers_jobs_{name} ON workers_jobs")
     change(
         outsider,
-        "DROP TABLE workers_marks",
-        "DROP FUNCTION workers_marked, workers_take_keys",
-        "ALTER TABLE workers_jobs DROP COLUMN deduplication_key, DROP COLUMN deduplication_mode",
+        "DROP TABLE workers_dependencies",
+        "DROP INDEX workers_jobs_waiting",
+        "DROP FUNCTION workers_release, workers_ended, workers_waited",
+        "ALTER TABLE workers_jobs DROP COLUMN dependents",
         f"UPDATE workers_schema SET version = {version}",
     )
+    if version < 4:
+        change(
+            outsider,
+            "DROP TABLE workers_marks",
+            "DROP FUNCTION workers_marked, workers_take_keys",
+            "ALTER TABLE workers_jobs DROP COLUMN deduplication_key, DROP COLUMN deduplication_mode",
+        )
     if version < 3:
         with outsider.connect() as connection:
             made: str = connection.exec_driver_sql("SELECT pg_get_functiondef('workers_claim'::regproc)").scalar_one()

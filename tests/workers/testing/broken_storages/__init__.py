@@ -10,6 +10,7 @@ from tests.workers.testing.broken_storages.enqueueing import (
     OldGenerationLingers,
     ThrottleEndsWithItsJob,
 )
+from tests.workers.testing.broken_storages.following import CancelStrands, FollowsNobody, ReleaseRace
 from tests.workers.testing.broken_storages.keeping import (
     AttemptCountedAtTheEnd,
     DoubleRecovery,
@@ -45,6 +46,7 @@ from tests.workers.testing.broken_storages.telling import (
 __all__ = [
     "AttemptCountedAtTheEnd",
     "CancelIgnoredWhileScheduled",
+    "CancelStrands",
     "ContinuationAfterState",
     "ContinuationLost",
     "ContinuedByAnybody",
@@ -53,6 +55,7 @@ __all__ = [
     "EnqueueRace",
     "ExpiresWithNeighbours",
     "FirstPayloadStays",
+    "FollowsNobody",
     "ForgottenRequests",
     "GroupsAreSplit",
     "KeepIgnored",
@@ -64,6 +67,7 @@ __all__ = [
     "NoTokenCheck",
     "OldGenerationLingers",
     "ProgressOfAnybody",
+    "ReleaseRace",
     "ReleasedToTheEnd",
     "RenewsWhatIsLost",
     "RepeatsAreLost",

@@ -1,8 +1,9 @@
 -- Add new jobs, each `{id, name, key, priority, delay, version, rest of the record}`. A job with a deduplication key
--- has `{key, mode, time, size of the payload}` after that; jobs with the same key are a group. Answers for each job
+-- has `{key, mode, time, size of the payload}` after that; jobs with the same key are a group. Then come the jobs that a
+-- job follows, for after.lua, whose `follow` is given if there are some. Answers for each job
 -- what was found: nothing (it was added), or the state, with the result of a completed job, or with the id of the job
 -- that has the key. `take_key` is that of marks.lua if some jobs may have keys.
-local function add(jobs, take_key)
+local function add(jobs, take_key, follow)
   flush()
   local ids, found, groups = {}, {}, {}
   for at, new in ipairs(jobs) do
@@ -12,7 +13,7 @@ local function add(jobs, take_key)
     end
   end
   local records = fetch(JOBS, ids)
-  local values, ready, scheduled, added = {}, {}, {}, {}
+  local values, ready, scheduled, added, failed = {}, {}, {}, {}, {}
   for at, new in ipairs(jobs) do
     local id, name, key, priority, delay, version, rest = unpack(new)
     local old = added[id]
@@ -45,17 +46,32 @@ local function add(jobs, take_key)
       local place = created + delay
       values[#values + 1] = id
       values[#values + 1] = write_job(version, place, created, rest)
-      local line = delay > 0 and scheduled or ready
-      line[#line + 1] = delay > 0 and place or 0
-      line[#line + 1] = member(name, priority, place, id)
-      added[id] = { delay > 0 and STATE.scheduled or STATE.queued }
+      local state, fault
+      if new[9] then
+        state, fault = follow(new, added, created, place)
+      end
+      if not state then
+        local line = delay > 0 and scheduled or ready
+        line[#line + 1] = delay > 0 and place or 0
+        line[#line + 1] = member(name, priority, place, id)
+        wake(name)
+      end
+      added[id] = { state or delay > 0 and STATE.scheduled or STATE.queued }
+      if fault then
+        added[id].fault = fault
+        failed[#failed + 1] = { id, values[#values], fault, place }
+      end
       found[at] = 0
-      wake(name)
       tell(EVENT.queued, id)
     end
   end
   batched('HSET', JOBS, values)
   batched('ZADD', READY, ready)
   batched('ZADD', SCHEDULED, scheduled)
+  for _, one in ipairs(failed) do
+    local job, run = read_job(one[2]), fresh_run(one[4])
+    run.error = one[3]
+    conclude(one[1], one[2], job, run, STATE.failed, job.keep_failed)
+  end
   return found
 end

@@ -1,12 +1,22 @@
--- Remove waiting jobs. ARGV[2]: limit. Answers how many were removed; fewer than the limit means all.
+-- Remove jobs that wait, first those that wait for others. ARGV[2]: limit. Answers how many were removed; fewer than the limit means all.
+local broken = foreign(WAITING, 'zset')
+if broken then
+  return damaged(broken)
+end
 local left = tonumber(ARGV[2])
 local keys = {}
-for _, line in ipairs({ READY, HELD, SCHEDULED, FAILING }) do
+for _, line in ipairs({ WAITING, READY, HELD, SCHEDULED, FAILING }) do
   local standing = left > 0 and redis.call('ZRANGE', line, 0, left - 1) or {}
   local ids = {}
   for at, value in ipairs(standing) do
     ids[at] = id_in(line, value)
     unmark(ids[at])
+    if followed and line == WAITING then
+      stop_following(ids[at])
+    end
+    if followed then
+      ended[#ended + 1] = { ids[at], 0 }
+    end
     if line == HELD then
       keys[read_held(value) or ''] = true
     end

@@ -5,14 +5,15 @@ local READY, HELD, BUSY = BASE .. ':ready', BASE .. ':held', BASE .. ':busy'
 local SCHEDULED, FAILING, LEASES = BASE .. ':scheduled', BASE .. ':failing', BASE .. ':leases'
 local COMPLETED, FAILED, CANCELLED = BASE .. ':completed', BASE .. ':failed', BASE .. ':cancelled'
 local WORKERS, SLEEPERS = BASE .. ':workers', BASE .. ':sleepers'
+local WAITING, AFTER, DEPENDENTS = BASE .. ':waiting', BASE .. ':after', BASE .. ':dependents'
 local MARKS, THROTTLED, QUARANTINE = BASE .. ':marks', BASE .. ':throttled', BASE .. ':quarantine'
 
 -- The types that the keys must have: the first are hashes, the marks last among them. THROTTLED and QUARANTINE are
--- checked by the scripts that use them.
+-- checked by the scripts that use them, WAITING and AFTER where there are DEPENDENTS.
 local HASHES = 6
 local KEPT = {
   JOBS, RUNS, META, BUSY, SLEEPERS, MARKS,
-  READY, HELD, SCHEDULED, FAILING, LEASES, COMPLETED, FAILED, CANCELLED, WORKERS,
+  READY, HELD, SCHEDULED, FAILING, LEASES, COMPLETED, FAILED, CANCELLED, WORKERS, DEPENDENTS,
 }
 local function kind_of(at)
   return at > HASHES and 'zset' or 'hash'

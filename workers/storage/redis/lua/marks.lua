@@ -5,12 +5,18 @@ local function debounce(id, record, known, new, size)
   local _, start = struct.unpack('>I2c0', record, job.finish)
   local place, rest = next_place() + new[5], new[7]
   local payload = string.sub(rest, #rest - size + 1)
+  if known.state == STATE.waiting then
+    place = job.created + new[5]
+    redis.call('HSET', JOBS, id, write_job(string.byte(record), place, job.created, string.sub(record, struct.size('>BI8I8') + 1, start - 1) .. payload))
+    return STATE.waiting
+  end
   step_out(job, run.place, id)
   redis.call('HSET', JOBS, id, write_job(string.byte(record), place, job.created, string.sub(record, struct.size('>BI8I8') + 1, start - 1) .. payload))
   run.state, run.place = STATE.scheduled, place
   redis.call('HSET', RUNS, id, write_run(run))
   redis.call('ZADD', SCHEDULED, place, member(job.name, job.priority, place, id))
   wake(job.name)
+  return STATE.scheduled
 end
 
 local function read_mark(key)
@@ -41,8 +47,7 @@ local function take_key(new, added)
     local throttled = mark[1] == THROTTLE
     if throttled and mark[2] > now or not throttled and state and not LINE_OF[state] then
       if mark[1] == DEBOUNCE and mode == DEBOUNCE then
-        debounce(mark[3], record, known, new, size)
-        state = STATE.scheduled
+        state = debounce(mark[3], record, known, new, size)
       end
       return { state or 0, false, mark[3] }
     end

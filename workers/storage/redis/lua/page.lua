@@ -28,7 +28,7 @@ for at, id in ipairs(ids) do
   local found = find(id, records[at], packed[at])
   if found then
     answer[#answer + 1] = id
-    answer[#answer + 1] = show(found, records[at], packed[at])
+    answer[#answer + 1] = show(id, found, records[at], packed[at])
   end
 end
 return cmsgpack.pack(answer)

@@ -2,7 +2,7 @@
 -- the end.
 
 -- A wrong type found in the middle of a step would leave the step half done, so the types are checked first.
-local marked = false
+local marked, followed = false, false
 for at = 1, #KEPT do
   local found = redis.call('TYPE', KEPT[at]).ok
   if found ~= 'none' then
@@ -10,8 +10,19 @@ for at = 1, #KEPT do
       return damaged(foreign(KEPT[at], kind_of(at)))
     end
     marked = marked or at == HASHES
+    followed = at == #KEPT
   end
 end
+if followed then
+  local broken = foreign(WAITING, 'zset') or foreign(AFTER, 'hash')
+  if broken then
+    return damaged(broken)
+  end
+end
+
+-- The jobs that have ended in this step where some have dependents, each `{id, state or 0 for none, error}`, and what
+-- dependents.lua does about them.
+local ended, stop_following, tell_dependents = {}
 
 local END_OF = { [STATE.completed] = EVENT.completed, [STATE.failed] = EVENT.failed, [STATE.cancelled] = EVENT.cancelled }
 -- After these an id may be used anew.
@@ -178,6 +189,9 @@ end
 
 -- The last step of every script that changes something.
 local function finish()
+  if #ended > 0 then
+    tell_dependents()
+  end
   flush()
   if last_place then
     redis.call('HSET', META, 'place', string.format('%.0f', last_place))
@@ -304,6 +318,9 @@ local function conclude(id, record, job, run, state, keep)
     end
   end
   tell(END_OF[state], id)
+  if followed then
+    ended[#ended + 1] = { id, state, state == STATE.failed and run.error or nil }
+  end
 end
 
 -- End an attempt: the lease and the ordering key are free.
@@ -320,6 +337,11 @@ local function take(id, job, run)
   if run.state == STATE.processing then
     let_go(id, job)
     request_cancel(id)
+  elseif run.state == STATE.waiting then
+    redis.call('ZREM', WAITING, id)
+    if followed then
+      stop_following(id)
+    end
   else
     step_out(job, run.place, id)
   end

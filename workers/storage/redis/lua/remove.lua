@@ -8,6 +8,9 @@ for _, id in ipairs(cmsgpack.unpack(ARGV[2])) do
     if not line then
       unmark(id)
       take(id, found.job, found.run)
+      if followed then
+        ended[#ended + 1] = { id, 0 }
+      end
     end
     count = count + 1
   end

@@ -8,6 +8,8 @@ end
 
 mend(QUARANTINE, 'hash') -- first, because everything else is noted there
 mend(THROTTLED, 'zset')
+mend(WAITING, 'zset')
+mend(AFTER, 'hash')
 for at = 1, #KEPT do
   mend(KEPT[at], kind_of(at))
 end

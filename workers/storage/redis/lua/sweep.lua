@@ -30,4 +30,8 @@ if #unseen > 0 then
   batched('ZREM', WORKERS, gone)
   left = left - #gone
 end
+if followed then
+  find_stranded()
+  finish()
+end
 return tonumber(ARGV[2]) - left

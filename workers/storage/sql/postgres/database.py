@@ -91,7 +91,7 @@ class PostgresDatabase:
 
     def enqueue(self, begin: Begin, jobs: Sequence[NewJob]) -> Future[list[EnqueueResult]]:
         work = partial(steps.enqueue, jobs=jobs)
-        if any(job.deduplication is not None for job in jobs):
+        if any(job.deduplication is not None or job.after for job in jobs):
             return self.change(begin, work)
         return self._step(self._patient, begin, work)
 

@@ -32,6 +32,7 @@ from workers.jobs import (
     SettleStatus,
 )
 from workers.storage.base import ANY_NAME
+from workers.storage.sql import dependents
 from workers.storage.sql.decision import decide
 from workers.storage.sql.endings import outcomes_by_id, why_lost
 from workers.storage.sql.postgres import stops
@@ -84,12 +85,15 @@ _SETTLE = text(
 
 
 def enqueue(transaction: Transaction, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
-    """See `Storage.enqueue`; one statement, unless there are deduplication keys."""
-    if all(job.deduplication is None for job in jobs):
+    """See `Storage.enqueue`; one statement, unless there are deduplication keys, or jobs to follow."""
+    if all(job.deduplication is None and not job.after for job in jobs):
         return _insert(transaction, jobs)
+    dependents.refuse_unknown(transaction, jobs)
     decision = decide(transaction, jobs)
     told = {answer.id: answer for answer in _insert(transaction, decision.new)}
-    decision.keys.write({answer.id for answer in told.values() if answer.status is EnqueueStatus.QUEUED})
+    inserted = {answer.id for answer in told.values() if answer.status is EnqueueStatus.QUEUED}
+    dependents.insert(transaction, [job for job in decision.new if job.id in inserted])
+    decision.keys.write(inserted)
     return [told[answer.id] if answer.status is EnqueueStatus.QUEUED else answer for answer in decision.results]
 
 

@@ -393,7 +393,7 @@ BEGIN
     PERFORM workers_lock_keys(p_queue, p_seqs);
     PERFORM FROM workers_jobs j WHERE j.seq = ANY(p_seqs) ORDER BY j.seq FOR UPDATE;
     FOR v_job IN
-        SELECT a.*, j.state, j.ordering_key, j.attempts, j.max_attempts, j.uncounted
+        SELECT a.*, j.state, j.ordering_key, j.attempts, j.max_attempts, j.uncounted, j.dependents
         FROM unnest(p_seqs, p_tokens, p_ids, p_kinds, p_keeps, p_delays, p_errors, p_capped, p_results, p_thens)
             WITH ORDINALITY AS a (seq, token, id, kind, keep, delay, error, capped, result, goes_on, place)
         JOIN workers_jobs j ON j.seq = a.seq
@@ -419,6 +419,12 @@ BEGIN
                 || ((CASE WHEN v_kind = 'completed' THEN 'completed:' ELSE 'failed:' END) || v_job.id);
             IF v_job.keep IS NULL THEN
                 v_dropped := v_dropped || v_job.seq;
+                IF v_job.dependents <> 0 THEN  -- a trigger will only see that it is gone
+                    PERFORM workers_release(
+                        p_queue, v_job.id, CASE WHEN v_kind = 'completed' THEN 'completed' ELSE 'failed' END,
+                        CASE WHEN v_kind = 'capped' THEN v_job.capped ELSE v_job.error END
+                    );
+                END IF;
                 CONTINUE;
             END IF;
             UPDATE workers_jobs SET

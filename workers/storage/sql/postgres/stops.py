@@ -12,15 +12,16 @@ from typing import Final
 from sqlalchemy import RowMapping, text
 
 from workers.jobs import Cancelled, JobEventKind, Settlement, SettleOutcome, SettleStatus
+from workers.storage.sql.dependents import tell_end
 from workers.storage.sql.endings import delete, unhold
-from workers.storage.sql.rows import Transaction, batches, decode_token, encode_retention, expanding
+from workers.storage.sql.rows import RowState, Transaction, batches, decode_token, encode_retention, expanding
 
 _APPLIED: Final = SettleOutcome(status=SettleStatus.APPLIED)
 
 _LOCK_KEYS = text("SELECT workers_lock_keys(:queue, CAST(:seqs AS bigint[]))")
 _LOCK_ROWS = expanding("SELECT seq FROM workers_jobs WHERE seq IN :seqs ORDER BY seq FOR UPDATE", "seqs")
 _HELD = expanding(
-    "SELECT seq, id, token, keep_failed, ordering_key FROM workers_jobs"
+    "SELECT seq, id, token, keep_failed, ordering_key, dependents FROM workers_jobs"
     " WHERE seq IN :seqs AND queue = :queue AND state = 'processing'",
     "seqs",
 )
@@ -49,6 +50,8 @@ def stop(transaction: Transaction, settlements: Sequence[Cancelled]) -> dict[str
         keep = row["keep_failed"] if settlement.keep is None else encode_retention(settlement.keep)
         if keep is None:
             dropped.append(row["seq"])
+            if row["dependents"]:
+                tell_end(transaction, row["id"], RowState.CANCELLED)
         else:
             ended.append({"seq": row["seq"], "now": transaction.now, "expires_at": transaction.now + keep})
     if ended:

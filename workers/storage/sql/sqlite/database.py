@@ -35,6 +35,7 @@ from workers.jobs import Claim, EnqueueResult, NewJob, ProgressReport, Recovery,
 from workers.storage.base import Limits
 from workers.storage.sql.caller import Caller, Callers, real_path, run_on, translated
 from workers.storage.sql.database import Begin
+from workers.storage.sql.dependents import resolve
 from workers.storage.sql.recovery import recover
 from workers.storage.sql.rows import Transaction
 from workers.storage.sql.sqlite import claim, enqueue, leases, settle
@@ -114,6 +115,8 @@ class SqliteDatabase:
             with connection.begin():
                 transaction = begin(connection)
                 result = work(transaction)
+                if transaction.ends:
+                    resolve(transaction)
                 self.events.record(transaction, own=True)
             self.subscribers.tell(transaction.queue, transaction.events, wake=transaction.wake)
             return result
@@ -128,6 +131,8 @@ class SqliteDatabase:
             enqueue.lock(connection)
             transaction = begin(connection)
             result = work(transaction)
+            if transaction.ends:
+                resolve(transaction)
             self.events.record(transaction, own=False)
             return result
 

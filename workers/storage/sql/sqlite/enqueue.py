@@ -12,6 +12,7 @@ from sqlalchemy import Connection, text
 
 from workers.jobs import EnqueueResult, JobEventKind, NewJob
 from workers.storage.sql.decision import decide
+from workers.storage.sql.dependents import insert, refuse_unknown
 from workers.storage.sql.endings import delete
 from workers.storage.sql.rows import (
     RowState,
@@ -42,9 +43,11 @@ def lock(connection: Connection) -> None:
 
 def enqueue(transaction: Transaction, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
     """See `Storage.enqueue`."""
+    refuse_unknown(transaction, jobs)
     decision = decide(transaction, jobs)
     delete(transaction, decision.stale)
     _insert(transaction, decision.new)
+    insert(transaction, decision.new)
     decision.keys.write({job.id for job in decision.new})
     return decision.results
 

@@ -28,6 +28,7 @@ from workers.jobs import (
     SettleStatus,
 )
 from workers.storage.rules import count_retry
+from workers.storage.sql.dependents import tell_end
 from workers.storage.sql.endings import delete, outcomes_by_id, unhold
 from workers.storage.sql.rows import (
     RowState,
@@ -52,7 +53,8 @@ _ALREADY_APPLIED: Final = SettleOutcome(status=SettleStatus.ALREADY_APPLIED)
 
 # `+queue` keeps the planner from an index on the queue alone; it is to use the row numbers.
 _ROWS = expanding(
-    "SELECT seq, id, state, token, attempts, max_attempts, uncounted, keep_completed, keep_failed, ordering_key"
+    "SELECT seq, id, state, token, attempts, max_attempts, uncounted, keep_completed, keep_failed, ordering_key,"
+    " dependents"
     " FROM workers_jobs WHERE seq IN :seqs AND +queue = :queue",
     "seqs",
 )
@@ -90,6 +92,7 @@ class _Attempt:
     keep_completed: int | None
     keep_failed: int | None
     ordering_key: str | None
+    dependents: int
 
 
 @dataclass(slots=True)
@@ -101,6 +104,8 @@ class _Writes:
     finished: list[Values] = field(default_factory=list)
     waiting: list[Values] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
+    ended_unseen: list[tuple[str, RowState, str | None]] = field(default_factory=list)
+    ends: bool = False
     freed_keys: list[str | None] = field(default_factory=list)
     continued: list[tuple[int, NewJob]] = field(default_factory=list)
     continuations: list[NewJob] = field(default_factory=list)
@@ -160,7 +165,10 @@ class _Writes:
     ) -> None:
         attempt.state = state
         self.events.append((kind, attempt.id))
+        self.ends = self.ends or bool(attempt.dependents)
         if keep is None:
+            if attempt.dependents:
+                self.ended_unseen.append((attempt.id, state, error))
             attempt.token = None
             self.dropped.append(attempt.seq)
             return
@@ -205,6 +213,9 @@ class _Writes:
             if rows:
                 connection.execute(statement, rows)
         self._go_on(transaction)
+        transaction.ends = transaction.ends or self.ends
+        for ended in self.ended_unseen:
+            tell_end(transaction, *ended)
         delete(transaction, self.dropped)
         unhold(transaction, self.freed_keys)
         transaction.events += self.events

@@ -1,0 +1,176 @@
+"""The jobs of an in-memory queue that wait until others have ended.
+
+Theory of operation. Each change of state passes `_step`, so no end of a job is missed, whichever verb makes it. Ends
+are noted there and worked off by the verb's step once the ended job is as it stays: jobs that fail because of it are
+ends as well, and go to the end of the same list, so that no run of jobs is too long for a recursion.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from workers.errors import UnknownDependency
+from workers.jobs import AfterFailure, ErrorInfo, JobEventKind, JobState, NewJob, Retention
+from workers.lifecycle import Step, after
+from workers.storage.memory.jobs import JobTable, Publisher, StoredJob
+from workers.storage.rules import STARTS_ANEW, dependency_error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedDependency:
+    """A job that others may follow, and how it ended; with `state` None there is no record of it."""
+
+    id: str
+    state: JobState | None
+    error: ErrorInfo | None = None
+
+    def lets_run(self, new: NewJob) -> bool:
+        """Tell whether `new`, which follows it, may still run."""
+        return self.state is JobState.COMPLETED or new.after_failure is AfterFailure.RUN
+
+
+class DependentTable(JobTable):
+    """A job table with jobs that wait for others in it."""
+
+    def __init__(self, publisher: Publisher, on_claimable: Callable[[], None]) -> None:
+        super().__init__(publisher, on_claimable)
+        self._dependents: dict[str, dict[str, None]] = {}
+        self._left: dict[str, dict[str, None]] = {}  # by dependent, the jobs that it still follows
+        self._ended: deque[EndedDependency] = deque()
+        self._resolving = False
+
+    def waits_for(self, job_id: str) -> int:
+        """Return how many jobs the waiting one still follows."""
+        return len(self._left.get(job_id, ()))
+
+    def refuse_unknown(self, jobs: Sequence[NewJob], now: datetime) -> None:
+        """Accept jobs unless a new one must know how another ended, of which nothing is known.
+
+        Raises:
+            UnknownDependency: there is one.
+        """
+        earlier: set[str] = set()
+        for job in jobs:
+            known = self.find(job.id, now)
+            is_new = job.id not in earlier and (known is None or known.state in STARTS_ANEW)
+            if is_new and job.after_failure is AfterFailure.FAIL:
+                unknown = [one for one in job.after if one not in earlier and self.find(one, now) is None]
+                if unknown:
+                    raise UnknownDependency(job.id, unknown)
+            earlier.add(job.id)
+
+    def add_after(self, new: NewJob, now: datetime) -> None:
+        """Add the job, which waits for those that it follows and that have not ended."""
+        left: list[str] = []
+        for dependency in new.after:
+            found = self.find(dependency, now)
+            if found is not None and not found.finished:
+                left.append(dependency)
+                continue
+            ended = EndedDependency(id=dependency, state=None)
+            if found is not None:
+                ended = EndedDependency(id=dependency, state=found.state, error=found.last_error)
+            if not ended.lets_run(new):
+                self.add(new, now, step=Step.AWAIT)
+                self._give_up(self._jobs[new.id], now, ended)
+                return
+        if left:
+            self.add(new, now, step=Step.AWAIT)
+            self._wait_for(new.id, left)
+        else:
+            self.add(new, now)
+
+    def _give_up(self, job: StoredJob, now: datetime, ended: EndedDependency) -> None:
+        """Fail the waiting job because of the end of one that it follows."""
+        job.last_error = dependency_error(ended.id, ended.state, ended.error)
+        self._step(job, Step.GIVE_UP)
+        self._finish(job, now, job.new.keep_failed)
+
+    def debounce(self, job: StoredJob, new: NewJob, now: datetime) -> None:
+        if job.state is not JobState.WAITING:
+            super().debounce(job, new, now)
+            return
+        self._step(job, Step.DEBOUNCE)
+        job.new = replace(job.new, payload=new.payload, delay=new.delay)
+        self.changed(job.new.id)
+
+    def promote(self, job: StoredJob, now: datetime) -> None:
+        if job.state is JobState.WAITING:
+            job.new = replace(job.new, delay=timedelta(0))
+            self._release(job, now)
+        else:
+            super().promote(job, now)
+
+    def drop(self, job: StoredJob, now: datetime) -> None:
+        super().drop(job, now)
+        if self._ended:
+            self._resolve(now)
+
+    def _finish(self, job: StoredJob, now: datetime, keep: Retention) -> None:
+        super()._finish(job, now, keep)
+        if self._ended:
+            self._resolve(now)
+
+    def _line_up(self, job: StoredJob) -> None:
+        if job.state is not JobState.WAITING:
+            super()._line_up(job)
+
+    def _step(self, job: StoredJob, step: Step) -> None:
+        before = job.state
+        super()._step(job, step)
+        if self._left:
+            self._note(job, before, after(before, step))
+
+    def _note(self, job: StoredJob, before: JobState, target: JobState | None) -> None:
+        if before is JobState.WAITING and target is not JobState.WAITING:
+            self._wait_no_more(job.new.id)
+        if not before.is_final and (target is None or target.is_final) and job.new.id in self._dependents:
+            self._ended.append(EndedDependency(id=job.new.id, state=target, error=job.last_error))
+
+    def _resolve(self, now: datetime) -> None:
+        """Release or fail all who wait for what has ended."""
+        if self._resolving:
+            return
+        self._resolving = True
+        while self._ended:
+            ended = self._ended.popleft()
+            for dependent in self._dependents.pop(ended.id, ()):
+                self._let_know(self._jobs[dependent], ended, now)
+        self._resolving = False
+
+    def _let_know(self, job: StoredJob, ended: EndedDependency, now: datetime) -> None:
+        left = self._left[job.new.id]
+        del left[ended.id]
+        self.met(job.new.id, ended.id)
+        if not ended.lets_run(job.new):
+            self._give_up(job, now, ended)
+        elif not left:
+            self._release(job, now)
+
+    def met(self, dependent: str, dependency: str) -> None:
+        """Note that the job no longer waits for that one."""
+
+    def _release(self, job: StoredJob, now: datetime) -> None:
+        self._step(job, Step.FOLLOW_LATER if job.new.delay else Step.FOLLOW)
+        job.run_at, job.serial = now + job.new.delay, self._next_serial
+        self._next_serial += 1
+        self._line_up(job)
+        self._publisher.publish(JobEventKind.QUEUED, job.new.id)
+
+    def _wait_for(self, dependent: str, left: Collection[str]) -> None:
+        self._left[dependent] = dict.fromkeys(left)
+        for dependency in left:
+            self._dependents.setdefault(dependency, {})[dependent] = None
+
+    def _wait_no_more(self, dependent: str) -> None:
+        for dependency in self._left.pop(dependent, ()):
+            self._drop_dependent(dependency, dependent)
+
+    def _drop_dependent(self, dependency: str, dependent: str) -> None:
+        those = self._dependents[dependency]
+        del those[dependent]
+        if not those:
+            del self._dependents[dependency]

@@ -1,0 +1,27 @@
+"""A job in memory, as readers of the queue see it."""
+
+from __future__ import annotations
+
+from workers.jobs import JobState, JobStatus
+from workers.storage.memory.jobs import StoredJob
+
+
+def status_of(job: StoredJob, waits_for: int) -> JobStatus:
+    """Return the job as it stands; `waits_for` counts the jobs that it still follows."""
+    delayed = job.state in (JobState.SCHEDULED, JobState.FAILING)
+    return JobStatus(
+        id=job.new.id,
+        name=job.new.name,
+        state=job.state,
+        attempt=job.attempts,
+        max_attempts=job.new.max_attempts,
+        created_at=job.created_at,
+        priority=job.new.priority,
+        chain_index=job.new.chain_index,
+        next_run_at=job.run_at if delayed else None,
+        finished_at=job.finished_at,
+        worker_id=job.worker_id,
+        last_error=job.last_error,
+        progress=job.progress,
+        waits_for=waits_for,
+    )

@@ -1,0 +1,15 @@
+-- ARGV[2]: the jobs, some of which follow others, or have deduplication keys. Answers `{-1, place, ids}` if a job is to
+-- follow unknown ones: then nothing was added.
+local jobs = cmsgpack.unpack(ARGV[2])
+local broken = foreign(WAITING, 'zset') or foreign(AFTER, 'hash')
+if broken then
+  return damaged(broken)
+end
+know_dependents()
+local unknown = refused(jobs)
+if unknown then
+  return cmsgpack.pack(unknown)
+end
+local found = add(jobs, take_key, follow)
+finish()
+return cmsgpack.pack(found)

@@ -1,0 +1,231 @@
+"""Jobs that follow others: how they come to wait, and on SQLite how they are released.
+
+Theory of operation. `workers_dependencies` has a row for each job that a waiting one still follows. The rows of jobs
+that are followed are marked (`dependents`), so that jobs which nobody follows cost nothing. Triggers of the database
+see each end of a marked job, whichever statement of whichever version makes it. On PostgreSQL they release the
+dependents at once (`postgres/dependents.sql`). On SQLite, where times and events are ours, they note the end in the
+rows, and `resolve` does the rest before the transaction commits. What a process of an older version ended is resolved
+by the next sweep.
+
+A row that vanishes with its end, because nothing of it is kept, looks removed to a trigger. So `tell_end` comes first.
+
+While a job waits, its `run_at` is its delay after `created_at`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from sqlalchemy import RowMapping, text
+
+from workers.errors import UnknownDependency
+from workers.jobs import AfterFailure, ErrorInfo, JobEventKind, JobState, NewJob
+from workers.storage.rules import dependency_error
+from workers.storage.sql.rows import (
+    WAIT,
+    RowState,
+    Transaction,
+    batches,
+    decode_error,
+    encode_error,
+    encode_retention,
+    expanding,
+    locking,
+)
+
+_KNOWN = expanding(
+    "SELECT id, state FROM workers_jobs WHERE queue = :queue AND id IN :ids"
+    " AND (expires_at IS NULL OR expires_at > :now)",
+    "ids",
+)
+_FOUND = locking(
+    "SELECT seq, id, state, error, keep_failed FROM workers_jobs WHERE queue = :queue AND id IN :ids"
+    " AND (expires_at IS NULL OR expires_at > :now) ORDER BY seq",
+    WAIT,
+    lists="ids",
+)
+_WAIT = text("UPDATE workers_jobs SET state = 'waiting' WHERE seq = :seq")
+_FOLLOW = text(
+    "INSERT INTO workers_dependencies (queue, job_id, dependent, fails) VALUES (:queue, :job_id, :seq, :fails)"
+)
+_MARK = expanding("UPDATE workers_jobs SET dependents = 1 WHERE seq IN :seqs", "seqs")
+_GIVE_UP = text(
+    "UPDATE workers_jobs SET state = 'failed', finished_at = :now, expires_at = :expires_at, error = :error"
+    " WHERE seq = :seq"
+)
+_DELETE = text("DELETE FROM workers_jobs WHERE seq = :seq")
+_DELETE_PAYLOAD = text("DELETE FROM workers_payloads WHERE seq = :seq")
+_NOTE_END = text(
+    "UPDATE workers_dependencies SET ended = :ended, error = :error"
+    " WHERE queue = :queue AND job_id = :job_id AND ended IS NULL"
+)
+_RELEASE_POSTGRES = text("SELECT workers_release(:queue, :job_id, :ended, :error)")
+
+_ENDED = text(
+    "SELECT d.job_id, d.dependent AS seq, d.fails, d.ended, d.error, j.id, j.keep_failed"
+    " FROM workers_dependencies d JOIN workers_jobs j ON j.seq = d.dependent"
+    " WHERE d.queue = :queue AND d.ended IS NOT NULL LIMIT 500"
+)
+_RESOLVED = text("DELETE FROM workers_dependencies WHERE queue = :queue AND job_id = :job_id AND dependent = :seq")
+_FREE = expanding(
+    "SELECT seq, id FROM workers_jobs WHERE seq IN :seqs AND state = 'waiting'"
+    " AND NOT EXISTS (SELECT 1 FROM workers_dependencies WHERE dependent = workers_jobs.seq) ORDER BY seq",
+    "seqs",
+)
+_RELEASE = expanding(
+    "UPDATE workers_jobs SET state = CASE WHEN run_at > created_at THEN 'scheduled' ELSE 'ready' END,"
+    " run_at = :now + run_at - created_at WHERE seq IN :seqs",
+    "seqs",
+)
+
+
+def refuse_unknown(transaction: Transaction, jobs: Sequence[NewJob]) -> None:
+    """Accept jobs unless a new one must know how another ended, of which nothing is known.
+
+    Raises:
+        UnknownDependency: there is one.
+    """
+    if not any(job.after for job in jobs):
+        return
+    states = _states(transaction, {one for job in jobs for one in (job.id, *job.after)})
+    begins = (None, RowState.FAILED, RowState.CANCELLED)
+    earlier: set[str] = set()
+    for job in jobs:
+        is_new = job.id not in earlier and states.get(job.id) in begins
+        if is_new and job.after_failure is AfterFailure.FAIL:
+            unknown = [one for one in job.after if one not in earlier and one not in states]
+            if unknown:
+                raise UnknownDependency(job.id, unknown)
+        earlier.add(job.id)
+
+
+def _states(transaction: Transaction, ids: Iterable[str]) -> dict[str, str]:
+    states: dict[str, str] = {}
+    for batch in batches([transaction.encode(job_id) for job_id in ids]):
+        place = {"queue": transaction.queue, "now": transaction.now, "ids": list(batch)}
+        states.update(
+            (transaction.decode(job_id), state) for job_id, state in transaction.connection.execute(_KNOWN, place)
+        )
+    return states
+
+
+class _Graph:
+    """The rows of jobs that were just inserted and follow others, and of those others."""
+
+    def __init__(self, transaction: Transaction, ids: Collection[str]) -> None:
+        self._transaction = transaction
+        self._rows: dict[str, RowMapping] = {}
+        self._ends: dict[str, tuple[JobState, ErrorInfo | None]] = {}
+        self._marked: set[int] = set()
+        for batch in batches([transaction.encode(job_id) for job_id in sorted(ids)]):
+            place = {"queue": transaction.queue, "now": transaction.now, "ids": list(batch)}
+            for row in transaction.connection.execute(_FOUND[transaction.dialect], place).mappings():
+                job_id = transaction.decode(row["id"])
+                self._rows[job_id] = row
+                if row["state"] in (RowState.COMPLETED, RowState.FAILED, RowState.CANCELLED):
+                    self._ends[job_id] = JobState(row["state"]), decode_error(row["error"])
+
+    def insert(self, job: NewJob) -> None:
+        """Let the job wait for those of its others that have not ended, or fail it."""
+        left: list[str] = []
+        for one in job.after:
+            if one in self._rows and one not in self._ends:
+                left.append(one)
+                continue
+            state, error = self._ends.get(one, (None, None))
+            if state is not JobState.COMPLETED and job.after_failure is AfterFailure.FAIL:
+                self._give_up(job, dependency_error(one, state, error))
+                return
+        if left:
+            self._wait(job, left)
+
+    def _wait(self, job: NewJob, left: Sequence[str]) -> None:
+        seq = self._rows[job.id]["seq"]
+        fails = int(job.after_failure is AfterFailure.FAIL)
+        place = {"queue": self._transaction.queue, "seq": seq, "fails": fails}
+        self._transaction.connection.execute(_WAIT, {"seq": seq})
+        self._transaction.connection.execute(
+            _FOLLOW, [{**place, "job_id": self._transaction.encode(one)} for one in left]
+        )
+        self._marked.update(self._rows[one]["seq"] for one in left)
+
+    def _give_up(self, job: NewJob, error: ErrorInfo) -> None:
+        fail(self._transaction, self._rows[job.id]["seq"], encode_retention(job.keep_failed), error)
+        self._transaction.announce(JobEventKind.FAILED, [job.id])
+        self._ends[job.id] = JobState.FAILED, error
+
+    def mark(self) -> None:
+        """Mark the jobs that others follow now. Even one that is marked is written: see `workers_release`."""
+        for batch in batches(sorted(self._marked)):
+            self._transaction.connection.execute(_MARK, {"seqs": list(batch)})
+
+
+def insert(transaction: Transaction, jobs: Sequence[NewJob]) -> None:
+    """Let jobs that were just inserted wait for those they follow."""
+    following = [job for job in jobs if job.after]
+    if not following:
+        return
+    graph = _Graph(transaction, {one for job in following for one in (job.id, *job.after)})
+    for job in following:
+        graph.insert(job)
+    graph.mark()
+
+
+def fail(transaction: Transaction, seq: int, keep: int | None, error: ErrorInfo) -> None:
+    """Fail the job because of one that it follows."""
+    if keep is None:
+        transaction.connection.execute(_DELETE, {"seq": seq})
+        transaction.connection.execute(_DELETE_PAYLOAD, {"seq": seq})
+        return
+    transaction.connection.execute(_GIVE_UP, _failure(transaction, seq, keep, error))
+
+
+def _failure(transaction: Transaction, seq: int, keep: int, error: ErrorInfo) -> dict[str, int | str]:
+    return {"seq": seq, "now": transaction.now, "expires_at": transaction.now + keep, "error": encode_error(error)}
+
+
+def tell_end(transaction: Transaction, job_id: str, ended: RowState, error: str | None = None) -> None:
+    """Tell the dependents how a job ended that is about to be deleted with its end; `job_id` as the database has it."""
+    statement = _RELEASE_POSTGRES if transaction.dialect == "postgresql" else _NOTE_END
+    place = {"queue": transaction.queue, "job_id": job_id}
+    transaction.connection.execute(statement, {**place, "ended": ended.value, "error": error})
+
+
+def resolve(transaction: Transaction) -> None:
+    """Release or fail those who wait for what has ended, on SQLite."""
+    while rows := transaction.connection.execute(_ENDED, {"queue": transaction.queue}).mappings().all():
+        giving_up: dict[int, RowMapping] = {}
+        for row in rows:
+            if row["fails"] and row["ended"] != RowState.COMPLETED:
+                giving_up.setdefault(row["seq"], row)
+        _give_up(transaction, list(giving_up.values()))
+        _release(transaction, [row for row in rows if row["seq"] not in giving_up])
+        transaction.wake = True
+
+
+def _give_up(transaction: Transaction, rows: Sequence[RowMapping]) -> None:
+    """Fail these jobs, each because of the one that its row is about; whom else they follow is forgotten with that."""
+    ended = []
+    for row in rows:
+        state = None if row["ended"] == "removed" else JobState(row["ended"])
+        error = dependency_error(row["job_id"], state, decode_error(row["error"]))
+        if row["keep_failed"] is None:
+            tell_end(transaction, row["id"], RowState.FAILED, encode_error(error))
+            fail(transaction, row["seq"], None, error)
+        else:
+            ended.append(_failure(transaction, row["seq"], row["keep_failed"], error))
+    if ended:
+        transaction.connection.execute(_GIVE_UP, ended)
+    transaction.announce(JobEventKind.FAILED, [row["id"] for row in rows])
+
+
+def _release(transaction: Transaction, rows: Sequence[RowMapping]) -> None:
+    """Shorten the waits that these rows are about, and release the jobs that wait for nobody any more."""
+    if not rows:
+        return
+    met = [{"queue": transaction.queue, "job_id": row["job_id"], "seq": row["seq"]} for row in rows]
+    transaction.connection.execute(_RESOLVED, met)
+    for batch in batches(list({row["seq"] for row in rows})):
+        free = transaction.connection.execute(_FREE, {"seqs": list(batch)}).all()
+        transaction.connection.execute(_RELEASE, {"now": transaction.now, "seqs": [seq for seq, _ in free]})
+        transaction.announce(JobEventKind.QUEUED, [job_id for _, job_id in free])

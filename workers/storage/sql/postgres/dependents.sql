@@ -1,0 +1,103 @@
+-- Jobs that follow others on PostgreSQL; see `../dependents.py`.
+
+-- Release or fail those that wait for a job that has ended, and those that wait for these. p_ended: its state, or
+-- `removed`. The rows of the dependents are locked before anybody looks whom else they wait for: so of several that end
+-- at once the last one sees that it is the last. They are written even if nothing changes in them, for callers'
+-- transactions, which may look at an old snapshot: of two such the second fails.
+CREATE OR REPLACE FUNCTION workers_release(p_queue integer, p_id text, p_ended text, p_error text) RETURNS void
+LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_now bigint := workers_now();
+    v_ids text[] := ARRAY[p_id];
+    v_ends text[] := ARRAY[p_ended];
+    v_errors text[] := ARRAY[p_error];
+    v_at integer := 0;
+    v_seqs bigint[];
+    v_job record;
+    v_error text;
+    v_events text[] := '{}';
+BEGIN
+    WHILE v_at < cardinality(v_ids) LOOP
+        v_at := v_at + 1;
+        v_seqs := ARRAY(SELECT dependent FROM workers_dependencies WHERE queue = p_queue AND job_id = v_ids[v_at]);
+        CONTINUE WHEN cardinality(v_seqs) = 0;
+        PERFORM FROM workers_jobs WHERE seq = ANY(v_seqs) ORDER BY seq FOR UPDATE;
+        FOR v_job IN
+            DELETE FROM workers_dependencies d USING workers_jobs j
+            WHERE d.queue = p_queue AND d.job_id = v_ids[v_at] AND d.dependent = ANY(v_seqs)
+                AND j.seq = d.dependent AND j.state = 'waiting'
+            RETURNING j.seq, j.id, j.run_at - j.created_at AS delay, j.keep_failed, d.fails
+        LOOP
+            IF v_job.fails <> 0 AND v_ends[v_at] <> 'completed' THEN
+                v_error := json_build_object(
+                    'dependency', v_ids[v_at], 'ended', v_ends[v_at], 'cause',
+                    CASE WHEN v_errors[v_at] LIKE '{%' THEN '["DependencyFailed", ""' ELSE left(v_errors[v_at], 1000) END
+                );
+                v_ids := v_ids || v_job.id;
+                v_ends := v_ends || 'failed'::text;
+                v_errors := v_errors || v_error;
+                v_events := v_events || ('failed:' || v_job.id);
+                DELETE FROM workers_dependencies WHERE dependent = v_job.seq;
+                IF v_job.keep_failed IS NULL THEN
+                    DELETE FROM workers_jobs WHERE seq = v_job.seq;
+                    DELETE FROM workers_payloads WHERE seq = v_job.seq;
+                ELSE
+                    UPDATE workers_jobs SET state = 'failed', finished_at = v_now, error = v_error,
+                        expires_at = v_now + v_job.keep_failed
+                    WHERE seq = v_job.seq;
+                END IF;
+            ELSIF EXISTS (SELECT FROM workers_dependencies WHERE dependent = v_job.seq) THEN
+                UPDATE workers_jobs SET state = state WHERE seq = v_job.seq;
+            ELSE
+                v_events := v_events || ('queued:' || v_job.id);
+                UPDATE workers_jobs SET state = CASE WHEN v_job.delay > 0 THEN 'scheduled' ELSE 'ready' END,
+                    run_at = v_now + v_job.delay
+                WHERE seq = v_job.seq;
+            END IF;
+        END LOOP;
+    END LOOP;
+    IF cardinality(v_events) > 0 THEN
+        PERFORM workers_tell(p_queue, v_events, true, true);
+    END IF;
+END $$;
+
+CREATE OR REPLACE FUNCTION workers_ended() RETURNS trigger LANGUAGE plpgsql
+AS $$
+BEGIN
+    IF TG_OP = 'DELETE' THEN
+        PERFORM workers_release(OLD.queue, OLD.id, 'removed', NULL);
+    ELSE
+        PERFORM workers_release(NEW.queue, NEW.id, NEW.state, CASE WHEN NEW.state = 'failed' THEN NEW.error END);
+    END IF;
+    RETURN NULL;
+END $$;
+
+CREATE OR REPLACE FUNCTION workers_waited() RETURNS trigger LANGUAGE plpgsql
+AS $$
+BEGIN
+    DELETE FROM workers_dependencies WHERE dependent = OLD.seq;
+    RETURN NULL;
+END $$;
+
+-- Triggers see every end of a job, also those that processes of older versions make. Where nobody waits their conditions
+-- alone are looked at. Those that `workers_release` itself fails are in its own list.
+DO $$
+BEGIN
+    IF NOT EXISTS (
+        SELECT FROM pg_trigger WHERE tgrelid = 'workers_jobs'::regclass AND tgname = 'workers_jobs_ended'
+    ) THEN
+        CREATE TRIGGER workers_jobs_ended AFTER UPDATE OF state ON workers_jobs FOR EACH ROW
+        WHEN (OLD.dependents <> 0 AND OLD.expires_at IS NULL AND NEW.expires_at IS NOT NULL AND pg_trigger_depth() = 0)
+        EXECUTE FUNCTION workers_ended();
+        CREATE TRIGGER workers_jobs_gone AFTER DELETE ON workers_jobs FOR EACH ROW
+        WHEN (OLD.dependents <> 0 AND OLD.expires_at IS NULL AND pg_trigger_depth() = 0)
+        EXECUTE FUNCTION workers_ended();
+        CREATE TRIGGER workers_jobs_waited AFTER UPDATE OF state ON workers_jobs FOR EACH ROW
+        WHEN (OLD.state = 'waiting' AND NEW.state <> 'waiting') EXECUTE FUNCTION workers_waited();
+        CREATE TRIGGER workers_jobs_waited_gone AFTER DELETE ON workers_jobs FOR EACH ROW
+        WHEN (OLD.state = 'waiting') EXECUTE FUNCTION workers_waited();
+    END IF;
+END $$;

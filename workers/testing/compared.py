@@ -1,0 +1,37 @@
+"""A job as it was read, compared with what should have been read."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from functools import partial
+
+from workers.jobs import ErrorInfo, JobState, JobStatus
+from workers.testing.expected import ExpectedJob
+
+
+def compare_status(found: JobStatus, job: ExpectedJob, slack: timedelta) -> None:
+    waits = job.state in (JobState.SCHEDULED, JobState.FAILING)
+    told = (found.state, found.attempt, found.max_attempts, found.name, found.priority, found.worker_id)
+    expected = (job.state, job.attempts, job.new.max_attempts, job.new.name, job.new.priority, job.worker_id)
+    assert told == expected, f"{found.id!r}: {told}, expected {expected}"
+    assert found.chain_index == job.new.chain_index
+    times = (found.created_at, found.next_run_at, found.finished_at)
+    expected_times = (job.created_at, job.run_at if waits else None, job.finished_at)
+    near = all(map(partial(_near, slack), times, expected_times))
+    assert near, f"{found.id!r}: {times}, expected {expected_times}"
+    assert found.progress == job.progress
+    if job.state in (JobState.FAILING, JobState.FAILED):
+        compare_errors(found.last_error, job.error)
+
+
+def _near(slack: timedelta, one: datetime | None, other: datetime | None) -> bool:
+    return one == other or (one is not None and other is not None and abs(one - other) <= slack)
+
+
+def compare_errors(found: ErrorInfo | None, expected: ErrorInfo | None) -> None:
+    """Compare errors; a storage chooses its own words for a job that it gave up."""
+    if expected is None or expected.type not in ("StalledError", "DependencyFailed"):
+        assert found == expected
+    else:
+        assert found is not None
+        assert (found.type, found.exhausted) == (expected.type, expected.exhausted)
