@@ -146,7 +146,7 @@ def test_without_a_restart_there_is_no_certificate(redis_url: str, capsys: pytes
 
 
 def test_a_restart_command_shows_restarts_and_cuts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The cases restart the server by it, and the guarantee is kept."""
+    """The cases restart the server by it, and are kept."""
     asked, done = tmp_path / "asked", tmp_path / "done"
     os.mkfifo(asked)
     os.mkfifo(done)
@@ -161,8 +161,8 @@ def test_a_restart_command_shows_restarts_and_cuts(tmp_path: Path, capsys: pytes
             restarter.join()
     found = json.loads(capsys.readouterr().out)
     assert (status, found["broken"], found["not_shown"]) == (0, 0, 0)
-    assert found["guarantees"][10]["finding"] == "kept"
-    assert found["guarantees"][18]["finding"] == "partly shown", "other cases of it were not chosen"
+    for at in (10, 18):
+        assert found["guarantees"][at]["finding"] == "partly shown", "other cases of it were not chosen"
 
 
 def _restart_when_asked(server: ValkeyProcess, asked: Path, done: Path) -> None:
