@@ -11,7 +11,8 @@ from itertools import islice
 from typing import Final
 
 from workers.jobs import JobState, JobStatus, Page, Repaired, SetAside, WorkerInfo
-from workers.storage.base import Repairable, Storage, Strandable
+from workers.storage.abilities import Repairable, Strandable
+from workers.storage.base import Storage
 
 BATCH: Final = 1_000
 

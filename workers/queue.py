@@ -21,7 +21,8 @@ from workers.management import Management
 from workers.retry import RetryPolicy
 from workers.serde import JsonSerde, Serde
 from workers.specs import DEFAULT_NAME, Enqueued, JobOptions, JobSpec, as_ttl, new_job
-from workers.storage.base import ANY_NAME, FlowStorage, Joinable, OfOneLoop, Storage
+from workers.storage.abilities import Joinable, OfOneLoop
+from workers.storage.base import ANY_NAME, FlowStorage, Storage
 from workers.waiting import check_timeout, end_of, result_of, wait_for_end
 from workers.worker import Worker
 from workers.worker.events import Observer

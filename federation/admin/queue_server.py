@@ -5,7 +5,7 @@ from __future__ import annotations
 from federation.admin.checks import Found, Verdict, ok
 from federation.app import Federation
 from federation.base.reach import connect
-from workers.storage.base import Examined, Severity
+from workers.storage.abilities import Examined, Severity
 
 VERDICTS = {Severity.ERROR: Verdict.FAILURE, Severity.WARNING: Verdict.WARNING, Severity.NOTE: Verdict.NOTE}
 

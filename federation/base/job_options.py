@@ -17,7 +17,8 @@ from workers.errors import Unsupported
 from workers.jobs import DROP, Retention
 from workers.retry import RetryPolicy
 from workers.specs import JobSpec
-from workers.storage.base import Storage, TakesNodeOptions
+from workers.storage.abilities import TakesNodeOptions
+from workers.storage.base import Storage
 
 MAX_NUMBER: Final = 2**53
 """The largest number up to which BullMQ's scripts count exactly."""

@@ -13,7 +13,8 @@ from workers.jobs import NewJob, Retention
 from workers.queue import Queue
 from workers.retry import RetryPolicy
 from workers.specs import DEFAULT_NAME, Enqueued, JobSpec
-from workers.storage.base import Storage, TakesNodeOptions
+from workers.storage.abilities import TakesNodeOptions
+from workers.storage.base import Storage
 
 if TYPE_CHECKING:
     import bullmq

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Final
 
 from workers.errors import WaitForChildren
-from workers.worker.attempt import ends_the_job
+from workers.worker.failures import ends_the_job
 from workers.worker.handlers import Job, SignalReason
 
 

@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import timedelta
-from enum import StrEnum
 from typing import Final, Literal, Protocol, runtime_checkable
 
 from workers.checks import MAX_DELAY
@@ -20,15 +19,12 @@ from workers.jobs import (
     JobOutcome,
     JobState,
     JobStatus,
-    LogLine,
     NewJob,
     Page,
     ProgressReport,
     Recovery,
     Renewal,
-    Repaired,
     Retention,
-    SetAside,
     Settlement,
     SettleOutcome,
     WorkerInfo,
@@ -100,116 +96,11 @@ class Limits:
     """
 
 
-class Severity(StrEnum):
-    """How grave a fault of a server is."""
-
-    ERROR = "error"
-    """Acknowledged jobs may be lost while the server runs: a worker does not start."""
-    WARNING = "warning"
-    NOTE = "note"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerFault:
-    """What an operator should know of a storage's server, and do about it."""
-
-    severity: Severity
-    found: str
-    advice: str = ""
-
-
 class Subscription(Protocol):
     """Events as they happen, from the moment the subscription was confirmed."""
 
     async def get(self) -> JobEvent:
         """Return the next event, waiting for it. A cancelled call loses no event."""
-
-
-@runtime_checkable
-class Joinable(Protocol):
-    """A storage with `limits.transactions`, as plain code without an event loop reaches it."""
-
-    def enqueue_on(self, jobs: Sequence[NewJob], connection: object) -> list[EnqueueResult]:
-        """Enqueue, as by `Storage.enqueue`, in the caller's transaction.
-
-        The connection is a synchronous one, used in the calling thread.
-        """
-
-
-@runtime_checkable
-class OfOneLoop(Protocol):
-    """A storage whose connections belong to the event loop in which they were made."""
-
-    def forget_loop(self) -> None:
-        """Forget the loop, which is gone with its connections, as if this storage had never been connected."""
-
-
-@runtime_checkable
-class Examined(Protocol):
-    """A storage on a server whose own settings decide whether it keeps what it acknowledges.
-
-    `connect` looks at them, and so does `recover` now and then. From then on `limits` says what is known.
-    """
-
-    def faults(self) -> list[ServerFault]:
-        """Return what was found wrong at the last look, the gravest first."""
-
-
-@runtime_checkable
-class TakesNodeOptions(Protocol):
-    """A storage on the layout of one of Node's libraries, whose jobs have options that no other storage knows."""
-
-    def with_node_options(self, job: NewJob, options: Mapping[str, object]) -> NewJob:
-        """Return the job with these options, named as by the `add` of BullMQ, to be enqueued here.
-
-        Raises:
-            Unsupported: an option that this library has not, which the message names.
-            ValueError: a value that Node would not accept.
-        """
-
-
-@runtime_checkable
-class KeepsLogs(Protocol):
-    """A storage that keeps what handlers log beside the job, where other programs look for it."""
-
-    async def log(self, lines: Sequence[LogLine]) -> None:
-        """Add the lines, in their order, to what the jobs keep of theirs; a job that is gone keeps none.
-
-        Bounded: a job keeps its last lines. Nobody is told whether they arrived.
-        """
-
-
-@runtime_checkable
-class Repairable(Protocol):
-    """A storage whose structures other programs write to as well, so that they may hold what no worker can run.
-
-    From the moment it is met, such a job is kept out of the way of all others. Nobody runs it until `repair`.
-    """
-
-    def news(self) -> list[SetAside]:
-        """Return what claims and recoveries have set aside since the last call: each is reported once."""
-
-    async def quarantine(self) -> list[SetAside]:
-        """Return everything that is set aside, oldest first."""
-
-    async def repair(self, *, drop: bool = False) -> list[Repaired]:
-        """Queue the jobs that were set aside again, as new ones, and set aside any key in the way of the queue.
-
-        Jobs in no line are queued as well, if the storage is `Strandable`. Anything that is no job, or has the id of an
-        existing one, stays in quarantine, or is removed with `drop`.
-        """
-
-
-@runtime_checkable
-class Strandable(Protocol):
-    """A storage on whose queues other programs may leave a job in no line, so that no worker ever finds it.
-
-    It is `Repairable` as well: `repair` puts such jobs into the line again, with the attempts they have made. Storages
-    that keep a job's state and its place in one step of their own have no such jobs.
-    """
-
-    async def stranded(self) -> Sequence[str]:
-        """Return the ids of the jobs that are in no line. It takes a walk through all keys of the server's database."""
 
 
 class Storage(Protocol):

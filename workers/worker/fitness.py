@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from workers.errors import ServerUnfit
-from workers.storage.base import Examined, Severity, Storage
+from workers.storage.abilities import Examined, Severity
+from workers.storage.base import Storage
 
 
 async def connect_if_fit(storage: Storage) -> None:

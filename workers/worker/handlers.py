@@ -14,17 +14,17 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-from workers.errors import LossReason, UnknownJobError, Unsupported
+from workers.errors import LossReason, UnknownJobError
 from workers.flows import Children, EnqueuedFlow, FlowJob
 from workers.follow_ups import FollowUp, follow_up_id
 from workers.jobs import Claim
 from workers.retry import RetryPolicy
 from workers.storage.base import ANY_NAME
-from workers.worker.children import OwnChildren
 from workers.worker.log_lines import log_line
 from workers.worker.progress import encode_progress
+from workers.worker.run import NoRun, Run
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession  # an extra: only storages that have it make sessions
@@ -65,71 +65,6 @@ class Signal:
             await self._fired.wait()
         assert self.reason is not None
         return self.reason
-
-
-class Run(Protocol):
-    """What a job knows of the attempt that runs it."""
-
-    @property
-    def queue(self) -> str: ...
-
-    def abandonment(self) -> asyncio.Future[None] | None:
-        """Return a future that is done when a plain function is not waited for any more.
-
-        None: it is not waited for once the attempt is cancelled.
-        """
-
-    def report(self, progress: bytes) -> None:
-        """Report how far the job has come; from any thread, without blocking."""
-
-    def log(self, line: str) -> None:
-        """Keep the line beside the job, if its storage keeps any; from any thread, without blocking."""
-
-    def leave_slot(self) -> bool:
-        """See `Job.leave_slot`."""
-
-    def transaction(self) -> AbstractAsyncContextManager[AsyncSession]:
-        """See `Job.transaction`."""
-
-    def complete(self, result: object) -> None:
-        """See `Job.complete`."""
-
-    def children(self) -> OwnChildren:
-        """Return what reads the job's children, adds some, and waits for them; `Unsupported` if it can have none."""
-
-    def then(self, follow_up: FollowUp) -> None:
-        """See `Job.then`."""
-
-
-class NoRun:
-    """The run of a job that no worker runs, as in tests of a handler."""
-
-    queue = ""
-
-    def abandonment(self) -> None:
-        """Do nothing: nobody waits."""
-
-    def report(self, progress: bytes) -> None:
-        """Do nothing: nobody listens."""
-
-    def log(self, line: str) -> None:
-        """Do nothing: there is no storage."""
-
-    def leave_slot(self) -> bool:
-        """Return False: there is no slot to leave."""
-        return False
-
-    def transaction(self) -> AbstractAsyncContextManager[AsyncSession]:
-        raise Unsupported("no worker of this package runs the job, which alone could commit its end")
-
-    def complete(self, result: object) -> None:
-        raise Unsupported("no worker of this package runs the job, which alone could commit its end")
-
-    def children(self) -> OwnChildren:
-        raise Unsupported("no worker of this package runs the job, which alone knows its children")
-
-    def then(self, follow_up: FollowUp) -> None:
-        raise Unsupported("no worker of this package runs the job, which alone could enqueue another with its end")
 
 
 _NO_RUN: Final = NoRun()

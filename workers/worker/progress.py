@@ -19,7 +19,8 @@ from typing import Final
 from workers.checks import check_progress
 from workers.jobs import Claim, LogLine, ProgressReport
 from workers.serde import JsonSerde
-from workers.storage.base import KeepsLogs, Storage
+from workers.storage.abilities import KeepsLogs
+from workers.storage.base import Storage
 
 PAUSE_SECONDS: Final = 0.1
 SEND_SECONDS: Final = 2.0

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from workers.errors import StorageError
-from workers.storage.base import Repairable, Storage
+from workers.storage.abilities import Repairable
+from workers.storage.base import Storage
 from workers.worker.events import Emitter, WorkerEventKind
 
 

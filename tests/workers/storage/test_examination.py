@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 from tests.servers import ValkeyProcess, valkey
 from workers import ServerUnfit, StorageError, StorageFull, Worker
 from workers.jobs import Claim
-from workers.storage.base import Severity
+from workers.storage.abilities import Severity
 from workers.storage.bull import BullStorage
 from workers.storage.bullmq import BullMQStorage
 from workers.storage.on_redis import examination

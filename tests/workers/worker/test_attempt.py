@@ -15,8 +15,8 @@ from workers.serde import JsonSerde
 from workers.storage.memory import MemoryStorage
 from workers.testing import steps
 from workers.worker import Worker
-from workers.worker.attempt import settlement_of_failure
 from workers.worker.events import WorkerEventKind as Kind
+from workers.worker.failures import settlement_of_failure
 from workers.worker.handlers import Handler, HandlerFunction, Job
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

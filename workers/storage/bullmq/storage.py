@@ -50,7 +50,8 @@ from workers.jobs import (
     SettleOutcome,
     WorkerInfo,
 )
-from workers.storage.base import Limits, ServerFault
+from workers.storage.abilities import ServerFault
+from workers.storage.base import Limits
 from workers.storage.bullmq.access import QueueAccess
 from workers.storage.bullmq.children import ChildrenReader
 from workers.storage.bullmq.claims import Claims

@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 from workers.errors import StorageError, StorageUnavailable
-from workers.storage.base import Limits, ServerFault, Severity
+from workers.storage.abilities import ServerFault, Severity
+from workers.storage.base import Limits
 
 Command: TypeAlias = tuple[str | bytes | int | float, ...]
 Reply: TypeAlias = Any  # the answer of a command; each reader here knows its shape

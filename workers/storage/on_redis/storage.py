@@ -17,7 +17,8 @@ from workers.storage.rules import refuse_transaction
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from workers.storage.base import Limits, ServerFault
+    from workers.storage.abilities import ServerFault
+    from workers.storage.base import Limits
     from workers.storage.on_redis.server import RedisServer
     from workers.storage.on_redis.subscribers import ChannelSubscribers
     from workers.storage.on_redis.wire import Reply

@@ -9,7 +9,7 @@ import pytest
 from tests.workers.storage.bull.steps import ERROR, NodeBull
 from workers import Queue
 from workers.jobs import Completed, Failed, RepairOutcome
-from workers.storage.base import Strandable
+from workers.storage.abilities import Strandable
 from workers.storage.bull import BullStorage, stranded
 from workers.storage.memory import MemoryStorage
 from workers.testing.steps import HOUR, job
