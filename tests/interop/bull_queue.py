@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
+from collections.abc import Awaitable, Callable
 from itertools import count
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from tests.patience import eventually
-from workers import JobStatus, NewJob
+from tests.patience import PATIENCE_SECONDS, eventually
+from workers import JobLockedError, JobStatus, NewJob
 from workers.jobs import ErrorInfo, JobOutcome
 from workers.storage.bull import BullStorage
 from workers.storage.bull.codec import Dialect
+
+T = TypeVar("T")
 
 DIALECTS: Final[dict[str, Dialect]] = {"1.0.0": "B", "1.1.3": "C"}
 """Of Bull's versions, as far as npm has them."""
@@ -35,6 +40,15 @@ async def ended(queue: BullStorage, job_id: str) -> JobOutcome:
     found = await eventually(lambda: queue.result(job_id), lambda outcome: outcome)
     assert found is not None
     return found
+
+
+async def unlocked(call: Callable[[], Awaitable[T]]) -> T:
+    """The answer of a call that refuses locked jobs; Node unlocks a job only after it has told of its end."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            with contextlib.suppress(JobLockedError):
+                return await call()
+            await asyncio.sleep(0.01)
 
 
 class Ids:
