@@ -62,8 +62,8 @@ def told(findings: Findings) -> Findings:
     say(
         f"bullmq {terms.version}, seed {terms.seed}, {' '.join(terms.kinds)}: {findings.jobs} jobs, "
         f"{findings.planned_failures} failures planned, {findings.iterations} runs of the schedule, {findings.kills} "
-        f"killed; {verdict.runs} runs, {verdict.failed_runs} failed, {verdict.cut_short} cut short; "
-        f"{len(verdict.violations)} violations in {findings.seconds:g} s"
+        f"killed; {findings.failed} failed for good; {verdict.runs} runs, {verdict.failed_runs} failed, "
+        f"{verdict.cut_short} cut short; {len(verdict.violations)} violations in {findings.seconds:g} s"
     )
     for text in verdict.unasked:
         say(f"UNASKED {text}")

@@ -35,6 +35,8 @@ SCHEDULE: Final = "tick"
 EVERY_MS: Final = 250
 SIGNS_OF_LIFE: Final = 3
 """So many more runs of the schedule show that it outlived the last kill."""
+OVER: Final = ("completed", "failed", "waiting-children")
+"""Where jobs end. A parent waits for ever for a child that failed and says nothing of its parent."""
 LISTS: Final = ("wait", "active")
 FAILURES: Final = (0, 0, 1, 2)
 """How often a job is to fail, one of these."""
@@ -54,6 +56,11 @@ class Terms:
     stalls: int = 100
     lock_seconds: float = 5.0
 
+    @property
+    def may_fail(self) -> bool:
+        """Whether a job may end as failed because its workers were killed."""
+        return self.stalls < self.kills
+
 
 @dataclass(slots=True, kw_only=True)
 class Findings:
@@ -63,6 +70,8 @@ class Findings:
     jobs: int
     planned_failures: int
     iterations: int
+    failed: int
+    """Jobs that failed, and parents that wait for such a child for ever."""
     kills: dict[str, int]
     seconds: float
     verdict: Verdict = field(default_factory=Verdict)
@@ -154,10 +163,13 @@ async def run_round(terms: Terms) -> Findings:
         await jobs.unschedule()
         iterations = _iterations(crew)
         wanted = jobs.wanted | dict.fromkeys(iterations, Wanted(0, 0))
-        found = await _peace(server.url, wanted)
+        over = OVER if terms.may_fail else OVER[:1]
+        found = await _peace(server.url, wanted, over)
         runs = list(_runs(crew))
         kills = dict(crew.kills)
-    failures = {job_id: one.failures for job_id, one in wanted.items()}
+    failed = {job_id for job_id, one in found.items() if one["where"] in OVER[1:]}
+    judged = wanted.keys() - failed if terms.may_fail else wanted.keys()
+    failures = {job_id: wanted[job_id].failures for job_id in judged}
     verdict = judge(runs, failures, found)
     verdict.violations += early_parents(runs, jobs.children)
     if not outlived:
@@ -167,6 +179,7 @@ async def run_round(terms: Terms) -> Findings:
         jobs=len(jobs.wanted),
         planned_failures=sum(failures.values()),
         iterations=len(iterations),
+        failed=len(failed),
         kills=kills,
         seconds=round(time.monotonic() - started, 1),
         verdict=verdict,
@@ -225,13 +238,13 @@ def early_parents(runs: Sequence[Run], children: Mapping[str, Sequence[str]]) ->
                 yield f"{run.job_id}: began at {run.began:.3f}, before its child {child} had ended"
 
 
-async def _peace(url: str, wanted: dict[str, Wanted]) -> dict[str, dict[str, str | None]]:
-    """Where each job is, once all are completed and nothing is anywhere else, or when that took too long."""
+async def _peace(url: str, wanted: dict[str, Wanted], over: Sequence[str]) -> dict[str, dict[str, str | None]]:
+    """Where each job is, once all are in one of these and nowhere else, or when that took too long."""
     deadline = time.monotonic() + LONG_PATIENCE_SECONDS
     async with Redis.from_url(url, decode_responses=True) as client:
         while True:
             found = await _look(client, wanted)
-            if all(one["where"] in ("completed", "failed") for one in found.values()) or time.monotonic() > deadline:
+            if all(one["where"] in over for one in found.values()) or time.monotonic() > deadline:
                 return found
             await asyncio.sleep(0.1)
 
