@@ -196,6 +196,14 @@ async def test_more_than_a_script_takes_at_once(storage: BullMQStorage) -> None:
     assert (counts[JobState.COMPLETED], counts[JobState.FAILED]) == (JOBS_A_SCRIPT + 1, JOBS_A_SCRIPT)
 
 
+async def test_a_script_moves_few_of_many_jobs_that_are_due(storage: BullMQStorage, client: Any) -> None:
+    """While more jobs are due than BullMQ moves at each claim, a script claims one: the server has others to serve."""
+    await storage.enqueue([job(delay=timedelta(milliseconds=1)) for _ in range(1_001)])
+    assert len(await storage.claim("w", leases=LEASES, limit=5)) == 1
+    assert await client.zcard(f"bull:{storage.queue}:delayed") == 1
+    assert len(await storage.claim("w", leases=LEASES, limit=5)) == 5
+
+
 async def test_another_storages_claim_is_refused(storage: BullMQStorage) -> None:
     """A claim that BullMQ did not make cannot be settled here."""
     await storage.enqueue([job("a")])
