@@ -40,6 +40,7 @@ from workers.jobs import (
 )
 from workers.storage.bullmq.access import READ_AT_ONCE, QueueAccess
 from workers.storage.bullmq.answers import NO_CHILD_LEFT, code_outcome
+from workers.storage.bullmq.batches import claim_answers, claiming, end
 from workers.storage.bullmq.children import own_claim
 from workers.storage.bullmq.codec import (
     CANCEL_FIELD,
@@ -64,15 +65,16 @@ from workers.storage.bullmq.record import (
     verdict,
 )
 from workers.storage.bullmq.schedules import Schedules
+from workers.storage.bullmq.scripts import Ending
 from workers.storage.bullmq.server import Reply
 from workers.storage.bullmq.stops import stop
 from workers.storage.on_redis.claiming import claimed
-from workers.storage.on_redis.node_values import ERROR_FIELD, encode_bytes, to_ms, whole
+from workers.storage.on_redis.node_values import ERROR_FIELD, encode_bytes, to_ms
 from workers.storage.on_redis.wire import Command
 from workers.storage.rules import count_retry, unfit_for_redis
 
-ASKED_BLINDLY: Final = 1_000
-"""How many jobs are asked for at most before it is known how many there are."""
+CLAIMED_AT_ONCE: Final = 1_000
+"""How many jobs are asked for in one round trip at most."""
 
 
 class Claims:
@@ -86,7 +88,6 @@ class Claims:
         self._enqueue = enqueue
         self._lua = queue.lua
         self._schedules = Schedules(queue)
-        self._plentiful = False
 
     async def claim(self, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
         """See `Storage.claim`; if it is cancelled meanwhile, what it claimed is released.
@@ -98,44 +99,31 @@ class Claims:
         return [*await claimed(self._claim_up_to(limit, worker_id, leases), self.settle)]
 
     async def _claim_up_to(self, limit: int, worker_id: str, leases: Mapping[str, timedelta]) -> list[BullMQClaim]:
-        # Each claim is a command of its own, so before asking for many it first looks how many jobs there are.
-        asked = min(limit, ASKED_BLINDLY) if self._plentiful else 1
-        claims, left = await self._claim(worker_id, leases, asked)
-        # A failure of a later step must not lose what was claimed: without the second step there are fewer claims,
-        # without the third some leases are longer than asked for.
+        claims, asked = await self._claim(worker_id, leases, min(limit, CLAIMED_AT_ONCE)), CLAIMED_AT_ONCE
+        # A failure of a later step must not lose what was claimed: without the others there are fewer claims, without
+        # the last some leases are longer than asked for.
         with contextlib.suppress(WorkersError):
-            if len(claims) == asked and (more := min(left, limit - asked)) > 0:
-                claims += (await self._claim(worker_id, leases, more))[0]
+            while len(claims) == asked < limit:
+                claims += await self._claim(worker_id, leases, min(limit - asked, CLAIMED_AT_ONCE))
+                asked += CLAIMED_AT_ONCE
             if len({claim.lease for claim in claims}) > 1:
                 await self._shorten(claims, max(leases.values()))
-        # An empty queue must not be asked `limit` times, and a full one not in two steps.
-        self._plentiful = len(claims) == limit
         return claims
 
-    async def _claim(
-        self, worker_id: str, leases: Mapping[str, timedelta], count: int
-    ) -> tuple[list[BullMQClaim], int]:
-        """Claim with one pipeline; return the claims, and how many more jobs were waiting after it."""
-        now_ms = self._queue.now_ms()
-        longest = _lock_ms(max(leases.values()))
-        nonce = secrets.token_hex(8)
-        tokens = [f"{worker_id}:{nonce}{number:x}" for number in range(count)]
-        commands = [self._lua.claim(token, longest, now_ms) for token in tokens]
-        counts: list[Command] = [("LLEN", self._lua["wait"]), ("ZCARD", self._lua["prioritized"])]
+    async def _claim(self, worker_id: str, leases: Mapping[str, timedelta], count: int) -> list[BullMQClaim]:
+        """Claim in one round trip."""
+        tokens = f"{worker_id}:{secrets.token_hex(8)}"
+        scripts = claiming(self._queue, tokens, _lock_ms(max(leases.values())), count)
         looked, *replies = await self._queue.server.run(
-            [self._quarantine.look(count), *commands, *counts, *self._queue.seen(worker_id)]
+            [self._quarantine.look(count), *scripts, *self._queue.seen(worker_id)]
         )
-        claims: list[BullMQClaim] = []
         failure = self._quarantine.take_note(looked)
-        for token, reply in zip(tokens, replies, strict=False):
-            if isinstance(reply, StorageError):
-                failure = failure or reply
-            elif isinstance(reply[0], list):
-                claims.append(make_claim(reply, token, worker_id, leases))
-        if failure is not None and not claims:
+        taken, failed = claim_answers(tokens, replies[: len(scripts)])
+        failure = failure or failed
+        if failure is not None and not taken:
             raise failure
-        claims = await self._schedules.go_on(claims, replies[:count])
-        return claims, whole(replies[count]) + whole(replies[count + 1])
+        claims = [make_claim(answer, token, worker_id, leases) for token, answer in taken.items()]
+        return await self._schedules.go_on(claims, list(taken.values()))
 
     async def _shorten(self, claims: Iterable[Claim], longest: timedelta) -> None:
         """Give claims with shorter leases theirs: jobs are locked with the longest, before their names are known."""
@@ -269,16 +257,16 @@ class Claims:
     async def _end(self, settlements: Sequence[Settlement]) -> list[Reply]:
         now_ms = self._queue.now_ms()
         endings = [self._ending(settlement, now_ms) for settlement in settlements]
-        codes = await self._queue.server.run(endings, confirmed=True)
+        codes = await end(self._queue, endings)
         freed = [
             at for at, code in enumerate(codes) if isinstance(settlements[at], Suspended) and code == NO_CHILD_LEFT
         ]
         again = [self._run_again(own_claim(settlements[at].claim), now_ms) for at in freed]
-        for at, code in zip(freed, await self._queue.server.run(again, confirmed=True), strict=True):
+        for at, code in zip(freed, await end(self._queue, again), strict=True):
             codes[at] = code
         return codes
 
-    def _ending(self, settlement: Settlement, now_ms: int) -> Command:
+    def _ending(self, settlement: Settlement, now_ms: int) -> Ending | Command:
         claim = own_claim(settlement.claim)
         match settlement:
             case Completed():
@@ -298,7 +286,7 @@ class Claims:
                 return self._lua.suspend(claim.raw, claim.token, now_ms)
         raise AssertionError("releases are settled apart")
 
-    def _fail(self, claim: BullMQClaim, error: ErrorInfo, keep: Retention | None) -> Command:
+    def _fail(self, claim: BullMQClaim, error: ErrorInfo, keep: Retention | None) -> Ending:
         remove = claim.options.remove_on_fail
         return self._finish(claim, "failed", error.message, keep, remove, claim.failure(error))
 
@@ -310,22 +298,21 @@ class Claims:
         keep: Retention | None,
         remove: object,
         fields: dict[str, object],
-    ) -> Command:
+    ) -> Ending:
         fields[SETTLED_FIELD] = claim.token
         if keep is not None and keep is not DROP:
             fields[KEEP_FIELD] = str(to_ms(keep))
-        return self._lua.finish(
-            claim.raw,
-            claim.token,
+        return Ending(
+            raw=claim.raw,
+            token=claim.token,
             target=target,
             value=value,
             keep=keep_jobs(keep, remove),
             max_attempts=claim.max_attempts,
             fields=fields,
-            now_ms=self._queue.server_ms(),
         )
 
-    def _retry(self, claim: BullMQClaim, settlement: Retried, now_ms: int) -> Command:
+    def _retry(self, claim: BullMQClaim, settlement: Retried, now_ms: int) -> Ending | Command:
         counted, in_a_row = count_retry(settlement, claim.uncounted)
         if counted and not settlement.counted and claim.attempt >= claim.max_attempts:
             return self._fail(claim, replace(settlement.error, exhausted=True), None)
@@ -339,7 +326,7 @@ class Claims:
             claim.raw, claim.token, delay_ms=to_ms(settlement.delay), counted=counted, fields=fields, now_ms=now_ms
         )
 
-    def _run_again(self, claim: BullMQClaim, now_ms: int) -> Command:
+    def _run_again(self, claim: BullMQClaim, now_ms: int) -> Ending | Command:
         """Queue a job again that wants to wait for children of which none is unfinished; not without end."""
         if claim.uncounted >= UNCOUNTED_RETRIES:
             message = f"it waited {claim.uncounted} times in a row for children, and none was unfinished"

@@ -29,7 +29,7 @@ from workers.storage.bullmq.codec import (
 )
 from workers.storage.bullmq.listener import CANCEL_REQUESTED_EVENT
 from workers.storage.bullmq.record import STATE_FIELDS, BullMQRecord, cancelled_run, reading, record
-from workers.storage.bullmq.scripts import CANCELLED
+from workers.storage.bullmq.scripts import CANCELLED, Ending
 from workers.storage.bullmq.server import Contended, Reply
 from workers.storage.bullmq.stops import stop
 from workers.storage.on_redis.node_values import ERROR_FIELD, decode_bytes, encode_bytes, to_ms
@@ -250,16 +250,16 @@ class Jobs:
         fields: dict[str, object] = {SETTLED_FIELD: token}
         if keep is not None and keep is not DROP:
             fields[KEEP_FIELD] = str(to_ms(keep))
-        finish = self._lua.finish(
-            found.raw,
-            token,
+        ending = Ending(
+            raw=found.raw,
+            token=token,
             target="completed",
             value=encode_bytes(result),
             keep=keep_jobs(keep, found.options.remove_on_complete),
             max_attempts=found.options.max_attempts,
             fields=fields,
-            now_ms=self._queue.server_ms(),
         )
+        finish = self._lua.finish(ending, self._queue.server_ms())
         no_attempt: Command = ("HINCRBY", self._lua.job(found.raw), "atm", -1)
         uncounted = [] if found.state is JobState.PROCESSING else [no_attempt]
         return [*uncounted, *self._lua.take(found.raw, token), finish]

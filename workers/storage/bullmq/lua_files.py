@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -50,6 +51,9 @@ BEHIND: Final = {
 IN_FRONT: Final = frozenset({"moveJobFromActiveToWait", "moveStalledJobsToWait"})
 """The scripts that put jobs in front of those that wait."""
 
+DEFINITION: Final = re.compile(r"^local function .*?^end$", re.MULTILINE | re.DOTALL)
+"""A function of BullMQ's Lua, which none of the lines outside of functions is needed for but that of `rcall`."""
+
 BEFORE_CONTINUING: Final = """
 -- In front of BullMQ's moveToDelayed, whose keys and arguments these are: its job goes on as the next link of a chain.
 -- ARGV[10...]: fields of the link that is over.
@@ -82,15 +86,33 @@ def packaged(name: str, before: str = "") -> BullMQScript:
 
     Lines of ours may come `before` it, and what `BEHIND` names comes behind it.
     """
-    found = sorted(Path(basePath, "commands").glob(f"{name}-*.lua"))
-    if len(found) != 1:
-        raise StorageError(f"the installed bullmq package has {len(found)} scripts named {name!r}; use bullmq 3.4")
-    text = loadScript(found[0].name)
+    text, key_count = _read(name)
     if name in BEHIND:
         prefix, *parts = BEHIND[name]
         head = f"local answer, P, IN_FRONT = theirs(), {prefix}, {str(name in IN_FRONT).lower()}\n"
         text = f"local function theirs()\n{text}\nend\n{head}{joined(__package__, *parts)}return answer\n"
-    return BullMQScript(before + text, int(found[0].stem.rpartition("-")[2]))
+    return BullMQScript(before + text, key_count)
+
+
+def looped(name: str, key_count: int, *parts: str) -> BullMQScript:
+    """Return a script of ours that calls one of BullMQ's as `theirs(KEYS, ARGV)` for each of many jobs.
+
+    BullMQ's Lua defines dozens of functions; here it does so once, not for each job. Of the `parts`, the last makes
+    `answers`, and what `BEHIND` names comes behind it, once.
+    """
+    text, _ = _read(name)
+    functions = "\n".join(("local rcall = redis.call", *DEFINITION.findall(text)))
+    theirs = f"local function theirs(KEYS, ARGV)\n{DEFINITION.sub('', text)}\nend\n"
+    behind = joined(__package__, *BEHIND[name][1:])
+    return BullMQScript(f"{functions}\n{theirs}{own('kinds', 'each', *parts)}{behind}return answers\n", key_count)
+
+
+def _read(name: str) -> tuple[str, int]:
+    """Return the text of one of BullMQ's Lua files, and its number of keys."""
+    found = sorted(Path(basePath, "commands").glob(f"{name}-*.lua"))
+    if len(found) != 1:
+        raise StorageError(f"the installed bullmq package has {len(found)} scripts named {name!r}; use bullmq 3.4")
+    return loadScript(found[0].name), int(found[0].stem.rpartition("-")[2])
 
 
 @cache
@@ -101,8 +123,11 @@ def scripts() -> Mapping[str, BullMQScript]:
     ours.
     """
     fronts = {name: own("kinds", front) for name, front in FRONTS.items()}
+    fronts["moveToFinished"] = own("kinds", "unfit", FRONTS["moveToFinished"])
     ours = {
-        "stop": packaged("moveToFinished", own("kinds", FRONTS["moveToFinished"], "before_stopping")),
+        "claimMany": looped("moveToActive", 11, "claim_many"),
+        "finishMany": looped("moveToFinished", 13, "unfit", "finish_many"),
+        "stop": packaged("moveToFinished", own("kinds", "unfit", FRONTS["moveToFinished"], "before_stopping")),
         "cancelled": BullMQScript(joined(__package__, "cancelled"), 2),
         "continue": packaged("moveToDelayed", fronts["moveToDelayed"] + BEFORE_CONTINUING),
         "removeWaiting": BullMQScript(joined(__package__, "remove_waiting"), 8),

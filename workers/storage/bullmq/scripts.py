@@ -7,6 +7,7 @@ the same arguments from plain values, so that a batch is one pipeline. A test co
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import msgpack
@@ -26,6 +27,22 @@ CANCELLED: Final = "workers:cancelled"
 _pack = msgpack.Packer(use_bin_type=True, unicode_errors="surrogateescape").pack  # ids of others may be any bytes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How an active job ends: as `completed` with a `value` that is JSON text, or as `failed` for the reason `value`.
+
+    `fields` are set with it, and `keep` is BullMQ's `keepJobs`.
+    """
+
+    raw: str
+    token: str
+    target: str
+    value: str | bytes
+    keep: Options
+    max_attempts: int
+    fields: Options
+
+
 class BullMQScripts:
     """The keys of one queue, and the commands that run BullMQ's scripts on them. `raw` ids are as in Redis."""
 
@@ -35,7 +52,8 @@ class BullMQScripts:
         self._keys[CANCELLED] = self.base + CANCELLED
         self.metrics: int | None = None  # for how many minutes the queue counts what ended
         every = ("wait", "active", "prioritized", "events", "stalled", "limiter", "delayed", "paused", "meta", "pc")
-        self._claim = self._head("moveToActive", *every, "marker")
+        self._claim = self._head("claimMany", *every, "marker")
+        self._finish_many = self._head("finishMany", *every, "marker", "completed", "failed")
         self._finish = {target: self._head("moveToFinished", *every, target) for target in ("completed", "failed")}
         self._stop = self._head("stop", *every, "failed")
         aside = ("marker", "active", "prioritized", "delayed")
@@ -107,59 +125,37 @@ class BullMQScripts:
         """Answer an error if a key is in the way of a job that is inserted with its parent or children."""
         return (*self._head("fitForFlows", "wait"), self.base)
 
-    def claim(self, token: str, lock_ms: int, now_ms: int) -> Command:
-        """Make the next job active; answers `[fields, id, 0, 0]`, or `[0, 0, rate limit ms, next delayed ms]`.
+    def claim(self, tokens: str, lock_ms: int, now_ms: int, *, count: int, first: int = 0) -> Command:
+        """Make up to `count` jobs active; answers `[fields, id, 0, 0]` for each, and an error for one that failed.
 
-        The token is also stored in `pb` ("processed by"), where it outlives the lock and dashboards show it.
+        If there are fewer, the last answer is `[0, 0, rate limit ms, next delayed ms]`. Their tokens begin with
+        `tokens` and end with a number in hexadecimal, from `first` on. Each is also stored in `pb` ("processed by"),
+        where it outlives the lock and dashboards show it.
         """
-        options = _pack({"token": token, "lockDuration": lock_ms, "name": token})
-        return (*self._claim, self.base, now_ms, options)
+        return (*self._claim, self.base, now_ms, tokens, lock_ms, count, first)
 
-    def finish(
-        self,
-        raw: str,
-        token: str,
-        *,
-        target: str,
-        value: str | bytes,
-        keep: Options,
-        max_attempts: int,
-        fields: Options,
-        now_ms: int,
-    ) -> Command:
-        """Complete (`value` is JSON text) or fail (`value` is the reason); answers 0 or an error code."""
-        key = self.base + raw
-        packed = {"token": token, "keepJobs": keep, "attempts": max_attempts, "maxMetricsSize": self.metrics or ""}
+    def finish_many(self, endings: Sequence[Ending], now_ms: int) -> Command:
+        """Complete and fail jobs; answers for each what `finish` does, or an error."""
+        return (*self._finish_many, self.base, now_ms, *(part for ending in endings for part in self._parts(ending)))
+
+    def _parts(self, ending: Ending) -> tuple[str | bytes, ...]:
+        options = {"token": ending.token, "keepJobs": ending.keep, "attempts": ending.max_attempts}
+        packed = _pack(options | {"maxMetricsSize": self.metrics or ""})
+        return ending.raw, ending.target, ending.value, packed, _flat(ending.fields)
+
+    def finish(self, ending: Ending, now_ms: int) -> Command:
+        """Complete or fail a job; answers 0 or an error code."""
+        raw, target, value, options, fields = self._parts(ending)
         return (
-            *self._finish[target],
-            *(key, f"{self.base}metrics:{target}", self._keys["marker"]),
+            *self._finish[ending.target],
+            *(self.base + ending.raw, f"{self.base}metrics:{ending.target}", self._keys["marker"]),
             *(raw, now_ms, "returnvalue" if target == "completed" else "failedReason", value, target),
-            *("", self.base, _pack(packed), _flat(fields)),
+            *("", self.base, options, fields),
         )
 
-    def stop(
-        self,
-        raw: str,
-        token: str,
-        *,
-        until_ms: int | None,
-        reason: str,
-        keep: Options,
-        max_attempts: int,
-        fields: Options,
-        now_ms: int,
-    ) -> Command:
+    def stop(self, ending: Ending, now_ms: int, *, until_ms: int | None) -> Command:
         """Fail an active job that is cancelled, until when its record lasts; answers 0 or an error code."""
-        failing = self.finish(
-            raw,
-            token,
-            target="failed",
-            value=reason,
-            keep=keep,
-            max_attempts=max_attempts,
-            fields=fields,
-            now_ms=now_ms,
-        )
+        failing = self.finish(ending, now_ms)
         return (*self._stop, *failing[len(self._finish["failed"]) :], "" if until_ms is None else until_ms)
 
     def cancelled(self, now_ms: int, start: int) -> Command:

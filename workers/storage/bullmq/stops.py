@@ -11,7 +11,7 @@ from workers.storage.bullmq.codec import (
     decode_id,
     keep_jobs,
 )
-from workers.storage.bullmq.scripts import BullMQScripts
+from workers.storage.bullmq.scripts import BullMQScripts, Ending
 from workers.storage.on_redis.node_values import ERROR_FIELD, cancelled_error, error_facts, to_ms
 from workers.storage.on_redis.wire import Command
 
@@ -29,13 +29,13 @@ def stop(
     if keep is not None and keep is not DROP:
         fields[KEEP_FIELD] = str(to_ms(keep))
     lasts = options.keep_failed if keep is None else keep
-    return lua.stop(
-        raw,
-        token,
-        until_ms=None if lasts is DROP else now_ms + to_ms(lasts),
-        reason=error.message,
+    ending = Ending(
+        raw=raw,
+        token=token,
+        target="failed",
+        value=error.message,
         keep=keep_jobs(keep, options.remove_on_fail),
         max_attempts=options.max_attempts,
         fields=fields,
-        now_ms=now_ms,
     )
+    return lua.stop(ending, now_ms, until_ms=None if lasts is DROP else now_ms + to_ms(lasts))

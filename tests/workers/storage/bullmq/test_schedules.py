@@ -44,7 +44,7 @@ async def added(storage: BullMQStorage) -> list[str]:
 async def test_a_worker_dies_before_it_adds_the_next(storage: BullMQStorage, client: Any, job: str) -> None:
     """Whoever gets the job when its lease is over adds it; whoever gets it after that does not."""
     lua = BullMQScripts(storage.queue, "bull")
-    await client.execute_command(*lua.claim("dead:1", 1, int(time.time() * 1_000)))
+    await client.execute_command(*lua.claim("dead:", 1, int(time.time() * 1_000), count=1))
     assert await added(storage) == []
     while not (await storage.recover(10)).requeued:
         pass

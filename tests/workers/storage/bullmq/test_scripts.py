@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from bullmq.scripts import Scripts
 from redis.asyncio import Redis
 
 from workers.storage.bullmq.lua_files import SCRIPTS, packaged, scripts
-from workers.storage.bullmq.scripts import BullMQScripts, Command
+from workers.storage.bullmq.scripts import BullMQScripts, Command, Ending
 
 OURS = BullMQScripts("q", "bull")
 NOW = 1_800_000_000_000
@@ -107,13 +108,11 @@ async def test_adding_with_a_parent_passes_what_the_package_passes() -> None:
 
 
 async def test_claiming_passes_what_the_package_passes() -> None:
-    """A claim names its worker beside the package's token and lock."""
+    """The keys and times are the package's; our script makes the rest of its arguments."""
     their = Recorder()
     await their.scripts.moveToActive("t", {"lockDuration": 30_000})
-    ours, theirs = _readable(OURS.claim("t", 30_000, NOW)[1:]), _readable(their.called)
-    assert ours[:-1] == theirs[:-1]
-    assert ours[-1] == {"token": "t", "lockDuration": 30_000, "name": "t"}
-    assert theirs[-1] == {"token": "t", "lockDuration": 30_000, "limiter": None}
+    ours, theirs = _readable(OURS.claim("w:", 30_000, NOW, count=2)[2:]), _readable(their.called[1:])
+    assert ours == [*theirs[:-1], "w:", 30_000, 2, 0]
 
 
 @pytest.mark.parametrize(("target", "value"), [("completed", '{"x":1}'), ("failed", "why")])
@@ -122,10 +121,21 @@ async def test_finishing_passes_what_the_script_reads(target: str, value: str) -
     their = Recorder()
     build = their.scripts.moveToCompletedArgs if target == "completed" else their.scripts.moveToFailedArgs
     keys, arguments = build(their.job(attempts=4), {"x": 1} if target == "completed" else value, {"age": 9}, "t", False)
-    command = OURS.finish("id", "t", target=target, value=value, keep={"age": 9}, max_attempts=4, fields={}, now_ms=NOW)
-    ours, theirs = _readable(command[3:-1]), _readable([*keys, *arguments])
+    ending = Ending(raw="id", token="t", target=target, value=value, keep={"age": 9}, max_attempts=4, fields={})
+    ours, theirs = _readable(OURS.finish(ending, NOW)[3:-1]), _readable([*keys, *arguments])
     assert ours[:-1] == theirs[:-1]
     assert ours[-1].items() <= theirs[-1].items()
+
+
+@pytest.mark.parametrize(("looping", "name"), [("claimMany", "moveToActive"), ("finishMany", "moveToFinished")])
+def test_a_loop_over_a_script_defines_its_functions_once(looping: str, name: str) -> None:
+    """The package's functions come before the one that runs for each job, and read nothing of one job."""
+    functions, _, loop = scripts()[looping].text.partition("local function theirs(KEYS, ARGV)\n")
+    theirs, _, _ = packaged(name).text.partition("\nend\nlocal answer")
+    _, _, theirs = theirs.partition("local function theirs()\n")
+    assert re.findall(r"^local function.*", functions, re.M) == re.findall(r"^local function.*", theirs, re.M)
+    assert "\nlocal function" not in loop.partition("local KINDS")[0].partition("-- Return what is wrong")[0]
+    assert not re.search(r"\b(KEYS|ARGV)\b", functions)
 
 
 async def test_recovering_passes_what_the_package_passes() -> None:

@@ -29,6 +29,7 @@ from workers.jobs import (
     SettleStatus,
 )
 from workers.storage.bullmq import BullMQStorage
+from workers.storage.bullmq.claims import CLAIMED_AT_ONCE
 from workers.storage.bullmq.lua_files import scripts
 from workers.storage.bullmq.server import translate
 from workers.testing.steps import PATIENCE, claim_one, job, until
@@ -204,9 +205,9 @@ async def test_a_wait_that_cannot_be_ended_leaves_no_task(own_server: ValkeyProc
 
 
 async def test_claims_are_not_lost_with_a_later_step(own_server: ValkeyProcess) -> None:
-    """A first claim is a small one, and what it brought is handed out although the connection broke in the second."""
+    """What the first step of a large claim brought is handed out although the connection broke in the second."""
     verdicts = iter(["pass", "cut", "pass"])
-    script = scripts()["moveToActive"].sha.encode()
+    script = scripts()["claimMany"].sha.encode()
 
     def judge(request: bytes) -> str:
         return next(verdicts) if script in request else "pass"
@@ -214,9 +215,9 @@ async def test_claims_are_not_lost_with_a_later_step(own_server: ValkeyProcess) 
     async with Line(own_server, judge) as url:
         storage = BullMQStorage(url)
         await storage.connect()
-        await storage.enqueue([job("a"), job("b")])
-        assert [claim.job_id for claim in await storage.claim("w", leases=LEASES, limit=2)] == ["a"]
-        assert [claim.job_id for claim in await storage.claim("w", leases=LEASES, limit=2)] == ["b"]
+        await storage.enqueue([*(job() for _ in range(CLAIMED_AT_ONCE)), job("last")])
+        assert len(await storage.claim("w", leases=LEASES, limit=CLAIMED_AT_ONCE + 1)) == CLAIMED_AT_ONCE
+        assert [claim.job_id for claim in await storage.claim("w", leases=LEASES, limit=2)] == ["last"]
         await storage.disconnect()
 
 

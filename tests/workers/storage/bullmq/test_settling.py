@@ -16,6 +16,7 @@ from workers.jobs import (
     Completed,
     Continued,
     Failed,
+    JobState,
     Released,
     Retried,
     Settlement,
@@ -23,6 +24,7 @@ from workers.jobs import (
 )
 from workers.storage.bullmq import BullMQStorage
 from workers.storage.bullmq.answers import code_outcome
+from workers.storage.bullmq.batches import JOBS_A_SCRIPT
 from workers.testing.steps import claim_one, job
 
 
@@ -165,6 +167,41 @@ async def test_a_settlement_into_what_is_no_record_of_the_queue(storage: BullMQS
     await client.delete(f"bull:{storage.queue}:failed")
     outcomes = await storage.settle(settlements)
     assert [outcome.status for outcome in outcomes] == [SettleStatus.APPLIED, SettleStatus.ALREADY_APPLIED]
+
+
+async def test_a_job_that_cannot_end_spoils_none_of_its_batch(storage: BullMQStorage, client: Any) -> None:
+    """Each job of a batch has an answer of its own, also behind one at whose key the script stops."""
+    await storage.enqueue([job(name) for name in "abcd"])
+    claims = await storage.claim("w", leases=LEASES, limit=10)
+    base = f"bull:{storage.queue}:"
+    await client.set(f"{base}{claims[1].job_id}", "no hash")
+    await client.delete(f"{base}{claims[2].job_id}")
+    outcomes = await storage.settle([Completed(claim=claim, result=b"1") for claim in claims])
+    expected = [SettleStatus.APPLIED, SettleStatus.ERROR, SettleStatus.LOST, SettleStatus.APPLIED]
+    assert [one.status for one in outcomes] == expected
+
+
+async def test_more_than_a_script_takes_at_once(storage: BullMQStorage) -> None:
+    """A claim and a settlement of more jobs than one script takes have each of them once, in their order."""
+    await storage.enqueue([job() for _ in range(2 * JOBS_A_SCRIPT + 1)])
+    waiting = {one.id for one in (await storage.list(JobState.QUEUED, limit=1_000)).jobs}
+    claims = await storage.claim("w", leases=LEASES, limit=1_000)
+    assert (len(claims), {claim.job_id for claim in claims}) == (len(waiting), waiting)
+    ends = [
+        Failed(claim=claim, error=ERROR) if at % 2 else Completed(claim=claim, result=b"1")
+        for at, claim in enumerate(claims)
+    ]
+    assert {one.status for one in await storage.settle(ends)} == {SettleStatus.APPLIED}
+    counts = await storage.counts()
+    assert (counts[JobState.COMPLETED], counts[JobState.FAILED]) == (JOBS_A_SCRIPT + 1, JOBS_A_SCRIPT)
+
+
+async def test_a_script_moves_few_of_many_jobs_that_are_due(storage: BullMQStorage, client: Any) -> None:
+    """While more jobs are due than BullMQ moves at each claim, a script claims one: the server has others to serve."""
+    await storage.enqueue([job(delay=timedelta(milliseconds=1)) for _ in range(1_001)])
+    assert len(await storage.claim("w", leases=LEASES, limit=5)) == 1
+    assert await client.zcard(f"bull:{storage.queue}:delayed") == 1
+    assert len(await storage.claim("w", leases=LEASES, limit=5)) == 5
 
 
 async def test_another_storages_claim_is_refused(storage: BullMQStorage) -> None:

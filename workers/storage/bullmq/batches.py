@@ -1,0 +1,60 @@
+"""Many jobs by each call of a script: claims, and what completes or fails.
+
+Most of what a call costs the server does not depend on how many jobs it is about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from workers.errors import StorageError
+from workers.storage.bullmq.access import QueueAccess
+from workers.storage.bullmq.scripts import Ending
+from workers.storage.bullmq.server import Reply
+from workers.storage.on_redis.errors import checked
+from workers.storage.on_redis.wire import Command
+
+JOBS_A_SCRIPT: Final = 100
+"""How many jobs one call claims or ends at most; the server serves nobody else meanwhile."""
+
+
+def claiming(queue: QueueAccess, tokens: str, lock_ms: int, count: int) -> list[Command]:
+    """Return the commands that claim up to `count` jobs; `claim_answers` takes their replies."""
+    now_ms = queue.now_ms()
+    return [
+        queue.lua.claim(tokens, lock_ms, now_ms, count=min(count - first, JOBS_A_SCRIPT), first=first)
+        for first in range(0, count, JOBS_A_SCRIPT)
+    ]
+
+
+def claim_answers(tokens: str, replies: Sequence[Reply]) -> tuple[dict[str, Reply], StorageError | None]:
+    """Return the answers of `moveToActive` that have a job, by the token that holds it, and the first error."""
+    found: dict[str, Reply] = {}
+    failure: StorageError | None = None
+    for call, reply in enumerate(replies):
+        for at, answer in enumerate(_answers(reply, 1), call * JOBS_A_SCRIPT):
+            if isinstance(answer, StorageError):
+                failure = failure or answer
+            elif isinstance(answer[0], list):
+                found[f"{tokens}{at:x}"] = answer
+    return found, failure
+
+
+async def end(queue: QueueAccess, endings: Sequence[Ending | Command]) -> list[Reply]:
+    """End attempts as these say, and return what BullMQ's scripts answer to each: a code, or an error in its place."""
+    finished = [(at, one) for at, one in enumerate(endings) if isinstance(one, Ending)]
+    others = [(at, one) for at, one in enumerate(endings) if not isinstance(one, Ending)]
+    groups = [finished[first : first + JOBS_A_SCRIPT] for first in range(0, len(finished), JOBS_A_SCRIPT)]
+    now_ms = queue.server_ms()
+    commands = [queue.lua.finish_many([one for _, one in group], now_ms) for group in groups]
+    replies = await queue.server.run([*commands, *(command for _, command in others)], confirmed=True)
+    codes = {at: code for (at, _), code in zip(others, replies[len(groups) :], strict=True)}
+    for group, reply in zip(groups, replies, strict=False):
+        codes.update(zip((at for at, _ in group), _answers(reply, len(group)), strict=True))
+    return [codes[at] for at in range(len(endings))]
+
+
+def _answers(reply: Reply, jobs: int) -> list[Reply]:
+    """Return the answers in the reply of a script; an error of all of it counts for each of its jobs."""
+    return list(map(checked, reply)) if isinstance(reply, list) else [reply] * jobs
