@@ -10,7 +10,7 @@ from typing import Final
 
 from workers.errors import StorageError
 from workers.storage.bullmq.access import QueueAccess
-from workers.storage.bullmq.scripts import Ending
+from workers.storage.bullmq.scripts import Finish
 from workers.storage.bullmq.server import Reply
 from workers.storage.on_redis.errors import checked
 from workers.storage.on_redis.wire import Command
@@ -41,10 +41,10 @@ def claim_answers(tokens: str, replies: Sequence[Reply]) -> tuple[dict[str, Repl
     return found, failure
 
 
-async def end(queue: QueueAccess, endings: Sequence[Ending | Command]) -> list[Reply]:
+async def end(queue: QueueAccess, endings: Sequence[Finish | Command]) -> list[Reply]:
     """End attempts as these say, and return what BullMQ's scripts answer to each: a code, or an error in its place."""
-    finished = [(at, one) for at, one in enumerate(endings) if isinstance(one, Ending)]
-    others = [(at, one) for at, one in enumerate(endings) if not isinstance(one, Ending)]
+    finished = [(at, one) for at, one in enumerate(endings) if isinstance(one, Finish)]
+    others = [(at, one) for at, one in enumerate(endings) if not isinstance(one, Finish)]
     groups = [finished[first : first + JOBS_A_SCRIPT] for first in range(0, len(finished), JOBS_A_SCRIPT)]
     now_ms = queue.server_ms()
     commands = [queue.lua.finish_many([one for _, one in group], now_ms) for group in groups]

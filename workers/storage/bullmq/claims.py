@@ -65,7 +65,7 @@ from workers.storage.bullmq.record import (
     verdict,
 )
 from workers.storage.bullmq.schedules import Schedules
-from workers.storage.bullmq.scripts import Ending
+from workers.storage.bullmq.scripts import Finish
 from workers.storage.bullmq.server import Reply
 from workers.storage.bullmq.stops import stop
 from workers.storage.on_redis.claiming import claimed
@@ -266,7 +266,7 @@ class Claims:
             codes[at] = code
         return codes
 
-    def _ending(self, settlement: Settlement, now_ms: int) -> Ending | Command:
+    def _ending(self, settlement: Settlement, now_ms: int) -> Finish | Command:
         claim = own_claim(settlement.claim)
         match settlement:
             case Completed():
@@ -286,7 +286,7 @@ class Claims:
                 return self._lua.suspend(claim.raw, claim.token, now_ms)
         raise AssertionError("releases are settled apart")
 
-    def _fail(self, claim: BullMQClaim, error: ErrorInfo, keep: Retention | None) -> Ending:
+    def _fail(self, claim: BullMQClaim, error: ErrorInfo, keep: Retention | None) -> Finish:
         remove = claim.options.remove_on_fail
         return self._finish(claim, "failed", error.message, keep, remove, claim.failure(error))
 
@@ -298,11 +298,11 @@ class Claims:
         keep: Retention | None,
         remove: object,
         fields: dict[str, object],
-    ) -> Ending:
+    ) -> Finish:
         fields[SETTLED_FIELD] = claim.token
         if keep is not None and keep is not DROP:
             fields[KEEP_FIELD] = str(to_ms(keep))
-        return Ending(
+        return Finish(
             raw=claim.raw,
             token=claim.token,
             target=target,
@@ -312,7 +312,7 @@ class Claims:
             fields=fields,
         )
 
-    def _retry(self, claim: BullMQClaim, settlement: Retried, now_ms: int) -> Ending | Command:
+    def _retry(self, claim: BullMQClaim, settlement: Retried, now_ms: int) -> Finish | Command:
         counted, in_a_row = count_retry(settlement, claim.uncounted)
         if counted and not settlement.counted and claim.attempt >= claim.max_attempts:
             return self._fail(claim, replace(settlement.error, exhausted=True), None)
@@ -326,7 +326,7 @@ class Claims:
             claim.raw, claim.token, delay_ms=to_ms(settlement.delay), counted=counted, fields=fields, now_ms=now_ms
         )
 
-    def _run_again(self, claim: BullMQClaim, now_ms: int) -> Ending | Command:
+    def _run_again(self, claim: BullMQClaim, now_ms: int) -> Finish | Command:
         """Queue a job again that wants to wait for children of which none is unfinished; not without end."""
         if claim.uncounted >= UNCOUNTED_RETRIES:
             message = f"it waited {claim.uncounted} times in a row for children, and none was unfinished"

@@ -29,7 +29,7 @@ from workers.storage.bullmq.codec import (
 )
 from workers.storage.bullmq.listener import CANCEL_REQUESTED_EVENT
 from workers.storage.bullmq.record import STATE_FIELDS, BullMQRecord, cancelled_run, reading, record
-from workers.storage.bullmq.scripts import CANCELLED, Ending
+from workers.storage.bullmq.scripts import CANCELLED, Finish
 from workers.storage.bullmq.server import Contended, Reply
 from workers.storage.bullmq.stops import stop
 from workers.storage.on_redis.node_values import ERROR_FIELD, decode_bytes, encode_bytes, to_ms
@@ -250,7 +250,7 @@ class Jobs:
         fields: dict[str, object] = {SETTLED_FIELD: token}
         if keep is not None and keep is not DROP:
             fields[KEEP_FIELD] = str(to_ms(keep))
-        ending = Ending(
+        ending = Finish(
             raw=found.raw,
             token=token,
             target="completed",

@@ -28,7 +28,7 @@ _pack = msgpack.Packer(use_bin_type=True, unicode_errors="surrogateescape").pack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
+class Finish:
     """How an active job ends: as `completed` with a `value` that is JSON text, or as `failed` for the reason `value`.
 
     `fields` are set with it, and `keep` is BullMQ's `keepJobs`.
@@ -134,16 +134,16 @@ class BullMQScripts:
         """
         return (*self._claim, self.base, now_ms, tokens, lock_ms, count, first)
 
-    def finish_many(self, endings: Sequence[Ending], now_ms: int) -> Command:
+    def finish_many(self, endings: Sequence[Finish], now_ms: int) -> Command:
         """Complete and fail jobs; answers for each what `finish` does, or an error."""
         return (*self._finish_many, self.base, now_ms, *(part for ending in endings for part in self._parts(ending)))
 
-    def _parts(self, ending: Ending) -> tuple[str | bytes, ...]:
+    def _parts(self, ending: Finish) -> tuple[str | bytes, ...]:
         options = {"token": ending.token, "keepJobs": ending.keep, "attempts": ending.max_attempts}
         packed = _pack(options | {"maxMetricsSize": self.metrics or ""})
         return ending.raw, ending.target, ending.value, packed, _flat(ending.fields)
 
-    def finish(self, ending: Ending, now_ms: int) -> Command:
+    def finish(self, ending: Finish, now_ms: int) -> Command:
         """Complete or fail a job; answers 0 or an error code."""
         raw, target, value, options, fields = self._parts(ending)
         return (
@@ -153,7 +153,7 @@ class BullMQScripts:
             *("", self.base, options, fields),
         )
 
-    def stop(self, ending: Ending, now_ms: int, *, until_ms: int | None) -> Command:
+    def stop(self, ending: Finish, now_ms: int, *, until_ms: int | None) -> Command:
         """Fail an active job that is cancelled, until when its record lasts; answers 0 or an error code."""
         failing = self.finish(ending, now_ms)
         return (*self._stop, *failing[len(self._finish["failed"]) :], "" if until_ms is None else until_ms)

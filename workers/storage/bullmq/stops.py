@@ -11,7 +11,7 @@ from workers.storage.bullmq.codec import (
     decode_id,
     keep_jobs,
 )
-from workers.storage.bullmq.scripts import BullMQScripts, Ending
+from workers.storage.bullmq.scripts import BullMQScripts, Finish
 from workers.storage.on_redis.node_values import ERROR_FIELD, cancelled_error, error_facts, to_ms
 from workers.storage.on_redis.wire import Command
 
@@ -29,7 +29,7 @@ def stop(
     if keep is not None and keep is not DROP:
         fields[KEEP_FIELD] = str(to_ms(keep))
     lasts = options.keep_failed if keep is None else keep
-    ending = Ending(
+    ending = Finish(
         raw=raw,
         token=token,
         target="failed",

@@ -222,7 +222,7 @@ async def test_ordering_keys_and_ttl_updates_are_refused(storage: BullMQStorage)
 
 
 async def test_a_job_of_a_scheduler_is_not_ended(storage: BullMQStorage, client: Any) -> None:
-    """Ending one run of a Node job scheduler would end the schedule; the error says what to do."""
+    """Finish one run of a Node job scheduler would end the schedule; the error says what to do."""
     await storage.enqueue([job("a")])
     await client.hset(f"bull:{storage.queue}:a", "rjk", "every-minute")
     with pytest.raises(StorageError, match="scheduler"):

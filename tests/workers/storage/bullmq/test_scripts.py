@@ -14,7 +14,7 @@ from bullmq.scripts import Scripts
 from redis.asyncio import Redis
 
 from workers.storage.bullmq.lua_files import SCRIPTS, packaged, scripts
-from workers.storage.bullmq.scripts import BullMQScripts, Command, Ending
+from workers.storage.bullmq.scripts import BullMQScripts, Command, Finish
 
 OURS = BullMQScripts("q", "bull")
 NOW = 1_800_000_000_000
@@ -121,7 +121,7 @@ async def test_finishing_passes_what_the_script_reads(target: str, value: str) -
     their = Recorder()
     build = their.scripts.moveToCompletedArgs if target == "completed" else their.scripts.moveToFailedArgs
     keys, arguments = build(their.job(attempts=4), {"x": 1} if target == "completed" else value, {"age": 9}, "t", False)
-    ending = Ending(raw="id", token="t", target=target, value=value, keep={"age": 9}, max_attempts=4, fields={})
+    ending = Finish(raw="id", token="t", target=target, value=value, keep={"age": 9}, max_attempts=4, fields={})
     ours, theirs = _readable(OURS.finish(ending, NOW)[3:-1]), _readable([*keys, *arguments])
     assert ours[:-1] == theirs[:-1]
     assert ours[-1].items() <= theirs[-1].items()
