@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -78,8 +79,8 @@ class Cluster:
     async def ready(self) -> None:
         """All slots are served, and replicas follow their masters."""
         for node in self.nodes:
-            await eventually(lambda: _told(node, "CLUSTER", "INFO"), lambda told: "cluster_state:ok" in told)  # noqa: B023
-            await eventually(lambda: _told(node, "INFO"), lambda told: "master_link_status:down" not in told)  # noqa: B023
+            await eventually(partial(_told, node, "CLUSTER", "INFO"), lambda told: "cluster_state:ok" in told)
+            await eventually(partial(_told, node, "INFO"), lambda told: "master_link_status:down" not in told)
 
     def master_of(self, key: bytes) -> ClusterNode:
         """The server that has the key, as the first node that answers sees it."""

@@ -11,45 +11,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from workers.jobs import Claim, Continued, ErrorInfo, JobState, JobStatus, NewJob
+from workers.follow_ups import NextJob
+from workers.jobs import Claim, Continued, ErrorInfo, JobState, JobStatus
 from workers.retry import RetryPolicy
 from workers.serde import Serde
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Continuation:
+class Continuation(NextJob):
     """The next link of the running job; made by `continue_with`."""
 
-    name: str
-    payload: object = field(repr=False)
-    delay: timedelta = timedelta(0)
-    max_attempts: int | None = None
-    priority: int | None = None
-    ordering_key: str | None = None
-    backoff: RetryPolicy | None = None
-
     def settlement(self, claim: Claim, serde: Serde) -> Continued:
-        """Return the settlement that ends the claimed link and starts this one.
-
-        What is None stays as it is, except for the ordering key.
-
-        Raises:
-            ValueError: an argument of `continue_with` is out of its range, or the payload cannot be encoded.
-            TypeError: a payload of a type the serde does not know.
-        """
-        then = NewJob(
-            id=claim.job_id,
-            name=self.name,
-            payload=serde.dumps(self.payload),
-            delay=self.delay,
-            max_attempts=claim.max_attempts if self.max_attempts is None else self.max_attempts,
-            keep_completed=claim.keep_completed,
-            keep_failed=claim.keep_failed,
-            priority=claim.priority if self.priority is None else self.priority,
-            ordering_key=self.ordering_key,
-            backoff=self.backoff or claim.backoff,
-            chain_index=claim.chain_index + 1,
-        )
+        """Return the settlement that ends the claimed link and starts this one; see `NextJob.after` for errors."""
+        then = self.after(claim, serde, job_id=claim.job_id, chain_index=claim.chain_index + 1)
         return Continued(claim=claim, then=then)
 
 

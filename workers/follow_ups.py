@@ -1,4 +1,4 @@
-"""A job that is enqueued in the step in which another completes."""
+"""A job that is made of a running one: the next link of its chain, or what is enqueued when it completes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ _IDS: Final = uuid.UUID("5f1c5f0e-7a38-4a3e-9c0b-2f4d7c1f5a60")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FollowUp:
-    """The job that a handler asked for by `Job.then`."""
+class NextJob:
+    """What a handler says of a job that comes after its own; what is None is as in its own, except the ordering key."""
 
-    id: str
     name: str
     payload: object = field(repr=False)
     delay: timedelta = timedelta(0)
@@ -27,15 +26,15 @@ class FollowUp:
     ordering_key: str | None = None
     backoff: RetryPolicy | None = None
 
-    def new_job(self, claim: Claim, serde: Serde) -> NewJob:
-        """Return the job to enqueue; what is None is as in the claimed job, except for the ordering key.
+    def after(self, claim: Claim, serde: Serde, *, job_id: str, chain_index: int = 0) -> NewJob:
+        """Return the job to enqueue after the claimed one.
 
         Raises:
-            ValueError: an argument of `Job.then` is out of its range, or the payload cannot be encoded.
+            ValueError: an argument is out of its range, or the payload cannot be encoded.
             TypeError: a payload of a type the serde does not know.
         """
         return NewJob(
-            id=self.id,
+            id=job_id,
             name=self.name,
             payload=serde.dumps(self.payload),
             delay=self.delay,
@@ -45,7 +44,19 @@ class FollowUp:
             priority=claim.priority if self.priority is None else self.priority,
             ordering_key=self.ordering_key,
             backoff=self.backoff or claim.backoff,
+            chain_index=chain_index,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowUp(NextJob):
+    """The job that a handler asked for by `Job.then`."""
+
+    id: str
+
+    def new_job(self, claim: Claim, serde: Serde) -> NewJob:
+        """Return the job to enqueue when the claimed one completes; see `after` for errors."""
+        return self.after(claim, serde, job_id=self.id)
 
 
 def follow_up_id(job_id: str, generation: object, chain_index: int) -> str:

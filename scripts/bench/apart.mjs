@@ -1,7 +1,7 @@
 // A producer or worker of npm `bullmq` or `bull`, told what to do by lines of JSON; see bench_apart.py.
 // usage: node apart.mjs <npm package> <redis url> <concurrency>
 import { createRequire } from "node:module";
-import { createInterface } from "node:readline";
+import { obey } from "../../tests/interop/obey.mjs";
 
 const [name, url, concurrency] = process.argv.slice(2);
 const required = createRequire(new URL("../../tests/interop/package.json", import.meta.url))(name);
@@ -93,13 +93,5 @@ const calls = {
 };
 
 await system.ready();
-console.log(JSON.stringify({ ok: "ready" }));
-for await (const line of createInterface({ input: process.stdin })) {
-  const [call, argument] = JSON.parse(line);
-  try {
-    console.log(JSON.stringify({ ok: (await calls[call](argument)) ?? null }));
-  } catch (error) {
-    console.log(JSON.stringify({ error: String(error) }));
-  }
-}
+await obey(calls);
 process.exit();

@@ -2,7 +2,7 @@
 // usage: node bull_peer.mjs <bull version> <redis port> <queue>
 import { appendFileSync } from "node:fs";
 import { createRequire } from "node:module";
-import { createInterface } from "node:readline";
+import { obey } from "./obey.mjs";
 
 const [version, port, name] = process.argv.slice(2);
 const Queue = createRequire(import.meta.url)(`bull-${version}`);
@@ -96,13 +96,5 @@ const calls = {
 // As an application would: errors of a connection are no reason to end.
 queue.on("error", (error) => console.error("queue error:", error));
 await queue._initializing;
-console.log(JSON.stringify({ ok: "ready" }));
-for await (const line of createInterface({ input: process.stdin })) {
-  const [call, argument] = JSON.parse(line);
-  try {
-    console.log(JSON.stringify({ ok: (await calls[call](argument)) ?? null }));
-  } catch (error) {
-    console.log(JSON.stringify({ error: String(error) }));
-  }
-}
+await obey(calls);
 process.exit();

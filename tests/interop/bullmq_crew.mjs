@@ -1,7 +1,7 @@
 // A producer and worker of one BullMQ queue in Node, driven by JSON lines on stdin, answering on stdout.
 // usage: node bullmq_crew.mjs <package: bullmq or bullmq-6> <redis url> <queue>
 import { appendFileSync } from "node:fs";
-import { createInterface } from "node:readline";
+import { obey } from "./obey.mjs";
 
 const [name, url, queueName] = process.argv.slice(2);
 const { FlowProducer, Queue, Worker } = await import(name);
@@ -61,13 +61,5 @@ const calls = {
 // As an application would: errors of a connection are no reason to end.
 queue.on("error", () => {});
 flows.on("error", () => {});
-console.log(JSON.stringify({ ok: "ready" }));
-for await (const line of createInterface({ input: process.stdin })) {
-  const [call, argument] = JSON.parse(line);
-  try {
-    console.log(JSON.stringify({ ok: (await calls[call](argument)) ?? null }));
-  } catch (error) {
-    console.log(JSON.stringify({ error: String(error) }));
-  }
-}
+await obey(calls);
 process.exit();

@@ -1,6 +1,6 @@
 // The other side of the tests of flows: a FlowProducer and workers in Node, driven as peer.mjs is.
 // usage: node flow_peer.mjs <npm package> <redis url>
-import { createInterface } from "node:readline";
+import { obey } from "./obey.mjs";
 
 const [library, url] = process.argv.slice(2);
 const { FlowProducer, Queue, WaitingChildrenError, Worker } = await import(library);
@@ -57,13 +57,5 @@ const calls = {
   },
 };
 
-console.log(JSON.stringify({ ok: "ready" }));
-for await (const line of createInterface({ input: process.stdin })) {
-  const [call, argument] = JSON.parse(line);
-  try {
-    console.log(JSON.stringify({ ok: (await calls[call](argument)) ?? null }));
-  } catch (error) {
-    console.log(JSON.stringify({ error: String(error) }));
-  }
-}
+await obey(calls);
 await Promise.all([flows, ...Object.values(queues)].map((one) => one.close()));

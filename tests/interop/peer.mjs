@@ -1,6 +1,6 @@
 // The other side of the tests: one BullMQ queue in Node, driven by JSON lines on stdin, answering on stdout.
 // usage: node peer.mjs <npm package> <redis url> <queue> [<prefix>]
-import { createInterface } from "node:readline";
+import { obey } from "./obey.mjs";
 
 const [library, url, name, prefix = "bull"] = process.argv.slice(2);
 const { Queue, UnrecoverableError, Worker } = await import(library);
@@ -62,13 +62,5 @@ const calls = {
   },
 };
 
-console.log(JSON.stringify({ ok: "ready" }));
-for await (const line of createInterface({ input: process.stdin })) {
-  const [call, argument] = JSON.parse(line);
-  try {
-    console.log(JSON.stringify({ ok: (await calls[call](argument)) ?? null }));
-  } catch (error) {
-    console.log(JSON.stringify({ error: String(error) }));
-  }
-}
+await obey(calls);
 await queue.close();

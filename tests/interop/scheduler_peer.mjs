@@ -1,7 +1,7 @@
 // The other side of the tests of job schedulers: one BullMQ queue in Node, driven by JSON lines on stdin.
 // usage: node scheduler_peer.mjs <npm package> <redis url> <queue>
 import { createRequire } from "node:module";
-import { createInterface } from "node:readline";
+import { obey } from "./obey.mjs";
 
 const [module, url, name] = process.argv.slice(2);
 const { Queue, Worker } = await import(module);
@@ -50,13 +50,5 @@ const calls = {
   },
 };
 
-console.log(JSON.stringify({ ok: "ready" }));
-for await (const line of createInterface({ input: process.stdin })) {
-  const [call, argument] = JSON.parse(line);
-  try {
-    console.log(JSON.stringify({ ok: (await calls[call](argument)) ?? null }));
-  } catch (error) {
-    console.log(JSON.stringify({ error: String(error) }));
-  }
-}
+await obey(calls);
 await queue.close();

@@ -19,6 +19,7 @@ import sys
 from dataclasses import asdict
 
 from tests.chaos.bull.round import Findings, run_round
+from tests.chaos.bull.verdict import say
 from tests.interop.bull_queue import DIALECTS
 from tests.interop.peer import install_npm_packages
 
@@ -53,17 +54,8 @@ def told(findings: Findings) -> Findings:
         f"planned, {findings.kills} killed, {findings.pauses} pauses; {verdict.runs} runs, {verdict.failed_runs} "
         f"failed, {verdict.cut_short} cut short; {len(verdict.violations)} violations in {findings.seconds:g} s"
     )
-    for text in verdict.unasked:
-        say(f"UNASKED {text}")
-    for text in verdict.lapsed:
-        say(f"LAPSED {text}")
-    for text in verdict.violations:
-        say(f"VIOLATION {text}")
+    verdict.tell()
     return findings
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

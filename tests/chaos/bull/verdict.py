@@ -12,6 +12,7 @@ counted: Bull's own failures are three steps, between which other workers may me
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -65,6 +66,16 @@ class Verdict:
     cut_short: int = 0
     unasked: list[str] = field(default_factory=list)
     lapsed: list[str] = field(default_factory=list)
+
+    def tell(self) -> None:
+        """Print what is wrong, and what is only worth telling, a line each."""
+        for kind, texts in (("UNASKED", self.unasked), ("LAPSED", self.lapsed), ("VIOLATION", self.violations)):
+            for text in texts:
+                say(f"{kind} {text}")
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def runs_of(kind: str, lines: Iterable[Mapping[str, Any]], killed: float | None) -> Iterator[Run]:

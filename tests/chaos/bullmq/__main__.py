@@ -20,6 +20,7 @@ import signal
 import sys
 from dataclasses import asdict
 
+from tests.chaos.bull.verdict import say
 from tests.chaos.bullmq.round import ATTEMPTS, MIXED, Findings, Terms, run_round
 from tests.interop.peer import BULLMQ, install_npm_packages
 
@@ -65,17 +66,8 @@ def told(findings: Findings) -> Findings:
         f"killed; {findings.failed} failed for good; {verdict.runs} runs, {verdict.failed_runs} failed, "
         f"{verdict.cut_short} cut short; {len(verdict.violations)} violations in {findings.seconds:g} s"
     )
-    for text in verdict.unasked:
-        say(f"UNASKED {text}")
-    for text in verdict.lapsed:
-        say(f"LAPSED {text}")
-    for text in verdict.violations:
-        say(f"VIOLATION {text}")
+    verdict.tell()
     return findings
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

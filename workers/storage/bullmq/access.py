@@ -6,12 +6,13 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
+from workers.errors import StorageError
 from workers.storage.bullmq.codec import OWN_KEYS, raw_ids
 from workers.storage.bullmq.record import BullMQRecord, reading, record
 from workers.storage.bullmq.scripts import BullMQScripts
 from workers.storage.bullmq.server import BullMQServer
 from workers.storage.on_redis.node_values import to_ms
-from workers.storage.on_redis.wire import Command
+from workers.storage.on_redis.wire import Command, Reply
 from workers.storage.rules import WORKER_RECORD
 
 WORKER_RECORD_MS: Final = to_ms(WORKER_RECORD)
@@ -58,6 +59,18 @@ class QueueAccess:
             self._seen.clear()
         self._seen[worker_id] = now_ms
         return [("ZADD", self.workers_key, now_ms, worker_id), ("PEXPIRE", self.workers_key, WORKER_RECORD_MS)]
+
+    async def ask(self, commands: Sequence[Command]) -> list[Reply]:
+        """Run the commands and return their answers.
+
+        Raises:
+            StorageError: one of them failed; the others may have run.
+        """
+        replies = await self.server.run(commands)
+        for reply in replies:
+            if isinstance(reply, StorageError):
+                raise reply
+        return replies
 
     async def records(self, raws: Sequence[str], now_ms: int) -> list[BullMQRecord]:
         """Return the jobs as they stand, each a consistent view."""

@@ -12,9 +12,7 @@ from workers.jobs import ChildId, ChildrenPage, Claim
 from workers.storage.bullmq.access import QueueAccess
 from workers.storage.bullmq.codec import decode_id
 from workers.storage.bullmq.record import BullMQClaim
-from workers.storage.bullmq.server import Reply
 from workers.storage.on_redis.node_values import decode_bytes, whole
-from workers.storage.on_redis.wire import Command
 from workers.storage.rules import foreign_cursor
 
 PAGE_BYTES: Final = 16 << 20
@@ -70,10 +68,10 @@ class ChildrenReader:
             name = ENDED[at]
             command = "ZSCAN" if name == "unsuccessful" else "HSCAN"
             scan = (command, f"{key}:{name}", position, "COUNT", min(left, SCANNED_AT_ONCE))
-            [(position, flat)] = await self._ask([scan])
+            [(position, flat)] = await self._queue.ask([scan])
             found.take(name, flat)
             at, position = (at + 1, "0") if position == "0" else (at, position)
-        [unfinished] = await self._ask([("SCARD", f"{key}:{UNFINISHED}")])
+        [unfinished] = await self._queue.ask([("SCARD", f"{key}:{UNFINISHED}")])
         completed, ignored, failed = (found.by_name[name] for name in ENDED)
         return ChildrenPage(
             completed={self._id(child): decode_bytes(value) for child, value in completed.items()},
@@ -93,13 +91,6 @@ class ChildrenReader:
         own = key.removeprefix(f"{self._prefix}:")
         queue, _, raw = key.rpartition(":") if own == key else own.partition(":")
         return ChildId(queue, decode_id(raw))
-
-    async def _ask(self, commands: Sequence[Command]) -> list[Reply]:
-        replies = await self._queue.server.run(commands)
-        for reply in replies:
-            if isinstance(reply, StorageError):
-                raise reply
-        return replies
 
 
 def _read_cursor(cursor: str | None) -> tuple[int, str]:

@@ -46,7 +46,7 @@ class BullMQInspector:
         if found.state is JobState.FAILED:
             return JobOutcome(kind=OutcomeKind.FAILED, error=found.error or _NO_REASON)
         tombstones = [self._queue.tombstone(raw) for raw in raw_ids(job_id)]
-        if found.state is None and (await self._ask([("EXISTS", *tombstones)]))[0]:
+        if found.state is None and (await self._queue.ask([("EXISTS", *tombstones)]))[0]:
             return JobOutcome(kind=OutcomeKind.CANCELLED)
         return None
 
@@ -59,7 +59,7 @@ class BullMQInspector:
         lists = [("LLEN", self._lua[name]) for name in ("wait", "paused", "active")]
         sets = ("prioritized", "completed", "failed", "waiting-children", "delayed")
         due = ("ZCOUNT", self._lua["delayed"], 0, self._due_score())
-        wait, paused, active, prioritized, completed, failed, parents, delayed, is_due = await self._ask(
+        wait, paused, active, prioritized, completed, failed, parents, delayed, is_due = await self._queue.ask(
             [*lists, *(("ZCARD", self._lua[name]) for name in sets), due]
         )
         failing, cancelled = await self._count_failing(is_due, delayed), await self._count_cancelled()
@@ -78,14 +78,16 @@ class BullMQInspector:
         failing = 0
         for start in range(first, delayed, PAGE * 10):
             end = min(start + PAGE * 10, delayed) - 1
-            [raws] = await self._ask([("ZRANGE", self._lua["delayed"], start, end)])
-            failing += sum(await self._ask([("HEXISTS", self._lua.job(raw), "failedReason") for raw in raws]))
+            [raws] = await self._queue.ask([("ZRANGE", self._lua["delayed"], start, end)])
+            failing += sum(await self._queue.ask([("HEXISTS", self._lua.job(raw), "failedReason") for raw in raws]))
         return failing
 
     async def _count_cancelled(self) -> int:
         cancelled = start = 0
         while True:
-            [(found, looked_at, forgotten)] = await self._ask([self._lua.cancelled(self._queue.server_ms(), start)])
+            [(found, looked_at, forgotten)] = await self._queue.ask(
+                [self._lua.cancelled(self._queue.server_ms(), start)]
+            )
             cancelled += whole(found)
             start += whole(looked_at) - whole(forgotten)
             if not looked_at:
@@ -105,7 +107,7 @@ class BullMQInspector:
                 break
             name, command = sources[at]
             width = max(PAGE, limit - len(jobs))
-            [raws] = await self._ask([(command, self._lua[name], start, start + width - 1)])
+            [raws] = await self._queue.ask([(command, self._lua[name], start, start + width - 1)])
             looked_at = 0
             for found in await self._queue.records(raws, self._queue.server_ms()):
                 if len(jobs) == limit:
@@ -120,7 +122,7 @@ class BullMQInspector:
     async def workers(self) -> list[WorkerInfo]:
         """See `Storage.workers`. Node workers show while they hold jobs."""
         now_ms = self._queue.server_ms()
-        seen, raws = await self._ask(
+        seen, raws = await self._queue.ask(
             [
                 ("ZRANGEBYSCORE", self._queue.workers_key, now_ms - WORKER_RECORD_MS, "+inf", "WITHSCORES"),
                 ("LRANGE", self._lua["active"], 0, ACTIVE_SHOWN - 1),
@@ -128,7 +130,7 @@ class BullMQInspector:
         )
         last_seen = {worker: whole(score) for worker, score in zip(seen[::2], seen[1::2], strict=True)}
         claims = dict.fromkeys(last_seen, 0)
-        for token in await self._ask([("GET", self._lua.lock(raw)) for raw in raws]):
+        for token in await self._queue.ask([("GET", self._lua.lock(raw)) for raw in raws]):
             worker = worker_of(token)
             if worker is not None:
                 claims[worker] = claims.get(worker, 0) + 1
@@ -140,8 +142,8 @@ class BullMQInspector:
     async def sweep(self, limit: int) -> int:
         """See `Storage.sweep`. This looks at the oldest records; BullMQ itself removes by age when a job finishes."""
         now_ms = self._queue.server_ms()
-        removed = whole((await self._ask([self._forget(self._queue.workers_key, now_ms - WORKER_RECORD_MS)]))[0])
-        await self._ask([self._forget(self._lua[CANCELLED], now_ms)])
+        removed = whole((await self._queue.ask([self._forget(self._queue.workers_key, now_ms - WORKER_RECORD_MS)]))[0])
+        await self._queue.ask([self._forget(self._lua[CANCELLED], now_ms)])
         for target in ("completed", "failed"):
             while removed < limit:
                 wanted = min(PAGE, limit - removed)
@@ -158,8 +160,8 @@ class BullMQInspector:
     async def _expired(self, target: str, count: int) -> list[str]:
         """Return those of the oldest records whose retention is over."""
         now_ms = self._queue.server_ms()
-        [raws] = await self._ask([("ZRANGE", self._lua[target], 0, count - 1)])
-        values = await self._ask([("HMGET", self._lua.job(raw), *FIELDS) for raw in raws])
+        [raws] = await self._queue.ask([("ZRANGE", self._lua[target], 0, count - 1)])
+        values = await self._queue.ask([("HMGET", self._lua.job(raw), *FIELDS) for raw in raws])
         found = [record(raw, (fields, target, None, None), now_ms) for raw, fields in zip(raws, values, strict=True)]
         return [one.raw for one in found if one.state is None]
 
@@ -186,16 +188,16 @@ class BullMQInspector:
 
     async def pause(self) -> None:
         """See `Storage.pause`."""
-        await self._ask([self._lua.pause()])
+        await self._queue.ask([self._lua.pause()])
 
     async def resume(self) -> None:
         """See `Storage.resume`. A queue that an old BullMQ paused has its jobs in another list; they move in steps."""
-        while whole((await self._ask([self._lua.resume()]))[0]):
+        while whole((await self._queue.ask([self._lua.resume()]))[0]):
             pass
 
     async def is_paused(self) -> bool:
         """See `Storage.is_paused`."""
-        return bool((await self._ask([("HEXISTS", self._lua["meta"], "paused")]))[0])
+        return bool((await self._queue.ask([("HEXISTS", self._lua["meta"], "paused")]))[0])
 
     async def drain(self) -> int:
         """See `Storage.drain`.
@@ -221,7 +223,7 @@ class BullMQInspector:
             return await self._clean_apart(state, before_ms, limit)
         if state is JobState.CANCELLED:
             return 0
-        [removed] = await self._ask([self._lua.clean(state.value, before_ms, limit)])
+        [removed] = await self._queue.ask([self._lua.clean(state.value, before_ms, limit)])
         return len(removed)
 
     async def _clean_apart(self, state: JobState, before_ms: int, limit: int) -> int:
@@ -229,7 +231,7 @@ class BullMQInspector:
         removed = start = 0
         while removed < limit:
             place = ("ZRANGEBYSCORE", self._lua["failed"], "-inf", before_ms, "LIMIT", start, PAGE)
-            [raws] = await self._ask([place])
+            [raws] = await self._queue.ask([place])
             found = await self._queue.records(raws, self._queue.server_ms())
             old = [one.raw for one in found if one.state is state][: limit - removed]
             gone = await self._remove(old, lambda one: one.state is state) if old else 0
@@ -241,13 +243,6 @@ class BullMQInspector:
 
     def _due_score(self) -> int:
         return (self._queue.server_ms() + 1) * DELAY_SCALE - 1
-
-    async def _ask(self, commands: Sequence[Command]) -> list[Reply]:
-        replies = await self._queue.server.run(commands)
-        for reply in replies:
-            if isinstance(reply, StorageError):
-                raise reply
-        return replies
 
 
 def _read_cursor(cursor: str | None) -> tuple[int, int]:
