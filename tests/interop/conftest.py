@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.interop.bull_child import Order
 from tests.interop.bull_queue import DIALECTS, Ids
 from tests.interop.peer import BULLMQ, BullPeer, NodePeer, bull_peer, install_npm_packages, node_peer
@@ -63,6 +65,7 @@ async def peer(npm_packages: None, redis_url: str, queue: BullStorage, version: 
 @pytest.fixture
 def order(redis_url: str, queue: BullStorage, version: str, tmp_path: Path) -> Order:
     """For a worker of ours that may be killed."""
+    subprocess.run([warm.PYTHON, "-c", "pass"], check=True)  # its first start would hold our loop beyond a lease
     ledger = str(tmp_path / "child.ledger")
     return Order(url=redis_url, queue=queue.queue, dialect=DIALECTS[version], ledger=ledger)
 

@@ -6,7 +6,7 @@ import asyncio
 import errno
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import sha256
 from typing import Final
@@ -178,11 +178,11 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
         return Canned(status=_PAGES[phase.trouble], headers=HTML, body=PAGE)
 
     def _lose(self, server: SimulatedServer, request: Received) -> None:
-        """The server does what it is asked, and nobody learns of it."""
-        before = len(server.arrivals)
+        """The server does what it is asked, also what it passes on, and nobody learns of it."""
+        before = {each: len(each.arrivals) for each in self._servers.values()}
         server.respond(request)
-        lost = server.arrivals[before:]
-        server.arrivals[before:] = [Arrival(each.activity_id, each.at, answered=False) for each in lost]
+        for each, known in before.items():
+            each.arrivals[known:] = [replace(arrival, answered=False) for arrival in each.arrivals[known:]]
 
 
 def server_url(number: int) -> str:
