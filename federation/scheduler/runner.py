@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import structlog
+from apscheduler.executors.debug import DebugExecutor
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -133,7 +134,8 @@ class Scheduler:
     def __init__(self, jobs: Sequence[RecurringJob], run: JobRunner) -> None:
         self.jobs = tuple(jobs)
         self._run = run
-        self._scheduler = AsyncIOScheduler(timezone=UTC)
+        # Its own executor would make a task of `_begin` that a stop may cancel before it has begun, and log that.
+        self._scheduler = AsyncIOScheduler(timezone=UTC, executors={"default": DebugExecutor()})
         self._running: dict[str, asyncio.Task[None]] = {}
 
     def start(self) -> None:
@@ -152,7 +154,6 @@ class Scheduler:
                 jitter=seconds * JITTER,
                 next_run_time=datetime.now(UTC) + min(FIRST_RUN, job.interval),
                 coalesce=True,
-                max_instances=1_000,  # `_begin` keeps a job from running beside itself; APScheduler would log a warning
                 misfire_grace_time=None,
             )
         self._scheduler.start()
@@ -166,8 +167,8 @@ class Scheduler:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
-    async def _begin(self, job: RecurringJob) -> None:
-        """Run the job, unless it is still running: a job that outlasts its interval misses the times in between."""
+    def _begin(self, job: RecurringJob) -> None:
+        """Start the job, unless it is still running: a job that outlasts its interval misses the times in between."""
         if job.name not in self._running:
             task = asyncio.create_task(self._try(job), name=f"scheduled-{job.name}")
             self._running[job.name] = task

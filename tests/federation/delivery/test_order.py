@@ -213,6 +213,7 @@ async def test_an_unfollow_waits_for_a_follow_that_may_have_been_sent(site: Site
 async def test_an_unfollow_of_a_delivered_follow_is_sent_at_once(site: Site, peer: Peer) -> None:
     """There is nothing to wait for."""
     await site.outcome(await site.owe_follow(peer))
+    await site.stop()
     after = await unfollow(site.federation, peer)
     assert after is not None
     assert (await deliveries(site.federation))[after].state is DeliveryState.READY

@@ -185,6 +185,21 @@ async def test_a_job_that_outlasts_its_interval_is_not_begun_again(
     assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
+async def test_a_stop_is_no_error_for_jobs_that_are_just_due(
+    database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whenever it comes; what has not begun does not begin."""
+    often = timedelta(milliseconds=1)
+    jobs = [recurring(three, name=f"job-{number}", interval=often) for number in range(50)]
+    for _ in range(5):
+        scheduler = Scheduler(jobs, runner(database))
+        with capture_logs() as logs:
+            scheduler.start()
+            await until(lambda logs=logs: len(logs) >= 2)
+            await scheduler.stop()
+    assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
 async def test_a_database_that_is_away_is_logged_and_tried_again(tmp_path_factory: pytest.TempPathFactory) -> None:
     """The scheduler goes on."""
     database = Database(f"sqlite:///{tmp_path_factory.mktemp('empty')}/no-tables.db")
