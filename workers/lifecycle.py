@@ -9,7 +9,7 @@ running one is asked to stop, which its worker does by `STOP`. `scheduled` and `
 of time alone (`COME_DUE`); no storage needs to write anything for that step, so a due job reads as `queued`. A job
 leaves `waiting` in the step that ends the last of the jobs it follows (`FOLLOW`), or the first of them that did not
 complete (`GIVE_UP`), whatever step that is; or as every job that waits does, by `CANCEL`, `REMOVE` and
-`COMPLETE_FROM_OUTSIDE`.
+`COMPLETE_FROM_OUTSIDE`. The parents of flows follow their children, also those that they have added (`SUSPEND`).
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class Step(StrEnum):
     RETRY = "settle(retried)"
     FAIL = "settle(failed)"
     STOP = "settle(cancelled)"
+    SUSPEND = "settle(suspended)"
     RELEASE = "release"
     STALL = "lease expired"
     EXHAUST = "lease expired too often"
@@ -74,6 +75,7 @@ TRANSITIONS: Final[dict[tuple[JobState | None, Step], JobState | None]] = {
     (S.PROCESSING, Step.RETRY): S.FAILING,
     (S.PROCESSING, Step.FAIL): S.FAILED,
     (S.PROCESSING, Step.STOP): S.CANCELLED,
+    (S.PROCESSING, Step.SUSPEND): S.WAITING,
     (S.PROCESSING, Step.RELEASE): S.QUEUED,
     (S.PROCESSING, Step.STALL): S.QUEUED,
     (S.PROCESSING, Step.EXHAUST): S.FAILED,

@@ -65,8 +65,8 @@ class BullMQInspector:
         failing, cancelled = await self._count_failing(is_due, delayed), await self._count_cancelled()
         return {
             JobState.QUEUED: wait + paused + prioritized + is_due,
-            JobState.SCHEDULED: delayed - is_due - failing + parents,
-            JobState.WAITING: 0,
+            JobState.SCHEDULED: delayed - is_due - failing,
+            JobState.WAITING: parents,
             JobState.PROCESSING: active,
             JobState.FAILING: failing,
             JobState.COMPLETED: completed,
@@ -258,9 +258,9 @@ def _read_cursor(cursor: str | None) -> tuple[int, int]:
 
 _SOURCES: Final = {
     JobState.QUEUED: (("wait", "LRANGE"), ("paused", "LRANGE"), ("prioritized", "ZRANGE"), ("delayed", "ZRANGE")),
-    JobState.SCHEDULED: (("delayed", "ZRANGE"), ("waiting-children", "ZRANGE")),
+    JobState.SCHEDULED: (("delayed", "ZRANGE"),),
     JobState.FAILING: (("delayed", "ZRANGE"),),
-    JobState.WAITING: (),
+    JobState.WAITING: (("waiting-children", "ZRANGE"),),
     JobState.PROCESSING: (("active", "LRANGE"),),
     JobState.COMPLETED: (("completed", "ZRANGE"),),
     JobState.FAILED: (("failed", "ZRANGE"),),

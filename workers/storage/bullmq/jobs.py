@@ -58,7 +58,7 @@ that they may have missed some.
 """
 
 NO_ORDERING_KEYS: Final = "BullMQ has no ordering keys; see BullMQStorage.limits"
-WAITING: Final = frozenset({JobState.QUEUED, JobState.SCHEDULED, JobState.FAILING})
+WAITING: Final = frozenset({JobState.QUEUED, JobState.SCHEDULED, JobState.WAITING, JobState.FAILING})
 
 
 class Jobs:

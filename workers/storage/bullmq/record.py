@@ -67,7 +67,7 @@ _STATES: Final = {
     "failed": JobState.FAILED,
     "prioritized": JobState.QUEUED,
     "waiting": JobState.QUEUED,
-    "waiting-children": JobState.SCHEDULED,
+    "waiting-children": JobState.WAITING,
 }
 
 

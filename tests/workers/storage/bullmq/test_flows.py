@@ -98,9 +98,9 @@ async def test_a_flow_runs_from_its_leaves_to_its_root(
     assert [one.id for one in enqueued.children] == ["middle/of", "lone"]
     assert [one.id for one in enqueued.children[0].children] == ["leaf-1", "leaf-2"]
     waiting = await status(storage, "root")
-    assert (waiting.state, waiting.next_run_at) == (JobState.SCHEDULED, None)
-    assert (await storage.counts())[JobState.SCHEDULED] == 1
-    assert [one.id for one in (await storage.list(JobState.SCHEDULED)).jobs] == ["root"]
+    assert (waiting.state, waiting.next_run_at) == (JobState.WAITING, None)
+    assert (await storage.counts())[JobState.WAITING] == 1
+    assert [one.id for one in (await storage.list(JobState.WAITING)).jobs] == ["root"]
     ran = []
 
     async def add_up(job: Job) -> object:
@@ -123,9 +123,9 @@ async def test_what_a_failure_means_for_the_parent(storage: BullMQStorage, parts
         await queue.enqueue_flow(FlowJob(payload=None, id=name, children=children, max_attempts=3))
         await fail(parts)
         runs = name in ("FAIL_PARENT", "CONTINUE_PARENT")
-        assert await state(storage, name) is (JobState.QUEUED if runs else JobState.SCHEDULED)
+        assert await state(storage, name) is (JobState.QUEUED if runs else JobState.WAITING)
         await complete(parts)
-        assert await state(storage, name) is (JobState.SCHEDULED if on_failure is None else JobState.QUEUED)
+        assert await state(storage, name) is (JobState.WAITING if on_failure is None else JobState.QUEUED)
     await parts.remove(["NONE-bad"])
     assert await state(storage, "NONE") is JobState.QUEUED
     found = {}
@@ -213,7 +213,7 @@ async def test_a_flow_is_enqueued_again(storage: BullMQStorage, parts: BullMQSto
     )
     await queue.enqueue_flow(tree)
     again = await queue.enqueue_flow(tree)
-    assert (again.status, again.existing_state, again.children) == (EnqueueStatus.DUPLICATE, JobState.SCHEDULED, ())
+    assert (again.status, again.existing_state, again.children) == (EnqueueStatus.DUPLICATE, JobState.WAITING, ())
     await complete(parts, b'"once"')
     await fail(parts)
     await fail(storage)
@@ -225,7 +225,7 @@ async def test_a_flow_is_enqueued_again(storage: BullMQStorage, parts: BullMQSto
         (EnqueueStatus.COMPLETED, "once"),
         (EnqueueStatus.QUEUED, None),
     ]
-    assert await state(storage, "whole") is JobState.SCHEDULED
+    assert await state(storage, "whole") is JobState.WAITING
     await complete(parts, b'"now"')
     page = await storage.children(await claim_one(storage), limit=10, cursor=None)
     assert sorted(page.completed.values()) == [b'"now"', b'"once"']
@@ -245,7 +245,7 @@ async def test_jobs_that_exist_become_children(
     assert [one.children for one in told.children] == [()] * len(ids)
     assert await parts.status(["below"]) == [None]
     for _ in range(1 + new):
-        assert await state(storage, "whole") is JobState.SCHEDULED
+        assert await state(storage, "whole") is JobState.WAITING
         await complete(parts)
     page = await storage.children(await claim_one(storage), limit=10, cursor=None)
     assert page.completed == {ChildId(parts.queue, one): b"7" if one == "done" else b"1" for one in ids}
@@ -305,7 +305,7 @@ async def test_many_producers_insert_a_flow_once(redis_url: str, storage: BullMQ
         answers = await asyncio.gather(*tries, return_exceptions=True)
     assert sum(isinstance(answer, StorageError) for answer in answers) == 9
     counts, below = await storage.counts(), await parts.counts()
-    assert (counts[JobState.SCHEDULED], below[JobState.QUEUED]) == (2, 6)
+    assert (counts[JobState.WAITING], below[JobState.QUEUED]) == (2, 6)
 
 
 async def test_a_damaged_queue_gets_no_half_of_a_flow(
@@ -536,4 +536,4 @@ async def test_draining_removes_what_waits_for_children_here(
     await queue.enqueue_flow(FlowJob(payload=None, id="here", children=[FlowJob(payload=None, id="a")]))
     await queue.enqueue_flow(FlowJob(payload=None, id="spread", children=[part(parts, "b")]))
     assert await storage.drain() == 2
-    assert [one.id for one in (await storage.list(JobState.SCHEDULED)).jobs] == ["spread"]
+    assert [one.id for one in (await storage.list(JobState.WAITING)).jobs] == ["spread"]
