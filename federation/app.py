@@ -55,7 +55,7 @@ from federation.monitoring.endpoints import Endpoints
 from federation.monitoring.readiness import Readiness, node_checks, serving_checks
 from federation.node.unnamed_proxies import UnnamedProxies
 from federation.servers.blacklist import Blacklist
-from federation.servers.discovery import DiscoverServer, Discovery
+from federation.servers.discovery import Discovery, SharedDiscovery
 from federation.servers.discovery_queue import DiscoveryProcessor, QueuedDiscovery
 from federation.servers.key_rotation import KeyRotation
 from federation.servers.links import Links
@@ -253,7 +253,7 @@ class Federation:
             clock=self.clock,
         )
 
-    def _delivery_processor(self, discover: DiscoverServer) -> DeliveryProcessor:
+    def _delivery_processor(self, discover: SharedDiscovery) -> DeliveryProcessor:
         exchange = Exchange(
             own_url=self.own_url,
             keys=self.keys,

@@ -27,7 +27,13 @@ from federation.protocol.keys import KeyRing, OwnKeys, decode_key, pair_known_by
 from federation.protocol.refusals import refusal_code
 from federation.protocol.sealing import seal
 from federation.protocol.signing import sign_message
-from federation.servers.discovery import DiscoverServer, DiscoveryError, DiscoveryRefused, ServerRests
+from federation.servers.discovery import (
+    INTRODUCTION_PATIENCE,
+    DiscoveryError,
+    DiscoveryRefused,
+    ServerRests,
+    SharedDiscovery,
+)
 from federation.servers.link_rules import SHORTEST_REST
 from federation.servers.profiles import Profile
 from federation.servers.registry import KnownServer, Registry
@@ -100,7 +106,7 @@ class Exchange:
         own_url: str | None,
         keys: KeyRing | None,
         registry: Registry,
-        discover: DiscoverServer,
+        discover: SharedDiscovery,
         guard: AddressGuard,
         fetch: FederationFetch,
         timeout: timedelta = DELIVERY_TIMEOUT,
@@ -153,6 +159,8 @@ class Exchange:
                 log.warning("delivery_target_elsewhere", server_url=delivery.server_url, target=target.origin)
             known = await self._registry.known(delivery.server_url)
             if known is not None:
+                if known.created_at <= self._clock.now() < known.created_at + INTRODUCTION_PATIENCE:
+                    await self._discover.until_introduced(known.url)
                 report.cached_public_key = known.public_key
                 return known
             server = await self._discover(delivery.server_url)

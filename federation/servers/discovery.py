@@ -80,6 +80,16 @@ class DiscoverServer(Protocol):
     async def __call__(self, server_url: str) -> KnownServer: ...
 
 
+class SharedDiscovery(DiscoverServer, Protocol):
+    """Discovers for deliveries."""
+
+    async def until_introduced(self, server_url: str) -> None:
+        """Wait a short time for the end of a discovery under way.
+
+        The server is in the registry before it has registered us, and until then it refuses deliveries.
+        """
+
+
 class Discovery:
     """Callable as `discover_and_register(server_url)`; concurrent calls for one server share one discovery.
 
@@ -121,6 +131,10 @@ class Discovery:
             BlockedUrl: the guard refuses the URL; trying again cannot help.
         """
         return await self._running.run(server_url, lambda: self._discover(server_url))
+
+    async def until_introduced(self, server_url: str) -> None:
+        """Wait for the discovery under way, if there is one, which has registered the server and not ended yet."""
+        await self._running.join(server_url)
 
     async def close(self) -> None:
         """Cancel all discoveries, and the introductions that nobody waited for, and wait for their end."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import timedelta
 from typing import Final
 
@@ -21,6 +22,7 @@ from pydantic import ValidationError
 from federation.base.jobs import DISCOVERY_JOB, DiscoveryJob
 from federation.http.errors import BlockedUrl
 from federation.servers.discovery import (
+    INTRODUCTION_PATIENCE,
     DiscoverServer,
     DiscoveryError,
     DiscoveryRefused,
@@ -62,6 +64,7 @@ class QueuedDiscovery:
         self._registry = registry
         self._patience = patience
         self._asking: SingleFlight[KnownServer] = SingleFlight()
+        self._introducing: SingleFlight[None] = SingleFlight()
 
     async def __call__(self, server_url: str) -> KnownServer:
         """Have a worker discover the server, and return its row in the registry.
@@ -72,9 +75,18 @@ class QueuedDiscovery:
         """
         return await self._asking.run(server_url, lambda: self._ask(server_url))
 
+    async def until_introduced(self, server_url: str) -> None:
+        """Wait a short time for the end of a discovery under way in any process; see `SharedDiscovery`."""
+        await self._introducing.run(server_url, lambda: self._join(_job_id(server_url)))
+
+    async def _join(self, job_id: str) -> None:
+        with suppress(JobFailedError, JobCancelledError, JobGoneError, JobTimeoutError, StorageUnavailable):
+            await self._queue.wait_for_job_chain_completion(job_id, INTRODUCTION_PATIENCE)
+
     async def close(self) -> None:
         """Stop waiting for discoveries."""
         await self._asking.close()
+        await self._introducing.close()
 
     async def _ask(self, server_url: str) -> KnownServer:
         trouble = await self._wait_for(server_url)
@@ -90,8 +102,7 @@ class QueuedDiscovery:
         Raises:
             BlockedUrl: the worker's guard refused the URL.
         """
-        job = DiscoveryJob(server_url=server_url).to_wire()
-        job_id = content_id(job)
+        job, job_id = _job(server_url), _job_id(server_url)
         waits = begun = 0
         try:
             # Waits once more after the discovery has begun: that may be a moment ago, and it has a deadline of its own.
@@ -114,6 +125,14 @@ class QueuedDiscovery:
         """Tell whether one of our workers has the job, or had it, so that it does not wait behind others."""
         status = await self._queue.get_status(job_id)
         return status is None or status.state is not JobState.QUEUED
+
+
+def _job(server_url: str) -> dict[str, object]:
+    return DiscoveryJob(server_url=server_url).to_wire()
+
+
+def _job_id(server_url: str) -> str:
+    return content_id(_job(server_url))
 
 
 def _trouble(failure: JobFailedError, server_url: str) -> DiscoveryError:

@@ -51,6 +51,7 @@ class KnownServer:
     health_check_attempts: int
     unhealthy_reason: str | None
     knows_key: str | None = None
+    created_at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,12 @@ class SingleFlight(Generic[V]):
             task.add_done_callback(lambda done: self._end(key, done))
         return await asyncio.shield(task)
 
+    async def join(self, key: str) -> None:
+        """Wait until work under way for `key` has ended, whatever came of it."""
+        task = self._current.get(key)
+        if task is not None:
+            await asyncio.wait([task])
+
     def is_current(self, key: str) -> bool:
         """Tell the work that calls this whether it was not forgotten meanwhile."""
         return self._current.get(key) is asyncio.current_task()

@@ -115,6 +115,7 @@ async def test_the_next_probe_of_a_long_outage_is_the_schedulers(federation: Fed
             is_healthy=False,
             health_check_attempts=failed,
             unhealthy_reason=code,
+            created_at=seen_at,
         )
         assert explanation.next_probe is not None
         assert explanation.next_probe.at == federation.probe_plan.due_at(known, seen_at)

@@ -25,7 +25,7 @@ from federation.delivery.room import Room
 from federation.health.checks import health_check_id
 from federation.node_workers import log_event
 from federation.protocol.activities import follow_activity, post_activity
-from federation.servers.discovery import DiscoverServer
+from federation.servers.discovery import SharedDiscovery
 from tests.patience import PATIENCE_SECONDS
 from tests.peer import POSTS_PATH, Peer
 from workers import JobState, JobStatus, NewJob, Worker, WorkerEvent, WorkerEventKind
@@ -73,7 +73,7 @@ class Site:
         federation: Federation,
         *,
         timeout: timedelta = DELIVERY_TIMEOUT,
-        discover: DiscoverServer | None = None,
+        discover: SharedDiscovery | None = None,
         room: Room | None = None,
     ) -> None:
         self.federation = federation

@@ -28,6 +28,7 @@ def sick(failed: int, *, reason: str | None = "CONN_REFUSED", url: str = "https:
         is_healthy=False,
         health_check_attempts=failed,
         unhealthy_reason=reason,
+        created_at=NOW,
     )
 
 

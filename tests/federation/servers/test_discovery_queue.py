@@ -20,7 +20,7 @@ from federation.node_workers import FederationWorkers
 from federation.servers.discovery import DiscoveryError
 from federation.servers.discovery_queue import QueuedDiscovery
 from tests.federation.conftest import MakeSettings
-from tests.misbehaving import hang, respond
+from tests.misbehaving import Exchange, Received, hang, respond
 from tests.patience import until
 from tests.peer import DISCOVER_PATH, POSTS_PATH, Peer
 from workers import JobState, Worker
@@ -160,6 +160,34 @@ async def test_a_server_registered_in_time_is_used_though_its_discovery_goes_on(
     )
     patient = QueuedDiscovery(federation.discovery_queue, federation.registry, patience=timedelta(seconds=1))
     assert (await patient(peer.url)).url == peer.url
+
+
+async def test_a_delivery_waits_until_the_server_has_registered_us(make_settings: MakeSettings, peer: Peer) -> None:
+    """Though its keys are in the registry by then: the peer would refuse a stranger's delivery."""
+    answer, registering, answers = peer.server.routes[DISCOVER_PATH], asyncio.Event(), asyncio.Event()
+
+    async def register_late(request: Received, exchange: Exchange) -> None:
+        if request.method == "POST":
+            registering.set()
+            await answers.wait()
+        await answer(request, exchange)
+
+    peer.server.routes[DISCOVER_PATH] = register_late
+    async with process(make_settings) as one, process(make_settings) as other:
+        discovery = asyncio.create_task(one.queued_discovery(peer.url))
+        await registering.wait()
+        await owe(other, peer, 1)
+        begun = asyncio.create_task(other.queued_discovery.until_introduced(peer.url))
+        asyncio.get_running_loop().call_later(0.3, answers.set)
+        await begun
+        assert answers.is_set()
+        await discovery
+
+        async def delivered() -> bool:
+            return len(peer.applied) == 1
+
+        await until(delivered)
+    assert len(peer.deliveries) == 1
 
 
 @pytest.mark.usefixtures("worker")
