@@ -109,7 +109,7 @@ class BullMQStorage:
     BullMQ keeps records by age for the whole queue: mixed retentions end early, with the shortest. Released and
     recovered jobs come back in front of their priority, retried ones and next links of chains behind it.
 
-    A job that waits for its children reads as scheduled, without a time.
+    A job that waits for its children reads as waiting, without a time.
 
     Raises:
         StorageError: a target that is no Redis URL, a client without text replies.
