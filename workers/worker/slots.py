@@ -4,6 +4,10 @@ Theory of operation. The claim loop takes a slot for every claim. The attempt gi
 going on in overtime. Only the event loop takes slots and ends attempts, but a plain function leaves its slot from a
 thread of its own, so every change is made under a lock. The claim loop reads without the lock: since it looked, more
 slots may have become free, but never fewer, because nobody else takes them.
+
+A handler that has ended needs its slot no more, though its end is not stored yet. As many such attempts as there are
+slots keep none, so that claims and settlements travel at the same time. A worker with a single slot does one after the
+other: its next job begins when the end of the last one is stored.
 """
 
 from __future__ import annotations
@@ -20,7 +24,9 @@ class Slots:
         self._count = count
         self._room = overtime
         self._lock = threading.Lock()
+        self._ahead = count if count > 1 else 0  # ended, and not stored yet, without a slot
         self._taken: set[str] = set()
+        self._ending: set[str] = set()
         self._overtime: set[str] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.freed = asyncio.Event()
@@ -29,7 +35,7 @@ class Slots:
     @property
     def free(self) -> int:
         """How many more attempts may start now."""
-        return self._count - len(self._taken)
+        return max(0, self._count - len(self._taken) - max(0, len(self._ending) - self._ahead))
 
     def take(self, token: str) -> None:
         """Put the attempt into a slot; in the event loop only."""
@@ -52,14 +58,22 @@ class Slots:
         self._tell()
         return True
 
+    def begin_end(self, token: str) -> None:
+        """Note that the handler has ended and its end is about to be stored; in the event loop only."""
+        with self._lock:
+            if token in self._taken:
+                self._taken.remove(token)
+                self._ending.add(token)
+        if self.free:
+            self.freed.set()
+
     def end(self, token: str) -> None:
         """Give back what the attempt held, a slot or room for overtime; in the event loop only."""
         with self._lock:
-            self._overtime.discard(token)
-            if token not in self._taken:
-                return
-            self._taken.remove(token)
-        self.freed.set()
+            for attempts in (self._taken, self._ending, self._overtime):
+                attempts.discard(token)
+        if self.free:
+            self.freed.set()
 
     def _tell(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: a thread outlived its worker

@@ -73,7 +73,8 @@ NotReady: TypeAlias = Callable[[], Coroutine[object, object, None] | None]
 class Worker:
     """Runs `handlers` on one queue, `concurrency` jobs at a time.
 
-    `handlers` maps a job name to a function or `Handler`; `"*"` catches all other names. Up to `overtime` (default 0)
+    `handlers` maps a job name to a function or `Handler`; `"*"` catches all other names. While the ends of some jobs
+    are being stored, the next ones run in their slots, unless there is only one. Up to `overtime` (default 0)
     attempts may run in addition, see `Job.leave_slot`. `not_ready` is called before each claim. It returns None, or
     something to await before anything is claimed, such as the return of a database that all handlers need. Leases
     (default 30 s) are renewed after a third of their time; the reaper runs every half of the default lease, and more
@@ -308,6 +309,7 @@ class Worker:
             if claim.stalled is None:
                 self._events.emit(WorkerEventKind.ACTIVE, claim=claim)
             ending = await self._runner.run(attempt)
+            self._slots.begin_end(claim.token)
             if ending.settled:
                 self._report_ending(claim, ending)
             elif ending.settlement is not None:

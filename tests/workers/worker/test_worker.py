@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 
 import pytest
 
 from tests.workers.running import AT_ONCE, Crowd, Recorder, broken, done, forever, outcome, running
-from workers.jobs import Claim, ErrorInfo, JobState, OutcomeKind
+from workers.jobs import Claim, ErrorInfo, JobState, OutcomeKind, Settlement, SettleOutcome
 from workers.storage.base import Storage
 from workers.storage.memory import MemoryStorage
 from workers.testing import steps
@@ -53,6 +53,37 @@ async def test_one_claim_fills_every_free_slot() -> None:
         await recorder.seen(Kind.COMPLETED, 11)
     assert crowd.peak == 4
     assert len(set(crowd.runs)) == len(crowd.runs) == 11
+
+
+class SlowToSettle(MemoryStorage):
+    """Stores the end of no attempt before it is `let`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.let = asyncio.Event()
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[SettleOutcome]:
+        await self.let.wait()
+        return await super().settle(settlements)
+
+
+@pytest.mark.parametrize(("concurrency", "begun"), [(1, 1), (2, 4), (5, 10)])
+async def test_the_next_jobs_run_while_the_ends_of_the_last_are_stored(concurrency: int, begun: int) -> None:
+    """As many as there are slots; so many ends may wait to be stored. With one slot, each waits for the one before."""
+    storage, recorder, ran = SlowToSettle(), Recorder(), []
+
+    async def work(job: Job) -> None:
+        ran.append(job.id)
+
+    await steps.enqueue(storage, *(steps.job() for _ in range(12)))
+    worker = Worker(storage, {"work": work}, concurrency=concurrency, observers=[recorder])
+    async with running(worker):
+        await until(lambda: len(ran) == begun)
+        await asyncio.sleep(WINDOW)
+        assert (len(ran), worker.running) == (begun, begun)
+        storage.let.set()
+        await recorder.seen(Kind.COMPLETED, 12)
+    assert len(set(ran)) == 12
 
 
 async def test_a_full_worker_asks_the_storage_nothing(storage: Storage) -> None:
