@@ -132,7 +132,7 @@ async def test_a_refused_address_is_refused_through_the_queue(federation: Federa
 async def test_patience_ends(federation: Federation, peer: Peer) -> None:
     """Without a worker nobody is held up for longer than agreed, and the job stays for the one that comes."""
     impatient = QueuedDiscovery(federation.discovery_queue, federation.registry, patience=timedelta(milliseconds=50))
-    with pytest.raises(DiscoveryError, match=r"not discovered within 0\.3 s"):
+    with pytest.raises(DiscoveryError, match=r"not discovered within 0\.3\d* s"):
         await impatient(peer.url)
     assert (await federation.discovery_queue.counts())[JobState.QUEUED] == 1
 

@@ -37,7 +37,7 @@ async def a_parent_waits_for_its_children(harness: Harness) -> None:
     async with Queue(storage) as queue:
         await queue.enqueue_flow(FlowJob(payload=None, id="parent", children=children))
     for held in await claim(parts, 2):
-        assert await state(storage, "parent") is JobState.SCHEDULED
+        assert await state(storage, "parent") is JobState.WAITING
         assert await claim(storage) == []
         await apply(parts, completed(held, b"1"))
     parent = await claim_one(storage)
