@@ -70,10 +70,10 @@ def _of_delivery(world: World, owed: Owed, row: Row | None) -> Iterator[str]:
     if _was_blacklisted(world, server, owed.at) and (row is None or row.state == "failed"):
         return
     if owed.activity_id in server.first_applied:
-        if row is not None and not _is_away(server):
+        if row is not None and not _is_away(world, server):
             yield f"{_named(owed)} was applied at {moment(server.first_applied[owed.activity_id])} and is still: {row}"
         return
-    if not _is_away(server):
+    if not _is_away(world, server):
         yield f"{_named(owed)} was never applied, though its server is well since {moment(_well_since(server))}: {row}"
     elif row is None:
         yield f"{_named(owed)} is gone, and its server never had it"
@@ -83,7 +83,7 @@ def _of_delivery(world: World, owed: Owed, row: Row | None) -> Iterator[str]:
 
 def _of_poison(world: World, owed: Owed, row: Row | None) -> Iterator[str]:
     server = world.servers[owed.server]
-    if _is_away(server) or _was_blacklisted(world, server, owed.at):
+    if _is_away(world, server) or _was_blacklisted(world, server, owed.at):
         return
     if row is None and _age(world, owed) > KEEP_SETTLED_ROWS.total_seconds():
         return  # it may have been found out long ago, and purged
@@ -124,7 +124,11 @@ def left_waiting(world: World, now: float) -> Iterator[str]:
     """Deliveries to servers that have been well for so long that each wait there is must be over."""
     if _in_trouble(world, now - QUIET, now):
         return
-    well = {url for url, server in world.servers.items() if _is_well_since(server, now - QUIET, now)}
+    well = {
+        url
+        for url, server in world.servers.items()
+        if _is_well_since(server, now - QUIET, now) and not _is_nameless_stranger(world, server, now)
+    }
     for owed in world.owed:
         server = world.servers[owed.server]
         is_late = owed.at < now - QUIET and owed.activity_id not in server.first_applied
@@ -144,7 +148,12 @@ def follows(world: World) -> Iterator[str]:
         # A follow that nobody heard of and its end are as good as neither.
         owed = [place for place, wish in enumerate(wishes) if wish.is_owed and not _is_cancelled(wishes, place)]
         last = told[-1][0] if told else None
-        if owed and last != owed[-1] and not _is_away(server) and not _was_blacklisted(world, server, wishes[0].at):
+        if (
+            owed
+            and last != owed[-1]
+            and not _is_away(world, server)
+            and not _was_blacklisted(world, server, wishes[0].at)
+        ):
             yield f"{pair} heard last of wish {last}, not of {owed[-1]} from {moment(wishes[owed[-1]].at)}"
 
 
@@ -221,9 +230,18 @@ def _in_trouble(world: World, start: float, end: float) -> bool:
     return any(begin < end and start < over for begin, over in world.troubles)
 
 
-def _is_away(server: SimulatedServer) -> bool:
+def _is_away(world: World, server: SimulatedServer) -> bool:
     """Whether the server takes nothing, or took nothing until just now."""
-    return _well_since(server) == math.inf
+    return _well_since(server) == math.inf or _is_nameless_stranger(world, server, math.inf)
+
+
+def _is_nameless_stranger(world: World, server: SimulatedServer, now: float) -> bool:
+    """Whether an operator made us forget it while it had no name here: nobody can be asked for its keys."""
+    nameless = any(
+        phase.trouble is Trouble.CENSORED and phase.start < now and now - QUIET < phase.end
+        for phase in server.planned.phases
+    )
+    return nameless and not world.space.rows("SELECT 1 FROM server_registry WHERE url = ?", server.url)
 
 
 def _well_since(server: SimulatedServer) -> float:
