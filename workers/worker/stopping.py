@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
-from typing import Literal, TypeVar
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Final, Literal, TypeVar
 
 T = TypeVar("T")
+
+CANCELLED_EACH_SECONDS: Final = 1.0
 
 
 class Stop:
@@ -52,10 +54,7 @@ class Stop:
         try:
             await self.until(task)
         finally:
-            while not task.done():
-                task.cancel()
-                # Cancel it again and again: what the task awaits may swallow a single cancellation.
-                await asyncio.wait([task], timeout=1)
+            await cancel_all([task])
         if task.cancelled():
             return False
         task.result()
@@ -81,6 +80,15 @@ async def all_done(tasks: Sequence[asyncio.Task[None]], seconds: float) -> None:
     """Wait until the tasks are done, for at most `seconds`."""
     if tasks:
         await asyncio.wait(tasks, timeout=seconds)
+
+
+async def cancel_all(tasks: Iterable[asyncio.Task[object]]) -> None:
+    """Cancel the tasks until they have ended: what a task awaits may swallow a single cancellation."""
+    running = set(tasks)
+    while running:
+        for task in running:
+            task.cancel()
+        _, running = await asyncio.wait(running, timeout=CANCELLED_EACH_SECONDS)
 
 
 def first_failure(group: ExceptionGroup[Exception]) -> Exception:

@@ -57,7 +57,7 @@ from workers.worker.reaper import Reaper
 from workers.worker.set_aside import SetAsideReporter
 from workers.worker.settler import Settler
 from workers.worker.slots import Slots
-from workers.worker.stopping import Stop, all_done, first_failure
+from workers.worker.stopping import Stop, all_done, cancel_all, first_failure
 from workers.worker.transactions import OwnTransaction
 
 logger = logging.getLogger(__name__)
@@ -194,16 +194,17 @@ class Worker:
                 try:
                     async with asyncio.TaskGroup() as intake:
                         reaping = intake.create_task(self._reaper.run(), name="reap")
-                        self._events.emit(WorkerEventKind.READY)
-                        await self._claim_until_stopped()
-                        reaping.cancel()
+                        try:
+                            self._events.emit(WorkerEventKind.READY)
+                            await self._claim_until_stopped()
+                        finally:
+                            await cancel_all([reaping])
                 except asyncio.CancelledError:
                     self._stop.hurry()
                     raise
                 finally:
                     await self._finish()
-                    for task in tasks:
-                        task.cancel()
+                    await cancel_all(tasks)
         finally:
             with contextlib.suppress(StorageUnavailable):
                 await self._storage.disconnect()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import pytest
 from tests import warm
 from tests.workers.running import Recorder, forever
 from tests.workers.worker.stopping import HOUR, NO_GRACE, SlowClaims, assert_released, run_to_the_end
-from workers.jobs import JobState
+from workers.jobs import JobState, Recovery
 from workers.storage.memory import MemoryStorage
 from workers.storage.sql import SqlStorage
 from workers.testing import steps
@@ -260,3 +262,33 @@ async def test_claims_that_arrive_during_a_cancellation_are_given_back() -> None
         storage.answer.set()
     assert task.cancelled()
     await assert_released(storage, "job")
+
+
+class DeafRecovery(MemoryStorage):
+    """Its recovery hangs, and swallows the first cancellation, as what it awaits may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = asyncio.Event()
+
+    async def recover(self, limit: int, *, max_stalls: int) -> Recovery:
+        self.begun.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        return await asyncio.Future()
+
+
+@pytest.mark.parametrize("end", [Worker.stop, None], ids=["stop", "cancel"])
+async def test_a_cancellation_that_is_swallowed_is_repeated(end: Callable[[Worker], None] | None) -> None:
+    """A recovery that a stop cannot cancel at once does not hold it up for ever."""
+    storage = DeafRecovery()
+    worker = Worker(storage, {"work": forever}, grace=NO_GRACE)
+    task = asyncio.create_task(worker.run())
+    await storage.begun.wait()
+    if end is None:
+        task.cancel()
+    else:
+        end(worker)
+    async with asyncio.timeout(PATIENCE):
+        await asyncio.wait([task])
+    assert task.cancelled() is (end is None)
