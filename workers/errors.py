@@ -74,7 +74,7 @@ class Unsupported(WorkersError):
 class UnknownDependency(WorkersError, ValueError):
     """A job is to follow others of which the queue knows nothing (any more); nothing of the call was stored."""
 
-    def __init__(self, job_id: str, unknown: Sequence[str]) -> None:
+    def __init__(self, job_id: str, unknown: Sequence[str | tuple[str, str]]) -> None:
         shown = ", ".join(repr(one) for one in unknown[:3]) + (", ..." if len(unknown) > 3 else "")
         super().__init__(
             f"job {job_id!r} is to follow {shown}: unknown, removed, or ended too long ago to tell how; enqueue those"

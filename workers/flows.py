@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from workers.checks import check_text
-from workers.jobs import ChildFailure, ChildId, EnqueueResult, FlowNode, NewJob
+from workers.jobs import ChildFailure, EnqueueResult, FlowNode, JobRef, NewJob
 from workers.specs import Enqueued, JobSpec
 
 MAX_FLOW_JOBS: Final = 1_000
@@ -56,9 +56,9 @@ class Children:
     none.
     """
 
-    completed: Mapping[ChildId, object] = field(default_factory=dict, repr=False)
-    ignored: Mapping[ChildId, str] = field(default_factory=dict)
-    failed: Mapping[ChildId, str | None] = field(default_factory=dict)
+    completed: Mapping[JobRef, object] = field(default_factory=dict, repr=False)
+    ignored: Mapping[JobRef, str] = field(default_factory=dict)
+    failed: Mapping[JobRef, str | None] = field(default_factory=dict)
     unfinished: int = 0
     cursor: str | None = None
 
@@ -75,7 +75,7 @@ def flatten(
     """
     waiting: deque[tuple[FlowJob, int | None]] = deque((tree, None) for tree in trees)
     nodes: list[FlowNode] = []
-    places: set[ChildId] = set()
+    places: set[JobRef] = set()
     while waiting:
         spec, parent = waiting.popleft()
         if len(nodes) + len(waiting) + len(spec.children) >= MAX_FLOW_JOBS:
@@ -97,11 +97,11 @@ def _node(spec: FlowJob, parent: int | None, queue: str, make: Callable[[JobSpec
     )
 
 
-def _check_place(node: FlowNode, places: set[ChildId], *, has_parent: bool) -> None:
+def _check_place(node: FlowNode, places: set[JobRef], *, has_parent: bool) -> None:
     check_text("queue name", node.queue)
     if node.on_failure is not None and not has_parent:
         raise ValueError(f"job {node.job.id!r} has no parent that its failure could mean something to")
-    place = ChildId(node.queue, node.job.id)
+    place = JobRef(node.queue, node.job.id)
     if place in places:
         raise ValueError(f"job {place.id!r} of queue {place.queue!r} is twice in one flow")
     places.add(place)

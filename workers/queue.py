@@ -385,13 +385,19 @@ class Queue:
     async def _store(self, job: NewJob) -> EnqueueResult:
         # A task that holds its own transaction open must be refused alone, not together with its neighbours; so must a
         # job that follows an unknown one. Jobs of one call that share a deduplication key are one group.
-        alone = job.deduplication is not None or job.after or len(job.payload) > BATCH_BYTES
+        alone = job.deduplication is not None or job.follows or len(job.payload) > BATCH_BYTES
         if alone or self.storage.limits.transactions:
             return (await self.storage.enqueue([job]))[0]
         return await self._enqueues.ask(job)
 
     def _new_job(self, spec: JobSpec) -> NewJob:
-        return new_job(spec, self._payload_serde, max_attempts=self._max_attempts, result_ttl=self._result_ttl)
+        return new_job(
+            spec,
+            self._payload_serde,
+            queue=self.storage.queue,
+            max_attempts=self._max_attempts,
+            result_ttl=self._result_ttl,
+        )
 
     def _decoded(self, result: EnqueueResult) -> Enqueued:
         return Enqueued(

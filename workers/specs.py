@@ -10,7 +10,7 @@ from typing import Final, Literal, TypedDict
 
 from workers.checks import new_id
 from workers.deduplication import Deduplication
-from workers.jobs import AfterFailure, EnqueueStatus, JobState, NewJob, Retention
+from workers.jobs import AfterFailure, EnqueueStatus, JobRef, JobState, NewJob, Retention
 from workers.retry import RetryPolicy
 from workers.serde import Encoded, JsonSerde, Serde
 
@@ -22,8 +22,9 @@ class JobSpec:
     """A job to enqueue; a field that is None takes the queue's default.
 
     Give `delay` or `at` (aware), not both. `result_ttl` sets both retentions: a timedelta or whole milliseconds, above
-    zero. `keep_completed` and `keep_failed` set them separately. `after` has the ids of the jobs to follow, and
-    `after_failure` says what becomes of the job if one of them does not complete: it fails, or runs all the same.
+    zero. `keep_completed` and `keep_failed` set them separately. `after` has the ids of the jobs to follow, and as
+    `JobRef` those of other queues, where `limits.dependencies_across_queues` says so. `after_failure` says what becomes
+    of the job if one of them does not complete: it fails, or runs all the same.
     """
 
     payload: object = field(repr=False)
@@ -39,7 +40,7 @@ class JobSpec:
     ordering_key: str | None = None
     backoff: RetryPolicy | None = None
     deduplication: Deduplication | None = None
-    after: Iterable[str] = ()
+    after: Iterable[str | JobRef] = ()
     after_failure: AfterFailure | Literal["fail", "run"] = AfterFailure.FAIL
 
 
@@ -57,7 +58,7 @@ class JobOptions(TypedDict, total=False):
     ordering_key: str | None
     backoff: RetryPolicy | None
     deduplication: Deduplication | None
-    after: Iterable[str]
+    after: Iterable[str | JobRef]
     after_failure: AfterFailure | Literal["fail", "run"]
 
 
@@ -72,15 +73,16 @@ class Enqueued:
 
 
 def new_job(
-    spec: JobSpec, serde: Serde, *, max_attempts: int = 3, result_ttl: timedelta = timedelta(hours=1)
+    spec: JobSpec, serde: Serde, *, queue: str, max_attempts: int = 3, result_ttl: timedelta = timedelta(hours=1)
 ) -> NewJob:
-    """Return the job that is meant, with these defaults.
+    """Return the job of this queue that is meant, with these defaults.
 
     Raises:
         ValueError: an option out of its range, or a payload the serde cannot encode.
         TypeError: a payload of a type the serde does not know.
     """
     ttl = result_ttl if spec.result_ttl is None else as_ttl(spec.result_ttl)
+    after, elsewhere = _by_queue(spec.after, queue)
     return NewJob(
         id=new_id() if spec.id is None else spec.id,
         name=spec.name,
@@ -93,7 +95,8 @@ def new_job(
         ordering_key=spec.ordering_key,
         backoff=spec.backoff,
         deduplication=spec.deduplication,
-        after=as_ids(spec.after),
+        after=after,
+        after_elsewhere=elsewhere,
         after_failure=AfterFailure(spec.after_failure),
     )
 
@@ -130,15 +133,27 @@ def as_delay(spec: JobSpec) -> timedelta:
     return max(spec.at - datetime.now(UTC), timedelta(0))
 
 
-def as_ids(after: Iterable[str]) -> tuple[str, ...]:
-    """Return the ids of the jobs to follow.
+def as_jobs(after: Iterable[str | JobRef]) -> tuple[str | JobRef, ...]:
+    """Return the jobs to follow.
 
     Raises:
-        TypeError: one text, which would be taken letter by letter.
+        TypeError: one text, which would be taken letter by letter, or one job of another queue.
     """
-    if isinstance(after, str):
-        raise TypeError(f"after is several ids, as [{after!r}], not one")
+    if isinstance(after, str | JobRef):
+        raise TypeError(f"after is several jobs, as [{after!r}], not one")
     return tuple(after)
+
+
+def _by_queue(after: Iterable[str | JobRef], queue: str) -> tuple[tuple[str, ...], tuple[JobRef, ...]]:
+    """Return the ids of the jobs to follow in this queue, and the jobs of others."""
+    own: list[str] = []
+    elsewhere: list[JobRef] = []
+    for one in as_jobs(after):
+        if isinstance(one, JobRef) and one.queue != queue:
+            elsewhere.append(one)
+        else:
+            own.append(one.id if isinstance(one, JobRef) else one)
+    return tuple(own), tuple(elsewhere)
 
 
 def content_id(payload: object, *, serde: Serde | None = None) -> str:

@@ -28,7 +28,7 @@ from workers import (
     continue_with,
 )
 from workers.follow_ups import FollowUp
-from workers.jobs import Completed
+from workers.jobs import Completed, JobRef
 from workers.storage.bull import BullStorage
 from workers.storage.file import FileStorage
 from workers.storage.memory import MemoryStorage
@@ -75,7 +75,7 @@ async def test_what_cannot_be_followed_is_refused() -> None:
     assert isinstance(told[1], UnknownDependency)
     assert (told[1].job_id, told[1].unknown) == ("two", ("unknown",))
     assert (await queue.counts())[JobState.QUEUED] == 2
-    with pytest.raises(TypeError, match="several ids"):
+    with pytest.raises(TypeError, match="several jobs"):
         await queue.enqueue(1, after="one")
     with pytest.raises(ValueError, match="perhaps"):
         await queue.enqueue(1, after=["one"], after_failure="perhaps")  # type: ignore[arg-type]  # a wrong word
@@ -130,6 +130,34 @@ async def test_a_caller_s_transaction_has_the_whole_of_it(tmp_path: Path) -> Non
     assert [one.job_id for one in await storage.claim("w", leases={"*": LEASE}, limit=5)] == ["second"]
     await queue.stop()
     await engine.dispose()
+
+
+async def test_jobs_of_other_queues_are_followed_in_a_caller_s_transaction(tmp_path: Path) -> None:
+    """As those of its own, which may be named in full, too. One that is alone in its queue refuses others by name."""
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/q.db")
+    letters, bills = SqlStorage(engine, "letters"), SqlStorage(engine, "bills")
+    await letters.migrate()
+    async with Queue(letters) as post, Queue(bills) as accounts:
+        await accounts.enqueue(1, id="bill")
+        await post.enqueue(1, id="envelope")
+        follows = [JobRef("bills", "bill"), JobRef("letters", "envelope")]
+        async with engine.connect() as connection:
+            await post.enqueue(2, id="letter", after=follows, connection=connection)
+            await connection.rollback()
+        assert await post.get_status("letter") is None
+        async with engine.begin() as connection:
+            await post.enqueue(2, id="letter", after=follows, connection=connection)
+        [envelope] = await letters.claim("w", leases={"*": LEASE}, limit=5)
+        await letters.settle([Completed(claim=envelope, result=b"1")])
+        [bill] = await bills.claim("w", leases={"*": LEASE}, limit=5)
+        async with engine.begin() as connection:
+            await bills.settle([Completed(claim=bill, result=b"1")], connection=connection)
+        assert [one.job_id for one in await letters.claim("w", leases={"*": LEASE}, limit=5)] == ["letter"]
+    await engine.dispose()
+    with pytest.raises(Unsupported, match="'bill' of queue 'bills'"):
+        await Queue(MemoryStorage()).enqueue(2, after=[JobRef("bills", "bill")])
+    with pytest.raises(TypeError, match="not one"):
+        await Queue(MemoryStorage()).enqueue(2, after=JobRef("bills", "bill"))
 
 
 # What handlers let follow
@@ -246,7 +274,7 @@ async def test_a_handler_s_own_transaction_lets_a_job_follow(tmp_path: Path) -> 
 CHILD = """
 import asyncio, sys
 from datetime import timedelta
-from workers.jobs import Completed
+from workers.jobs import JobRef, Completed
 from workers.storage.file import FileStorage
 from workers.storage.sql import SqlStorage
 

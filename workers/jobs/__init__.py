@@ -1,8 +1,8 @@
 """The values that cross the Storage seam: jobs, claims, settlements and what became of them."""
 
 from workers.errors import MESSAGE_CHARACTERS, STACK_CHARACTERS, ErrorInfo
-from workers.jobs.flows import ChildFailure, ChildId, ChildrenPage, FlowNode
-from workers.jobs.job import AfterFailure, Claim, JobState, NewJob
+from workers.jobs.flows import ChildFailure, ChildrenPage, FlowNode
+from workers.jobs.job import AfterFailure, Claim, JobRef, JobState, NewJob
 from workers.jobs.quarantine import Repaired, RepairOutcome, SetAside
 from workers.jobs.reading import (
     TERMINAL_EVENTS,
@@ -47,7 +47,6 @@ __all__ = [
     "CancelResult",
     "Cancelled",
     "ChildFailure",
-    "ChildId",
     "ChildrenPage",
     "Claim",
     "Completed",
@@ -61,6 +60,7 @@ __all__ = [
     "JobEvent",
     "JobEventKind",
     "JobOutcome",
+    "JobRef",
     "JobState",
     "JobStatus",
     "LogLine",

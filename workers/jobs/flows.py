@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
 
-from workers.jobs.job import NewJob
+from workers.jobs.job import JobRef, NewJob
 
 
 class ChildFailure(StrEnum):
@@ -25,13 +24,6 @@ class ChildFailure(StrEnum):
     CONTINUE_PARENT = "continueParentOnFailure"
     IGNORE = "ignoreDependencyOnFailure"
     REMOVE = "removeDependencyOnFailure"
-
-
-class ChildId(NamedTuple):
-    """Which child: the name of its queue, and its id there."""
-
-    queue: str
-    id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +49,8 @@ class ChildrenPage:
     the child's record is kept. `unfinished` counts the children that the job still waits for, on whatever page.
     """
 
-    completed: Mapping[ChildId, bytes] = field(default_factory=dict, repr=False)
-    ignored: Mapping[ChildId, str] = field(default_factory=dict)
-    failed: Mapping[ChildId, str | None] = field(default_factory=dict)
+    completed: Mapping[JobRef, bytes] = field(default_factory=dict, repr=False)
+    ignored: Mapping[JobRef, str] = field(default_factory=dict)
+    failed: Mapping[JobRef, str | None] = field(default_factory=dict)
     unfinished: int = 0
     cursor: str | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import NamedTuple
 
 from workers.checks import (
     MAX_ATTEMPTS,
@@ -49,6 +50,16 @@ class AfterFailure(StrEnum):
     RUN = "run"
 
 
+class JobRef(NamedTuple):
+    """A job of a queue by name, where queues share a server or a database."""
+
+    queue: str
+    id: str
+
+    def __repr__(self) -> str:
+        return f"{self.id!r} of queue {self.queue!r}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewJob:
     """A job to enqueue.
@@ -57,8 +68,8 @@ class NewJob:
     `keep_completed` and `keep_failed` say how long the terminal record, and with it deduplication by id, lasts; the
     record of a cancelled job lasts as that of a failed one.
     Of one `ordering_key` never two jobs run at once. `chain_index` says which link of its chain the job is. With a
-    `deduplication` by debounce, `delay` is at least its time. The job waits until the jobs `after` have ended, and its
-    delay counts from then; see `AfterFailure` and `Storage.enqueue`.
+    `deduplication` by debounce, `delay` is at least its time. The job waits until the jobs `after` have ended, and
+    those of other queues, `after_elsewhere`; its delay counts from then. See `AfterFailure` and `Storage.enqueue`.
 
     Raises:
         ValueError: an id or name that is not 1 to 512 bytes of UTF-8, a priority that is no whole number within
@@ -81,6 +92,7 @@ class NewJob:
     chain_index: int = 0
     deduplication: Deduplication | None = None
     after: tuple[str, ...] = ()
+    after_elsewhere: tuple[JobRef, ...] = ()
     after_failure: AfterFailure = AfterFailure.FAIL
 
     def __post_init__(self) -> None:
@@ -102,20 +114,29 @@ class NewJob:
             raise TypeError(f"job {self.id!r}: deduplication is a Deduplication, not {dedup!r}")
         if dedup is not None and dedup.mode is DeduplicationMode.DEBOUNCE and dedup.ttl is not None:
             object.__setattr__(self, "delay", max(self.delay, dedup.ttl))
-        if self.after:
+        if self.follows:
             self._check_after()
 
+    @property
+    def follows(self) -> tuple[str | JobRef, ...]:
+        """All jobs that it waits for, of its own queue and of others."""
+        return (*self.after, *self.after_elsewhere)
+
     def _check_after(self) -> None:
-        if not isinstance(self.after, tuple):
-            raise TypeError(f"job {self.id!r}: after is a tuple of ids, not {self.after!r}")
-        after = tuple(dict.fromkeys(self.after))
-        if len(after) > MAX_DEPENDENCIES:
-            raise ValueError(f"job {self.id!r}: it may follow {MAX_DEPENDENCIES} jobs at most, not {len(after)}")
-        for job_id in after:
+        if not (isinstance(self.after, tuple) and isinstance(self.after_elsewhere, tuple)):
+            raise TypeError(f"job {self.id!r}: the jobs to follow are tuples, not {self.after!r}")
+        after, elsewhere = tuple(dict.fromkeys(self.after)), tuple(dict.fromkeys(self.after_elsewhere))
+        if len(after) + len(elsewhere) > MAX_DEPENDENCIES:
+            count = len(after) + len(elsewhere)
+            raise ValueError(f"job {self.id!r}: it may follow {MAX_DEPENDENCIES} jobs at most, not {count}")
+        for job_id in (*after, *(one.id for one in elsewhere)):
             check_text("id of a job to follow", job_id)
+        for one in elsewhere:
+            check_text("queue of a job to follow", one.queue)
         if self.id in after:
             raise ValueError(f"job {self.id!r} cannot follow itself")
         object.__setattr__(self, "after", after)
+        object.__setattr__(self, "after_elsewhere", elsewhere)
         object.__setattr__(self, "after_failure", AfterFailure(self.after_failure))
 
 

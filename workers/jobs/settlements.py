@@ -17,7 +17,7 @@ UNCOUNTED_RETRIES: Final = 100  # in a row, before one is counted after all, so 
 
 
 def _check_follows_nobody(then: NewJob | None) -> None:
-    if then is not None and then.after:
+    if then is not None and then.follows:
         raise ValueError(f"job {then.id!r} begins when an attempt ends: it cannot have jobs to follow")
 
 

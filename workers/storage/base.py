@@ -90,6 +90,10 @@ class Limits:
     """
     dependencies: bool = True
     """Whether jobs can follow others of their queue; otherwise `enqueue` refuses `NewJob.after` with `Unsupported`."""
+    dependencies_across_queues: bool = False
+    """Whether they can follow jobs of other queues of the same database; otherwise `NewJob.after_elsewhere` is refused
+    in the same way.
+    """
     cancelled_apart: bool = True
     """Whether a cancelled job has a state of its own; otherwise it is a failed record with a mark of ours. Other
     programs on the queue see a failed job and may retry it, after which it does not count as cancelled any more.

@@ -13,6 +13,7 @@ from workers.jobs import (
     Completed,
     Continued,
     ErrorInfo,
+    JobRef,
     JobState,
     NewJob,
     Retried,
@@ -53,11 +54,21 @@ def refuse_deduplication(jobs: Iterable[NewJob], storage: str) -> None:
 def refuse_dependencies(jobs: Iterable[NewJob], storage: str) -> None:
     """Accept jobs that follow no others: this storage lets none wait."""
     for job in jobs:
-        if job.after:
+        if job.follows:
             raise Unsupported(f"{storage} lets no job follow others (job {job.id!r}); leave `after` out")
 
 
-def dependency_error(dependency: str, ended: JobState | None, cause: ErrorInfo | None) -> ErrorInfo:
+def refuse_other_queues(jobs: Iterable[NewJob], storage: str) -> None:
+    """Accept jobs that follow none of another queue: this storage knows one queue alone."""
+    for job in jobs:
+        if job.after_elsewhere:
+            raise Unsupported(
+                f"{storage} lets a job follow jobs of its own queue only: job {job.id!r} is to follow"
+                f" {job.after_elsewhere[0]!r}"
+            )
+
+
+def dependency_error(dependency: str | JobRef, ended: JobState | None, cause: ErrorInfo | None) -> ErrorInfo:
     """Return the error of a job that fails because one that it follows did not complete; None: that one is gone."""
     match ended:
         case JobState.CANCELLED:

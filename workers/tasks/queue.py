@@ -9,7 +9,7 @@ from typing import Protocol
 
 from workers.checks import MAX_DELAY, check_text
 from workers.deduplication import Deduplication, DeduplicationMode
-from workers.jobs import AfterFailure
+from workers.jobs import AfterFailure, JobRef
 from workers.queue import Queue
 from workers.serde import Encoded, Serde
 from workers.specs import JobSpec
@@ -49,7 +49,7 @@ class EnqueueOptions:
     deduplication_key: str | None = None
     deduplication_mode: DeduplicationMode = DeduplicationMode.THROTTLE
     deduplication_ttl: timedelta | None = None
-    after: tuple[str, ...] = ()
+    after: tuple[str | JobRef, ...] = ()
     after_failure: AfterFailure = AfterFailure.FAIL
 
     def __post_init__(self) -> None:

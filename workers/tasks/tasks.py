@@ -13,12 +13,12 @@ from typing import Final, Literal, TypeAlias
 from workers.checks import MAX_ATTEMPTS, MAX_DELAY, check_text, new_id
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import CorruptPayloadError, Unsupported
-from workers.jobs import AfterFailure, EnqueueStatus
+from workers.jobs import AfterFailure, EnqueueStatus, JobRef
 from workers.kv.base import KvStore, encode_key, writes_conditionally
 from workers.queue import Queue
 from workers.retry import RetryPolicy
 from workers.serde import Encoded
-from workers.specs import Enqueued, JobSpec, as_ids
+from workers.specs import Enqueued, JobSpec, as_jobs
 from workers.storage.base import ANY_NAME
 from workers.tasks.kv_deduplication import KvDeduplication
 from workers.tasks.queue import EnqueueOptions, QueueTasks, TaskMessage, TaskQueue
@@ -145,7 +145,7 @@ class Tasks:
         deduplication_mode: DeduplicationMode = DeduplicationMode.THROTTLE,
         delay: timedelta = timedelta(0),
         ordering_key: str | None = None,
-        after: Iterable[str] = (),
+        after: Iterable[str | JobRef] = (),
         after_failure: AfterFailure = AfterFailure.FAIL,
     ) -> Enqueued:
         """Queue one run of the task, or return `duplicate` with the id of the job that has the key.
@@ -182,7 +182,7 @@ class Tasks:
         deduplication_mode: DeduplicationMode = DeduplicationMode.THROTTLE,
         delay: timedelta = timedelta(0),
         ordering_key: str | None = None,
-        after: Iterable[str] = (),
+        after: Iterable[str | JobRef] = (),
         after_failure: AfterFailure = AfterFailure.FAIL,
     ) -> EnqueuedTasks:
         """Queue one run for each item, as by `enqueue_task`.
@@ -193,7 +193,7 @@ class Tasks:
         self._check_ours(task)
         mode = DeduplicationMode(deduplication_mode)
         self._refuse_unable(task, deduplication_key, mode)
-        after = as_ids(after)
+        after = as_jobs(after)
         if after and not getattr(self._queue, "native_dependencies", False):  # a foreign queue need not know of it
             raise Unsupported(f"task {task.name!r}: its queue lets no job follow others; leave `after` out")
         options = EnqueueOptions(delay=delay, ordering_key=ordering_key, after=after, after_failure=after_failure)
@@ -215,7 +215,7 @@ class Tasks:
         deduplication_mode: DeduplicationMode = DeduplicationMode.THROTTLE,
         delay: timedelta = timedelta(0),
         ordering_key: str | None = None,
-        after: Iterable[str] = (),
+        after: Iterable[str | JobRef] = (),
         after_failure: AfterFailure = AfterFailure.FAIL,
     ) -> JobSpec:
         """Return one run of the task as a job for `Queue.enqueue_many`, which may join the caller's transaction.

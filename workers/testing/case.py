@@ -62,6 +62,9 @@ FRESH_RETRIES: Final = Need(what="fresh_retries", met=lambda harness: harness.li
 RESULT_TTL_UPDATES: Final = Need(what="result_ttl_updates", met=lambda harness: harness.limits.result_ttl_updates)
 DEDUPLICATION: Final = Need(what="deduplication", met=lambda harness: harness.limits.deduplication)
 DEPENDENCIES: Final = Need(what="dependencies", met=lambda harness: harness.limits.dependencies)
+DEPENDENCIES_ACROSS: Final = Need(
+    what="dependencies_across_queues", met=lambda harness: harness.limits.dependencies_across_queues
+)
 DURABLE: Final = Need(what="durable", met=lambda harness: harness.limits.durable is not False)
 RETENTION_PER_JOB: Final = Need(what="retention_per_job", met=lambda harness: harness.limits.retention_per_job)
 WORKS_WHEN_FULL: Final = Need(what="works_when_full", met=lambda harness: harness.limits.works_when_full)

@@ -54,7 +54,7 @@ class OwnChildren:
             if child.id is None or child.on_failure not in LASTING:
                 parent = self._claim.job_id
                 raise ValueError(f"a child of running job {parent!r} needs an id, and `on_failure` other than REMOVE")
-        make = partial(new_job, serde=self._payload_serde)
+        make = partial(new_job, serde=self._payload_serde, queue=self._storage.queue)
         nodes = flatten(children, self._storage.queue, make, further=True)
         return answers(nodes, await self._storage.enqueue_flow(nodes, self._claim), self._result_serde.loads)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from workers.errors import StorageError
-from workers.jobs import ChildId, ChildrenPage, Claim
+from workers.jobs import ChildrenPage, Claim, JobRef
 from workers.storage.bullmq.access import QueueAccess
 from workers.storage.bullmq.codec import decode_id
 from workers.storage.bullmq.record import BullMQClaim
@@ -86,11 +86,11 @@ class ChildrenReader:
         replies = await self._queue.server.run([("HGET", child, "failedReason") for child in failed])
         return {child: reply if isinstance(reply, str) else None for child, reply in zip(failed, replies, strict=True)}
 
-    def _id(self, key: str) -> ChildId:
+    def _id(self, key: str) -> JobRef:
         """Return what a key `<prefix>:<queue>:<id>` means; another prefix than ours is part of the queue's name."""
         own = key.removeprefix(f"{self._prefix}:")
         queue, _, raw = key.rpartition(":") if own == key else own.partition(":")
-        return ChildId(queue, decode_id(raw))
+        return JobRef(queue, decode_id(raw))
 
 
 def _read_cursor(cursor: str | None) -> tuple[int, str]:

@@ -29,7 +29,7 @@ from workers.storage.bullmq.server import Contended, Reply
 from workers.storage.on_redis.node_values import decode_bytes, encode_bytes
 from workers.storage.on_redis.server import ROUNDS
 from workers.storage.on_redis.wire import Command
-from workers.storage.rules import REDIS_VALUE_BYTES, STARTS_ANEW, refuse_deduplication
+from workers.storage.rules import REDIS_VALUE_BYTES, STARTS_ANEW, refuse_deduplication, refuse_dependencies
 
 _FIELDS: Final = (*STATE_FIELDS, "parentKey")
 _READS: Final = 4
@@ -278,6 +278,7 @@ def _check(nodes: Sequence[FlowNode]) -> None:
         StorageError: payloads that are too large for one transaction.
     """
     refuse_deduplication((node.job for node in nodes), "BullMQStorage")
+    refuse_dependencies((node.job for node in nodes), "BullMQStorage")
     for node in nodes:
         if node.job.ordering_key is not None:
             raise Unsupported(f"job {node.job.id!r}: {NO_ORDERING_KEYS}")

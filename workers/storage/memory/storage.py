@@ -36,7 +36,7 @@ from workers.jobs import (
 from workers.storage.base import Limits
 from workers.storage.memory.dependents import DependentTable
 from workers.storage.memory.steps import QueueSteps
-from workers.storage.rules import refuse_transaction
+from workers.storage.rules import refuse_other_queues, refuse_transaction
 from workers.storage.subscribers import BufferedSubscription, Subscribers
 
 
@@ -71,6 +71,7 @@ class MemoryStorage:
 
     async def enqueue(self, jobs: Sequence[NewJob], *, connection: object | None = None) -> list[EnqueueResult]:
         refuse_transaction(connection, "MemoryStorage")
+        refuse_other_queues(jobs, "MemoryStorage")
         return self._queue.enqueue(jobs, self._now())
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:

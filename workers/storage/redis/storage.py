@@ -80,6 +80,7 @@ from workers.storage.rules import (
     check_claim,
     check_cleanable,
     check_fits_redis,
+    refuse_other_queues,
     refuse_transaction,
     unfit_for_redis,
     weight,
@@ -159,6 +160,7 @@ class RedisStorage(ScriptedStorage):
         A batch with several jobs of one deduplication key, or with jobs that follow others, is sent as a whole.
         """
         refuse_transaction(connection, "RedisStorage")
+        refuse_other_queues(jobs, "RedisStorage")
         for job in jobs:
             check_fits_redis(job.id, job.payload)
         results: list[EnqueueResult] = []

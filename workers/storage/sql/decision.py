@@ -40,7 +40,7 @@ def decide(transaction: Transaction, jobs: Sequence[NewJob]) -> Decision:
             result = keys.duplicate(job, job.deduplication, found)
         if result is None:
             result = EnqueueResult(id=job.id, status=EnqueueStatus.QUEUED)
-            state = JobState.WAITING if job.after else JobState.SCHEDULED if job.delay else JobState.QUEUED
+            state = JobState.WAITING if job.follows else JobState.SCHEDULED if job.delay else JobState.QUEUED
             found[job.id] = EnqueueResult(id=job.id, status=EnqueueStatus.DUPLICATE, existing_state=state)
             new.append(job)
         results.append(result)

@@ -9,17 +9,21 @@ by the next sweep.
 
 A row that vanishes with its end, because nothing of it is kept, looks removed to a trigger. So `tell_end` comes first.
 
+`queue` and `job_id` of a dependency are those of the job that is followed. Its dependents may be in any queue of the
+database: each is released by the step that ends the job, and its own queue's workers and subscribers are told.
+
 While a job waits, its `run_at` is its delay after `created_at`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import TypeAlias
 
-from sqlalchemy import RowMapping, text
+from sqlalchemy import RowMapping, TextClause, text
 
 from workers.errors import UnknownDependency
-from workers.jobs import AfterFailure, ErrorInfo, JobEventKind, JobState, NewJob
+from workers.jobs import AfterFailure, ErrorInfo, JobEventKind, JobRef, JobState, NewJob
 from workers.storage.rules import dependency_error
 from workers.storage.sql.rows import (
     WAIT,
@@ -33,13 +37,16 @@ from workers.storage.sql.rows import (
     locking,
 )
 
+Followed: TypeAlias = "str | JobRef"
+"""A job by its id in the queue of the transaction, or in another one."""
+
 _KNOWN = expanding(
     "SELECT id, state FROM workers_jobs WHERE queue = :queue AND id IN :ids"
     " AND (expires_at IS NULL OR expires_at > :now)",
     "ids",
 )
 _FOUND = locking(
-    "SELECT seq, id, state, error, keep_failed FROM workers_jobs WHERE queue = :queue AND id IN :ids"
+    "SELECT seq, queue, id, state, error, keep_failed FROM workers_jobs WHERE queue = :queue AND id IN :ids"
     " AND (expires_at IS NULL OR expires_at > :now) ORDER BY seq",
     WAIT,
     lists="ids",
@@ -59,16 +66,17 @@ _NOTE_END = text(
     "UPDATE workers_dependencies SET ended = :ended, error = :error"
     " WHERE queue = :queue AND job_id = :job_id AND ended IS NULL"
 )
+_QUEUE = text("SELECT id FROM workers_queues WHERE name = :name")
 _RELEASE_POSTGRES = text("SELECT workers_release(:queue, :job_id, :ended, :error)")
 
 _ENDED = text(
-    "SELECT d.job_id, d.dependent AS seq, d.fails, d.ended, d.error, j.id, j.keep_failed"
-    " FROM workers_dependencies d JOIN workers_jobs j ON j.seq = d.dependent"
-    " WHERE d.queue = :queue AND d.ended IS NOT NULL LIMIT 500"
+    "SELECT d.queue, d.job_id, d.dependent AS seq, d.fails, d.ended, d.error, j.queue AS own_queue, j.id,"
+    " j.keep_failed, (SELECT name FROM workers_queues WHERE id = d.queue AND id <> j.queue) AS elsewhere"
+    " FROM workers_dependencies d JOIN workers_jobs j ON j.seq = d.dependent WHERE d.ended IS NOT NULL LIMIT 500"
 )
 _RESOLVED = text("DELETE FROM workers_dependencies WHERE queue = :queue AND job_id = :job_id AND dependent = :seq")
 _FREE = expanding(
-    "SELECT seq, id FROM workers_jobs WHERE seq IN :seqs AND state = 'waiting'"
+    "SELECT seq, queue, id FROM workers_jobs WHERE seq IN :seqs AND state = 'waiting'"
     " AND NOT EXISTS (SELECT 1 FROM workers_dependencies WHERE dependent = workers_jobs.seq) ORDER BY seq",
     "seqs",
 )
@@ -85,51 +93,65 @@ def refuse_unknown(transaction: Transaction, jobs: Sequence[NewJob]) -> None:
     Raises:
         UnknownDependency: there is one.
     """
-    if not any(job.after for job in jobs):
+    if not any(job.follows for job in jobs):
         return
-    states = _states(transaction, {one for job in jobs for one in (job.id, *job.after)})
+    states = _states(transaction, {one for job in jobs for one in (job.id, *job.follows)})
     begins = (None, RowState.FAILED, RowState.CANCELLED)
     earlier: set[str] = set()
     for job in jobs:
         is_new = job.id not in earlier and states.get(job.id) in begins
         if is_new and job.after_failure is AfterFailure.FAIL:
-            unknown = [one for one in job.after if one not in earlier and one not in states]
+            unknown = [one for one in job.follows if one not in earlier and one not in states]
             if unknown:
                 raise UnknownDependency(job.id, unknown)
         earlier.add(job.id)
 
 
-def _states(transaction: Transaction, ids: Iterable[str]) -> dict[str, str]:
-    states: dict[str, str] = {}
-    for batch in batches([transaction.encode(job_id) for job_id in ids]):
-        place = {"queue": transaction.queue, "now": transaction.now, "ids": list(batch)}
-        states.update(
-            (transaction.decode(job_id), state) for job_id, state in transaction.connection.execute(_KNOWN, place)
-        )
-    return states
+def _states(transaction: Transaction, jobs: Iterable[Followed]) -> dict[Followed, str]:
+    return {one: row["state"] for one, row in _rows(transaction, jobs, _KNOWN)}
+
+
+def _rows(
+    transaction: Transaction, jobs: Iterable[Followed], query: TextClause
+) -> Iterator[tuple[Followed, RowMapping]]:
+    """Yield the rows that there are of these jobs; queue by queue, so that two who lock them do it in one order."""
+    numbers: dict[str, int] = {}
+    by_queue: dict[int, dict[str, Followed]] = {}
+    for one in jobs:
+        queue = transaction.queue
+        if isinstance(one, JobRef):
+            queue = numbers[one.queue] = numbers.get(one.queue) or _queue(transaction, one.queue)
+        by_queue.setdefault(queue, {})[transaction.encode(one.id if isinstance(one, JobRef) else one)] = one
+    for queue, encoded in sorted(by_queue.items()):
+        for batch in batches(sorted(encoded)):
+            place = {"queue": queue, "now": transaction.now, "ids": list(batch)}
+            for row in transaction.connection.execute(query, place).mappings():
+                yield encoded[row["id"]], row
+
+
+def _queue(transaction: Transaction, name: str) -> int:
+    """Return the number of a queue; none has the number 0, which stands for one that nobody has used yet."""
+    return int(transaction.connection.execute(_QUEUE, {"name": transaction.encode(name)}).scalar() or 0)
 
 
 class _Graph:
     """The rows of jobs that were just inserted and follow others, and of those others."""
 
-    def __init__(self, transaction: Transaction, ids: Collection[str]) -> None:
+    def __init__(self, transaction: Transaction, jobs: Collection[Followed]) -> None:
         self._transaction = transaction
-        self._rows: dict[str, RowMapping] = {}
-        self._ends: dict[str, tuple[JobState, ErrorInfo | None]] = {}
+        self._found: dict[Followed, RowMapping] = {}
+        self._ends: dict[Followed, tuple[JobState, ErrorInfo | None]] = {}
         self._marked: set[int] = set()
-        for batch in batches([transaction.encode(job_id) for job_id in sorted(ids)]):
-            place = {"queue": transaction.queue, "now": transaction.now, "ids": list(batch)}
-            for row in transaction.connection.execute(_FOUND[transaction.dialect], place).mappings():
-                job_id = transaction.decode(row["id"])
-                self._rows[job_id] = row
-                if row["state"] in (RowState.COMPLETED, RowState.FAILED, RowState.CANCELLED):
-                    self._ends[job_id] = JobState(row["state"]), decode_error(row["error"])
+        for one, row in _rows(transaction, jobs, _FOUND[transaction.dialect]):
+            self._found[one] = row
+            if row["state"] in (RowState.COMPLETED, RowState.FAILED, RowState.CANCELLED):
+                self._ends[one] = JobState(row["state"]), decode_error(row["error"])
 
     def insert(self, job: NewJob) -> None:
         """Let the job wait for those of its others that have not ended, or fail it."""
-        left: list[str] = []
-        for one in job.after:
-            if one in self._rows and one not in self._ends:
+        left: list[Followed] = []
+        for one in job.follows:
+            if one in self._found and one not in self._ends:
                 left.append(one)
                 continue
             state, error = self._ends.get(one, (None, None))
@@ -139,18 +161,18 @@ class _Graph:
         if left:
             self._wait(job, left)
 
-    def _wait(self, job: NewJob, left: Sequence[str]) -> None:
-        seq = self._rows[job.id]["seq"]
-        fails = int(job.after_failure is AfterFailure.FAIL)
-        place = {"queue": self._transaction.queue, "seq": seq, "fails": fails}
+    def _wait(self, job: NewJob, left: Sequence[Followed]) -> None:
+        seq = self._found[job.id]["seq"]
+        place = {"seq": seq, "fails": int(job.after_failure is AfterFailure.FAIL)}
+        rows = [self._found[one] for one in left]
         self._transaction.connection.execute(_WAIT, {"seq": seq})
         self._transaction.connection.execute(
-            _FOLLOW, [{**place, "job_id": self._transaction.encode(one)} for one in left]
+            _FOLLOW, [{**place, "queue": row["queue"], "job_id": row["id"]} for row in rows]
         )
-        self._marked.update(self._rows[one]["seq"] for one in left)
+        self._marked.update(row["seq"] for row in rows)
 
     def _give_up(self, job: NewJob, error: ErrorInfo) -> None:
-        fail(self._transaction, self._rows[job.id]["seq"], encode_retention(job.keep_failed), error)
+        fail(self._transaction, self._found[job.id]["seq"], encode_retention(job.keep_failed), error)
         self._transaction.announce(JobEventKind.FAILED, [job.id])
         self._ends[job.id] = JobState.FAILED, error
 
@@ -162,10 +184,10 @@ class _Graph:
 
 def insert(transaction: Transaction, jobs: Sequence[NewJob]) -> None:
     """Let jobs that were just inserted wait for those they follow."""
-    following = [job for job in jobs if job.after]
+    following = [job for job in jobs if job.follows]
     if not following:
         return
-    graph = _Graph(transaction, {one for job in following for one in (job.id, *job.after)})
+    graph = _Graph(transaction, {one for job in following for one in (job.id, *job.follows)})
     for job in following:
         graph.insert(job)
     graph.mark()
@@ -192,40 +214,44 @@ def tell_end(transaction: Transaction, job_id: str, ended: RowState, error: str 
 
 
 def resolve(transaction: Transaction) -> None:
-    """Release or fail those who wait for what has ended, on SQLite."""
-    while rows := transaction.connection.execute(_ENDED, {"queue": transaction.queue}).mappings().all():
+    """Release or fail those who wait for what has ended, in whatever queue, on SQLite."""
+    while rows := transaction.connection.execute(_ENDED).mappings().all():
         giving_up: dict[int, RowMapping] = {}
         for row in rows:
             if row["fails"] and row["ended"] != RowState.COMPLETED:
                 giving_up.setdefault(row["seq"], row)
         _give_up(transaction, list(giving_up.values()))
         _release(transaction, [row for row in rows if row["seq"] not in giving_up])
-        transaction.wake = True
 
 
 def _give_up(transaction: Transaction, rows: Sequence[RowMapping]) -> None:
     """Fail these jobs, each because of the one that its row is about; whom else they follow is forgotten with that."""
     ended = []
     for row in rows:
+        there = transaction.on(row["own_queue"])
         state = None if row["ended"] == "removed" else JobState(row["ended"])
-        error = dependency_error(row["job_id"], state, decode_error(row["error"]))
+        dependency = row["job_id"] if row["elsewhere"] is None else JobRef(row["elsewhere"], row["job_id"])
+        error = dependency_error(dependency, state, decode_error(row["error"]))
         if row["keep_failed"] is None:
-            tell_end(transaction, row["id"], RowState.FAILED, encode_error(error))
-            fail(transaction, row["seq"], None, error)
+            tell_end(there, row["id"], RowState.FAILED, encode_error(error))
+            fail(there, row["seq"], None, error)
         else:
-            ended.append(_failure(transaction, row["seq"], row["keep_failed"], error))
+            ended.append(_failure(there, row["seq"], row["keep_failed"], error))
+        there.announce(JobEventKind.FAILED, [row["id"]])
+        there.wake = True
     if ended:
         transaction.connection.execute(_GIVE_UP, ended)
-    transaction.announce(JobEventKind.FAILED, [row["id"] for row in rows])
 
 
 def _release(transaction: Transaction, rows: Sequence[RowMapping]) -> None:
     """Shorten the waits that these rows are about, and release the jobs that wait for nobody any more."""
     if not rows:
         return
-    met = [{"queue": transaction.queue, "job_id": row["job_id"], "seq": row["seq"]} for row in rows]
+    met = [{"queue": row["queue"], "job_id": row["job_id"], "seq": row["seq"]} for row in rows]
     transaction.connection.execute(_RESOLVED, met)
     for batch in batches(list({row["seq"] for row in rows})):
         free = transaction.connection.execute(_FREE, {"seqs": list(batch)}).all()
-        transaction.connection.execute(_RELEASE, {"now": transaction.now, "seqs": [seq for seq, _ in free]})
-        transaction.announce(JobEventKind.QUEUED, [job_id for _, job_id in free])
+        transaction.connection.execute(_RELEASE, {"now": transaction.now, "seqs": [seq for seq, _, _ in free]})
+        for _, queue, job_id in free:
+            transaction.on(queue).announce(JobEventKind.QUEUED, [job_id])
+            transaction.on(queue).wake = True

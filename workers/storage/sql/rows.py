@@ -19,6 +19,7 @@ from workers.jobs import (
     STACK_CHARACTERS,
     ErrorInfo,
     JobEventKind,
+    JobRef,
     JobState,
     Retention,
 )
@@ -69,6 +70,7 @@ class Transaction:
     """Whether jobs may have ended that others follow; on SQLite these are released before the commit."""
     lasting: bool = False
     """Whether it is a caller's, who commits at any time: by then, more may have subscribed than now."""
+    _elsewhere: dict[int, Transaction] = field(default_factory=dict)
 
     @cached_property
     def now(self) -> int:
@@ -89,6 +91,21 @@ class Transaction:
 
     def announce(self, kind: JobEventKind, ids: Iterable[str]) -> None:
         self.events.extend([(kind, job_id) for job_id in ids])
+
+    def on(self, queue: int) -> Transaction:
+        """Return the same transaction on another queue, with announcements of its own."""
+        if queue == self.queue:
+            return self
+        if queue not in self._elsewhere:
+            self._elsewhere[queue] = Transaction(
+                connection=self.connection, queue=queue, clock=self.clock, lasting=self.lasting
+            )
+        return self._elsewhere[queue]
+
+    def on_all_queues(self) -> Iterator[Transaction]:
+        """Yield the transaction on each of its queues."""
+        yield self
+        yield from self._elsewhere.values()
 
 
 def next_seq(transaction: Transaction) -> int:
@@ -155,9 +172,9 @@ def _error_of_dependency(found: Mapping[str, str]) -> ErrorInfo:
     if begun is not None:
         kind, message = (str(json.loads(f'"{part}"')) for part in begun.groups())
         cause = ErrorInfo(type=kind, message=message)
-    return dependency_error(
-        decode_text(str(found["dependency"])), None if ended == "removed" else JobState(ended), cause
-    )
+    job_id, queue = decode_text(str(found["dependency"])), found.get("queue")
+    dependency = job_id if queue is None else JobRef(decode_text(queue), job_id)
+    return dependency_error(dependency, None if ended == "removed" else JobState(ended), cause)
 
 
 def encode_backoff(policy: RetryPolicy | None) -> str | None:

@@ -9,7 +9,7 @@ from workers.testing.case import REGISTRY, Case
 
 MODULES: Final = (
     *("enqueue", "claim", "ordering", "wait", "renew", "settle", "attempts", "recover", "retention", "cancel", "flows"),
-    *("deduplication", "chains", "dependencies", "progress"),
+    *("deduplication", "chains", "dependencies", "dependencies_across", "progress"),
     *("inspect", "manage", "events", "identifiers", "payloads", "bad_input", "isolation", "restart", "full"),
 )
 

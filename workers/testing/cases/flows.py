@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from workers.errors import Unsupported
 from workers.flows import FlowJob
-from workers.jobs import ChildId, EnqueueStatus, JobState, Suspended
+from workers.jobs import EnqueueStatus, JobRef, JobState, Suspended
 from workers.queue import Queue
 from workers.storage.base import FlowStorage
 from workers.testing.case import FLOWS, case
@@ -42,7 +42,7 @@ async def a_parent_waits_for_its_children(harness: Harness) -> None:
         await apply(parts, completed(held, b"1"))
     parent = await claim_one(storage)
     found = await storage.children(parent, limit=10, cursor=None)
-    assert found.completed == {ChildId(parts.queue, name): b"1" for name in ("a", "b")}
+    assert found.completed == {JobRef(parts.queue, name): b"1" for name in ("a", "b")}
     assert (found.unfinished, found.cursor) == (0, None)
 
 

@@ -16,9 +16,9 @@ from tests.workers.running import Recorder, running
 from tests.workers.storage.bullmq.steps import ERROR
 from workers import (
     ChildFailure,
-    ChildId,
     EnqueueStatus,
     FlowJob,
+    JobRef,
     JobState,
     JsonSerde,
     LeaseLost,
@@ -27,6 +27,7 @@ from workers import (
     StorageDamaged,
     StorageError,
     StorageUnavailable,
+    Unsupported,
     WaitForChildren,
     Worker,
     WorkerEventKind,
@@ -63,7 +64,7 @@ def part(parts: BullMQStorage, job_id: str, on_failure: ChildFailure | None = No
 def children_of(parts: BullMQStorage, *ids: str, on_failure: ChildFailure | None = None) -> list[FlowNode]:
     """Further children of a running job, as a storage takes them."""
     specs = [part(parts, job_id, on_failure) for job_id in ids]
-    return flatten(specs, parts.queue, partial(new_job, serde=JsonSerde()), further=True)
+    return flatten(specs, parts.queue, partial(new_job, serde=JsonSerde(), queue=""), further=True)
 
 
 class Outcomes:
@@ -133,7 +134,7 @@ async def test_what_a_failure_means_for_the_parent(storage: BullMQStorage, parts
     async def look(job: Job) -> None:
         children = await job.children()
         found[job.id] = {child.id: why for child, why in {**children.ignored, **children.failed}.items()}
-        assert [*children.completed] == [ChildId(parts.queue, f"{job.id}-good")]
+        assert [*children.completed] == [JobRef(parts.queue, f"{job.id}-good")]
 
     recorder = Recorder()
     async with running(Worker(storage, {"*": look}, observers=[recorder])):
@@ -248,7 +249,7 @@ async def test_jobs_that_exist_become_children(
         assert await state(storage, "whole") is JobState.WAITING
         await complete(parts)
     page = await storage.children(await claim_one(storage), limit=10, cursor=None)
-    assert page.completed == {ChildId(parts.queue, one): b"7" if one == "done" else b"1" for one in ids}
+    assert page.completed == {JobRef(parts.queue, one): b"7" if one == "done" else b"1" for one in ids}
 
 
 async def test_a_flow_of_jobs_that_have_completed_runs_at_once(
@@ -448,7 +449,7 @@ async def test_a_running_parent_fails_with_its_child(storage: BullMQStorage, par
         await recorder.seen(WorkerEventKind.FAILED)
         await storage.enqueue([job("returns")])
         await recorder.seen(WorkerEventKind.FAILED, 2)
-    assert seen == [{ChildId(parts.queue, f"{one}-bad"): "no"} for one in ("waits", "returns")]
+    assert seen == [{JobRef(parts.queue, f"{one}-bad"): "no"} for one in ("waits", "returns")]
     for name in ("waits", "returns"):
         found = await status(storage, name)
         assert found.last_error is not None
@@ -496,7 +497,7 @@ async def test_children_are_read_in_pages(storage: BullMQStorage, parts: BullMQS
         assert len(page.completed) < 300
         found.update({**page.completed, **page.ignored, **page.failed})
         cursor, pages = page.cursor, pages + 1
-    assert found.pop(ChildId(parts.queue, "gone")) is None
+    assert found.pop(JobRef(parts.queue, "gone")) is None
     assert len(found) == 601
     assert pages >= 4
     for junk in ("", "3:0", "0:x", "0"):
@@ -537,3 +538,11 @@ async def test_draining_removes_what_waits_for_children_here(
     await queue.enqueue_flow(FlowJob(payload=None, id="spread", children=[part(parts, "b")]))
     assert await storage.drain() == 2
     assert [one.id for one in (await storage.list(JobState.WAITING)).jobs] == ["spread"]
+
+
+async def test_a_job_of_a_flow_cannot_follow_others(storage: BullMQStorage) -> None:
+    """It would not wait for them; so the tree is refused, and nothing of it is stored."""
+    async with Queue(storage) as queue:
+        with pytest.raises(Unsupported, match="'whole'"):
+            await queue.enqueue_flow(FlowJob(payload=1, id="whole", after=["other"]))
+        assert await queue.get_status("whole") is None

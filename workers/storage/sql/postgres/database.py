@@ -91,7 +91,7 @@ class PostgresDatabase:
 
     def enqueue(self, begin: Begin, jobs: Sequence[NewJob]) -> Future[list[EnqueueResult]]:
         work = partial(steps.enqueue, jobs=jobs)
-        if any(job.deduplication is not None or job.after for job in jobs):
+        if any(job.deduplication is not None or job.follows for job in jobs):
             return self.change(begin, work)
         return self._step(self._patient, begin, work)
 
@@ -264,7 +264,9 @@ class PostgresTarget:
     full_url: URL
     busy_timeout: timedelta
 
-    limits: ClassVar[Limits] = Limits(clock="server", durable=True, processes="many", transactions=True)
+    limits: ClassVar[Limits] = Limits(
+        clock="server", durable=True, processes="many", transactions=True, dependencies_across_queues=True
+    )
 
     @property
     def url(self) -> str:

@@ -11,6 +11,7 @@ AS $$
 #variable_conflict use_column
 DECLARE
     v_now bigint := workers_now();
+    v_queues integer[] := ARRAY[p_queue]; -- of the jobs that have ended
     v_ids text[] := ARRAY[p_id];
     v_ends text[] := ARRAY[p_ended];
     v_errors text[] := ARRAY[p_error];
@@ -19,29 +20,36 @@ DECLARE
     v_job record;
     v_error text;
     v_events text[] := '{}';
+    v_told integer[] := '{}'; -- the queue of each event
+    v_queue integer;
 BEGIN
     WHILE v_at < cardinality(v_ids) LOOP
         v_at := v_at + 1;
-        v_seqs := ARRAY(SELECT dependent FROM workers_dependencies WHERE queue = p_queue AND job_id = v_ids[v_at]);
+        v_seqs := ARRAY(SELECT dependent FROM workers_dependencies WHERE queue = v_queues[v_at] AND job_id = v_ids[v_at]);
         CONTINUE WHEN cardinality(v_seqs) = 0;
         PERFORM FROM workers_jobs WHERE seq = ANY(v_seqs) ORDER BY seq FOR UPDATE;
         FOR v_job IN
             DELETE FROM workers_dependencies d USING workers_jobs j
-            WHERE d.queue = p_queue AND d.job_id = v_ids[v_at] AND d.dependent = ANY(v_seqs)
+            WHERE d.queue = v_queues[v_at] AND d.job_id = v_ids[v_at] AND d.dependent = ANY(v_seqs)
                 AND j.seq = d.dependent AND j.state = 'waiting'
-            RETURNING j.seq, j.id, j.run_at - j.created_at AS delay, j.keep_failed, d.fails
+            RETURNING j.seq, j.queue, j.id, j.run_at - j.created_at AS delay, j.keep_failed, d.fails
         LOOP
             IF v_job.fails <> 0 AND v_ends[v_at] <> 'completed' THEN
                 v_error := json_build_object(
-                    'dependency', v_ids[v_at], 'ended', v_ends[v_at], 'cause',
+                    'dependency', v_ids[v_at],
+                    'queue', (SELECT name FROM workers_queues WHERE id = v_queues[v_at] AND id <> v_job.queue),
+                    'ended', v_ends[v_at], 'cause',
                     CASE WHEN v_errors[v_at] LIKE '{%' THEN '["DependencyFailed", ""' ELSE left(v_errors[v_at], 1000) END
                 );
+                v_queues := v_queues || v_job.queue;
                 v_ids := v_ids || v_job.id;
                 v_ends := v_ends || 'failed'::text;
                 v_errors := v_errors || v_error;
                 v_events := v_events || ('failed:' || v_job.id);
+                v_told := v_told || v_job.queue;
                 DELETE FROM workers_dependencies WHERE dependent = v_job.seq;
                 IF v_job.keep_failed IS NULL THEN
+                    UPDATE workers_jobs SET dependents = 0 WHERE seq = v_job.seq; -- whose end is told here, by no trigger
                     DELETE FROM workers_jobs WHERE seq = v_job.seq;
                     DELETE FROM workers_payloads WHERE seq = v_job.seq;
                 ELSE
@@ -53,15 +61,18 @@ BEGIN
                 UPDATE workers_jobs SET state = state WHERE seq = v_job.seq;
             ELSE
                 v_events := v_events || ('queued:' || v_job.id);
+                v_told := v_told || v_job.queue;
                 UPDATE workers_jobs SET state = CASE WHEN v_job.delay > 0 THEN 'scheduled' ELSE 'ready' END,
                     run_at = v_now + v_job.delay
                 WHERE seq = v_job.seq;
             END IF;
         END LOOP;
     END LOOP;
-    IF cardinality(v_events) > 0 THEN
-        PERFORM workers_tell(p_queue, v_events, true, true);
-    END IF;
+    FOR v_queue IN SELECT DISTINCT q FROM unnest(v_told) q LOOP
+        PERFORM workers_tell(
+            v_queue, ARRAY(SELECT e FROM unnest(v_events, v_told) AS t(e, q) WHERE q = v_queue), true, true
+        );
+    END LOOP;
 END $$;
 
 CREATE OR REPLACE FUNCTION workers_ended() RETURNS trigger LANGUAGE plpgsql

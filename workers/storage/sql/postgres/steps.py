@@ -86,7 +86,7 @@ _SETTLE = text(
 
 def enqueue(transaction: Transaction, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
     """See `Storage.enqueue`; one statement, unless there are deduplication keys, or jobs to follow."""
-    if all(job.deduplication is None and not job.after for job in jobs):
+    if all(job.deduplication is None and not job.follows for job in jobs):
         return _insert(transaction, jobs)
     dependents.refuse_unknown(transaction, jobs)
     decision = decide(transaction, jobs)

@@ -117,8 +117,10 @@ class SqliteDatabase:
                 result = work(transaction)
                 if transaction.ends:
                     resolve(transaction)
-                self.events.record(transaction, own=True)
-            self.subscribers.tell(transaction.queue, transaction.events, wake=transaction.wake)
+                for each in transaction.on_all_queues():
+                    self.events.record(each, own=True)
+            for each in transaction.on_all_queues():
+                self.subscribers.tell(each.queue, each.events, wake=each.wake)
             return result
 
         return self._writer.submit(run)
@@ -133,7 +135,8 @@ class SqliteDatabase:
             result = work(transaction)
             if transaction.ends:
                 resolve(transaction)
-            self.events.record(transaction, own=False)
+            for each in transaction.on_all_queues():
+                self.events.record(each, own=False)
             return result
 
         with translated(self.name):
@@ -226,7 +229,12 @@ class SqliteTarget:
     busy_timeout: timedelta
 
     limits: ClassVar[Limits] = Limits(
-        clock="machine", durable=True, processes="machine", wakeup_latency=POLL, transactions=True
+        dependencies_across_queues=True,
+        clock="machine",
+        durable=True,
+        processes="machine",
+        wakeup_latency=POLL,
+        transactions=True,
     )
 
     @classmethod
