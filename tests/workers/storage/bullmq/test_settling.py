@@ -198,9 +198,11 @@ async def test_more_than_a_script_takes_at_once(storage: BullMQStorage) -> None:
 
 async def test_a_script_moves_few_of_many_jobs_that_are_due(storage: BullMQStorage, client: Any) -> None:
     """While more jobs are due than BullMQ moves at each claim, a script claims one: the server has others to serve."""
-    await storage.enqueue([job(delay=timedelta(milliseconds=1)) for _ in range(1_001)])
+    await storage.enqueue([job(delay=timedelta(hours=1)) for _ in range(1_001)])
+    delayed = f"bull:{storage.queue}:delayed"
+    await client.zadd(delayed, dict.fromkeys(await client.zrange(delayed, 0, -1), 0))  # an hour later, for all of them
     assert len(await storage.claim("w", leases=LEASES, limit=5)) == 1
-    assert await client.zcard(f"bull:{storage.queue}:delayed") == 1
+    assert await client.zcard(delayed) == 1
     assert len(await storage.claim("w", leases=LEASES, limit=5)) == 5
 
 
