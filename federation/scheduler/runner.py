@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import structlog
 from apscheduler.executors.debug import DebugExecutor
@@ -20,9 +20,12 @@ from federation.base.meter import NO_METER, Meter
 from federation.scheduler.leases import Lease, Leases
 from workers.clock import monotonic
 
+T = TypeVar("T")
+
 log = structlog.get_logger(__name__)
 
 AT_ONCE: Final = timedelta(0)
+ENDS_WITHIN: Final = timedelta(seconds=5)
 FIRST_RUN: Final = timedelta(seconds=5)
 JITTER: Final = 0.1
 """The part of the interval by which each run varies, so that processes that started together spread out."""
@@ -71,17 +74,25 @@ class JobRunner:
         Raises:
             SQLAlchemyError: the database did not say whose turn it is.
         """
-        lease = await self._leases.take(job.name, interval=AT_ONCE if at_once else job.interval)
-        if lease is None:
-            return None
-        started = monotonic()
+        leases: list[Lease] = []
+
+        async def take() -> None:
+            lease = await self._leases.take(job.name, interval=AT_ONCE if at_once else job.interval)
+            leases.extend(() if lease is None else (lease,))
+
         try:
+            await _to_its_end(take())
+            if not leases:
+                return None
+            [lease] = leases
+            started = monotonic()
             outcome, detail = await self._run(job, lease)
         except asyncio.CancelledError:  # this process stops: the next one need not wait for the lease to end
-            await self._leases.end(lease, RunOutcome.FAILED, '{"error": "its process was stopped"}')
+            for lease in leases:
+                await self._leases.end(lease, RunOutcome.FAILED, '{"error": "its process was stopped"}')
             raise
         run = Run(outcome=outcome, duration=timedelta(seconds=monotonic() - started), detail=detail)
-        if not await self._leases.end(lease, outcome, json.dumps(detail, default=str)):
+        if not await _to_its_end(self._leases.end(lease, outcome, json.dumps(detail, default=str))):
             run = Run(outcome=RunOutcome.LOST, duration=run.duration, detail=detail)
         self._meter.scheduled(job.name, run.outcome)
         level = log.info if run.outcome is RunOutcome.DONE else log.warning
@@ -121,11 +132,26 @@ class JobRunner:
         while True:
             await asyncio.sleep(self._leases.duration.total_seconds() / 3)
             try:
-                if not await self._leases.renew(lease):
+                if not await _to_its_end(self._leases.renew(lease)):
                     work.cancel()
                     return
             except SQLAlchemyError as error:
                 log.warning("scheduler_lease_not_renewed", job=lease.job, error=type(error).__name__)
+
+
+async def _to_its_end(step: Coroutine[Any, Any, T]) -> T:
+    """Await a transaction. A cancellation waits for its end, a few seconds at most.
+
+    Of one that is cancelled nobody knows what became of it, and SQLAlchemy may log that as an error.
+    """
+    task = asyncio.ensure_future(step)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task], timeout=ENDS_WITHIN.total_seconds())
+        task.cancel()
+        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # nobody asks any more
+        raise
 
 
 class Scheduler:
