@@ -157,8 +157,8 @@ _READY = (
         TABLE.c.state == DeliveryState.READY,
         TABLE.c.settled_at.is_(None),
         TABLE.c.job_name.is_not(None),
-        TABLE.c.created_at < bindparam("made_before"),
         # A time in the future was written before the clock was set back.
+        or_(TABLE.c.created_at < bindparam("made_before"), TABLE.c.created_at > bindparam("latest")),
         or_(
             TABLE.c.queued_at.is_(None),
             TABLE.c.queued_at < bindparam("asked_before"),

@@ -142,7 +142,7 @@ _SWEPT = """
 SELECT min(moment) FROM (
     SELECT min(next_attempt_at) AS moment FROM delivery_jobs WHERE state = 'held' AND held_reason IN ('busy', 'ours')
     UNION ALL
-    SELECT max(row.held_at, coalesce(max(link.rest_until), row.held_at)) FROM delivery_jobs AS row
+    SELECT coalesce(max(link.rest_until), min(link.since)) FROM delivery_jobs AS row
     JOIN server_links AS link ON link.server_url = row.server_url
     WHERE row.state = 'held' AND row.held_reason IN ('rest', 'server') AND link.state = 'up' AND link.release_at IS NULL
     GROUP BY row.server_url
