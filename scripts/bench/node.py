@@ -6,7 +6,6 @@ import contextlib
 import os
 import platform
 import signal
-import sys
 import tempfile
 from collections.abc import Iterator
 
@@ -18,7 +17,8 @@ def machine() -> dict[str, object]:
 
 def unwind_when_terminated() -> None:
     """Make SIGTERM end this process like Ctrl-C, so that what it started is stopped, and what it wrote is removed."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    # Not by an exception of its own, which may come where Python ignores one: `asyncio.run` cancels its task instead.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
 
 
 @contextlib.contextmanager
