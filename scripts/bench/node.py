@@ -18,6 +18,7 @@ def machine() -> dict[str, object]:
 def unwind_when_terminated() -> None:
     """Make SIGTERM end this process like Ctrl-C, so that what it started is stopped, and what it wrote is removed."""
     # Not by an exception of its own, which may come where Python ignores one: `asyncio.run` cancels its task instead.
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what is in its background without it
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
 
 

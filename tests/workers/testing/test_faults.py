@@ -92,6 +92,7 @@ class Ledger(MemoryStorage if TYPE_CHECKING else object):
 
     claimed: dict[str, Claim]
     ended: dict[str, Settlement]
+    applied: set[str]
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
         claims = await super().claim(worker_id, leases=leases, limit=limit)
@@ -104,8 +105,11 @@ class Ledger(MemoryStorage if TYPE_CHECKING else object):
         self.ended.update((settlement.claim.token, settlement) for settlement in settlements)
         outcomes = await super().settle(settlements)
         for settlement, outcome in zip(settlements, outcomes, strict=True):
-            if outcome.status not in (SettleStatus.APPLIED, SettleStatus.ALREADY_APPLIED):
-                del self.ended[settlement.claim.token]
+            token = settlement.claim.token
+            if outcome.status in (SettleStatus.APPLIED, SettleStatus.ALREADY_APPLIED):
+                self.applied.add(token)
+            elif token not in self.applied:  # else it is repeated, and another claim has taken the job by now
+                del self.ended[token]
         return outcomes
 
     def attempts(self, job_id: str) -> int:
@@ -131,7 +135,7 @@ async def opened(kind: type[Ledger], directory: Path) -> AsyncIterator[Ledger]:
     """A ledger on an empty storage."""
     target = f"sqlite:///{directory}/jobs.db" if kind is SqliteLedger else MemorySpace()
     ledger = kind(target)
-    ledger.claimed, ledger.ended = {}, {}
+    ledger.claimed, ledger.ended, ledger.applied = {}, {}, set()
     if isinstance(ledger, SqliteLedger):
         await ledger.migrate()
     await ledger.connect()
