@@ -1,11 +1,12 @@
 """The application's tables and the sessions that reach them; `db.migrate.upgrade` creates and updates the schema."""
 
-from db.analytics import RelayCandidate, ServerScorecard
+from db.analytics import AcceptedKey, RelayCandidate, ServerScorecard
 from db.columns import FederationTable, HostTable, new_id
 from db.deliveries import (
     AttemptOutcome,
     DeliveryAttempt,
     DeliveryJob,
+    DeliveryLoss,
     DeliveryPayload,
     DeliveryState,
     HoldReason,
@@ -29,6 +30,7 @@ from db.sightings import DatabaseIdentity, QueueSighting, SightingKind
 from db.url import DatabaseUrlError
 
 __all__ = [
+    "AcceptedKey",
     "AttemptOutcome",
     "BlacklistRevision",
     "BlacklistedServer",
@@ -38,6 +40,7 @@ __all__ = [
     "DatabaseUrlError",
     "DeliveryAttempt",
     "DeliveryJob",
+    "DeliveryLoss",
     "DeliveryPayload",
     "DeliveryState",
     "FederationTable",

@@ -1,7 +1,9 @@
-"""What the nightly analytics found out about servers, for the choice of relays and for operators.
+"""What the nightly analytics found out about servers, for the choice of relays and for operators; and what they read
+that nothing else keeps.
 
-Each publication replaces a table as a whole. `generation` counts the publications, which tells rows of an earlier
-one from those of the latest. The analytics define the values of `trend` and `action`; an unknown one is no error.
+Each publication replaces scorecards and candidates as a whole. `generation` counts the publications, which tells rows
+of an earlier one from those of the latest. The analytics define the values of `trend` and `action`; an unknown one is
+no error.
 """
 
 from datetime import date, datetime
@@ -41,6 +43,10 @@ class ServerScorecard(FederationTable, table=True):
     top_error: str | None = Field(default=None, sa_type=Text)
     action: str = Field(sa_type=Text)
     reasons: list[str] = Field(sa_type=JSON)
+    owed: int | None = Field(default=None, sa_type=BigInteger)
+    held: int | None = Field(default=None, sa_type=BigInteger)
+    owed_since: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    lost: int | None = Field(default=None, sa_type=BigInteger)
 
 
 class RelayCandidate(FederationTable, table=True):
@@ -58,3 +64,17 @@ class RelayCandidate(FederationTable, table=True):
     availability: float | None = Field(default=None, sa_type=Double)
     p95_ms: int | None = None
     last_seen: datetime | None = Field(default=None, sa_type=UtcDateTime)
+
+
+class AcceptedKey(FederationTable, table=True):
+    """A key that an operator has looked at: the analytics report it no longer as shared or changed.
+
+    `fingerprint` is the SHA-256 of the raw key, in hex.
+    """
+
+    __tablename__ = "accepted_keys"
+
+    # Written by admin/servers, at once.
+    server_url: str = Field(sa_type=Text, primary_key=True)
+    fingerprint: str = Field(sa_type=Text, primary_key=True)
+    accepted_at: datetime = Field(sa_type=UtcDateTime)

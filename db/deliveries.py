@@ -189,3 +189,22 @@ class DeliveryAttempt(FederationTable, table=True):
     series: int | None = None
     remote_code: str | None = Field(default=None, sa_type=Text)
     """The `code` or `reason` that a refusing server's JSON gave."""
+
+
+class DeliveryLoss(FederationTable, table=True):
+    """A delivery that was given up for good: what is left of its row, which is purged before anybody may have asked.
+
+    `id` is the row's, `state` how it ended (failed, expired), `error_code` that of its last attempt.
+    """
+
+    __tablename__ = "delivery_losses"
+    __table_args__ = (Index("delivery_losses_lost_at_idx", "lost_at"),)
+
+    # Written by delivery/purge, once.
+    id: str = Field(sa_type=Text, primary_key=True)
+    server_url: str | None = Field(default=None, sa_type=Text)
+    job_name: str | None = Field(default=None, sa_type=Text)
+    state: DeliveryState = Field(sa_type=TextEnum(DeliveryState))
+    error_code: str | None = Field(default=None, sa_type=Text)
+    created_at: datetime = Field(sa_type=UtcDateTime)
+    lost_at: datetime = Field(sa_type=UtcDateTime)

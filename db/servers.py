@@ -177,7 +177,10 @@ class ServerHealthEvent(FederationTable, table=True):
     """One change of a server's health; append-only. `reason` is the failure code, or why it healed."""
 
     __tablename__ = "server_health_events"
-    __table_args__ = (Index("server_health_events_server_url_at_idx", "server_url", "at"),)
+    __table_args__ = (
+        Index("server_health_events_server_url_at_idx", "server_url", "at"),
+        Index("server_health_events_at_idx", "at"),
+    )
 
     # Written by servers/registry, once.
     id: int | None = Field(default=None, sa_type=BigInteger().with_variant(Integer, "sqlite"), primary_key=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, date, datetime
@@ -11,6 +12,7 @@ from sqlalchemy import Select, delete, func, or_, select
 from sqlmodel import col
 
 from db import (
+    AcceptedKey,
     Database,
     DeliveryJob,
     DeliveryState,
@@ -22,6 +24,7 @@ from db import (
     ServerLink,
     ServerScorecard,
 )
+from federation.protocol.base64_text import decode_base64_sized
 from federation.protocol.urls import canonical_origin
 from federation.servers.link_rules import LONGEST_REST
 from federation.servers.registry import KnownServer
@@ -219,6 +222,35 @@ async def count_follows(database: Database, url: str) -> int:
     named = or_(col(Follow.follower_server_url) == url, col(Follow.following_server_url) == url)
     async with database.read() as session:
         return int((await session.execute(select(func.count()).select_from(Follow).where(named))).scalar_one())
+
+
+async def accept_key(database: Database, url: str) -> bool:
+    """Note that the keys that are registered for a server are its own. Return False if it is not in the registry.
+
+    The analytics report them no longer as shared or changed. Keys that it gets later are judged anew.
+    """
+    keys = select(col(Server.public_key), col(Server.encryption_public_key)).where(col(Server.url) == url)
+    async with database.transaction() as session:
+        found = (await session.execute(keys)).first()
+        if found is None:
+            return False
+        known = select(col(AcceptedKey.fingerprint)).where(col(AcceptedKey.server_url) == url)
+        accepted = set((await session.execute(known)).scalars())
+        now = datetime.now(UTC)
+        session.add_all(
+            AcceptedKey(server_url=url, fingerprint=each, accepted_at=now)
+            for each in {_fingerprint(key) for key in found} - accepted
+            if each is not None
+        )
+    return True
+
+
+def _fingerprint(key: str) -> str | None:
+    """Return the SHA-256 of a key in hex, as the analytics have it, or None for a malformed one."""
+    try:
+        return hashlib.sha256(decode_base64_sized(key, 32)).hexdigest()
+    except ValueError:
+        return None
 
 
 async def forget(database: Database, url: str) -> bool:

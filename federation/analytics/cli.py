@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 EXPORTS: Final = "exports"
 """The directory in OUT to which a run exports the database."""
 
+FEWEST_DAYS: Final = 30
+
 _DATABASE: Final = "postgresql://… or sqlite:///… (default: DATABASE_URL, which keeps a password out of `ps`)"
 
 
@@ -45,7 +47,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Make the parser of the three commands; it raises `AnalyticsError` for arguments that they do not accept."""
+    """Make the parser of the commands; it raises `AnalyticsError` for arguments that they do not accept."""
     made = _Parser(
         prog="federation analytics", description="Scorecards and reports of the servers we know, with Spark."
     )
@@ -59,6 +61,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_window(run)
     run.add_argument("--input", type=Path, metavar="DIR", help="read these exports, and export nothing")
     run.add_argument("--database", metavar="URL", help=f"{_DATABASE}; with --input: only for the results, if at all")
+    _add_keeping(run)
     _add_output(run, "results and report")
     _add_jdbc(run)
     _add_spark(run)
@@ -67,10 +70,21 @@ def make_parser() -> argparse.ArgumentParser:
     export = parsers.add_parser("export", help="write the database's tables as Parquet, attempts by UTC day")
     _add_window(export)
     export.add_argument("--database", metavar="URL", help=_DATABASE)
+    _add_keeping(export)
     _add_output(export, "exports")
     _add_jdbc(export)
     _add_spark(export)
     export.set_defaults(command=_export)
+
+    forget = parsers.add_parser(
+        "forget",
+        help="remove a server from exports, results and report",
+        description="Removes a server from all of OUT; `federation servers forget` removes it from the database.",
+    )
+    forget.add_argument("url", metavar="URL", help="the server, or its host name")
+    _add_output(forget, "exports, results and report")
+    _add_spark(forget)
+    forget.set_defaults(command=_forget)
 
     report = parsers.add_parser("report", help="write the report again, from results that are there")
     report.add_argument("--as-of", type=_day, metavar="DAY", help="the last day of the run (default: the latest)")
@@ -89,6 +103,21 @@ def tell(text: str) -> None:
 def _add_window(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--since", type=_day, metavar="DAY", help="first UTC day, as 2025-01-31, today or yesterday")
     parser.add_argument("--until", type=_day, metavar="DAY", help="the UTC day after the last")
+
+
+def _add_keeping(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--keep-days",
+        type=_days,
+        metavar="N",
+        help=f"remove exported attempts of days that ended longer ago, at least {FEWEST_DAYS} (default: keep all)",
+    )
+
+
+def _days(text: str) -> int:
+    if not text.isdecimal() or int(text) < FEWEST_DAYS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of days from {FEWEST_DAYS}, which scorecards look at")
+    return int(text)
 
 
 def _add_output(parser: argparse.ArgumentParser, content: str) -> None:
@@ -134,12 +163,12 @@ def _run(options: argparse.Namespace) -> None:
         require_exports(options.input)
     database = options.database if options.input else _database(options)
     with _session(options, database, ready=require_publishable) as spark:
-        exports = options.input or options.out / EXPORTS
+        exports, read_at = options.input or options.out / EXPORTS, None
         if options.input is None and database is not None:
-            tables = _tables(options, spark, database)
-            export(tables, exports, since=options.since, until=options.until, told=tell)
+            tables, read_at = _tables(options, spark, database), datetime.now(UTC)
+            export(tables, exports, since=options.since, until=options.until, keep_days=options.keep_days, told=tell)
         window = pipeline.window_of(exports, options.since, options.until)
-        summary = pipeline.run(spark, exports, options.out, window, database=database, told=tell)
+        summary = pipeline.run(spark, exports, options.out, window, database=database, read_at=read_at, told=tell)
     _print(options, summary, _lines(summary, options.out))
 
 
@@ -150,7 +179,9 @@ def _export(options: argparse.Namespace) -> None:
     database = _database(options)
     with _session(options, database) as spark:
         tables = _tables(options, spark, database)
-        done = export(tables, options.out, since=options.since, until=options.until, told=tell)
+        done = export(
+            tables, options.out, since=options.since, until=options.until, keep_days=options.keep_days, told=tell
+        )
     _print(options, _counted(done), _export_lines(done, options.out))
 
 
@@ -162,10 +193,35 @@ def _report(options: argparse.Namespace) -> None:
     _print(options, summary, _lines(summary, options.out))
 
 
+def _forget(options: argparse.Namespace) -> None:
+    from federation.analytics import pipeline
+    from federation.analytics.data.forget import forget
+    from federation.protocol.errors import UrlError
+    from federation.protocol.urls import canonical_origin
+
+    if not options.out.is_dir():
+        raise AnalyticsError(f"there is no directory {options.out}")
+    try:
+        url = canonical_origin(options.url if "://" in options.url else f"https://{options.url}")
+    except UrlError as error:
+        raise AnalyticsError(str(error)) from None
+    done = forget(options.out, url)
+    if pipeline.has_results(options.out):
+        with _session(options, None) as spark:
+            pipeline.report(spark, options.out, None, told=tell)
+    found = {"url": url, "files": done.files, "rows": done.rows}
+    _print(options, found, [f"{done.rows:,} rows about {url} are removed, from {done.files:,} files in {options.out}"])
+
+
 def _check(options: argparse.Namespace) -> None:
     """Refuse arguments that are wrong in themselves, whatever they are used on."""
     if options.jdbc and not Path(options.jdbc).is_file():
         raise AnalyticsError(f"--jdbc: there is no file {options.jdbc}; it is the jar of the database's driver")
+    tomorrow = datetime.now(UTC).date() + timedelta(days=1)
+    if options.until and options.until > tomorrow:
+        raise AnalyticsError(
+            f"--until {options.until} is after tomorrow, {tomorrow}, the day after the last there can be"
+        )
     if options.since and options.until and options.until <= options.since:
         raise AnalyticsError(
             f"--until {options.until} is not after --since {options.since}; it is the day after the last"
@@ -218,6 +274,8 @@ def _counted(done: Export) -> dict[str, object]:
         "attempts": {day.isoformat(): count for day, count in done.attempts.items()},
         "undated_attempts": done.undated,
         "kept_days": [day.isoformat() for day in done.kept],
+        "filled_days": [day.isoformat() for day in done.filled],
+        "removed_days": [day.isoformat() for day in done.removed],
         **done.snapshots,
     }
 
@@ -230,7 +288,15 @@ def _export_lines(done: Export, out: Path) -> list[str]:
         lines.append("there were no attempts on these days")
     if done.undated:
         lines.append(f"{done.undated:,} attempts have an impossible time; each run sets them aside and counts them")
-    lines += [f"{day}: the database holds fewer attempts than were exported; the export is kept" for day in done.kept]
+    lines += [f"{day}: the database lacks attempts that were exported before; these are kept" for day in done.kept]
+    empty = sum(not done.attempts.get(day) for day in done.filled)
+    if done.filled:
+        lines.append(
+            f"{len(done.filled)} days from {done.filled[0]} on had been left out, and are exported now; of {empty} of"
+            " them the database has no attempts (none were made, or they are purged)"
+        )
+    if done.removed:
+        lines.append(f"{len(done.removed)} days were too old to keep, or are to come, and their exports are removed")
     return lines
 
 

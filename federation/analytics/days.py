@@ -17,6 +17,9 @@ WEEK: Final = 7
 MONTH: Final = 30
 """The windows over which servers are judged, in days."""
 
+FIRST_DAY: Final = date(2000, 1, 1)
+"""No attempt was made before this day."""
+
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 

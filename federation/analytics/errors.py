@@ -8,6 +8,9 @@ from typing import Final
 _RAISED: Final = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Unavailable|Unusable)\b: ")
 """Matches the line that ends a traceback."""
 
+_FILE: Final = re.compile(r"file:(?://)?(/[^\n]*?\.parquet)\b")
+_COLUMN: Final = re.compile(r"[Cc]olumn:? \[([^\]\n]+)\]")
+
 
 class AnalyticsError(Exception):
     """The run cannot go on, and nothing half-done was left in place."""
@@ -34,7 +37,17 @@ class DirectoryUnusable(AnalyticsError):
 
 
 def first_cause(error: BaseException) -> str:
-    """Return the cause of Spark's exception in one line: the last of a Python worker's traceback, or else its first."""
-    lines = str(error).splitlines() or [type(error).__name__]
+    """Return the cause of Spark's exception in one line.
+
+    This is the last line of a Python worker's traceback; else, if a file is to blame, its name; else the first line.
+    """
+    text = str(error)
+    lines = text.splitlines() or [type(error).__name__]
     ended = [line for line in lines[1:] if _RAISED.match(line)]
-    return ended[0].strip() if ended else lines[0].strip()
+    if ended:
+        return ended[0].strip()
+    if file := _FILE.search(text):
+        column = _COLUMN.search(text)
+        where = f"{file[1]}, column {column[1]!r}," if column else file[1]
+        return f"{where} is damaged, or no Parquet that Spark can read; remove it and export its day again"
+    return lines[0].strip()

@@ -62,8 +62,13 @@ ATTEMPTS: Final = _schema(
     relayed_by=_TEXT,
     request_bytes=_NUMBER,
     response_bytes=_NUMBER,
+    unreadable=_TEXT,
 )
-"""`delivery_attempts`, one row per attempt."""
+"""`delivery_attempts`, one row per attempt.
+
+`unreadable`, which the table does not have, is null, or the JSON of what was not of its column's kind, by column: that
+column is null then.
+"""
 
 SERVERS: Final = _schema(
     id=_TEXT,
@@ -88,6 +93,17 @@ HEALTH_EVENTS: Final = _schema(id=_COUNT, server_url=_TEXT, from_state=_TEXT, to
 LINKS: Final = _schema(server_url=_TEXT, state=_TEXT, since=_TIME)
 """`server_links`, as it stood when it was read: whether the way to a server is open."""
 
+DELIVERIES: Final = _schema(
+    id=_TEXT, server_url=_TEXT, state=_TEXT, error_code=_TEXT, created_at=_TIME, settled_at=_TIME
+)
+"""`delivery_jobs` without payloads: what is owed, and what was given up within 7 days."""
+
+LOSSES: Final = _schema(id=_TEXT, server_url=_TEXT, state=_TEXT, error_code=_TEXT, created_at=_TIME, lost_at=_TIME)
+"""`delivery_losses`: what was given up longer ago."""
+
+ACCEPTED_KEYS: Final = _schema(server_url=_TEXT, fingerprint=_TEXT)
+"""`accepted_keys`: the keys that an operator has looked at."""
+
 SERVER_DAILY: Final = _schema(
     server_url=_TEXT,
     day=_DAY,
@@ -104,11 +120,13 @@ SERVER_DAILY: Final = _schema(
     p50_ms=_NUMBER,
     p95_ms=_NUMBER,
     p99_ms=_NUMBER,
+    slow=_COUNT,
 )
 """One row per server and UTC day with attempts. `attempts` = delivered + retryable + permanent, without parked.
 
 `errors` counts attempts by error code. Ratios are 0 to 1, and null if nothing was attempted; `relayed_share` refers to
-what was delivered, and is null if nothing was.
+what was delivered, and is null if nothing was. `slow` counts deliveries that took longer than `figures.daily.SLOW_MS`
+(null in results of earlier versions).
 """
 
 SERVER_SCORECARD: Final = _schema(
@@ -131,10 +149,17 @@ SERVER_SCORECARD: Final = _schema(
     top_error=_TEXT,
     action=_TEXT,
     reasons=_TEXTS,
+    owed=_COUNT,
+    held=_COUNT,
+    owed_since=_TIME,
+    lost=_COUNT,
 )
-"""One row per known server and window (7 and 30 days up to and including `as_of`).
+"""One row per server, known or attempted, and window (7 and 30 days up to and including `as_of`).
 
-`state` is healthy, unhealthy or blacklisted. Null: a ratio of nothing, a mean over no outage, a time not on record.
+`availability` counts the time in which the server was down as undelivered. `state` is healthy, unhealthy, blacklisted
+or unregistered. `owed` counts the deliveries that wait to be sent, `held` those of them that wait for the server or for
+us, `owed_since` is the oldest's time; `lost` counts those that were given up in the window. Null: a ratio of nothing, a
+mean over no outage, a time not on record.
 """
 
 NETWORK_SUMMARY: Final = _schema(
@@ -160,9 +185,10 @@ KEY_ANOMALIES: Final = _schema(
     fingerprint=_TEXT,
     server_urls=_TEXTS,
     detail=_TEXT,
+    found_on=_DAY,
 )
 """Suspicious keys: `kind` is an `AnomalyKind`, `key_kind` signing or encryption, `fingerprint` the key's SHA-256 in hex
-(null for a key that is malformed)."""
+(null for a key that is malformed), `found_on` the `as_of` of the run that found it first."""
 
 RELAY_CANDIDATES: Final = _schema(
     as_of=_DAY,
@@ -176,7 +202,9 @@ RELAY_CANDIDATES: Final = _schema(
 """Peers that a delivery could go through, the best first (rank 1)."""
 
 QUARANTINE: Final = _schema(source=_TEXT, reason=_TEXT, day=_DAY, row=_TEXT)
-"""Rows that were set aside: `source` is the input's name, `row` its JSON, `day` its UTC day if it has one."""
+"""Rows that were set aside: `source` is the input's name, `row` its JSON, `day` the UTC day of an attempt.
+
+All other inputs are read whole by each run, as are attempts of impossible times: their rows have no day."""
 
 
 def no_rows(spark: SparkSession, schema: StructType) -> DataFrame:
@@ -242,7 +270,8 @@ class Inputs:
 
     `attempts` may hold more than the window asks for. `earlier_servers` is the registry as an earlier run saw it, None
     on the first run. `server_daily` are stored days, as a rule those before the window, that scorecards look back at; a
-    day that `attempts` have, too, is taken from there. `links` is None if an export of an earlier version has none.
+    day that `attempts` have, too, is taken from there. `earlier_anomalies` is what a run of an earlier day found.
+    `links`, `deliveries`, `losses` and `accepted_keys` are None if an export of an earlier version has none.
     """
 
     attempts: DataFrame
@@ -252,6 +281,10 @@ class Inputs:
     earlier_servers: DataFrame | None = None
     server_daily: DataFrame | None = None
     links: DataFrame | None = None
+    earlier_anomalies: DataFrame | None = None
+    deliveries: DataFrame | None = None
+    losses: DataFrame | None = None
+    accepted_keys: DataFrame | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

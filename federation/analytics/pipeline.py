@@ -12,10 +12,11 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from sqlalchemy.exc import SQLAlchemyError
 
+from federation.analytics.data.computed import note_computed
 from federation.analytics.data.export import exported_days
 from federation.analytics.data.inputs import read_exports
 from federation.analytics.data.publish import Published, publish
-from federation.analytics.data.results import SERVER_DAILY, SERVER_SCORECARD, read_days
+from federation.analytics.data.results import KEY_ANOMALIES, SERVER_DAILY, SERVER_SCORECARD, read_dated, read_days
 from federation.analytics.data.sinks import write_outputs
 from federation.analytics.days import MONTH
 from federation.analytics.errors import AnalyticsError, first_cause
@@ -60,12 +61,14 @@ def run(
     *,
     database: str | None = None,
     now: datetime | None = None,
+    read_at: datetime | None = None,
     told: Told = lambda _: None,
 ) -> dict[str, object]:
     """Compute the results of `window`, and write them to `out` with a report and a summary, which is returned.
 
-    Scorecards are published to `database`. Days before the window that scorecards look back at come from the results in
-    `out`.
+    Scorecards are published to `database`. `read_at` is when the database began to be read, if this run did so: by it
+    the nightly run knows which days are computed for good. Days before the window that scorecards look back at, and
+    anomalies that stand, come from the results in `out`.
 
     Raises:
         AnalyticsError, OSError: an input or the disk failed; every day in `out` is whole.
@@ -76,13 +79,16 @@ def run(
         write_outputs(compute(inputs, window=window, now=now), out, window, told=told)
         if database is not None:
             told("publishing to the database")
-            told(_counted(_publish(spark, out, window.as_of, database)))
-    return report(spark, out, window.as_of, told=told)
+            told(_counted(_publish(spark, out, window.as_of, database, now)))
+    summary = report(spark, out, window.as_of, told=told)
+    if read_at is not None:
+        note_computed(out, window, read_at)
+    return summary
 
 
-def _publish(spark: SparkSession, out: Path, as_of: date, database: str) -> Published:
+def _publish(spark: SparkSession, out: Path, as_of: date, database: str, now: datetime | None) -> Published:
     try:
-        return publish(spark, out, as_of, database_url=database)
+        return publish(spark, out, as_of, database_url=database, now=now)
     except SQLAlchemyError as error:
         raise AnalyticsError(
             f"the results are in {out}, but publishing them failed: {first_cause(error)}; run again when the database"
@@ -98,11 +104,17 @@ def _counted(published: Published) -> str:
 
 
 def with_stored_days(spark: SparkSession, inputs: Inputs, out: Path, window: Window) -> Inputs:
-    """Return the inputs, together with the daily rows in `out` of days before the window."""
+    """Return the inputs, together with the daily rows in `out` of days before the window, and the last anomalies."""
     back = (window.since - window.until + SCORED).days
     earlier = (window.since - timedelta(days=number) for number in range(back, 0, -1))
     stored = [day for day in earlier if SERVER_DAILY.file(out, day).exists()]
-    return replace(inputs, server_daily=read_days(spark, out, SERVER_DAILY, stored)) if stored else inputs
+    if stored:
+        inputs = replace(inputs, server_daily=read_days(spark, out, SERVER_DAILY, stored))
+    before = (window.as_of - timedelta(days=number) for number in range(1, MONTH))
+    known = next((day for day in before if KEY_ANOMALIES.file(out, day).exists()), None)
+    if known is not None:
+        inputs = replace(inputs, earlier_anomalies=read_dated(spark, out, KEY_ANOMALIES, known))
+    return inputs
 
 
 def report(spark: SparkSession, out: Path, as_of: date | None, *, told: Told = lambda _: None) -> dict[str, object]:
@@ -120,8 +132,19 @@ def report(spark: SparkSession, out: Path, as_of: date | None, *, told: Told = l
     return summary
 
 
+def has_results(out: Path) -> bool:
+    """Tell whether there is a report to write of what lies in `out`."""
+    return bool(_results(out))
+
+
+def _results(out: Path) -> list[str]:
+    tomorrow = (datetime.now(UTC) + timedelta(days=1)).date().isoformat()
+    found = (path.name.partition("=")[2] for path in (out / SERVER_SCORECARD.name).glob("as_of=????-??-??"))
+    return sorted(day for day in found if day <= tomorrow)  # a later one was asked for by mistake
+
+
 def _latest(out: Path) -> date:
-    days = sorted(path.name.partition("=")[2] for path in (out / SERVER_SCORECARD.name).glob("as_of=????-??-??"))
+    days = _results(out)
     if not days:
         raise AnalyticsError(f"there are no results in {out}; `federation analytics run` makes them")
     return date.fromisoformat(days[-1])

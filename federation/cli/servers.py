@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MOST_TO_WAIT: Final = 8
 """Seconds to wait for a server while somebody waits for us; with start and end this is less than ten."""
 
-app = group("The servers we know: list, show, discover, probe, set, forget.")
+app = group("The servers we know: list, show, probe, set, forget, …")
 
 
 class ProfileChoice(StrEnum):
@@ -199,6 +199,24 @@ def set_profile(
         print_json({"url": name, "profile": known})
     else:
         print_lines([f"{name} is known to run {known}" if known else f"it is not known what {name} runs"])
+
+
+@app.command("accept-key")
+def accept_key(url: ServerUrl, as_json: AsJson = False) -> None:
+    """Say that a server's registered keys are its own.
+
+    The analytics then stop reporting them as shared or changed, and no longer advise a review for that. Ask its
+    operator first.
+    """
+    from federation.admin import servers
+
+    name = servers.server_url(url)
+    if not with_database(lambda database: servers.accept_key(database, name)):
+        fail(f"{name} is not in the registry", status=NOT_FOUND)
+    if as_json:
+        print_json({"url": name})
+    else:
+        print_lines([f"the keys of {name} are accepted; the next run of the analytics heeds it"])
 
 
 @app.command("forget")

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Any, Final, TypeAlias
 
-from sqlalchemy import ColumnElement, Connection, delete, null, select
+from sqlalchemy import ColumnElement, Connection, Row, delete, insert, null, select
+from sqlalchemy.orm import aliased
 from sqlmodel import col
 
-from db import Database, DeliveryAttempt, DeliveryJob, DeliveryPayload, FollowNews, RotateChallengeToken
+from db import (
+    Database,
+    DeliveryAttempt,
+    DeliveryJob,
+    DeliveryLoss,
+    DeliveryPayload,
+    DeliveryState,
+    FederationTable,
+    FollowNews,
+    RotateChallengeToken,
+    ServerHealthEvent,
+)
 from federation.delivery.payloads import release
 from federation.delivery.strangers import UnusedServers
 from federation.servers.blacklist import purge_expired
@@ -18,17 +30,34 @@ from workers.clock import Clock, SystemClock
 KEEP_SETTLED_ROWS: Final = timedelta(days=7)
 KEEP_ATTEMPTS: Final = timedelta(days=30)
 KEEP_FOLLOW_NEWS: Final = timedelta(days=30)
+KEEP_HISTORY: Final = timedelta(days=365)
+"""How long losses and changes of health are kept, for the analytics."""
 KEEP_UNUSED_TEXTS: Final = timedelta(days=1)
 BATCH: Final = 5_000
+
+_Kept: TypeAlias = (
+    DeliveryJob
+    | DeliveryAttempt
+    | DeliveryLoss
+    | DeliveryPayload
+    | FollowNews
+    | RotateChallengeToken
+    | ServerHealthEvent
+)
+_OF_LOSS: Final = tuple(
+    FederationTable.metadata.tables["delivery_jobs"].c[name]
+    for name in ("id", "server_url", "job_name", "state", "error_code", "created_at", "settled_at")
+)
 
 
 class Purge:
     """Deletes what has been kept long enough. Repeating it does nothing.
 
-    It deletes settled deliveries after 7 days, attempts and the notes on follows after 30, registrations that led to
-    nothing after 30 (`UnusedServers`), expired rotation challenges and blacklist rules, and shared texts without a row,
-    which are left when somebody deletes rows by hand. It works in batches: one transaction must not hold SQLite's write
-    lock for long.
+    It deletes settled deliveries after 7 days, and writes down which were lost; attempts and the notes on follows after
+    30 days, registrations that led to nothing after 30 (`UnusedServers`), what was written down of losses and changes
+    of health after a year, but not the last change of a server's, expired rotation challenges and blacklist rules, and
+    shared texts without a row, which are left when somebody deletes rows by hand. It works in batches: one transaction
+    must not hold SQLite's write lock for long.
     """
 
     def __init__(self, database: Database, *, clock: Clock | None = None) -> None:
@@ -51,27 +80,53 @@ class Purge:
             "rules": await purge_expired(self._database, before=now),
             "texts": await self._delete(DeliveryPayload, _is_unused(now - KEEP_UNUSED_TEXTS)),
             "servers": await self._unused_servers.purge(),
+            "health_events": await self._delete(ServerHealthEvent, _is_told_by_a_later(now - KEEP_HISTORY)),
+            "losses": await self._delete(DeliveryLoss, col(DeliveryLoss.lost_at) < now - KEEP_HISTORY),
         }
 
     async def _delete(
         self,
-        model: type[DeliveryJob | DeliveryAttempt | RotateChallengeToken | FollowNews | DeliveryPayload],
+        model: type[_Kept],
         expired: ColumnElement[bool],
     ) -> int:
         batch = select(col(model.id)).where(expired).limit(BATCH)
-        text = col(DeliveryJob.payload_id) if model is DeliveryJob else null()
-        gone = delete(model).where(col(model.id).in_(batch)).returning(text)
+        columns = (col(DeliveryJob.payload_id), *_OF_LOSS) if model is DeliveryJob else (null(),)
+        gone = delete(model).where(col(model.id).in_(batch)).returning(*columns)
 
         def delete_batch(connection: Connection) -> int:
-            texts = connection.execute(gone).scalars().all()
-            release(connection, texts)
-            return len(texts)
+            rows = connection.execute(gone).all()
+            if rows and model is DeliveryJob:
+                release(connection, [row.payload_id for row in rows])
+                connection.execute(insert(DeliveryLoss), [_loss(row) for row in rows])
+            return len(rows)
 
         total = count = await self._database.transact(delete_batch)
         while count == BATCH:
             count = await self._database.transact(delete_batch)
             total += count
         return total
+
+
+def _loss(row: Row[*tuple[Any, ...]]) -> dict[str, object]:
+    """Return what is written down of a delivery that ends with its row: a delivered one has none any more."""
+    expired = row.state is DeliveryState.EXPIRED
+    return {
+        "id": row.id,
+        "server_url": row.server_url,
+        "job_name": row.job_name,
+        "state": DeliveryState.EXPIRED if expired else DeliveryState.FAILED,  # an earlier version's row is `ready`
+        "error_code": row.error_code,
+        "created_at": row.created_at,
+        "lost_at": row.settled_at,
+    }
+
+
+def _is_told_by_a_later(before: datetime) -> ColumnElement[bool]:
+    """Tell which old changes of health do not say how the server is now."""
+    later = aliased(ServerHealthEvent)
+    same_server = col(later.server_url) == col(ServerHealthEvent.server_url)
+    follows = select(col(later.id)).where(same_server, col(later.id) > col(ServerHealthEvent.id)).exists()
+    return (col(ServerHealthEvent.at) < before) & follows
 
 
 def _is_unused(before: datetime) -> ColumnElement[bool]:

@@ -19,6 +19,8 @@ from federation.scheduler.runner import JobFailed
 
 AFTER_MIDNIGHT: Final = timedelta(minutes=15)
 """How long to wait: attempts reach the database up to a second late, and clocks of several machines differ."""
+MOST_DAYS: Final = timedelta(days=30)
+"""How far back days are looked for that were not computed: as far as scorecards look."""
 TOLD: Final = 2
 """The status of a command that explains on stderr, in lines written for the operator, what it could not do."""
 STOPS_WITHIN: Final = timedelta(seconds=10)
@@ -39,10 +41,10 @@ class NightlyAnalytics:
         """
         until = (datetime.now(UTC) - AFTER_MIDNIGHT).date()
         yesterday = until - timedelta(days=1)
-        computed = _computed(self._out / "summary.json")
-        if computed is not None and computed >= yesterday:
-            return {"as_of": computed.isoformat(), "ran": False}
-        since = [] if computed is None else ["--since", computed.isoformat()]
+        computed = _computed(self._out / "computed.json")
+        if yesterday in computed:
+            return {"as_of": yesterday.isoformat(), "ran": False}
+        since = ["--since", _goes_on_from(computed, yesterday).isoformat()] if computed else []
         await self._run("analytics", "run", "--out", str(self._out), *since, "--until", until.isoformat())
         return {"as_of": yesterday.isoformat(), "ran": True}
 
@@ -66,12 +68,22 @@ class NightlyAnalytics:
             raise JobFailed(f"the analytics ended with status {status}; run `{command}` to see why")
 
 
-def _computed(summary: Path) -> date | None:
-    """Return the last day that was computed, or None if none was."""
+def _computed(file: Path) -> frozenset[date]:
+    """Return the days that were computed from what was read after they were over."""
     try:
-        return date.fromisoformat(json.loads(summary.read_text(encoding="utf-8"))["as_of"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+        noted = json.loads(file.read_text(encoding="utf-8"))["read_at"].items()
+        moments = {date.fromisoformat(day): datetime.fromisoformat(moment) for day, moment in noted}
+        return frozenset(day for day, moment in moments.items() if (moment - AFTER_MIDNIGHT).date() > day)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return frozenset()
+
+
+def _goes_on_from(computed: frozenset[date], yesterday: date) -> date:
+    """Return the last day before which all are computed; it is computed once more, as attempts may have come late."""
+    day = yesterday
+    earliest = max(min(computed), yesterday - MOST_DAYS)
+    missing = [day - timedelta(days=back) for back in range((day - earliest).days + 1)]
+    return min(each for each in missing if each not in computed) - timedelta(days=1)
 
 
 async def _last_line(process: asyncio.subprocess.Process) -> str:

@@ -31,6 +31,8 @@ from tests.patience import PATIENCE_SECONDS
 from workers.storage.sql import SqlStorage
 
 _OURS = {
+    "accepted_keys",
+    "delivery_losses",
     "blacklist_revision",
     "database_identity",
     "delivery_attempts",

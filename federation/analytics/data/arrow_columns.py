@@ -1,17 +1,23 @@
 """Rows of a database as Arrow record batches.
 
-SQLite keeps any kind of value in any column. A value that is not of its column's kind becomes null, and the checks of
-the transforms set its row aside.
+SQLite keeps any kind of value in any column. A value that is not of its column's kind becomes null and is told in the
+column `unreadable`, for which the checks of the transforms set its row aside.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final
 
 import pyarrow
 from pyspark.sql.types import StructField
+
+UNREADABLE: Final = "unreadable"
+MOST_CHARACTERS: Final = 200
+"""How much is told of a value that cannot be read."""
 
 _UNZONED: Final = pyarrow.timestamp("us")
 _ZONED: Final = pyarrow.timestamp("us", tz="UTC")
@@ -19,10 +25,31 @@ _INTEGERS: Final = {"integer": pyarrow.int32(), "long": pyarrow.int64()}
 
 
 def to_batch(rows: Sequence[Sequence[object]], fields: Sequence[StructField]) -> pyarrow.RecordBatch:
-    """Convert `rows`, which are not empty, to a batch with one column per field."""
-    by_column = zip(zip(*rows, strict=True), fields, strict=True)
-    columns = [_column(values, field.dataType.typeName()) for values, field in by_column]
-    return pyarrow.RecordBatch.from_arrays(columns, names=[field.name for field in fields])
+    """Convert `rows`, which are not empty, to a batch with one column per field.
+
+    The rows have a value for each field but `UNREADABLE`, which may be the last.
+    """
+    names = [field.name for field in fields]
+    by_column = list(zip(*rows, strict=True))
+    read = zip(by_column, fields[: len(by_column)], strict=True)
+    columns = [_column(values, field.dataType.typeName()) for values, field in read]
+    if names[-1:] == [UNREADABLE]:
+        columns.append(_unreadable(by_column, columns, names))
+    return pyarrow.RecordBatch.from_arrays(columns, names=names)
+
+
+def _unreadable(
+    raw: Sequence[Sequence[object]], columns: Sequence[pyarrow.Array], names: Sequence[str]
+) -> pyarrow.Array:
+    """Return, for each row, what became null though it was not, as JSON by column; null for nothing."""
+    found: dict[int, dict[str, str]] = {}
+    for values, column, name in zip(raw, columns, names, strict=False):
+        if column.null_count > values.count(None):
+            for at in range(len(values)):
+                if values[at] is not None and not column[at].is_valid:
+                    found.setdefault(at, {})[name] = str(values[at])[:MOST_CHARACTERS]
+    told = [json.dumps(found[at]) if at in found else None for at in range(len(columns[0]))]
+    return pyarrow.array(told, pyarrow.string())
 
 
 def _column(values: Sequence[object], kind: str) -> pyarrow.Array:
@@ -49,18 +76,21 @@ def _or_null(values: Sequence[object], kind: pyarrow.DataType, fits: Callable[[o
 
 def _times(values: Sequence[object]) -> pyarrow.Array:
     """Convert times to UTC, which times without a zone are in already. Texts are read as ISO 8601."""
-    try:
-        # PostgreSQL's driver returns datetimes, SQLite's returns texts.
-        if any(isinstance(value, str) for value in values):
+    # PostgreSQL's driver returns datetimes, SQLite's returns texts. Arrow would take a number for microseconds.
+    kinds = set(map(type, values)) - {type(None)}
+    with suppress(pyarrow.ArrowException, TypeError):
+        if kinds == {str}:
             return pyarrow.array(values, pyarrow.string()).cast(_UNZONED).cast(_ZONED)
-        return pyarrow.array(values, _UNZONED).cast(_ZONED)
-    except (pyarrow.ArrowException, TypeError):
-        return pyarrow.array([_time(value) for value in values], _ZONED)
+        if kinds <= {datetime}:
+            return pyarrow.array(values, _UNZONED).cast(_ZONED)
+    return pyarrow.array([_time(value) for value in values], _ZONED)
 
 
 def _time(value: object) -> datetime | None:
+    if not isinstance(value, str | datetime):
+        return None
     try:
-        moment = value if isinstance(value, datetime) else datetime.fromisoformat(str(value))
+        moment = value if isinstance(value, datetime) else datetime.fromisoformat(value)
         return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
     except (ValueError, OverflowError):
         return None

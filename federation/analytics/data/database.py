@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import date, datetime, time, timedelta
 from pathlib import Path
 from typing import Final
@@ -15,10 +15,8 @@ from db.engines import reading_engine
 from db.url import parse_url
 from federation.analytics.data.pushdown import between
 from federation.analytics.data.tables import TABLES
+from federation.analytics.days import FIRST_DAY
 from federation.analytics.errors import DatabaseUnavailable
-
-FIRST_DAY: Final = date(2000, 1, 1)
-"""No attempt was made before this day."""
 
 _UNDEFINED_TABLE: Final = "42P01"
 _WHAT_TO_CHECK: Final = "is DATABASE_URL, or --database, right, and the server up?"
@@ -51,10 +49,14 @@ def oldest_attempt(url: str) -> date | None:
         earliest: ColumnElement[object] = func.min(column("started_at"))
         query = select(earliest).select_from(table("delivery_attempts"))
         first = connection.execute(query.where(*_dated(connection, FIRST_DAY, None))).scalar_one()
-    try:
-        return first.date() if isinstance(first, datetime) else date.fromisoformat(str(first)[:10])
-    except ValueError:
-        return None
+    if first is None or isinstance(first, datetime):
+        return first and first.date()
+    text = str(first)
+    # SQLite's first text may be no date: the first of its month or year is early enough.
+    for candidate in (text[:10], f"{text[:7]}-01", f"{text[:4]}-01-01"):
+        with suppress(ValueError):
+            return date.fromisoformat(candidate)
+    return FIRST_DAY
 
 
 def has_attempts(url: str, since: date | None, until: date | None) -> bool:

@@ -2,20 +2,20 @@
 
     DIR/attempts/day=2025-01-31/*.parquet          replaced whole by every export that covers the day
     DIR/attempts/day=__HIVE_DEFAULT_PARTITION__/   attempts with an impossible time, read with every window
-    DIR/servers/, DIR/blacklist/, DIR/health_events/, DIR/links/
+    DIR/servers/, DIR/blacklist/, DIR/health_events/, DIR/links/, DIR/deliveries/, DIR/losses/, DIR/accepted_keys/
     DIR/earlier_servers/                           the registry as the last export of an earlier day found it
 
 A run that fails or is killed leaves every day whole, the old one or the fresh one. Days are put in place oldest first,
-so an export that goes on from the latest day leaves no gap. A day never shrinks: if the database has fewer attempts
-than were exported, it has purged them, and the export is kept.
+and a day without attempts before the latest has an empty file, so an export finds the days that were left out. A day
+never shrinks: what the database has purged since it was exported is kept beside what it has now.
 """
 
 from __future__ import annotations
 
 import functools
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Final, Protocol
@@ -23,14 +23,16 @@ from typing import Final, Protocol
 import pyarrow.parquet
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program gives it
+from pyspark.sql.pandas.types import to_arrow_schema
 from sqlalchemy.exc import SQLAlchemyError
 
-from federation.analytics.data.database import FIRST_DAY, has_attempts, oldest_attempt
+from federation.analytics import frames
+from federation.analytics.data.database import has_attempts, oldest_attempt
 from federation.analytics.data.directories import replace_directory, staging_in
-from federation.analytics.data.results import local
-from federation.analytics.days import midnight, utc_day
+from federation.analytics.data.results import local, readable
+from federation.analytics.days import DAY, FIRST_DAY, midnight, utc_day
 from federation.analytics.errors import AnalyticsError, first_cause
 from federation.analytics.frames import Window
 
@@ -40,6 +42,9 @@ SNAPSHOTS: Final = {
     "blacklist": "blacklisted_servers",
     "health_events": "server_health_events",
     "links": "server_links",
+    "deliveries": "delivery_jobs",
+    "losses": "delivery_losses",
+    "accepted_keys": "accepted_keys",
 }
 EARLIER_SERVERS: Final = "earlier_servers"
 UNDATED: Final = "day=__HIVE_DEFAULT_PARTITION__"
@@ -76,7 +81,11 @@ class Export:
     window: Window
     attempts: dict[date, int]
     kept: tuple[date, ...]
-    """Days whose export was kept, because the database has fewer attempts of them."""
+    """Days of which the database lacks attempts that were exported before; these are kept."""
+    filled: tuple[date, ...]
+    """Days before the latest exported one that were not exported before."""
+    removed: tuple[date, ...]
+    """Days whose export was older than asked to keep."""
     undated: int
     snapshots: dict[str, int]
 
@@ -87,13 +96,15 @@ def export(
     *,
     since: date | None = None,
     until: date | None = None,
+    keep_days: int | None = None,
     now: datetime | None = None,
     told: Callable[[str], None] = lambda _: None,
 ) -> Export:
     """Export what the database holds now, for the UTC days `since` to `until`, to `directory`.
 
-    `since` is by default the day before the latest exported one, or the first with attempts; `until`, which is not
-    included, is tomorrow by default. Repeating it changes nothing unless the database changed.
+    `since` is by default the day before the latest exported one, the first day that was left out, or the first with
+    attempts; `until`, which is not included, is tomorrow by default. Days that ended more than `keep_days` ago are
+    removed from `directory`. Repeating it changes nothing unless the database changed.
 
     Raises:
         AnalyticsError: the database or the directory failed; every day is whole.
@@ -113,17 +124,21 @@ def export(
         _rotate_servers(directory, staging, today)
         for name in SNAPSHOTS:
             replace_directory(staging / name, directory / name)
-        return _place_attempts(fresh, directory, window)
+        done = _place_attempts(fresh, directory, window)
+        return replace(done, removed=_remove_old(directory, today, keep_days))
 
 
 def exported_days(directory: Path) -> list[date]:
     """Return the days that have been exported, in order."""
     days = []
+    tomorrow = datetime.now(UTC).date() + DAY
     for path in (directory / ATTEMPTS).glob("day=????-??-??"):
         try:
-            days.append(date.fromisoformat(path.name.removeprefix("day=")))
+            day = date.fromisoformat(path.name.removeprefix("day="))
         except ValueError:
             continue  # somebody else's
+        if day <= tomorrow:  # a later one was asked for by mistake
+            days.append(day)
     return sorted(days)
 
 
@@ -131,19 +146,38 @@ def _window(url: str, directory: Path, since: date | None, until: date | None, t
     end = until or today + timedelta(days=1)
     if since is None:
         earlier = exported_days(directory)
-        since = earlier[-1] - AGAIN if earlier else oldest_attempt(url)
+        since = min([earlier[-1] - AGAIN, *_left_out(earlier)]) if earlier else oldest_attempt(url)
     if since is None or (until is None and since >= end):
         since = end - timedelta(days=1)
     return Window(since=since, until=end)
+
+
+def _left_out(exported: Sequence[date]) -> list[date]:
+    every = range((exported[-1] - exported[0]).days)
+    return sorted({exported[0] + timedelta(days=number) for number in every} - set(exported))
+
+
+def _remove_old(directory: Path, today: date, keep_days: int | None) -> tuple[date, ...]:
+    """Remove the attempts of days that are too old, and of days to come, which somebody asked for by mistake."""
+    removed = []
+    for path in sorted((directory / ATTEMPTS).glob("day=????-??-??")):
+        try:
+            age = (today - date.fromisoformat(path.name.removeprefix("day="))).days
+        except ValueError:
+            continue
+        if age < -1 or (keep_days is not None and age > keep_days):
+            shutil.rmtree(path)
+            removed.append(today - timedelta(days=age))
+    return tuple(removed)
 
 
 def _stage_attempts(tables: Tables, staging: Path, window: Window, today: date) -> Path:
     """Write all days in one pass, each to a directory of its own."""
     impossible = max(window.until, today + timedelta(days=1)) + _FUTURE
     ranges = ((window.since, window.until), (None, FIRST_DAY), (impossible, None))
-    frames = [_dated(tables, since, until) for since, until in ranges if has_attempts(tables.url, since, until)]
-    if frames:
-        functools.reduce(DataFrame.union, frames).write.partitionBy("day").parquet(local(staging))
+    parts = [_dated(tables, since, until) for since, until in ranges if has_attempts(tables.url, since, until)]
+    if parts:
+        functools.reduce(DataFrame.union, parts).write.partitionBy("day").parquet(local(staging))
     return staging
 
 
@@ -174,22 +208,73 @@ def _rotate_servers(directory: Path, staging: Path, today: date) -> None:
 def _place_attempts(fresh: Path, directory: Path, window: Window) -> Export:
     counts: dict[date, int] = {}
     kept = []
+    exported = exported_days(directory)
+    filled = [day for day in window.days if day not in exported and exported and day < exported[-1]]
+    latest = max(
+        [*exported, *(day for day in window.days if count_rows(fresh / f"day={day.isoformat()}"))], default=None
+    )
     for day in window.days:
         name = f"day={day.isoformat()}"
-        count, before = count_rows(fresh / name), count_rows(directory / ATTEMPTS / name)
-        if count < before:
+        found, place = fresh / name, directory / ATTEMPTS / name
+        count, before = count_rows(found), count_rows(place)
+        lost = _keep_lost(found, place) if count and before else before
+        if lost:
             kept.append(day)
-        elif count:
-            replace_directory(fresh / name, directory / ATTEMPTS / name)
-        if count or before:
-            counts[day] = max(count, before)
+        if count or (not before and latest is not None and day < latest):
+            replace_directory(found if count else _empty_day(found), place)
+        if count + lost:
+            counts[day] = count + lost
     undated = count_rows(fresh / UNDATED)
     if undated:
         replace_directory(fresh / UNDATED, directory / ATTEMPTS / UNDATED)
     else:
         shutil.rmtree(directory / ATTEMPTS / UNDATED, ignore_errors=True)
     snapshots = {name: count_rows(directory / name) for name in SNAPSHOTS}
-    return Export(window=window, attempts=counts, kept=tuple(kept), undated=undated, snapshots=snapshots)
+    return Export(
+        window=window,
+        attempts=counts,
+        kept=tuple(kept),
+        filled=tuple(filled),
+        removed=(),
+        undated=undated,
+        snapshots=snapshots,
+    )
+
+
+def _keep_lost(fresh: Path, exported: Path) -> int:
+    """Add to a day of an export what was exported before, and the database has no more. Return how many there are.
+
+    Attempts are purged oldest first, and their ids count up: so the first id tells whether any were.
+    """
+    if count_rows(fresh) >= count_rows(exported) and _first_id(fresh) == _first_id(exported):
+        return 0
+    spark = SparkSession.active()
+    before, now = (spark.read.schema(frames.ATTEMPTS).parquet(readable(place)) for place in (exported, fresh))
+    lost = before.where(F.col("id").isNotNull()).join(now.select("id"), "id", "left_anti").select(*before.columns)
+    staged = fresh.with_name(f"lost-{fresh.name}")
+    lost.coalesce(1).write.parquet(local(staged))
+    rows = count_rows(staged)
+    for file in staged.glob("*.parquet") if rows else ():
+        file.rename(fresh / f"lost-{file.name}")
+    return rows
+
+
+def _first_id(directory: Path) -> int | None:
+    """Return the smallest id by the files' footers."""
+    found = []
+    for file in directory.glob("*.parquet"):
+        footer = pyarrow.parquet.read_metadata(file)
+        column = footer.schema.names.index("id")
+        groups = (footer.row_group(number).column(column).statistics for number in range(footer.num_row_groups))
+        found += [group.min for group in groups if group is not None and group.has_min_max]
+    return min(found, default=None)
+
+
+def _empty_day(directory: Path) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    nothing = to_arrow_schema(frames.ATTEMPTS).empty_table()
+    pyarrow.parquet.write_table(nothing, directory / "part-0.parquet")
+    return directory
 
 
 def count_rows(directory: Path) -> int:

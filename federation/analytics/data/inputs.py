@@ -10,8 +10,9 @@ import pyarrow.parquet
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from federation.analytics import frames
+from federation.analytics.data.arrow_columns import UNREADABLE
 from federation.analytics.data.export import ATTEMPTS, EARLIER_SERVERS, UNDATED
-from federation.analytics.data.results import local
+from federation.analytics.data.results import readable
 from federation.analytics.errors import DamagedExport, DirectoryUnusable
 from federation.analytics.frames import Inputs, Window
 
@@ -25,7 +26,7 @@ _WHAT_MAKES_THEM: Final = "`federation analytics export` and scripts/generate_at
 
 
 def read_exports(spark: SparkSession, directory: Path, window: Window) -> Inputs:
-    """Read the attempts of the days of `window`, those without a day, and registry, blacklist, health events and links.
+    """Read the attempts of the days of `window`, those without a day, and the other tables whole.
 
     Missing inputs are empty, as long as there are any: an empty database exports no attempts.
 
@@ -36,14 +37,20 @@ def read_exports(spark: SparkSession, directory: Path, window: Window) -> Inputs
     require_exports(directory)
     root = directory / ATTEMPTS
     days = [root / f"day={day.isoformat()}" for day in window.days]
-    earlier, links = directory / EARLIER_SERVERS, directory / "links"
+
+    def read_if_there(name: str, schema: StructType) -> DataFrame | None:
+        return _read(spark, schema, directory / name) if (directory / name).is_dir() else None
+
     return Inputs(
         attempts=_read(spark, frames.ATTEMPTS, *days, root / UNDATED),
         servers=_read(spark, frames.SERVERS, directory / "servers"),
         blacklist=_read(spark, frames.BLACKLIST, directory / "blacklist"),
         health_events=_read(spark, frames.HEALTH_EVENTS, directory / "health_events"),
-        earlier_servers=_read(spark, frames.SERVERS, earlier) if earlier.is_dir() else None,
-        links=_read(spark, frames.LINKS, links) if links.is_dir() else None,
+        earlier_servers=read_if_there(EARLIER_SERVERS, frames.SERVERS),
+        links=read_if_there("links", frames.LINKS),
+        deliveries=read_if_there("deliveries", frames.DELIVERIES),
+        losses=read_if_there("losses", frames.LOSSES),
+        accepted_keys=read_if_there("accepted_keys", frames.ACCEPTED_KEYS),
     )
 
 
@@ -64,7 +71,7 @@ def _read(spark: SparkSession, schema: StructType, *directories: Path) -> DataFr
     expected = to_arrow_schema(schema)
     for file in files:
         _check(file, expected)
-    return spark.read.schema(schema).parquet(*(local(file) for file in files))
+    return spark.read.schema(schema).parquet(*(readable(file) for file in files))
 
 
 def _files(directory: Path) -> Iterator[Path]:
@@ -86,6 +93,8 @@ def _check(file: Path, expected: pyarrow.Schema) -> None:
     except OSError as error:
         raise DamagedExport(f"{file} cannot be read: {error.strerror or error}") from None
     for field in expected:
+        if field.name not in found.names and field.name == UNREADABLE:
+            continue  # exports of earlier versions do not have it
         if field.name not in found.names:
             raise DamagedExport(f"{file} has no column {field.name!r}; it is not an export of these tables")
         if not _fits(found.field(field.name).type, field.type):
@@ -100,5 +109,5 @@ def _fits(found: pyarrow.DataType, expected: pyarrow.DataType) -> bool:
     if kinds.is_string(expected):
         return bool(kinds.is_string(found) or kinds.is_large_string(found))
     if kinds.is_timestamp(expected):
-        return bool(kinds.is_timestamp(found))
+        return bool(kinds.is_timestamp(found) and found.unit in ("ms", "us"))
     return bool(found == expected)

@@ -11,6 +11,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program gives it
 
 from db.url import parse_url
+from federation.analytics.data.arrow_columns import UNREADABLE
 from federation.analytics.data.results import local
 from federation.analytics.data.tables import DEFAULT_PARTITIONS, TABLES
 from federation.analytics.errors import DatabaseUnavailable, DriverNotFound
@@ -96,6 +97,8 @@ def _query(backend: str, table: str, since: datetime | None, until: datetime | N
     columns = [
         f"CAST({field.name} AS TEXT) AS {field.name}"
         if backend == "sqlite" and field.dataType.typeName() == "timestamp"
+        else f"CAST(NULL AS TEXT) AS {UNREADABLE}"
+        if field.name == UNREADABLE
         else field.name
         for field in described.schema.fields
     ]

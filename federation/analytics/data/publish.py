@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from datetime import date
+from datetime import UTC, date, datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -28,7 +28,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from db import Database, FederationTable, RelayCandidate, ServerScorecard
 from federation import interrupts
 from federation.analytics.data.results import RELAY_CANDIDATES, SERVER_SCORECARD, read_dated
-from federation.analytics.days import instant
+from federation.analytics.days import DAY, instant
 from federation.analytics.errors import AnalyticsError
 
 if TYPE_CHECKING:
@@ -77,11 +77,14 @@ def require_publishable(database_url: str) -> None:
     interrupts.run(_with_database(database_url, _newest))
 
 
-def publish(spark: SparkSession, out: Path, as_of: date, *, database_url: str) -> Published:
+def publish(
+    spark: SparkSession, out: Path, as_of: date, *, database_url: str, now: datetime | None = None
+) -> Published:
     """Write what `out` holds as of `as_of` to the database's scorecards and relay ranking.
 
     Repeating it changes nothing. If the database holds those of a later day, nothing is written: recomputing the past
-    does not undo the present. Readers see rows change while this goes on, but never a row half-written.
+    does not undo the present. A day after tomorrow (by `now`) is none, and is replaced. Readers see rows change while
+    this goes on, but never a row half-written.
 
     Raises:
         FileNotFoundError: `out` holds no results of that day; the database is as it was.
@@ -93,7 +96,8 @@ def publish(spark: SparkSession, out: Path, as_of: date, *, database_url: str) -
 
     async def write(database: Database) -> Published:
         newest = await _newest(database)
-        if newest is not None and newest > as_of:
+        # A day to come was asked for by mistake, and stands in the way of nothing.
+        if newest is not None and as_of < newest <= (now or datetime.now(UTC)).date() + DAY:
             return Published(newer=newest)
         written, vanished = await _replace(database, _SCORECARDS, scorecards)
         ranked, unranked = await _replace(database, _RELAYS, relays)

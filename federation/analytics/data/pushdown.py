@@ -36,8 +36,8 @@ def can_push(asked: Filter, schema: StructType) -> bool:
     for equality, as SQLite has several spellings of one.
     """
     match asked:
-        case IsNull(attribute=(_,)) | IsNotNull(attribute=(_,)):
-            return True
+        case IsNull(attribute=(name,)) | IsNotNull(attribute=(name,)):
+            return name in schema.names
         case Not(child=EqualTo() | In() as child):
             return can_push(child, schema)
         case EqualTo(attribute=(name,), value=value):

@@ -1,14 +1,19 @@
 """Where results lie on disk, and reading them back.
 
-`OUT/<name>/<day or as_of>=YYYY-MM-DD/data.parquet`: one file per partition, because replacing one file is the only step
-that POSIX makes atomic; a directory can only be emptied and filled again. Each file is sorted, so the same results are
-the same rows in the same order. Driver and executors must see OUT under the same path (a disk or a mount).
+`OUT/<name>/<day or as_of>=YYYY-MM-DD/data.parquet`, and `OUT/quarantine/day=unknown/data.parquet`: one file per
+partition, because replacing one file is the only step that POSIX makes atomic; a directory can only be emptied and
+filled again. Each file is sorted, so the same results are the same rows in the same order. Driver and executors must
+see OUT under the same path (a disk or a mount).
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as sf
+from pyspark.sql.types import StructType
 
 from federation.analytics import frames
 
@@ -18,9 +23,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
+
+_PATTERN: Final = re.compile(r"[\\*?\[\]{}]")
 
 DATA_FILE: Final = "data.parquet"
+UNKNOWN: Final = "unknown"
+"""The partition of rows without a date."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +40,9 @@ class Result:
     partition: str
     order: tuple[str, ...]
 
-    def file(self, out: Path, date_: date) -> Path:
-        return out / self.name / f"{self.partition}={date_.isoformat()}" / DATA_FILE
+    def file(self, out: Path, date_: date | None) -> Path:
+        """Return where the rows of a date are, or those without one."""
+        return out / self.name / f"{self.partition}={date_.isoformat() if date_ else UNKNOWN}" / DATA_FILE
 
 
 SERVER_DAILY: Final = Result(
@@ -56,24 +65,39 @@ RELAY_CANDIDATES: Final = Result(
     name="relay_candidates", schema=frames.RELAY_CANDIDATES, partition="as_of", order=("rank", "server_url")
 )
 QUARANTINE: Final = Result(
-    name="quarantine", schema=frames.QUARANTINE, partition="as_of", order=("source", "reason", "day", "row")
+    name="quarantine", schema=frames.QUARANTINE, partition="day", order=("day", "source", "reason", "row")
 )
 
-DAILY: Final = (SERVER_DAILY, NETWORK_SUMMARY)
-DATED: Final = (SERVER_SCORECARD, KEY_ANOMALIES, RELAY_CANDIDATES, QUARANTINE)
+DAILY: Final = (SERVER_DAILY, NETWORK_SUMMARY, QUARANTINE)
+DATED: Final = (SERVER_SCORECARD, KEY_ANOMALIES, RELAY_CANDIDATES)
 
 
 def local(path: Path) -> str:
-    """Return the path as Spark has to read it, even if its default file system is another one."""
+    """Return the path as Spark has to write it, even if its default file system is another one."""
     return f"file://{path.absolute()}"
+
+
+def readable(path: Path) -> str:
+    """Return the path as Spark has to read it: by itself it takes `p[1]` for a pattern."""
+    return _PATTERN.sub(r"\\\g<0>", local(path))
 
 
 def read_days(spark: SparkSession, out: Path, result: Result, days: Iterable[date]) -> DataFrame:
     """Read the rows of those `days` that are stored, and nothing of the others."""
-    files = [local(file) for day in days if (file := result.file(out, day)).exists()]
+    files = [readable(file) for day in days if (file := result.file(out, day)).exists()]
     if not files:
         return frames.no_rows(spark, result.schema)
     return _read(spark, out, result, files)
+
+
+def read_undated(spark: SparkSession, out: Path, result: Result) -> DataFrame:
+    """Read the rows without a day."""
+    file = result.file(out, None)
+    if not file.exists():
+        return frames.no_rows(spark, result.schema)
+    schema = StructType([field for field in result.schema if field.name != result.partition])
+    rows = spark.read.schema(schema).parquet(readable(file)).withColumn(result.partition, sf.lit(None).cast("date"))
+    return rows.select(*result.schema.names)
 
 
 def read_dated(spark: SparkSession, out: Path, result: Result, as_of: date) -> DataFrame:
@@ -87,7 +111,7 @@ def read_dated(spark: SparkSession, out: Path, result: Result, as_of: date) -> D
         raise FileNotFoundError(
             f"{file}: there are no results as of {as_of}; run `federation analytics run` for a window that ends with it"
         )
-    return _read(spark, out, result, [local(file)])
+    return _read(spark, out, result, [readable(file)])
 
 
 def _read(spark: SparkSession, out: Path, result: Result, files: list[str]) -> DataFrame:

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
 
 from pyspark import StorageLevel
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
 from federation.analytics.data.directories import replace_file, staging_in
-from federation.analytics.data.results import DAILY, DATED, Result, local
+from federation.analytics.data.results import DAILY, DATED, QUARANTINE, Result, local
+from federation.analytics.days import DAY
 from federation.analytics.frames import no_rows
 
 if TYPE_CHECKING:
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from federation.analytics.frames import Outputs, Window
+
+UNDATED: Final = "day=__HIVE_DEFAULT_PARTITION__"
+"""Where Spark writes rows whose day is null."""
 
 
 def write_outputs(
@@ -53,7 +58,7 @@ def write_outputs(
             told(f"computing {result.name}")
             frame: DataFrame = getattr(outputs, result.name)
             staged = _stage_days(frame, result, window, staging / result.name)
-            renames += [(staged[day], result.file(directory, day)) for day in window.days]
+            renames += [(file, result.file(directory, day)) for day, file in staged.items()]
         for result in DATED:
             told(f"computing {result.name}")
             frame = getattr(outputs, result.name)
@@ -61,17 +66,33 @@ def write_outputs(
         told("putting the results in place")
         for source, target in renames:
             replace_file(source, target)
+        _remove_impossible(directory, window)
 
 
-def _stage_days(frame: DataFrame, result: Result, window: Window, target: Path) -> dict[date, Path]:
-    inside = frame.to(result.schema).where(sf.col("day").between(sf.lit(window.since), sf.lit(window.as_of)))
-    by_day = inside.repartition(sf.col("day")).sortWithinPartitions(*result.order)
+def _stage_days(frame: DataFrame, result: Result, window: Window, target: Path) -> dict[date | None, Path]:
+    """Write a file for each day of the window and, of the quarantine, one for the rows without a day."""
+    day = sf.col("day")
+    rows = frame.to(result.schema)
+    inside = rows.where(day.isNull() | day.between(sf.lit(window.since), sf.lit(window.as_of)))
+    by_day = inside.repartition(day).sortWithinPartitions(*result.order)
     by_day.write.partitionBy("day").parquet(local(target))
-    written = {day: target / f"day={day.isoformat()}" for day in window.days}
+    wanted: list[date | None] = [*window.days, *([None] if result is QUARANTINE else [])]
+    written = {day: target / (f"day={day.isoformat()}" if day else UNDATED) for day in wanted}
     staged = {day: _only_file(path) for day, path in written.items() if path.exists()}
-    missing = [day for day in window.days if day not in staged]
+    missing = [day for day in wanted if day not in staged]
     empty = _empty_files(frame.sparkSession, result, target, len(missing))
     return staged | dict(zip(missing, empty, strict=True))
+
+
+def _remove_impossible(directory: Path, window: Window) -> None:
+    """Remove results of days to come, which an earlier version computed when it was told to, and its quarantine."""
+    tomorrow = max(window.until, datetime.now(UTC).date() + DAY).isoformat()
+    for result in (*DAILY, *DATED):
+        for path in (directory / result.name).glob(f"{result.partition}=????-??-??"):
+            if path.name.removeprefix(f"{result.partition}=") > tomorrow:
+                shutil.rmtree(path)
+    for path in (directory / QUARANTINE.name).glob("as_of=*"):
+        shutil.rmtree(path)
 
 
 def _stage_dated(frame: DataFrame, result: Result, staging: Path) -> Path:

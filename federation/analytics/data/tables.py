@@ -21,10 +21,19 @@ from sqlalchemy.types import NullType
 # Imported by name, not by module: names travel to the executors, a module would have to be there.
 from db.engines import reading_engine
 from db.url import parse_url
-from federation.analytics.data.arrow_columns import to_batch
+from federation.analytics.data.arrow_columns import UNREADABLE, to_batch
 from federation.analytics.data.pushdown import Bound, between, can_push, condition
 from federation.analytics.data.python_workers import SparesWorker
-from federation.analytics.frames import ATTEMPTS, BLACKLIST, HEALTH_EVENTS, LINKS, SERVERS
+from federation.analytics.frames import (
+    ACCEPTED_KEYS,
+    ATTEMPTS,
+    BLACKLIST,
+    DELIVERIES,
+    HEALTH_EVENTS,
+    LINKS,
+    LOSSES,
+    SERVERS,
+)
 
 if TYPE_CHECKING:
     from sqlalchemy import URL
@@ -52,6 +61,9 @@ TABLES: Final = {
     "server_registry": Table(schema=SERVERS),
     "blacklisted_servers": Table(schema=BLACKLIST),
     "server_links": Table(schema=LINKS),
+    "delivery_jobs": Table(schema=DELIVERIES),
+    "delivery_losses": Table(schema=LOSSES),
+    "accepted_keys": Table(schema=ACCEPTED_KEYS),
     "server_health_events": Table(schema=HEALTH_EVENTS, time="at", counts_up=True),
 }
 
@@ -90,6 +102,8 @@ class TableReader(SparesWorker, DataSourceReader):
         self._table = table_of(options)
         self._name = options["table"]
         self._schema = schema
+        self._columns = StructType([field for field in schema if field.name != UNREADABLE])
+        """Those that the table has."""
         unknown = set(schema.names) - set(self._table.schema.names)
         if unknown:
             raise ValueError(f"{self._name} has no column {sorted(unknown)[0]!r}")
@@ -106,7 +120,7 @@ class TableReader(SparesWorker, DataSourceReader):
         same.
         """
         for each in filters:
-            pushed = can_push(each, self._schema)
+            pushed = can_push(each, self._columns)
             if pushed:
                 self._filters.append(each)
             if not pushed or not self._is_typed:
@@ -139,7 +153,7 @@ class TableReader(SparesWorker, DataSourceReader):
 
     def _select(self, part: TablePart) -> Select[*tuple[object, ...]]:
         chosen = sqlalchemy.table(self._name, *(column(name) for name in self._table.schema.names))
-        wanted = [self._raw(name) for name in self._schema.names]
+        wanted = [self._raw(name) for name in self._columns.names]
         query = sqlalchemy.select(*wanted).select_from(chosen)
         if part.column is not None:
             query = query.where(*between(part.column, part.low, part.high, typed=self._is_typed))
@@ -173,7 +187,7 @@ class TableReader(SparesWorker, DataSourceReader):
             ends = sqlalchemy.select(func.min(chosen.c[time]), func.max(chosen.c[time])).where(*within)
             try:
                 first, last = connection.execute(ends).one()
-            except (ValueError, sqlalchemy.exc.DataError):
+            except (TypeError, ValueError, sqlalchemy.exc.DataError):
                 first = last = None  # no time that a datetime can hold: few rows, in one part
             if first is None:
                 return [TablePart(column=time, low=since, high=until)]

@@ -8,10 +8,11 @@ first. Each row's advice is based on that row's window: act on the 30 days, and 
 | `review-for-blacklist` | its keys are shared or were changed outside a rotation, or it shows others; or at least 3 answers were not proven its own |
 | `prune` | down for 30 days or more, and nothing delivered in the window |
 | `park` | down for 3 days or more; or none of at least 20 attempts delivered |
-| `watch` | down; or under 90 % of at least 10 attempts delivered; or delivering clearly less than before; or 3 or more outages; or reached through relays only; or slow, with a p95 over 5 s; or a malformed key |
+| `watch` | down; or under 90 % of at least 10 attempts delivered within 5 s, or of at least 10 in the later half of the window delivered; or 3 or more outages; or reached through relays only; or not in the registry; or a malformed key |
 | `keep` | none of these, or on the blacklist already |
 
-Attempts that failed through our own fault count neither way.
+Attempts that failed through our own fault count neither way. Of `keep`, `watch`, `park` and `prune`, more direct
+deliveries out of the same attempts, or shorter outages, never bring a graver one.
 """  # noqa: E501 - a table row cannot be broken
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from pyspark.sql import functions as F  # noqa: N812 - the name Spark's own docu
 
 from db import ServerHealth
 from federation.analytics.days import DAY, seconds_between, utc_day
-from federation.analytics.frames import Action, Trend
+from federation.analytics.figures.daily import SLOW_MS
+from federation.analytics.frames import Action
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,7 +43,9 @@ PARK_ATTEMPTS: Final = 20
 WATCH_RELIABILITY: Final = 0.9
 WATCH_ATTEMPTS: Final = 10
 WATCH_FAILURES: Final = 3
-WATCH_P95_MS: Final = 5_000
+
+UNREGISTERED: Final = "unregistered"
+"""The state of a server that was attempted and is not in the registry."""
 
 _URGENCY: Final = tuple(Action)
 
@@ -73,6 +77,8 @@ def _findings(until: datetime) -> Iterator[AdviceRule]:
     yield from _key_findings()
     yield from _down_findings(until)
     yield from _delivery_findings()
+    stranger = F.lit("not in the registry: it was removed, or it never introduced itself")
+    yield _finding(Action.WATCH, F.col("state") == UNREGISTERED, stranger)
     failures = F.format_string(
         "went down %d times in %d days, for %s at the longest",
         "failures",
@@ -113,20 +119,32 @@ def _delivery_findings() -> Iterator[AdviceRule]:
     none = F.concat(F.format_string("none of %d attempts in %d days delivered", "blamed", "window_days"), often)
     yield _finding(Action.PARK, (F.col("delivered") == 0) & (F.col("blamed") >= PARK_ATTEMPTS), none)
     some = F.concat(_delivered_share(), often)
-    unreliable = (F.col("reliability") < WATCH_RELIABILITY) & (F.col("blamed") >= WATCH_ATTEMPTS)
-    yield _finding(Action.WATCH, unreliable & (F.col("delivered") > 0), some)
+    unreliable = _is_few(F.col("delivered"), of="blamed")
+    # The graver finding above has said it already.
+    yield _finding(Action.WATCH, unreliable & ((F.col("delivered") > 0) | (F.col("blamed") < PARK_ATTEMPTS)), some)
+    # Not the trend, by which a server would get better advice for having been worse before.
     worse = F.format_string(
         "delivers less than before: %.1f %% in the later half of %d days, %.1f %% in the days before",
         _percent("delivered_later", "blamed_later"),
         "window_days",
         _percent("delivered_before", "blamed_before"),
     )
-    yield _finding(Action.WATCH, F.col("trend") == Trend.WORSENING.value, worse)
+    yield _finding(Action.WATCH, _is_few(F.col("delivered_later"), of="blamed_later") & ~unreliable, worse)
     relayed = F.format_string("reached through relays only: all %d deliveries of %d days", "delivered", "window_days")
     only_relayed = (F.col("delivered") > 0) & (F.col("relayed") == F.col("delivered"))
     yield _finding(Action.WATCH, only_relayed, relayed)
-    slow = F.format_string("slow: one delivery in 20 takes longer than %.1f s", F.col("p95_ms") / 1000)
-    yield _finding(Action.WATCH, F.col("p95_ms") > WATCH_P95_MS, slow)
+    seconds = F.lit(SLOW_MS // 1000)
+    slow = F.format_string(
+        "slow: %d of %d deliveries in %d days took longer than %d s", "slow", "delivered", "window_days", seconds
+    )
+    # Not their latency, by which a server would get better advice for failing where it was slow.
+    in_time = F.col("delivered") - F.col("slow")
+    yield _finding(Action.WATCH, _is_few(in_time, of="blamed") & ~unreliable, slow)
+
+
+def _is_few(delivered: Column, *, of: str) -> Column:
+    """Tell whether there are enough attempts to judge by, and less than 90 % of them count as `delivered`."""
+    return F.coalesce((F.col(of) >= WATCH_ATTEMPTS) & (delivered < WATCH_RELIABILITY * F.col(of)), F.lit(False))
 
 
 def _finding(action: Action, holds: Column, text: Column) -> AdviceRule:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812 - the name Spark's own documentation gives it
 
-from db import AttemptOutcome, ServerHealth
-from federation.analytics.days import is_within, utc_day
+from db import AttemptOutcome, DeliveryState, ServerHealth
+from federation.analytics.days import FIRST_DAY, is_within, midnight, utc_day
 from federation.analytics.figures.duplicates import find_duplicates
 from federation.analytics.figures.quarantine import Checked, Fault, Reason, first_reason, set_aside, without_copies
-from federation.analytics.frames import ATTEMPTS, BLACKLIST, HEALTH_EVENTS, SERVERS, Window
+from federation.analytics.frames import ATTEMPTS, BLACKLIST, DELIVERIES, HEALTH_EVENTS, LOSSES, SERVERS, Window
 from federation.delivery.codes import ERROR_CODES, HTTP_CODE, STORED_ALREADY
 from federation.protocol.urls import MAX_URL_CHARACTERS
 
@@ -51,23 +51,25 @@ _OTHERS: Final = tuple(name for name in ATTEMPTS.fieldNames() if name not in COU
 def check_attempts(attempts: DataFrame, *, window: Window, now: datetime) -> Checked:
     """Put every attempt of the window in `good`, once and with its UTC `day`, or in `bad`.
 
-    Attempts of other times are in neither, as nobody asked for them. Those without a time, or with one in the future,
-    belong to no window and are in `bad`. Of good rows that share an id on one day, the smallest stays.
+    Attempts of other times are in neither, as nobody asked for them. Those without a time, or with one before 2000 or
+    in the future, belong to no window and are in `bad`, without a day. Of good rows that share an id on one day, the
+    smallest stays.
     """
     rows = attempts.select(*ATTEMPTS.fieldNames()).withColumn("day", utc_day("started_at"))
     rows_asked_for = rows.where(is_within("started_at", window))
     reason = first_reason(_attempt_faults(now))
     duplicates = find_duplicates(rows_asked_for.select("id", "day"))
     sound = rows_asked_for.where(reason.isNull())
-    homeless = F.col("started_at").isNull() | _is_future("started_at", now)
+    homeless = F.col("started_at").isNull() | _is_ancient("started_at") | _is_future("started_at", now)
     faulty = rows.where(is_within("started_at", window) | homeless).withColumn("reason", reason)
     copies = duplicates.other_copies(sound, order=(*COUNTED, *_OTHERS)).withColumn(
         "reason", F.lit(Reason.DUPLICATED_ID.value)
     )
+    has_day = is_within("started_at", window) & ~_is_ancient("started_at")
     bad = faulty.where(F.col("reason").isNotNull()).unionByName(copies)
     return Checked(
         good=duplicates.first_copies(sound.select(*COUNTED, "day"), order=COUNTED),
-        bad=set_aside("attempts", bad, ATTEMPTS, reason="reason", time="started_at"),
+        bad=set_aside("attempts", bad, ATTEMPTS, reason="reason", day=F.when(has_day, F.col("day"))),
     )
 
 
@@ -84,13 +86,35 @@ def check_servers(servers: DataFrame, *, now: datetime) -> Checked:
     )
     newest: list[str | Column] = [F.col("updated_at").desc_nulls_last(), *SERVERS.fieldNames()]
     reason = without_copies(first_reason(faults), key="url", order=newest, copy=Reason.DUPLICATED_URL)
-    return _checked("servers", servers, SERVERS, reason=reason, time="created_at")
+    return _checked("servers", servers, SERVERS, reason=reason)
 
 
 def check_blacklist(blacklist: DataFrame) -> Checked:
     """Put every decision in `good` or in `bad`. One without a time counts all the same: only the URL is judged."""
     reason = first_reason([Fault(reason=Reason.MALFORMED_URL, holds=_malformed("server_url"))])
-    return _checked("blacklist", blacklist, BLACKLIST, reason=reason, time="created_at")
+    return _checked("blacklist", blacklist, BLACKLIST, reason=reason)
+
+
+def check_deliveries(deliveries: DataFrame, *, now: datetime) -> Checked:
+    """Put every delivery that is owed or was given up in `good`, or in `bad`."""
+    states = [state.value for state in DeliveryState]
+    faults = (
+        *_delivery_faults(now),
+        Fault(reason=Reason.UNKNOWN_STATE, holds=~_is_one_of("state", states)),
+    )
+    return _checked("deliveries", deliveries, DELIVERIES, reason=first_reason(faults))
+
+
+def check_losses(losses: DataFrame, *, now: datetime) -> Checked:
+    """Put every delivery that was written down as lost in `good`, or in `bad`."""
+    faults = (*_delivery_faults(now), *_time_faults("lost_at", now))
+    return _checked("losses", losses, LOSSES, reason=first_reason(faults))
+
+
+def _delivery_faults(now: datetime) -> Iterator[Fault]:
+    yield Fault(reason=Reason.NO_ID, holds=F.col("id").isNull())
+    yield from _time_faults("created_at", now)
+    yield Fault(reason=Reason.MALFORMED_URL, holds=_malformed("server_url"))
 
 
 def check_health_events(events: DataFrame, *, now: datetime) -> Checked:
@@ -105,21 +129,23 @@ def check_health_events(events: DataFrame, *, now: datetime) -> Checked:
     )
     order = HEALTH_EVENTS.fieldNames()
     reason = without_copies(first_reason(faults), key="id", order=order, copy=Reason.DUPLICATED_ID)
-    return _checked("health_events", events, HEALTH_EVENTS, reason=reason, time="at")
+    return _checked("health_events", events, HEALTH_EVENTS, reason=reason)
 
 
-def _checked(source: str, frame: DataFrame, schema: StructType, *, reason: Column, time: str) -> Checked:
+def _checked(source: str, frame: DataFrame, schema: StructType, *, reason: Column) -> Checked:
     rows = frame.select(*schema.fieldNames()).withColumn("_reason", reason)
     bad = rows.where(F.col("_reason").isNotNull())
     return Checked(
         good=rows.where(F.col("_reason").isNull()).drop("_reason"),
-        bad=set_aside(source, bad, schema, reason="_reason", time=time),
+        bad=set_aside(source, bad, schema, reason="_reason"),
     )
 
 
 def _attempt_faults(now: datetime) -> Iterator[Fault]:
+    yield Fault(reason=Reason.UNREADABLE, holds=F.col("unreadable").isNotNull())
     yield Fault(reason=Reason.NO_ID, holds=F.col("id").isNull())
     yield from _time_faults("started_at", now)
+    yield Fault(reason=Reason.ANCIENT_TIME, holds=_is_ancient("started_at"))
     yield Fault(reason=Reason.MALFORMED_URL, holds=_malformed("server_url"))
     relay = F.col("relayed_by")
     yield Fault(reason=Reason.MALFORMED_RELAY_URL, holds=relay.isNotNull() & _malformed("relayed_by"))
@@ -157,6 +183,10 @@ def _code_agrees(names_status: Column) -> Column:
 def _time_faults(column: str, now: datetime) -> Iterator[Fault]:
     yield Fault(reason=Reason.NO_TIME, holds=F.col(column).isNull())
     yield Fault(reason=Reason.FUTURE_TIME, holds=_is_future(column, now))
+
+
+def _is_ancient(column: str) -> Column:
+    return F.col(column) < F.lit(midnight(FIRST_DAY))
 
 
 def _is_future(column: str, now: datetime) -> Column:

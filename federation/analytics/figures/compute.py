@@ -10,17 +10,27 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name Spark's own documentation gives it
 
 from federation.analytics.days import end_of
-from federation.analytics.figures.checks import check_attempts, check_blacklist, check_health_events, check_servers
+from federation.analytics.figures.checks import (
+    check_attempts,
+    check_blacklist,
+    check_deliveries,
+    check_health_events,
+    check_losses,
+    check_servers,
+)
 from federation.analytics.figures.daily import server_daily
 from federation.analytics.figures.keys import key_anomalies
 from federation.analytics.figures.network import network_summary
 from federation.analytics.figures.outages import find_outages
 from federation.analytics.figures.relays import relay_candidates
 from federation.analytics.figures.scorecard import server_scorecard
-from federation.analytics.frames import Inputs, Outputs, Window
+from federation.analytics.frames import DELIVERIES, LOSSES, Inputs, Outputs, Window, no_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
 
 
 def compute(inputs: Inputs, *, window: Window, now: datetime | None = None) -> Outputs:
@@ -37,17 +47,29 @@ def compute(inputs: Inputs, *, window: Window, now: datetime | None = None) -> O
     servers = check_servers(inputs.servers, now=now)
     blacklist = check_blacklist(inputs.blacklist)
     events = check_health_events(inputs.health_events, now=now)
+    session = inputs.attempts.sparkSession
+    deliveries = check_deliveries(_or_none(inputs.deliveries, session, DELIVERIES), now=now)
+    losses = check_losses(_or_none(inputs.losses, session, LOSSES), now=now)
 
     daily = server_daily(attempts.good)
     known_days = daily if inputs.server_daily is None else _with_stored(daily, inputs.server_daily)
     outages = find_outages(events.good, servers.good, until=until)
-    anomalies = key_anomalies(servers.good, earlier=inputs.earlier_servers, links=inputs.links, window=window)
+    anomalies = key_anomalies(
+        servers.good,
+        earlier=inputs.earlier_servers,
+        window=window,
+        links=inputs.links,
+        known=inputs.earlier_anomalies,
+        accepted=inputs.accepted_keys,
+    )
     scorecard = server_scorecard(
         known_days,
         servers=servers.good,
         blacklist=blacklist.good,
         outages=outages,
         anomalies=anomalies,
+        deliveries=deliveries.good,
+        losses=losses.good,
         window=window,
         until=until,
     )
@@ -59,8 +81,12 @@ def compute(inputs: Inputs, *, window: Window, now: datetime | None = None) -> O
         ),
         key_anomalies=anomalies,
         relay_candidates=relay_candidates(known_days, scorecard, servers=servers.good, window=window),
-        quarantine=_together(each.bad for each in (attempts, servers, blacklist, events)),
+        quarantine=_together(each.bad for each in (attempts, servers, blacklist, events, deliveries, losses)),
     )
+
+
+def _or_none(frame: DataFrame | None, session: SparkSession, schema: StructType) -> DataFrame:
+    return no_rows(session, schema) if frame is None else frame
 
 
 def _with_stored(daily: DataFrame, stored: DataFrame) -> DataFrame:

@@ -20,6 +20,9 @@ A p95 lies between p94.9 and p95.1; groups of a few hundred are exact.
 
 _PERCENTILES: Final = (0.5, 0.95, 0.99)
 
+SLOW_MS: Final = 5_000
+"""A delivery that takes longer is slow."""
+
 
 def server_daily(attempts: DataFrame) -> DataFrame:
     """Compute one row per server and UTC day with good attempts; see `SERVER_DAILY`.
@@ -39,6 +42,7 @@ def server_daily(attempts: DataFrame) -> DataFrame:
         F.sum("request_bytes").alias("request_bytes"),
         F.sum("response_bytes").alias("response_bytes"),
         latency_percentiles().alias("ms"),
+        F.count_if(F.col("duration_ms") > SLOW_MS).alias("slow"),
     )
     attempted = F.col("outcome") != AttemptOutcome.PARKED.value
     code_counts = F.collect_list(F.when(attempted & F.col("error_code").isNotNull(), F.struct("error_code", "rows")))
@@ -46,7 +50,7 @@ def server_daily(attempts: DataFrame) -> DataFrame:
         *(_rows_of(outcome).alias(outcome.value) for outcome in AttemptOutcome),
         F.sum(F.when(attempted, F.col("rows")).otherwise(0)).alias("attempts"),
         F.map_from_entries(code_counts).alias("errors"),
-        F.sum(F.when(_is(AttemptOutcome.DELIVERED), F.col("relayed"))).alias("relayed"),
+        *(_of_delivered(name).alias(name) for name in ("relayed", "slow")),
         F.coalesce(F.sum("request_bytes"), F.lit(0)).alias("request_bytes"),
         F.coalesce(F.sum("response_bytes"), F.lit(0)).alias("response_bytes"),
         F.first("ms", ignorenulls=True).alias("ms"),  # only one result of a day has percentiles: delivered
@@ -72,6 +76,10 @@ def share(part: str, whole: str) -> Column:
 
 def _is(outcome: AttemptOutcome) -> Column:
     return F.col("outcome") == outcome.value
+
+
+def _of_delivered(count: str) -> Column:
+    return F.sum(F.when(_is(AttemptOutcome.DELIVERED), F.col(count)).otherwise(0))
 
 
 def _rows_of(outcome: AttemptOutcome) -> Column:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F  # noqa: N812 - the name Spark's own documentation gives it
 
 from db import LinkState
-from federation.analytics.days import utc_day
+from federation.analytics.days import MONTH, utc_day
 from federation.analytics.frames import KEY_ANOMALIES, AnomalyKind, Window
 
 if TYPE_CHECKING:
@@ -31,14 +31,23 @@ SIGNING: Final = "signing"
 ENCRYPTION: Final = "encryption"
 BOTH: Final = "signing and encryption"
 _KINDS: Final = {SIGNING: "public_key", ENCRYPTION: "encryption_public_key"}
+_IDENTITY: Final = ("kind", "key_kind", "fingerprint", "server_urls", "detail")
 
 
 def key_anomalies(
-    servers: DataFrame, *, earlier: DataFrame | None, window: Window, links: DataFrame | None = None
+    servers: DataFrame,
+    *,
+    earlier: DataFrame | None,
+    window: Window,
+    links: DataFrame | None = None,
+    known: DataFrame | None = None,
+    accepted: DataFrame | None = None,
 ) -> DataFrame:
     """Find every key that is malformed, shared, changed outside a rotation or not shown; see `KEY_ANOMALIES`.
 
     `earlier` is the registry as an earlier run saw it. Without it no change can be found, without `links` no mismatch.
+    A change stands for 30 days: those that are `known` from the run of an earlier day are found again. What is
+    `accepted` is not: a change if the key is accepted as one of its servers', a shared key if it is as all of them's.
     """
     keys = _keys(servers)
     found = _malformed(keys).unionByName(_shared(_sound(keys)))
@@ -46,7 +55,30 @@ def key_anomalies(
         found = found.unionByName(_changed(servers, earlier)).unionByName(_moved(keys, _keys(earlier)))
     if links is not None:
         found = found.unionByName(_mismatched(servers, links))
+    found = found.withColumn("found_on", F.lit(window.as_of))
+    if known is not None:
+        found = found.unionByName(_standing(known, window)).groupBy(*_IDENTITY).agg(F.min("found_on").alias("found_on"))
+    if accepted is not None:
+        found = _without_accepted(found, accepted)
     return found.withColumn("as_of", F.lit(window.as_of)).to(KEY_ANOMALIES)
+
+
+def _standing(known: DataFrame, window: Window) -> DataFrame:
+    """Return the changes that were found within the month before the window's last day."""
+    found_on = F.coalesce("found_on", "as_of")  # results of earlier versions do not say
+    age = F.datediff(F.lit(window.as_of), found_on)
+    stands = (F.col("kind") == AnomalyKind.CHANGED.value) & (age > 0) & (age < MONTH)
+    return known.where(stands).select(*_IDENTITY, found_on.alias("found_on"))
+
+
+def _without_accepted(found: DataFrame, accepted: DataFrame) -> DataFrame:
+    owners = accepted.groupBy("fingerprint").agg(F.collect_set("server_url").alias("owners"))
+    is_changed, is_shared = (F.col("kind") == kind.value for kind in (AnomalyKind.CHANGED, AnomalyKind.SHARED))
+    is_accepted = (is_changed & F.arrays_overlap("server_urls", "owners")) | (
+        is_shared & (F.size(F.array_except("server_urls", "owners")) == 0)
+    )
+    rows = found.join(F.broadcast(owners), "fingerprint", "left")
+    return rows.where(~F.coalesce(is_accepted, F.lit(False))).drop("owners")
 
 
 def _keys(servers: DataFrame) -> DataFrame:

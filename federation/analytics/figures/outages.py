@@ -26,11 +26,12 @@ def find_outages(events: DataFrame, servers: DataFrame, *, until: datetime) -> D
 
     `began_at` is null if that is not on record, `ended_at` if the outage was not over at `until`; none ends before it
     began. The registry has the last word. If it knows a server to be healthy, an outage that the events leave open
-    ended when the server was last seen. If it knows one to be down and no event says so, it has been down since its row
-    was last written, at the latest. Events after `until` matter only for this.
+    ended when the server was last seen. If it knows one to be down and no event says so, it has been down since it was
+    last seen or, by the events, got well, or since it is known: when it was last looked at says nothing. Events after
+    `until` matter only for this.
     """
     recorded = _recorded(events)
-    marked_at = F.coalesce("updated_at", "last_seen").alias("marked_at")
+    marked_at = F.coalesce("last_seen", "created_at").alias("marked_at")
     known = servers.select(F.col("url").alias("server_url"), "is_healthy", "last_seen", marked_at)
     ended = F.coalesce("ended_at", F.when(F.col("is_healthy"), F.col("last_seen")))
     of_known = recorded.join(known, "server_url").select(
@@ -39,10 +40,16 @@ def find_outages(events: DataFrame, servers: DataFrame, *, until: datetime) -> D
         # `greatest` ignores nulls, but an outage without an end must stay without one.
         F.when(ended.isNotNull(), F.greatest(ended, F.col("began_at"))).alias("ended_at"),
     )
+    last_ends = recorded.groupBy("server_url").agg(F.max("ended_at").alias("last_end"))
     unrecorded = (
         known.where(~F.col("is_healthy"))
         .join(recorded.where(F.col("ended_at").isNull()), "server_url", "left_anti")
-        .select("server_url", F.col("marked_at").alias("began_at"), F.lit(None).cast("timestamp").alias("ended_at"))
+        .join(last_ends, "server_url", "left")
+        .select(
+            "server_url",
+            F.greatest("marked_at", "last_end").alias("began_at"),
+            F.lit(None).cast("timestamp").alias("ended_at"),
+        )
     )
     begun = of_known.unionByName(unrecorded).where(F.col("began_at").isNull() | (F.col("began_at") < F.lit(until)))
     return begun.withColumn("ended_at", F.when(F.col("ended_at") < F.lit(until), F.col("ended_at")))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from pyspark.sql import Window as Over
 from pyspark.sql import functions as F  # noqa: N812 - the name Spark's own documentation gives it
 
-from federation.analytics.days import utc_day
 from federation.analytics.frames import QUARANTINE
 
 if TYPE_CHECKING:
@@ -19,15 +17,14 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
 
-_FIRST_TIME: Final = datetime(1, 1, 1, tzinfo=UTC)
-_LAST_TIME: Final = datetime(9999, 12, 31, tzinfo=UTC)
-
 
 class Reason(StrEnum):
     """Why a row is set aside."""
 
     NO_ID = "no id"
+    UNREADABLE = "a value that cannot be read"
     NO_TIME = "no time"
+    ANCIENT_TIME = "time before 2000"
     FUTURE_TIME = "time in the future"
     MALFORMED_URL = "malformed URL"
     MALFORMED_RELAY_URL = "malformed URL of the relay"
@@ -72,14 +69,14 @@ def without_copies(reason: Column, *, key: str, order: Sequence[str | Column], c
     return F.coalesce(reason, F.when(number > 1, F.lit(copy.value)))
 
 
-def set_aside(source: str, rows: DataFrame, schema: StructType, *, reason: str | Column, time: str) -> DataFrame:
-    """Return `rows` in the form of the quarantine; `time` names the column that their day is taken from."""
-    # A Python date ends with the year 9999, and so do the days that a directory can be named after.
-    is_a_date = F.col(time).between(F.lit(_FIRST_TIME), F.lit(_LAST_TIME))
+def set_aside(
+    source: str, rows: DataFrame, schema: StructType, *, reason: str | Column, day: Column | None = None
+) -> DataFrame:
+    """Return `rows` in the form of the quarantine, with the `day` that they are computed with, if there is one."""
     whole = F.to_json(F.struct(*schema.fieldNames()), {"timeZone": "UTC", "ignoreNullFields": "false"})
     return rows.select(
         F.lit(source).alias("source"),
         (F.col(reason) if isinstance(reason, str) else reason).alias("reason"),
-        F.when(is_a_date, utc_day(time)).alias("day"),
+        (F.lit(None) if day is None else day).cast("date").alias("day"),
         whole.alias("row"),
     ).to(QUARANTINE)

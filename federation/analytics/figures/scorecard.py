@@ -12,20 +12,24 @@ By definition, over the days of a window, with `blamed` for the attempts whose f
 - trend = reliability of the window's later half (the last 3 of 7 days, the last 15 of 30) minus that of the days
   before; less than 5 points up or down is stable, and fewer than 10 blamed attempts on either side say nothing.
 
-`availability` is delivered / attempts, our own faults included, as in the daily rows.
+`availability` is delivered / attempts, our own faults included, as in the daily rows, times the share of the window in
+which the server was up: while it is down deliveries are held and burn no attempts, and it is not to look better for it.
 """
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import TYPE_CHECKING, Final
 
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name Spark's own documentation gives it
 
 from db import ServerHealth
 from federation.analytics.days import DAY, MONTH, WEEK, midnight
-from federation.analytics.figures.actions import BLACKLISTED, advise
+from federation.analytics.figures.actions import BLACKLISTED, UNREGISTERED, advise
 from federation.analytics.figures.daily import share
 from federation.analytics.figures.outages import outage_figures
+from federation.analytics.figures.owed import owed_figures
 from federation.analytics.frames import SERVER_SCORECARD, AnomalyKind, Trend, Window
 from federation.delivery.codes import FORGERIES, OWN_FAULTS
 
@@ -33,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from datetime import datetime
 
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column
 
 WINDOW_DAYS: Final = (WEEK, MONTH)
 WEIGHTS: Final = {"reliability": 0.6, "uptime": 0.3, "latency": 0.1}
@@ -41,6 +45,8 @@ FAST_MS: Final = 1_000
 SLOWEST_MS: Final = 15_000
 TREND_THRESHOLD: Final = 0.05
 TREND_ATTEMPTS: Final = 10
+
+_COUNTS: Final = ("attempts", "delivered", "blamed", "forged", "slow")
 
 
 def server_scorecard(
@@ -50,35 +56,55 @@ def server_scorecard(
     blacklist: DataFrame,
     outages: DataFrame,
     anomalies: DataFrame,
+    deliveries: DataFrame,
+    losses: DataFrame,
     window: Window,
     until: datetime,
 ) -> DataFrame:
-    """Compute one row per server known before `until` and per `WINDOW_DAYS`; see `SERVER_SCORECARD`.
+    """Compute one row per `WINDOW_DAYS` for each server known before `until`, or attempted; see `SERVER_SCORECARD`.
 
     `daily` holds every day of the longest window, stored or fresh; days without a row are days without attempts.
     `until` is when the window ends, or the present if that is earlier.
     """
-    known = servers.where(F.col("created_at") < F.lit(until)).withColumnRenamed("url", "server_url")
+    in_windows = daily_in_windows(daily, window)
+    known = _judged(servers, [in_windows, deliveries, losses], until=until)
     windows = known.select("server_url", "created_at", _each_of(WINDOW_DAYS).alias("window_days")).select(
         "server_url",
         "window_days",
         F.greatest("created_at", _window_begin("window_days", window)).alias("begins_at"),
         F.lit(until).alias("ends_at"),
     )
-    in_windows = daily_in_windows(daily, window)
     key = ["server_url", "window_days"]
     figures = (
         outage_figures(windows, outages)
         .join(_traffic(in_windows), key, "left")
         .join(_top_errors(in_windows), key, "left")
+        .join(owed_figures(windows, deliveries, losses), key, "left")
         .join(_standing(known, blacklist, outages), "server_url")
         .join(_key_findings(anomalies), "server_url", "left")
-        .withColumns({name: F.coalesce(name, F.lit(0)) for name in ("attempts", "delivered", "blamed", "forged")})
-        .withColumns({"availability": share("delivered", "attempts"), "reliability": share("delivered", "blamed")})
+        .withColumns({name: F.coalesce(name, F.lit(0)) for name in _COUNTS})
+        # Nobody keeps a record of when a stranger was down.
+        .withColumn("uptime", F.when(F.col("state") != UNREGISTERED, F.col("uptime")))
+        .withColumns({"availability": _availability(), "reliability": share("delivered", "blamed")})
         .withColumns({"latency": _latency(), "trend_change": _trend_change(), "as_of": F.lit(window.as_of)})
         .withColumns({"score": score(), "trend": _trend()})
     )
     return advise(figures, until=until).to(SERVER_SCORECARD)
+
+
+def _judged(servers: DataFrame, others: Iterable[DataFrame], *, until: datetime) -> DataFrame:
+    """Return the servers of the registry as `server_url`, and those of `others` that are not in it."""
+    registered = servers.withColumnRenamed("url", "server_url").withColumn("is_registered", F.lit(True))
+    named = reduce(DataFrame.union, (each.select("server_url") for each in others)).distinct()
+    strangers = named.join(registered, "server_url", "left_anti")
+    known = registered.where(F.col("created_at") < F.lit(until))
+    return known.unionByName(strangers.withColumn("is_registered", F.lit(False)), allowMissingColumns=True)
+
+
+def _availability() -> Column:
+    """Return the part of the window's deliveries that arrived, if what is down takes none; null for nothing."""
+    up = F.coalesce("uptime", F.lit(1.0))
+    return F.coalesce(share("delivered", "attempts") * up, F.when(up == 0, F.lit(0.0)))
 
 
 def daily_in_windows(daily: DataFrame, window: Window, lengths: Iterable[int] = WINDOW_DAYS) -> DataFrame:
@@ -120,6 +146,7 @@ def _traffic(in_windows: DataFrame) -> DataFrame:
         F.sum("delivered").alias("delivered"),
         F.sum("blamed").alias("blamed"),
         F.sum(relayed()).alias("relayed"),
+        F.sum(F.coalesce("slow", F.lit(0))).alias("slow"),
         F.sum(_rows_with(FORGERIES)).alias("forged"),
         *(
             F.sum(F.when(half, F.col(name)).otherwise(0)).alias(f"{name}_{label}")
@@ -160,6 +187,7 @@ def _standing(known: DataFrame, blacklist: DataFrame, outages: DataFrame) -> Dat
             "unhealthy_reason",
             "blacklist_reason",
             F.when(F.col("is_blacklisted"), BLACKLISTED)
+            .when(~F.col("is_registered"), UNREGISTERED)
             .when(is_down, ServerHealth.UNHEALTHY.value)
             .otherwise(ServerHealth.HEALTHY.value)
             .alias("state"),

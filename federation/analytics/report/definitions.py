@@ -14,7 +14,12 @@ _DEFINITIONS: Final = (
         "One request to a server that carried a delivery. A delivery that was given back because the server was busy"
         " (parked) was not attempted. A delivery may take up to five attempts.",
     ),
-    ("Got through", "Attempts that were acknowledged, divided by all attempts. Also called availability."),
+    (
+        "Got through",
+        "Attempts that were acknowledged, divided by all attempts. Over 7 and 30 days it is multiplied by the share of"
+        " the time in which the server was up, as what is owed to a server that is down waits and burns no attempts;"
+        " also called availability.",
+    ),
     (
         "Healthy",
         "What the health history says: a server is unhealthy from a network failure until a probe or a delivery gets"
@@ -46,8 +51,8 @@ _DEFINITIONS: Final = (
     (
         "Advice",
         "The more urgent of what the 7 and the 30 days suggest: review for blacklist (its keys or answers are not its"
-        " own), prune (down for a month), park (down for days), watch (getting worse, slow or often down), keep."
-        " It is advice; nothing acts on it by itself.",
+        " own), prune (down for a month), park (down for days), watch (getting worse, slow, often"
+        " down or not in the registry), keep. It is advice; nothing acts on it by itself.",
     ),
     (
         "Relay ranking",

@@ -23,6 +23,7 @@ from federation.analytics.data.results import (
     SERVER_SCORECARD,
     read_dated,
     read_days,
+    read_undated,
 )
 from federation.analytics.days import WEEK, instant, midnight
 from federation.analytics.frames import Action
@@ -76,7 +77,8 @@ def find(spark: SparkSession, out: Path, as_of: date) -> Findings:
         daily = _availability(read_days(spark, out, SERVER_DAILY, wanted), [*attention, *worst, *best])
         relays = read_dated(spark, out, RELAY_CANDIDATES, as_of)
         anomalies = read_dated(spark, out, KEY_ANOMALIES, as_of)
-        quarantine = _quarantine(read_dated(spark, out, QUARANTINE, as_of))
+        aside = read_days(spark, out, QUARANTINE, wanted).unionByName(read_undated(spark, out, QUARANTINE))
+        quarantine = _quarantine(aside)
         return Findings(
             as_of=as_of,
             days=days,

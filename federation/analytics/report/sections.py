@@ -183,8 +183,8 @@ def _quarantine(findings: Findings) -> Markup:
         Column("Reason", lambda each: short(each.reason, 120)),
         Column("Rows", lambda each: wording.count(each.rows), number=True),
     ]
-    where = f"quarantine/as_of={findings.as_of.isoformat()}"
-    total = f"{wording.plural(findings.quarantined, 'row')} counted in no other number; they lie in {where}."
+    rows = wording.plural(findings.quarantined, "row")
+    total = f"{rows} of these days, or of none, counted in no other number; they lie in quarantine/."
     return join(tag("p", total, class_="intro"), table(None, columns, findings.quarantine))
 
 

@@ -124,6 +124,7 @@ def _columns(history: History) -> list[Column]:
         F.when(F.col("relayed"), relay).alias("relayed_by"),
         F.when(F.coalesce(~unsent, F.lit(True)), (900 + 1500 * F.col("size")).cast("int")).alias("request_bytes"),
         F.when(status.isNotNull(), (250 + 200 * F.col("relay")).cast("int")).alias("response_bytes"),
+        F.lit(None).cast("string").alias("unreadable"),
         utc_day(F.timestamp_micros("us")).alias("day"),
     ]
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy import select, update
 from sqlmodel import col
 
-from db import Follow, LinkState, Server, ServerLink, ServerScorecard
+from db import AcceptedKey, Follow, LinkState, Server, ServerLink, ServerScorecard
 from federation.admin import blacklist, servers
 from federation.admin.why import explain
 from federation.app import Federation
@@ -80,6 +82,20 @@ async def test_forgetting_a_server_takes_its_follows(federation: Federation, pee
     assert [await servers.forget(federation.database, peer.url) for _ in range(2)] == [True, False]
     async with federation.database.read() as session:
         assert (await session.execute(select(col(Follow.follower_id)))).scalars().all() == ["a2"]
+
+
+async def test_accepted_keys_are_those_that_the_registry_has(federation: Federation, peer: Peer) -> None:
+    """By their fingerprints, as the analytics have them; repeating it is fine, and so is a malformed key."""
+    assert await servers.accept_key(federation.database, peer.url) is False
+    await acquaint(federation, peer)
+    row = await row_of(federation, peer.url)
+    wanted = {hashlib.sha256(base64.b64decode(key)).hexdigest() for key in (row.public_key, row.encryption_public_key)}
+    assert [await servers.accept_key(federation.database, peer.url) for _ in range(2)] == [True, True]
+    async with federation.database.transaction() as session:
+        found = (await session.execute(select(AcceptedKey))).scalars().all()
+        assert {(each.server_url, each.fingerprint) for each in found} == {(peer.url, each) for each in wanted}
+        await session.execute(update(Server).values(public_key="malformed"))
+    assert await servers.accept_key(federation.database, peer.url)
 
 
 async def test_servers_come_in_pages(federation: Federation) -> None:

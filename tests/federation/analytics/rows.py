@@ -50,6 +50,7 @@ def attempt(server_url: str = "https://a.example", started_at: datetime | None =
         "relayed_by": None,
         "request_bytes": 1000,
         "response_bytes": 500,
+        "unreadable": None,
         **changes,
     }
 
@@ -113,6 +114,7 @@ def daily(server_url: str, day: str, *, delivered: int, **changes: object) -> Va
         "p50_ms": 100 if delivered else None,
         "p95_ms": 100 if delivered else None,
         "p99_ms": 100 if delivered else None,
+        "slow": 0,
         **changes,
     }
 
@@ -121,6 +123,25 @@ def days(first: str, last: str) -> list[str]:
     """Every day from `11-01` to `11-30`, say, both included."""
     begin, end = at(f"{first} 00:00"), at(f"{last} 00:00")
     return [f"{begin + timedelta(days=number):%m-%d}" for number in range((end - begin).days + 1)]
+
+
+def delivery(server_url: str, name: str, **changes: object) -> Values:
+    """A delivery that is owed since noon on 20 November."""
+    return {
+        "id": name,
+        "server_url": server_url,
+        "state": "ready",
+        "error_code": None,
+        "created_at": at("11-20 12:00"),
+        "settled_at": None,
+        **changes,
+    }
+
+
+def loss(server_url: str, name: str, moment: str) -> Values:
+    """A delivery that expired, and whose row is purged."""
+    lost = {"state": "expired", "error_code": "TIMEOUT", "created_at": at("11-01 12:00"), "lost_at": at(moment)}
+    return {"id": name, "server_url": server_url, **lost}
 
 
 def frame(spark: SparkSession, schema: StructType, rows: Iterable[Values] = ()) -> DataFrame:

@@ -47,7 +47,7 @@ class Character:
         errors = {self.error: failed} if failed else {}
         latency = (self.p95_ms // 4, self.p95_ms, self.p95_ms * 2)
         counts = (self.traffic, delivered, failed, 0, 0)
-        return (self.url, day, *counts, errors, 0.0, 900, 300, delivered / self.traffic, *latency)
+        return (self.url, day, *counts, errors, 0.0, 900, 300, delivered / self.traffic, *latency, 0)
 
     def scorecard(self, days: int) -> Row:
         rows = [row for row in self.daily if row[1] > AS_OF - timedelta(days=days)]
@@ -61,6 +61,7 @@ class Character:
             None if availability is None else round(100 * availability, 1),
             *(self.p95_ms, 1 if self.sick_since else 0, None, None, outage, self.trend.value, -0.1),
             *(state, since, self.error if attempts > delivered else None, self.action.value, list(self.reasons)),
+            *((3, 2, since, 1) if self.sick_since else (0, 0, None, 0)),
         )
 
 
@@ -199,9 +200,18 @@ ANOMALIES: Sequence[Row] = (
         "ab" * 32,
         ["https://spam.example", "https://slow.example"],
         "2 servers",
+        AS_OF,
     ),
-    (AS_OF, AnomalyKind.CHANGED.value, "signing", "cd" * 32, ["https://spam.example"], "changed between two snapshots"),
-    (AS_OF, AnomalyKind.MALFORMED.value, "encryption", None, ["https://old.example"], "31 bytes, not 32"),
+    (
+        AS_OF,
+        AnomalyKind.CHANGED.value,
+        "signing",
+        "cd" * 32,
+        ["https://spam.example"],
+        "changed between two snapshots",
+        AS_OF,
+    ),
+    (AS_OF, AnomalyKind.MALFORMED.value, "encryption", None, ["https://old.example"], "31 bytes, not 32", AS_OF),
 )
 
 QUARANTINED: Sequence[Row] = (

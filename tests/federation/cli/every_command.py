@@ -15,6 +15,7 @@ ARGUMENTS: Final = {
     "servers discover": [PEER],
     "servers probe": [PEER],
     "servers set": [PEER, "--profile", "original"],
+    "servers accept-key": [PEER],
     "servers forget": [PEER, "--yes"],
     "why": [PEER],
     "deliveries show": ["1"],
@@ -38,13 +39,14 @@ ARGUMENTS: Final = {
     "analytics run": ["--out", "analytics"],
     "analytics export": ["--out", "analytics"],
     "analytics report": ["--out", "analytics"],
+    "analytics forget": [PEER, "--out", "analytics"],
 }
 """Of the commands that need some."""
 
 
 def every_command() -> list[str]:
     """As they are typed, such as `servers list`."""
-    return sorted([*_below(app, ""), "analytics run", "analytics export", "analytics report"])
+    return sorted([*_below(app, ""), "analytics run", "analytics export", "analytics report", "analytics forget"])
 
 
 def typed(command: str) -> list[str]:

@@ -22,7 +22,7 @@ SCHEMA = json.loads(DOCUMENT.partition("```json\n")[2].partition("```")[0])
 
 COMMANDS: Final[dict[str, object]] = SCHEMA["commands"]
 LASTING = {"run", "workers run", "node serve"}
-WITH_SPARK = {"analytics run", "analytics export", "analytics report"}
+WITH_SPARK = {"analytics run", "analytics export", "analytics report", "analytics forget"}
 WITH_A_PEER = {"servers discover"}
 WITH_ANOTHER_DATABASE = {"db copy"}
 READING = [name for name in COMMANDS if name not in LASTING | WITH_SPARK | WITH_A_PEER | WITH_ANOTHER_DATABASE]

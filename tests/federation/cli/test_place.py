@@ -24,7 +24,7 @@ from tests.patience import PATIENCE_SECONDS
 ROOT = Path(__file__).parents[3]
 
 MAKING = {"init", "upgrade", "db upgrade", "keys generate"}
-ABOUT_FILES = {"analytics report"}
+ABOUT_FILES = {"analytics report", "analytics forget"}
 ELSEWHERE = [command for command in every_command() if command not in MAKING | ABOUT_FILES]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlmodel import col
 
 from db import (
@@ -15,12 +15,16 @@ from db import (
     Database,
     DeliveryAttempt,
     DeliveryJob,
+    DeliveryLoss,
     DeliveryPayload,
+    DeliveryState,
     Follow,
     LinkState,
     Post,
     RotateChallengeToken,
     Server,
+    ServerHealth,
+    ServerHealthEvent,
     ServerLink,
     create_host_tables,
 )
@@ -68,10 +72,52 @@ async def test_settled_rows_go_after_seven_days_and_attempts_after_thirty(databa
         session.add_all([settled("open", None), settled("fresh", week - HOUR), settled("old", week + HOUR)])
         session.add_all([attempt("recent", month - HOUR), attempt("ancient", month + HOUR)])
     purge = Purge(database)
-    nothing_else = dict.fromkeys(("rotations", "follow_news", "rules", "texts", "servers"), 0)
+    others = ("rotations", "follow_news", "rules", "texts", "servers", "health_events", "losses")
+    nothing_else = dict.fromkeys(others, 0)
     assert await purge() == {"deliveries": 1, "attempts": 1, **nothing_else}
     assert await left(database) == {"open", "fresh", "recent"}
     assert not any((await purge()).values())
+
+
+async def test_what_was_lost_is_written_down(database: Database) -> None:
+    """Of each delivery that was given up: whose, how and when it ended. Kept for a year."""
+    ages = {"failed": timedelta(days=8), "expired": timedelta(days=9), "former": timedelta(days=364)}
+    async with database.transaction() as session:
+        for name, age in ages.items():
+            row = settled(name, age)
+            row.server_url, row.job_name, row.error_code = f"https://{name}.example", "deliver-post", "TIMEOUT"
+            row.state = DeliveryState.READY if name == "former" else DeliveryState(name)
+            session.add(row)
+        session.add(settled("fresh", HOUR))
+    assert (await Purge(database)())["deliveries"] == 3
+    async with database.read() as session:
+        found = (await session.execute(select(DeliveryLoss))).scalars().all()
+    assert {(each.id, each.server_url, each.state, each.lost_at) for each in found} == {
+        ("failed", "https://failed.example", DeliveryState.FAILED, NOW - ages["failed"]),
+        ("expired", "https://expired.example", DeliveryState.EXPIRED, NOW - ages["expired"]),
+        ("former", "https://former.example", DeliveryState.FAILED, NOW - ages["former"]),
+    }
+    assert {(each.job_name, each.error_code) for each in found} == {("deliver-post", "TIMEOUT")}
+    assert not any((await Purge(database)()).values())
+    async with database.transaction() as session:
+        await session.execute(update(DeliveryLoss).values(lost_at=NOW - timedelta(days=366)))
+    assert (await Purge(database)())["losses"] == 3
+
+
+async def test_changes_of_health_go_after_a_year_but_the_last(database: Database) -> None:
+    """It says how long a server has been as it is."""
+    sick, well = ServerHealth.UNHEALTHY, ServerHealth.HEALTHY
+    changes = [("a", sick, 500), ("a", well, 450), ("b", sick, 400), ("c", sick, 380), ("c", well, 300)]
+    async with database.transaction() as session:
+        for name, state, days in changes:
+            before = well if state is sick else sick
+            moment = NOW - timedelta(days=days)
+            session.add(ServerHealthEvent(server_url=name, from_state=before, to_state=state, at=moment))
+            await session.flush()
+    assert (await Purge(database)())["health_events"] == 2
+    async with database.read() as session:
+        rows = (await session.execute(select(ServerHealthEvent))).scalars().all()
+    assert {(row.server_url, row.to_state) for row in rows} == {("a", well), ("b", sick), ("c", well)}
 
 
 async def test_a_purge_goes_on_until_nothing_is_left(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:

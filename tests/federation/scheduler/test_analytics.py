@@ -6,8 +6,8 @@ import asyncio
 import json
 import os
 import sys
-from dataclasses import fields
-from datetime import UTC, date, datetime, timedelta
+from collections.abc import Mapping
+from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
 
 import pytest
@@ -66,11 +66,61 @@ async def test_the_first_run_computes_everything(interpreter: Path) -> None:
     assert arguments(interpreter) == ["-m", "federation", "analytics", "run", "--out", out, "--until", str(today())]
 
 
+def computed(out: Path, read_at: Mapping[int, datetime]) -> None:
+    """A record of days, told by how long ago they were."""
+    noted = {str(today() - timedelta(days=back)): moment.isoformat() for back, moment in read_at.items()}
+    (out / "computed.json").write_text(json.dumps({"read_at": noted}))
+
+
+def ended(back: int) -> datetime:
+    """When that day was over for good."""
+    return datetime.combine(today() - timedelta(days=back - 1), time(), UTC) + AFTER_MIDNIGHT
+
+
+def since(back: int) -> list[str]:
+    return ["--since", str(today() - timedelta(days=back)), "--until", str(today())]
+
+
 async def test_a_later_run_goes_on_from_the_last_day_computed(interpreter: Path) -> None:
     """That day is computed again, for what came late."""
-    (interpreter / "summary.json").write_text(json.dumps({"as_of": "2026-01-02"}))
+    computed(interpreter, {back: ended(back) for back in (5, 4, 3)})
     assert (await NightlyAnalytics(interpreter)())["ran"]
-    assert arguments(interpreter)[-4:] == ["--since", "2026-01-02", "--until", str(today())]
+    assert arguments(interpreter)[-4:] == since(3)
+
+
+async def test_a_day_that_was_left_out_is_gone_back_to(interpreter: Path) -> None:
+    """A month back at most: that is how far scorecards look."""
+    computed(interpreter, {back: ended(back) for back in (9, 8, 6, 5, 2)})
+    assert (await NightlyAnalytics(interpreter)())["ran"]
+    assert arguments(interpreter)[-4:] == since(8)
+    computed(interpreter, {90: ended(90)})
+    assert (await NightlyAnalytics(interpreter)())["ran"]
+    assert arguments(interpreter)[-4:] == since(32)
+
+
+async def test_a_run_by_hand_does_not_suppress_the_nights(interpreter: Path) -> None:
+    """What was read before the day was over is not all of it, even a little before."""
+    for moment in (ended(1) - timedelta(hours=12), ended(1) - timedelta(seconds=1)):
+        computed(interpreter, {3: ended(3), 2: ended(2), 1: moment, 0: moment})
+        assert await NightlyAnalytics(interpreter)() == {"as_of": yesterday(), "ran": True}
+        assert arguments(interpreter)[-4:] == since(2)
+
+
+async def test_a_mistyped_day_suppresses_nothing(interpreter: Path) -> None:
+    """Results of days to come, as an earlier version computed them, say nothing of yesterday."""
+    computed(interpreter, {2: ended(2), -40: ended(2)})
+    assert (await NightlyAnalytics(interpreter)())["ran"]
+    assert arguments(interpreter)[-4:] == since(2)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"read_at": 3}', '{"read_at": {"x": "y"}}', '{"read_at": {"2026-01-01": 3}}']
+)
+async def test_a_record_that_cannot_be_read_is_none(interpreter: Path, text: str) -> None:
+    """The run makes another one."""
+    (interpreter / "computed.json").write_text(text)
+    assert (await NightlyAnalytics(interpreter)())["ran"]
+    assert "--since" not in arguments(interpreter)
 
 
 async def test_a_day_is_over_a_little_after_midnight(interpreter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,22 +131,22 @@ async def test_a_day_is_over_a_little_after_midnight(interpreter: Path, monkeypa
     assert found["as_of"] == str(today() - timedelta(days=4))
 
 
-async def test_the_day_is_read_from_the_summary_that_a_run_writes(interpreter: Path) -> None:
+async def test_the_days_are_read_from_what_a_run_notes(interpreter: Path) -> None:
     """Its name and its form are those of the analytics."""
-    pytest.importorskip("pyspark", reason="the summary's module needs the extra `analytics`")
-    from federation.analytics.report.findings import Findings
-    from federation.analytics.report.summary import summary_of, write_summary
+    pytest.importorskip("pyspark", reason="its module needs the extra `analytics`")
+    from federation.analytics.data.computed import note_computed
+    from federation.analytics.frames import Window
 
-    nothing = {each.name: () for each in fields(Findings)}
-    counts = {"relay_count": 0, "quarantined": 0, "error_totals": {}, "actions": {}, "anomaly_counts": {}}
-    as_of = today() - timedelta(days=1)
-    write_summary(summary_of(Findings(**{**nothing, **counts, "as_of": as_of})), interpreter)
+    window = Window(since=today() - timedelta(days=3), until=today())
+    note_computed(interpreter, window, ended(2))
+    assert (await NightlyAnalytics(interpreter)())["ran"]
+    note_computed(interpreter, Window(since=today() - timedelta(days=1), until=today()), ended(1))
     assert await NightlyAnalytics(interpreter)() == {"as_of": yesterday(), "ran": False}
 
 
 async def test_a_day_is_computed_once(interpreter: Path) -> None:
     """With yesterday's results nothing is started."""
-    (interpreter / "summary.json").write_text(json.dumps({"as_of": yesterday()}))
+    computed(interpreter, {1: ended(1)})
     assert await NightlyAnalytics(interpreter)() == {"as_of": yesterday(), "ran": False}
     assert not (interpreter / "arguments").exists()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -16,10 +17,11 @@ from db import DeliveryAttempt
 from federation.analytics.data import directories
 from federation.analytics.data.database import check_database
 from federation.analytics.data.directories import STAGING, staging_in
-from federation.analytics.data.export import Export, export, exported_days
+from federation.analytics.data.export import SNAPSHOTS, Export, export, exported_days
 from federation.analytics.data.inputs import read_exports
 from federation.analytics.data.source import SourceTables
 from federation.analytics.errors import AnalyticsError, DatabaseUnavailable, DirectoryUnusable
+from federation.analytics.figures.checks import check_attempts
 from federation.analytics.frames import Window
 from tests.federation.analytics.history import DAY, SERVERS, add, attempt, attempts, execute, fill, moment
 from tests.patience import PATIENCE_SECONDS
@@ -50,7 +52,7 @@ def test_all_tables_are_exported_by_day(spark: SparkSession, database_url: str, 
     assert told.window == Window(since=DAY, until=days(3)[0])
     assert told.attempts == dict.fromkeys(days(0, 1, 2), 10)
     assert (told.snapshots, told.kept, told.undated) == (
-        {"servers": 3, "blacklist": 1, "health_events": 2, "links": 0},
+        {**dict.fromkeys(SNAPSHOTS, 0), "servers": 3, "blacklist": 1, "health_events": 2},
         (),
         0,
     )
@@ -96,6 +98,43 @@ def test_what_the_database_has_purged_stays_exported(spark: SparkSession, sqlite
     assert read_ids(spark, tmp_path) == list(range(1, 31))
 
 
+def test_what_came_late_joins_what_is_purged(spark: SparkSession, sqlite_only: str, tmp_path: Path) -> None:
+    """A day that lost attempts and gained more than it lost has all of them, once, however often it is exported."""
+    fill(sqlite_only, attempts(10, 2))
+    run(spark, sqlite_only, tmp_path)
+    execute(sqlite_only, sqlalchemy.text("DELETE FROM delivery_attempts WHERE id <= 4"))
+    add(sqlite_only, DeliveryAttempt, [attempt(number, moment(0, 5)) for number in range(100, 107)])
+    for _ in range(2):
+        told = run(spark, sqlite_only, tmp_path, since=DAY)
+        assert (told.kept, told.attempts[DAY]) == ((DAY,), 17)
+        assert read_ids(spark, tmp_path) == [*range(1, 21), *range(100, 107)]
+
+
+def test_days_that_were_left_out_are_found(spark: SparkSession, sqlite_only: str, tmp_path: Path) -> None:
+    """An export of a few days leaves a gap; the next goes back to it, and says so. Idle days are no gaps."""
+    fill(sqlite_only, [row for row in attempts(10, 8) if row["started_at"] < moment(3, 0) or row["id"] > 40])
+    run(spark, sqlite_only, tmp_path, now=moment(1, 15))
+    run(spark, sqlite_only, tmp_path, now=moment(6, 15), since=days(6)[0])
+    assert exported_days(tmp_path) == days(0, 1, 6)
+    told = run(spark, sqlite_only, tmp_path, now=moment(6, 15))
+    assert (told.window.since, told.filled) == (days(2)[0], tuple(days(2, 3, 4, 5)))
+    assert told.attempts == dict.fromkeys(days(2, 4, 5, 6), 10)
+    assert exported_days(tmp_path) == days(0, 1, 2, 3, 4, 5, 6)
+    again = run(spark, sqlite_only, tmp_path, now=moment(6, 16))
+    assert (again.window.since, again.filled) == (days(5)[0], ())
+
+
+def test_exports_that_are_too_old_go(spark: SparkSession, sqlite_only: str, tmp_path: Path) -> None:
+    """By the days that are asked for; and, unasked, those of days to come."""
+    fill(sqlite_only, attempts(10, 3))
+    run(spark, sqlite_only, tmp_path)
+    far = tmp_path / "attempts" / "day=2999-01-01"
+    far.mkdir()
+    told = export(SourceTables(spark=spark, url=sqlite_only), tmp_path, now=NOW, keep_days=1)
+    assert told.removed == (DAY, date(2999, 1, 1))
+    assert exported_days(tmp_path) == days(1, 2)
+
+
 def test_the_registry_of_an_earlier_day_is_kept(spark: SparkSession, sqlite_only: str, tmp_path: Path) -> None:
     """A second export on the same day leaves it; the next day's replaces it."""
     fill(sqlite_only)
@@ -130,6 +169,46 @@ def test_times_of_nobody_are_exported_apart(spark: SparkSession, sqlite_only: st
     assert (told.attempts, told.undated) == ({DAY: 4}, 3)
     assert read_ids(spark, tmp_path, count=1) == [1, 2, 3, 4, 5, 50, 51]
     assert exported_days(tmp_path) == [DAY]
+
+
+@pytest.mark.parametrize("value", ["1732100000", "1732100000.5", "x'00ff'", "'2026-02-30 12:00:00'", "'2025'"])
+def test_an_odd_time_spoils_no_export(spark: SparkSession, sqlite_only: str, tmp_path: Path, value: str) -> None:
+    """SQLite keeps any value in any column: that row is set aside, with what it holds, and all others are exported."""
+    fill(sqlite_only, attempts(10, 2))
+    execute(sqlite_only, sqlalchemy.text(f"UPDATE delivery_attempts SET started_at = {value} WHERE id = 5"))
+    told = run(spark, sqlite_only, tmp_path)
+    inside = dict.fromkeys(days(0, 1), 10) | {DAY: 9}
+    assert ({day: count for day, count in told.attempts.items() if day in inside}, told.undated) in (
+        (inside, 1),
+        (inside, 0),  # where its text lies between those of two days
+    )
+    [row] = [row for row in read_exports(spark, tmp_path, told.window).attempts.collect() if row.id == 5] or [None]
+    if told.undated:
+        assert row is not None
+        assert (row.started_at, list(json.loads(row.unreadable))) == (None, ["started_at"])
+
+
+def test_the_first_time_may_be_no_date(spark: SparkSession, sqlite_only: str, tmp_path: Path) -> None:
+    """The export begins early enough for all others, not today."""
+    fill(sqlite_only, attempts(10, 2))
+    first = f"{DAY:%Y-%m}-00 12:00:00"
+    execute(sqlite_only, sqlalchemy.text(f"UPDATE delivery_attempts SET started_at = '{first}' WHERE id = 1"))
+    told = run(spark, sqlite_only, tmp_path)
+    assert told.window.since == DAY.replace(day=1)
+    assert read_ids(spark, tmp_path, count=2)[-19:] == list(range(2, 21))
+
+
+def test_a_number_out_of_range_is_set_aside(spark: SparkSession, sqlite_only: str, tmp_path: Path) -> None:
+    """In a column that may be null, it would count as nothing."""
+    fill(sqlite_only, attempts(10, 1))
+    execute(sqlite_only, sqlalchemy.text("UPDATE delivery_attempts SET request_bytes = 1099511627776 WHERE id = 3"))
+    run(spark, sqlite_only, tmp_path)
+    window = Window(since=DAY, until=days(1)[0])
+    checked = check_attempts(read_exports(spark, tmp_path, window).attempts, window=window, now=NOW)
+    assert sorted(row.id for row in checked.good.collect()) == [1, 2, *range(4, 11)]
+    [bad] = checked.bad.collect()
+    assert bad.reason == "a value that cannot be read"
+    assert json.loads(json.loads(bad.row)["unreadable"]) == {"request_bytes": "1099511627776"}
 
 
 def test_an_empty_database_exports_nothing_and_says_so(spark: SparkSession, database_url: str, tmp_path: Path) -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from datetime import timedelta
 from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
 import pytest
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from federation.analytics import frames
 from federation.analytics.data.inputs import read_exports
-from federation.analytics.errors import DamagedExport, DirectoryUnusable
+from federation.analytics.errors import DamagedExport, DirectoryUnusable, first_cause
 from federation.analytics.frames import Window
 from tests.federation.analytics.history import DAY, attempt, moment
 
@@ -86,3 +90,46 @@ def test_a_file_of_other_columns_is_refused_by_name(spark: SparkSession, exports
     write(file, table.set_column(index, "duration_ms", pyarrow.array(["long"])))
     with pytest.raises(DamagedExport, match=r"odd\.parquet: column 'duration_ms' is string, not int32"):
         read_exports(spark, exports, WINDOW)
+
+
+def test_times_in_units_that_spark_cannot_read_are_refused_by_column(spark: SparkSession, exports: Path) -> None:
+    """Nanoseconds are what others write by default."""
+    table = day_of_one()
+    index = table.schema.get_field_index("started_at")
+    nanoseconds = table.column(index).cast(pyarrow.timestamp("ns", tz="UTC"))
+    write(exports / "attempts" / f"day={DAY}" / "odd.parquet", table.set_column(index, "started_at", nanoseconds))
+    with pytest.raises(DamagedExport, match=r"odd\.parquet: column 'started_at' is timestamp\[ns, tz=UTC\], not"):
+        read_exports(spark, exports, WINDOW)
+
+
+def test_a_damaged_page_is_told_by_its_file(
+    spark: SparkSession, exports: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its footer is whole, so only reading it tells; in a line, and no stack with it."""
+    rows = [attempt(number, moment(), delivery_id=f"{number * 7919:032x}") for number in range(3_000)]
+    file = exports / "attempts" / f"day={DAY}" / "a.parquet"
+    write(file, pyarrow.Table.from_pylist(rows, to_arrow_schema(frames.ATTEMPTS)))
+    data = bytearray(file.read_bytes())
+    data[4:4_000] = bytes(3_996)
+    file.write_bytes(data)
+    inputs = read_exports(spark, exports, WINDOW)
+    with pytest.raises((PySparkException, Py4JJavaError)) as error:
+        inputs.attempts.select("id", "delivery_id").collect()
+    assert re.fullmatch(r"/\S+/a\.parquet is damaged, or no Parquet .*", first_cause(error.value))
+    assert "\tat " not in capfd.readouterr().err
+
+
+def test_paths_are_names_and_no_patterns(spark: SparkSession, exports: Path) -> None:
+    """Spark would look for others, or read those of several directories."""
+    for name in ("p*", "p[1]", "p{a,b}", "p?", "p q", "p%20", "p1"):
+        copy = exports / name
+        for part in ("attempts", "servers"):
+            shutil.copytree(exports / part, copy / part)
+        assert read_exports(spark, copy, WINDOW).attempts.count() == 1, name
+
+
+def test_exports_of_earlier_versions_are_read(spark: SparkSession, exports: Path) -> None:
+    """They do not say what could not be read."""
+    write(exports / "attempts" / f"day={DAY}" / "a.parquet", day_of_one().drop_columns(["unreadable"]))
+    [row] = read_exports(spark, exports, WINDOW).attempts.collect()
+    assert row.unreadable is None

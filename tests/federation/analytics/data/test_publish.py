@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, time, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +103,21 @@ def test_recomputing_the_past_does_not_undo_the_present(spark: SparkSession, wri
     later = AS_OF + timedelta(days=1)
     execute(database_url, f"UPDATE server_scorecards SET as_of = '{later}'")
     before = scorecards(database_url)
-    assert publish(spark, written, AS_OF, database_url=database_url) == Published(newer=later)
+    now = datetime.combine(later, time(), UTC)
+    assert publish(spark, written, AS_OF, database_url=database_url, now=now) == Published(newer=later)
     assert scorecards(database_url) == before
+
+
+def test_results_of_a_day_to_come_stand_in_no_ones_way(spark: SparkSession, written: Path, database_url: str) -> None:
+    """Somebody mistyped the last day: the next run replaces them."""
+    publish(spark, written, AS_OF, database_url=database_url)
+    for table in ("server_scorecards", "relay_candidates"):
+        execute(database_url, f"UPDATE {table} SET as_of = '2999-12-31'")
+    now = datetime.combine(AS_OF + timedelta(days=1), time(), UTC)
+    published = publish(spark, written, AS_OF, database_url=database_url, now=now)
+    assert published.newer is None
+    assert {card.as_of for card in scorecards(database_url)} == {AS_OF}
+    assert {relay.as_of for relay in relays(database_url)} == {AS_OF}
 
 
 def test_a_publication_that_failed_is_completed_by_the_next(

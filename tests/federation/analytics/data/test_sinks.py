@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from datetime import date, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,14 @@ from federation.analytics import frames
 from federation.analytics.data.results import (
     DAILY,
     DATED,
+    KEY_ANOMALIES,
     NETWORK_SUMMARY,
     QUARANTINE,
     SERVER_DAILY,
     Result,
     read_dated,
     read_days,
+    read_undated,
 )
 from federation.analytics.data.sinks import write_outputs
 from federation.analytics.errors import DirectoryUnusable
@@ -62,7 +64,7 @@ def content(out: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def daily_row(url: str, day: date) -> tuple[object, ...]:
-    return (url, day, 10, 9, 1, 0, 0, {"TIMEOUT": 1}, 0.0, 1, 1, 0.9, 1, 2, 3)
+    return (url, day, 10, 9, 1, 0, 0, {"TIMEOUT": 1}, 0.0, 1, 1, 0.9, 1, 2, 3, 0)
 
 
 def test_what_is_read_back_is_what_was_computed(spark: SparkSession, tmp_path: Path) -> None:
@@ -70,9 +72,11 @@ def test_what_is_read_back_is_what_was_computed(spark: SparkSession, tmp_path: P
     outputs = make_outputs(spark, SICK)
     write_outputs(outputs, tmp_path, LAST_DAYS)
     for result in DAILY:
-        computed = getattr(outputs, result.name).where(sf.col("day") >= LAST_DAYS.since).collect()
-        read = read_days(spark, tmp_path, result, LAST_DAYS.days)
-        assert sorted(read.collect()) == sorted(computed), result.name
+        computed = (
+            getattr(outputs, result.name).where(sf.col("day").isNull() | (sf.col("day") >= LAST_DAYS.since)).collect()
+        )
+        read = read_days(spark, tmp_path, result, LAST_DAYS.days).unionByName(read_undated(spark, tmp_path, result))
+        assert sorted(map(repr, read.collect())) == sorted(map(repr, computed)), result.name
         assert read.dtypes == [(field.name, field.dataType.simpleString()) for field in result.schema]
     for result in DATED:
         read = read_dated(spark, tmp_path, result, AS_OF)
@@ -80,6 +84,7 @@ def test_what_is_read_back_is_what_was_computed(spark: SparkSession, tmp_path: P
     written = content(tmp_path)
     files = [result.file(tmp_path, day) for result in DAILY for day in LAST_DAYS.days]
     files += [result.file(tmp_path, AS_OF) for result in DATED]
+    files.append(QUARANTINE.file(tmp_path, None))
     assert set(written) == {str(file.relative_to(tmp_path)) for file in files}
     urls = [row["server_url"] for row in written[str(SERVER_DAILY.file(tmp_path, AS_OF).relative_to(tmp_path))]]
     assert urls == sorted(character.url for character in SICK)
@@ -108,16 +113,45 @@ def test_a_day_and_a_frame_without_rows_take_the_place_of_those_with_rows(spark:
     write_outputs(nothing, out, LAST_DAYS)
     assert [row.day for row in read_days(spark, out, SERVER_DAILY, LAST_DAYS.days).collect()] == [AS_OF]
     assert read_days(spark, out, NETWORK_SUMMARY, LAST_DAYS.days).count() == 0
-    assert read_dated(spark, out, QUARANTINE, AS_OF).count() == 0
+    assert read_days(spark, out, QUARANTINE, LAST_DAYS.days).count() == 0
+    assert read_undated(spark, out, QUARANTINE).count() == 0
     empty = pyarrow.parquet.ParquetFile(SERVER_DAILY.file(out, LAST_DAYS.since))
     assert empty.metadata.num_rows == 0
     assert empty.schema_arrow.names == [name for name in frames.SERVER_DAILY.names if name != "day"]
 
 
+def test_what_is_set_aside_stays_when_fewer_days_are_computed(spark: SparkSession, tmp_path: Path) -> None:
+    """Each day's rows are replaced with the day; those of no day each time, as each run reads all of them."""
+    days = list(THREE_DAYS.days)
+    rows = [("attempts", "unknown error code", day, "{}") for day in (*days, None)]
+    write_outputs(make_outputs(spark, SICK[:1], quarantine=rows), tmp_path, THREE_DAYS)
+    fresh = [("attempts", "negative size", day, "{}") for day in (*days, None)]
+    write_outputs(make_outputs(spark, SICK[:1], quarantine=fresh), tmp_path, LAST_DAYS)
+    kept = read_days(spark, tmp_path, QUARANTINE, days).orderBy("day").collect()
+    assert [(row.day, row.reason) for row in kept] == [
+        (days[0], "unknown error code"),
+        (days[1], "negative size"),
+        (days[2], "negative size"),
+    ]
+    assert [row.reason for row in read_undated(spark, tmp_path, QUARANTINE).collect()] == ["negative size"]
+
+
+def test_results_of_days_to_come_are_removed(spark: SparkSession, tmp_path: Path) -> None:
+    """An earlier version computed them when it was told to; and what lay under the day of a run."""
+    far, near = "2999-01-01", (datetime.now(UTC).date() + timedelta(days=1)).isoformat()
+    for name in (f"server_daily/day={far}", f"server_scorecard/as_of={far}", f"server_daily/day={near}"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "quarantine" / "as_of=2026-01-01").mkdir(parents=True)
+    write_outputs(make_outputs(spark, SICK[:1]), tmp_path, LAST_DAYS)
+    assert not list(tmp_path.glob(f"*/*={far}"))
+    assert (tmp_path / f"server_daily/day={near}").exists()
+    assert not list(tmp_path.glob("quarantine/as_of=*"))
+
+
 def test_results_that_were_never_written_are_named(spark: SparkSession, tmp_path: Path) -> None:
     """Dated results that are missing are an error that says what to run; days that are missing have no rows."""
-    with pytest.raises(FileNotFoundError, match=r"quarantine/as_of=2026-03-30.*federation analytics run"):
-        read_dated(spark, tmp_path, QUARANTINE, AS_OF)
+    with pytest.raises(FileNotFoundError, match=r"key_anomalies/as_of=2026-03-30.*federation analytics run"):
+        read_dated(spark, tmp_path, KEY_ANOMALIES, AS_OF)
     assert read_days(spark, tmp_path, SERVER_DAILY, LAST_DAYS.days).collect() == []
 
 
@@ -224,7 +258,8 @@ def test_killed_between_two_files_every_day_is_the_old_or_the_new_one(spark: Spa
     assert died.returncode == -signal.SIGKILL, died.stderr
     first, second = (urls(spark, out, SERVER_DAILY, day) for day in LAST_DAYS.days)
     assert (first, second) == (["https://late.example"], [SICK[0].url])
-    assert read_dated(spark, out, QUARANTINE, AS_OF).count() == 5
+    aside = read_days(spark, out, QUARANTINE, [AS_OF]).unionByName(read_undated(spark, out, QUARANTINE))
+    assert aside.count() == 5
     assert (out / ".staging").is_dir()
 
     write_outputs(make_outputs(spark, SICK[:1]), out, LAST_DAYS)

@@ -68,7 +68,8 @@ def test_filters_through_spark_mean_what_spark_means(spark: SparkSession, databa
     rows = attempts(40, 3)
     rows = [{**row, "error_code": None if row["id"] % 3 else "TIMEOUT"} for row in rows]
     fill(database_url, rows)
-    held = spark.createDataFrame([tuple(row[name] for name in frames.ATTEMPTS.names) for row in rows], frames.ATTEMPTS)
+    values = [tuple(row.get(name) for name in frames.ATTEMPTS.names) for row in rows]
+    held = spark.createDataFrame(values, frames.ATTEMPTS)
     conditions = [
         (F.col("started_at") >= F.lit("2025-03-02 00:00:00").cast("timestamp")) & (F.col("duration_ms") < 120),
         F.col("started_at") == F.lit("2025-03-02 00:00:00").cast("timestamp"),

@@ -58,6 +58,7 @@ BAD: Final = {
     "time in the future": attempt(started_at=NOW + timedelta(hours=2)),
     "malformed URL": attempt("no url"),
     "malformed URL of the relay": attempt(relayed_by="relay"),
+    "time before 2000": attempt(started_at=datetime(1970, 1, 1, tzinfo=UTC)),
     "no duration": attempt(duration_ms=None),
     "negative duration": attempt(duration_ms=-1),
     "negative size": attempt(response_bytes=-1),
@@ -71,6 +72,11 @@ MORE_BAD: Final = {
     "no-url": (attempt(server_url=None), "malformed URL"),
     "negative-request": (attempt(request_bytes=-5), "negative size"),
     "far-future": (attempt(started_at=datetime(9999, 12, 31, tzinfo=UTC)), "time in the future"),
+    "the-last-second": (
+        attempt(started_at=datetime(1999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)),
+        "time before 2000",
+    ),
+    "year-1": (attempt(started_at=datetime(1, 1, 1, tzinfo=UTC)), "time before 2000"),
     "no-code": (failure("https://a.example", "TIMEOUT", error_code=None), "outcome contradicts the error code"),
     "2xx-code": (failure("https://a.example", "HTTP_200"), "unknown error code"),
     "code-with-a-newline": (failure("https://a.example", "HTTP_503\n"), "unknown error code"),
@@ -147,7 +153,10 @@ def test_quarantine_keeps_the_whole_row(checked: Checked, quarantined: list[Row]
     assert list(kept) == ATTEMPTS.fieldNames()
     assert kept["started_at"] == "2026-11-20T12:00:00.000Z"
     assert (row["source"], row["day"]) == ("attempts", date(2026, 11, 20))
-    assert next(found for found in quarantined if found["reason"] == "no time")["day"] is None
+    for reason in ("no time", "time before 2000"):
+        assert next(found for found in quarantined if found["reason"] == reason)["day"] is None
+    future = {found["day"] for found in quarantined if found["reason"] == "time in the future"}
+    assert future == {None}
 
 
 def test_days_are_utc_days_in_every_time_zone(spark: SparkSession) -> None:

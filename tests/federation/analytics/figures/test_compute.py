@@ -120,10 +120,10 @@ def test_quarantine_is_of_all_inputs(full: dict[str, list[Row]]) -> None:
     }
 
 
-def test_servers_nobody_registered_have_days_but_no_card(full: dict[str, list[Row]]) -> None:
-    """Attempts to them count; there is nothing to recommend about a server we do not know."""
+def test_servers_nobody_registered_have_days_and_cards(full: dict[str, list[Row]]) -> None:
+    """Somebody sends to them, so there is something to look at."""
     assert [row["errors"] for row in full["server_daily"] if row["server_url"] == STRANGER] == [{"DISCOVERY": 1}]
-    assert {row["server_url"] for row in full["server_scorecard"]} == {A, B, C}
+    assert {row["server_url"] for row in full["server_scorecard"]} == {A, B, C, STRANGER}
 
 
 def test_a_sick_server_is_told_with_its_reason(full: dict[str, list[Row]]) -> None:

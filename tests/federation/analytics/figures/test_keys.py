@@ -5,16 +5,16 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 
 from federation.analytics.figures.keys import KEY, key_anomalies
-from federation.analytics.frames import KEY_ANOMALIES, LINKS, SERVERS
+from federation.analytics.frames import ACCEPTED_KEYS, KEY_ANOMALIES, LINKS, SERVERS, Window
 from federation.protocol.base64_text import decode_base64_sized
 from tests.federation.analytics.rows import WINDOW, columns, frame, key, server
 
@@ -84,6 +84,58 @@ def test_a_server_that_shows_another_key_is_told(spark: SparkSession) -> None:
     told = "shows another signing key than the registered one since 2026-11-02; `federation why` says what to do"
     assert (row["kind"], row["server_urls"], row["detail"]) == ("mismatched", [_url("steady")], told)
     assert row["fingerprint"] is not None
+
+
+def test_a_change_stands_for_a_month(spark: SparkSession) -> None:
+    """The registry is compared with that of the day before: only the night after the change sees it."""
+    today = frame(spark, SERVERS, TODAY)
+    first = key_anomalies(today, earlier=frame(spark, SERVERS, BEFORE), window=WINDOW)
+    changes = [row for row in first.collect() if row["kind"] == "changed"]
+    assert {row["found_on"] for row in changes} == {WINDOW.as_of}
+    known = first
+    for days in (1, 29):
+        window = Window(since=WINDOW.since, until=WINDOW.until + timedelta(days=days))
+        known = key_anomalies(today, earlier=today, window=window, known=known)
+        again = known.collect()
+        assert [row for row in again if row["kind"] == "changed" and row["found_on"] == WINDOW.as_of] != []
+        assert sorted(row["detail"] for row in again) == sorted(row["detail"] for row in first.collect())
+    window = Window(since=WINDOW.since, until=WINDOW.until + timedelta(days=30))
+    over = key_anomalies(today, earlier=today, window=window, known=known).collect()
+    assert {row["kind"] for row in over} == {"shared", "malformed"}
+
+
+def test_a_change_that_is_found_twice_is_told_once(spark: SparkSession) -> None:
+    """Two runs of one day, or one that goes back: the same change, found first by the first of them."""
+    today, before = frame(spark, SERVERS, TODAY), frame(spark, SERVERS, BEFORE)
+    first = key_anomalies(today, earlier=before, window=WINDOW)
+    window = Window(since=WINDOW.since, until=WINDOW.until + timedelta(days=1))
+    second = key_anomalies(today, earlier=before, window=window, known=first).collect()
+    assert len(second) == first.count()
+    assert {row["found_on"] for row in second if row["kind"] == "changed"} == {WINDOW.as_of}
+
+
+def test_what_an_operator_has_accepted_is_told_no_more(spark: SparkSession) -> None:
+    """A change by the key that its server has now; a shared key when all who share it are known to."""
+
+    def accepted(*keys: tuple[str, str]) -> DataFrame:
+        rows = [
+            {"server_url": _url(name), "fingerprint": hashlib.sha256(base64.b64decode(key(secret))).hexdigest()}
+            for name, secret in keys
+        ]
+        return frame(spark, ACCEPTED_KEYS, rows)
+
+    def left(*keys: tuple[str, str]) -> set[str]:
+        found = key_anomalies(
+            frame(spark, SERVERS, TODAY), earlier=frame(spark, SERVERS, BEFORE), window=WINDOW, accepted=accepted(*keys)
+        )
+        return {name for row in found.collect() for name in row["server_urls"]}
+
+    assert {_url("one-changed"), _url("twin-1"), _url("thief"), _url("short")} <= left()
+    assert _url("one-changed") not in left(("one-changed", "fresh 3"))
+    assert _url("one-changed") in left(("one-changed", "fresh 4"), ("steady", "fresh 3"))
+    assert _url("twin-1") in left(("twin-1", "common"))
+    assert not {_url("twin-1"), _url("twin-2")} & left(("twin-1", "common"), ("twin-2", "common"))
+    assert _url("thief") not in left(("thief", "wanted"))
 
 
 @pytest.mark.parametrize("name", ["steady", "rotated", "mended", "returned", "gone", "new"])

@@ -124,8 +124,8 @@ def figures(found: Found, name: str, *, days: int) -> Row:
         "backwards": [("11-27 12:00", "11-27 12:00")],
         "first-recovery": [(None, "11-26 00:00")],
         "healed": [("11-29 00:00", "11-30 00:00")],
-        "unrecorded": [("11-12 00:00", None)],
-        "relapsed": [("11-02 00:00", "11-03 00:00"), ("11-12 00:00", None)],
+        "unrecorded": [("09-01 00:00", None)],  # last seen, whenever it was last probed
+        "relapsed": [("11-02 00:00", "11-03 00:00"), ("11-03 00:00", None)],
         "later": [("11-30 12:00", None)],
         "since-tonight": [],
         "stranger": [],

@@ -49,6 +49,7 @@ def write_attempts(spark: SparkSession, path: Path) -> None:
         "relayed_by": F.lit(None).cast("string"),
         "request_bytes": F.lit(1000),
         "response_bytes": F.lit(500),
+        "unreadable": F.lit(None).cast("string"),
     }
     rows = spark.range(0, 2 * ATTEMPTED, 1, 4).withColumns(values).select(*ATTEMPTS.fieldNames())
     rows.withColumn("day", F.to_date("started_at")).write.partitionBy("day").parquet(str(path))

@@ -12,7 +12,9 @@ from federation.analytics.figures.outages import find_outages
 from federation.analytics.figures.scorecard import server_scorecard
 from federation.analytics.frames import (
     BLACKLIST,
+    DELIVERIES,
     HEALTH_EVENTS,
+    LOSSES,
     SERVER_DAILY,
     SERVER_SCORECARD,
     SERVERS,
@@ -24,9 +26,11 @@ from tests.federation.analytics.rows import (
     columns,
     daily,
     days,
+    delivery,
     event,
     frame,
     key,
+    loss,
     refusal,
     server,
 )
@@ -55,7 +59,7 @@ DOWN_SINCE: Final = {
 REGISTRY: Final = [
     *(server(_url(name), **SICK) for name in DOWN_SINCE),
     *(server(_url(name)) for name in ("fine", "idle", "half", "ours", "silent", "worse", "better", "few", "relayed")),
-    *(server(_url(name)) for name in ("slow", "flapping", "forger", "refused")),
+    *(server(_url(name)) for name in ("worst", "never", "slow", "flapping", "forger", "refused")),
     server(_url("twin-1"), public_key=key("common")),
     server(_url("twin-2"), public_key=key("common")),
     server(_url("keyless"), encryption_public_key="?"),
@@ -71,6 +75,9 @@ DAILY: Final = [
     _mixed("silent", "11-28", delivered=0, CONN_REFUSED=25) | {"p95_ms": None},
     *(_mixed("worse", day, delivered=10) for day in days("11-24", "11-27")),
     *(_mixed("worse", day, delivered=19, TIMEOUT=1) for day in days("11-28", "11-30")),
+    *(_mixed("worst", day, delivered=20) for day in days("11-24", "11-27")),
+    *(_mixed("worst", day, delivered=3, TIMEOUT=1) for day in days("11-28", "11-30")),
+    _mixed("never", "11-29", delivered=0, HTTP_403=19) | {"p95_ms": None},
     *(_mixed("better", day, delivered=5, TIMEOUT=5) for day in days("11-24", "11-27")),
     *(_mixed("better", day, delivered=10) for day in days("11-28", "11-30")),
     *(_mixed("few", day, delivered=1) for day in days("11-24", "11-27")),
@@ -79,8 +86,9 @@ DAILY: Final = [
     daily(_url("down-but-relayed"), "11-25", delivered=2, relayed_share=1.0),
     # A typical day's p95: of 100 deliveries 60 were on days with one of 8 s.
     daily(_url("slow"), "11-27", delivered=40, p95_ms=1_000),
-    daily(_url("slow"), "11-28", delivered=30, p95_ms=8_000),
-    daily(_url("slow"), "11-29", delivered=30, p95_ms=8_000),
+    daily(_url("slow"), "11-28", delivered=30, p95_ms=8_000, slow=10),
+    daily(_url("slow"), "11-29", delivered=30, p95_ms=8_000, slow=None),
+    daily(_url("slow"), "11-30", delivered=5, slow=5),
     *(daily(_url("flapping"), day, delivered=10) for day in LAST_WEEK),
     _mixed("forger", "11-29", delivered=50, INVALID_ACK_SIGNATURE=2, INVALID_ACK=1),
     _mixed("refused", "11-29", delivered=0, BLACKLISTED=40) | {"p95_ms": None},
@@ -94,6 +102,19 @@ EVENTS: Final = [
         for hour, state in (("10", "unhealthy"), ("15", "healthy"))
     ),
 ]
+OWED: Final = [
+    delivery(_url("down-18-days"), "a", state="held", created_at=at("11-13 12:00")),
+    delivery(_url("down-18-days"), "b", state="held"),
+    delivery(_url("down-18-days"), "c"),
+    delivery(_url("down-18-days"), "d", state="expired", settled_at=at("11-29 12:00")),
+    delivery(_url("down-18-days"), "e", state="failed", settled_at=at("11-29 12:00")),
+    delivery(_url("held-only"), "f", state="held"),
+]
+LOST: Final = [
+    loss(_url("down-18-days"), "g", "11-05 12:00"),
+    loss(_url("down-18-days"), "e", "11-29 12:00"),  # its row is not purged yet
+    loss(_url("down-18-days"), "h", "10-05 12:00"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +127,8 @@ def cards(spark: SparkSession) -> dict[tuple[str, int], Row]:
         blacklist=frame(spark, BLACKLIST, [refusal(_url("refused")), refusal(_url("refused"), "11-09 00:00", "lies")]),
         outages=find_outages(frame(spark, HEALTH_EVENTS, EVENTS), servers, until=at("12-01 00:00")),
         anomalies=key_anomalies(servers, earlier=None, window=WINDOW),
+        deliveries=frame(spark, DELIVERIES, OWED),
+        losses=frame(spark, LOSSES, LOST),
         window=WINDOW,
         until=at("12-01 00:00"),
     )
@@ -114,8 +137,8 @@ def cards(spark: SparkSession) -> dict[tuple[str, int], Row]:
 
 
 def test_every_known_server_has_a_card_per_window(cards: dict[tuple[str, int], Row]) -> None:
-    """Also those never attempted; not those we only have attempts of, nor those that came after the window."""
-    known = {row["url"] for row in REGISTRY} - {_url("unborn")}
+    """Also those never attempted, and those that only attempts or deliveries name; not those of after the window."""
+    known = {row["url"] for row in REGISTRY} - {_url("unborn")} | {_url("stranger"), _url("held-only")}
     assert set(cards) == {(url, length) for url in known for length in (7, 30)}
     assert {row["as_of"] for row in cards.values()} == {WINDOW.as_of}
 
@@ -190,14 +213,17 @@ def test_the_trend_is_the_last_days_against_those_before(
         ("silent", 7, "park", ["none of 25 attempts in 7 days delivered, most often CONN_REFUSED"]),
         ("half", 7, "watch", ["37.5 % of 80 attempts in 7 days delivered, most often TIMEOUT"]),
         ("half", 30, "watch", ["35.0 % of 200 attempts in 30 days delivered, most often DNS_BLOCKED"]),
+        ("worse", 7, "keep", ["97.0 % of 100 attempts in 7 days delivered"]),
         (
-            "worse",
+            "worst",
             7,
             "watch",
-            ["delivers less than before: 95.0 % in the later half of 7 days, 100.0 % in the days before"],
+            ["delivers less than before: 75.0 % in the later half of 7 days, 100.0 % in the days before"],
         ),
+        ("never", 7, "watch", ["0.0 % of 19 attempts in 7 days delivered, most often HTTP_403"]),
+        ("stranger", 7, "watch", ["not in the registry: it was removed, or it never introduced itself"]),
         ("relayed", 7, "watch", ["reached through relays only: all 28 deliveries of 7 days"]),
-        ("slow", 7, "watch", ["slow: one delivery in 20 takes longer than 8.0 s"]),
+        ("slow", 7, "watch", ["slow: 15 of 105 deliveries in 7 days took longer than 5 s"]),
         ("flapping", 7, "watch", ["went down 3 times in 7 days, for 5 hours at the longest"]),
         ("keyless", 7, "watch", ["its encryption key is not the base64 of 32 bytes"]),
         ("forger", 7, "review-for-blacklist", ["3 answers in 7 days were not proven to be its own"]),
@@ -217,7 +243,8 @@ def test_actions_come_with_their_reasons(
 def test_the_state_is_told_with_its_time(cards: dict[tuple[str, int], Row]) -> None:
     """Down since the outage began, healthy since the last one ended or since we know it, refused since it was."""
     states = {name: (cards[_url(name), 7]["state"], cards[_url(name), 7]["state_since"]) for name in _STATES}
-    assert {name: (state, f"{since:%m-%d %H:%M}") for name, (state, since) in states.items()} == _STATES
+    told = {name: (state, since and f"{since:%m-%d %H:%M}") for name, (state, since) in states.items()}
+    assert told == _STATES
 
 
 _STATES: Final = {
@@ -225,6 +252,7 @@ _STATES: Final = {
     "flapping": ("healthy", "11-27 15:00"),
     "fine": ("healthy", "09-01 00:00"),
     "refused": ("blacklisted", "11-09 00:00"),
+    "stranger": ("unregistered", None),
 }
 
 
@@ -232,3 +260,22 @@ def test_typical_latency_weighs_days_by_deliveries(cards: dict[tuple[str, int], 
     """More than half of the deliveries were on days with a p95 of 8 s."""
     assert cards[_url("slow"), 7]["p95_ms"] == 8_000
     assert cards[_url("idle"), 7]["p95_ms"] is None
+
+
+def test_a_server_does_not_look_better_for_being_down(cards: dict[tuple[str, int], Row]) -> None:
+    """What is owed to it meanwhile is held, and is no attempt: the time counts as undelivered."""
+    assert cards[_url("down-but-relayed"), 7]["availability"] == 0
+    assert cards[_url("flapping"), 7]["availability"] == pytest.approx(1 - 3 * 5 / (7 * 24))
+    assert cards[_url("down-long"), 7]["availability"] == 0  # nothing was attempted
+    assert cards[_url("idle"), 7]["availability"] is None
+
+
+def test_what_is_owed_and_lost_is_told(cards: dict[tuple[str, int], Row]) -> None:
+    """What is owed is so now; what is lost counts in the window in which it was given up, and once."""
+    month, week = cards[_url("down-18-days"), 30], cards[_url("down-18-days"), 7]
+    since = at("11-13 12:00").replace(tzinfo=None)
+    assert [(card["owed"], card["held"], card["owed_since"]) for card in (month, week)] == 2 * [(3, 2, since)]
+    assert (month["lost"], week["lost"]) == (3, 2)
+    assert (cards[_url("held-only"), 7]["held"], cards[_url("held-only"), 7]["state"]) == (1, "unregistered")
+    idle = cards[_url("idle"), 7]
+    assert (idle["owed"], idle["held"], idle["owed_since"], idle["lost"]) == (0, 0, None, 0)

@@ -1,0 +1,96 @@
+"""Removing a server from exports and results: each file that names it is replaced whole.
+
+Rows about the server go. Rows about others that were sent through it stay, with another name for their relay.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import pyarrow
+import pyarrow.compute as pc
+import pyarrow.parquet
+
+from federation.analytics.data.directories import STAGING, replace_file, staging_in
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FORGOTTEN: Final = "https://forgotten.invalid"
+"""What stands for a relay that is forgotten: RFC 2606 has this name for nobody."""
+
+_NAMES: Final = ("server_url", "url")
+_LISTS: Final = ("server_urls",)
+_TEXTS: Final = ("row",)
+_RELAYS: Final = ("relayed_by",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forgotten:
+    """How many files were replaced, and how many rows about the server they lack now."""
+
+    files: int
+    rows: int
+
+
+def forget(out: Path, url: str) -> Forgotten:
+    """Remove the server of this canonical URL from every Parquet file in `out`.
+
+    Repeating it changes nothing; what was done when it is killed stays done. The driver holds a batch at a time.
+
+    Raises:
+        DirectoryUnusable: another run is writing to `out`; nothing has changed.
+        OSError: the disk refuses; every file is whole.
+    """
+    files = rows = 0
+    with staging_in(out) as staging:
+        for file in sorted(out.rglob("*.parquet")):
+            if STAGING in file.relative_to(out).parts:
+                continue
+            gone, changed = _without(file, staging / "fresh.parquet", url)
+            if changed:
+                replace_file(staging / "fresh.parquet", file)
+                files, rows = files + 1, rows + gone
+    return Forgotten(files=files, rows=rows)
+
+
+def _without(file: Path, target: Path, url: str) -> tuple[int, bool]:
+    """Write the file without the server. Return how many rows it lacks, and whether it differs."""
+    gone, changed = 0, False
+    with pyarrow.parquet.ParquetFile(file) as read:
+        schema = read.schema_arrow
+        with pyarrow.parquet.ParquetWriter(target, schema) as written:
+            for batch in read.iter_batches():
+                kept = batch.filter(pc.invert(_names(batch, url)))
+                fresh = _renamed(kept, url)
+                gone += batch.num_rows - kept.num_rows
+                changed = changed or not fresh.equals(batch)
+                written.write_batch(fresh)
+    return gone, changed
+
+
+def _names(batch: pyarrow.RecordBatch, url: str) -> pyarrow.Array:
+    """Tell of each row whether it is about the server."""
+    about = pyarrow.array([False] * batch.num_rows)
+    for name in _NAMES:
+        if name in batch.schema.names:
+            about = pc.or_(about, pc.fill_null(pc.equal(batch[name], url), False))
+    for name in _TEXTS:
+        if name in batch.schema.names:
+            about = pc.or_(about, pc.fill_null(pc.match_substring(batch[name], json.dumps(url)), False))
+    for name in _LISTS:
+        if name in batch.schema.names:
+            held = [bool(urls) and url in urls for urls in batch[name].to_pylist()]
+            about = pc.or_(about, pyarrow.array(held, pyarrow.bool_()))
+    return about
+
+
+def _renamed(batch: pyarrow.RecordBatch, url: str) -> pyarrow.RecordBatch:
+    columns = list(batch.columns)
+    for at, name in enumerate(batch.schema.names):
+        if name in _RELAYS:
+            is_it = pc.fill_null(pc.equal(columns[at], url), False)
+            columns[at] = pc.if_else(is_it, FORGOTTEN, columns[at])
+    return pyarrow.RecordBatch.from_arrays(columns, schema=batch.schema)
