@@ -35,7 +35,8 @@ async def test_what_is_past_its_time_goes(database: Database, database_url: str,
             session.add(row)
     done = run(tmp_path, database_url)
     assert (done.returncode, done.stderr) == (0, "")
-    others = "attempts: 0, rotations: 0, follow_news: 0, rules: 0, texts: 0, servers: 0"
+    names = ("attempts", "rotations", "follow_news", "rules", "texts", "servers", "health_events", "losses")
+    others = ", ".join(f"{name}: 0" for name in names)
     assert done.stdout == f"deliveries: 1, {others}\n"
     async with database.read() as session:
         assert set((await session.execute(select(col(DeliveryJob.id)))).scalars()) == {"open", "fresh"}
