@@ -30,9 +30,9 @@ log = structlog.get_logger(__name__)
 
 MAX_GROUP: Final = 500
 MAX_ERROR_CHARACTERS: Final = 1_000
-LINGER_SECONDS: Final = 0.015
-"""How long the loop waits for more entries under load. A commit costs as much as several entries, and attempts that
-end together are settled together, so that their slots are filled together."""
+LINGER_SECONDS: Final = 0.002
+"""How long the loop waits for more entries under load: a commit costs as much as several entries. Longer waits leave
+the loop idle, as slots are filled again while ends are stored: 15 ms took away two fifths of the deliveries."""
 
 CROWD: Final = 4
 """A group with more entries than this counts as load."""
