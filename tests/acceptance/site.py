@@ -19,8 +19,9 @@ from federation.node.posts import POSTS_PATH
 from federation.protocol.activities import post_activity
 from tests import warm
 from tests.acceptance.node_process import NodeProcess
-from tests.patience import PATIENCE_SECONDS
+from tests.patience import LONG_PATIENCE_SECONDS, PATIENCE_SECONDS, eventually
 from tests.peer import Peer
+from workers import JobState
 
 OWN_URL: Final = "https://a.example"
 """The node of tests that do not ask it anything over HTTP."""
@@ -126,6 +127,20 @@ async def owe(federation: Federation, peer: Peer, post_ids: Sequence[str]) -> li
                 for post_id in post_ids[start : start + BATCH]
             ]
     return deliveries
+
+
+async def job_states(federation: Federation) -> set[JobState]:
+    """The states that jobs of deliveries are in."""
+    return {state for state, number in (await federation.delivery_queue.storage.counts()).items() if number}
+
+
+async def all_jobs_completed(federation: Federation) -> None:
+    """Wait until they are: what a killed worker had delivered, and not settled, is so when its lease is over."""
+    await eventually(
+        lambda: job_states(federation),
+        lambda states: states == {JobState.COMPLETED},
+        patience=LONG_PATIENCE_SECONDS,
+    )
 
 
 def post(own_url: str, post_id: str) -> str:

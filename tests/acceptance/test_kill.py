@@ -18,7 +18,7 @@ from federation.app import Federation
 from federation.base.settings import Settings
 from federation.delivery.codes import STALLED
 from federation.delivery.group import FATAL_ALONE, FIRST_SUSPECTS
-from tests.acceptance.site import numbered, owe
+from tests.acceptance.site import all_jobs_completed, job_states, numbered, owe
 from tests.acceptance.worker_process import WorkerProcess
 from tests.misbehaving import hang
 from tests.patience import LONG_PATIENCE_SECONDS, eventually, until
@@ -71,9 +71,9 @@ async def test_killed_workers_lose_nothing(
     assert set(counts) == set(sent)
     assert len(peer.applied) == deliveries
     assert peer.refused == []
+    await all_jobs_completed(federation)
     assert worker.terminate() == 0
-    states = await federation.delivery_queue.storage.counts()
-    assert {state for state, number in states.items() if number} == {JobState.COMPLETED}
+    assert await job_states(federation) == {JobState.COMPLETED}
 
 
 @pytest.mark.spread("queue_settings")

@@ -14,7 +14,7 @@ from federation.app import Federation
 from federation.protocol.keys import generate_own_keys
 from federation.servers.link_rules import Link
 from tests import warm
-from tests.acceptance.site import numbered, owe
+from tests.acceptance.site import all_jobs_completed, job_states, numbered, owe
 from tests.acceptance.worker_process import WorkerProcess
 from tests.misbehaving import hang, reset, respond
 from tests.patience import LONG_PATIENCE_SECONDS, PATIENCE_SECONDS, eventually, until
@@ -85,13 +85,9 @@ async def test_an_outage_loses_nothing(federation: Federation, worker: WorkerPro
     )
     assert peer.refused == []
 
-    async def states() -> set[JobState]:
-        return {state for state, number in (await federation.delivery_queue.storage.counts()).items() if number}
-
-    # What the killed worker had delivered, and not settled, is so when its lease is over.
-    await eventually(states, lambda found: found == {JobState.COMPLETED}, patience=LONG_PATIENCE_SECONDS)
+    await all_jobs_completed(federation)
     assert worker.terminate() == 0
-    assert await states() == {JobState.COMPLETED}
+    assert await job_states(federation) == {JobState.COMPLETED}
 
 
 @pytest.mark.spread("place")
