@@ -49,8 +49,8 @@ from federation.health.probe import Probe
 from federation.http.client import FederationClient
 from federation.http.gates import FederationFetch, SendThroughPeer
 from federation.http.guard import AddressGuard
+from federation.http.pool import ConnectionPool
 from federation.http.pool_limits import pool_limits
-from federation.http.transport import pooled_transport
 from federation.monitoring.endpoints import Endpoints
 from federation.monitoring.readiness import Readiness, node_checks, serving_checks
 from federation.node.unnamed_proxies import UnnamedProxies
@@ -110,7 +110,7 @@ class Federation:
         self.database = database or Database(settings.database_url.get_secret_value())
         self.identity = OwnIdentity(self.keys, self.database) if self.keys is not None else None
         self.guard = AddressGuard(settings.dev_allowed_hostnames)
-        self.client = client or FederationClient(self.guard, pooled_transport(self.guard, limits=pool_limits(settings)))
+        self.client = client or FederationClient(self.guard, ConnectionPool(self.guard, limits=pool_limits(settings)))
         self.job_origin = OwnJobOrigin(self.database, self.own_url)
         self.delivery_queue = delivery_queue(
             settings,

@@ -36,9 +36,9 @@ from federation.delivery.sightings import proxies as proxies_seen
 from federation.http.client import FederationClient
 from federation.http.errors import NetworkError, OutboundError
 from federation.http.guard import AddressGuard
+from federation.http.pool import ConnectionPool
 from federation.http.response import Response
 from federation.http.threat_policy import NetworkErrorCode
-from federation.http.transport import pooled_transport
 from federation.process import descriptors
 from federation.protocol.discovery import parse_discover_document
 from federation.protocol.errors import ProtocolError
@@ -392,7 +392,7 @@ async def _own_discover(own_url: str, settings: Settings, *, asker: str | None =
     # Our own address may well be private; only this one client may use it.
     guard = AddressGuard(settings.dev_allowed_hostnames | {urlsplit(own_url).hostname or ""})
     headers = {} if asker is None else {ORIGIN_HEADER: asker}
-    async with FederationClient(guard, pooled_transport(guard)) as client:
+    async with FederationClient(guard, ConnectionPool(guard)) as client:
         return await client.fetch(f"{own_url}/discover", headers=headers, timeout=PATIENCE)
 
 

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, bindparam, delete, select, update
 from sqlmodel import col
 
 from db import Database, DeliveryPayload
-from federation.servers.cache import LoadingCache
+from federation.base.cache import LoadingCache
 
 SHARED_TTL: Final = timedelta(seconds=30)
 MAX_SHARED: Final = 16

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 from types import MappingProxyType, TracebackType
 from typing import Self
 
 import httpx
 
-from federation.http.errors import TRANSPORT_FAILURES, BodyTooLarge, network_error
-from federation.http.guard import AddressGuard, Target
+from federation.http.errors import TRANSPORT_FAILURES, network_error
+from federation.http.guard import AddressGuard
+from federation.http.injected import InjectedTransport
+from federation.http.pool import ConnectionPool
+from federation.http.request import Carrier, Request
 from federation.http.response import Response
-from federation.http.transport import pooled_transport
 
 DEFAULT_TIMEOUT = timedelta(seconds=10)
 MAX_BODY_BYTES = 1024 * 1024
@@ -23,21 +25,23 @@ NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 # `identity` because bodies are never decompressed: a few kilobytes could become gigabytes.
 _OWN_HEADERS = {"User-Agent": "federation-delivery", "Accept": "*/*", "Accept-Encoding": "identity"}
 
-# aiohttp warns about larger bodies given as bytes.
-_LARGEST_PLAIN_BODY = 1024 * 1024
-_UPLOAD_CHUNK = 64 * 1024
-
 
 class FederationClient:
     """The process's one HTTP client. Close it, or use it as an async context manager.
 
-    It calls the transport directly and leaves out httpx's client above it, with its redirects, cookies, proxies and
-    authentication: none of that may happen here, and it costs as much as the exchange.
+    Its requests go over *connections*, by default a pool of its own, or over an httpx transport: so an application's
+    tests answer for other servers with `respx`.
     """
 
-    def __init__(self, guard: AddressGuard, transport: httpx.AsyncBaseTransport | None = None) -> None:
+    def __init__(
+        self, guard: AddressGuard, connections: ConnectionPool | httpx.AsyncBaseTransport | None = None
+    ) -> None:
         self._guard = guard
-        self._transport = transport or pooled_transport(guard)
+        self._carrier: Carrier = (
+            InjectedTransport(connections)
+            if isinstance(connections, httpx.AsyncBaseTransport)
+            else connections or ConnectionPool(guard)
+        )
 
     async def fetch(
         self,
@@ -61,29 +65,34 @@ class FederationClient:
             BodyTooLarge: the body has, or announces, more than *max_bytes*.
             BlockedUrl: the guard refuses the URL; nothing was sent.
         """
-        target = self._guard.check_url(url)
-        request = _request(method, target, headers, body)
+        request = Request(
+            method=method,
+            target=self._guard.check_url(url),
+            headers={**_OWN_HEADERS, **headers},
+            body=body,
+            max_bytes=max_bytes,
+        )
         phase = "before the response"
-        try:
-            end = asyncio.get_running_loop().time() + timeout.total_seconds()
-            async with asyncio.timeout(min(first_byte or timeout, timeout).total_seconds()) as deadline:
-                response = await self._transport.handle_async_request(request)
+
+        def began() -> None:
+            nonlocal phase
+            phase = "while reading the body"
+            if first_byte is not None and not deadline.expired():
                 deadline.reschedule(end)
-                phase = "while reading the body"
-                try:
-                    content = await _read_body(response, max_bytes, target.origin)
-                finally:
-                    await response.aclose()
+
+        end = asyncio.get_running_loop().time() + timeout.total_seconds()
+        try:
+            async with asyncio.timeout(min(first_byte or timeout, timeout).total_seconds()) as deadline:
+                return await self._carrier.exchange(request, began)
         except TRANSPORT_FAILURES as exc:
-            error = network_error(exc, target.origin, phase)
+            error = network_error(exc, request.target.origin, phase)
             if error is None:
                 raise
             raise error from exc
-        return Response(status=response.status_code, headers=response.headers, body=content)
 
     async def close(self) -> None:
         """Close every connection. Exchanges still running fail."""
-        await self._transport.aclose()
+        await self._carrier.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -92,39 +101,3 @@ class FederationClient:
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-
-def _request(method: str, target: Target, headers: Mapping[str, str], body: bytes | None) -> httpx.Request:
-    merged = {**_OWN_HEADERS, **headers, "Host": target.origin.partition("://")[2]}
-    if body is not None:
-        merged["Content-Length"] = str(len(body))
-    content = body or b""
-    stream = httpx.ByteStream(content) if len(content) <= _LARGEST_PLAIN_BODY else _LargeBody(content)
-    return httpx.Request(method, target.url, headers=merged, stream=stream)  # httpx adds no headers for a stream
-
-
-class _LargeBody(httpx.AsyncByteStream):
-    """A body that is handed over piece by piece; it can be read again for a repeated request."""
-
-    def __init__(self, body: bytes) -> None:
-        self._body = body
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        for start in range(0, len(self._body), _UPLOAD_CHUNK):
-            yield self._body[start : start + _UPLOAD_CHUNK]
-
-
-async def _read_body(response: httpx.Response, max_bytes: int, origin: str) -> bytes:
-    announced = response.headers.get("content-length", "")
-    if announced.isdecimal() and (len(announced) > 18 or int(announced) > max_bytes):
-        raise BodyTooLarge(f"{origin} announces a body of {announced:.20} bytes, more than {max_bytes}")
-    stream = response.stream
-    assert isinstance(stream, httpx.AsyncByteStream)
-    chunks: list[bytes] = []
-    size = 0
-    async for chunk in stream:
-        size += len(chunk)
-        if size > max_bytes:
-            raise BodyTooLarge(f"{origin} sends a body of more than {max_bytes} bytes")
-        chunks.append(chunk)
-    return b"".join(chunks)

@@ -7,9 +7,7 @@ import socket
 import ssl
 from collections.abc import Iterator
 
-import aiohttp
 import httpx
-from aiohttp.http_exceptions import HttpProcessingError
 
 from federation.http.threat_policy import NetworkErrorCode
 
@@ -58,11 +56,24 @@ class BlockedAddress(NetworkError):
         super().__init__(NetworkErrorCode.DNS_BLOCKED, host, detail)
 
 
+class ServerDisconnected(OutboundError):
+    """The server closed the connection instead of answering."""
+
+
+class BrokenBody(OutboundError):
+    """The connection was closed in the middle of a body."""
+
+
+class MalformedResponse(OutboundError):
+    """What came is no HTTP/1.1 response."""
+
+
 # Everything that the transport may raise because of the network or the peer; all else is a bug, passed on unchanged.
 TRANSPORT_FAILURES = (
-    httpx.TransportError,
-    aiohttp.ClientError,
-    HttpProcessingError,  # a malformed chunk in the body surfaces bare
+    ServerDisconnected,
+    BrokenBody,
+    MalformedResponse,
+    httpx.TransportError,  # of a transport that was injected
     OSError,  # includes TimeoutError, ssl.SSLError and socket.gaierror
 )
 
@@ -83,7 +94,7 @@ def network_error(exc: Exception, origin: str, phase: str) -> NetworkError | Non
 def classify(exc: BaseException) -> NetworkErrorCode:
     """Return the network error code of *exc*, judged by the types and errno values in its chain of causes."""
     chain = list(_causes(exc))
-    return next((code for link in chain if (code := _classify_one(link))), _classify_httpx(chain))
+    return next((code for link in chain if (code := _classify_one(link))), NetworkErrorCode.UNKNOWN)
 
 
 def _causes(exc: BaseException) -> Iterator[BaseException]:
@@ -103,10 +114,12 @@ def _classify_one(exc: BaseException) -> NetworkErrorCode | None:
         return NetworkErrorCode.TLS_ERROR
     if isinstance(exc, socket.gaierror):
         return NetworkErrorCode.DNS_BLOCKED
-    if isinstance(exc, aiohttp.ClientPayloadError):
-        return NetworkErrorCode.CONN_RESET  # the body broke off; it does not matter how the connection ended
+    if isinstance(exc, BrokenBody):
+        return NetworkErrorCode.CONN_RESET  # it does not matter how the connection ended
     if isinstance(exc, OSError):
         return _classify_os_error(exc)
+    if isinstance(exc, httpx.TimeoutException):
+        return NetworkErrorCode.TIMEOUT
     return None
 
 
@@ -118,18 +131,6 @@ def _classify_os_error(exc: OSError) -> NetworkErrorCode | None:
     if isinstance(exc, TimeoutError):
         return NetworkErrorCode.TIMEOUT
     return None
-
-
-def _classify_httpx(chain: list[BaseException]) -> NetworkErrorCode:
-    """Classify the errors of which only httpx's own type says something.
-
-    httpx-aiohttp turns every lost connection into `ConnectTimeout`, so a timeout counts only if it was not raised from
-    an aiohttp exception.
-    """
-    from_aiohttp = any(isinstance(link, aiohttp.ClientError) for link in chain)
-    if not from_aiohttp and any(isinstance(link, httpx.TimeoutException) for link in chain):
-        return NetworkErrorCode.TIMEOUT
-    return NetworkErrorCode.UNKNOWN
 
 
 def _describe(exc: BaseException) -> str:

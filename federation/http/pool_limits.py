@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from federation.base.settings import Settings
-from federation.http.transport import PoolLimits
+from federation.http.pool import PoolLimits
 
 SPARE_CONNECTIONS: Final = 60
 """For the inbound side (16 callbacks, 24 forwards), a sweep (10) and producers, in addition to the workers' own."""

@@ -14,8 +14,8 @@ from sqlalchemy import text
 
 from db import Database
 from federation.base.reach import HOST_ADVICE, host_lacks, missing_host_tables, schema_of
+from federation.base.single_flight import SingleFlight
 from federation.servers.blacklist import Blacklist
-from federation.servers.single_flight import SingleFlight
 from workers import Queue
 
 log = structlog.get_logger(__name__)

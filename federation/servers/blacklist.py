@@ -26,8 +26,8 @@ from sqlalchemy.exc import TimeoutError as DatabaseTimeout
 from sqlmodel import col
 
 from db import BlacklistedServer, BlacklistRevision, Database
+from federation.base.single_flight import SingleFlight
 from federation.servers.rules import RuleSet
-from federation.servers.single_flight import SingleFlight
 from workers.clock import Clock, SystemClock, monotonic
 
 log = structlog.get_logger(__name__)

@@ -12,6 +12,7 @@ from typing import Final, Protocol, TypeVar
 import structlog
 from sqlalchemy.orm import Session
 
+from federation.base.single_flight import SingleFlight
 from federation.http.client import NO_HEADERS
 from federation.http.errors import BlockedUrl, NetworkError, OutboundError
 from federation.http.gates import FederationFetch, Fetched
@@ -27,7 +28,6 @@ from federation.servers.links import Links
 from federation.servers.own_identity import OwnIdentity
 from federation.servers.possession import PING_TIMEOUT
 from federation.servers.registry import KeysTaken, KnownServer, Registry
-from federation.servers.single_flight import SingleFlight
 from workers.clock import Clock, SystemClock
 
 log = structlog.get_logger(__name__)

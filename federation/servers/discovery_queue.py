@@ -20,6 +20,7 @@ from typing import Final
 from pydantic import ValidationError
 
 from federation.base.jobs import DISCOVERY_JOB, DiscoveryJob
+from federation.base.single_flight import SingleFlight
 from federation.http.errors import BlockedUrl
 from federation.servers.discovery import (
     INTRODUCTION_PATIENCE,
@@ -30,7 +31,6 @@ from federation.servers.discovery import (
     ServerRests,
 )
 from federation.servers.registry import KnownServer, Registry
-from federation.servers.single_flight import SingleFlight
 from workers import (
     Job,
     JobCancelledError,

@@ -22,9 +22,9 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlmodel import col
 
 from db import Database, LinkState, ServerLink
+from federation.base.cache import LoadingCache
 from federation.http.threat_policy import NetworkErrorCode
 from federation.servers import link_rules
-from federation.servers.cache import LoadingCache
 from federation.servers.link_rules import OPERATOR, Link
 from federation.servers.registry import Registry
 from workers.batching import Batcher

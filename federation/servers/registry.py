@@ -22,9 +22,9 @@ from sqlalchemy.orm import Session
 from sqlmodel import col
 
 from db import Database, Server, ServerHealth, ServerHealthEvent, new_id
+from federation.base.cache import LoadingCache
 from federation.base.logs import crash
 from federation.servers.blacklist import Blacklist
-from federation.servers.cache import LoadingCache
 from workers.batching import Batcher
 from workers.clock import Clock, SystemClock
 

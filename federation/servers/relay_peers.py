@@ -10,16 +10,16 @@ from typing import Final
 import structlog
 
 from db import Database
+from federation.base.cache import LoadingCache
+from federation.base.single_flight import SingleFlight
 from federation.http.client import FederationClient
 from federation.http.errors import OutboundError
 from federation.protocol.discovery import shows_key
 from federation.protocol.errors import UrlError
 from federation.protocol.urls import canonical_origin
-from federation.servers.cache import LoadingCache
 from federation.servers.domains import first_of_each_domain, registrable_domain
 from federation.servers.registry import Registry
 from federation.servers.relay_order import MAX_CONSIDERED, healthy_by_merit, sick_by_merit
-from federation.servers.single_flight import SingleFlight
 from workers.clock import monotonic
 
 log = structlog.get_logger(__name__)

@@ -10,7 +10,7 @@ from sqlalchemy import select
 from sqlmodel import col
 
 from db import Database, RelayCandidate
-from federation.servers.cache import LoadingCache
+from federation.base.cache import LoadingCache
 from workers.clock import Clock, SystemClock
 
 MAX_RANKED: Final = 50

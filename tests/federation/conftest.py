@@ -21,7 +21,7 @@ from federation.app import Federation
 from federation.base.settings import Settings
 from federation.http.client import FederationClient
 from federation.http.guard import AddressGuard
-from federation.http.transport import pooled_transport
+from federation.http.pool import ConnectionPool
 from tests.conftest import postgres_database
 from tests.federation.protocol.vectors import A
 from tests.peer import Peer
@@ -178,7 +178,7 @@ def ssl_context() -> ssl.SSLContext:
 async def federation(settings: Settings, ssl_context: ssl.SSLContext) -> AsyncIterator[Federation]:
     """A node, not yet running: nothing is connected until it is used."""
     guard = AddressGuard(settings.dev_allowed_hostnames)
-    node = Federation(settings, client=FederationClient(guard, pooled_transport(guard, ssl_context=ssl_context)))
+    node = Federation(settings, client=FederationClient(guard, ConnectionPool(guard, ssl_context=ssl_context)))
     yield node
     await node.close()
 

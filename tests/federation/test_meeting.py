@@ -20,7 +20,7 @@ from db import Server
 from federation.app import Federation
 from federation.http.client import FederationClient
 from federation.http.guard import AddressGuard
-from federation.http.transport import pooled_transport
+from federation.http.pool import ConnectionPool
 from federation.node.server import NodeServer
 from federation.protocol.discovery import register_request
 from federation.protocol.keys import generate_own_keys
@@ -46,9 +46,7 @@ async def nodes(
                 **{variable.lower(): value for variable, value in generate_own_keys().to_env().items()},
             )
             guard = AddressGuard(settings.dev_allowed_hostnames)
-            node = Federation(
-                settings, client=FederationClient(guard, pooled_transport(guard, ssl_context=ssl_context))
-            )
+            node = Federation(settings, client=FederationClient(guard, ConnectionPool(guard, ssl_context=ssl_context)))
             stack.push_async_callback(node.close)
             await stack.enter_async_context(_serving(node, listener))
             return node

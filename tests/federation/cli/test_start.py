@@ -15,7 +15,7 @@ from tests.federation.cli.conftest import Command
 from tests.patience import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[3]
-HEAVY = {"sqlalchemy", "aiohttp", "alembic", "nacl", "structlog", "rich", "bullmq", "redis", "apscheduler"}
+HEAVY = {"sqlalchemy", "httptools", "alembic", "nacl", "structlog", "rich", "bullmq", "redis", "apscheduler"}
 PROGRAM = """
 import sys
 from federation.cli import main

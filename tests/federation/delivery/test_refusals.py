@@ -14,7 +14,7 @@ from db import AttemptOutcome, BlacklistedServer, DeliveryState, HoldReason, Lin
 from federation.app import Federation
 from federation.http.client import FederationClient
 from federation.http.guard import AddressGuard
-from federation.http.transport import pooled_transport
+from federation.http.pool import ConnectionPool
 from tests.federation.conftest import MakeSettings
 from tests.federation.delivery.harness import Site, job_data, post_payload
 from tests.federation.protocol.vectors import A
@@ -109,7 +109,7 @@ class Sinkhole:
 async def test_a_block_that_depends_on_dns_is_tried_again(make_settings: MakeSettings, peer: Peer) -> None:
     """A name that leads to a private address today may lead elsewhere tomorrow; the server is marked, not dropped."""
     guard = AddressGuard()
-    client = FederationClient(guard, pooled_transport(guard, resolver=Sinkhole("10.0.0.1", "127.0.0.1", "::1")))
+    client = FederationClient(guard, ConnectionPool(guard, resolver=Sinkhole("10.0.0.1", "127.0.0.1", "::1")))
     federation = Federation(make_settings(dev_allowed_hostnames=""), client=client)
     url = f"http://inside.example:{peer.server.port}"
     await federation.registry.register(

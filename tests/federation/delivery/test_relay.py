@@ -13,7 +13,7 @@ from federation.app import Federation
 from federation.base.settings import Settings
 from federation.http.client import FederationClient
 from federation.http.guard import AddressGuard
-from federation.http.transport import pooled_transport
+from federation.http.pool import ConnectionPool
 from federation.protocol.acks import ack_response, follow_ack
 from federation.protocol.keys import generate_own_keys
 from tests.federation.delivery.harness import FOLLOWED, FOLLOWER, Site
@@ -31,7 +31,7 @@ TARGET = "http://c.example"
 async def federation(settings: Settings, ssl_context: ssl.SSLContext) -> AsyncIterator[Federation]:
     """A node for which no name resolves."""
     guard = AddressGuard(settings.dev_allowed_hostnames)
-    transport = pooled_transport(guard, ssl_context=ssl_context, resolver=ScriptedResolver())
+    transport = ConnectionPool(guard, ssl_context=ssl_context, resolver=ScriptedResolver())
     node = Federation(settings, client=FederationClient(guard, transport))
     yield node
     await node.close()

@@ -23,7 +23,7 @@ from federation.base.settings import Settings
 from federation.delivery.process import Report
 from federation.http.client import FederationClient
 from federation.http.guard import AddressGuard
-from federation.http.transport import pooled_transport
+from federation.http.pool import ConnectionPool
 from federation.node.standing import ClientStanding
 from federation.protocol.keys import generate_own_keys
 from federation.servers.registry import KnownServer
@@ -192,7 +192,7 @@ async def test_relays_do_not_leak(
 ) -> None:
     """What peers are given, and what they say, however they fail."""
     guard = AddressGuard(settings.dev_allowed_hostnames)
-    transport = pooled_transport(guard, ssl_context=ssl_context, resolver=ScriptedResolver())
+    transport = ConnectionPool(guard, ssl_context=ssl_context, resolver=ScriptedResolver())
     federation = Federation(settings, client=FederationClient(guard, transport))
     target = RelayingPeer(generate_own_keys())
     await federation.registry.register(

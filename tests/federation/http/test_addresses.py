@@ -14,8 +14,8 @@ from federation.base.setting_types import parse_allowed_hostnames
 from federation.http.client import FederationClient
 from federation.http.errors import BlockedAddress, BlockedUrl, NetworkError
 from federation.http.guard import AddressGuard
+from federation.http.pool import ConnectionPool
 from federation.http.threat_policy import NetworkErrorCode as Code
-from federation.http.transport import pooled_transport
 from federation.node.callback import MAX_CALLBACKS
 from tests.federation.http.conftest import SHORT, ScriptedResolver
 from tests.misbehaving import (
@@ -36,7 +36,7 @@ async def test_refused_on_every_address() -> None:
     """A name with several addresses, all of which refuse, is CONN_REFUSED."""
     resolver = ScriptedResolver(b_test=[["127.0.0.1", "127.0.0.2"]])
     guard = AddressGuard(frozenset({"b.test"}))
-    async with FederationClient(guard, pooled_transport(guard, resolver=resolver)) as client:
+    async with FederationClient(guard, ConnectionPool(guard, resolver=resolver)) as client:
         with pytest.raises(NetworkError) as caught:
             await client.fetch(f"http://b.test:{free_port()}")
     assert caught.value.code is Code.CONN_REFUSED
@@ -45,7 +45,7 @@ async def test_refused_on_every_address() -> None:
 async def test_name_that_does_not_resolve() -> None:
     """NXDOMAIN is DNS_BLOCKED."""
     guard = AddressGuard()
-    async with FederationClient(guard, pooled_transport(guard, resolver=ScriptedResolver())) as client:
+    async with FederationClient(guard, ConnectionPool(guard, resolver=ScriptedResolver())) as client:
         with pytest.raises(NetworkError) as caught:
             await client.fetch("https://b.test/inbox")
     assert (caught.value.code, caught.value.origin) == (Code.DNS_BLOCKED, "https://b.test")
@@ -60,7 +60,7 @@ async def test_resolver_that_hangs() -> None:
             return []
 
     guard = AddressGuard()
-    async with FederationClient(guard, pooled_transport(guard, resolver=HangingResolver())) as client:
+    async with FederationClient(guard, ConnectionPool(guard, resolver=HangingResolver())) as client:
         with pytest.raises(NetworkError) as caught:
             await client.fetch("https://b.test/inbox", timeout=SHORT)
     assert caught.value.code is Code.TIMEOUT
@@ -72,7 +72,7 @@ async def test_name_that_leads_to_loopback_is_refused(server: MisbehavingServer,
     names = ("localhost", "foo_localhost", "intranet", "b_example")
     resolver = ScriptedResolver(**{name: [["127.0.0.1"]] for name in names})
     guard = AddressGuard()
-    async with FederationClient(guard, pooled_transport(guard, resolver=resolver)) as client:
+    async with FederationClient(guard, ConnectionPool(guard, resolver=resolver)) as client:
         with pytest.raises(BlockedAddress):
             await client.fetch(server.url_for(host))
     assert server.connections == 0
@@ -82,7 +82,7 @@ async def test_mixed_answer_is_refused(server: MisbehavingServer) -> None:
     """One internal address among public ones is enough to refuse the name."""
     resolver = ScriptedResolver(b_test=[["8.8.8.8", "127.0.0.1"]])
     guard = AddressGuard()
-    async with FederationClient(guard, pooled_transport(guard, resolver=resolver)) as client:
+    async with FederationClient(guard, ConnectionPool(guard, resolver=resolver)) as client:
         with pytest.raises(BlockedAddress):
             await client.fetch(server.url_for("b.test"))
     assert server.connections == 0
@@ -92,7 +92,7 @@ async def test_rebinding_between_check_and_connection(server: MisbehavingServer)
     """The name is asked once, and the vetted address dialled: a second, other answer is never used."""
     resolver = ScriptedResolver(b_test=[["127.0.0.1"], ["127.0.0.2"]])
     guard = AddressGuard(frozenset({"b.test"}))
-    async with FederationClient(guard, pooled_transport(guard, resolver=resolver)) as client:
+    async with FederationClient(guard, ConnectionPool(guard, resolver=resolver)) as client:
         assert (await client.fetch(server.url_for("b.test"))).ok
     assert (resolver.asked, server.requests[0].headers["host"]) == (["b.test"], f"b.test:{server.port}")
 
@@ -101,7 +101,7 @@ async def test_block_heals_with_the_name(server: MisbehavingServer) -> None:
     """A refused answer is not remembered: the name is asked again and again vetted."""
     resolver = ScriptedResolver(b_test=[["10.0.0.1"], ["192.168.0.1"]])
     guard = AddressGuard()
-    async with FederationClient(guard, pooled_transport(guard, resolver=resolver)) as client:
+    async with FederationClient(guard, ConnectionPool(guard, resolver=resolver)) as client:
         for address in ("10.0.0.1", "192.168.0.1"):
             with pytest.raises(BlockedAddress, match=address):
                 await client.fetch(server.url_for("b.test"))
@@ -112,7 +112,7 @@ async def test_literal_address_is_refused_without_asking(server: MisbehavingServ
     """A literal loopback address is refused for good, whoever would have resolved it."""
     resolver = ScriptedResolver()
     guard = AddressGuard()
-    async with FederationClient(guard, pooled_transport(guard, resolver=resolver)) as client:
+    async with FederationClient(guard, ConnectionPool(guard, resolver=resolver)) as client:
         with pytest.raises(BlockedUrl):
             await client.fetch(server.url_for(host))
     assert (server.connections, resolver.asked) == (0, [])
@@ -172,7 +172,7 @@ async def test_a_name_with_a_port_may_lead_inside_at_that_port_alone() -> None:
     port, other = free_port(), free_port()
     guard = AddressGuard(parse_allowed_hostnames(f"b.test:{port}"))
     resolver = ScriptedResolver(b_test=[["127.0.0.1"], ["127.0.0.1"]])
-    async with FederationClient(guard, pooled_transport(guard, resolver=resolver)) as client:
+    async with FederationClient(guard, ConnectionPool(guard, resolver=resolver)) as client:
         with pytest.raises(NetworkError) as allowed:
             await client.fetch(f"http://b.test:{port}")
         with pytest.raises(NetworkError) as blocked:

@@ -8,13 +8,20 @@ import ssl
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 
-import aiohttp
 import httpx
 import pytest
 import respx
 
 from federation.http.client import FederationClient
-from federation.http.errors import BlockedUrl, BodyTooLarge, NetworkError, classify
+from federation.http.errors import (
+    BlockedUrl,
+    BodyTooLarge,
+    BrokenBody,
+    MalformedResponse,
+    NetworkError,
+    ServerDisconnected,
+    classify,
+)
 from federation.http.guard import AddressGuard
 from federation.http.response import Response
 from federation.http.threat_policy import NetworkErrorCode as Code
@@ -123,16 +130,16 @@ def test_retry_after(headers: dict[str, str], pause: int | None) -> None:
         (BrokenPipeError(), Code.CONN_RESET),
         (TimeoutError(errno.ETIMEDOUT, "kernel"), Code.CONN_RESET),
         (TimeoutError(), Code.TIMEOUT),
-        (aiohttp.SocketTimeoutError(), Code.TIMEOUT),
         (httpx.ConnectTimeout("connect"), Code.TIMEOUT),
         (httpx.ReadTimeout("read"), Code.TIMEOUT),
         (httpx.PoolTimeout("pool"), Code.TIMEOUT),
         (ssl.SSLError(1, "wrong version"), Code.TLS_ERROR),
         (ssl.SSLCertVerificationError(1, "issuer"), Code.TLS_ERROR),
-        (aiohttp.ServerDisconnectedError(), Code.UNKNOWN),
+        (ServerDisconnected(), Code.UNKNOWN),
         (httpx.ReadError("x"), Code.UNKNOWN),
         (httpx.RemoteProtocolError("x"), Code.UNKNOWN),
-        (aiohttp.ClientPayloadError(), Code.CONN_RESET),
+        (BrokenBody(), Code.CONN_RESET),
+        (MalformedResponse(), Code.UNKNOWN),
         (OSError(errno.EHOSTUNREACH, "no route"), Code.UNKNOWN),
         (OSError(errno.ENETUNREACH, "unreachable"), Code.UNKNOWN),
     ],
@@ -155,11 +162,10 @@ def _raised_from(outer: Exception, cause: BaseException) -> Exception:
 @pytest.mark.parametrize(
     ("exc", "code"),
     [
-        (_raised_from(httpx.ConnectTimeout("lost"), aiohttp.ServerDisconnectedError()), Code.UNKNOWN),
         (_raised_from(httpx.ConnectError("x"), ConnectionRefusedError()), Code.CONN_REFUSED),
         (_raised_from(httpx.ConnectError("x"), socket.gaierror(-2, "x")), Code.DNS_BLOCKED),
     ],
-    ids=["lost", "refused", "dns"],
+    ids=["refused", "dns"],
 )
 def test_cause_decides(exc: Exception, code: Code) -> None:
     """What stands behind the HTTP library's exception decides, not the name the library gave it."""
@@ -168,7 +174,7 @@ def test_cause_decides(exc: Exception, code: Code) -> None:
 
 def test_error_being_handled_does_not_colour_the_next() -> None:
     """What happened to be in flight when an error was raised plays no part in its code."""
-    disconnected = aiohttp.ServerDisconnectedError()
+    disconnected = ServerDisconnected()
     disconnected.__context__ = socket.gaierror(socket.EAI_NONAME, "no name")
     assert classify(disconnected) is Code.UNKNOWN
 

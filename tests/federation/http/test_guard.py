@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import yarl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -148,13 +147,12 @@ def test_internal_names_are_left_to_vetting(url: str) -> None:
 @settings(deadline=None)  # the first name outside ASCII loads large tables
 @given(st.text(max_size=60))
 def test_any_text_is_a_target_or_blocked(text: str) -> None:
-    """No text makes the check raise anything but `BlockedUrl`, or yields a host other parsers read differently."""
+    """No text makes the check raise anything but `BlockedUrl`, or yields a host other than the one that is dialled."""
     try:
         target = GUARD.check_url(f"http://{text}")
     except BlockedUrl:
         return
     assert target.url.raw_host == target.host.encode("ascii")
-    assert yarl.URL(str(target.url)).raw_host == target.host
 
 
 @pytest.mark.parametrize(

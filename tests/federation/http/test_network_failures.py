@@ -6,14 +6,14 @@ import asyncio
 import tracemalloc
 from datetime import timedelta
 
-import httpx
 import pytest
 
 from federation.http.client import FederationClient
 from federation.http.errors import BodyTooLarge, NetworkError, classify
-from federation.http.guard import AddressGuard
+from federation.http.guard import AddressGuard, parse_target
+from federation.http.pool import ConnectionPool, PoolLimits
+from federation.http.request import Request
 from federation.http.threat_policy import NetworkErrorCode as Code
-from federation.http.transport import PoolLimits, pooled_transport
 from tests.federation.http.conftest import LOOPBACK, SHORT, ScriptedResolver
 from tests.misbehaving import (
     Behaviour,
@@ -98,12 +98,11 @@ async def test_reset_is_not_the_end_of_a_body(server: MisbehavingServer) -> None
         exchange.reset()
 
     server.default = unframed
-    async with pooled_transport(LOOPBACK) as transport:
-        response = await transport.handle_async_request(httpx.Request("GET", server.url))
-        head_arrived.set()
-        with pytest.raises(ConnectionResetError) as caught:
-            await response.aread()
-        await response.aclose()
+    pool = ConnectionPool(LOOPBACK)
+    request = Request(method="GET", target=parse_target(server.url), headers={}, body=None, max_bytes=100)
+    with pytest.raises(ConnectionResetError) as caught:
+        await pool.exchange(request, head_arrived.set)
+    await pool.aclose()
     assert classify(caught.value) is Code.CONN_RESET
 
 
@@ -190,7 +189,7 @@ async def test_idle_connections_are_bounded(server: MisbehavingServer) -> None:
     """Servers beyond the bound get a new connection each time instead of an idle one."""
     async with (
         MisbehavingServer() as other,
-        FederationClient(LOOPBACK, pooled_transport(LOOPBACK, limits=PoolLimits(idle_servers=1))) as client,
+        FederationClient(LOOPBACK, ConnectionPool(LOOPBACK, limits=PoolLimits(idle_servers=1))) as client,
     ):
         for url in (server.url, other.url, server.url, other.url):
             await client.fetch(url)
@@ -244,7 +243,7 @@ async def test_cookies_are_neither_kept_nor_sent(server: MisbehavingServer) -> N
     server.default = respond(headers={"Set-Cookie": "a=b; Path=/"})
     resolver = ScriptedResolver(b_test=[["127.0.0.1"]])
     guard = AddressGuard(frozenset({"b.test"}))
-    async with FederationClient(guard, pooled_transport(guard, resolver=resolver)) as client:
+    async with FederationClient(guard, ConnectionPool(guard, resolver=resolver)) as client:
         await client.fetch(server.url_for("b.test"))
         await client.fetch(server.url_for("b.test"))
     assert "cookie" not in server.requests[1].headers

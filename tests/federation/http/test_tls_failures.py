@@ -14,8 +14,8 @@ import trustme
 from federation.http.client import FederationClient
 from federation.http.errors import NetworkError
 from federation.http.guard import AddressGuard
+from federation.http.pool import ConnectionPool
 from federation.http.threat_policy import NetworkErrorCode as Code
-from federation.http.transport import pooled_transport
 from tests.federation.http.conftest import SHORT, ScriptedResolver
 from tests.misbehaving import (
     MisbehavingServer,
@@ -33,7 +33,7 @@ class Authority:
         context = ssl.create_default_context()
         self.ca.configure_trust(context)
         resolver = ScriptedResolver(b_test=[["127.0.0.1"]])
-        return FederationClient(self.guard, pooled_transport(self.guard, resolver=resolver, ssl_context=context))
+        return FederationClient(self.guard, ConnectionPool(self.guard, resolver=resolver, ssl_context=context))
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 from federation.app import Federation
 from federation.http.client import FederationClient
 from federation.http.guard import AddressGuard
-from federation.http.transport import pooled_transport
+from federation.http.pool import ConnectionPool
 from federation.protocol.keys import generate_own_keys
 from tests.federation.conftest import MakeSettings
 from tests.federation.http.conftest import ScriptedResolver
@@ -26,7 +26,7 @@ async def federation(make_settings: MakeSettings, ssl_context: ssl.SSLContext) -
     settings = make_settings(dev_allowed_hostnames=",".join(["127.0.0.1", *MANY, *RELAYS]))
     guard = AddressGuard(settings.dev_allowed_hostnames)
     resolver = ScriptedResolver(**{name.replace(".", "_"): [["127.0.0.1"]] for name in MANY + RELAYS})
-    transport = pooled_transport(guard, ssl_context=ssl_context, resolver=resolver)
+    transport = ConnectionPool(guard, ssl_context=ssl_context, resolver=resolver)
     node = Federation(settings, client=FederationClient(guard, transport))
     yield node
     await node.close()

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from federation.servers.cache import LoadingCache
+from federation.base.cache import LoadingCache
 
 LONG = timedelta(hours=1)
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Final, Generic, TypeVar
 
-from federation.servers.single_flight import SingleFlight
+from federation.base.single_flight import SingleFlight
 from workers.clock import monotonic
 
 V = TypeVar("V")
