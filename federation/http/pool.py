@@ -50,7 +50,7 @@ DEFAULT_LIMITS = PoolLimits()
 
 
 @dataclass(slots=True)
-class _Server:
+class _Peer:
     """The connections to one server; `users` are the exchanges under way or waiting."""
 
     slots: asyncio.Semaphore
@@ -78,7 +78,7 @@ class ConnectionPool:
         self._context = ssl_context or httpx.create_ssl_context()
         self._limits = limits
         self._slots = asyncio.Semaphore(limits.connections)
-        self._servers: dict[str, _Server] = {}
+        self._servers: dict[str, _Peer] = {}
         self._idle_servers = 0
         self._used: set[Connection] = set()
         self._sweep: asyncio.TimerHandle | None = None
@@ -89,7 +89,7 @@ class ConnectionPool:
         origin = request.target.origin
         server = self._servers.get(origin)
         if server is None:
-            server = self._servers[origin] = _Server(asyncio.Semaphore(self._limits.connections_per_server))
+            server = self._servers[origin] = _Peer(asyncio.Semaphore(self._limits.connections_per_server))
         server.users += 1
         try:
             async with server.slots, self._slots:
@@ -110,7 +110,7 @@ class ConnectionPool:
         await asyncio.sleep(0)  # the event loop closes their sockets
         await asyncio.sleep(0)
 
-    async def _through(self, server: _Server, request: Request, began: Callable[[], None]) -> Response:
+    async def _through(self, server: _Peer, request: Request, began: Callable[[], None]) -> Response:
         kept = self._take(server)
         if kept is not None:
             try:
@@ -121,7 +121,7 @@ class ConnectionPool:
         return await self._over(await self._dial(request.target), server, request, began)
 
     async def _over(
-        self, connection: Connection, server: _Server, request: Request, began: Callable[[], None]
+        self, connection: Connection, server: _Peer, request: Request, began: Callable[[], None]
     ) -> Response:
         self._used.add(connection)
         try:
@@ -132,7 +132,7 @@ class ConnectionPool:
             self._keep(connection, server)
         return response
 
-    def _take(self, server: _Server) -> Connection | None:
+    def _take(self, server: _Peer) -> Connection | None:
         """Return the connection used last, if it can be used again."""
         oldest = _now() - self._limits.kept_seconds
         while server.idle:
@@ -144,7 +144,7 @@ class ConnectionPool:
             connection.abort()
         return None
 
-    def _keep(self, connection: Connection, server: _Server) -> None:
+    def _keep(self, connection: Connection, server: _Peer) -> None:
         if not server.idle:
             # Without a bound, deliveries to thousands of servers would leave thousands of idle descriptors behind.
             if self._idle_servers >= self._limits.idle_servers:
