@@ -20,7 +20,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 import structlog
-from sqlalchemy import Connection, bindparam, func, or_, select, update
+from sqlalchemy import Connection, Select, bindparam, func, or_, select, union_all, update
 
 from db import Database, DeliveryState, HoldReason
 from federation.base.job_queue import JobQueue
@@ -93,7 +93,7 @@ class Releaser:
             link = locked(connection, server_url, now)
             if connection.execute(_CANARY_UNDER_WAY, {"server": server_url}).first() is not None:
                 return True, []
-            chosen = connection.execute(_CANARY, {"server": server_url, "since": link.since}).scalar_one_or_none()
+            chosen = _canary(connection, link)
             rows = made_ready(connection, [chosen], now) if chosen is not None else []
             if rows:
                 connection.execute(_MARKED, {"row": chosen, "at": now})
@@ -145,6 +145,12 @@ class Releaser:
         return replace(link, release_at=max(min(link.release_at or now, now) + interval, now), release_rate=rate)
 
 
+def _canary(connection: Connection, link: Link) -> str | None:
+    values = {"server": link.server_url, "since": link.since}
+    untried = connection.execute(_OLDEST_UNTRIED, values).scalar_one_or_none()
+    return untried or connection.execute(_TRIED_LONGEST_AGO, values).scalar_one_or_none()
+
+
 def _batch(link: Link) -> int:
     """Return how many deliveries go out at once, where there is room."""
     return max(int(link.release_rate), 1)
@@ -152,23 +158,31 @@ def _batch(link: Link) -> int:
 
 _OF_SERVER = (TABLE.c.server_url == bindparam("server"), TABLE.c.state == DeliveryState.HELD)
 # Includes deliveries that found no room to wait: they are released in any case, but their time may be minutes off.
-_OLDEST = (
-    select(TABLE.c.id)
-    .where(*_OF_SERVER, TABLE.c.held_reason.in_((*WAITS_FOR_SERVER, HoldReason.BUSY)))
-    .order_by(TABLE.c.created_at)
-    .limit(bindparam("most"))
-)
+_RELEASED: Final = (*WAITS_FOR_SERVER, HoldReason.BUSY)
+
+
+def _oldest(reason: HoldReason) -> Select[tuple[str, datetime]]:
+    """Select the first of an index: among a million that are held, sorting would hold up every other writer."""
+    held = select(TABLE.c.id, TABLE.c.created_at).where(*_OF_SERVER, TABLE.c.held_reason == reason)
+    return select(held.order_by(TABLE.c.created_at).limit(bindparam("most")).subquery())
+
+
+_CANDIDATES = union_all(*(_oldest(reason) for reason in _RELEASED)).subquery()
+_OLDEST = select(_CANDIDATES.c.id).order_by(_CANDIDATES.c.created_at).limit(bindparam("most"))
 _WAITING = (
     select(func.count())
     .select_from(TABLE)
     .where(TABLE.c.released_at.is_not(None), TABLE.c.state == DeliveryState.READY)
 )
-_IS_TRIED = TABLE.c.canary_at >= bindparam("since")
-_CANARY = (
+_WAITING_FOR_SERVER = (*_OF_SERVER, TABLE.c.held_reason == HoldReason.SERVER)
+_OLDEST_UNTRIED = (
     select(TABLE.c.id)
-    .where(*_OF_SERVER, TABLE.c.held_reason == HoldReason.SERVER)
-    .order_by(func.coalesce(_IS_TRIED, False), TABLE.c.canary_at, TABLE.c.created_at)
+    .where(*_WAITING_FOR_SERVER, or_(TABLE.c.canary_at.is_(None), TABLE.c.canary_at < bindparam("since")))
+    .order_by(TABLE.c.created_at)
     .limit(1)
+)
+_TRIED_LONGEST_AGO = (
+    select(TABLE.c.id).where(*_WAITING_FOR_SERVER).order_by(TABLE.c.canary_at, TABLE.c.created_at).limit(1)
 )
 _CANARY_UNDER_WAY = (
     select(TABLE.c.id)
