@@ -12,6 +12,7 @@ from federation.cli.orders import order
 from federation.cli.output import confirm, print_json, print_lines, print_table, progress, shown
 from federation.cli.problems import NOT_FOUND, fail
 from federation.cli.session import with_database, with_node
+from federation.cli.tail import tail
 
 if TYPE_CHECKING:
     from federation.admin.deliveries import Selection
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from federation.app import Federation
     from federation.base.audit import Order
 
-app = group("Deliveries, owed or given up: list, show, stats, retry, drop, hold, release.")
+app = group("Deliveries, owed or given up: list, show, stats, tail, retry, drop, hold, release.")
+app.command("tail")(tail)
 
 
 class State(StrEnum):
