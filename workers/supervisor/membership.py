@@ -49,10 +49,10 @@ class Introduction:
 class Membership:
     """This process's place among `of` processes, counted from 1."""
 
-    def __init__(self, number: int, of: int, connection: socket.socket) -> None:
+    def __init__(self, number: int, of: int, descriptor: int) -> None:
         self.number = number
         self.of = of
-        self._connection = connection
+        self._descriptor = descriptor  # of this end of the socket
         self._writer: asyncio.StreamWriter | None = None
 
     @classmethod
@@ -69,21 +69,20 @@ class Membership:
             return None
         number, of, descriptor = map(int, told.split("/"))
         os.set_inheritable(descriptor, False)
-        return cls(number, of, socket.socket(fileno=descriptor))
+        return cls(number, of, descriptor)
 
     def end_with_parent(self, within: timedelta) -> None:
         """Stop this process as SIGTERM does when the supervisor is gone, and end it by force `within` from then.
 
         A thread watches, so that a blocked event loop does not keep the process.
         """
-        watched = os.dup(self._connection.fileno())
-        arguments = watched, within.total_seconds()
+        arguments = os.dup(self._descriptor), within.total_seconds()
         threading.Thread(target=_end_with, args=arguments, name="workers-supervisor", daemon=True).start()
 
     @asynccontextmanager
     async def joined(self, answers: Answers, *, lead: Callable[[], None]) -> AsyncIterator[None]:
         """Answer the supervisor while the block runs, and call `lead` if this process is told to lead."""
-        reader, self._writer = await asyncio.open_connection(sock=self._connection)
+        reader, self._writer = await asyncio.open_connection(sock=socket.socket(fileno=self._descriptor))
         listening = asyncio.create_task(self._listen(reader, answers, lead), name="supervisor")
         try:
             yield

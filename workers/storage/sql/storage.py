@@ -39,7 +39,7 @@ from workers.storage.abilities import Admission
 from workers.storage.base import Limits
 from workers.storage.rules import bounded_count, check_claim
 from workers.storage.sql import manage, records, schema
-from workers.storage.sql.admission import admission
+from workers.storage.sql.admitted import admission
 from workers.storage.sql.caller import Sessions, checked, when_committed
 from workers.storage.sql.database import Database
 from workers.storage.sql.joined import Joined, add_queue, find_queue
