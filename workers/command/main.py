@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from workers.command import running
+from workers.command import jobs, running, top
 from workers.command.problems import CommandError
 from workers.errors import WorkersError
 
@@ -27,9 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _status(options.run(options))
     except CommandError as error:
-        print(f"workers: {error}", file=sys.stderr)  # noqa: T201 - a command's answer
+        print(f"workers: {error}", file=sys.stderr)
     except WorkersError as error:
-        print(f"workers: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201 - a command's answer
+        print(f"workers: {type(error).__name__}: {error}", file=sys.stderr)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # whoever read the output has seen enough
@@ -53,4 +53,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     running.add_to(commands)
+    jobs.add_to(commands)
+    top.add_to(commands)
     return parser

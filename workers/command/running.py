@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
+from workers.command.arguments import checked, positive
 from workers.command.logs import start_logging, write_report
 from workers.command.probes import Probes
 from workers.command.problems import CommandError
@@ -42,13 +43,18 @@ def add_to(commands: Commands) -> None:
         "With several processes, SIGHUP replaces them one by one.",
     )
     parser.add_argument("queues", nargs="+", metavar="module:queue", help="a Queue with handlers, or Tasks")
-    parser.add_argument("--concurrency", type=_positive, metavar="N", help="jobs at a time, instead of the queue's own")
     parser.add_argument(
-        "--processes", type=parse_processes, metavar="N|auto", help="work in N processes, or one for each processor"
+        "--concurrency", type=checked(positive), metavar="N", help="jobs at a time, instead of the queue's own"
+    )
+    parser.add_argument(
+        "--processes",
+        type=checked(parse_processes),
+        metavar="N|auto",
+        help="work in N processes, or one for each processor",
     )
     parser.add_argument(
         "--memory-limit",
-        type=parse_bytes,
+        type=checked(parse_bytes),
         metavar="SIZE",
         help="stop and start a process again that has more memory, such as 300M; kill it at twice as much",
     )
@@ -170,10 +176,3 @@ class _Ready:
         self._wanted -= 1
         if self._wanted == 0 and self._membership is not None:
             self._membership.tell_ready(self._introduction)
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError(text)
-    return number
