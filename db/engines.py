@@ -24,7 +24,8 @@ _CONNECT_TIMEOUT = timedelta(seconds=10)
 _COMMANDS_CONNECT_TIMEOUT = timedelta(seconds=5)
 """Shorter, as somebody waits who wants to be told within ten seconds."""
 _PING_AFTER = timedelta(seconds=1)
-_POSTGRES_CONNECTIONS = 20
+POSTGRES_CONNECTIONS: Final = 20
+"""How many a process opens at most."""
 
 
 def async_engines(url: URL, *, sqlite_driver: object | None = None) -> tuple[AsyncEngine, AsyncEngine]:
@@ -47,7 +48,7 @@ def async_engines(url: URL, *, sqlite_driver: object | None = None) -> tuple[Asy
     writer = create_async_engine(
         url,
         hide_parameters=True,
-        pool_size=_POSTGRES_CONNECTIONS,
+        pool_size=POSTGRES_CONNECTIONS,
         max_overflow=0,
         pool_use_lifo=True,
         connect_args=_postgres_arguments(),
@@ -87,7 +88,7 @@ def writing_engine(url: URL) -> Engine:
     engine = create_engine(
         url,
         hide_parameters=True,
-        pool_size=_POSTGRES_CONNECTIONS,
+        pool_size=POSTGRES_CONNECTIONS,
         max_overflow=0,
         pool_use_lifo=True,
         connect_args=_postgres_arguments(),

@@ -74,7 +74,8 @@ class FederationWorkers:
     """The delivery worker and the health-check worker of one node, and what they need.
 
     That is the discovery worker, which lives as long as the delivery worker, and the scheduler. With `tasks` there is a
-    worker for these, too. `schedule` makes what runs the recurring jobs at their times.
+    worker for these, too. `schedule` makes what runs the recurring jobs at their times. Of several processes of one
+    supervisor only the one that is told to `lead` runs them: the others are made without `leads`.
     """
 
     def __init__(
@@ -84,8 +85,10 @@ class FederationWorkers:
         tasks: Mapping[str, Handler] = NO_TASKS,
         observers: Sequence[Observer] = (),
         schedule: MakeSchedule = Scheduler,
+        leads: bool = True,
     ) -> None:
         self._federation = federation
+        self._leads = leads
         self._tasks = tasks
         self._observers = tuple(observers)
         self._running: tuple[RunningWorker, RunningWorker] | None = None
@@ -118,9 +121,16 @@ class FederationWorkers:
             if self._tasks and (self._working is None or self._working.task.done()):
                 self._working = _run(self._tasks_worker())
             self._stop_requested = False
-            self._scheduler.start()
+            if self._leads:
+                self._scheduler.start()
             self._tending.start()
         return self._running
+
+    def lead(self) -> None:
+        """Run the recurring jobs here from now on; the leases of any other process that does are respected."""
+        self._leads = True
+        if self._running is not None and not self._stop_requested:
+            self._scheduler.start()
 
     def _allow_descriptors(self) -> None:
         found = allow_descriptors(self._federation.settings)

@@ -5,22 +5,26 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
 
 from federation.app import Federation
+from federation.base.connections import require_connections
 from federation.base.errors import ConfigurationError
+from federation.base.queues import DELIVERY_QUEUE_NAME
 from federation.base.reach import HOST_ADVICE, missing_host_tables, require_schema
 from federation.base.settings import Settings
+from federation.monitoring.endpoints import Endpoints
 from federation.monitoring.monitor import monitored
 from federation.node_workers import NO_TASKS, FederationWorkers
 from federation.process import adopt, release, set_aside_loaded
 from federation.recurring_jobs import recurring_jobs
 from federation.tasks import declared_tasks
-from workers import Queue
+from workers import Observer, Queue, WorkerEvent, WorkerEventKind
+from workers.supervisor import Introduction, Membership
 
 if TYPE_CHECKING:
     from federation.monitoring.prometheus import ProcessMetrics
@@ -37,10 +41,18 @@ class Part(Protocol):
     def request_stop(self) -> None: ...
 
 
-async def run(settings: Settings, *, workers: bool, node: bool, metrics_port: int | None = None) -> None:
+async def run(
+    settings: Settings,
+    *,
+    workers: bool,
+    node: bool,
+    metrics_port: int | None = None,
+    membership: Membership | None = None,
+) -> None:
     """Deliver, serve, or both, until SIGTERM or SIGINT; a second signal skips the grace.
 
-    With `metrics_port`, `/metrics`, `/healthz` and `/readyz` are served on that port.
+    With `metrics_port`, `/metrics`, `/healthz` and `/readyz` are served on that port; by the supervisor, if there is a
+    `membership`.
 
     Raises:
         ConfigurationError: a setting is missing, the database has not been upgraded, the port is taken, or a module of
@@ -55,20 +67,31 @@ async def run(settings: Settings, *, workers: bool, node: bool, metrics_port: in
     try:
         tasks = declared_tasks(settings.federation_tasks) if workers else NO_TASKS
         await require_schema(federation.database)
+        if membership is not None:
+            await require_connections(federation.database, federation.delivery_queue.storage, processes=membership.of)
         if node:
             await _look_at_host(federation)
         server, listener = _node_server(federation) if node else (None, None)
-        observers = [metrics] if metrics else []
-        federation_workers = FederationWorkers(federation, tasks=tasks, observers=observers) if workers else None
+        observers: list[Observer] = [metrics] if metrics else []
+        if membership is not None:
+            observers.append(_Introducing(membership, settings))
+        federation_workers = (
+            FederationWorkers(federation, tasks=tasks, observers=observers, leads=membership is None)
+            if workers
+            else None
+        )
         parts: list[Part | None] = [server, federation_workers]
-        async with monitored(
-            metrics,
-            readiness=federation.serving_readiness if node else federation.readiness,
-            database=federation.database,
-            queues=_watched_queues(federation),
-            recurring=[job.name for job in recurring_jobs(federation)],
-            address=settings.federation_metrics_bind,
-            port=metrics_port,
+        async with (
+            monitored(
+                metrics,
+                readiness=federation.serving_readiness if node else federation.readiness,
+                database=federation.database,
+                queues=_watched_queues(federation),
+                recurring=[job.name for job in recurring_jobs(federation)],
+                address=settings.federation_metrics_bind,
+                port=metrics_port if membership is None else None,
+            ),
+            _joined(membership, Endpoints(federation.readiness, metrics), federation_workers),
         ):
             set_aside_loaded()
             with _stopping_on_signals([part for part in parts if part is not None]):
@@ -83,6 +106,32 @@ async def run(settings: Settings, *, workers: bool, node: bool, metrics_port: in
         release()
         await federation.close()
     log.info("stopped")
+
+
+@asynccontextmanager
+async def _joined(
+    membership: Membership | None, endpoints: Endpoints, workers: FederationWorkers | None
+) -> AsyncIterator[None]:
+    """Answer the supervisor, if there is one."""
+    if membership is None or workers is None:
+        yield
+        return
+    async with membership.joined(endpoints, lead=workers.lead):
+        yield
+
+
+class _Introducing:
+    """Tells the supervisor that this process delivers, once its worker is connected."""
+
+    def __init__(self, membership: Membership, settings: Settings) -> None:
+        self._membership = membership
+        self._introduction = Introduction(
+            grace_seconds=settings.federation_grace.total_seconds(), bind=settings.federation_metrics_bind
+        )
+
+    def __call__(self, event: WorkerEvent) -> None:
+        if event.kind is WorkerEventKind.READY and event.queue == DELIVERY_QUEUE_NAME:
+            self._membership.tell_ready(self._introduction)
 
 
 async def _look_at_host(federation: Federation) -> None:

@@ -1,11 +1,15 @@
 """How fast one worker process delivers, and what a delivery costs it.
 
     python scripts/bench_delivery.py [--queue sqlite|bullmq] [--servers 1 200] [--deliveries 4000] [--concurrency 50]
-        [--fanout [RECIPIENTS]]
+        [--processes 1 2] [--fanout [RECIPIENTS]]
 
 Every run gets a fresh database (and Valkey, and PostgreSQL), peers in another process that answer each delivery with a
 canned, validly signed acknowledgment, and the worker in a third process. Half of the deliveries are follows, half
 posts, of about 1.5 KB each.
+
+With `--processes` each run starts `federation workers run --processes N` instead, and measures it from outside,
+from the moment when all processes are ready. `worker_cores` is how much of the machine they had, `other_cores` what
+all else had: the peers, the servers, and other programs. On a machine without cores to spare, compare `cpu_ms_each`.
 
 `--fanout` delivers nothing. It measures what it takes to owe one post of 2.4 KB to 20 000 servers, or as many as are
 given, on BullMQ and PostgreSQL. The aim is at most 10 s, and 24 MB in Valkey.
@@ -18,6 +22,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import resource
@@ -31,7 +36,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.deliveries import cpu_seconds, enqueue, node_environment, own_keys, register
+from bench.deliveries import cpu_seconds, enqueue, is_owed, node_environment, own_keys, register
 from bench.node import machine, unwind_when_terminated
 from bench.peer_servers import peer_process
 
@@ -43,6 +48,7 @@ def main() -> None:
     parser.add_argument("--servers", nargs="+", type=int, default=[1, 200])
     parser.add_argument("--deliveries", type=int, default=4000)
     parser.add_argument("--concurrency", type=int, default=50)
+    parser.add_argument("--processes", nargs="+", type=int, default=[], metavar="N", help="see above")
     parser.add_argument("--repeat", type=int, default=1, help="runs of each kind, interleaved; medians are shown")
     parser.add_argument("--fanout", nargs="?", type=int, const=20_000, metavar="RECIPIENTS", help="see above")
     parser.add_argument("--profile", type=Path, help="write a cProfile of the worker here")
@@ -59,14 +65,20 @@ def main() -> None:
 
 
 def benchmark(options: argparse.Namespace) -> None:
-    kinds = [(queue, servers) for queue in options.queue for servers in options.servers]
-    results: dict[tuple[str, int], list[dict[str, float]]] = {kind: [] for kind in kinds}
+    processes = options.processes or [0]
+    kinds = list(itertools.product(options.queue, options.servers, processes))
+    results: dict[tuple[str, int, int], list[dict[str, float]]] = {kind: [] for kind in kinds}
     for _ in range(options.repeat):
-        for queue, servers in kinds:
-            results[queue, servers].append(run_once(queue, servers, options))
+        for kind in kinds:
+            results[kind].append(run_once(*kind, options))
     rows = [
-        {"queue": queue, "servers": servers, **{name: statistics.median(run[name] for run in runs) for name in runs[0]}}
-        for (queue, servers), runs in results.items()
+        {
+            "queue": queue,
+            "servers": servers,
+            **({"processes": number} if number else {}),
+            **{name: statistics.median(run[name] for run in runs) for name in runs[0]},
+        }
+        for (queue, servers, number), runs in results.items()
     ]
     show(rows)
     print(json.dumps({"deliveries": options.deliveries, "concurrency": options.concurrency, **machine(), "rows": rows}))
@@ -94,7 +106,7 @@ def show(rows: list[dict[str, Any]]) -> None:
         )
 
 
-def run_once(queue: str, servers: int, options: argparse.Namespace) -> dict[str, float]:
+def run_once(queue: str, servers: int, processes: int, options: argparse.Namespace) -> dict[str, float]:
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="fd-bench-"))
         environment = stack.enter_context(node_environment(queue))
@@ -107,6 +119,8 @@ def run_once(queue: str, servers: int, options: argparse.Namespace) -> dict[str,
         command = [sys.executable, __file__, "--role", "worker"]
         if options.profile:
             command += ["--profile", str(options.profile)]
+        if processes:
+            command += ["--processes", str(processes)]
         finished = subprocess.run(
             command, env=environment, stdout=subprocess.PIPE, check=True, timeout=600, cwd=directory
         )
@@ -116,7 +130,11 @@ def run_once(queue: str, servers: int, options: argparse.Namespace) -> dict[str,
 
 def run_worker(options: argparse.Namespace) -> None:
     """Fill a fresh queue, then measure how long the workers take to empty it."""
-    if options.profile:
+    if options.processes:
+        from bench.several import deliver_in_several
+
+        print(json.dumps(deliver_in_several(options.processes[0])))
+    elif options.profile:
         import cProfile
 
         profile = cProfile.Profile()
@@ -151,7 +169,7 @@ async def deliver_all(profile: Any) -> dict[str, float]:
     left = True
     while left:
         await asyncio.sleep(0.05)
-        left = await is_owed(federation)  # counts rows, not the queue's jobs: a held delivery has none
+        left = await is_owed(federation)
     seconds, cpu = time.perf_counter() - started, cpu_seconds() - cpu
     if profile:
         profile.disable()
@@ -169,17 +187,6 @@ async def deliver_all(profile: Any) -> dict[str, float]:
         "failed": failed,
         "held": held,
     }
-
-
-async def is_owed(federation: Any) -> bool:
-    """Tell whether a delivery is not over."""
-    from sqlalchemy import select
-    from sqlmodel import col
-
-    from db import DeliveryJob
-
-    query = select(col(DeliveryJob.id)).where(col(DeliveryJob.settled_at).is_(None)).limit(1)
-    return bool(await federation.database.rows(query))
 
 
 async def mishaps(federation: Any) -> tuple[int, int]:

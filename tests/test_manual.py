@@ -26,7 +26,7 @@ COMMAND = re.compile(
 )
 SOURCES = (
     *("scripts", "tests/chaos", "tests/security", "tests/simulation", "tests/conftest.py"),
-    *("workers/testing", "federation/analytics"),
+    *("workers/testing", "workers/command", "federation/analytics"),
 )
 """Where the options of our scripts are declared."""
 PYTESTS = {"-k", "--help"}

@@ -43,6 +43,7 @@ LEFT_OUT: Final = (
     "federation.workers",
     "db.migrations",
     "workers.testing",
+    "workers.__main__",
 )
 ACTIONS: Final[tuple[Literal["default", "error"], ...]] = ("default", "error")
 """What may be done with every warning."""

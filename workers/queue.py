@@ -92,6 +92,16 @@ class Queue:
         """How payloads become bytes."""
         return self._payload_serde
 
+    @property
+    def lease(self) -> timedelta:
+        """How long a claim of its worker holds a job."""
+        return self._lease
+
+    @property
+    def grace(self) -> timedelta:
+        """How long a stop of its worker lets handlers finish."""
+        return self._grace
+
     async def enqueue(
         self,
         payload: object,
@@ -295,24 +305,45 @@ class Queue:
             raise RuntimeError("execute() must come before start()")
         self._handlers = handlers if isinstance(handlers, Mapping) else {ANY_NAME: handlers}
 
+    @property
+    def has_handlers(self) -> bool:
+        """Whether `execute` was called, so that there is something to run."""
+        return bool(self._handlers)
+
+    def worker(
+        self,
+        *,
+        concurrency: int | None = None,
+        observers: Iterable[Observer] = (),
+        middlewares: Sequence[Middleware] = (),
+    ) -> Worker:
+        """Make the worker that `start` would run, for whoever runs it otherwise: `await queue.worker().run()`.
+
+        `observers` and `middlewares` come before the queue's own, of which it has each only once.
+
+        Raises:
+            ValueError: there are no handlers, or no place for a job.
+        """
+        return Worker(
+            self.storage,
+            self._handlers,
+            worker_id=self._worker_id,
+            concurrency=self._concurrency if concurrency is None else concurrency,
+            overtime=self._overtime,
+            lease=self._lease,
+            retry=self._retry,
+            grace=self._grace,
+            middlewares=(*(each for each in middlewares if each not in self._middlewares), *self._middlewares),
+            observers=(*observers, *self._observers),
+            payload_serde=self._payload_serde,
+            result_serde=self._result_serde,
+        )
+
     async def start(self) -> None:
         """Connect the storage and, after `execute`, run a worker. Idempotent."""
         await self._connect()
         if self._handlers and self._worker is None:
-            self._worker = Worker(
-                self.storage,
-                self._handlers,
-                worker_id=self._worker_id,
-                concurrency=self._concurrency,
-                overtime=self._overtime,
-                lease=self._lease,
-                retry=self._retry,
-                grace=self._grace,
-                middlewares=self._middlewares,
-                observers=self._observers,
-                payload_serde=self._payload_serde,
-                result_serde=self._result_serde,
-            )
+            self._worker = self.worker()
             self._running = asyncio.create_task(self._worker.run(), name=f"worker-{self.storage.queue}")
 
     async def stop(self) -> None:

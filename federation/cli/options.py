@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, TypeAlias
 
 import typer
@@ -11,12 +12,7 @@ def _checked(text: str | None) -> str | None:
     """Return the text of a duration, or refuse it as wrong usage."""
     from federation.base.setting_types import parse_duration
 
-    try:
-        if text is not None:
-            parse_duration(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-    return text
+    return _parsed(text, parse_duration)
 
 
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON document, for programs.")]
@@ -35,6 +31,48 @@ OlderThan: TypeAlias = Annotated[
 MetricsPort: TypeAlias = Annotated[
     int | None,
     typer.Option("--metrics-port", metavar="PORT", help="Serve Prometheus metrics on 127.0.0.1:PORT."),
+]
+
+
+def _process_number(text: str | None) -> str | None:
+    from workers.supervisor import parse_processes
+
+    return _parsed(text, parse_processes)
+
+
+def _memory(text: str | None) -> str | None:
+    from workers.supervisor import parse_bytes
+
+    return _parsed(text, parse_bytes)
+
+
+def _parsed(text: str | None, parse: Callable[[str], object]) -> str | None:
+    """Return the text that `parse` understands, or refuse it as wrong usage."""
+    try:
+        if text is not None:
+            parse(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    return text
+
+
+Processes: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--processes",
+        metavar="N|auto",
+        callback=_process_number,
+        help="Work in N processes, or one for each processor, that a supervisor keeps running.",
+    ),
+]
+MemoryLimit: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--memory-limit",
+        metavar="SIZE",
+        callback=_memory,
+        help="Stop and start a process again that has more memory than 300M, or 1G; kill it at twice as much.",
+    ),
 ]
 
 

@@ -9,15 +9,17 @@ from urllib.parse import urlsplit
 import typer
 
 from federation import interrupts
-from federation.cli.options import AsJson, MetricsPort, group
+from federation.cli.options import AsJson, MemoryLimit, MetricsPort, Processes, group
 from federation.cli.output import print_json, print_lines
 from federation.cli.problems import fail
 from federation.cli.queues import list_workers
-from federation.cli.session import LogLevel, load_settings, start_logging
+from federation.cli.session import LogLevel, load_settings, number_lines, start_logging
+from federation.cli.supervising import supervise
 
 if TYPE_CHECKING:
     from federation.base.settings import Settings
     from workers.storage.sql import SqlStorage
+    from workers.supervisor import Membership
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
 
@@ -163,12 +165,27 @@ def run_all(metrics_port: MetricsPort = None, as_json: AsJson = False) -> None:
 
 
 @workers.command("run")
-def run_workers(metrics_port: MetricsPort = None, as_json: AsJson = False) -> None:
+def run_workers(
+    metrics_port: MetricsPort = None,
+    processes: Processes = None,
+    memory_limit: MemoryLimit = None,
+    as_json: AsJson = False,
+) -> None:
     """Deliver until stopped.
 
-    Stops on SIGTERM or Ctrl-C; a second signal skips the grace.
+    Stops on SIGTERM or Ctrl-C; a second signal skips the grace. With --processes, SIGHUP replaces them one by one.
     """
-    _run(deliver=True, serve=False, metrics_port=metrics_port, as_json=as_json)
+    from workers.supervisor import Membership
+
+    membership = Membership.inherited()
+    if membership is not None:
+        _run(deliver=True, serve=False, metrics_port=metrics_port, as_json=False, membership=membership)
+    elif processes is not None:
+        supervise(processes, memory_limit=memory_limit, metrics_port=metrics_port, as_json=as_json)
+    elif memory_limit is not None:
+        fail("--memory-limit is for each of several processes: add --processes, 1 of them if you like")
+    else:
+        _run(deliver=True, serve=False, metrics_port=metrics_port, as_json=as_json)
 
 
 @node.command("serve")
@@ -180,11 +197,21 @@ def serve(as_json: AsJson = False) -> None:
     _run(deliver=False, serve=True, as_json=as_json)
 
 
-def _run(*, deliver: bool, serve: bool, as_json: bool, metrics_port: int | None = None) -> None:
+def _run(
+    *,
+    deliver: bool,
+    serve: bool,
+    as_json: bool,
+    metrics_port: int | None = None,
+    membership: Membership | None = None,
+) -> None:
     from federation.run import run
 
     settings = load_settings(node=True)
     start_logging(LogLevel.INFO)
-    interrupts.run(run(settings, workers=deliver, node=serve, metrics_port=metrics_port))
+    if membership is not None:
+        number_lines(membership.number)
+        membership.end_with_parent(settings.federation_lease)
+    interrupts.run(run(settings, workers=deliver, node=serve, metrics_port=metrics_port, membership=membership))
     if as_json:
         print_json({"stopped": True})

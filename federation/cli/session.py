@@ -46,6 +46,13 @@ def start_logging(default: LogLevel) -> None:
     configure_logging(_LogLevel.log_level or default)
 
 
+def number_lines(process: int) -> None:
+    """Name this process of several, by its number, in each line of its log."""
+    from structlog.contextvars import bind_contextvars
+
+    bind_contextvars(process=process)
+
+
 def load_settings(*, node: bool = False) -> Settings:
     """Load this directory's settings, with `node` those of one that delivers or serves.
 

@@ -10,10 +10,12 @@ from datetime import UTC, datetime
 from typing import Final
 
 from redis.asyncio import Redis
+from sqlalchemy import select
+from sqlmodel import col
 
 from bench.node import fresh_places
 from bench.peer_servers import FOLLOWED, FOLLOWER, OWN_URL
-from db import Follow
+from db import DeliveryJob, Follow
 from federation.app import Federation
 from federation.base.jobs import FOLLOW_JOB, POST_JOB
 from federation.protocol.activities import follow_activity, post_activity
@@ -29,6 +31,7 @@ def node_environment(queue: str) -> Iterator[dict[str, str]]:
         yield {
             "PATH": os.environ.get("PATH", ""),
             "HOME": os.environ.get("HOME", ""),
+            "MALLOC_ARENA_MAX": os.environ.get("MALLOC_ARENA_MAX", ""),
             "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
             "BETTER_AUTH_URL": OWN_URL,
             "DEV_ALLOWED_HOSTNAMES": "127.0.0.1",
@@ -107,6 +110,12 @@ async def redis_of(federation: Federation) -> AsyncIterator[Redis | None]:
         return
     async with Redis.from_url(url.get_secret_value()) as redis:
         yield redis
+
+
+async def is_owed(federation: Federation) -> bool:
+    """Tell whether a delivery is not over: this counts rows, not the queue's jobs, as a held delivery has none."""
+    query = select(col(DeliveryJob.id)).where(col(DeliveryJob.settled_at).is_(None)).limit(1)
+    return bool(await federation.database.rows(query))
 
 
 def cpu_seconds() -> float:

@@ -20,7 +20,7 @@ from federation.delivery.manual import TRANSITIONS, failures, states
 from federation.monitoring.prometheus import ProcessMetrics
 from federation.node_workers import log_event
 from tests.federation.test_run import ROOT
-from workers import WorkerEvent, WorkerEventKind
+from workers import WorkerEvent, WorkerEventKind, supervisor
 
 MANUAL = (ROOT / "federation" / "README.md").read_text()
 LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
@@ -85,6 +85,18 @@ def logged_events() -> set[str]:
     return events
 
 
+def supervisor_events() -> set[str]:
+    """What the supervisor of several processes reports."""
+    events: set[str] = set()
+    for path in Path(supervisor.__path__[0]).glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(), str(path))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                match node.func.attr, node.args:
+                    case "_report" | "_end", [_, ast.Constant(value=str(name)), *_]:
+                        events.add(name)
+    return events
+
+
 def worker_events() -> set[str]:
     """What workers' events are logged as."""
     with capture_logs() as logs:
@@ -95,7 +107,7 @@ def worker_events() -> set[str]:
 
 def test_every_log_event_is_in_the_manual() -> None:
     """And the manual lists no other."""
-    in_code = logged_events() | worker_events()
+    in_code = logged_events() | supervisor_events() | worker_events()
     assert len(in_code) > 50
     assert first_column(section("Log events")) == in_code
 

@@ -34,6 +34,47 @@ class ServerFault:
     advice: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """How many connections a server admits: to anybody, and to this user or this database where these have a limit."""
+
+    maximum: int
+    reserved: int
+    limit: int | None = None
+
+    @property
+    def connections(self) -> int:
+        free = self.maximum - self.reserved
+        return free if self.limit is None else min(free, self.limit)
+
+    def shortage(self, processes: int, *, each: int) -> str | None:
+        """Return why `processes`, with up to `each` connections, are too many, and what to do; None if they fit in."""
+        needed = (processes + 1) * each  # one more works while it replaces another
+        if needed <= self.connections:
+            return None
+        told = f"max_connections {self.maximum} less {self.reserved} reserved"
+        if self.limit is not None:
+            told += f", {self.limit} for this user or database"
+        fit = max(self.connections // each - 1, 0)
+        return (
+            f"{processes} processes, and one more while it replaces another, open up to {each} connections each. That "
+            f"is {needed}, and the server admits {self.connections} ({told}). {fit} of them fit; run fewer, or have it "
+            "admit more"
+        )
+
+
+@runtime_checkable
+class Pooled(Protocol):
+    """A storage that may be on a server whose connections are counted."""
+
+    @property
+    def connections(self) -> int:
+        """How many connections a process opens at most, apart from `job.transaction()`; 0 where nobody counts them."""
+
+    async def admission(self) -> Admission:
+        """Ask the server, if `connections` is not 0."""
+
+
 @runtime_checkable
 class Joinable(Protocol):
     """A storage with `limits.transactions`, as plain code without an event loop reaches it."""

@@ -94,6 +94,8 @@ class Tasks:
         if deduplication_fallback not in ("open", "closed"):
             raise ValueError(f"deduplication_fallback is 'open' or 'closed', not {deduplication_fallback!r}")
         encode_key(kv_prefix)
+        self.queue = queue if isinstance(queue, Queue) else None
+        """The queue they go to, if it is one of this package."""
         self._queue = QueueTasks(queue) if isinstance(queue, Queue) else queue
         self._marks = KvDeduplication(kv, kv_prefix) if writes_conditionally(kv) else None
         self._ttl = deduplication_ttl
@@ -249,6 +251,12 @@ class Tasks:
     def handlers(self) -> Mapping[str, Handler]:
         """Return the tasks as handlers, for `Worker` or `Queue.execute`; other handlers may be added."""
         return {name: replace(task.handler, fn=_validated(task)) for name, task in self._tasks.items()}
+
+    def working_queue(self) -> Queue | None:
+        """Return `queue` with these tasks as its handlers, unless others were chosen; None for another's queue."""
+        if self.queue is not None and not self.queue.has_handlers:
+            self.queue.execute(self.handlers())
+        return self.queue
 
     async def process(self, message: TaskMessage) -> None:
         """Run the task of a foreign queue's message; for that queue's consumer to call.

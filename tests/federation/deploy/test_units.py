@@ -18,7 +18,7 @@ UNITS = sorted(path.name for path in SYSTEMD.iterdir())
 BINARY = "/opt/federation/bin/federation"
 MOST_EXPOSED = 20
 """Of 100, as `systemd-analyze security` counts: an ordinary service has 96, these have 14."""
-OWN = frozenset({"Environment", "ExecStart"})
+OWN = frozenset({"Environment", "ExecReload", "ExecStart", "OOMPolicy"})
 """What one unit has differently from the other."""
 
 
@@ -99,6 +99,14 @@ def test_both_units_are_equally_hard() -> None:
         "MemoryMax": "1G",
     }.items():
         assert one[name] == [value]
+
+
+def test_the_supervisor_of_the_workers_is_told_and_left_alone() -> None:
+    """A reload replaces its processes; the kernel's killing one of them, and a stop of all, are the supervisor's."""
+    worker = directives("federation-worker.service")
+    assert "--processes" in worker["ExecStart"][0]
+    assert worker["ExecReload"] == ["/bin/kill -HUP $MAINPID"]
+    assert (worker["OOMPolicy"], worker["KillMode"]) == (["continue"], ["mixed"])
 
 
 def test_the_node_takes_a_proxy_on_its_machine_for_one() -> None:

@@ -15,11 +15,12 @@ import pytest
 from federation.app import Federation
 from federation.base.errors import ConfigurationError
 from federation.monitoring.endpoints import Endpoints
-from federation.monitoring.listener import MAX_CONNECTIONS, MAX_HEAD_BYTES, MetricsListener
+from federation.monitoring.listener import MetricsListener
 from federation.monitoring.monitor import monitored
 from federation.monitoring.prometheus import ProcessMetrics
 from tests.patience import PATIENCE_SECONDS, eventually
 from tests.servers import free_port
+from workers.supervisor.http_port import MAX_CONNECTIONS, MAX_HEAD_BYTES
 
 
 @pytest.fixture

@@ -35,9 +35,11 @@ from workers.jobs import (
     WorkerInfo,
     check_retention,
 )
+from workers.storage.abilities import Admission
 from workers.storage.base import Limits
 from workers.storage.rules import bounded_count, check_claim
 from workers.storage.sql import manage, records, schema
+from workers.storage.sql.admitted import admission
 from workers.storage.sql.caller import Sessions, checked, when_committed
 from workers.storage.sql.database import Database
 from workers.storage.sql.joined import Joined, add_queue, find_queue
@@ -106,6 +108,19 @@ class SqlStorage:
     @property
     def queue(self) -> str:
         return self._name
+
+    @property
+    def connections(self) -> int:
+        """See `Pooled.connections`."""
+        return self._target.connections
+
+    async def admission(self) -> Admission:
+        """See `Pooled.admission`."""
+        await self.connect()
+        try:
+            return await self._read(lambda transaction: admission(transaction.connection))
+        finally:
+            await self.disconnect()
 
     async def migrate(self) -> None:
         """Bring the database to the tables of this version, from any older one.

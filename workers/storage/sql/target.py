@@ -26,6 +26,10 @@ class Target(Protocol):
     def url(self) -> str:
         """Its URL without user, password and options."""
 
+    @property
+    def connections(self) -> int:
+        """How many connections of a server's a process opens at most; 0 for a file."""
+
     def acquire(self) -> Database:
         """Return this process's database, counting one more user; each must `release` it."""
 

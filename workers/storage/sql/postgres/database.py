@@ -267,6 +267,7 @@ class PostgresTarget:
     limits: ClassVar[Limits] = Limits(
         clock="server", durable=True, processes="many", transactions=True, dependencies_across_queues=True
     )
+    connections: ClassVar[int] = _PROMPT + _PATIENT + 1  # and the listener's
 
     @property
     def url(self) -> str:

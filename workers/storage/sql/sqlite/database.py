@@ -237,6 +237,8 @@ class SqliteTarget:
         transactions=True,
     )
 
+    connections: ClassVar[int] = 0
+
     @classmethod
     def of(cls, url: URL, busy_timeout: timedelta) -> SqliteTarget:
         """Return the target with the one spelling of the file that `url` names.

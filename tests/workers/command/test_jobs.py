@@ -1,0 +1,196 @@
+"""Commands about jobs, by a storage's URL and by the name of a queue."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from tests.patience import until
+from tests.workers.command.conftest import Shop
+from workers import JobState, Queue, UnrecoverableError
+from workers.command import main
+from workers.command.durations import parse_duration
+from workers.storage import open_storage
+from workers.worker.handlers import Job
+
+Command = Callable[..., Awaitable[tuple[int, str, str]]]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs a command in this process, and returns its status and what it printed."""
+
+    async def run(*arguments: str) -> tuple[int, str, str]:
+        status = await asyncio.to_thread(main, arguments)  # which has an event loop of its own
+        told = capsys.readouterr()
+        return status, told.out, told.err
+
+    return run
+
+
+async def _settled(url: str) -> None:
+    """A queue with one completed job and one that failed."""
+
+    async def handle(job: Job) -> object:
+        if job.name == "refuse":
+            raise UnrecoverableError("no \x1b[31msuch recipient")
+        return {"sent": job.payload}
+
+    queue = Queue(open_storage(url))
+    queue.execute({"*": handle})
+    async with queue:
+        await queue.enqueue("bob", name="send", id="sent")
+        await queue.enqueue(None, name="refuse", id="refused")
+        await until(lambda: _is_over(queue))
+
+
+async def _is_over(queue: Queue) -> bool:
+    counts = await queue.counts()
+    return counts[JobState.COMPLETED] == counts[JobState.FAILED] == 1
+
+
+@pytest.fixture(params=["file", "sqlite"])
+async def url(request: pytest.FixtureRequest, tmp_path: Path, command: Command) -> str:
+    url = {"file": f"file://{tmp_path}/jobs", "sqlite": f"sqlite:///{tmp_path}/jobs.db"}[request.param]
+    if request.param == "sqlite":
+        assert await command("migrate", url) == (0, "the tables are ready\n", "")
+    return url
+
+
+@pytest.mark.spread("url")
+async def test_a_job_is_enqueued_listed_and_cancelled(url: str, command: Command) -> None:
+    """A second one of its id is a duplicate, as everywhere."""
+    assert await command("enqueue", url, '{"to": "bob"}', "--name", "send", "--id", "mail", "--delay", "1h") == (
+        0, "queued: mail\n", "")  # fmt: skip
+    assert (await command("enqueue", url, "--id", "mail"))[:2] == (0, "duplicate: mail\n")
+    status, listed, _ = await command("list", url, "--state", "scheduled")
+    assert status == 0
+    assert [line.split()[:4] for line in listed.splitlines()] == [
+        ["id", "name", "state", "attempt"],
+        ["mail", "send", "scheduled", "0/3"],
+    ]
+    assert await command("list", url, "--name", "other") == (1, "", "no such jobs\n")
+    assert await command("cancel", url, "mail", "none") == (0, "mail  cancelled\nnone  not found\n", "")
+    assert (await command("cancel", url, "none"))[0] == 1
+
+
+@pytest.mark.spread("url")
+async def test_what_became_of_jobs_is_shown_and_failed_ones_are_retried(url: str, command: Command) -> None:
+    """With result, or error and stack; what an error says cannot control the terminal."""
+    await _settled(url)
+    _, shown, _ = await command("show", url, "sent", "--json")
+    sent = json.loads(shown)
+    assert (sent["state"], sent["result"], sent["attempt"]) == ("completed", {"sent": "bob"}, 1)
+    status, shown, _ = await command("show", url, "refused")
+    assert status == 0
+    assert "UnrecoverableError: no \\x1b[31msuch recipient" in shown
+    assert "  Traceback" in shown or "  File" in shown
+    assert "\x1b" not in shown + (await command("list", url))[1]
+    assert (await command("show", url, "none"))[0] == 1
+    assert (await command("retry", url, "--all", "--error", "ValueError"))[:2] == (1, "queued again: 0\n")
+    assert (await command("retry", url, "--all", "--name", "refuse"))[:2] == (0, "queued again: 1\n")
+    assert (await command("retry", url, "sent"))[0] == 1
+    _, counted, _ = await command("stats", url, "--json")
+    stats = json.loads(counted)
+    assert (stats["counts"]["queued"], stats["counts"]["completed"], stats["paused"]) == (1, 1, False)
+    _, counted, _ = await command("stats", url)
+    assert counted.splitlines()[0].split() == ["queued", "1"]
+
+
+async def test_a_result_is_waited_for(
+    shop: Shop, command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The queue may be named as in the code; a payload may come from stdin; a failure has status 1."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    process = shop.start("run", "shop:queue")
+    monkeypatch.setattr("sys.stdin", io.StringIO("[1, 2]"))
+    status, result, _ = await command("enqueue", "shop:queue", "-", "--name", "who", "--wait", "2m")
+    assert (status, json.loads(result)) == (0, [process.pid, 1])
+    status, _, error = await command("enqueue", shop.url, "--name", "refuse", "--wait", "2m")
+    assert status == 1
+    assert "no such recipient" in error
+
+
+async def test_top_shows_what_goes_on(shop: Shop, command: Command) -> None:
+    """Counts, rates, workers and running jobs; elsewhere than in a terminal, one look after the other."""
+    shop.start("run", "shop:queue")
+    await shop.queue.enqueue(None, name="hang", id="hangs")
+    await until(lambda: [*shop.folder.glob("hangs-*")])
+    status, shown, _ = await command("top", shop.url, "--interval", "100ms", "--times", "2")
+    assert status == 0
+    assert shown.count("per second: queued ") == 2
+    assert "\x1b" not in shown
+    (running,) = {line.split()[0] for line in shown.splitlines() if "hang " in line}
+    assert running == "hangs"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["stats", "nosql://host/0"], "a storage's URL begins with one of"),
+        (["stats", "memory://"], "keeps its jobs in the process that works"),
+        (["stats", "sqlite:///{folder}/none.db"], "or once: python -m workers migrate URL"),
+        (["stats", "redis://user:secret@127.0.0.1:1/0"], "StorageUnavailable"),
+        (["migrate", "file://{folder}/jobs"], "has no tables, and needs none"),
+        (["enqueue", "file://{folder}/jobs", "bob"], "the payload is no JSON"),
+        (["enqueue", "file://{folder}/jobs", "--priority", "-5000000"], "priority"),
+        (["retry", "file://{folder}/jobs"], "name the ids of the jobs to retry, or --all"),
+        (["retry", "file://{folder}/jobs", "one", "--all"], "and not both"),
+    ],
+)
+async def test_what_cannot_be_done_is_said(arguments: list[str], told: str, command: Command, tmp_path: Path) -> None:
+    """With status 2, and without a password."""
+    status, _, error = await command(*(each.format(folder=tmp_path) for each in arguments))
+    assert status == 2
+    assert told in error
+    assert "Traceback" not in error
+    assert "secret" not in error
+
+
+async def test_a_missing_package_is_named(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what installs it."""
+    monkeypatch.setitem(sys.modules, "workers.storage.redis", None)
+    status, _, error = await command("stats", "redis://127.0.0.1/0")
+    assert status == 2
+    assert "pip install 'federation-delivery[redis]'" in error
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    told = capsys.readouterr().out
+    for name in ("run", "enqueue", "list", "show", "retry", "cancel", "stats", "top", "migrate"):
+        assert f"\n    {name} " in told
+
+
+def test_only_the_standard_library_is_needed() -> None:
+    """With a queue in files, as everywhere in this package."""
+    program = (
+        "import sys; from workers.command import main\n"
+        "try:\n    main(['stats', 'file:///tmp/none-such'])\nfinally:\n"
+        "    known = sys.stdlib_module_names | {'workers', '__main__'}\n"
+        "    print(*sorted({n.partition('.')[0] for n in sys.modules} - known))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", program],
+        capture_output=True, text=True, env={"PYTHONPATH": str(Path(__file__).parents[3])}, timeout=120,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1] == "", done.stdout + done.stderr
+
+
+def test_durations() -> None:
+    assert [parse_duration(text).total_seconds() for text in ("250ms", "30s", "10m", "2h", "1d")] == [
+        0.25, 30, 600, 7200, 86400]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["", "10", "s", "-1s", "1.5h", "1w", "9999999999s", "²s"])
+def test_other_durations_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="no duration"):
+        parse_duration(text)

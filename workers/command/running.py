@@ -1,0 +1,178 @@
+"""`run`: workers for queues of the application, in this process or in several."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from workers.command.arguments import checked, positive
+from workers.command.logs import start_logging, write_report
+from workers.command.probes import Probes
+from workers.command.problems import CommandError
+from workers.command.sources import Sources
+from workers.command.targets import working_queue
+from workers.middlewares import log_attempts
+from workers.queue import Queue
+from workers.storage.abilities import Pooled
+from workers.supervisor import Command, Introduction, Membership, Plan, Supervisor, parse_bytes, parse_processes
+from workers.supervisor.http_port import HttpPort
+from workers.worker import Worker
+from workers.worker.events import WorkerEvent, WorkerEventKind
+
+if TYPE_CHECKING:
+    from workers.command.arguments import Commands
+
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+logger = logging.getLogger("workers")
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "run",
+        help="run the workers of queues until stopped",
+        description="Run the workers of queues until SIGTERM or Ctrl-C, which lets jobs finish; a second one does not. "
+        "With several processes, SIGHUP replaces them one by one.",
+    )
+    parser.add_argument("queues", nargs="+", metavar="module:queue", help="a Queue with handlers, or Tasks")
+    parser.add_argument(
+        "--concurrency", type=checked(positive), metavar="N", help="jobs at a time, instead of the queue's own"
+    )
+    parser.add_argument(
+        "--processes",
+        type=checked(parse_processes),
+        metavar="N|auto",
+        help="work in N processes, or one for each processor",
+    )
+    parser.add_argument(
+        "--memory-limit",
+        type=checked(parse_bytes),
+        metavar="SIZE",
+        help="stop and start a process again that has more memory, such as 300M; kill it at twice as much",
+    )
+    parser.add_argument(
+        "--watch", nargs="?", const=".", metavar="DIRECTORY", help="start again when a .py file below it changes"
+    )
+    parser.add_argument("--metrics-port", type=int, metavar="PORT", help="serve /metrics, /healthz and /readyz")
+    parser.add_argument("--metrics-bind", default="127.0.0.1", metavar="ADDRESS", help="where; default: %(default)s")
+    parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Work here, or supervise processes that do."""
+    membership = Membership.inherited()
+    start_logging(options.log_level, process=None if membership is None else membership.number)
+    if membership is None and (options.processes or options.watch or options.memory_limit):
+        return _supervise(options)
+    queues = [working_queue(target) for target in options.queues]
+    if membership is not None:
+        membership.end_with_parent(min(queue.lease for queue in queues))
+    return asyncio.run(_work(queues, options, membership))
+
+
+def _supervise(options: argparse.Namespace) -> int:
+    plan = Plan(
+        processes=options.processes or 1,
+        memory_limit=options.memory_limit,
+        metrics_port=options.metrics_port,
+        changed=Sources(options.watch).changed if options.watch else lambda: False,
+    )
+    command = Command(arguments=(sys.executable, *sys.orig_argv[1:]))
+    return asyncio.run(Supervisor(command, plan, report=write_report).run())
+
+
+async def _work(queues: Sequence[Queue], options: argparse.Namespace, membership: Membership | None) -> int:
+    """Run a worker for each queue until all have stopped, and return the status to end with."""
+    if membership is not None:
+        await _require_connections(queues, membership.of)
+    probes = Probes(queues) if membership is not None or options.metrics_port is not None else None
+    ready = _Ready(len(queues), queues, options.metrics_bind, membership)
+    workers = [
+        queue.worker(
+            concurrency=options.concurrency,
+            observers=[ready],
+            middlewares=[log_attempts, *(() if probes is None else probes.middlewares)],
+        )
+        for queue in queues
+    ]
+    async with AsyncExitStack() as stack:
+        if probes is not None and membership is not None:
+            await stack.enter_async_context(membership.joined(probes, lead=lambda: None))
+        elif probes is not None:
+            port = HttpPort(probes)
+            stack.push_async_callback(port.close)
+            await _open(port, options)
+        return await _until_stopped(workers)
+
+
+async def _open(port: HttpPort, options: argparse.Namespace) -> None:
+    try:
+        await port.start(options.metrics_bind, options.metrics_port)
+    except OSError as error:
+        place = f"{options.metrics_bind}:{options.metrics_port}"
+        raise CommandError(f"--metrics-port: cannot listen on {place}: {error.strerror}") from None
+
+
+async def _until_stopped(workers: Sequence[Worker]) -> int:
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        logger.info("stopping; send the signal again to skip the grace")
+        for worker in workers:
+            worker.stop()
+
+    for number in STOP_SIGNALS:
+        loop.add_signal_handler(number, stop)
+    running = [asyncio.create_task(worker.run(), name=f"worker-{worker.worker_id}") for worker in workers]
+    try:
+        await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
+        failed = [task for task in running if task.done() and task.exception() is not None]
+        if failed:
+            stop()
+        errors = [error for error in await asyncio.gather(*running, return_exceptions=True) if error is not None]
+    finally:
+        for number in STOP_SIGNALS:
+            loop.remove_signal_handler(number)
+    if errors:
+        raise errors[0]
+    return 0
+
+
+async def _require_connections(queues: Sequence[Queue], processes: int) -> None:
+    """Check that the servers admit the connections of all processes.
+
+    Raises:
+        CommandError: one admits fewer; the message has the arithmetic.
+    """
+    for storage in (queue.storage for queue in queues):
+        if isinstance(storage, Pooled) and storage.connections:
+            shortage = (await storage.admission()).shortage(processes, each=storage.connections)
+            if shortage is not None:
+                raise CommandError(f"--processes {processes}: {shortage}")
+
+
+class _Ready:
+    """Tells the log, and the supervisor if there is one, when all workers are ready."""
+
+    def __init__(self, wanted: int, queues: Sequence[Queue], bind: str, membership: Membership | None) -> None:
+        self._wanted = wanted
+        self._membership = membership
+        grace = max((queue.grace for queue in queues), default=timedelta(0))
+        self._introduction = Introduction(grace_seconds=grace.total_seconds(), bind=bind)
+
+    def __call__(self, event: WorkerEvent) -> None:
+        if event.kind is not WorkerEventKind.READY:
+            return
+        logger.info("worker %s is ready for the queue %r", event.worker_id, event.queue)
+        self._wanted -= 1
+        if self._wanted == 0 and self._membership is not None:
+            self._membership.tell_ready(self._introduction)
