@@ -6,13 +6,14 @@ first. Each row's advice is based on that row's window: act on the 30 days, and 
 | action | when |
 |---|---|
 | `review-for-blacklist` | its keys are shared or were changed outside a rotation, or it shows others; or at least 3 answers were not proven its own |
-| `prune` | down for 30 days or more, and nothing delivered in the window |
-| `park` | down for 3 days or more; or none of at least 20 attempts delivered |
-| `watch` | down; or under 90 % of at least 10 attempts delivered within 5 s, or of at least 10 in the later half of the window delivered; or 3 or more outages; or reached through relays only; or not in the registry; or a malformed key |
+| `prune` | down for 30 days or more, and nothing delivered in a window of 30 days |
+| `park` | down for 3 days or more; or none of at least 20 attempts delivered, in the window or in its later half |
+| `watch` | down; or less than 90 % of at least 10 attempts delivered, or delivered within 5 s, in the later half of the window, or in all of it if that has fewer; or 3 or more outages, one of at least 15 minutes, or 8 of any length; or most of at least 10 attempts reached it through relays; or what is owed has waited for 3 days, though it is up; or not in the registry; or a malformed key |
 | `keep` | none of these, or on the blacklist already |
 
 Attempts that failed through our own fault count neither way. Of `keep`, `watch`, `park` and `prune`, more direct
-deliveries out of the same attempts, or shorter outages, never bring a graver one.
+deliveries out of the same attempts, or shorter outages, never bring a graver one. What has been well for the later half
+of a window is well: the days before are no reason to look at it.
 """  # noqa: E501 - a table row cannot be broken
 
 from __future__ import annotations
@@ -43,6 +44,12 @@ PARK_ATTEMPTS: Final = 20
 WATCH_RELIABILITY: Final = 0.9
 WATCH_ATTEMPTS: Final = 10
 WATCH_FAILURES: Final = 3
+WATCH_OUTAGE: Final = timedelta(minutes=15)
+"""Outages that are all shorter are restarts, as somebody who cares for a server makes them."""
+
+WATCH_RESTARTS: Final = 8
+WATCH_DIRECT: Final = 0.5
+WATCH_OWED: Final = timedelta(days=3)
 
 UNREGISTERED: Final = "unregistered"
 """The state of a server that was attempted and is not in the registry."""
@@ -85,7 +92,9 @@ def _findings(until: datetime) -> Iterator[AdviceRule]:
         "window_days",
         _duration(F.col("longest_outage_s")),
     )
-    yield _finding(Action.WATCH, F.col("failures") >= WATCH_FAILURES, failures)
+    lasting = (F.col("failures") >= WATCH_FAILURES) & (F.col("longest_outage_s") >= WATCH_OUTAGE.total_seconds())
+    yield _finding(Action.WATCH, lasting | (F.col("failures") >= WATCH_RESTARTS), failures)
+    yield from _owed_findings(until)
 
 
 def _key_findings() -> Iterator[AdviceRule]:
@@ -108,20 +117,49 @@ def _down_findings(until: datetime) -> Iterator[AdviceRule]:
         ),
         F.coalesce(F.concat(F.lit(", last error "), error), F.lit("")),
     )
-    nothing_delivered = F.col("delivered") == 0
+    # Seven days without a delivery do not say that nobody reaches it.
+    nothing_delivered = (F.col("delivered") == 0) & (F.col("window_days") >= PRUNE_AFTER.days)
     yield _finding(Action.PRUNE, down & (seconds >= PRUNE_AFTER.total_seconds()) & nothing_delivered, text)
     yield _finding(Action.PARK, down & (seconds >= PARK_AFTER.total_seconds()), text)
     yield _finding(Action.WATCH, down, text)
 
 
+def _owed_findings(until: datetime) -> Iterator[AdviceRule]:
+    seconds = seconds_between(F.col("owed_since"), F.lit(until))
+    since = utc_day("owed_since").cast("string")
+    text = F.format_string(
+        "it is up, and deliveries wait for it since %s (%s): %d, of them %d held",
+        since,
+        _duration(seconds),
+        "owed",
+        "held",
+    )
+    is_up = F.col("state") == ServerHealth.HEALTHY.value
+    yield _finding(Action.WATCH, is_up & (seconds >= WATCH_OWED.total_seconds()), text)
+
+
 def _delivery_findings() -> Iterator[AdviceRule]:
     often = F.coalesce(F.concat(F.lit(", most often "), F.col("top_error")), F.lit(""))
     none = F.concat(F.format_string("none of %d attempts in %d days delivered", "blamed", "window_days"), often)
-    yield _finding(Action.PARK, (F.col("delivered") == 0) & (F.col("blamed") >= PARK_ATTEMPTS), none)
-    some = F.concat(_delivered_share(), often)
-    unreliable = _is_few(F.col("delivered"), of="blamed")
-    # The graver finding above has said it already.
-    yield _finding(Action.WATCH, unreliable & ((F.col("delivered") > 0) | (F.col("blamed") < PARK_ATTEMPTS)), some)
+    nothing = (F.col("delivered") == 0) & (F.col("blamed") >= PARK_ATTEMPTS)
+    yield _finding(Action.PARK, nothing, none)
+    lately = F.concat(F.format_string("none of %d attempts in %d days delivered", "blamed_later", _later_days()), often)
+    nothing_lately = (F.col("delivered_later") == 0) & (F.col("blamed_later") >= PARK_ATTEMPTS) & ~nothing
+    yield _finding(Action.PARK, nothing_lately, lately)
+    # The graver findings above have said it already.
+    yield from _few_findings(often, told=nothing | nothing_lately)
+    direct = F.col("delivered") - F.col("relayed")
+    mostly = (F.col("blamed") >= WATCH_ATTEMPTS) & (direct < WATCH_DIRECT * F.col("delivered"))
+    deliveries = F.format_string("%d deliveries of %d days", "delivered", "window_days")
+    only = F.concat(F.lit("reached through relays only: all "), deliveries)
+    most = F.concat(F.format_string("reached mostly through relays: %d of ", F.col("relayed").cast("long")), deliveries)
+    yield _finding(Action.WATCH, mostly, F.when(direct > 0, most).otherwise(only))
+
+
+def _few_findings(often: Column, *, told: Column) -> Iterator[AdviceRule]:
+    """Yield the findings about deliveries that are few, or in time too seldom, of the later half or of all days."""
+    is_few, all_are_few = _are_few("delivered"), _is_few("delivered", of="blamed")
+    yield _finding(Action.WATCH, is_few & all_are_few & ~told, F.concat(_delivered_share(), often))
     # Not the trend, by which a server would get better advice for having been worse before.
     worse = F.format_string(
         "delivers less than before: %.1f %% in the later half of %d days, %.1f %% in the days before",
@@ -129,22 +167,32 @@ def _delivery_findings() -> Iterator[AdviceRule]:
         "window_days",
         _percent("delivered_before", "blamed_before"),
     )
-    yield _finding(Action.WATCH, _is_few(F.col("delivered_later"), of="blamed_later") & ~unreliable, worse)
-    relayed = F.format_string("reached through relays only: all %d deliveries of %d days", "delivered", "window_days")
-    only_relayed = (F.col("delivered") > 0) & (F.col("relayed") == F.col("delivered"))
-    yield _finding(Action.WATCH, only_relayed, relayed)
-    seconds = F.lit(SLOW_MS // 1000)
-    slow = F.format_string(
-        "slow: %d of %d deliveries in %d days took longer than %d s", "slow", "delivered", "window_days", seconds
-    )
+    yield _finding(Action.WATCH, is_few & ~all_are_few & ~told, worse)
     # Not their latency, by which a server would get better advice for failing where it was slow.
-    in_time = F.col("delivered") - F.col("slow")
-    yield _finding(Action.WATCH, _is_few(in_time, of="blamed") & ~unreliable, slow)
+    too_slow, all_are_slow = _are_few("in_time") & ~is_few, _is_few("in_time", of="blamed")
+    yield _finding(Action.WATCH, too_slow & all_are_slow, _slow("slow", "delivered", F.col("window_days")))
+    yield _finding(Action.WATCH, too_slow & ~all_are_slow, _slow("slow_later", "delivered_later", _later_days()))
 
 
-def _is_few(delivered: Column, *, of: str) -> Column:
-    """Tell whether there are enough attempts to judge by, and less than 90 % of them count as `delivered`."""
-    return F.coalesce((F.col(of) >= WATCH_ATTEMPTS) & (delivered < WATCH_RELIABILITY * F.col(of)), F.lit(False))
+def _slow(slow: str, delivered: str, days: Column) -> Column:
+    text = "slow: %d of %d deliveries in %d days took longer than %d s"
+    return F.format_string(text, slow, delivered, days, F.lit(SLOW_MS // 1000))
+
+
+def _are_few(count: str) -> Column:
+    """Tell whether `count` is few in the window's later half, or in all of it where that has few attempts."""
+    later = _is_few(f"{count}_later", of="blamed_later")
+    return F.when(F.col("blamed_later") >= WATCH_ATTEMPTS, later).otherwise(_is_few(count, of="blamed"))
+
+
+def _is_few(count: str, *, of: str) -> Column:
+    """Tell whether there are enough attempts to judge by, and `count` is less than 90 % of them."""
+    few = (F.col(of) >= WATCH_ATTEMPTS) & (F.col(count) < WATCH_RELIABILITY * F.col(of))
+    return F.coalesce(few, F.lit(False))
+
+
+def _later_days() -> Column:
+    return F.floor(F.col("window_days") / 2).cast("int")
 
 
 def _finding(action: Action, holds: Column, text: Column) -> AdviceRule:

@@ -140,18 +140,17 @@ def typical_p95() -> Column:
 
 def _traffic(in_windows: DataFrame) -> DataFrame:
     later = F.col("_age") < F.floor(F.col("window_days") / 2)
-    rows = in_windows.withColumn("blamed", blamed())
+    slow = F.coalesce("slow", F.lit(0))
+    rows = in_windows.withColumns({"blamed": blamed(), "slow": slow, "in_time": F.col("delivered") - slow})
     return rows.groupBy("server_url", "window_days").agg(
         F.sum("attempts").alias("attempts"),
-        F.sum("delivered").alias("delivered"),
-        F.sum("blamed").alias("blamed"),
+        *(F.sum(name).alias(name) for name in ("delivered", "blamed", "slow", "in_time")),
         F.sum(relayed()).alias("relayed"),
-        F.sum(F.coalesce("slow", F.lit(0))).alias("slow"),
         F.sum(_rows_with(FORGERIES)).alias("forged"),
         *(
             F.sum(F.when(half, F.col(name)).otherwise(0)).alias(f"{name}_{label}")
             for label, half in (("later", later), ("before", ~later))
-            for name in ("delivered", "blamed")
+            for name in ("delivered", "blamed", "slow", "in_time")
         ),
         typical_p95().alias("p95_ms"),
     )

@@ -33,6 +33,11 @@ def key(name: str) -> str:
     return base64.b64encode(hashlib.sha256(name.encode()).digest()).decode()
 
 
+def fingerprint(key_text: str) -> str:
+    """A key's, as the registry's commands and the analytics write it."""
+    return hashlib.sha256(base64.b64decode(key_text)).hexdigest()
+
+
 def attempt(server_url: str = "https://a.example", started_at: datetime | None = None, **changes: object) -> Values:
     """A delivered attempt, at noon on 20 November unless told otherwise."""
     return {

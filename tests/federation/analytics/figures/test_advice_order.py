@@ -12,7 +12,7 @@ from federation.analytics.figures.keys import key_anomalies
 from federation.analytics.figures.outages import find_outages
 from federation.analytics.figures.scorecard import server_scorecard
 from federation.analytics.frames import BLACKLIST, DELIVERIES, HEALTH_EVENTS, LOSSES, SERVER_DAILY, SERVERS, Action
-from tests.federation.analytics.rows import WINDOW, Values, at, daily, days, event, frame, server
+from tests.federation.analytics.rows import WINDOW, Values, at, daily, days, delivery, event, frame, server
 
 PAIRS: Final = 1_000
 UNTIL: Final = at("12-01 00:00")
@@ -31,6 +31,7 @@ class History:
             for day in chance.sample(DAYS, chance.choice((0, 1, 2, 5, 20)))
         }
         self.outages = self._outages()
+        self.owed_days = chance.choice((None, None, 1, 5))
 
     def _attempt(self, quality: float) -> str:
         if self._chance.random() < quality:
@@ -98,6 +99,7 @@ def test_who_does_better_is_never_advised_worse(spark: SparkSession) -> None:
     rows: list[Values] = []
     events: list[Values] = []
     registry: list[Values] = []
+    owed: list[Values] = []
     for number in range(PAIRS):
         history = History(random.Random(number))
         for name in ("before", "better"):
@@ -105,6 +107,8 @@ def test_who_does_better_is_never_advised_worse(spark: SparkSession) -> None:
             rows += history.daily(url)
             events += history.events(url)
             registry.append(server(url, is_healthy=not history.is_down, last_seen=UNTIL))
+            if history.owed_days is not None:
+                owed.append(delivery(url, url, created_at=UNTIL - timedelta(days=history.owed_days)))
             history.improve()
     servers = frame(spark, SERVERS, registry)
     cards = server_scorecard(
@@ -113,7 +117,7 @@ def test_who_does_better_is_never_advised_worse(spark: SparkSession) -> None:
         blacklist=frame(spark, BLACKLIST),
         outages=find_outages(frame(spark, HEALTH_EVENTS, events), servers, until=UNTIL),
         anomalies=key_anomalies(servers, earlier=None, window=WINDOW),
-        deliveries=frame(spark, DELIVERIES),
+        deliveries=frame(spark, DELIVERIES, owed),
         losses=frame(spark, LOSSES),
         window=WINDOW,
         until=UNTIL,
