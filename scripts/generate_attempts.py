@@ -41,9 +41,20 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, default=0, help="another one makes other rows (default: %(default)s)")
     parser.add_argument("--hot-share", type=float, default=0.0, metavar="0..1", help="of one server in all attempts")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the exports go; made if need be")
+    parser.add_argument(
+        "--out", type=directory, required=True, metavar="DIR", help="where the exports go; made if need be"
+    )
     parser.add_argument("--master", help="Spark's master (default: this machine, all cores)")
     return parser.parse_args()
+
+
+def directory(text: str) -> Path:
+    from federation.base.directories import parse_directory
+
+    try:
+        return parse_directory(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def generate(options: argparse.Namespace) -> None:

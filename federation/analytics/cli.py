@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from federation.analytics.errors import AnalyticsError
+from federation.base.directories import scheme_of
 from federation.base.settings import Settings
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def make_parser() -> argparse.ArgumentParser:
         description="Exports the database to OUT/exports, or reads DIR; computes; writes results and OUT/report.html.",
     )
     _add_window(run)
-    run.add_argument("--input", type=Path, metavar="DIR", help="read these exports, and export nothing")
+    run.add_argument("--input", type=_directory, metavar="DIR", help="read these exports, and export nothing")
     run.add_argument("--database", metavar="URL", help=f"{_DATABASE}; with --input: only for the results, if at all")
     _add_keeping(run)
     _add_output(run, "results and report")
@@ -114,6 +115,12 @@ def _add_keeping(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _directory(text: str) -> Path:
+    if scheme := scheme_of(text):
+        raise argparse.ArgumentTypeError(f"{scheme}:// cannot be served: name a directory on this machine, or a mount")
+    return Path(text)
+
+
 def _days(text: str) -> int:
     if not text.isdecimal() or int(text) < FEWEST_DAYS:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of days from {FEWEST_DAYS}, which scorecards look at")
@@ -122,7 +129,7 @@ def _days(text: str) -> int:
 
 def _add_output(parser: argparse.ArgumentParser, content: str) -> None:
     parser.add_argument(
-        "--out", type=Path, required=True, metavar="OUT", help=f"directory of {content}; made if need be"
+        "--out", type=_directory, required=True, metavar="OUT", help=f"directory of {content}; made if need be"
     )
 
 

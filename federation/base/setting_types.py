@@ -6,12 +6,14 @@ import re
 from datetime import timedelta
 from enum import StrEnum
 from ipaddress import IPv4Network, IPv6Network, ip_network
+from pathlib import Path
 from typing import Annotated, Final
 from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, SecretStr
 
 from db.url import parse_url
+from federation.base.directories import parse_directory
 from federation.protocol.errors import UrlError
 from federation.protocol.urls import canonical_origin, host_of, with_port
 from workers.errors import StorageError
@@ -106,6 +108,10 @@ def _modules(value: object) -> object:
     return tuple(names)
 
 
+def _directory(value: object) -> object:
+    return parse_directory(value) if isinstance(value, str) else value
+
+
 def _networks(value: object) -> object:
     if not isinstance(value, str):
         return value
@@ -189,6 +195,7 @@ Duration = Annotated[timedelta, BeforeValidator(parse_duration)]
 Age = Annotated[timedelta | None, BeforeValidator(parse_age)]
 OwnOrigin = Annotated[str, AfterValidator(_own_origin)]
 Hostnames = Annotated[frozenset[str], BeforeValidator(_hostnames)]
+Directory = Annotated[Path, BeforeValidator(_directory)]
 Modules = Annotated[tuple[str, ...], BeforeValidator(_modules)]
 Networks = Annotated[tuple[IPv4Network | IPv6Network, ...], BeforeValidator(_networks)]
 DatabaseUrl = Annotated[SecretStr, AfterValidator(_database_url)]

@@ -21,6 +21,7 @@ from federation.base.errors import ConfigurationError, NoNodeHere
 from federation.base.setting_types import (
     Age,
     DatabaseUrl,
+    Directory,
     Duration,
     Hostnames,
     JobPayload,
@@ -115,7 +116,7 @@ class Settings(BaseSettings):
     """How often the scheduler looks for servers that are due a probe."""
     federation_outbox_interval: Duration = timedelta(seconds=30)
     """How often the scheduler looks for deliveries without a job, and how old they have to be."""
-    federation_analytics_out: Path | None = None
+    federation_analytics_out: Directory | None = None
     """The directory of the nightly analytics' results; unset, none are computed."""
     federation_lease: Duration = timedelta(seconds=30)
     federation_grace: Duration = timedelta(seconds=20)

@@ -47,6 +47,8 @@ def test_no_other_command_imports_spark() -> None:
         pytest.param(["export", "--jdbc", "none.jar"], "there is no file none.jar", id="jar"),
         pytest.param(["export", "--database", "mysql://x/y"], "backend 'mysql' is not supported", id="backend"),
         pytest.param(["export"], "no .env and no database here", id="no-database"),
+        pytest.param(["run", "--input", "s3a://bucket/in"], "s3a:// cannot be served", id="scheme-in"),
+        pytest.param(["export", "--out", "hdfs:/bucket"], "hdfs:// cannot be served", id="scheme-out"),
         pytest.param(["export", "--since", "soon"], "'soon' is no day as 2025-01-31", id="day"),
     ],
 )
@@ -54,7 +56,7 @@ def test_wrong_arguments_are_told(
     empty_environment: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], problem: str
 ) -> None:
     """Status 2 and what to do, and nothing is written."""
-    assert problem in failure([*arguments, "--out", "out"], capsys)
+    assert problem in failure([arguments[0], "--out", "out", *arguments[1:]], capsys)
     assert list(empty_environment.iterdir()) == []
 
 

@@ -212,6 +212,7 @@ def test_every_variable_has_a_case_above() -> None:
         ("FEDERATION_MAX_STALLS", "-1"),
         ("FEDERATION_TASKS", "fine.tasks,s3cret/tasks.py"),
         ("FEDERATION_TASKS", "fine.tasks,,s3cret"),
+        ("FEDERATION_ANALYTICS_OUT", "s3://s3cret/analytics"),
     ],
 )
 def test_a_malformed_value_is_told_by_its_variable_and_never_quoted(
