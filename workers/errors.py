@@ -212,7 +212,12 @@ class DependencyFailed(WorkersError):
 
 
 class JobFailedError(WorkersError):
-    """The job that was waited for failed for good; `original` is its stored error, None if that was not kept."""
+    """The job that was waited for failed for good; `original` is its stored error, None if that was not kept.
+
+    `payload` is what the job was given, None if that is gone or cannot be decoded.
+    """
+
+    payload: object = None
 
     def __init__(self, job_id: str, original: ErrorInfo | None) -> None:
         why = "its error was not kept" if original is None else f"{original.type}: {original.message}"

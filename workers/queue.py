@@ -13,11 +13,13 @@ from typing import Final, Self, Unpack
 
 from workers.batching import Batcher
 from workers.chains import Chain
+from workers.details import JobDetails, JobReader
 from workers.errors import ForeignLoop, JobEndedError, JobGoneError, Unsupported, WorkersError
 from workers.flows import EnqueuedFlow, FlowJob, answers, flatten
 from workers.homes import AtLoopEnd, Home
 from workers.jobs import CancelResult, EnqueueResult, JobState, JobStatus, NewJob
 from workers.management import Management
+from workers.retention import KEEP_FAILED, Retention, check_retention
 from workers.retry import RetryPolicy
 from workers.serde import JsonSerde, Serde
 from workers.specs import DEFAULT_NAME, Enqueued, JobOptions, JobSpec, as_ttl, new_job
@@ -26,6 +28,7 @@ from workers.storage.base import ANY_NAME, FlowStorage, Storage
 from workers.waiting import check_timeout, end_of, result_of, wait_for_end
 from workers.worker import Worker
 from workers.worker.events import Observer
+from workers.worker.failed_jobs import OnFailed
 from workers.worker.handlers import Handler, HandlerFunction, Middleware
 
 BATCH: Final = 100
@@ -37,10 +40,10 @@ BATCH_BYTES: Final = 16 * 1024
 class Queue:
     """Enqueues jobs to `storage` and asks about them; after `execute`, `start` also runs a worker on it.
 
-    `retry`, `concurrency`, `overtime`, `lease`, `worker_id`, `grace` and the rest are settings of that worker; `lease`
-    was called `visibility_timeout`. A queue belongs to the event loop that uses it first, until it is stopped or that
-    loop is closed; plain code has `workers.sync.Queue`. The operator's verbs, from `pause` to `drain`, are under
-    `manage`.
+    `result_ttl` and `keep_failed` say how long completed and failed jobs are kept. `retry`, `concurrency`, `overtime`,
+    `lease`, `worker_id`, `grace` and the rest are settings of that worker; `lease` was called `visibility_timeout`. A
+    queue belongs to the event loop that uses it first, until it is stopped or that loop is closed; plain code has
+    `workers.sync.Queue`. The operator's verbs, from `pause` to `drain`, are under `manage`.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Queue:
         result_serde: Serde | None = None,
         max_attempts: int = 3,
         result_ttl: timedelta | int = timedelta(hours=1),
+        keep_failed: Retention = KEEP_FAILED,
         retry: RetryPolicy | None = None,
         concurrency: int = 1,
         overtime: int = 0,
@@ -59,6 +63,7 @@ class Queue:
         grace: timedelta = timedelta(seconds=20),
         middlewares: Sequence[Middleware] = (),
         observers: Iterable[Observer] = (),
+        on_failed: OnFailed | None = None,
         visibility_timeout: timedelta | None = None,
     ) -> None:
         if visibility_timeout is not None:
@@ -69,6 +74,8 @@ class Queue:
         self._result_serde = result_serde or JsonSerde()
         self._max_attempts = max_attempts
         self._result_ttl = as_ttl(result_ttl)
+        check_retention(keep_failed)
+        self._keep_failed = keep_failed
         self._retry = retry
         self._concurrency = concurrency
         self._overtime = overtime
@@ -77,6 +84,7 @@ class Queue:
         self._grace = grace
         self._middlewares = tuple(middlewares)
         self._observers = tuple(observers)
+        self._on_failed = on_failed
         self._handlers: Mapping[str, HandlerFunction | Handler] = {}
         self._worker: Worker | None = None
         self._running: asyncio.Task[None] | None = None
@@ -85,7 +93,8 @@ class Queue:
         self._at_loop_end: AtLoopEnd | None = None
         self._connecting = asyncio.Lock()
         self._enqueues = Batcher(storage.enqueue, BATCH)
-        self.manage = Management(storage, self._connect)
+        self._reader = JobReader(storage, self._payload_serde, self._result_serde)
+        self.manage = Management(storage, self._connect, self._reader)
 
     @property
     def payload_serde(self) -> Serde:
@@ -182,7 +191,8 @@ class Queue:
         spec = JobSpec(payload=payload, name=name, **options)
         job = self._new_job(spec)
         await self._connect()
-        return self._result_serde.loads(await end_of(self.storage, job.id, partial(self._store, job), timeout))
+        async with self._reader.explaining(job.id, job.payload):
+            return self._result_serde.loads(await end_of(self.storage, job.id, partial(self._store, job), timeout))
 
     async def get_result(self, job_id: str) -> object:
         """Return the decoded result of a completed job; None while it has none, and for ids unknown or no longer known.
@@ -193,7 +203,13 @@ class Queue:
         """
         await self._connect()
         outcome = await self.storage.result(job_id)
-        return None if outcome is None else self._result_serde.loads(result_of(job_id, outcome))
+        async with self._reader.explaining():
+            return None if outcome is None else self._result_serde.loads(result_of(job_id, outcome))
+
+    async def get_job(self, job_id: str) -> JobDetails | None:
+        """Return the job with its payload, result, last error and failed attempts; None if the queue knows none."""
+        await self._connect()
+        return await self._reader.read(job_id)
 
     async def update_result_ttl(self, job_id: str, ttl: timedelta | int) -> bool:
         """Keep a finished job's record for `ttl` from now, a timedelta or whole milliseconds; False for other ids.
@@ -285,7 +301,8 @@ class Queue:
         """
         check_timeout(timeout)
         await self._connect()
-        return self._result_serde.loads(await wait_for_end(self.storage, chain_id, timeout))
+        async with self._reader.explaining():
+            return self._result_serde.loads(await wait_for_end(self.storage, chain_id, timeout))
 
     # Working
 
@@ -310,6 +327,7 @@ class Queue:
                 grace=self._grace,
                 middlewares=self._middlewares,
                 observers=self._observers,
+                on_failed=self._on_failed,
                 payload_serde=self._payload_serde,
                 result_serde=self._result_serde,
             )
@@ -397,6 +415,7 @@ class Queue:
             queue=self.storage.queue,
             max_attempts=self._max_attempts,
             result_ttl=self._result_ttl,
+            keep_failed=self._keep_failed,
         )
 
     def _decoded(self, result: EnqueueResult) -> Enqueued:

@@ -23,7 +23,7 @@ from workers.testing.faults import counting, faulty
 from workers.testing.steps import PATIENCE, until
 from workers.worker.handlers import Job
 
-MINUTE = timedelta(minutes=1)
+MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
 
 
 async def test_enqueue_stores_what_was_said(storage: Storage) -> None:
@@ -43,25 +43,26 @@ async def test_enqueue_stores_what_was_said(storage: Storage) -> None:
         claim = await steps.claim_one(storage)
     assert (claim.job_id, claim.name, claim.payload) == ("a/b:c", "mail", '{"to":"é"}'.encode())
     assert (claim.max_attempts, claim.priority, claim.backoff) == (7, 3, backoff)
-    assert claim.keep_completed == claim.keep_failed == timedelta(seconds=1.5)
+    assert (claim.keep_completed, claim.keep_failed) == (timedelta(seconds=1.5), 7 * DAY)
 
 
 async def test_defaults_are_the_queues(storage: Storage) -> None:
     """What a job leaves open is the queue's: attempts, retention, name; and an id of its own."""
-    async with Queue(storage, max_attempts=5, result_ttl=2 * MINUTE) as queue:
+    async with Queue(storage, max_attempts=5, result_ttl=2 * MINUTE, keep_failed=DAY) as queue:
         first, second = await queue.enqueue(1), await queue.enqueue(1)
         assert first.id != second.id
         claims = await steps.claim(storage, 2)
     assert steps.ids(claims) == [first.id, second.id]
-    assert {(claim.name, claim.max_attempts, claim.keep_failed) for claim in claims} == {("default", 5, 2 * MINUTE)}
+    assert {(claim.name, claim.max_attempts) for claim in claims} == {("default", 5)}
+    assert {(claim.keep_completed, claim.keep_failed) for claim in claims} == {(2 * MINUTE, DAY)}
 
 
 async def test_retentions_can_be_set_apart(storage: Storage) -> None:
-    """`keep_completed` and `keep_failed` win over `result_ttl`."""
+    """`keep_completed` wins over `result_ttl`, which says nothing of failures."""
     async with Queue(storage) as queue:
         await queue.enqueue_many([JobSpec(payload=1, result_ttl=MINUTE, keep_completed=DROP)])
         claim = await steps.claim_one(storage)
-    assert (claim.keep_completed, claim.keep_failed) == (DROP, MINUTE)
+    assert (claim.keep_completed, claim.keep_failed) == (DROP, 7 * DAY)
 
 
 async def test_a_duplicate_is_told_with_its_state(storage: Storage) -> None:
