@@ -105,8 +105,9 @@ class LeaseLost(WorkersError):
 class Retry(WorkersError):
     """Raised by a handler: run the job again after `delay`, or at `at`; with neither, by the retry policy.
 
-    `at_least` lengthens the policy's delay, never shortens it. The attempt counts as a failed one. `counted=False`
-    gives it back, at most 100 times in a row; a job that was not tried at all is put off by `Snooze`.
+    `at_least` lengthens the policy's delay, never shortens it. The attempt counts as a failed one: after the last one
+    the job fails. `counted=False` gives it back, at most 100 times in a row. A job that was not tried at all is put off
+    by `Snooze`.
     """
 
     snoozed = False
