@@ -4,6 +4,7 @@ from workers.chains import Chain, Continuation, continue_with
 from workers.checks import new_id
 from workers.clock import Clock, ManualClock, SystemClock
 from workers.deduplication import Deduplication, DeduplicationMode
+from workers.details import JobDetails
 from workers.errors import (
     ChildFailedError,
     CorruptPayloadError,
@@ -45,6 +46,7 @@ from workers.jobs import (
     Claim,
     EnqueueStatus,
     ErrorInfo,
+    FailedAttempt,
     JobOutcome,
     JobRef,
     JobState,
@@ -92,12 +94,14 @@ __all__ = [
     "EnqueuedFlow",
     "EnqueuedTasks",
     "ErrorInfo",
+    "FailedAttempt",
     "FlowJob",
     "ForeignLoop",
     "Handler",
     "HandlerTimeout",
     "Job",
     "JobCancelledError",
+    "JobDetails",
     "JobEndedError",
     "JobFailedError",
     "JobGoneError",

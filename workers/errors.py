@@ -6,13 +6,14 @@ is counted), `UnrecoverableError` (never again), anything else (again by the ret
 
 from __future__ import annotations
 
+import copy
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Final
+from typing import Final, Self
 
 from workers.retention import Retention, check_retention
 
@@ -25,7 +26,18 @@ class WorkersError(Exception):
 
 
 class StorageUnavailable(WorkersError):
-    """The storage did not answer; nothing is known about the effect of the call. Repeating it is safe."""
+    """The storage did not answer; nothing is known about the effect of the call. Repeating it is safe.
+
+    `job_ids` are those that an enqueue used, given or made: enqueueing them again enqueues none twice.
+    """
+
+    job_ids: tuple[str, ...] = ()
+
+    def naming(self, job_ids: Iterable[str]) -> Self:
+        """Return the same error with the ids of an enqueue: several callers may share the one that was raised."""
+        named = copy.copy(self)
+        named.job_ids = tuple(job_ids)
+        return named
 
 
 class StorageFull(StorageUnavailable):
@@ -105,8 +117,9 @@ class LeaseLost(WorkersError):
 class Retry(WorkersError):
     """Raised by a handler: run the job again after `delay`, or at `at`; with neither, by the retry policy.
 
-    `at_least` lengthens the policy's delay, never shortens it. The attempt counts as a failed one. `counted=False`
-    gives it back, at most 100 times in a row; a job that was not tried at all is put off by `Snooze`.
+    `at_least` lengthens the policy's delay, never shortens it. The attempt counts as a failed one: after the last one
+    the job fails. `counted=False` gives it back, at most 100 times in a row. A job that was not tried at all is put off
+    by `Snooze`.
     """
 
     snoozed = False
@@ -212,7 +225,12 @@ class DependencyFailed(WorkersError):
 
 
 class JobFailedError(WorkersError):
-    """The job that was waited for failed for good; `original` is its stored error, None if that was not kept."""
+    """The job that was waited for failed for good; `original` is its stored error, None if that was not kept.
+
+    `payload` is what the job was given, None if that is gone or cannot be decoded.
+    """
+
+    payload: object = None
 
     def __init__(self, job_id: str, original: ErrorInfo | None) -> None:
         why = "its error was not kept" if original is None else f"{original.type}: {original.message}"

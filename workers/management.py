@@ -5,16 +5,25 @@ It is apart from what applications call, so that none drains a queue by mistake.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from datetime import timedelta
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from datetime import datetime, timedelta
 from itertools import islice
-from typing import Final
+from typing import Final, Protocol
 
+from workers.details import READ_AT_ONCE, JobDetails, JobReader
 from workers.jobs import JobState, JobStatus, Page, Repaired, SetAside, WorkerInfo
+from workers.specs import JobSpec
 from workers.storage.abilities import Repairable, Strandable
 from workers.storage.base import Storage
 
 BATCH: Final = 1_000
+
+
+class Destination(Protocol):
+    """A queue that jobs can be sent to."""
+
+    async def enqueue_many(self, specs: Iterable[JobSpec]) -> object:
+        """See `Queue.enqueue_many`."""
 
 
 class Management:
@@ -23,8 +32,9 @@ class Management:
     Each is one atomic step per job; a job that does not qualify stays as it is.
     """
 
-    def __init__(self, storage: Storage, connect: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, storage: Storage, connect: Callable[[], Awaitable[None]], reader: JobReader) -> None:
         self._storage = storage
+        self._reader = reader
         self._connect = connect
 
     async def pause(self) -> None:
@@ -53,6 +63,45 @@ class Management:
         ids = _several(ids)
         await self._connect()
         return await self._storage.retry(ids)
+
+    async def failed(
+        self, *, error: str | None = None, name: str | None = None, since: datetime | None = None
+    ) -> AsyncIterator[JobDetails]:
+        """Yield the failed jobs with payload, error and failed attempts, a few at a time, in no promised order.
+
+        With `error` only those whose last error is of this type, with `name` only jobs of this name, with `since` (an
+        aware time) only those that failed after it. Jobs that fail meanwhile may be missed.
+        """
+
+        def wanted(status: JobStatus) -> bool:
+            kind = None if status.last_error is None else status.last_error.type
+            after = since is None or (status.finished_at is not None and status.finished_at > since)
+            return after and name in (None, status.name) and error in (None, kind)
+
+        async for details in self._reader.read_all([one.id for one in await self._failed() if wanted(one)]):
+            if details.status.state is JobState.FAILED:
+                yield details
+
+    async def send(self, ids: Iterable[str], to: Destination) -> int:
+        """Enqueue the failed and cancelled jobs among `ids` in queue `to` and remove them here; return how many.
+
+        They keep id, name, payload, attempts and priority, see `JobDetails.spec`. A job is removed once the other queue
+        has it: after a crash in between it is in both, and sending it again is safe, as its id is there already.
+        """
+        ids = _several(ids)
+        await self._connect()
+        sent = 0
+        for start in range(0, len(ids), READ_AT_ONCE):
+            sent += await self._send(ids[start : start + READ_AT_ONCE], to)
+        return sent
+
+    async def _send(self, ids: Sequence[str], to: Destination) -> int:
+        ended = [one async for one in self._reader.read_all(ids) if _is_dead(one.status)]
+        await to.enqueue_many([one.spec() for one in ended if one.encoded_payload is not None])
+        # Where `to` is this very queue, they wait to run again, and stay.
+        dead = [one.id for one in ended if one.encoded_payload is not None]
+        left = [one.id for one in await self._storage.status(dead) if one is not None and _is_dead(one)]
+        return await self._storage.remove(left)
 
     async def retry_where(self, matches: Callable[[JobStatus], bool]) -> int:
         """Queue every failed job for which `matches` is true again, with fresh attempts, and return how many.
@@ -144,6 +193,10 @@ class Management:
         """
         await self._connect()
         return await self._storage.list(state, cursor=cursor, limit=limit)
+
+
+def _is_dead(status: JobStatus) -> bool:
+    return status.state in (JobState.FAILED, JobState.CANCELLED)
 
 
 def _several(ids: Iterable[str]) -> tuple[str, ...]:

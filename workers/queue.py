@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
@@ -13,23 +13,29 @@ from typing import Final, Self, Unpack
 
 from workers.batching import Batcher
 from workers.chains import Chain
-from workers.errors import ForeignLoop, JobEndedError, JobGoneError, Unsupported, WorkersError
+from workers.details import JobDetails, JobReader
+from workers.errors import ForeignLoop, JobEndedError, JobGoneError, StorageUnavailable, Unsupported, WorkersError
 from workers.flows import EnqueuedFlow, FlowJob, answers, flatten
 from workers.homes import AtLoopEnd, Home
 from workers.jobs import CancelResult, EnqueueResult, JobState, JobStatus, NewJob
 from workers.management import Management
+from workers.retention import KEEP_FAILED, Retention, check_retention
 from workers.retry import RetryPolicy
 from workers.serde import JsonSerde, Serde
 from workers.specs import DEFAULT_NAME, Enqueued, JobOptions, JobSpec, as_ttl, new_job
 from workers.storage.abilities import Joinable, OfOneLoop
 from workers.storage.base import ANY_NAME, FlowStorage, Storage
+from workers.turns import in_turns, taking_turns
 from workers.waiting import check_timeout, end_of, result_of, wait_for_end
 from workers.worker import Worker
 from workers.worker.events import Observer
+from workers.worker.failed_jobs import OnFailed
 from workers.worker.handlers import Handler, HandlerFunction, Middleware
 
 BATCH: Final = 100
 """How many concurrent enqueues go to the storage together at most."""
+PORTION: Final = 500
+"""How many jobs of one call go to the storage together at most, where nothing depends on it."""
 BATCH_BYTES: Final = 16 * 1024
 """A larger payload is sent alone."""
 
@@ -37,10 +43,10 @@ BATCH_BYTES: Final = 16 * 1024
 class Queue:
     """Enqueues jobs to `storage` and asks about them; after `execute`, `start` also runs a worker on it.
 
-    `retry`, `concurrency`, `overtime`, `lease`, `worker_id`, `grace` and the rest are settings of that worker; `lease`
-    was called `visibility_timeout`. A queue belongs to the event loop that uses it first, until it is stopped or that
-    loop is closed; plain code has `workers.sync.Queue`. The operator's verbs, from `pause` to `drain`, are under
-    `manage`.
+    `result_ttl` and `keep_failed` say how long completed and failed jobs are kept. `retry`, `concurrency`, `overtime`,
+    `lease`, `worker_id`, `grace` and the rest are settings of that worker; `lease` was called `visibility_timeout`. A
+    queue belongs to the event loop that uses it first, until it is stopped or that loop is closed; plain code has
+    `workers.sync.Queue`. The operator's verbs, from `pause` to `drain`, are under `manage`.
     """
 
     def __init__(
@@ -51,6 +57,7 @@ class Queue:
         result_serde: Serde | None = None,
         max_attempts: int = 3,
         result_ttl: timedelta | int = timedelta(hours=1),
+        keep_failed: Retention = KEEP_FAILED,
         retry: RetryPolicy | None = None,
         concurrency: int = 1,
         overtime: int = 0,
@@ -59,6 +66,7 @@ class Queue:
         grace: timedelta = timedelta(seconds=20),
         middlewares: Sequence[Middleware] = (),
         observers: Iterable[Observer] = (),
+        on_failed: OnFailed | None = None,
         visibility_timeout: timedelta | None = None,
     ) -> None:
         if visibility_timeout is not None:
@@ -69,6 +77,8 @@ class Queue:
         self._result_serde = result_serde or JsonSerde()
         self._max_attempts = max_attempts
         self._result_ttl = as_ttl(result_ttl)
+        check_retention(keep_failed)
+        self._keep_failed = keep_failed
         self._retry = retry
         self._concurrency = concurrency
         self._overtime = overtime
@@ -77,6 +87,7 @@ class Queue:
         self._grace = grace
         self._middlewares = tuple(middlewares)
         self._observers = tuple(observers)
+        self._on_failed = on_failed
         self._handlers: Mapping[str, HandlerFunction | Handler] = {}
         self._worker: Worker | None = None
         self._running: asyncio.Task[None] | None = None
@@ -85,7 +96,8 @@ class Queue:
         self._at_loop_end: AtLoopEnd | None = None
         self._connecting = asyncio.Lock()
         self._enqueues = Batcher(storage.enqueue, BATCH)
-        self.manage = Management(storage, self._connect)
+        self._reader = JobReader(storage, self._payload_serde, self._result_serde)
+        self.manage = Management(storage, self._connect, self._reader)
 
     @property
     def payload_serde(self) -> Serde:
@@ -116,8 +128,8 @@ class Queue:
             Unsupported: the storage keeps no deduplication keys, or lets no job follow others; see its `limits`.
             ValueError: an argument out of its range, a payload the serde cannot encode; `UnknownDependency`.
             TypeError: a payload of a type the serde does not know.
-            StorageUnavailable: nothing is known; enqueueing the same id again is safe. `StorageFull`: the storage's
-                server has no memory left for the job.
+            StorageUnavailable: nothing is known; its `job_ids` has the id, and enqueueing that again is safe.
+                `StorageFull`: the storage's server has no memory left for the job.
         """
         spec = JobSpec(payload=payload, name=name, **options)
         if connection is not None:
@@ -127,14 +139,30 @@ class Queue:
     async def enqueue_spec(self, spec: JobSpec) -> Enqueued:
         """See `enqueue`."""
         job = self._new_job(spec)
-        await self._connect()
-        return self._decoded(await self._store(job))
+        with _naming([job]):
+            await self._connect()
+            return self._decoded(await self._store(job))
 
     async def enqueue_many(self, specs: Iterable[JobSpec], *, connection: object | None = None) -> list[Enqueued]:
-        """Enqueue many jobs in one round trip, as by `enqueue`. Every job is checked before the first is stored."""
-        jobs = [self._new_job(spec) for spec in specs]
-        await self._connect()
-        return [self._decoded(result) for result in await self.storage.enqueue(jobs, connection=connection)]
+        """Enqueue many jobs, as by `enqueue`, in one round trip or one per 500 jobs; others have their turns meanwhile.
+
+        Every job is checked before the first is stored. In a database, and with jobs that follow others or share a
+        deduplication key, it is one round trip always, and all or none are stored.
+        """
+        jobs = await in_turns(self._new_job, specs)
+        with _naming(jobs):
+            await self._connect()
+            results: list[EnqueueResult] = []
+            async for some in taking_turns(self._portions(jobs)):
+                results += await self.storage.enqueue(some, connection=connection)
+                await asyncio.sleep(0)
+        return await in_turns(self._decoded, results)
+
+    def _portions(self, jobs: Sequence[NewJob]) -> Iterable[Sequence[NewJob]]:
+        """Return the jobs as they go to the storage together."""
+        if self.storage.limits.transactions or any(job.deduplication is not None or job.follows for job in jobs):
+            return [jobs]
+        return (jobs[start : start + PORTION] for start in range(0, max(1, len(jobs)), PORTION))
 
     def enqueue_on(self, connection: object, specs: Iterable[JobSpec]) -> list[Enqueued]:
         """Enqueue on a synchronous connection or session, in the calling thread; as `enqueue_many` with `connection=`.
@@ -186,13 +214,15 @@ class Queue:
             JobCancelledError: the job was cancelled.
             JobTimeoutError: it did not end in time.
             JobGoneError: it ended, and nothing of it was kept.
-            StorageUnavailable: nobody knows whether it was enqueued; calling again with the same id is safe.
+            StorageUnavailable: nobody knows whether it was enqueued; calling again with the id in `job_ids` is safe.
         """
         check_timeout(timeout)
         spec = JobSpec(payload=payload, name=name, **options)
         job = self._new_job(spec)
-        await self._connect()
-        return self._result_serde.loads(await end_of(self.storage, job.id, partial(self._store, job), timeout))
+        with _naming([job]):
+            await self._connect()
+            async with self._reader.explaining(job.id, job.payload):
+                return self._result_serde.loads(await end_of(self.storage, job.id, partial(self._store, job), timeout))
 
     async def get_result(self, job_id: str) -> object:
         """Return the decoded result of a completed job; None while it has none, and for ids unknown or no longer known.
@@ -203,7 +233,13 @@ class Queue:
         """
         await self._connect()
         outcome = await self.storage.result(job_id)
-        return None if outcome is None else self._result_serde.loads(result_of(job_id, outcome))
+        async with self._reader.explaining():
+            return None if outcome is None else self._result_serde.loads(result_of(job_id, outcome))
+
+    async def get_job(self, job_id: str) -> JobDetails | None:
+        """Return the job with its payload, result, last error and failed attempts; None if the queue knows none."""
+        await self._connect()
+        return await self._reader.read(job_id)
 
     async def update_result_ttl(self, job_id: str, ttl: timedelta | int) -> bool:
         """Keep a finished job's record for `ttl` from now, a timedelta or whole milliseconds; False for other ids.
@@ -295,7 +331,8 @@ class Queue:
         """
         check_timeout(timeout)
         await self._connect()
-        return self._result_serde.loads(await wait_for_end(self.storage, chain_id, timeout))
+        async with self._reader.explaining():
+            return self._result_serde.loads(await wait_for_end(self.storage, chain_id, timeout))
 
     # Working
 
@@ -335,6 +372,7 @@ class Queue:
             grace=self._grace,
             middlewares=(*(each for each in middlewares if each not in self._middlewares), *self._middlewares),
             observers=(*observers, *self._observers),
+            on_failed=self._on_failed,
             payload_serde=self._payload_serde,
             result_serde=self._result_serde,
         )
@@ -428,6 +466,7 @@ class Queue:
             queue=self.storage.queue,
             max_attempts=self._max_attempts,
             result_ttl=self._result_ttl,
+            keep_failed=self._keep_failed,
         )
 
     def _decoded(self, result: EnqueueResult) -> Enqueued:
@@ -437,3 +476,12 @@ class Queue:
             existing_state=result.existing_state,
             result=None if result.result is None else self._result_serde.loads(result.result),
         )
+
+
+@contextlib.contextmanager
+def _naming(jobs: Iterable[NewJob]) -> Iterator[None]:
+    """Tell with a lost answer which ids it was about."""
+    try:
+        yield
+    except StorageUnavailable as error:
+        raise error.naming(job.id for job in jobs) from error

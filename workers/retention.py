@@ -20,6 +20,9 @@ DROP: Final = Drop.DROP
 
 Retention: TypeAlias = timedelta | Literal[Drop.DROP]
 
+KEEP_FAILED: Final = timedelta(days=7)
+"""How long the record of a failed or cancelled job lasts unless somebody says otherwise: over any weekend."""
+
 
 def check_retention(value: Retention) -> None:
     """Accept `DROP` or a positive duration of at most 100 years."""

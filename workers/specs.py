@@ -11,6 +11,7 @@ from typing import Final, Literal, TypedDict
 from workers.checks import new_id
 from workers.deduplication import Deduplication
 from workers.jobs import AfterFailure, EnqueueStatus, JobRef, JobState, NewJob, Retention
+from workers.retention import KEEP_FAILED
 from workers.retry import RetryPolicy
 from workers.serde import Encoded, JsonSerde, Serde
 
@@ -21,10 +22,11 @@ DEFAULT_NAME: Final = "default"
 class JobSpec:
     """A job to enqueue; a field that is None takes the queue's default.
 
-    Give `delay` or `at` (aware), not both. `result_ttl` sets both retentions: a timedelta or whole milliseconds, above
-    zero. `keep_completed` and `keep_failed` set them separately. `after` has the ids of the jobs to follow, and as
-    `JobRef` those of other queues, where `limits.dependencies_across_queues` says so. `after_failure` says what becomes
-    of the job if one of them does not complete: it fails, or runs all the same.
+    Give `delay` or `at` (aware), not both. `result_ttl` says how long a completed job is kept: a timedelta or whole
+    milliseconds, above zero; `keep_completed` says the same, or `DROP`. `keep_failed` is for failed and cancelled jobs.
+    `after` has the ids of the jobs to follow, and as `JobRef` those of other queues, where
+    `limits.dependencies_across_queues` says so. `after_failure` says what becomes of the job if one of them does not
+    complete: it fails, or runs all the same.
     """
 
     payload: object = field(repr=False)
@@ -73,7 +75,13 @@ class Enqueued:
 
 
 def new_job(
-    spec: JobSpec, serde: Serde, *, queue: str, max_attempts: int = 3, result_ttl: timedelta = timedelta(hours=1)
+    spec: JobSpec,
+    serde: Serde,
+    *,
+    queue: str,
+    max_attempts: int = 3,
+    result_ttl: timedelta = timedelta(hours=1),
+    keep_failed: Retention = KEEP_FAILED,
 ) -> NewJob:
     """Return the job of this queue that is meant, with these defaults.
 
@@ -90,7 +98,7 @@ def new_job(
         delay=as_delay(spec),
         max_attempts=max_attempts if spec.max_attempts is None else spec.max_attempts,
         keep_completed=ttl if spec.keep_completed is None else spec.keep_completed,
-        keep_failed=ttl if spec.keep_failed is None else spec.keep_failed,
+        keep_failed=keep_failed if spec.keep_failed is None else spec.keep_failed,
         priority=spec.priority,
         ordering_key=spec.ordering_key,
         backoff=spec.backoff,

@@ -14,9 +14,11 @@ from typing import Self, TypeVar, Unpack
 from weakref import finalize
 
 from workers.background import background
+from workers.details import JobDetails
 from workers.flows import EnqueuedFlow, FlowJob
 from workers.jobs import CancelResult, JobState, JobStatus
 from workers.queue import Queue as AsyncQueue
+from workers.retention import KEEP_FAILED, Retention
 from workers.serde import Serde
 from workers.specs import DEFAULT_NAME, Enqueued, JobOptions, JobSpec
 from workers.storage.base import Storage
@@ -42,6 +44,7 @@ class SyncQueue:
         result_serde: Serde | None = None,
         max_attempts: int = 3,
         result_ttl: timedelta | int = timedelta(hours=1),
+        keep_failed: Retention = KEEP_FAILED,
     ) -> None:
         self._queue = AsyncQueue(
             storage,
@@ -49,6 +52,7 @@ class SyncQueue:
             result_serde=result_serde,
             max_attempts=max_attempts,
             result_ttl=result_ttl,
+            keep_failed=keep_failed,
         )
         self._let_go = finalize(self, _let_go, self._queue)
         self._let_go.atexit = False  # the background loop closes it at the interpreter's end
@@ -95,6 +99,10 @@ class SyncQueue:
     def get_status(self, job_id: str) -> JobStatus | None:
         """See `workers.Queue.get_status`."""
         return self._run(lambda queue: queue.get_status(job_id))
+
+    def get_job(self, job_id: str) -> JobDetails | None:
+        """See `workers.Queue.get_job`."""
+        return self._run(lambda queue: queue.get_job(job_id))
 
     def get_result(self, job_id: str) -> object:
         """See `workers.Queue.get_result`."""

@@ -49,12 +49,15 @@ def health_check_queue(settings: Settings, storage: Storage) -> JobQueue:
 
 def discovery_queue(storage: Storage) -> Queue:
     """Make the discovery queue: one attempt per job, as the asking delivery is itself tried again; jobs kept 5 s."""
-    return Queue(storage, max_attempts=1, result_ttl=KEEP_DISCOVERED)
+    return Queue(storage, max_attempts=1, result_ttl=KEEP_DISCOVERED, keep_failed=KEEP_DISCOVERED)
 
 
 def tasks_queue(storage: Storage) -> Queue:
-    """Make the queue of the application's own tasks: 3 attempts unless a task says otherwise, kept 24 h."""
-    return Queue(storage, result_ttl=KEEP_TASKS)
+    """Make the queue of the application's own tasks: 3 attempts unless a task says otherwise.
+
+    Completed jobs are kept 24 h, failed ones 7 days.
+    """
+    return Queue(storage, result_ttl=KEEP_TASKS, keep_failed=KEEP_FAILED)
 
 
 def delivery_backoff(settings: Settings) -> RetryPolicy:

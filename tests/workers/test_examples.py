@@ -16,6 +16,7 @@ PRINTED = {
         "retried: 1\n"
         "sent to carol@example.org at attempt 2\n"
     ),
+    "dead_letters": "mail-1 bob nobody is called bob 1\nsent: 1 bob\n",
     "in_your_transaction": ("the card was declined: neither the order nor the job was ever there\norders: 1 jobs: 1\n"),
 }
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.workers.manual import DEPENDENCIES, HANDLERS, README, STORAGES, TASKS, examples, run_example
+from tests.workers.manual import DEPENDENCIES, FAILED, HANDLERS, README, STORAGES, TASKS, examples, run_example
 from workers.lifecycle import diagram
 from workers.testing import GUARANTEES, all_cases
 
@@ -79,6 +79,15 @@ def test_the_examples_of_dependents_run(tmp_path: Path) -> None:
     assert (sorted(printed[:3]), printed[3:]) == (["part 0", "part 1", "part 2"], ["join None", "clean up None"])
     finished = run_example(examples(DEPENDENCIES)["A job that follows from a handler"], tmp_path)
     assert finished.stdout.splitlines() == ["upload", "index"]
+
+
+def test_the_example_of_failed_jobs_runs(tmp_path: Path) -> None:
+    """The manual's dead letters are told, read, exported and sent as it says."""
+    assert run_example(examples(FAILED)["Failed jobs"], tmp_path).stdout.splitlines() == [
+        "failed: mail-1 {'to': 'bob'} nobody is called bob",
+        "attempt 1 of UnrecoverableError",
+        *("exported: 1", "sent: 1", "queued"),
+    ]
 
 
 def test_the_tasks_example_runs(tmp_path: Path) -> None:

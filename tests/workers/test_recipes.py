@@ -22,6 +22,7 @@ PRINTED = {
     "Enqueue in your own transaction": "the card was declined\nqueued None",
     "A serde of your own": "{'of': 'cat', 'pixels': b'\\x00\\xff\\xfe\\x80'}",
     "Progress and logs": "as it comes: {'row': 3, 'of': 3}\nafterwards: {'row': 3, 'of': 3}",
+    "Again later": "there after 150 looks, in attempt 1 of 3\n3 runs: the disk is full",
     "Cancel": "cancelled\nprocessing\ncleaning up: cancelled\njob 'film-1' was cancelled\ncancelled",
     "Stop gracefully": ("the quick one finished\nthe endless one was stopped: shutdown\nqueued after 0 attempts"),
     "Operate a queue": ("mail-2 failed: no such host\nretried: 1\npromoted: 1\nremoved: 1 drained: 1\ncleaned: 3\n{}"),

@@ -17,6 +17,7 @@ from workers.jobs.reading import (
     Page,
     WorkerInfo,
 )
+from workers.jobs.records import FAILURES_KEPT, FailedAttempt, JobRecord
 from workers.jobs.settlements import (
     UNCOUNTED_RETRIES,
     Cancelled,
@@ -39,6 +40,7 @@ from workers.retention import DROP, Drop, Retention, check_retention
 
 __all__ = [
     "DROP",
+    "FAILURES_KEPT",
     "MESSAGE_CHARACTERS",
     "STACK_CHARACTERS",
     "TERMINAL_EVENTS",
@@ -56,10 +58,12 @@ __all__ = [
     "EnqueueStatus",
     "ErrorInfo",
     "Failed",
+    "FailedAttempt",
     "FlowNode",
     "JobEvent",
     "JobEventKind",
     "JobOutcome",
+    "JobRecord",
     "JobRef",
     "JobState",
     "JobStatus",

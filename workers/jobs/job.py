@@ -18,7 +18,7 @@ from workers.checks import (
 )
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import ErrorInfo
-from workers.retention import Retention, check_retention
+from workers.retention import KEEP_FAILED, Retention, check_retention
 from workers.retry import NamedBackoff, RetryPolicy
 
 
@@ -85,7 +85,7 @@ class NewJob:
     delay: timedelta = timedelta(0)
     max_attempts: int = 3
     keep_completed: Retention = timedelta(hours=1)
-    keep_failed: Retention = timedelta(hours=1)
+    keep_failed: Retention = KEEP_FAILED
     priority: int = 0
     ordering_key: str | None = None
     backoff: RetryPolicy | None = None

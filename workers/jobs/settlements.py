@@ -68,6 +68,7 @@ class Retried:
     """The attempt failed and runs again after `delay`.
 
     An uncounted retry gives the attempt back. After 100 in a row the next one is counted, unless it was `snoozed`.
+    `duration` is how long it ran.
     """
 
     claim: Claim
@@ -75,15 +76,17 @@ class Retried:
     error: ErrorInfo
     counted: bool = True
     snoozed: bool = False
+    duration: timedelta | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """The job failed for good. `keep` overrides the job's own retention."""
+    """The job failed for good. `keep` overrides the job's own retention; `duration` is how long the attempt ran."""
 
     claim: Claim
     error: ErrorInfo
     keep: Retention | None = None
+    duration: timedelta | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

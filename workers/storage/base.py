@@ -17,6 +17,7 @@ from workers.jobs import (
     FlowNode,
     JobEvent,
     JobOutcome,
+    JobRecord,
     JobState,
     JobStatus,
     NewJob,
@@ -74,6 +75,8 @@ class Limits:
     fresh_retries: bool = True
     """Whether `retry` gives a job fresh attempts; otherwise the old ones count on, and it has at least one more."""
     result_ttl_updates: bool = True
+    lost_attempts_noted: bool = True
+    """Whether `JobRecord.failures` has attempts whose worker vanished; otherwise only those that their worker ended."""
     atomic_continuation: bool = True
     """Whether `Completed.then` appears in the same step as the completion; otherwise it may show early."""
     outside_endings: bool = True
@@ -215,6 +218,15 @@ class Storage(Protocol):
 
     async def status(self, ids: Sequence[str]) -> list[JobStatus | None]:
         """Return the jobs as they stand, in the order of `ids`; None for unknown or expired ids."""
+
+    async def read(self, ids: Sequence[str]) -> list[JobRecord | None]:
+        """Return all that is kept of the jobs, in the order of `ids`; None for unknown or expired ids.
+
+        The payload is there until the job completes, and may be gone from then on; the result is that of a completed
+        job. `failures` are the last 20 attempts that counted and failed, oldest first, also those whose worker
+        vanished: see `limits.lost_attempts_noted`. They begin anew with a generation, a link of a chain, or `retry`,
+        and may be gone when the job has completed.
+        """
 
     async def result(self, job_id: str) -> JobOutcome | None:
         """Return how the job ended; None while it has not, or if it is unknown."""

@@ -36,6 +36,7 @@ GUARANTEES: Final[dict[int, str]] = {
     23: "a batch is answered element by element, in order; a lost one never stops its neighbours",
     24: "what is extreme works; what is impossible or unsupported is refused and changes nothing",
     25: "a job that follows others runs when the last has ended, or fails when one did not complete",
+    26: "a failed job can be read whole: payload, error, and each failed attempt with its worker and times",
 }
 """What the cases show, in the words of the table in `workers/README.md`."""
 
@@ -58,6 +59,7 @@ NAME_FILTER: Final = Need(what="name_filter", met=lambda harness: harness.limits
 ORDERING_KEYS: Final = Need(what="ordering_keys", met=lambda harness: harness.limits.ordering_keys)
 OUTSIDE_ENDINGS: Final = Need(what="outside_endings", met=lambda harness: harness.limits.outside_endings)
 PRIORITY_ORDER: Final = Need(what="priority_order", met=lambda harness: harness.limits.priority_order)
+LOST_ATTEMPTS_NOTED: Final = Need(what="lost_attempts_noted", met=lambda harness: harness.limits.lost_attempts_noted)
 FRESH_RETRIES: Final = Need(what="fresh_retries", met=lambda harness: harness.limits.fresh_retries)
 RESULT_TTL_UPDATES: Final = Need(what="result_ttl_updates", met=lambda harness: harness.limits.result_ttl_updates)
 DEDUPLICATION: Final = Need(what="deduplication", met=lambda harness: harness.limits.deduplication)

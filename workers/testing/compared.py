@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from functools import partial
 
-from workers.jobs import ErrorInfo, JobState, JobStatus
+from workers.jobs import FAILURES_KEPT, ErrorInfo, JobRecord, JobState, JobStatus
 from workers.testing.expected import ExpectedJob
 
 
@@ -19,9 +19,18 @@ def compare_status(found: JobStatus, job: ExpectedJob, slack: timedelta) -> None
     expected_times = (job.created_at, job.run_at if waits else None, job.finished_at)
     near = all(map(partial(_near, slack), times, expected_times))
     assert near, f"{found.id!r}: {times}, expected {expected_times}"
-    assert found.progress == job.progress
+    assert found.encoded_progress == job.progress
     if job.state in (JobState.FAILING, JobState.FAILED):
         compare_errors(found.last_error, job.error)
+
+
+def compare_record(found: JobRecord, job: ExpectedJob) -> None:
+    """Compare what is kept beside the status; of a completed job payload and failures may be gone."""
+    completed = job.state is JobState.COMPLETED
+    assert found.payload == job.new.payload or (completed and found.payload is None), f"{found.status.id!r}: {found}"
+    assert found.result == (job.result if completed else None)
+    failures = tuple(one.attempt for one in found.failures)
+    assert failures == job.failures[-FAILURES_KEPT:] or (completed and not failures), f"{found.status.id!r}: {failures}"
 
 
 def _near(slack: timedelta, one: datetime | None, other: datetime | None) -> bool:

@@ -68,6 +68,7 @@ class ExpectedJob:
     expires_at: datetime | None = None
     finished_at: datetime | None = None
     error: ErrorInfo | None = None
+    failures: tuple[int, ...] = ()
     result: bytes = b""
     progress: bytes | None = None
 
@@ -266,6 +267,7 @@ class ExpectedQueue:
                     self.enqueue([settlement.then])
             case Failed():
                 job.error = settlement.error
+                job.failures = (*job.failures, job.attempts)
                 self._end(job, Step.FAIL, settlement.keep or job.new.keep_failed)
             case Cancelled():
                 self._end(job, Step.STOP, settlement.keep or job.new.keep_failed)
@@ -281,12 +283,14 @@ class ExpectedQueue:
         self._serial += 1
         job.new, job.run_at, job.serial, job.moved = then, self.now + then.delay, self._serial, False
         job.attempts = job.stalls = job.uncounted = 0
-        job.error = None
+        job.error, job.failures = None, ()
         self._end(job, Step.CONTINUE_LATER if then.delay else Step.CONTINUE)
 
     def _retry(self, job: ExpectedJob, settlement: Retried) -> None:
         counted, job.uncounted = count_retry(settlement, job.uncounted)
         job.error = settlement.error
+        if counted:
+            job.failures = (*job.failures, job.attempts)
         if counted and not settlement.counted and job.attempts >= job.new.max_attempts:
             job.error = replace(settlement.error, exhausted=True)
             self._end(job, Step.FAIL, job.new.keep_failed)
@@ -317,6 +321,7 @@ class ExpectedQueue:
         for job_id in told:
             job = self.jobs[job_id]
             job.stalls += 1
+            job.failures = (*job.failures, job.attempts)
             gives_up = job.stalls > max_stalls or job.attempts >= job.new.max_attempts
             assert (job_id in recovery.failed) == gives_up, f"{job_id!r}: stalled {job.stalls} times"
             if gives_up:

@@ -42,7 +42,7 @@ from workers.jobs import (
     Retried,
     Settlement,
 )
-from workers.testing.compared import compare_errors, compare_status
+from workers.testing.compared import compare_errors, compare_record, compare_status
 from workers.testing.expected import FINISHED
 from workers.testing.expected_dependents import ExpectedGraph
 from workers.testing.harness import Harness
@@ -408,6 +408,13 @@ class StorageMachine(RuleBasedStateMachine):
             if found is not None and expected is not None:
                 assert (found.kind, found.result) == (expected.kind, expected.result)
                 compare_errors(found.error, expected.error)
+
+    @invariant()
+    def every_record_is_as_expected(self) -> None:
+        for job_id, found in zip(IDS, self.run(self.storage.read(IDS)), strict=True):
+            job = self.expected.jobs.get(job_id)
+            if found is not None and job is not None:
+                compare_record(found, job)
 
     @invariant()
     def every_state_is_counted(self) -> None:

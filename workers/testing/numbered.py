@@ -20,6 +20,7 @@ from workers.jobs import (
     EnqueueResult,
     Failed,
     JobEvent,
+    JobRecord,
     JobStatus,
     NewJob,
     Page,
@@ -40,6 +41,7 @@ _NAMES_JOBS: Final = frozenset(
         "progress",
         "cancel",
         "status",
+        "read",
         "result",
         "retry",
         "remove",
@@ -157,11 +159,11 @@ def _any_renamed(value: object, rename: Callable[[str], str]) -> object:
             return type(value)(_renamed(one, rename) for one in value)
         case NewJob() | JobStatus() | EnqueueResult():
             return replace(value, id=rename(value.id))
+        case JobRecord():
+            return replace(value, status=_renamed(value.status, rename))
         case Claim() | JobEvent():
             return replace(value, job_id=rename(value.job_id))
-        case Completed():
-            return replace(value, claim=_renamed(value.claim, rename), then=_renamed(value.then, rename))
-        case Continued():
+        case Completed() | Continued():
             return replace(value, claim=_renamed(value.claim, rename), then=_renamed(value.then, rename))
         case Retried() | Failed() | Cancelled() | Released() | ProgressReport():
             return replace(value, claim=_renamed(value.claim, rename))

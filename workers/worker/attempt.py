@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, Final
@@ -31,8 +31,10 @@ from workers.jobs import (
     Claim,
     Completed,
     Continued,
+    Failed,
     NewJob,
     Released,
+    Retried,
     Settlement,
     Suspended,
 )
@@ -261,10 +263,13 @@ class Runner:
             settlement, error = _settlement_of(attempt, caught, policy), caught
         if attempt.signal.reason is SignalReason.LEASE_LOST or attempt.abandoned:
             settlement = None
+        duration = timedelta(seconds=monotonic() - started)
+        if isinstance(settlement, Retried | Failed):
+            settlement = replace(settlement, duration=duration)
         return Ending(
             settlement=attempt.settled or settlement,
             error=error,
-            duration=timedelta(seconds=monotonic() - started),
+            duration=duration,
             settled=attempt.settled is not None,
         )
 

@@ -9,7 +9,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import TypeAlias
 
-from workers.jobs import Claim
+from workers.jobs import Claim, JobRecord
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,8 @@ class WorkerEvent:
     """One event of a worker or reaper.
 
     Events of an attempt carry its `claim`. Those of the reaper carry `job_ids` instead: `stalled` jobs are back in the
-    queue; `failed` ones had stalled too often, or with their last attempt. `set_aside` carries the id of one job, and
+    queue; `failed` ones had stalled too often, or with their last attempt, and `records` has what is kept of them, with
+    payload and error. `set_aside` carries the id of one job, and
     its `error` says why. `delay` is the time until the next attempt, `duration` how long the handler ran.
     """
 
@@ -58,6 +59,7 @@ class WorkerEvent:
     delay: timedelta | None = None
     duration: timedelta | None = None
     job_ids: tuple[str, ...] = ()
+    records: tuple[JobRecord, ...] = ()
 
 
 Observer: TypeAlias = Callable[[WorkerEvent], None]
@@ -81,6 +83,7 @@ class Emitter:
         delay: timedelta | None = None,
         duration: timedelta | None = None,
         job_ids: tuple[str, ...] = (),
+        records: tuple[JobRecord, ...] = (),
     ) -> None:
         """Call every observer with the event."""
         if not self._observers:
@@ -94,6 +97,7 @@ class Emitter:
             delay=delay,
             duration=duration,
             job_ids=job_ids,
+            records=records,
         )
         for observer in self._observers:
             try:

@@ -8,9 +8,13 @@ import random
 from collections.abc import Sequence
 from datetime import timedelta
 
+from workers.details import READ_AT_ONCE, JobReader
 from workers.errors import StorageError, StorageUnavailable
+from workers.jobs import JobRecord, JobState
+from workers.serde import JsonSerde, Serde
 from workers.storage.base import Storage
 from workers.worker.events import Emitter, Observer, WorkerEventKind
+from workers.worker.failed_jobs import FailedJobs, OnFailed
 from workers.worker.set_aside import SetAsideReporter
 
 BATCH = 1_000
@@ -25,6 +29,7 @@ class Reaper:
     On a storage with a shorter `limits.recovery_interval` it recovers that often.
 
     Any number of reapers may run on a queue. One runs beside every worker; alone, `run` it as a task and cancel it.
+    `on_failed` is called with each job that it fails, see `OnFailed`; with the payload as `payload_serde` decodes it.
     """
 
     def __init__(
@@ -35,6 +40,8 @@ class Reaper:
         max_stalls: int = 3,
         observers: Sequence[Observer] = (),
         name: str = "reaper",
+        on_failed: OnFailed | None = None,
+        payload_serde: Serde | None = None,
     ) -> None:
         self._storage = storage
         often = min(interval, storage.limits.recovery_interval or interval)
@@ -42,6 +49,9 @@ class Reaper:
         self._passes_per_sweep = max(1, round(interval / max(often, timedelta.resolution)))
         self._max_stalls = max_stalls
         self._events = Emitter(observers, queue=storage.queue, worker_id=name)
+        reader = JobReader(storage, payload_serde or JsonSerde(), JsonSerde())
+        self._failed = None if on_failed is None else FailedJobs(reader, on_failed)
+        self._reads = bool(observers) or self._failed is not None
         self._news = SetAsideReporter(storage, self._events)
 
     async def run(self) -> None:
@@ -85,6 +95,21 @@ class Reaper:
         recovery = await self._storage.recover(BATCH, max_stalls=self._max_stalls)
         if recovery.requeued:
             self._events.emit(WorkerEventKind.STALLED, job_ids=recovery.requeued)
-        if recovery.failed:
-            self._events.emit(WorkerEventKind.FAILED, job_ids=recovery.failed)
+        for start in range(0, len(recovery.failed), READ_AT_ONCE):
+            await self._report_failed(recovery.failed[start : start + READ_AT_ONCE])
         return len(recovery.requeued) + len(recovery.failed)
+
+    async def _report_failed(self, ids: tuple[str, ...]) -> None:
+        records = await self._read(ids) if self._reads else ()
+        self._events.emit(WorkerEventKind.FAILED, job_ids=ids, records=records)
+        if self._failed is not None:
+            await self._failed.tell(records)
+
+    async def _read(self, ids: tuple[str, ...]) -> tuple[JobRecord, ...]:
+        """Return what is kept of the failed jobs, nothing if that cannot be read now."""
+        try:
+            found = await self._storage.read(ids)
+        except (StorageUnavailable, StorageError) as error:
+            self._events.report(error)
+            return ()
+        return tuple(one for one in found if one is not None and one.status.state is JobState.FAILED)

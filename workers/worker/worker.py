@@ -27,6 +27,7 @@ from typing import Final, TypeAlias
 from workers.backoff import Backoff
 from workers.checks import check_text, new_id
 from workers.clock import monotonic
+from workers.details import JobReader
 from workers.errors import LossReason, StorageError, StorageUnavailable, UnrecoverableError
 from workers.jobs import (
     Cancelled,
@@ -48,6 +49,7 @@ from workers.worker.attempt import Attempt, Ending, Runner
 from workers.worker.cancels import CancelListener
 from workers.worker.children import OwnChildren
 from workers.worker.events import Emitter, Observer, WorkerEventKind
+from workers.worker.failed_jobs import FailedJobs, OnFailed
 from workers.worker.fitness import connect_if_fit
 from workers.worker.handlers import Handler, HandlerFunction, HandlerTable, Middleware, SignalReason
 from workers.worker.leases import LeaseKeeper
@@ -80,7 +82,8 @@ class Worker:
     (default 30 s) are renewed after a third of their time; the reaper runs every half of the default lease, and more
     often where `limits.recovery_interval` says so. A failed attempt is repeated by the job's own back-off, else the
     handler's, else `retry`. `backoffs` maps the names of custom back-offs of Node's jobs to functions of the attempt
-    and the job's delay. `poll_interval` bounds how long an idle worker relies on the storage to wake it.
+    and the job's delay. `poll_interval` bounds how long an idle worker relies on the storage to wake it. `on_failed` is
+    called with each job that fails for good here, see `OnFailed`.
     """
 
     def __init__(
@@ -100,6 +103,7 @@ class Worker:
         max_stalls: int = 3,
         middlewares: Sequence[Middleware] = (),
         observers: Iterable[Observer] = (),
+        on_failed: OnFailed | None = None,
         payload_serde: Serde | None = None,
         result_serde: Serde | None = None,
     ) -> None:
@@ -130,6 +134,7 @@ class Worker:
             named_backoffs=NamedBackoffs(backoffs),
         )
         serdes = self._runner.payload_serde, self._runner.result_serde
+        self._failed = None if on_failed is None else FailedJobs(JobReader(storage, *serdes), on_failed)
         self._own_children = partial(OwnChildren, storage, serdes) if isinstance(storage, FlowStorage) else None
         self._leases = LeaseKeeper(
             storage,
@@ -141,7 +146,13 @@ class Worker:
         self._cancels = CancelListener(storage, look=self._leases.renew_jobs, report=self._events.report)
         self._settler = Settler(storage, holds=self._leases.holds, report=self._events.report)
         self._reaper = Reaper(
-            storage, interval=lease / 2, max_stalls=max_stalls, observers=watching, name=self.worker_id
+            storage,
+            interval=lease / 2,
+            max_stalls=max_stalls,
+            observers=watching,
+            name=self.worker_id,
+            on_failed=on_failed,
+            payload_serde=payload_serde,
         )
         self._attempts: dict[str, Attempt] = {}  # by token
         self._slots = Slots(concurrency, overtime)
@@ -341,13 +352,15 @@ class Worker:
             await self._settle_otherwise(attempt, ending, outcome)
         else:
             self._report_ending(attempt.claim, ending)
+            if self._failed is not None and isinstance(ending.settlement, Failed):
+                await self._failed.tell_of(attempt.claim, ending.settlement)
 
     async def _settle_otherwise(self, attempt: Attempt, ending: Ending, outcome: SettleOutcome) -> None:
         """Fail the job if its end cannot be stored, such as too large a result: it would fail each time."""
         error = UnrecoverableError(f"job {attempt.claim.job_id!r} could not be settled: {outcome.detail}")
         self._events.report(error)
         if isinstance(ending.settlement, Completed | Continued | Suspended):
-            failed = Failed(claim=attempt.claim, error=ErrorInfo.of(error))
+            failed = Failed(claim=attempt.claim, error=ErrorInfo.of(error), duration=ending.duration)
             await self._settle(attempt, replace(ending, settlement=failed, error=error))
 
     def _report_ending(self, claim: Claim, ending: Ending) -> None:

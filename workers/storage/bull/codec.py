@@ -40,6 +40,7 @@ from workers.storage.bull.options import (
     read_options,
     write_options,
 )
+from workers.storage.failures import noted_failure
 from workers.storage.on_redis import node_values
 from workers.storage.on_redis.messages import STATES, duration
 from workers.storage.on_redis.node_values import MAX_NUMBER, encode_bytes, json_object, number, whole
@@ -263,10 +264,10 @@ def encode_settlement(settlement: Settlement, raw: bytes, dialect: Dialect) -> S
         case Retried():
             delay = min(duration(settlement.delay), duration(LONGEST_DELAY))
             counting = (settlement.counted, settlement.snoozed, keep_ms(claim.keep_failed))
-            return (*head, 2, delay, *_failure(settlement.error), *counting)
+            return (*head, 2, delay, *_failure(settlement.error), *counting, noted_failure(settlement))
         case Failed():
             keep = claim.keep_failed if settlement.keep is None else settlement.keep
-            return (*head, 3, keep_ms(keep), *_failure(settlement.error))
+            return (*head, 3, keep_ms(keep), *_failure(settlement.error), noted_failure(settlement))
         case Cancelled():
             keep = claim.keep_failed if settlement.keep is None else settlement.keep
             return (*head, 6, keep_ms(keep), *encode_cancel(claim.job_id))

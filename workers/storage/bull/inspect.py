@@ -8,7 +8,17 @@ from datetime import timedelta
 from typing import Final
 
 from workers.errors import StorageError
-from workers.jobs import ErrorInfo, JobEventKind, JobOutcome, JobState, JobStatus, OutcomeKind, Page, WorkerInfo
+from workers.jobs import (
+    ErrorInfo,
+    JobEventKind,
+    JobOutcome,
+    JobRecord,
+    JobState,
+    JobStatus,
+    OutcomeKind,
+    Page,
+    WorkerInfo,
+)
 from workers.storage.bull.codec import (
     DEFAULT_NAME,
     Dialect,
@@ -22,9 +32,10 @@ from workers.storage.bull.codec import (
 )
 from workers.storage.bull.options import read_options
 from workers.storage.bull.scripts import BullScripts
+from workers.storage.failures import decode_failures
 from workers.storage.on_redis.batches import AT_ONCE, in_steps, portions
 from workers.storage.on_redis.messages import STATES, end_kind, pack, unpack
-from workers.storage.on_redis.node_values import moment, to_ms
+from workers.storage.on_redis.node_values import decode_bytes, moment, to_ms
 from workers.storage.on_redis.wire import Reply
 from workers.storage.rules import WORKER_RECORD, bounded_count, foreign_cursor, read_cursor, stalled_error
 
@@ -66,6 +77,16 @@ class BullInspector:
         for some in portions(ids):
             answer = unpack(await self._lua.run("read", self.names(some)))
             found += [decode_status(one) if one else None for one in answer]
+        return found
+
+    async def read(self, ids: Sequence[str]) -> list[JobRecord | None]:
+        """See `Storage.read`."""
+        found: list[JobRecord | None] = []
+        while len(found) < len(ids):  # an answer breaks off when it gets too large
+            some = ids[len(found) : len(found) + AT_ONCE]
+            found += [
+                decode_whole(one) if one else None for one in unpack(await self._lua.run("whole", self.names(some)))
+            ]
         return found
 
     async def results(self, ids: Sequence[str]) -> list[JobOutcome | None]:
@@ -221,7 +242,19 @@ def decode_status(found: Sequence[Reply]) -> JobStatus:
         finished_at=moment(count(finished)) if state.is_final and finished else None,
         worker_id=_holder(mark, lock) if state is JobState.PROCESSING else None,
         last_error=None if state is JobState.CANCELLED else error,
-        progress=decode_progress(progress, exact),
+        encoded_progress=decode_progress(progress, exact),
+    )
+
+
+def decode_whole(found: Sequence[Reply]) -> JobRecord:
+    """Return the job in what `whole.lua` says of it."""
+    shown, data, returnvalue, exact, failures = found
+    status = decode_status(shown)
+    return JobRecord(
+        status=status,
+        payload=decode_bytes(data.decode(errors="surrogateescape")),
+        result=decode_result(returnvalue, exact) if status.state is JobState.COMPLETED else None,
+        failures=decode_failures(failures.decode(errors="replace") if failures else None),
     )
 
 

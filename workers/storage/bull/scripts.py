@@ -14,14 +14,14 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(
         ("look", "cancel", "retry", "promote", "remove", "complete", "drain", "clean", "sweep", "keep", "stranded"), ()
     ),
-    **dict.fromkeys(
-        ("pause", "paused", "counts", "read", "result", "workers", "progress", "page", "adopt", "cancelled"), ()
-    ),
+    **dict.fromkeys(("pause", "paused", "counts", "result", "workers", "progress", "page", "adopt", "cancelled"), ()),
+    "read": ("shown",),
+    "whole": ("shown",),
     "enqueue": ("add",),
     "claim": ("quarantine", "drop", "due"),
-    "recover": ("quarantine", "drop", "due"),
+    "recover": ("quarantine", "drop", "due", "failures"),
     "renew": ("hold",),
-    "settle": ("add", "hold"),
+    "settle": ("add", "hold", "failures"),
 }
 """Every script, and the files it needs beside `batched.lua`, `states.lua`, `foreign.lua`, `keys.lua` and `queue.lua`,
 which come first. `mend` is not listed: it mends what keeps the others from starting.

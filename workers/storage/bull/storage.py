@@ -34,6 +34,7 @@ from workers.jobs import (
     Claim,
     EnqueueResult,
     JobOutcome,
+    JobRecord,
     JobState,
     JobStatus,
     NewJob,
@@ -303,6 +304,9 @@ class BullStorage(ScriptedStorage):
 
     async def status(self, ids: Sequence[str]) -> list[JobStatus | None]:
         return await self._inspector.status(ids)
+
+    async def read(self, ids: Sequence[str]) -> list[JobRecord | None]:
+        return await self._inspector.read(ids)
 
     async def result(self, job_id: str) -> JobOutcome | None:
         return await self._results.ask(job_id)

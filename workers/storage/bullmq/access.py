@@ -8,7 +8,7 @@ from typing import Final
 
 from workers.errors import StorageError
 from workers.storage.bullmq.codec import OWN_KEYS, raw_ids
-from workers.storage.bullmq.record import BullMQRecord, reading, record
+from workers.storage.bullmq.record import FIELDS, BullMQRecord, reading, record
 from workers.storage.bullmq.scripts import BullMQScripts
 from workers.storage.bullmq.server import BullMQServer
 from workers.storage.on_redis.node_values import to_ms
@@ -72,19 +72,19 @@ class QueueAccess:
                 raise reply
         return replies
 
-    async def records(self, raws: Sequence[str], now_ms: int) -> list[BullMQRecord]:
+    async def records(self, raws: Sequence[str], now_ms: int, names: Sequence[str] = FIELDS) -> list[BullMQRecord]:
         """Return the jobs as they stand, each a consistent view."""
         found: list[BullMQRecord] = []
         for start in range(0, len(raws), READ_AT_ONCE):
             some = raws[start : start + READ_AT_ONCE]
-            replies = await self.server.run_atomic([reading(self.lua, raw) for raw in some])
-            found += [record(raw, answer, now_ms) for raw, answer in zip(some, replies, strict=True)]
+            replies = await self.server.run_atomic([reading(self.lua, raw, names) for raw in some])
+            found += [record(raw, answer, now_ms, names) for raw, answer in zip(some, replies, strict=True)]
         return found
 
-    async def find(self, ids: Sequence[str]) -> list[BullMQRecord]:
+    async def find(self, ids: Sequence[str], names: Sequence[str] = FIELDS) -> list[BullMQRecord]:
         """Return the jobs of these public ids; if an id may mean several jobs, the first that exists."""
         candidates = [raw_ids(job_id) for job_id in ids]
-        records = iter(await self.records([raw for raws in candidates for raw in raws], self.server_ms()))
+        records = iter(await self.records([raw for raws in candidates for raw in raws], self.server_ms(), names))
         return [meant([next(records) for _ in raws]) for raws in candidates]
 
 

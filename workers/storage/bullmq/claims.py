@@ -44,6 +44,7 @@ from workers.storage.bullmq.batches import claim_answers, claiming, end
 from workers.storage.bullmq.children import own_claim
 from workers.storage.bullmq.codec import (
     CANCEL_FIELD,
+    FAILURES_FIELD,
     KEEP_FIELD,
     SETTLED_FIELD,
     UNCOUNTED_FIELD,
@@ -68,6 +69,7 @@ from workers.storage.bullmq.schedules import Schedules
 from workers.storage.bullmq.scripts import Finish
 from workers.storage.bullmq.server import Reply
 from workers.storage.bullmq.stops import stop
+from workers.storage.failures import noted_failure
 from workers.storage.on_redis.claiming import claimed
 from workers.storage.on_redis.node_values import ERROR_FIELD, encode_bytes, to_ms
 from workers.storage.on_redis.wire import Command
@@ -273,7 +275,7 @@ class Claims:
                 value, keep, remove = encode_bytes(settlement.result), settlement.keep, claim.options.remove_on_complete
                 return self._finish(claim, "completed", value, keep, remove, {})
             case Failed():
-                return self._fail(claim, settlement.error, settlement.keep)
+                return self._fail(claim, settlement.error, settlement.keep, now_ms, noted_failure(settlement))
             case Retried():
                 return self._retry(claim, settlement, now_ms)
             case Cancelled():
@@ -286,9 +288,11 @@ class Claims:
                 return self._lua.suspend(claim.raw, claim.token, now_ms)
         raise AssertionError("releases are settled apart")
 
-    def _fail(self, claim: BullMQClaim, error: ErrorInfo, keep: Retention | None) -> Finish:
+    def _fail(
+        self, claim: BullMQClaim, error: ErrorInfo, keep: Retention | None, now_ms: int, noted: str | None = None
+    ) -> Finish:
         remove = claim.options.remove_on_fail
-        return self._finish(claim, "failed", error.message, keep, remove, claim.failure(error))
+        return self._finish(claim, "failed", error.message, keep, remove, claim.failure(error, noted, now_ms))
 
     def _finish(
         self,
@@ -315,9 +319,10 @@ class Claims:
     def _retry(self, claim: BullMQClaim, settlement: Retried, now_ms: int) -> Finish | Command:
         counted, in_a_row = count_retry(settlement, claim.uncounted)
         if counted and not settlement.counted and claim.attempt >= claim.max_attempts:
-            return self._fail(claim, replace(settlement.error, exhausted=True), None)
+            noted = noted_failure(settlement)
+            return self._fail(claim, replace(settlement.error, exhausted=True), None, now_ms, noted)
         fields = {
-            **claim.failure(settlement.error),
+            **claim.failure(settlement.error, noted_failure(settlement) if counted else None, now_ms),
             "failedReason": settlement.error.message,
             SETTLED_FIELD: claim.token,
             UNCOUNTED_FIELD: str(in_a_row),
@@ -330,13 +335,13 @@ class Claims:
         """Queue a job again that wants to wait for children of which none is unfinished; not without end."""
         if claim.uncounted >= UNCOUNTED_RETRIES:
             message = f"it waited {claim.uncounted} times in a row for children, and none was unfinished"
-            return self._fail(claim, ErrorInfo(type="WaitForChildren", message=message), None)
+            return self._fail(claim, ErrorInfo(type="WaitForChildren", message=message), None, now_ms)
         fields = {SETTLED_FIELD: claim.token, UNCOUNTED_FIELD: str(claim.uncounted + 1)}
         return self._lua.delay(claim.raw, claim.token, delay_ms=0, counted=False, fields=fields, now_ms=now_ms)
 
     def _go_on(self, claim: BullMQClaim, then: NewJob, now_ms: int) -> Command:
         fields = {**link_fields(then, claim.raw, claim.options.written), SETTLED_FIELD: claim.token}
-        over = ("failedReason", "stacktrace", ERROR_FIELD, UNCOUNTED_FIELD, CANCEL_FIELD, KEEP_FIELD)
+        over = ("failedReason", "stacktrace", ERROR_FIELD, UNCOUNTED_FIELD, CANCEL_FIELD, KEEP_FIELD, FAILURES_FIELD)
         return self._lua.go_on(
             claim.raw, claim.token, delay_ms=to_ms(then.delay), fields=fields, over=over, now_ms=now_ms
         )

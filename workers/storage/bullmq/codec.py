@@ -29,6 +29,8 @@ STOPPED_FIELD: Final = "workers:stopped"
 """When the job was cancelled: it is so for as long as BullMQ has that for its end, and Node has not run it again."""
 KEEP_FIELD: Final = "workers:keep"
 """How many milliseconds the finished record lasts, if the settlement said so."""
+FAILURES_FIELD: Final = "workers:failures"
+"""The failed attempts, as in `workers.storage.failures`."""
 OWN_KEYS: Final = "workers"
 """Our keys are named `<prefix>:<queue>:workers:...`; no job id leads to such a key."""
 

@@ -7,10 +7,18 @@ from datetime import timedelta
 from typing import Final
 
 from workers.errors import StorageError
-from workers.jobs import ErrorInfo, JobOutcome, JobState, JobStatus, OutcomeKind, Page, WorkerInfo
+from workers.jobs import ErrorInfo, JobOutcome, JobRecord, JobState, JobStatus, OutcomeKind, Page, WorkerInfo
 from workers.storage.bullmq.access import WORKER_RECORD_MS, QueueAccess
 from workers.storage.bullmq.codec import raw_ids
-from workers.storage.bullmq.record import FIELDS, BullMQRecord, reading, record, worker_of
+from workers.storage.bullmq.record import (
+    FIELDS,
+    WHOLE_FIELDS,
+    BullMQRecord,
+    reading,
+    record,
+    whole_record,
+    worker_of,
+)
 from workers.storage.bullmq.scripts import CANCELLED
 from workers.storage.bullmq.server import Reply
 from workers.storage.on_redis.node_values import DELAY_SCALE, decode_bytes, moment, to_ms, whole
@@ -19,6 +27,8 @@ from workers.storage.rules import bounded_count, check_cleanable, foreign_cursor
 
 PAGE: Final = 100
 READS_PER_PAGE: Final = 10
+WHOLE_AT_ONCE: Final = 50
+"""How many jobs are read with their payloads in one transaction."""
 ACTIVE_SHOWN: Final = 10_000
 """How many active jobs are looked at, at most, to see which worker has them."""
 
@@ -35,6 +45,14 @@ class BullMQInspector:
     async def status(self, ids: Sequence[str]) -> list[JobStatus | None]:
         """See `Storage.status`."""
         return [found.status() for found in await self._queue.find(ids)]
+
+    async def read(self, ids: Sequence[str]) -> list[JobRecord | None]:
+        """See `Storage.read`."""
+        found: list[JobRecord | None] = []
+        for start in range(0, len(ids), WHOLE_AT_ONCE):
+            some = await self._queue.find(ids[start : start + WHOLE_AT_ONCE], WHOLE_FIELDS)
+            found += [whole_record(one) for one in some]
+        return found
 
     async def result(self, job_id: str) -> JobOutcome | None:
         """See `Storage.result`."""

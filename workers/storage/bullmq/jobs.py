@@ -16,6 +16,7 @@ from workers.jobs import DROP, CancelResult, EnqueueResult, EnqueueStatus, JobSt
 from workers.storage.bullmq.access import QueueAccess, meant
 from workers.storage.bullmq.codec import (
     CANCEL_FIELD,
+    FAILURES_FIELD,
     KEEP_FIELD,
     SETTLED_FIELD,
     STOPPED_FIELD,
@@ -183,7 +184,7 @@ class Jobs:
 
     async def retry(self, ids: Sequence[str]) -> int:
         """See `Storage.retry`."""
-        marks = (UNCOUNTED_FIELD, CANCEL_FIELD, SETTLED_FIELD, STOPPED_FIELD, ERROR_FIELD, KEEP_FIELD)
+        marks = (UNCOUNTED_FIELD, CANCEL_FIELD, SETTLED_FIELD, STOPPED_FIELD, ERROR_FIELD, KEEP_FIELD, FAILURES_FIELD)
 
         def plan(found: BullMQRecord) -> list[Command]:
             again = self._lua.reprocess(found.raw)

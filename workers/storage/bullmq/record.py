@@ -16,9 +16,20 @@ from datetime import timedelta
 from typing import Final, TypeAlias
 
 from workers.errors import LossReason, StorageError
-from workers.jobs import DROP, MESSAGE_CHARACTERS, Claim, ErrorInfo, JobState, JobStatus, SettleOutcome, SettleStatus
+from workers.jobs import (
+    DROP,
+    MESSAGE_CHARACTERS,
+    Claim,
+    ErrorInfo,
+    JobRecord,
+    JobState,
+    JobStatus,
+    SettleOutcome,
+    SettleStatus,
+)
 from workers.storage.base import ANY_NAME
 from workers.storage.bullmq.codec import (
+    FAILURES_FIELD,
     KEEP_FIELD,
     SETTLED_FIELD,
     STOPPED_FIELD,
@@ -29,6 +40,7 @@ from workers.storage.bullmq.codec import (
     encode_id,
 )
 from workers.storage.bullmq.scripts import BullMQScripts
+from workers.storage.failures import decode_failures, with_failure
 from workers.storage.on_redis.node_values import (
     ERROR_FIELD,
     FOREVER,
@@ -51,6 +63,7 @@ FIELDS: Final = (
     *("name", "opts", "timestamp", "priority", "atm", "stc", "ats", "finishedOn", "pb", "failedReason", "stacktrace"),
     *("returnvalue", "progress", "rjk", SETTLED_FIELD, ERROR_FIELD, KEEP_FIELD, STOPPED_FIELD),
 )
+WHOLE_FIELDS: Final = (*FIELDS, "data", FAILURES_FIELD)
 STATE_FIELDS: Final = ("opts", "finishedOn", "failedReason", "rjk", KEEP_FIELD, STOPPED_FIELD)
 """The fields that tell a job's state, and whether it belongs to a schedule."""
 STALLED_REASON_FIELD: Final = "defa"
@@ -75,19 +88,22 @@ _STATES: Final = {
 class BullMQClaim(Claim):
     """A claim with what settling needs of BullMQ's record.
 
-    That is the id in Redis, the options as written, the leases lost before, the stacks of earlier failures, and the
-    uncounted retries.
+    That is the id in Redis, the options as written, the leases lost before, the stacks of earlier failures, those
+    failures, and the uncounted retries.
     """
 
     key_id: str
     options: BullMQJobOptions
     stalls: int = 0
     stacks: str | None = field(default=None, repr=False)
+    failures: str | None = field(default=None, repr=False)
     uncounted: int = 0
 
-    def failure(self, error: ErrorInfo) -> dict[str, object]:
-        """Return the hash fields that tell of this failure and of those before it."""
-        return error_fields(error, self.stacks, self.options.stacks_kept)
+    def failure(self, error: ErrorInfo, noted: str | None, now_ms: int) -> dict[str, object]:
+        """Return the hash fields that tell of this failure, `noted` if it counts, and of those before it."""
+        fields = error_fields(error, self.stacks, self.options.stacks_kept)
+        failures = with_failure(self.failures, noted, moment(now_ms))
+        return fields if failures is None else {**fields, FAILURES_FIELD: failures}
 
     @property
     def raw(self) -> str:
@@ -186,8 +202,22 @@ class BullMQRecord:
             finished_at=None if finished is None else moment(finished),
             worker_id=worker_of(self.lock or self.fields.get("pb")) if processing else None,
             last_error=None if state is JobState.CANCELLED else self.error,
-            progress=None if (progress := self.fields.get("progress")) is None else decode_bytes(progress),
+            encoded_progress=None if (progress := self.fields.get("progress")) is None else decode_bytes(progress),
         )
+
+
+def whole_record(found: BullMQRecord) -> JobRecord | None:
+    """Return all that is kept of a job that was read with `WHOLE_FIELDS`."""
+    status = found.status()
+    if status is None:
+        return None
+    payload, result = found.fields.get("data"), found.fields.get("returnvalue", "null")
+    return JobRecord(
+        status=status,
+        payload=None if payload is None else decode_bytes(payload),
+        result=decode_bytes(result) if status.state is JobState.COMPLETED else None,
+        failures=decode_failures(found.fields.get(FAILURES_FIELD)),
+    )
 
 
 def reading(lua: BullMQScripts, raw: str, names: Sequence[str] = FIELDS) -> tuple[Command, ...]:
@@ -252,6 +282,7 @@ def make_claim(reply: Reply, token: str, worker_id: str, leases: Mapping[str, ti
         options=options,
         stalls=stalls,
         stacks=fields.get("stacktrace"),
+        failures=fields.get(FAILURES_FIELD),
         uncounted=whole(fields.get(UNCOUNTED_FIELD)),
     )
 

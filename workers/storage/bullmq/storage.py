@@ -35,6 +35,7 @@ from workers.jobs import (
     EnqueueResult,
     FlowNode,
     JobOutcome,
+    JobRecord,
     JobState,
     JobStatus,
     LogLine,
@@ -126,6 +127,7 @@ class BullMQStorage:
         bounded_recovery=False,
         name_filter=False,
         ordering_keys=False,
+        lost_attempts_noted=False,
         retention_per_job=False,
         result_ttl_updates=False,
         atomic_continuation=False,
@@ -264,6 +266,9 @@ class BullMQStorage:
 
     async def status(self, ids: Sequence[str]) -> list[JobStatus | None]:
         return await self._inspector.status(ids)
+
+    async def read(self, ids: Sequence[str]) -> list[JobRecord | None]:
+        return await self._inspector.read(ids)
 
     async def result(self, job_id: str) -> JobOutcome | None:
         return await self._inspector.result(job_id)

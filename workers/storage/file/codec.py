@@ -17,7 +17,8 @@ tombstone, and write a "t" alone.
 
 `events` are digits, by position in `EVENTS`. Times and durations are integers of microseconds, times since 1970;
 `"drop"` is the retention without a record. Payloads, results and progress are blobs of the frame, in the order of the
-entries; an entry holds their length, null for no result. Without progress its length is missing.
+entries; an entry holds their length, null for no result. Without progress its length is missing, or null before the
+failed attempts, which come last and are missing if there are none.
 """
 
 from __future__ import annotations
@@ -79,6 +80,7 @@ class JobChanged:
     finished_at: datetime | None
     kept_until: datetime | None
     last_error: ErrorInfo | None
+    failures: str | None
     result: bytes | None = field(repr=False)
     progress: bytes | None = field(repr=False)
 
@@ -100,6 +102,7 @@ class JobChanged:
             cancel_requested=self.cancel_requested,
             finished_at=self.finished_at,
             last_error=self.last_error,
+            failures=self.failures,
             result=self.result,
             progress=self.progress,
         )
@@ -268,6 +271,7 @@ def _job(added: bool, values: Iterator[object], blobs: _Blobs) -> JobChanged:
         last_error=_error(next(values)),
         result=None if (length := next(values)) is None else blobs.take(_integer(length)),
         progress=None if (length := next(values, None)) is None else blobs.take(_integer(length)),
+        failures=_optional_text(next(values, None)),
     )
 
 
@@ -290,8 +294,16 @@ def _state_values(job: StoredJob, kept_until: datetime | None) -> tuple[object, 
         _number(kept_until),
         None if error is None else (error.type, error.message, error.stack, error.exhausted),
         None if job.result is None else len(job.result),
-        *(() if job.progress is None else (len(job.progress),)),
+        *_last_values(job),
     )
+
+
+def _last_values(job: StoredJob) -> tuple[object, ...]:
+    """Return what most jobs have none of, and versions before 0.3 do not read."""
+    length = None if job.progress is None else len(job.progress)
+    if job.failures is not None:
+        return length, job.failures
+    return () if length is None else (length,)
 
 
 def _new_values(new: NewJob) -> tuple[object, ...]:

@@ -68,6 +68,7 @@ from workers.jobs import (
     Claim,
     EnqueueResult,
     JobOutcome,
+    JobRecord,
     JobState,
     JobStatus,
     NewJob,
@@ -214,6 +215,9 @@ class FileStorage:
 
     async def status(self, ids: Sequence[str]) -> list[JobStatus | None]:
         return await self._read(lambda state, now: state.status(ids, now))
+
+    async def read(self, ids: Sequence[str]) -> list[JobRecord | None]:
+        return await self._read(lambda state, now: state.read(ids, now))
 
     async def result(self, job_id: str) -> JobOutcome | None:
         return await self._read(lambda state, now: state.result(job_id, now))

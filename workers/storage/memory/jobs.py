@@ -37,7 +37,10 @@ class Publisher(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class StoredJob:
-    """One generation of a job; `run_at` and `serial` are its place among jobs of one priority."""
+    """One generation of a job; `run_at` and `serial` are its place among jobs of one priority.
+
+    `failures` is a text of `workers.storage.failures`.
+    """
 
     new: NewJob
     state: JobState
@@ -54,6 +57,7 @@ class StoredJob:
     cancel_requested: bool = False
     finished_at: datetime | None = None
     last_error: ErrorInfo | None = None
+    failures: str | None = None
     result: bytes | None = None
     progress: bytes | None = None
     line: Line[Place] | None = None
@@ -240,7 +244,7 @@ class JobTable(KeyTable):
         self._end_attempt(job, Step.CONTINUE_LATER if new.delay else Step.CONTINUE)
         job.new, job.run_at, job.serial = new, now + new.delay, self._next_serial
         job.attempts = job.stalls = job.uncounted = 0
-        job.last_error = None
+        job.last_error = job.failures = None
         self._next_serial += 1
         self._line_up(job)
         self._publisher.publish(JobEventKind.QUEUED, new.id)

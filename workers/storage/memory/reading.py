@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from workers.jobs import JobState, JobStatus
+from workers.jobs import JobRecord, JobState, JobStatus
+from workers.storage.failures import decode_failures
 from workers.storage.memory.jobs import StoredJob
 
 
@@ -22,6 +23,16 @@ def status_of(job: StoredJob, waits_for: int) -> JobStatus:
         finished_at=job.finished_at,
         worker_id=job.worker_id,
         last_error=job.last_error,
-        progress=job.progress,
+        encoded_progress=job.progress,
         waits_for=waits_for,
+    )
+
+
+def record_of(job: StoredJob, status: JobStatus) -> JobRecord:
+    """Return all that is kept of the job."""
+    return JobRecord(
+        status=status,
+        payload=job.new.payload,
+        result=job.result if job.state is JobState.COMPLETED else None,
+        failures=decode_failures(job.failures),
     )

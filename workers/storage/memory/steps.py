@@ -26,6 +26,7 @@ from workers.jobs import (
     EnqueueStatus,
     Failed,
     JobOutcome,
+    JobRecord,
     JobState,
     JobStatus,
     NewJob,
@@ -44,10 +45,11 @@ from workers.jobs import (
 )
 from workers.lifecycle import Step
 from workers.storage.base import ANY_NAME
+from workers.storage.failures import lost_attempt, noted_failure, with_failure
 from workers.storage.memory.dependents import DependentTable
 from workers.storage.memory.jobs import StoredJob
 from workers.storage.memory.keys import KeyHolder
-from workers.storage.memory.reading import status_of
+from workers.storage.memory.reading import record_of, status_of
 from workers.storage.rules import (
     STARTS_ANEW,
     WORKER_RECORD,
@@ -196,6 +198,7 @@ class QueueSteps:
             case Retried():
                 self._retry(job, settlement, now)
             case Failed():
+                job.failures = with_failure(job.failures, noted_failure(settlement), now)
                 self.table.fail(job, now, settlement.error, settlement.keep)
             case Cancelled():
                 self.table.stop(job, now, settlement.keep)
@@ -206,6 +209,8 @@ class QueueSteps:
 
     def _retry(self, job: StoredJob, settlement: Retried, now: datetime) -> None:
         counted, job.uncounted = count_retry(settlement, job.uncounted)
+        if counted:
+            job.failures = with_failure(job.failures, noted_failure(settlement), now)
         if counted and not settlement.counted and job.attempts >= job.new.max_attempts:
             self.table.fail(job, now, replace(settlement.error, exhausted=True), None)
             return
@@ -229,6 +234,7 @@ class QueueSteps:
         requeued, failed = [], []
         for job in stalled:
             job.stalls += 1
+            job.failures = with_failure(job.failures, lost_attempt(job.attempts, job.worker_id), now)
             if job.stalls > max_stalls or job.attempts >= job.new.max_attempts:
                 error = stalled_error(
                     worker=job.worker_id,
@@ -272,6 +278,9 @@ class QueueSteps:
 
     def _status(self, job: StoredJob) -> JobStatus:
         return status_of(job, self.table.waits_for(job.new.id))
+
+    def read(self, ids: Sequence[str], now: datetime) -> list[JobRecord | None]:
+        return [record_of(job, self._status(job)) if (job := self.table.find(job_id, now)) else None for job_id in ids]
 
     def result(self, job_id: str, now: datetime) -> JobOutcome | None:
         job = self.table.find(job_id, now)

@@ -21,6 +21,7 @@ from workers.jobs import (
     Claim,
     EnqueueResult,
     JobOutcome,
+    JobRecord,
     JobState,
     JobStatus,
     NewJob,
@@ -112,6 +113,9 @@ class MemoryStorage:
 
     async def status(self, ids: Sequence[str]) -> list[JobStatus | None]:
         return self._queue.status(ids, self._now())
+
+    async def read(self, ids: Sequence[str]) -> list[JobRecord | None]:
+        return self._queue.read(ids, self._now())
 
     async def result(self, job_id: str) -> JobOutcome | None:
         return self._queue.result(job_id, self._now())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import lru_cache, partial
 from typing import Final, NamedTuple, TypeAlias
@@ -29,6 +30,7 @@ from workers.jobs import (
     EnqueueStatus,
     ErrorInfo,
     Failed,
+    JobRecord,
     JobState,
     JobStatus,
     NewJob,
@@ -37,6 +39,7 @@ from workers.jobs import (
     Settlement,
 )
 from workers.retry import RetryPolicy
+from workers.storage.failures import decode_failures, noted_failure
 from workers.storage.on_redis.messages import STATES, duration, moment, pack, unpack
 from workers.storage.on_redis.wire import Reply
 from workers.storage.rules import dependency_error, stalled_error
@@ -298,10 +301,10 @@ def encode_settlement(settlement: Settlement) -> Packed:
             return end if settlement.then is None else (*end, encode_job(settlement.then))
         case Retried():
             delay, error = duration(settlement.delay), encode_error(settlement.error)
-            return (*head, 2, delay, error, settlement.counted, settlement.snoozed)
+            return (*head, 2, delay, error, settlement.counted, settlement.snoozed, noted_failure(settlement))
         case Failed():
             keep = claim.keep_failed if settlement.keep is None else settlement.keep
-            return (*head, 3, encode_retention(keep), encode_error(settlement.error))
+            return (*head, 3, encode_retention(keep), encode_error(settlement.error), noted_failure(settlement))
         case Cancelled():
             keep = claim.keep_failed if settlement.keep is None else settlement.keep
             return (*head, 6, encode_retention(keep))
@@ -379,8 +382,28 @@ def decode_status(job_id: str, found: Sequence[Reply]) -> JobStatus:
         finished_at=moment(finished) if state.is_final else None,
         worker_id=text_of(worker) or None,
         last_error=decode_error(error),
-        progress=progress,
+        encoded_progress=progress,
         waits_for=waits_for[0] if waits_for else 0,
+    )
+
+
+def decode_whole(job_id: str, found: Sequence[Reply]) -> JobRecord:
+    """Return the job in what `whole.lua` answers; a payload that cannot be read is none.
+
+    Raises:
+        StorageError: the job is in a state that this version does not know.
+    """
+    shown, packed, last = found
+    status, payload = decode_status(job_id, shown), None
+    completed = status.state is JobState.COMPLETED
+    if not completed:
+        with suppress(ValueError, OverflowError, struct.error):
+            payload = _decode_body(packed, decode_record(packed).finish)[1]
+    return JobRecord(
+        status=status,
+        payload=payload,
+        result=last if completed else None,
+        failures=() if completed else decode_failures(last.decode(errors="replace")),
     )
 
 

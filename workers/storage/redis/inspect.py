@@ -7,11 +7,11 @@ from datetime import timedelta
 from typing import Final, TypeAlias
 
 from workers.errors import StorageError
-from workers.jobs import JobState, JobStatus, Page, WorkerInfo
+from workers.jobs import JobRecord, JobState, JobStatus, Page, WorkerInfo
 from workers.storage.on_redis.batches import AT_ONCE, portions
 from workers.storage.on_redis.messages import duration, moment, pack, unpack
 from workers.storage.on_redis.wire import Reply
-from workers.storage.redis.codec import bytes_of, decode_status, text_of
+from workers.storage.redis.codec import bytes_of, decode_status, decode_whole, text_of
 from workers.storage.redis.scripts import RedisScripts
 from workers.storage.rules import foreign_cursor, read_cursor
 
@@ -36,6 +36,16 @@ async def status(lua: RedisScripts, ids: Sequence[str]) -> list[JobStatus | None
     for some in portions(ids):
         answer = unpack(await lua.run("read", pack([bytes_of(job_id) for job_id in some])))
         found += [decode_status(job_id, one) if one else None for job_id, one in zip(some, answer, strict=True)]
+    return found
+
+
+async def read(lua: RedisScripts, ids: Sequence[str]) -> list[JobRecord | None]:
+    """See `Storage.read`."""
+    found: list[JobRecord | None] = []
+    while len(found) < len(ids):  # an answer breaks off when it gets too large
+        some = ids[len(found) : len(found) + AT_ONCE]
+        answer = unpack(await lua.run("whole", pack([bytes_of(job_id) for job_id in some])))
+        found += [decode_whole(job_id, one) if one else None for job_id, one in zip(some, answer, strict=False)]
     return found
 
 

@@ -44,6 +44,7 @@ from workers.jobs import (
     Claim,
     EnqueueResult,
     JobOutcome,
+    JobRecord,
     JobState,
     JobStatus,
     NewJob,
@@ -254,6 +255,9 @@ class RedisStorage(ScriptedStorage):
 
     async def status(self, ids: Sequence[str]) -> list[JobStatus | None]:
         return await inspect.status(self._lua, ids)
+
+    async def read(self, ids: Sequence[str]) -> list[JobRecord | None]:
+        return await inspect.read(self._lua, ids)
 
     async def result(self, job_id: str) -> JobOutcome | None:
         answer = await self._results.ask(codec.bytes_of(job_id))

@@ -50,7 +50,7 @@ _WITH_PAYLOAD = expanding("SELECT seq FROM workers_payloads WHERE seq IN :seqs",
 _REQUEST = text("UPDATE workers_jobs SET cancel_requested = 1 WHERE seq = :seq")
 _AGAIN = expanding(
     "UPDATE workers_jobs SET state = 'ready', run_at = :now, attempts = 0, stalls = 0, uncounted = 0, token = NULL,"
-    " finished_at = NULL, expires_at = NULL, error = NULL, progress = NULL, deduplication_key = NULL"
+    " finished_at = NULL, expires_at = NULL, error = NULL, failures = NULL, progress = NULL, deduplication_key = NULL"
     " WHERE seq IN :seqs",
     "seqs",
 )

@@ -8,7 +8,8 @@ from typing import Final
 
 from sqlalchemy import RowMapping, text
 
-from workers.jobs import JobOutcome, JobState, JobStatus, OutcomeKind, Page, WorkerInfo
+from workers.jobs import JobOutcome, JobRecord, JobState, JobStatus, OutcomeKind, Page, WorkerInfo
+from workers.storage.failures import decode_failures
 from workers.storage.rules import WORKER_RECORD, read_cursor
 from workers.storage.sql.endings import delete
 from workers.storage.sql.keys import sweep_keys
@@ -33,9 +34,13 @@ _DELAYED = (JobState.SCHEDULED, JobState.FAILING)
 _COLUMNS = (
     "SELECT seq, id, name, state, attempts, max_attempts, created_at, priority, run_at, finished_at, worker, error,"
     " progress, chain_index, CASE state WHEN 'waiting' THEN (SELECT count(*) FROM workers_dependencies"
-    " WHERE dependent = workers_jobs.seq) ELSE 0 END AS waits_for FROM workers_jobs WHERE queue = :queue"
+    " WHERE dependent = workers_jobs.seq) ELSE 0 END AS waits_for"
 )
-_STATUS = expanding(_COLUMNS + " AND id IN :ids AND (expires_at IS NULL OR expires_at > :now)", "ids")
+_OF_QUEUE = " FROM workers_jobs WHERE queue = :queue"
+_AMONG = _OF_QUEUE + " AND id IN :ids AND (expires_at IS NULL OR expires_at > :now)"
+_STATUS = expanding(_COLUMNS + _AMONG, "ids")
+_DATA = ", failures, (SELECT data FROM workers_payloads WHERE workers_payloads.seq = workers_jobs.seq) AS data"
+_RECORD = expanding(_COLUMNS + _DATA + _AMONG, "ids")
 _OUTCOME = text(
     "SELECT state, error, (SELECT data FROM workers_payloads WHERE workers_payloads.seq = workers_jobs.seq) AS data"
     " FROM workers_jobs WHERE queue = :queue AND id = :id AND expires_at > :now"
@@ -68,7 +73,10 @@ _COUNTS = text(
     )
 )
 _LIST = {
-    state: [text(f"{_COLUMNS} AND seq > :seq AND {condition} ORDER BY seq LIMIT :limit") for condition in conditions]
+    state: [
+        text(f"{_COLUMNS}{_OF_QUEUE} AND seq > :seq AND {condition} ORDER BY seq LIMIT :limit")
+        for condition in conditions
+    ]
     for state, conditions in _CONDITIONS.items()
 }
 
@@ -122,9 +130,26 @@ def _status(row: RowMapping, transaction: Transaction) -> JobStatus:
         finished_at=optional_moment(row["finished_at"]),
         worker_id=None if row["worker"] is None else transaction.decode(row["worker"]),
         last_error=decode_error(row["error"]),
-        progress=row["progress"],
+        encoded_progress=row["progress"],
         waits_for=row["waits_for"],
     )
+
+
+def read(transaction: Transaction, ids: Sequence[str]) -> list[JobRecord | None]:
+    """See `Storage.read`."""
+    found: dict[str, JobRecord] = {}
+    for batch in batches([transaction.encode(job_id) for job_id in ids]):
+        place = {"queue": transaction.queue, "now": transaction.now, "ids": list(batch)}
+        for row in transaction.connection.execute(_RECORD, place).mappings():
+            status = _status(row, transaction)
+            completed = status.state is JobState.COMPLETED  # its result has taken the place of the payload
+            found[status.id] = JobRecord(
+                status=status,
+                payload=None if completed else row["data"],
+                result=row["data"] if completed else None,
+                failures=decode_failures(row["failures"]),
+            )
+    return [found.get(job_id) for job_id in ids]
 
 
 def result(transaction: Transaction, job_id: str) -> JobOutcome | None:

@@ -8,10 +8,11 @@ from typing import Any
 from sqlalchemy import Row, text
 
 from workers.jobs import ErrorInfo, JobEventKind, Recovery
+from workers.storage.failures import lost_attempt, with_failure
 from workers.storage.rules import stalled_error
 from workers.storage.sql.dependents import tell_end
 from workers.storage.sql.endings import delete, unhold
-from workers.storage.sql.rows import SKIP, RowState, Transaction, batches, encode_error, locking
+from workers.storage.sql.rows import SKIP, RowState, Transaction, batches, encode_error, locking, moment
 
 _EXPIRED = text(
     "SELECT seq, ordering_key FROM workers_jobs"
@@ -19,19 +20,20 @@ _EXPIRED = text(
 )
 _LOCK_KEYS = text("SELECT workers_lock_keys(:queue, CAST(:seqs AS bigint[]))")
 _STALLED = locking(
-    "SELECT seq, id, attempts, max_attempts, stalls, worker, keep_failed, ordering_key, dependents"
+    "SELECT seq, id, attempts, max_attempts, stalls, worker, keep_failed, ordering_key, dependents, failures"
     " FROM workers_jobs"
     " WHERE seq IN :seqs AND state = 'processing' AND lease_until <= :now",
     SKIP,
     lists="seqs",
 )
 _REQUEUE = text(
-    "UPDATE workers_jobs SET state = 'ready', stalls = stalls + 1, token = NULL, worker = NULL, lease_until = NULL"
-    " WHERE seq = :seq"
+    "UPDATE workers_jobs SET state = 'ready', stalls = stalls + 1, token = NULL, worker = NULL, lease_until = NULL,"
+    " failures = :failures WHERE seq = :seq"
 )
 _GIVE_UP = text(
     "UPDATE workers_jobs SET state = 'failed', stalls = stalls + 1, token = NULL, worker = NULL, lease_until = NULL,"
-    " cancel_requested = 0, finished_at = :now, expires_at = :expires_at, error = :error WHERE seq = :seq"
+    " cancel_requested = 0, finished_at = :now, expires_at = :expires_at, error = :error, failures = :failures"
+    " WHERE seq = :seq"
 )
 
 
@@ -48,7 +50,8 @@ def recover(transaction: Transaction, limit: int, *, max_stalls: int) -> Recover
         else:
             failed.append(row)
     if requeued:
-        transaction.connection.execute(_REQUEUE, [{"seq": row.seq} for row in requeued])
+        again = [{"seq": row.seq, "failures": _failures(row, transaction)} for row in requeued]
+        transaction.connection.execute(_REQUEUE, again)
         transaction.wake = True
     if failed:
         given_up = [
@@ -57,6 +60,7 @@ def recover(transaction: Transaction, limit: int, *, max_stalls: int) -> Recover
                 "now": transaction.now,
                 "expires_at": transaction.now + row.keep_failed,
                 "error": encode_error(_stalled(row, transaction.decode(row.worker), max_stalls)),
+                "failures": _failures(row, transaction),
             }
             for row in failed
         ]
@@ -68,11 +72,11 @@ def recover(transaction: Transaction, limit: int, *, max_stalls: int) -> Recover
             tell_end(transaction, row.id, RowState.FAILED, encode_error(error))
     delete(transaction, [row.seq for row in dropped])
     unhold(transaction, [row.ordering_key for row in rows])
-    again = tuple(transaction.decode(row.id) for row in requeued)
+    queued = tuple(transaction.decode(row.id) for row in requeued)
     gone = tuple(transaction.decode(row.id) for row in failed + dropped)
-    transaction.announce(JobEventKind.QUEUED, again)
+    transaction.announce(JobEventKind.QUEUED, queued)
     transaction.announce(JobEventKind.FAILED, gone)
-    return Recovery(requeued=again, failed=gone)
+    return Recovery(requeued=queued, failed=gone)
 
 
 def _stalled_rows(transaction: Transaction, expired: Sequence[Row[Any]]) -> list[Row[Any]]:
@@ -85,6 +89,11 @@ def _stalled_rows(transaction: Transaction, expired: Sequence[Row[Any]]) -> list
         place = {"seqs": list(batch), "now": transaction.now}
         rows += transaction.connection.execute(_STALLED[transaction.dialect], place)
     return rows
+
+
+def _failures(row: Row[Any], transaction: Transaction) -> str | None:
+    lost = lost_attempt(row.attempts, transaction.decode(row.worker))
+    return with_failure(row.failures, lost, moment(transaction.now))
 
 
 def _stalled(row: Row[Any], worker: str, max_stalls: int) -> ErrorInfo:

@@ -34,7 +34,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 
 from workers.errors import StorageError
 
-VERSION: Final = 5
+VERSION: Final = 6
 
 metadata: Final = MetaData()
 _FUNCTIONS: Final = ("postgres/steps.sql", "postgres/keys.sql", "postgres/dependents.sql")
@@ -118,6 +118,8 @@ Table(
     Column("deduplication_mode", Text),
     # Whether other jobs may wait for this one; see workers_dependencies.
     Column("dependents", Integer, nullable=False, server_default="0"),
+    # The attempts that failed; see `workers.storage.failures`.
+    Column("failures", Text),
     Index("workers_jobs_by_id", "queue", "id", unique=True),
     _partial("workers_jobs_ready", "queue", "priority", "run_at", where="state = 'ready'"),
     _partial("workers_jobs_ready_by_name", "queue", "name", "priority", "run_at", where="state = 'ready'"),
@@ -293,9 +295,11 @@ def _upgrade(connection: Connection, found: int) -> None:
             connection.execute(text(f"ALTER TABLE workers_jobs ADD COLUMN {column} TEXT"))
         _create_index(connection, _BY_DEDUPLICATION_KEY)
         _create_table(connection, metadata.tables["workers_marks"])
-    connection.execute(text("ALTER TABLE workers_jobs ADD COLUMN dependents INTEGER DEFAULT 0 NOT NULL"))
-    _create_index(connection, _WAITING)
-    _create_table(connection, metadata.tables["workers_dependencies"])
+    if found < 5:
+        connection.execute(text("ALTER TABLE workers_jobs ADD COLUMN dependents INTEGER DEFAULT 0 NOT NULL"))
+        _create_index(connection, _WAITING)
+        _create_table(connection, metadata.tables["workers_dependencies"])
+    connection.execute(text("ALTER TABLE workers_jobs ADD COLUMN failures TEXT"))
 
 
 def _create_index(connection: Connection, name: str) -> None:

@@ -21,6 +21,7 @@ from workers.jobs import (
     Claim,
     EnqueueResult,
     JobOutcome,
+    JobRecord,
     JobState,
     JobStatus,
     NewJob,
@@ -251,6 +252,9 @@ class SqlStorage:
 
     async def status(self, ids: Sequence[str]) -> list[JobStatus | None]:
         return await self._read(partial(records.status, ids=ids))
+
+    async def read(self, ids: Sequence[str]) -> list[JobRecord | None]:
+        return await self._read(partial(records.read, ids=ids))
 
     async def result(self, job_id: str) -> JobOutcome | None:
         return await self._read(partial(records.result, job_id=job_id))

@@ -10,7 +10,7 @@ from workers.testing.case import REGISTRY, Case
 MODULES: Final = (
     *("enqueue", "claim", "ordering", "wait", "renew", "settle", "attempts", "recover", "retention", "cancel", "flows"),
     *("deduplication", "chains", "dependencies", "dependencies_across", "progress"),
-    *("inspect", "manage", "events", "identifiers", "payloads", "bad_input", "isolation", "restart", "full"),
+    *("inspect", "records", "manage", "events", "identifiers", "payloads", "bad_input", "isolation", "restart", "full"),
 )
 
 

@@ -12,12 +12,12 @@ from sqlalchemy import Engine, event, text
 from tests.workers.storage.sql.steps import MINUTE, change, child, claim_all, connected, go, ids
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import StorageError
-from workers.jobs import Completed, Continued, JobEventKind, JobState, ProgressReport, SettleStatus
+from workers.jobs import Completed, Continued, Failed, JobEventKind, JobState, ProgressReport, SettleStatus
 from workers.storage.sql import SqlStorage
 from workers.storage.sql import schema as sql_schema
 from workers.storage.sql.postgres import steps as postgres_steps
 from workers.storage.sql.sqlite import settle as sqlite_settle
-from workers.testing.steps import PATIENCE, claim, job, state
+from workers.testing.steps import ERROR, PATIENCE, claim, job, state
 
 # Other processes
 
@@ -94,9 +94,9 @@ async def test_anybody_may_migrate_at_once(empty_url: str, outsider: Engine) -> 
         assert connection.execute(text("SELECT version FROM workers_schema")).all() == [(sql_schema.VERSION,)]
 
 
-@pytest.mark.parametrize("version", [1, 2, 3, 4])
+@pytest.mark.parametrize("version", [1, 2, 3, 4, 5])
 async def test_older_tables_are_brought_forward(url: str, outsider: Engine, database: str, version: int) -> None:
-    """Jobs from before there was progress, chains, keys or dependents stay, and can do all of that afterwards."""
+    """Jobs from before there was progress, chains, keys, dependents or failures stay, and can have all afterwards."""
     async with connected(SqlStorage(url)) as storage:
         await storage.enqueue([job("a")])
     age = {"sqlite": take_back_on_sqlite, "postgres": take_back_on_postgres}[database]
@@ -107,7 +107,7 @@ async def test_older_tables_are_brought_forward(url: str, outsider: Engine, data
     async with connected(SqlStorage(url)) as storage:
         [claimed] = await claim_all(storage)
         await storage.progress([ProgressReport(claim=claimed, value=b"1")])
-        assert [status and status.progress for status in await storage.status(["a"])] == [b"1"]
+        assert [status and status.encoded_progress for status in await storage.status(["a"])] == [b"1"]
         await storage.settle([Continued(claim=claimed, then=job("a", chain_index=1))])
         assert [claimed.chain_index for claimed in await claim_all(storage)] == [1]
         keys = (Deduplication(key="k"), Deduplication(key="t", mode=DeduplicationMode.THROTTLE, ttl=MINUTE))
@@ -117,35 +117,46 @@ async def test_older_tables_are_brought_forward(url: str, outsider: Engine, data
         await storage.enqueue([replace(job("b"), after=("a",))])
         await storage.remove(["a"], running=True)
         assert await storage.result("b") is not None
+        await storage.enqueue([job("c")])
+        await storage.settle([Failed(claim=claimed, error=ERROR) for claimed in await claim_all(storage)])
+        [found] = await storage.read(["c"])
+        assert found is not None
+        assert [one.error_type for one in found.failures] == [ERROR.type]
 
 
 def take_back_on_sqlite(outsider: Engine, version: int) -> None:
     """The tables are as that version made them."""
-    for name in ("ended", "gone", "waited", "waited_gone"):
-        change(outsider, f"DROP TRIGGER workers_jobs_{name}")
-    change(outsider, "DROP TABLE workers_dependencies", "DROP INDEX workers_jobs_waiting")
+    if version < 5:
+        for name in ("ended", "gone", "waited", "waited_gone"):
+            change(outsider, f"DROP TRIGGER workers_jobs_{name}")
+        change(outsider, "DROP TABLE workers_dependencies", "DROP INDEX workers_jobs_waiting")
     if version < 4:
         change(outsider, "DROP TABLE workers_marks", "DROP INDEX workers_jobs_by_deduplication_key")
-    lacking = ("dependents", "deduplication_key", "deduplication_mode", "chain_index", "progress")
+    lacking = ("failures", "dependents", "deduplication_key", "deduplication_mode", "chain_index", "progress")
     change(
         outsider,
-        *(f"ALTER TABLE workers_jobs DROP COLUMN {column}" for column in lacking[: (1, 3, 4, 5)[4 - version]]),
+        *(f"ALTER TABLE workers_jobs DROP COLUMN {column}" for column in lacking[: (1, 2, 4, 5, 6)[5 - version]]),
         f"UPDATE workers_schema SET version = {version}",
     )
 
 
 def take_back_on_postgres(outsider: Engine, version: int) -> None:
     """The tables and functions are as that version made them."""
-    for name in ("ended", "gone", "waited", "waited_gone"):
-        change(outsider, f"DROP TRIGGER workers_jobs_{name} ON workers_jobs")
     change(
         outsider,
-        "DROP TABLE workers_dependencies",
-        "DROP INDEX workers_jobs_waiting",
-        "DROP FUNCTION workers_release, workers_ended, workers_waited",
-        "ALTER TABLE workers_jobs DROP COLUMN dependents",
+        "ALTER TABLE workers_jobs DROP COLUMN failures",
         f"UPDATE workers_schema SET version = {version}",
     )
+    if version < 5:
+        for name in ("ended", "gone", "waited", "waited_gone"):
+            change(outsider, f"DROP TRIGGER workers_jobs_{name} ON workers_jobs")
+        change(
+            outsider,
+            "DROP TABLE workers_dependencies",
+            "DROP INDEX workers_jobs_waiting",
+            "DROP FUNCTION workers_release, workers_ended, workers_waited",
+            "ALTER TABLE workers_jobs DROP COLUMN dependents",
+        )
     if version < 4:
         change(
             outsider,

@@ -29,6 +29,9 @@ local TOKEN_LENGTH = 28
 -- once more without asking us changes that, and it was never cancelled.
 local STOPPED = 'workers:stopped'
 
+-- In the hash of a job: its failed attempts.
+local FAILURES = 'workers:failures'
+
 local HOUR = 3600 * 1000
 local SCALE = 4096
 local STACKS_BYTES = 64 * 1024

@@ -32,6 +32,10 @@ local function recover(id, found)
     spent = whole(found[7]) + (ours and stalls or 0),
   }
   redis.call('HMSET', P .. id, 'stalledCounter', string.format('%.0f', stalls))
+  if mark then
+    local lost = lost_attempt(ours and job.spent or job.spent + 1, job.worker)
+    redis.call('HSET', P .. id, FAILURES, with_failure(found[9] or '', lost, now))
+  end
   if stalls > max_stalls or (ours and mark and job.spent >= job.attempts) then
     return give_up(id, job, stalls)
   end
@@ -44,7 +48,7 @@ local function recover(id, found)
 end
 
 local function look(id, completed)
-  local found = fields(id, 'data', CLAIM, 'name', 'lockAcquired', 'stalledCounter', 'attempts', 'attemptsMade', 'opts')
+  local found = fields(id, 'data', CLAIM, 'name', 'lockAcquired', 'stalledCounter', 'attempts', 'attemptsMade', 'opts', FAILURES)
   local mark = found and found[2]
   local held = mark and string.sub(mark, 1, 1) == '+'
   if not ripe[id] and not (ours_at_once and held) then

@@ -10,7 +10,7 @@ for _, ids in ipairs(cmsgpack.unpack(ARGV[5])) do
     redis.call('HMSET', P .. id, 'stacktrace', '[]', 'progress', '0')
     redis.call(
       'HDEL', P .. id, 'failedReason', 'stalledCounter', 'lockAcquired', CLAIM, 'workers:error', 'workers:stalled', 'workers:cancel',
-      'workers:uncounted', 'workers:progress', 'workers:finished', 'workers:expires', STOPPED
+      'workers:uncounted', 'workers:progress', 'workers:finished', 'workers:expires', STOPPED, FAILURES
     )
     line_up_at_once(id, fields(id, 'opts')[1])
     tell(EVENT.queued, id)

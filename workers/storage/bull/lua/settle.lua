@@ -26,8 +26,9 @@ local function complete(id, token, keep, returnvalue, exact, next)
   end
 end
 
-local function failure(job, token, counted, reason, stack, facts)
+local function failure(job, token, counted, reason, stack, facts, noted)
   return {
+    FAILURES, with_failure(job.failures or '', counted and noted, now),
     'attemptsMade', string.format('%.0f', whole(job.made) + (counted and 1 or 0)), 'stacktrace', with_stack(job.stacks, stack),
     'failedReason', reason, 'workers:error', facts, CLAIM, '-' .. token,
   }
@@ -44,13 +45,13 @@ local function count(uncounted, counted, postponed)
   return false, uncounted + 1
 end
 
-local function retry(id, token, job, delay, reason, stack, facts, counted, postponed, keep)
+local function retry(id, token, job, delay, reason, stack, facts, counted, postponed, keep, noted)
   local counts, in_a_row = count(whole(job.uncounted), counted, postponed)
   if counts and not counted and job.spent + 1 >= whole(job.attempts) then
     facts = string.gsub(facts, '"exhausted":false', '"exhausted":true')
-    return conclude(id, FAILED, keep, failure(job, token, true, reason, stack, facts), '{}')
+    return conclude(id, FAILED, keep, failure(job, token, true, reason, stack, facts, noted), '{}')
   end
-  local changes = failure(job, token, counts, reason, stack, facts)
+  local changes = failure(job, token, counts, reason, stack, facts, noted)
   changes[#changes + 1] = 'workers:uncounted'
   changes[#changes + 1] = in_a_row
   redis.call('HMSET', P .. id, unpack(changes))
@@ -72,7 +73,7 @@ local function continue(id, token, next)
     'HMSET', P .. id, 'data', data, 'opts', opts, 'delay', milliseconds(delay), 'attempts', attempts, 'attemptsMade',
     '0', 'stacktrace', '[]', 'returnvalue', 'null', 'name', name, CLAIM, '-' .. token
   )
-  redis.call('HDEL', P .. id, 'failedReason', 'stalledCounter', 'workers:error', 'workers:uncounted')
+  redis.call('HDEL', P .. id, 'failedReason', 'stalledCounter', 'workers:error', 'workers:uncounted', FAILURES)
   let_go(id)
   if delay > 0 then
     delay_until(eta, low_bits(id), id)
@@ -88,9 +89,9 @@ local function apply(id, token, job, settlement)
   if kind == COMPLETE then
     complete(id, token, unpack(settlement, 4, 7))
   elseif kind == RETRY then
-    retry(id, token, job, unpack(settlement, 4, 10))
+    retry(id, token, job, unpack(settlement, 4, 11))
   elseif kind == FAIL then
-    conclude(id, FAILED, settlement[4], failure(job, token, true, unpack(settlement, 5, 7)), '{}')
+    conclude(id, FAILED, settlement[4], failure(job, token, true, unpack(settlement, 5, 8)), '{}')
   elseif kind == STOP then
     local made = whole(job.made) + 1
     local changes = { 'attemptsMade', string.format('%.0f', made), CLAIM, '-' .. token }
@@ -112,7 +113,7 @@ end
 
 local function settle(settlement, holder)
   local id, token = settlement[1], settlement[2]
-  local found = fields(id, CLAIM, 'attempts', 'attemptsMade', 'stalledCounter', 'name', 'workers:uncounted', 'stacktrace', 'opts')
+  local found = fields(id, CLAIM, 'attempts', 'attemptsMade', 'stalledCounter', 'name', 'workers:uncounted', 'stacktrace', 'opts', FAILURES)
   local mark = found and found[1]
   if mark == '-' .. token then
     return ALREADY
@@ -127,7 +128,7 @@ local function settle(settlement, holder)
   end
   apply(id, token, {
     attempts = found[2], made = found[3], stalls = found[4], spent = whole(found[3]) + (found[5] and whole(found[4]) or 0), uncounted = found[6],
-    stacks = found[7], opts = found[8],
+    stacks = found[7], opts = found[8], failures = found[9],
   }, settlement)
   return APPLIED
 end

@@ -80,7 +80,7 @@ local function grant(one, record, job, run)
   taken = taken + 1
   run.state, run.attempts, run.worker = STATE.processing, run.attempts + 1, worker
   run.token = secret .. struct.pack('>I2', taken)
-  run.finished, run.expires, run.result = 0, 0, ''
+  run.finished, run.expires = 0, 0
   runs[#runs + 1] = one.id
   runs[#runs + 1] = write_run(run)
   deadlines[#deadlines + 1] = now + lease

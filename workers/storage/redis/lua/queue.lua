@@ -72,7 +72,8 @@ end
 
 -- What changes is kept beside it, in the run, which is missing as long as nothing has changed: state, flags (1: cancel
 -- requested, 2: there is progress), attempts, stalls, uncounted retries, place, finished, expires, token, worker,
--- error, progress, result.
+-- error, progress, result. As long as the job has not completed, the place of the result has its failed attempts instead,
+-- as in `workers/storage/failures.py`; older versions leave these alone, and forget them with the next claim.
 local RUN = '>BBI4I4I2I8I8I8c14I2c0I4c0'
 local NO_TOKEN = string.rep('\0', 14)
 

@@ -19,6 +19,7 @@ for at, id in ipairs(ids) do
     failed[#failed + 1] = id
   else
     run.stalls, run.token = run.stalls + 1, NO_TOKEN
+    run.result = with_failure(run.result, lost_attempt(run.attempts, run.worker), now / 1000)
     if run.stalls > max_stalls or run.attempts >= job.max_attempts then
       run.error = STALLED .. cmsgpack.pack({ run.worker, run.attempts, job.max_attempts, run.stalls, max_stalls })
       conclude(id, records[at], job, run, STATE.failed, job.keep_failed)

@@ -8,7 +8,7 @@ for at, packed in ipairs(fetch(RUNS, ids)) do
   if not run or not LINE_OF[run.state] or run.expires <= now then
     answer[at] = 0
   else
-    answer[at] = { run.state, run.error, run.result }
+    answer[at] = { run.state, run.error, run.state == STATE.completed and run.result or '' }
     bytes = bytes + #packed
     if bytes > ENOUGH_BYTES then
       break

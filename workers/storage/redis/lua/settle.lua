@@ -33,8 +33,9 @@ local function put_back(id, job, run)
   line_up(job, run.place, id)
 end
 
-local function retry(id, record, job, run, delay, fault, counted, postponed)
+local function retry(id, record, job, run, delay, fault, counted, postponed, noted)
   if count(run, counted, postponed) then
+    run.result = with_failure(run.result, noted, now / 1000)
     if not counted and run.attempts >= job.max_attempts then
       run.error = '\1' .. string.sub(fault, 2)
       return conclude(id, record, job, run, STATE.failed, job.keep_failed)
@@ -75,9 +76,10 @@ local function apply(id, record, job, run, settlement)
     run.result = settlement[5]
     conclude(id, record, job, run, STATE.completed, settlement[4])
   elseif kind == RETRY then
-    retry(id, record, job, run, unpack(settlement, 4, 7))
+    retry(id, record, job, run, unpack(settlement, 4, 8))
   elseif kind == FAIL then
     run.error = settlement[5]
+    run.result = with_failure(run.result, settlement[6], now / 1000)
     conclude(id, record, job, run, STATE.failed, settlement[4])
   elseif kind == STOP then
     conclude(id, record, job, run, STATE.cancelled, settlement[4])

@@ -46,6 +46,7 @@ from workers.storage.base import Limits
 from workers.storage.sql.caller import Caller, connection_of, run_on, translated
 from workers.storage.sql.database import Begin
 from workers.storage.sql.errors import translate
+from workers.storage.sql.failures import fails
 from workers.storage.sql.postgres import steps
 from workers.storage.sql.postgres.listener import REGISTERED, PostgresListener, new_process
 from workers.storage.sql.recovery import recover
@@ -112,6 +113,8 @@ class PostgresDatabase:
         work = partial(steps.settle, settlements=settlements)
         if any(map(_takes_several_statements, settlements)):
             return self.change(begin, work)
+        if any(map(fails, settlements)):
+            return self._submit(self._prompt, self._changing(begin, work))
         return self._step(self._prompt, begin, work)
 
     async def settle_with(
@@ -129,6 +132,11 @@ class PostgresDatabase:
         return self._step(self._prompt, begin, work)
 
     def change(self, begin: Begin, work: Callable[[Transaction], T]) -> Future[T]:
+        return self._submit(self._patient, self._changing(begin, work))
+
+    def _changing(self, begin: Begin, work: Callable[[Transaction], T]) -> Callable[[], T]:
+        """Return what does the work in a transaction of several statements."""
+
         def run() -> T:
             with self._engine.begin() as connection:
                 transaction = begin(connection)
@@ -136,7 +144,7 @@ class PostgresDatabase:
                 _tell(transaction)
                 return result
 
-        return self._submit(self._patient, run)
+        return run
 
     async def change_with(self, connection: object, begin: Begin, work: Callable[[Transaction], T]) -> T:
         if self._which is None:  # `change_on` would ask as well, and block the event loop meanwhile

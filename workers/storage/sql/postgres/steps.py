@@ -35,6 +35,7 @@ from workers.storage.base import ANY_NAME
 from workers.storage.sql import dependents
 from workers.storage.sql.decision import decide
 from workers.storage.sql.endings import outcomes_by_id, why_lost
+from workers.storage.sql.failures import fails, note_failures
 from workers.storage.sql.postgres import stops
 from workers.storage.sql.rows import (
     Transaction,
@@ -235,6 +236,9 @@ def settle(transaction: Transaction, settlements: Sequence[Settlement]) -> list[
         elif token not in outcomes:
             first.setdefault(token, settlement)
     chosen = list(first.values())
+    if any(map(fails, chosen)):
+        stops.lock(transaction, chosen)
+        note_failures(transaction, chosen)
     outcomes |= _end(transaction, chosen)
     applied = [s for s in chosen if _status(outcomes.get(s.claim.token)) is SettleStatus.APPLIED]
     enqueue(transaction, [s.then for s in applied if isinstance(s, Completed) and s.then is not None])

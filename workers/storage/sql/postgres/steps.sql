@@ -451,7 +451,7 @@ BEGIN
                 attempts = 0, max_attempts = v_then.max_attempts, stalls = 0, uncounted = 0, cancel_requested = 0,
                 keep_completed = v_then.keep_completed, keep_failed = v_then.keep_failed, ordering_key = v_then.key,
                 backoff = v_then.backoff, chain_index = v_then.chain_index, worker = NULL, lease_until = NULL,
-                error = NULL
+                error = NULL, failures = NULL
             WHERE seq = v_job.seq RETURNING seq INTO v_seq;
             UPDATE workers_payloads SET seq = v_seq, data = v_job.result WHERE seq = v_job.seq;
             CONTINUE;

@@ -30,6 +30,7 @@ from workers.jobs import (
 from workers.storage.rules import count_retry
 from workers.storage.sql.dependents import tell_end
 from workers.storage.sql.endings import delete, outcomes_by_id, unhold
+from workers.storage.sql.failures import note_failures
 from workers.storage.sql.rows import (
     RowState,
     Transaction,
@@ -73,7 +74,7 @@ _GO_ON = text(
     "UPDATE workers_jobs SET seq = :next, name = :name, state = :state, priority = :priority, run_at = :run_at,"
     " attempts = 0, max_attempts = :max_attempts, stalls = 0, uncounted = 0, cancel_requested = 0,"
     " keep_completed = :keep_completed, keep_failed = :keep_failed, ordering_key = :ordering_key, backoff = :backoff,"
-    " chain_index = :chain_index, worker = NULL, lease_until = NULL, error = NULL WHERE seq = :seq"
+    " chain_index = :chain_index, worker = NULL, lease_until = NULL, error = NULL, failures = NULL WHERE seq = :seq"
 )
 _GO_ON_WITH = text("UPDATE workers_payloads SET seq = :next, data = :data WHERE seq = :seq")
 
@@ -234,6 +235,7 @@ class _Writes:
 
 def settle(transaction: Transaction, settlements: Sequence[Settlement]) -> list[SettleOutcome]:
     """See `Storage.settle`."""
+    note_failures(transaction, settlements)
     tokens = [decode_token(settlement.claim.token) for settlement in settlements]
     attempts: dict[int, _Attempt] = {}
     for batch in batches([seq for seq, _ in tokens]):
