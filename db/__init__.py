@@ -14,6 +14,7 @@ from db.deliveries import (
 from db.follows import Follow, FollowNews
 from db.host import Block, HostTablesError, Post, User, create_host_tables
 from db.identity import ForeignDatabase, OwnDatabase
+from db.operators import ActionSource, AdminAction
 from db.scheduling import RunOutcome, SchedulerJob
 from db.servers import (
     BlacklistedServer,
@@ -31,6 +32,8 @@ from db.url import DatabaseUrlError
 
 __all__ = [
     "AcceptedKey",
+    "ActionSource",
+    "AdminAction",
     "AttemptOutcome",
     "BlacklistRevision",
     "BlacklistedServer",

@@ -32,6 +32,7 @@ from federation.admin.blacklist_rows import (
     lock,
     replace,
 )
+from federation.base.audit import Order, noted
 from federation.protocol.errors import UrlError
 from federation.servers.blacklist import purge_expired
 from federation.servers.rules import canonical_rule, rules_covering
@@ -82,6 +83,7 @@ async def add(
     reason: str,
     expires_at: datetime | None = None,
     own_url: str | None = None,
+    order: Order | None = None,
 ) -> tuple[Change, Entry]:
     """Put *rule* (`https://evil.example`, or `*.evil.example` with all below it) in force until *expires_at*.
 
@@ -99,16 +101,20 @@ async def add(
         if wanted.is_met_by(before):
             return Change.UNCHANGED, before[0]
         (entry,) = await replace(session, [(wanted, before)])
+        if order is not None:
+            await session.execute(noted(order, affected=1))
     return (Change.CHANGED if before else Change.ADDED), entry
 
 
-async def remove(database: Database, rule: str) -> tuple[Entry, ...]:
+async def remove(database: Database, rule: str, *, order: Order | None = None) -> tuple[Entry, ...]:
     """Delete every row of *rule*, in whatever spelling. Return the deleted rows, which may be none."""
     name = _name_of(rule)
     async with database.transaction() as session:
         await lock(session)
         gone = [entry async for entry in entries_in(session) if name in (entry.rule, entry.server_url)]
         await delete_rows(session, [entry.id for entry in gone])
+        if gone and order is not None:
+            await session.execute(noted(order, affected=len(gone)))
     return tuple(gone)
 
 

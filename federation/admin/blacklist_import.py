@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from db import Database
 from federation.admin.blacklist_csv import LineNote, ReadRules, read_csv
 from federation.admin.blacklist_rows import Entry, WantedRule, entries_in, lock, replace
+from federation.base.audit import Order, noted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +68,9 @@ async def plan_import(database: Database, file: IO[bytes], *, own_url: str | Non
         return await _plan(session, read)
 
 
-async def apply_import(database: Database, plan: ImportPlan, *, skip_bad: bool = False) -> Imported:
+async def apply_import(
+    database: Database, plan: ImportPlan, *, skip_bad: bool = False, order: Order | None = None
+) -> Imported:
     """Put every rule of *plan* in force, in one transaction: all of them, or none if it fails.
 
     What has changed since it was planned is taken into account. Doing it again changes nothing.
@@ -83,6 +86,8 @@ async def apply_import(database: Database, plan: ImportPlan, *, skip_bad: bool =
         changes: list[tuple[WantedRule, Sequence[Entry]]] = [(wanted, ()) for wanted in current.added]
         changes += [(change.after, change.before) for change in current.changed]
         await replace(session, changes)
+        if order is not None:
+            await session.execute(noted(order, affected=len(changes)))
     return Imported(added=len(current.added), changed=len(current.changed), unchanged=len(current.unchanged))
 
 

@@ -54,6 +54,7 @@ from sqlmodel import col
 
 from db import Database, DeliveryJob, DeliveryState, HoldReason
 from federation.admin.deliveries import Selection, count, is_in
+from federation.base.audit import Order, Record, recorded
 from federation.base.job_queue import JobQueue
 from federation.delivery.order import lock_keys
 from federation.delivery.payloads import release
@@ -139,7 +140,9 @@ class BulkDeliveries:
         self._queue = queue
         self._batch = batch
 
-    async def retry(self, selection: Selection, *, progress: Progress = _unwatched) -> Retried:
+    async def retry(
+        self, selection: Selection, *, progress: Progress = _unwatched, order: Order | None = None
+    ) -> Retried:
         """Make every selected delivery that was given up owed again, with new attempts, and add its job to the queue.
 
         Failed and expired ones are retried; held ones only if the selection names that state, or ids.
@@ -155,16 +158,19 @@ class BulkDeliveries:
 
         async def retry_batch(batch: _Batch) -> None:
             nonlocal retried, out_of_order
-            done = await self._retry(batch, named)
+            done = await self._retry(batch, named, record)
             retried += len(done.ready) + done.waiting
             out_of_order |= done.out_of_order
             progress(len(batch.jobs))
 
-        await self._each_batch(named, retry_batch)
+        async with recorded(self._database, order) as record:
+            await self._each_batch(named, retry_batch)
         left = await count(self._database, [*chosen, unnamed])
         return Retried(retried=retried, left=left, out_of_order=len(out_of_order))
 
-    async def drop(self, selection: Selection, *, progress: Progress = _unwatched) -> Dropped:
+    async def drop(
+        self, selection: Selection, *, progress: Progress = _unwatched, order: Order | None = None
+    ) -> Dropped:
         """Give up the selected deliveries: delete row, text and job, except for those that a worker is just trying.
 
         Raises:
@@ -179,14 +185,15 @@ class BulkDeliveries:
             await self._queue.storage.remove([*batch.jobs])
             running = before | await self._running()
             idle = {job: row for job, row in batch.jobs.items() if job not in running}
-            gone = await self._delete_rows(idle, conditions)
+            gone = await self._delete_rows(idle, conditions, record)
             moved_on = [row for row in idle.values() if row not in gone]
             dropped += len(gone)
             busy += len(batch.jobs) - len(idle)
             busy += await self._count_left(moved_on, conditions) if moved_on else 0
             progress(len(batch.jobs))
 
-        await self._each_batch(conditions, drop_batch)
+        async with recorded(self._database, order) as record:
+            await self._each_batch(conditions, drop_batch)
         return Dropped(dropped=dropped, busy=busy)
 
     async def _each_batch(
@@ -214,12 +221,17 @@ class BulkDeliveries:
             last = rows[-1].place
             await change(_Batch(jobs=jobs, keys=sorted(keys)))
 
-    async def _retry(self, batch: _Batch, chosen: Sequence[ColumnElement[bool]]) -> _Again:
-        ids = [*batch.jobs.values()]
-        done = await self._database.transact(lambda connection: _ready_again(connection, ids, chosen))
+    async def _retry(self, batch: _Batch, chosen: Sequence[ColumnElement[bool]], record: Record) -> _Again:
+        def recording(change: Callable[[Connection], _Again], connection: Connection) -> _Again:
+            changed = change(connection)
+            record.add(connection, len(changed.ready) + changed.waiting)
+            return changed
+
+        again = partial(_ready_again, ids=[*batch.jobs.values()], chosen=chosen)
+        done = await self._database.transact(partial(recording, again))
         for start in range(0, len(batch.keys), KEYS_AT_ONCE):
-            change = partial(_in_order_again, keys=batch.keys[start : start + KEYS_AT_ONCE], chosen=chosen)
-            done = done.with_those_of(await self._database.transact(change))
+            in_order = partial(_in_order_again, keys=batch.keys[start : start + KEYS_AT_ONCE], chosen=chosen)
+            done = done.with_those_of(await self._database.transact(partial(recording, in_order)))
         await self._add(done.ready)
         return done
 
@@ -236,7 +248,9 @@ class BulkDeliveries:
             found.update(job.id for job in page.jobs)
         return found
 
-    async def _delete_rows(self, jobs: Mapping[str, str], conditions: Sequence[ColumnElement[bool]]) -> set[str]:
+    async def _delete_rows(
+        self, jobs: Mapping[str, str], conditions: Sequence[ColumnElement[bool]], record: Record
+    ) -> set[str]:
         """Delete those of the rows that still name these jobs and meet the conditions. Return which."""
         gone = (
             delete(TABLE)
@@ -251,6 +265,7 @@ class BulkDeliveries:
             these = (_is_among(TABLE.c.id, [*jobs.values()], dialect), _is_among(_JOB, [*jobs], dialect))
             rows = connection.execute(gone.where(*these)).all()
             release(connection, [row.payload_id for row in rows])
+            record.add(connection, len(rows))
             return rows, next_in_order(connection, places_of(rows), datetime.now(UTC))
 
         rows, ready = await self._database.transact(delete_rows)
@@ -277,7 +292,7 @@ def retryable(selection: Selection) -> ColumnElement[bool]:
     return or_(given_up, is_in(DeliveryState.HELD)) if means_held else given_up
 
 
-def _ready_again(connection: Connection, ids: Sequence[str], chosen: Sequence[ColumnElement[bool]]) -> _Again:
+def _ready_again(connection: Connection, *, ids: Sequence[str], chosen: Sequence[ColumnElement[bool]]) -> _Again:
     """Make rows without an ordering key ready for a new series."""
     statement = (
         update(TABLE)

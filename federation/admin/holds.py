@@ -13,6 +13,7 @@ from sqlmodel import col
 from db import DeliveryJob, DeliveryState, HoldReason, LinkState, ServerLink
 from federation.admin import deliveries
 from federation.admin.deliveries import is_in
+from federation.base.audit import UNRECORDED, Order, Record, noted, recorded
 from federation.delivery.rows import OwedRow, made_ready
 
 if TYPE_CHECKING:
@@ -39,36 +40,44 @@ def _unwatched(_rows: int) -> None:
     pass
 
 
-async def hold(federation: Federation, url: str) -> int:
+async def hold(federation: Federation, url: str, *, order: Order | None = None) -> int:
     """Hold deliveries to the server until `release`. Return how many are owed to it. Attempts under way go on."""
-    await federation.links.hold(url)
-    return await deliveries.count(federation.database, _of(url, is_in(DeliveryState.READY), is_in(DeliveryState.HELD)))
+    owed = await deliveries.count(federation.database, _of(url, is_in(DeliveryState.READY), is_in(DeliveryState.HELD)))
+
+    def note(connection: Connection) -> None:
+        if order is not None:
+            connection.execute(noted(order, affected=owed))
+
+    await federation.links.hold(url, also=note)
+    return owed
 
 
-async def release(federation: Federation, url: str) -> LetGo:
+async def release(federation: Federation, url: str, *, order: Order | None = None) -> LetGo:
     """Bring the server's link up, whatever is known of it, and release what is held for it, at the nodes' pace.
 
     Raises:
         SQLAlchemyError, WorkersError: the database or the queue failed; repeating it does the rest.
     """
-    await federation.links.release(url)
-    paced = await _count(federation, _of(url, _held_for(*_PACED)))
-    # Deliveries that may crash workers go out by themselves, in ever smaller groups.
-    soon = _held_for(HoldReason.BUSY, HoldReason.OURS) & col(DeliveryJob.suspect).is_(None)
-    others = await _ready(federation, _of(url, soon), _unwatched)
+    async with recorded(federation.database, order) as record:
+        paced = await _count(federation, _of(url, _held_for(*_PACED)))
+        await federation.links.release(url, also=lambda connection: record.add(connection, paced))
+        # Deliveries that may crash workers go out by themselves, in ever smaller groups.
+        soon = _held_for(HoldReason.BUSY, HoldReason.OURS) & col(DeliveryJob.suspect).is_(None)
+        others = await _ready(federation, _of(url, soon), _unwatched, record)
     return LetGo(released=paced + others, in_order=await _count(federation, _of(url, _held_for(HoldReason.ORDER))))
 
 
-async def release_all(federation: Federation, *, progress: Progress = _unwatched) -> LetGo:
+async def release_all(federation: Federation, *, progress: Progress = _unwatched, order: Order | None = None) -> LetGo:
     """Bring every link up, end every operator's hold, and add the jobs of all held deliveries to the queue at once.
 
     Raises:
         SQLAlchemyError, WorkersError: the database or the queue failed; repeating it does the rest.
     """
-    for url in await _closed(federation):
-        await federation.links.release(url)
-    everything = _held_for(*(reason for reason in HoldReason if reason is not HoldReason.ORDER))
-    released = await _ready(federation, [everything], progress)
+    async with recorded(federation.database, order) as record:
+        for url in await _closed(federation):
+            await federation.links.release(url)
+        everything = _held_for(*(reason for reason in HoldReason if reason is not HoldReason.ORDER))
+        released = await _ready(federation, [everything], progress, record)
     return LetGo(released=released, in_order=await _count(federation, [_held_for(HoldReason.ORDER)]))
 
 
@@ -82,14 +91,21 @@ async def _closed(federation: Federation) -> Sequence[str]:
     return [row[0] for row in await federation.database.rows(select(col(ServerLink.server_url)).where(is_closed))]
 
 
-async def _ready(federation: Federation, chosen: Sequence[ColumnElement[bool]], progress: Progress) -> int:
+async def _ready(
+    federation: Federation,
+    chosen: Sequence[ColumnElement[bool]],
+    progress: Progress,
+    record: Record = UNRECORDED,
+) -> int:
     """Make the chosen held deliveries ready, the oldest first, and add their jobs to the queue. Return how many."""
     # Without this, deliveries that a worker holds again meanwhile would be released again and again.
     held_before = col(DeliveryJob.held_at) <= datetime.now(UTC)
     oldest = select(col(DeliveryJob.id)).where(*chosen, held_before).order_by(col(DeliveryJob.created_at)).limit(BATCH)
 
     def change(connection: Connection) -> list[OwedRow]:
-        return made_ready(connection, connection.execute(oldest).scalars().all(), datetime.now(UTC))
+        rows = made_ready(connection, connection.execute(oldest).scalars().all(), datetime.now(UTC))
+        record.add(connection, len(rows))
+        return rows
 
     await federation.delivery_queue.start()
     total = 0

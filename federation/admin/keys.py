@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from sqlalchemy import func, select
 
 from db import Server
+from federation.base.audit import Order, recorded
 from federation.base.errors import ConfigurationError
 from federation.base.own_keys import begin_rotation, drop_old_pair
 from federation.base.settings import KEY_VARIABLES, OLD_KEY_VARIABLES
@@ -42,7 +44,9 @@ async def waiting(federation: Federation) -> list[Waiting]:
     return await rotation.waiting() if rotation.is_under_way else []
 
 
-async def rotate(federation: Federation, *, only: str | None, progress: Progress) -> RotationState:
+async def rotate(
+    federation: Federation, *, only: str | None, progress: Progress, order: Order | None = None
+) -> RotationState:
     """Make new keys if there are none yet, and ask servers to accept them.
 
     All servers are asked that do not know them, or *only* that one.
@@ -51,16 +55,19 @@ async def rotate(federation: Federation, *, only: str | None, progress: Progress
         ConfigurationError: they cannot be written where the old ones come from.
     """
     rotation = _rotation(federation)
-    if not rotation.is_under_way:
-        await rotation.prepare()
-        _begin(federation)
-    urls = [each.url for each in await rotation.waiting() if only in (None, each.url)]
-    with progress(len(urls), "servers") as done:
-        await rotation.ask(urls, lambda _: done(1))
+    async with recorded(federation.database, order) as record:
+        if not rotation.is_under_way:
+            await rotation.prepare()
+            _begin(federation)
+        urls = [each.url for each in await rotation.waiting() if only in (None, each.url)]
+        with progress(len(urls), "servers") as done:
+            asked = await rotation.ask(urls, lambda _: done(1))
+        confirmed = sum(each.problem is None for each in asked)
+        await federation.database.transact(lambda connection: record.add(connection, confirmed))
     return await _state(federation, rotation)
 
 
-async def forget_old(federation: Federation) -> RotationState:
+async def forget_old(federation: Federation, *, order: Order | None = None) -> RotationState:
     """Delete the old keys, and note that every server knows the new ones.
 
     Raises:
@@ -70,13 +77,18 @@ async def forget_old(federation: Federation) -> RotationState:
     file = federation.settings.key_file()
     if file is None and rotation.is_under_way:
         raise ConfigurationError([f"{name}: unset it, and restart every process" for name in OLD_KEY_VARIABLES])
+    async with recorded(federation.database, order):
+        await _forget(rotation, file)
+    return await _state(federation, rotation)
+
+
+async def _forget(rotation: KeyRotation, file: Path | None) -> None:
     if file is not None:
         try:
             drop_old_pair(file)
         except OSError as error:
             raise ConfigurationError([f"{file}: cannot be written: {error.strerror}"]) from None
     await rotation.forget_old(rotation.newest)
-    return await _state(federation, rotation)
 
 
 def _begin(federation: Federation) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
+from federation.base.audit import Order, Record, recorded
 from federation.base.reach import connect
 from workers import JobState, Queue, RepairOutcome, SetAside
 
@@ -73,6 +75,26 @@ async def stats(queues: Sequence[Queue]) -> list[QueueStats]:
         paused = await queue.manage.is_paused()
         found.append(QueueStats(queue=queue.storage.queue, paused=paused, counts=await queue.counts()))
     return found
+
+
+@asynccontextmanager
+async def recording(federation: Federation, order: Order | None) -> AsyncIterator[Count]:
+    """Note what the block does to queues, which are no part of the database's transactions; it counts what it did."""
+    async with recorded(federation.database, order) as record:
+        count = Count(federation, record)
+        yield count
+
+
+class Count:
+    """Counts what an operator's action did to queues."""
+
+    def __init__(self, federation: Federation, record: Record) -> None:
+        self._database = federation.database
+        self._record = record
+
+    async def add(self, number: int) -> None:
+        """Count what was just done."""
+        await self._database.transact(lambda connection: self._record.add(connection, number))
 
 
 async def pause(queues: Sequence[Queue]) -> None:

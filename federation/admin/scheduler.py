@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from db import RunOutcome, SchedulerJob, new_id
+from federation.base.audit import Order, recorded
 from federation.recurring_jobs import recurring_jobs
 from federation.scheduler.leases import Leases, last_runs
 from federation.scheduler.runner import JobRunner, Run
@@ -50,7 +51,7 @@ async def list_jobs(federation: Federation) -> list[JobRow]:
     return found
 
 
-async def run(federation: Federation, name: str) -> Run | None:
+async def run(federation: Federation, name: str, *, order: Order | None = None) -> Run | None:
     """Run the job to its end. Return None if another process is running it at this moment.
 
     Raises:
@@ -59,4 +60,8 @@ async def run(federation: Federation, name: str) -> Run | None:
     jobs = {job.name: job for job in recurring_jobs(federation)}
     if name not in jobs:
         raise LookupError(f"there is no recurring job {name!r}; there are {', '.join(jobs)}")
-    return await JobRunner(Leases(federation.database, holder=new_id()))(jobs[name], at_once=True)
+    async with recorded(federation.database, order) as record:
+        done = await JobRunner(Leases(federation.database, holder=new_id()))(jobs[name], at_once=True)
+        if done is not None and done.outcome is RunOutcome.DONE:
+            await federation.database.transact(lambda connection: record.add(connection, 1))
+    return done

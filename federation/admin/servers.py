@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import Select, delete, func, or_, select
+from sqlalchemy import Connection, Select, delete, func, or_, select
 from sqlmodel import col
 
 from db import (
@@ -24,6 +24,7 @@ from db import (
     ServerLink,
     ServerScorecard,
 )
+from federation.base.audit import Order, noted, recorded
 from federation.protocol.base64_text import decode_base64_sized
 from federation.protocol.urls import canonical_origin
 from federation.servers.link_rules import LONGEST_REST
@@ -196,12 +197,20 @@ async def scorecards(database: Database, urls: Sequence[str], *, window_days: in
     return {row.pop("server_url"): Scorecard(**row) for row in found}
 
 
-async def probe(federation: Federation, server: ServerRow) -> str | None:
+async def probe(federation: Federation, server: ServerRow, *, order: Order | None = None) -> str | None:
     """Ask the server for `/discover`. Return why it is not well; if it is, note that in the registry and its link.
 
     Where only a delivery can show whether the server accepts deliveries again, the next one is tried now. A failed
     probe is not counted: the planned probes go on. A blacklisted server is not asked.
     """
+    async with recorded(federation.database, order) as record:
+        problem = await _probe(federation, server)
+        if problem is None:
+            await federation.database.transact(lambda connection: record.add(connection, 1))
+    return problem
+
+
+async def _probe(federation: Federation, server: ServerRow) -> str | None:
     if await federation.registry.is_blacklisted(server.url):
         return "it is blacklisted here, and was not asked"
     problem = (await federation.probe.look(server.known)).problem
@@ -217,6 +226,28 @@ async def probe(federation: Federation, server: ServerRow) -> str | None:
     return None
 
 
+async def set_profile(federation: Federation, url: str, profile: str | None, *, order: Order | None = None) -> None:
+    """Note which implementation the server is known to run; None forgets it."""
+
+    def note(connection: Connection) -> None:
+        if order is not None:
+            connection.execute(noted(order, affected=1))
+
+    await federation.links.set_profile(url, profile, also=note)
+
+
+async def discover(federation: Federation, url: str, *, order: Order | None = None) -> KnownServer:
+    """Ask the server who it is, and register it.
+
+    Raises:
+        DiscoveryError, OutboundError: it did not answer, or not properly.
+    """
+    async with recorded(federation.database, order) as record:
+        server = await federation.discovery(url)
+        await federation.database.transact(lambda connection: record.add(connection, 1))
+    return server
+
+
 async def count_follows(database: Database, url: str) -> int:
     """Count the follows that name the server, and would be deleted with it."""
     named = or_(col(Follow.follower_server_url) == url, col(Follow.following_server_url) == url)
@@ -224,7 +255,7 @@ async def count_follows(database: Database, url: str) -> int:
         return int((await session.execute(select(func.count()).select_from(Follow).where(named))).scalar_one())
 
 
-async def accept_key(database: Database, url: str) -> bool:
+async def accept_key(database: Database, url: str, *, order: Order | None = None) -> bool:
     """Note that the keys that are registered for a server are its own. Return False if it is not in the registry.
 
     The analytics report them no longer as shared or changed. Keys that it gets later are judged anew.
@@ -236,12 +267,11 @@ async def accept_key(database: Database, url: str) -> bool:
             return False
         known = select(col(AcceptedKey.fingerprint)).where(col(AcceptedKey.server_url) == url)
         accepted = set((await session.execute(known)).scalars())
+        new = [each for each in {_fingerprint(key) for key in found} - accepted if each is not None]
         now = datetime.now(UTC)
-        session.add_all(
-            AcceptedKey(server_url=url, fingerprint=each, accepted_at=now)
-            for each in {_fingerprint(key) for key in found} - accepted
-            if each is not None
-        )
+        session.add_all(AcceptedKey(server_url=url, fingerprint=each, accepted_at=now) for each in new)
+        if order is not None:
+            await session.execute(noted(order, affected=len(new)))
     return True
 
 
@@ -253,14 +283,17 @@ def _fingerprint(key: str) -> str | None:
         return None
 
 
-async def forget(database: Database, url: str) -> bool:
+async def forget(database: Database, url: str, *, order: Order | None = None) -> bool:
     """Delete the server from the registry, together with the follows that name it. Return False if it was not there.
 
     It is discovered anew when something is to be delivered to it, or when it introduces itself.
     """
     gone = delete(Server).where(col(Server.url) == url).returning(col(Server.id))
     async with database.transaction() as session:
-        return (await session.execute(gone)).first() is not None
+        was_there = (await session.execute(gone)).first() is not None
+        if was_there and order is not None:
+            await session.execute(noted(order, affected=1))
+    return was_there
 
 
 def _rows() -> Select[tuple[object, ...]]:

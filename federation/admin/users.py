@@ -15,6 +15,7 @@ from sqlmodel import col
 
 from db import Database, User
 from db.host import columns_of_host, missing_of_host
+from federation.base.audit import Order, noted
 from federation.base.errors import ConfigurationError
 from federation.base.reach import HOST_ADVICE, enumerated
 
@@ -39,7 +40,7 @@ class UserPage:
     after: str | None
 
 
-async def add(database: Database, user: LocalUser) -> bool:
+async def add(database: Database, user: LocalUser, *, order: Order | None = None) -> bool:
     """Make a user; False if there is one of that id, which stays as it is.
 
     Raises:
@@ -51,6 +52,8 @@ async def add(database: Database, user: LocalUser) -> bool:
         async with database.transaction() as session:
             await (await session.connection()).run_sync(_require_minimal)
             await session.execute(insert(User).values(asdict(user)))
+            if order is not None:
+                await session.execute(noted(order, affected=1))
     except IntegrityError:
         return False
     return True

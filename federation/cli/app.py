@@ -18,6 +18,7 @@ import typer
 from typer.main import get_command
 
 from federation.cli import (
+    actions,
     analytics,
     blacklist,
     database,
@@ -86,6 +87,7 @@ app.add_typer(scheduler.app, name="scheduler")
 app.add_typer(database.app, name="db")
 app.add_typer(keys.app, name="keys")
 app.add_typer(users.app, name="users")
+app.add_typer(actions.app, name="actions")
 app.command("analytics", context_settings=analytics.SETTINGS, add_help_option=False)(analytics.analytics)
 
 

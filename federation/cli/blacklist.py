@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from federation.cli.options import AsJson, Limit, ServerUrl, group
+from federation.cli.orders import order
 from federation.cli.output import print_json, print_lines, print_table
 from federation.cli.problems import NOT_FOUND, fail
 from federation.cli.session import with_database, with_node
@@ -45,7 +46,12 @@ def add(
         expires_at = datetime.now(UTC) + parse_duration(lasts) if lasts else None
         change, entry = with_node(
             lambda federation: blacklist.add(
-                federation.database, rule, reason=reason, expires_at=expires_at, own_url=federation.own_url
+                federation.database,
+                rule,
+                reason=reason,
+                expires_at=expires_at,
+                own_url=federation.own_url,
+                order=order("blacklist add", rule=rule, reason=reason, lasts=lasts),
             )
         )
     except ValueError as error:  # not a rule, or not a duration
@@ -61,7 +67,8 @@ def remove(rule: Rule, as_json: AsJson = False) -> None:
     """Lift a rule, in whatever spelling it is stored."""
     from federation.admin import blacklist
 
-    gone = with_database(lambda database: blacklist.remove(database, rule))
+    asked = order("blacklist remove", rule=rule)
+    gone = with_database(lambda database: blacklist.remove(database, rule, order=asked))
     if not gone:
         fail(f"there is no rule {rule}; `federation blacklist check URL` tells which rules cover a server",
              status=NOT_FOUND)  # fmt: skip
@@ -135,7 +142,10 @@ def import_rules(
     if not as_json:
         _print_plan(planned)
     if not dry_run and not refused:
-        imported = with_database(lambda database: blacklist.apply_import(database, planned, skip_bad=skip_bad))
+        asked = order("blacklist import", file=file.name, skip_bad=skip_bad)
+        imported = with_database(
+            lambda database: blacklist.apply_import(database, planned, skip_bad=skip_bad, order=asked)
+        )
     if as_json:
         print_json({"plan": planned, "imported": imported})
     elif imported is not None:

@@ -8,16 +8,20 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from federation.cli.options import AsJson, Limit, OlderThan, ServerUrl, Yes, group
+from federation.cli.orders import order
 from federation.cli.output import confirm, print_json, print_lines, print_table, progress, shown
 from federation.cli.problems import NOT_FOUND, fail
 from federation.cli.session import with_database, with_node
+from federation.cli.tail import tail
 
 if TYPE_CHECKING:
     from federation.admin.deliveries import Selection
     from federation.admin.deliveries_bulk import BulkDeliveries
     from federation.app import Federation
+    from federation.base.audit import Order
 
-app = group("Deliveries, owed or given up: list, show, stats, retry, drop, hold, release.")
+app = group("Deliveries, owed or given up: list, show, stats, tail, retry, drop, hold, release.")
+app.command("tail")(tail)
 
 
 class State(StrEnum):
@@ -215,7 +219,8 @@ def retry(
     if not total:
         fail("no delivery that was given up is chosen", status=NOT_FOUND)
     with progress(total, "retrying") as bar:
-        done = with_node(lambda federation: _bulk(federation).retry(chosen, progress=bar))
+        asked = _order("retry", chosen)
+        done = with_node(lambda federation: _bulk(federation).retry(chosen, progress=bar, order=asked))
     if as_json:
         print_json(done)
     else:
@@ -251,7 +256,8 @@ def drop(
         fail("no delivery is chosen", status=NOT_FOUND)
     confirm(f"Drop {counted(total)}? What is dropped cannot be brought back.", yes=yes)
     with progress(total, "dropping") as bar:
-        done = with_node(lambda federation: _bulk(federation).drop(chosen, progress=bar))
+        asked = _order("drop", chosen)
+        done = with_node(lambda federation: _bulk(federation).drop(chosen, progress=bar, order=asked))
     if as_json:
         print_json(done)
     else:
@@ -271,7 +277,8 @@ def hold(url: ServerUrl, as_json: AsJson = False) -> None:
     from federation.admin.servers import server_url
 
     name = server_url(url)
-    owed = with_node(lambda federation: holds.hold(federation, name))
+    asked = order("deliveries hold", server_url=name)
+    owed = with_node(lambda federation: holds.hold(federation, name, order=asked))
     if as_json:
         print_json({"url": name, "owed": owed})
     else:
@@ -305,12 +312,14 @@ def release(
         fail("say which: a URL, or --all")
     if url is not None:
         name = server_url(url)
-        done = with_node(lambda federation: holds.release(federation, name))
+        asked = order("deliveries release", server_url=name)
+        done = with_node(lambda federation: holds.release(federation, name, order=asked))
     else:
         held = [deliveries.is_in(DeliveryState.HELD)]
         total = with_database(lambda database: deliveries.count(database, held))
         with progress(total, "releasing") as bar:
-            done = with_node(lambda federation: holds.release_all(federation, progress=bar))
+            asked = order("deliveries release", all=True)
+            done = with_node(lambda federation: holds.release_all(federation, progress=bar, order=asked))
     if as_json:
         print_json(done)
         return
@@ -320,6 +329,17 @@ def release(
 
 def _counted(number: int) -> str:
     return "1 delivery is" if number == 1 else f"{number} deliveries are"
+
+
+def _order(verb: str, chosen: Selection) -> Order:
+    return order(
+        f"deliveries {verb}",
+        server_url=chosen.server_url,
+        ids=chosen.ids,
+        state=chosen.state,
+        code=chosen.code,
+        older_than=chosen.older_than,
+    )
 
 
 def _bulk(federation: Federation) -> BulkDeliveries:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from federation.cli.options import AsJson, Yes, group
+from federation.cli.orders import order
 from federation.cli.output import confirm, print_json, print_lines, print_table, progress
 from federation.cli.problems import NOT_FOUND, fail
 from federation.cli.session import load_settings, with_node
@@ -84,9 +85,11 @@ def rotate(
     if forget_old:
         number = len(with_node(keys.waiting))
         confirm(f"Drop the old keys? Servers that know us by them alone: {number}.", yes=yes)
-        state = with_node(keys.forget_old)
+        asked = order("keys rotate", forget_old=True)
+        state = with_node(lambda node: keys.forget_old(node, order=asked))
     else:
-        state = with_node(lambda node: keys.rotate(node, only=name, progress=progress))
+        asked = order("keys rotate", server_url=name, only=name)
+        state = with_node(lambda node: keys.rotate(node, only=name, progress=progress, order=asked))
     if as_json:
         print_json(state)
     else:

@@ -25,7 +25,7 @@ NARROWEST: Final = 20
 
 def print_json(value: object) -> None:
     """Print *value* on stdout as one JSON document: days and times in ISO 8601, durations in seconds."""
-    typer.echo(escaped_json(json.dumps(_jsonable(value), ensure_ascii=False, indent=2)))
+    typer.echo(escaped_json(json.dumps(jsonable(value), ensure_ascii=False, indent=2)))
 
 
 def print_lines(lines: Iterable[str]) -> None:
@@ -131,7 +131,7 @@ def progress(total: int, what: str) -> Iterator[Bar]:
         yield ShownBar()
 
 
-def _jsonable(value: object) -> object:
+def jsonable(value: object) -> object:
     match value:
         case datetime():
             return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
@@ -142,9 +142,9 @@ def _jsonable(value: object) -> object:
         case Enum():
             return value.value
         case Mapping():
-            return {str(_jsonable(key)): _jsonable(each) for key, each in value.items()}
+            return {str(jsonable(key)): jsonable(each) for key, each in value.items()}
         case list() | tuple():
-            return [_jsonable(each) for each in value]
+            return [jsonable(each) for each in value]
     if dataclasses.is_dataclass(value):
-        return {field.name: _jsonable(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {field.name: jsonable(getattr(value, field.name)) for field in dataclasses.fields(value)}
     return value

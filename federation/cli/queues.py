@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from federation.cli.options import AsJson, Duration, Yes, group
+from federation.cli.orders import order
 from federation.cli.output import confirm, print_json, print_lines, print_table
 from federation.cli.problems import NOT_FOUND, fail
 from federation.cli.session import with_node
@@ -62,7 +63,7 @@ def pause(queue: QueueName = None, as_json: AsJson = False) -> None:
     """
     from federation.admin import queues
 
-    names = _with_each(queue, queues.pause)
+    names = _with_each("pause", queue, queues.pause)
     if as_json:
         print_json({"paused": names})
     else:
@@ -74,7 +75,7 @@ def resume(queue: QueueName = None, as_json: AsJson = False) -> None:
     """Let workers take jobs again."""
     from federation.admin import queues
 
-    names = _with_each(queue, queues.resume)
+    names = _with_each("resume", queue, queues.resume)
     if as_json:
         print_json({"resumed": names})
     else:
@@ -101,9 +102,16 @@ def clean(
     age = parse_duration(older_than)
     ended = "were cancelled" if state is EndState.CANCELLED else state.value
     confirm(f"Remove the records of jobs that {ended} more than {older_than} ago?", yes=yes)
-    removed = with_node(
-        lambda federation: queues.clean(_chosen(federation, queue), JobState(state.value), older_than=age)
-    )
+
+    async def session(federation: Federation) -> dict[str, int]:
+        chosen = _chosen(federation, queue)
+        asked = order("queues clean", queue=queue, state=state.value, older_than=older_than)
+        async with queues.recording(federation, asked) as count:
+            gone = await queues.clean(chosen, JobState(state.value), older_than=age)
+            await count.add(sum(gone.values()))
+        return gone
+
+    removed = with_node(session)
     if as_json:
         print_json(removed)
     else:
@@ -129,7 +137,10 @@ def repair(
 
     async def session(federation: Federation) -> tuple[list[queues.Repair], bool]:
         chosen = _chosen(federation, queue)
-        return await queues.repair(chosen, drop=drop), queues.set_nothing_aside(chosen)
+        async with queues.recording(federation, order("queues repair", queue=queue, drop=drop)) as count:
+            repaired = await queues.repair(chosen, drop=drop)
+            await count.add(len(repaired))
+        return repaired, queues.set_nothing_aside(chosen)
 
     if drop:
         confirm("Remove what was set aside and cannot be queued again?", yes=yes)
@@ -164,12 +175,15 @@ def list_workers(as_json: AsJson = False) -> None:
     )
 
 
-def _with_each(name: str | None, work: Callable[[Sequence[Queue]], Awaitable[None]]) -> list[str]:
+def _with_each(verb: str, name: str | None, work: Callable[[Sequence[Queue]], Awaitable[None]]) -> list[str]:
     """Do the work with each chosen queue, and return their names."""
+    from federation.admin import queues
 
     async def session(federation: Federation) -> list[str]:
         chosen = _chosen(federation, name)
-        await work(chosen)
+        async with queues.recording(federation, order(f"queues {verb}", queue=name)) as count:
+            await work(chosen)
+            await count.add(len(chosen))
         return [queue.storage.queue for queue in chosen]
 
     return with_node(session)

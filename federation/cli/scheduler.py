@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from federation.cli.options import AsJson, group
+from federation.cli.orders import order
 from federation.cli.output import print_json, print_lines, print_table
 from federation.cli.problems import NOT_FOUND, fail
 from federation.cli.session import with_node
@@ -48,7 +49,7 @@ def run(
 
     async def run_named(federation: Federation) -> Run | None:
         try:
-            return await scheduler.run(federation, name)
+            return await scheduler.run(federation, name, order=order("scheduler run", name=name))
         except LookupError as error:
             fail(str(error))
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from federation.cli.options import AsJson, Limit, ServerUrl, Yes, group
+from federation.cli.orders import order
 from federation.cli.output import confirm, print_json, print_lines, print_table
 from federation.cli.problems import NOT_FOUND, fail
 from federation.cli.session import with_database, with_node
@@ -143,7 +144,7 @@ def discover(url: ServerUrl, as_json: AsJson = False) -> None:
 
     async def ask(federation: Federation) -> KnownServer:
         async with asyncio.timeout(MOST_TO_WAIT):
-            return await federation.discovery(name)
+            return await servers.discover(federation, name, order=order("servers discover", server_url=name))
 
     try:
         server = with_node(ask)
@@ -172,7 +173,7 @@ def probe(url: ServerUrl, as_json: AsJson = False) -> None:
         server = await servers.show(federation.database, name)
         if server is None:
             fail(f"{name} is not in the registry; `federation servers discover {name}` registers it", status=NOT_FOUND)
-        return await servers.probe(federation, server)
+        return await servers.probe(federation, server, order=order("servers probe", server_url=name))
 
     problem = with_node(look)
     if as_json:
@@ -194,7 +195,8 @@ def set_profile(
 
     name = servers.server_url(url)
     known = None if profile is ProfileChoice.NONE else profile.value
-    with_node(lambda federation: federation.links.set_profile(name, known))
+    asked = order("servers set", server_url=name, profile=profile.value)
+    with_node(lambda federation: servers.set_profile(federation, name, known, order=asked))
     if as_json:
         print_json({"url": name, "profile": known})
     else:
@@ -211,7 +213,8 @@ def accept_key(url: ServerUrl, as_json: AsJson = False) -> None:
     from federation.admin import servers
 
     name = servers.server_url(url)
-    if not with_database(lambda database: servers.accept_key(database, name)):
+    asked = order("servers accept-key", server_url=name)
+    if not with_database(lambda database: servers.accept_key(database, name, order=asked)):
         fail(f"{name} is not in the registry", status=NOT_FOUND)
     if as_json:
         print_json({"url": name})
@@ -233,7 +236,8 @@ def forget(url: ServerUrl, yes: Yes = False, as_json: AsJson = False) -> None:
     follows = with_database(lambda database: servers.count_follows(database, name))
     told = counted(follows, "follow")
     confirm(f"Forget {name}, and {told} with it?", yes=yes)
-    if not with_database(lambda database: servers.forget(database, name)):
+    asked = order("servers forget", server_url=name)
+    if not with_database(lambda database: servers.forget(database, name, order=asked)):
         fail(f"{name} is not in the registry", status=NOT_FOUND)
     if as_json:
         print_json({"url": name, "follows": follows})

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from federation.cli.options import AsJson, Limit, group
+from federation.cli.orders import order
 from federation.cli.output import print_json, print_lines, print_table
 from federation.cli.problems import NOT_FOUND, fail
 from federation.cli.session import with_database
@@ -40,7 +41,8 @@ def add(
 
     user = users.LocalUser(id=user_id, is_private=private, post_propagation_policy=posts_to.value)
     try:
-        is_new = with_database(lambda database: users.add(database, user))
+        asked = order("users add", id=user_id, private=private, posts_to=posts_to.value)
+        is_new = with_database(lambda database: users.add(database, user, order=asked))
     except ValueError as error:
         fail(str(error))
     if not is_new:

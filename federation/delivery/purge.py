@@ -11,6 +11,7 @@ from sqlalchemy.orm import aliased
 from sqlmodel import col
 
 from db import (
+    AdminAction,
     Database,
     DeliveryAttempt,
     DeliveryJob,
@@ -31,12 +32,13 @@ KEEP_SETTLED_ROWS: Final = timedelta(days=7)
 KEEP_ATTEMPTS: Final = timedelta(days=30)
 KEEP_FOLLOW_NEWS: Final = timedelta(days=30)
 KEEP_HISTORY: Final = timedelta(days=365)
-"""How long losses and changes of health are kept, for the analytics."""
+"""How long losses and changes of health are kept, for the analytics, and what operators did, for whoever asks."""
 KEEP_UNUSED_TEXTS: Final = timedelta(days=1)
 BATCH: Final = 5_000
 
 _Kept: TypeAlias = (
-    DeliveryJob
+    AdminAction
+    | DeliveryJob
     | DeliveryAttempt
     | DeliveryLoss
     | DeliveryPayload
@@ -54,10 +56,10 @@ class Purge:
     """Deletes what has been kept long enough. Repeating it does nothing.
 
     It deletes settled deliveries after 7 days, and writes down which were lost; attempts and the notes on follows after
-    30 days, registrations that led to nothing after 30 (`UnusedServers`), what was written down of losses and changes
-    of health after a year, but not the last change of a server's, expired rotation challenges and blacklist rules, and
-    shared texts without a row, which are left when somebody deletes rows by hand. It works in batches: one transaction
-    must not hold SQLite's write lock for long.
+    30 days, registrations that led to nothing after 30 (`UnusedServers`), what was written down of losses, of what
+    operators did and of changes of health after a year, but not the last change of a server's, expired rotation
+    challenges and blacklist rules, and shared texts without a row, which are left when somebody deletes rows by hand.
+    It works in batches: one transaction must not hold SQLite's write lock for long.
     """
 
     def __init__(self, database: Database, *, clock: Clock | None = None) -> None:
@@ -81,6 +83,7 @@ class Purge:
             "texts": await self._delete(DeliveryPayload, _is_unused(now - KEEP_UNUSED_TEXTS)),
             "servers": await self._unused_servers.purge(),
             "health_events": await self._delete(ServerHealthEvent, _is_told_by_a_later(now - KEEP_HISTORY)),
+            "actions": await self._delete(AdminAction, col(AdminAction.at) < now - KEEP_HISTORY),
             "losses": await self._delete(DeliveryLoss, col(DeliveryLoss.lost_at) < now - KEEP_HISTORY),
         }
 

@@ -39,6 +39,12 @@ HEARD_INTERVAL: Final = timedelta(minutes=1)
 NEVER: Final = datetime.min.replace(tzinfo=UTC)
 
 Rule: TypeAlias = Callable[[Link], Link]
+Also: TypeAlias = Callable[[Connection], None]
+"""What else the transaction of a change writes: an operator's change is noted together with it."""
+
+
+def _nothing_else(_connection: Connection) -> None:
+    pass
 
 
 class Links:
@@ -169,14 +175,14 @@ class Links:
         if (await self.find(server_url)).state is not LinkState.UP:
             await self._change(server_url, lambda link: _probed_by(link, now), "heard")
 
-    async def hold(self, server_url: str) -> None:
+    async def hold(self, server_url: str, *, also: Also = _nothing_else) -> None:
         """Hold deliveries to the server until `release`, as an operator wants."""
         now = self._clock.now()
         await self._change(
-            server_url, lambda link: replace(link, operator_hold=True, release_at=None, since=now), OPERATOR
+            server_url, lambda link: replace(link, operator_hold=True, release_at=None, since=now), OPERATOR, also
         )
 
-    async def release(self, server_url: str) -> None:
+    async def release(self, server_url: str, *, also: Also = _nothing_else) -> None:
         """Send what is held for the server, whatever is known of it, as an operator wants."""
         now = self._clock.now()
 
@@ -184,7 +190,7 @@ class Links:
             link = link_rules.raised(replace(link, operator_hold=False, rest_until=None, rests=0), now)
             return replace(link, release_at=link.release_at or now)
 
-        await self._change(server_url, let_go, OPERATOR)
+        await self._change(server_url, let_go, OPERATOR, also)
 
     async def release_held(self, server_url: str) -> None:
         """Release what is held for the server from now on, if it is up and no release is under way."""
@@ -195,9 +201,9 @@ class Links:
             "held",
         )
 
-    async def set_profile(self, server_url: str, profile: str | None) -> None:
+    async def set_profile(self, server_url: str, profile: str | None, *, also: Also = _nothing_else) -> None:
         """Set the implementation that the server is known to run; None forgets it."""
-        await self._change(server_url, lambda link: replace(link, profile=profile), "profile")
+        await self._change(server_url, lambda link: replace(link, profile=profile), "profile", also)
 
     async def due_for_probe(self, limit: int) -> Sequence[Link]:
         """Return links whose next probe is due, the one due longest first."""
@@ -222,7 +228,7 @@ class Links:
         self._cache.drop(server_url)
         self._noted.pop(server_url, None)
 
-    async def _change(self, server_url: str, rule: Rule, reason: str) -> Link:
+    async def _change(self, server_url: str, rule: Rule, reason: str, also: Also = _nothing_else) -> Link:
         now = self._clock.now()
 
         def change(connection: Connection) -> tuple[Link, Link]:
@@ -230,6 +236,7 @@ class Links:
             after = rule(before)
             if after != before:
                 store(connection, after)
+            also(connection)
             return before, after
 
         try:

@@ -32,6 +32,7 @@ from workers.storage.sql import SqlStorage
 
 _OURS = {
     "accepted_keys",
+    "admin_actions",
     "delivery_losses",
     "blacklist_revision",
     "database_identity",

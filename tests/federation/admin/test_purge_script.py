@@ -35,7 +35,7 @@ async def test_what_is_past_its_time_goes(database: Database, database_url: str,
             session.add(row)
     done = run(tmp_path, database_url)
     assert (done.returncode, done.stderr) == (0, "")
-    names = ("attempts", "rotations", "follow_news", "rules", "texts", "servers", "health_events", "losses")
+    names = ("attempts", "rotations", "follow_news", "rules", "texts", "servers", "health_events", "actions", "losses")
     others = ", ".join(f"{name}: 0" for name in names)
     assert done.stdout == f"deliveries: 1, {others}\n"
     async with database.read() as session:
