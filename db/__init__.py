@@ -15,6 +15,7 @@ from db.follows import Follow, FollowNews
 from db.host import Block, HostTablesError, Post, User, create_host_tables
 from db.identity import ForeignDatabase, OwnDatabase
 from db.operators import ActionSource, AdminAction
+from db.rollups import AttemptMinute, DeliveryTotal, RollupPosition, ServerSummary
 from db.scheduling import RunOutcome, SchedulerJob
 from db.servers import (
     BlacklistedServer,
@@ -34,6 +35,7 @@ __all__ = [
     "AcceptedKey",
     "ActionSource",
     "AdminAction",
+    "AttemptMinute",
     "AttemptOutcome",
     "BlacklistRevision",
     "BlacklistedServer",
@@ -46,6 +48,7 @@ __all__ = [
     "DeliveryLoss",
     "DeliveryPayload",
     "DeliveryState",
+    "DeliveryTotal",
     "FederationTable",
     "Follow",
     "FollowNews",
@@ -58,6 +61,7 @@ __all__ = [
     "Post",
     "QueueSighting",
     "RelayCandidate",
+    "RollupPosition",
     "RotateChallengeToken",
     "RunOutcome",
     "SchedulerJob",
@@ -66,6 +70,7 @@ __all__ = [
     "ServerHealthEvent",
     "ServerLink",
     "ServerScorecard",
+    "ServerSummary",
     "SightingKind",
     "User",
     "create_host_tables",

@@ -79,10 +79,11 @@ class DeliveryJob(FederationTable, table=True):
 
     __tablename__ = "delivery_jobs"
     __table_args__ = (
-        # The predicates name no column that an attempt updates, so PostgreSQL can keep those updates out of the index.
-        _partial("delivery_jobs_ready_idx", "created_at", where="state = 'ready' AND settled_at IS NULL"),
+        # None names a column that the beginning of an attempt updates, so PostgreSQL keeps that out of the indexes.
+        Index("delivery_jobs_state_idx", "state", "created_at", "id"),
+        Index("delivery_jobs_server_idx", "server_url", "state", "created_at", "id"),
+        _partial("delivery_jobs_code_idx", "error_code", "created_at", "id", where="error_code IS NOT NULL"),
         _partial("delivery_jobs_held_idx", "server_url", "held_reason", "created_at", where="state = 'held'"),
-        _partial("delivery_jobs_held_age_idx", "created_at", where="state = 'held'"),
         _partial("delivery_jobs_held_until_idx", "next_attempt_at", where="state = 'held'"),
         _partial("delivery_jobs_suspect_idx", "suspect", where="suspect IS NOT NULL"),
         _partial("delivery_jobs_released_idx", "released_at", where="released_at IS NOT NULL"),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from federation.base.own_keys import drop_old_pair
 from federation.delivery.purge import Purge
+from federation.rollups.job import INTERVAL, Rollups
 from federation.scheduler.analytics import NightlyAnalytics
 from federation.scheduler.runner import JobFailed, RecurringJob
 from federation.servers.key_rotation import KeyRotation
@@ -44,6 +45,12 @@ def recurring_jobs(federation: Federation) -> tuple[RecurringJob, ...]:
             does="deletes settled deliveries, attempts, rotations, news of follows and unused registrations in time",
             interval=timedelta(hours=1),
             run=Purge(federation.database, clock=federation.clock),
+        ),
+        RecurringJob(
+            name="rollups",
+            does="counts attempts by minute, and deliveries by server and state, for those who look",
+            interval=INTERVAL,
+            run=Rollups(federation.database, clock=federation.clock),
         ),
         RecurringJob(
             name="storage-sweep",

@@ -33,7 +33,11 @@ from workers.storage.sql import SqlStorage
 _OURS = {
     "accepted_keys",
     "admin_actions",
+    "attempt_minutes",
     "delivery_losses",
+    "delivery_totals",
+    "rollup_positions",
+    "server_summaries",
     "blacklist_revision",
     "database_identity",
     "delivery_attempts",
