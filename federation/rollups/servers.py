@@ -9,12 +9,12 @@ transactions. Processes that do it at once write the same.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 from sqlalchemy import (
     ColumnElement,
     Connection,
-    Executable,
     Row,
     Select,
     Text,
@@ -63,10 +63,9 @@ class ServerSummaries:
         gone = [row.server_url for row in await self._database.rows(_GONE)]
         for start in range(0, len(changed), BATCH):
             rows = [_values(row) for row in changed[start : start + BATCH]]
-            await self._database.transact(lambda connection, rows=rows: connection.execute(_upsert(connection), rows))
+            await self._database.transact(partial(_write, rows=rows))
         for start in range(0, len(gone), BATCH):
-            urls = {"urls": gone[start : start + BATCH]}
-            await self._database.transact(lambda connection, urls=urls: connection.execute(_REMOVED, urls))
+            await self._database.transact(partial(_remove, urls=gone[start : start + BATCH]))
         return len(changed) + len(gone)
 
 
@@ -74,10 +73,14 @@ def _values(row: Row[*tuple[Any, ...]]) -> dict[str, object]:
     return dict(row._mapping)
 
 
-def _upsert(connection: Connection) -> Executable:
+def _write(connection: Connection, *, rows: Sequence[dict[str, object]]) -> None:
     upsert = (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(_TABLE)
     changed = {name: upsert.excluded[name] for name in _NAMES if name != "server_url"}
-    return upsert.on_conflict_do_update(index_elements=[_TABLE.c.server_url], set_=changed)
+    connection.execute(upsert.on_conflict_do_update(index_elements=[_TABLE.c.server_url], set_=changed), rows)
+
+
+def _remove(connection: Connection, *, urls: Sequence[str]) -> None:
+    connection.execute(_REMOVED, {"urls": urls})
 
 
 def _counts() -> Select[*tuple[Any, ...]]:

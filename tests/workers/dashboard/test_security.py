@@ -1,0 +1,342 @@
+"""Who comes in, who may act, and what another site's page can do: nothing."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from ipaddress import ip_network
+
+import pytest
+from starlette.requests import Request
+
+from tests.workers.dashboard.browsing import Person, token_in
+from tests.workers.dashboard.conftest import ACCOUNTS, PASSWORD, QUICK, MakeSite
+from workers.dashboard.access import Access, AccessError, TrustedProxy
+from workers.dashboard.accounts import Account, Accounts, Role, hash_password, make_token, parse_accounts
+from workers.dashboard.cookies import BrowserSession, Signer
+from workers.dashboard.site import Site
+from workers.dashboard.throttle import LoginThrottle, Rate
+from workers.dashboard.visit import ActionTaken
+from workers.queue import Queue
+
+SECRET = "0123456789abcdef-shared"
+PAUSE = ("/queue/pause", ("queue", "mail"), ("confirmed", "yes"))
+
+
+async def test_without_an_account_it_shows_and_does_not_act(make_site: MakeSite, queue: Queue) -> None:
+    """On loopback, where it needs a decision to act."""
+    person = Person(make_site(Access()).app)
+    page = await person.sees("/queue?name=mail")
+    assert "shows only" in page
+    assert "/queue/pause" not in page
+    refused = await person.sends(PAUSE[0], *PAUSE[1:], page="/queue?name=mail")
+    assert refused.status_code == 403
+    assert "You may look, and not act." in refused.text
+    assert not await queue.manage.is_paused()
+
+
+@pytest.mark.parametrize("bind", ["0.0.0.0", "192.0.2.7", "::"])
+def test_without_an_account_it_listens_on_loopback_only(bind: str) -> None:
+    """Also if it would only show."""
+    with pytest.raises(AccessError, match="loopback"):
+        Access(bind=bind, allow_actions=True)
+    Access(bind=bind, accounts=ACCOUNTS)
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:8765", 200),
+        ("127.0.0.1:8765", 200),
+        ("[::1]:8765", 200),
+        ("evil.test:8765", 421),
+        ("127.0.0.1.evil.test", 421),
+        ("localhost.", 421),
+        ("", 421),
+        ("[", 421),
+    ],
+)
+async def test_a_name_that_is_not_its_own_is_not_answered(acting: Site, host: str, status: int) -> None:
+    """A site that points its name at our address, as by DNS rebinding, reads and does nothing here."""
+    answer = await Person(acting.app).client.get("/queues", headers={"host": host})
+    assert answer.status_code == status
+    assert ("mail" in answer.text) == (status == 200)
+
+
+async def test_behind_a_proxy_it_is_called_by_its_url(make_site: MakeSite) -> None:
+    """Its cookie is for TLS and this host alone then."""
+    site = make_site(Access(accounts=ACCOUNTS, url="https://ops.example", bind="0.0.0.0"))
+    answer = await Person(site.app, base="http://ops.example").client.get("/login")
+    assert answer.status_code == 200
+    assert answer.headers["set-cookie"].startswith("__Host-dashboard=")
+    assert "; Secure" in answer.headers["set-cookie"]
+
+
+@pytest.mark.parametrize(
+    "path", ["/queues", "/nowhere", "/login", "/static/x/live.js", "/live?topic=none", "/queue?name=no"]
+)
+async def test_every_answer_forbids_foreign_content_and_frames(acting: Site, path: str) -> None:
+    """Scripts and styles come from its own files only, and no other page may show it in a frame."""
+    answer = await Person(acting.app).client.get(path)
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert "unsafe" not in policy
+    assert answer.headers["x-frame-options"] == "DENY"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+async def test_pages_have_no_inline_script_or_style(acting: Site, queue: Queue) -> None:
+    """Otherwise the policy would break them."""
+    await queue.enqueue(1, id="one")
+    person = Person(acting.app)
+    for path in ("/queues", "/workers", "/queue?name=mail", "/job?queue=mail&id=one"):
+        page = await person.sees(path)
+        assert " style=" not in page
+        assert "<style" not in page
+        assert page.count("<script") == 1
+        assert " onclick" not in page
+
+
+@pytest.mark.parametrize("token", ["none", "malformed", "anothers"])
+async def test_a_form_without_the_token_of_its_session_does_nothing(acting: Site, queue: Queue, token: str) -> None:
+    """CSRF: the browser sends the cookie, and the other site knows no token."""
+    person, other = Person(acting.app), Person(acting.app)
+    await person.sees("/queue?name=mail")
+    sent = {
+        "none": [],
+        "malformed": [("form_token", "é" * 70)],
+        "anothers": [("form_token", await other.token("/queue?name=mail"))],
+    }
+    refused = await person.posts(PAUSE[0], *PAUSE[1:], *sent[token])
+    assert refused.status_code == 403
+    assert not await queue.manage.is_paused()
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "http://evil.test"},
+        {"origin": "null"},
+        {"origin": "http://localhost:3000"},
+        {"sec-fetch-site": "same-site"},
+    ],
+)
+async def test_a_form_that_began_elsewhere_does_nothing_even_with_the_token(
+    acting: Site, queue: Queue, headers: dict[str, str]
+) -> None:
+    """Another port of this machine is another site, too, although cookies do not tell them apart."""
+    person = Person(acting.app)
+    refused = await person.sends(PAUSE[0], *PAUSE[1:], page="/queue?name=mail", **headers)
+    assert refused.status_code == 403
+    assert not await queue.manage.is_paused()
+    good = {"origin": "http://localhost:8765", "sec-fetch-site": "same-origin"}
+    assert (await person.sends(PAUSE[0], *PAUSE[1:], page="/queue?name=mail", **good)).status_code == 303
+    assert await queue.manage.is_paused()
+
+
+async def test_actions_are_not_taken_from_an_address(acting: Site, queue: Queue) -> None:
+    """A link or an image cannot act."""
+    answer = await Person(acting.app).client.get("/queue/pause?queue=mail&confirmed=yes")
+    assert answer.status_code in (404, 405)
+    assert not await queue.manage.is_paused()
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "status"), [("text/plain", 10, 415), ("application/x-www-form-urlencoded", 300_000, 413)]
+)
+async def test_what_is_no_form_or_too_large_is_refused(acting: Site, kind: str, size: int, status: int) -> None:
+    """Before it is all read."""
+    answer = await Person(acting.app).client.post("/jobs", content="a" * size, headers={"content-type": kind})
+    assert answer.status_code == status
+
+
+async def test_with_accounts_nothing_is_seen_before_the_login(with_accounts: Site) -> None:
+    """Not even whether a page exists; the address is kept for afterwards."""
+    person = Person(with_accounts.app)
+    for path in ("/queues", "/nowhere", "/queue?name=mail"):
+        answer = await person.client.get(path)
+        assert answer.status_code == 303
+        assert answer.headers["location"].startswith("/login?next=")
+    assert (await person.client.get("/live?topic=queues")).status_code == 401
+    assert (await person.sends(PAUSE[0], *PAUSE[1:], page="/login")).status_code == 403
+
+
+async def test_a_viewer_looks_and_an_operator_acts(with_accounts: Site, queue: Queue, done: list[ActionTaken]) -> None:
+    """By the account; the log says who it was."""
+    vera, olga = Person(with_accounts.app), Person(with_accounts.app)
+    assert (await vera.logs_in("vera", PASSWORD)).status_code == 303
+    page = await vera.sees("/queue?name=mail")
+    assert "vera, viewer" in page
+    assert "/queue/pause" not in page
+    refused = await vera.posts(PAUSE[0], *PAUSE[1:], ("form_token", token_in(page)))
+    assert refused.status_code == 403
+    assert not await queue.manage.is_paused()
+    await olga.logs_in("olga", PASSWORD)
+    assert (await olga.sends(PAUSE[0], *PAUSE[1:], page="/queue?name=mail")).status_code == 303
+    assert await queue.manage.is_paused()
+    assert done == [ActionTaken(by="olga", action="queue.pause", subject="mail", affected=1)]
+
+
+async def test_the_login_gives_a_new_session_and_ends_the_old_one(with_accounts: Site) -> None:
+    """Session fixation: whoever planted a session in somebody's browser has nothing when they log in."""
+    victim, thief = Person(with_accounts.app), Person(with_accounts.app)
+    await thief.sees("/login")
+    victim.takes_cookies_of(thief)
+    await victim.logs_in("olga", PASSWORD)
+    assert victim.cookies.keys() == thief.cookies.keys()
+    assert victim.cookies != thief.cookies
+    assert (await thief.client.get("/queues")).status_code == 303
+    assert (await victim.client.get("/queues")).status_code == 200
+
+
+async def test_cookies_are_out_of_reach(with_accounts: Site) -> None:
+    """Of scripts, and of requests that begin elsewhere."""
+    answer = await Person(with_accounts.app).client.get("/login")
+    assert "HttpOnly" in answer.headers["set-cookie"]
+    assert "SameSite=strict" in answer.headers["set-cookie"]
+
+
+async def test_a_logout_ends_the_session_itself(with_accounts: Site) -> None:
+    """A cookie that somebody has copied is worth nothing any more."""
+    person, thief = Person(with_accounts.app), Person(with_accounts.app)
+    await person.logs_in("olga", PASSWORD)
+    thief.takes_cookies_of(person)
+    assert (await thief.client.get("/queues")).status_code == 200
+    await person.sends("/logout", page="/queue?name=mail")
+    assert (await thief.client.get("/queues")).status_code == 303
+
+
+@pytest.mark.parametrize(
+    "next_", ["//evil.test", "https://evil.test", "/\\evil.test", "javascript:alert(1)", "/\x01/x", ""]
+)
+async def test_the_login_leads_nowhere_else(with_accounts: Site, next_: str) -> None:
+    """Only to pages of the dashboard."""
+    person = Person(with_accounts.app)
+    fields = (("name", "olga"), ("secret", PASSWORD), ("next", next_))
+    answer = await person.sends("/login", *fields, page="/login")
+    assert answer.headers["location"] == "/"
+
+
+def test_a_cookie_is_good_only_as_it_was_written() -> None:
+    """By the process that wrote it, in time, and unchanged."""
+    signer, session = Signer(), BrowserSession.begin("olga")
+    cookie = signer.written(session)
+    assert signer.read(cookie) == session
+    assert Signer().read(cookie) is None
+    assert signer.read(signer.written(BrowserSession(id="x", name="olga", until=1.0))) is None
+    text, _, signature = cookie.partition(".")
+    for changed in ("", ".", "é.é", f"{text}x.{signature}", f"{text}.{signature[:-1]}", signature, "x" * 9_000, None):
+        assert signer.read(changed) is None
+    signer.end(session)
+    assert signer.read(cookie) is None
+
+
+async def test_guessing_is_slowed_down_and_then_even_right_guesses_are_not_taken(make_site: MakeSite) -> None:
+    """By address; the pages of those who are in already go on, and so do other addresses."""
+    now = [0.0]
+    throttle = LoginThrottle(per_address=Rate(burst=3, every=timedelta(seconds=30)), now=lambda: now[0])
+    site = make_site(Access(accounts=ACCOUNTS), throttle=throttle)
+    thief, owner, neighbour = Person(site.app), Person(site.app), Person(site.app, address="192.0.2.9")
+    await owner.logs_in("olga", PASSWORD)
+    assert [(await thief.logs_in("olga", "guess")).status_code for _ in range(3)] == [401, 401, 401]
+    answer = await thief.logs_in("olga", PASSWORD)
+    assert answer.status_code == 429
+    assert "Try again in 30 s" in answer.text
+    assert (await owner.client.get("/queues")).status_code == 200
+    assert (await neighbour.logs_in("olga", PASSWORD)).status_code == 303
+    now[0] += 30
+    assert (await thief.logs_in("olga", PASSWORD)).status_code == 303
+
+
+def test_guessing_from_many_addresses_is_slowed_down_too() -> None:
+    """Together they have so many guesses."""
+    throttle = LoginThrottle(together=Rate(burst=10, every=timedelta(seconds=2)), now=lambda: 0.0)
+    for number in range(10):
+        assert not throttle.wait(f"192.0.2.{number}")
+        throttle.failed(f"192.0.2.{number}")
+    assert throttle.wait("192.0.2.99") == timedelta(seconds=2)
+
+
+def test_an_account_comes_in_by_its_password_or_its_token() -> None:
+    """And by nothing else."""
+    token, digest = make_token()
+    [bot] = parse_accounts(f"bot:viewer:{digest}")
+    accounts = Accounts([*ACCOUNTS, bot])
+    assert accounts.check("olga", PASSWORD) == ACCOUNTS[0]
+    assert accounts.check("bot", token) == bot
+    for name, secret in (
+        ("olga", token),
+        ("bot", PASSWORD),
+        ("nobody", PASSWORD),
+        ("olga", ""),
+        ("olga", "x" * 100_000),
+    ):
+        assert accounts.check(name, secret) is None
+    assert Accounts([bot]).check("nobody", token) is None
+
+
+def test_accounts_are_read_from_one_line() -> None:
+    """What is malformed is refused without quoting a hash."""
+    hashed = QUICK.hash("x")
+    assert [each.name for each in parse_accounts(f" anna:operator:{hashed}\n ben:viewer:{hashed} ")] == ["anna", "ben"]
+    assert "argon2" not in repr(Account(name="anna", role=Role.VIEWER, hash=hashed))
+    bad = ["", "anna:", "anna:root:", "anna:viewer:plain-", "anna:viewer:sha256:", "a b:viewer:", "<b>:viewer:"]
+    for text in [*(f"{each}{hashed}" for each in bad), f"anna:viewer:{hashed} anna:operator:{hashed}", "anna:viewer:"]:
+        with pytest.raises(ValueError, match=r"account|role|hash|token|twice") as refused:
+            parse_accounts(text)
+        assert hashed not in str(refused.value)
+
+
+def test_a_password_is_hashed_so_that_it_takes_its_time() -> None:
+    """By Argon2, with the parameters that RFC 9106 recommends."""
+    assert hash_password("x").startswith("$argon2id$v=19$m=65536,t=3,p=4$")
+
+
+def proxied(**headers: str) -> Request:
+    client = headers.pop("client", "10.0.0.5")
+    raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    return Request({"type": "http", "headers": raw, "client": (client, 1), "method": "GET", "path": "/"})
+
+
+GOOD = {"x_dashboard_user": "pia", "x_dashboard_role": "operator", "x_dashboard_secret": SECRET}
+
+
+@pytest.mark.parametrize(
+    ("changed", "role"),
+    [
+        ({}, Role.OPERATOR),
+        ({"client": "::ffff:10.0.0.5"}, Role.OPERATOR),
+        ({"x_dashboard_role": ""}, None),
+        ({"x_dashboard_role": "root"}, None),
+        ({"x_dashboard_user": ""}, None),
+        ({"x_dashboard_user": "<b>"}, None),
+        ({"x_dashboard_secret": ""}, None),
+        ({"x_dashboard_secret": SECRET + "x"}, None),
+        ({"client": "10.0.1.5"}, None),
+        ({"client": "nonsense"}, None),
+    ],
+)
+def test_a_proxy_is_believed_from_its_address_with_its_secret(changed: dict[str, str], role: Role | None) -> None:
+    """One of the two is not enough."""
+    proxy = TrustedProxy(networks=[ip_network("10.0.0.0/24")], secret=SECRET)
+    visitor = proxy.visitor(proxied(**{**GOOD, **changed}))
+    assert (visitor.role if visitor else None) == role
+
+
+async def test_behind_a_proxy_that_says_who_it_is_nobody_else_comes_in(make_site: MakeSite) -> None:
+    """The page says what is missing; a form needs its token all the same."""
+    proxy = TrustedProxy(networks=[ip_network("10.0.0.0/24")], secret=SECRET)
+    site = make_site(Access(proxy=proxy, bind="0.0.0.0", url="http://localhost"))
+    named = {name.replace("_", "-"): value for name, value in GOOD.items()}
+    pia = Person(site.app, address="10.0.0.5", **named)
+    other = Person(site.app, address="10.0.1.5", **named)
+    assert "pia" in await pia.sees("/queues")
+    assert (await other.client.get("/queues", follow_redirects=True)).status_code == 403
+    assert (await pia.posts(*PAUSE)).status_code == 403
+    assert (await pia.sends(*PAUSE, page="/queue?name=mail")).status_code == 303
+
+
+def test_a_short_secret_of_a_proxy_is_refused() -> None:
+    """It would be guessed."""
+    with pytest.raises(AccessError, match="secret"):
+        Access(proxy=TrustedProxy(networks=[], secret="short"))

@@ -1,0 +1,236 @@
+"""A dashboard as a whole: its pages behind one door, the same menu around each, one reader for what changes.
+
+A part brings pages, actions and live topics. The queues are one part. A package that knows more than queues adds parts
+of its own, whose templates may extend those here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Final, TypeAlias
+from urllib.parse import quote, urlsplit
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from workers.dashboard.access import Access, Visitor
+from workers.dashboard.cookies import BrowserSession
+from workers.dashboard.door import Door
+from workers.dashboard.feed import INTERVAL, Feed, LiveSource
+from workers.dashboard.rendering import STATIC_TYPES, MenuItem, Templates, static_file
+from workers.dashboard.shield import Shield
+from workers.dashboard.stream import EventStream
+from workers.dashboard.throttle import LoginThrottle
+from workers.dashboard.visit import SEE_OTHER, ActionTaken, Fields, PageCode, Record, Refusal, Visit, read_form
+
+PAGE_PATIENCE: Final = timedelta(seconds=20)
+"""What a page reads has bounds of its own, which say what does not answer; this one is for what they miss."""
+ACTION_PATIENCE: Final = timedelta(minutes=2)
+CORE_TEMPLATES: Final = "workers.dashboard"
+
+Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
+Teller: TypeAlias = Callable[[Exception], str | None]
+"""Says in a sentence what is wrong with what a page reads; None for what is a fault of the dashboard's own."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SitePart:
+    """What one package adds to a dashboard. `templates` is the package whose folder of that name has its templates."""
+
+    menu: Sequence[MenuItem] = ()
+    pages: Mapping[str, PageCode] = field(default_factory=dict)
+    """By path; whoever may look sees them."""
+    actions: Mapping[str, PageCode] = field(default_factory=dict)
+    """By path; only forms of ours, sent by an operator, reach them."""
+    live: Mapping[str, Callable[[Templates], LiveSource]] = field(default_factory=dict)
+    templates: str | None = None
+
+
+async def log_action(done: ActionTaken) -> None:
+    """Record an action in the log of the process."""
+    told = "dashboard_action by=%r action=%r subject=%r affected=%d problem=%r"
+    log.info(told, done.by, done.action, done.subject[:200], done.affected, done.problem)
+
+
+class Site:
+    """Answers requests for the parts' pages. `app` is the ASGI application, `close` ends what is open."""
+
+    def __init__(
+        self,
+        parts: Sequence[SitePart],
+        *,
+        title: str,
+        access: Access,
+        teller: Teller,
+        record: Record = log_action,
+        throttle: LoginThrottle | None = None,
+        interval: timedelta = INTERVAL,
+    ) -> None:
+        self._door = Door(access, throttle=throttle)
+        self._teller = teller
+        self._record = record
+        self._notes: dict[str, str] = {}
+        packages = [part.templates for part in reversed(parts) if part.templates is not None]
+        self._templates = Templates(
+            [*packages, CORE_TEMPLATES],
+            title=title,
+            menu=[item for part in parts for item in part.menu],
+            shows_only=access.is_open and not access.allow_actions,
+        )
+        self._live = {name: make(self._templates) for part in parts for name, make in part.live.items()}
+        self.feed = Feed(self._live, tell=self._trouble, interval=interval)
+        self.app: ASGIApp = Shield(self._application(parts), hosts=access.hosts)
+
+    async def close(self) -> None:
+        """End every stream."""
+        await self.feed.close()
+
+    def _application(self, parts: Sequence[SitePart]) -> Starlette:
+        seen = {path: code for part in parts for path, code in part.pages.items()}
+        acted = {path: code for part in parts for path, code in part.actions.items()}
+        routes = [
+            Route("/static/{tag}/{name}", _static, methods=["GET"]),
+            Route("/live", self._stream, methods=["GET"]),
+            Route("/login", self._page(self._login_page, needs_visitor=False), methods=["GET"]),
+            Route("/login", self._action(self._log_in, needs_operator=False), methods=["POST"]),
+            Route("/logout", self._action(self._log_out, needs_operator=False), methods=["POST"]),
+            *(Route(path, self._page(code), methods=["GET"]) for path, code in seen.items()),
+            *(Route(path, self._action(code), methods=["POST"]) for path, code in acted.items()),
+        ]
+        nothing_here = self._page(_not_found)
+        return Starlette(routes=[*routes, Route("/{path:path}", nothing_here, methods=["GET"])])
+
+    def _page(self, code: PageCode, *, needs_visitor: bool = True) -> Endpoint:
+        async def answer(request: Request) -> Response:
+            session = self._door.session(request)
+            visitor = self._door.visitor(request, session)
+            if visitor is None and needs_visitor:
+                return RedirectResponse(f"/login?next={quote(_address(request))}", status_code=SEE_OTHER)
+            visit = self._visit(request, session, visitor)
+            return self._kept(visit, session, await self._answered(visit, code, PAGE_PATIENCE))
+
+        return answer
+
+    def _action(self, code: PageCode, *, needs_operator: bool = True) -> Endpoint:
+        async def answer(request: Request) -> Response:
+            session = self._door.session(request)
+            visitor = self._door.visitor(request, session)
+            visit = self._visit(request, session, visitor)
+
+            async def checked(visit: Visit) -> Response:
+                visit.form = await read_form(request)
+                self._door.check_form(request, session, visit.form)
+                if needs_operator and (visitor is None or not visitor.acts):
+                    raise Refusal(403, "You may look, and not act.")
+                return await code(visit)
+
+            return self._kept(visit, session, await self._answered(visit, checked, ACTION_PATIENCE))
+
+        return answer
+
+    def _visit(
+        self, request: Request, session: BrowserSession | None, visitor: Visitor | None, form: Fields = ()
+    ) -> Visit:
+        own = session or BrowserSession.begin()
+        return Visit(
+            request=request,
+            visitor=visitor,
+            session=own,
+            templates=self._templates,
+            record_action=self._record,
+            form_token=self._door.form_token(own),
+            notes=self._notes,
+            form=form,
+        )
+
+    async def _answered(self, visit: Visit, code: PageCode, patience: timedelta) -> Response:
+        """Return what the code of a page returns, or a page that says why it does not."""
+        try:
+            async with asyncio.timeout(patience.total_seconds()):
+                return await code(visit)
+        except Refusal as refusal:
+            headers = {"retry-after": "30"} if refusal.status == 429 else {}
+            return visit.page("refused.html", {"told": refusal.told}, status=refusal.status, headers=headers)
+        except Exception as error:
+            told = "This page does not answer in time." if isinstance(error, TimeoutError) else self._teller(error)
+            if told is None:
+                log.exception("dashboard_page_failed")
+                told = "This page has a fault: see the dashboard's log."
+                return visit.page("refused.html", {"told": told}, status=500)
+            again = visit.request.method == "GET"
+            return visit.page("away.html", {"told": told, "again": again}, status=503)
+
+    def _kept(self, visit: Visit, session: BrowserSession | None, response: Response) -> Response:
+        if visit.session is not session:
+            self._door.give(response, visit.request, visit.session)
+        return response
+
+    async def _stream(self, request: Request) -> ASGIApp:
+        if self._door.visitor(request, self._door.session(request)) is None:
+            return PlainTextResponse("log in first\n", status_code=401)
+        topic = request.query_params.get("topic", "")
+        if topic not in self._live:
+            return PlainTextResponse("there is no such topic\n", status_code=404)
+        chosen = sorted((name, value[:300]) for name, value in request.query_params.items() if name != "topic")[:8]
+        return EventStream(self.feed.listen(topic, tuple(chosen)))
+
+    def _trouble(self, error: Exception) -> str | None:
+        told = "What this page shows does not answer in time." if isinstance(error, TimeoutError) else None
+        told = told or self._teller(error)
+        return None if told is None else self._templates.render("parts/trouble.html", told=told)
+
+    async def _login_page(self, visit: Visit) -> Response:
+        if not self._door.has_login:
+            if visit.visitor is None:
+                raise Refusal(403, "The proxy before this dashboard has to say who you are.")
+            return RedirectResponse("/", status_code=SEE_OTHER)
+        return visit.page("login.html", {"goes_on": _local(visit.query.get("next", "/")), "problem": None})
+
+    async def _log_in(self, visit: Visit) -> Response:
+        goes_on = _local(visit.field("next", "/"))
+        session = await self._door.log_in(visit.address, visit.field("name"), visit.field("secret"))
+        if session is None:
+            log.warning("dashboard_login_failed address=%s", visit.address)
+            problem = "The name or the password is wrong."
+            return visit.page("login.html", {"goes_on": goes_on, "problem": problem}, status=401)
+        self._door.end(visit.session)
+        visit.session = session
+        return RedirectResponse(goes_on, status_code=SEE_OTHER)
+
+    async def _log_out(self, visit: Visit) -> Response:
+        self._door.end(visit.session)
+        visit.session = BrowserSession.begin()
+        return RedirectResponse("/login", status_code=SEE_OTHER)
+
+
+async def _not_found(_visit: Visit) -> Response:
+    raise Refusal(404, "There is no such page.")
+
+
+async def _static(request: Request) -> Response:
+    name = request.path_params["name"]
+    content = static_file(name)
+    if content is None:
+        return PlainTextResponse("not found\n", status_code=404)
+    kept = {"cache-control": "public, max-age=31536000, immutable"}
+    return Response(content, media_type=STATIC_TYPES[name.rpartition(".")[2]], headers=kept)
+
+
+def _address(request: Request) -> str:
+    return request.url.path + (f"?{request.url.query}" if request.url.query else "")
+
+
+def _local(address: str) -> str:
+    """Return the address if it is one of ours: nobody is sent to another site after a login."""
+    parts = urlsplit(address)
+    is_ours = address.startswith("/") and not address.startswith(("//", "/\\")) and not parts.netloc
+    return address if is_ours and address.isprintable() else "/"

@@ -1,0 +1,81 @@
+// What a page does by itself: it brings its parts up to date while it is seen, and says times in the reader's own zone.
+"use strict";
+
+const zone = { day: "2-digit", month: "short", hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false };
+const isUtc = new Date().getTimezoneOffset() === 0;
+
+function tellTimes(within) {
+  if (isUtc) return;
+  for (const time of within.querySelectorAll("time[datetime]:not([data-told])")) {
+    const utc = time.textContent;
+    time.textContent = new Date(time.dateTime).toLocaleString("en-GB", zone) + " · " + utc.replace(/^\d+ \w+ /, "");
+    time.dataset.told = utc;
+  }
+}
+
+// A part that somebody is using stays as it is.
+function isInUse(part) {
+  const chosen = document.getSelection();
+  return part.contains(document.activeElement) || (chosen && !chosen.isCollapsed && part.contains(chosen.anchorNode));
+}
+
+function follow(address) {
+  const pulse = document.getElementById("pulse"), told = document.getElementById("pulse-text");
+  const pause = document.getElementById("pause");
+  let stream = null, again = 0, isPaused = false;
+
+  function say(text, isLive) {
+    told.textContent = text;
+    pulse.hidden = false;
+    pulse.classList.toggle("still", !isLive);
+  }
+  function close(text) {
+    if (stream) stream.close();
+    stream = null;
+    clearTimeout(again);
+    say(text, false);
+  }
+  function open() {
+    if (stream || isPaused || document.hidden) return;
+    stream = new EventSource(address);
+    stream.onopen = () => say("live", true);
+    stream.onmessage = (event) => {
+      for (const [id, html] of Object.entries(JSON.parse(event.data))) {
+        const part = document.getElementById(id);
+        if (!part || isInUse(part)) continue;
+        part.innerHTML = html; // escaped where it was made: the same templates as the page's
+        tellTimes(part);
+      }
+    };
+    stream.onerror = () => {
+      say("not connected", false);
+      if (stream && stream.readyState === EventSource.CLOSED) {
+        close("not connected");
+        again = setTimeout(open, 10000);
+      }
+    };
+  }
+  // Browsers open six connections to one host: a tab that nobody sees needs none.
+  document.addEventListener("visibilitychange", () => (document.hidden ? close("paused") : open()));
+  window.addEventListener("pagehide", () => close("paused"));
+  window.addEventListener("pageshow", open);
+  if (pause) {
+    pause.hidden = false;
+    pause.addEventListener("click", () => {
+      isPaused = !isPaused;
+      pause.textContent = isPaused ? "Go on" : "Pause";
+      pause.setAttribute("aria-pressed", String(isPaused));
+      isPaused ? close("paused") : open();
+    });
+  }
+  open();
+}
+
+tellTimes(document);
+if (document.body.dataset.stream) follow(document.body.dataset.stream);
+for (const all of document.querySelectorAll("input[data-all]")) {
+  all.closest("td, th").hidden = false;
+  all.addEventListener("change", () => {
+    for (const one of all.form.querySelectorAll("input[name=id]")) one.checked = all.checked;
+  });
+}
