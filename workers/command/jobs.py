@@ -270,6 +270,6 @@ def _told(job: JobStatus) -> dict[str, object]:
         **{name: moment.isoformat() for name, moment in moments.items() if moment is not None},
         "worker_id": job.worker_id,
         "last_error": None if error is None else f"{error.type}: {error.message}",
-        "progress": None if job.progress is None else job.progress.decode(errors="backslashreplace"),
+        "progress": job.progress,
     }
     return {name: value for name, value in told.items() if value is not None}

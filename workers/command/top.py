@@ -105,6 +105,6 @@ async def _screen(queue: Queue, events: Counter[JobEventKind], seconds: float) -
         rows = [(each.id, str(each.claims), f"{age(each.seen_at)} ago") for each in workers[:_SHOWN]]
         parts.append(table(("worker", "running", "seen"), rows))
     if running:
-        rows = [(job.id, job.name, f"{job.attempt}/{job.max_attempts}", age(job.created_at)) for job in running]
-        parts.append(table(("running job", "name", "attempt", "age"), rows))
+        jobs = [(job.id, job.name, f"{job.attempt}/{job.max_attempts}", age(job.created_at)) for job in running]
+        parts.append(table(("running job", "name", "attempt", "age"), jobs))
     return "\n\n".join(parts)

@@ -139,7 +139,8 @@ class QueuePages:
                 404, f"Queue {short(name)} knows no job {short(job_id)}: there was none, or its record is over."
             )
         actions = {key: each for key, each in ACTIONS.items() if status.state in each.states}
-        progress = None if status.progress is None else status.progress.decode(errors="replace")
+        encoded = status.encoded_progress
+        progress = None if encoded is None else encoded.decode(errors="replace")
         back = f"/job?{urlencode({'queue': name, 'id': job_id})}"
         shown = {
             "here": QUEUES.path,

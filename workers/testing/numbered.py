@@ -163,7 +163,9 @@ def _any_renamed(value: object, rename: Callable[[str], str]) -> object:
             return replace(value, status=_renamed(value.status, rename))
         case Claim() | JobEvent():
             return replace(value, job_id=rename(value.job_id))
-        case Completed() | Continued():
+        case Completed():
+            return replace(value, claim=_renamed(value.claim, rename), then=_renamed(value.then, rename))
+        case Continued():
             return replace(value, claim=_renamed(value.claim, rename), then=_renamed(value.then, rename))
         case Retried() | Failed() | Cancelled() | Released() | ProgressReport():
             return replace(value, claim=_renamed(value.claim, rename))
