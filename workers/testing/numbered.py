@@ -28,6 +28,7 @@ from workers.jobs import (
     Recovery,
     Released,
     Retried,
+    Settlement,
 )
 from workers.storage.base import Storage, Subscription
 
@@ -163,14 +164,20 @@ def _any_renamed(value: object, rename: Callable[[str], str]) -> object:
             return replace(value, status=_renamed(value.status, rename))
         case Claim() | JobEvent():
             return replace(value, job_id=rename(value.job_id))
-        case Completed():
-            return replace(value, claim=_renamed(value.claim, rename), then=_renamed(value.then, rename))
-        case Continued():
-            return replace(value, claim=_renamed(value.claim, rename), then=_renamed(value.then, rename))
-        case Retried() | Failed() | Cancelled() | Released() | ProgressReport():
-            return replace(value, claim=_renamed(value.claim, rename))
+        case Completed() | Continued() | Retried() | Failed() | Cancelled() | Released() | ProgressReport():
+            return _settlement_renamed(value, rename)
         case Recovery():
             return replace(value, requeued=_renamed(value.requeued, rename), failed=_renamed(value.failed, rename))
         case Page():
             return replace(value, jobs=_renamed(value.jobs, rename))
     return value
+
+
+def _settlement_renamed(settlement: Settlement | ProgressReport, rename: Callable[[str], str]) -> object:
+    claim = _renamed(settlement.claim, rename)
+    match settlement:
+        case Completed():
+            return replace(settlement, claim=claim, then=_renamed(settlement.then, rename))
+        case Continued():
+            return replace(settlement, claim=claim, then=_renamed(settlement.then, rename))
+    return replace(settlement, claim=claim)
