@@ -102,8 +102,8 @@ async def _screen(queue: Queue, events: Counter[JobEventKind], seconds: float) -
         "per second: " + ", ".join(f"{kind.value} {events[kind] / seconds:.1f}" for kind in _COUNTED),
     ]
     if workers:
-        rows = [(each.id, str(each.claims), f"{age(each.seen_at)} ago") for each in workers[:_SHOWN]]
-        parts.append(table(("worker", "running", "seen"), rows))
+        seen = [(each.id, str(each.claims), f"{age(each.seen_at)} ago") for each in workers[:_SHOWN]]
+        parts.append(table(("worker", "running", "seen"), seen))
     if running:
         jobs = [(job.id, job.name, f"{job.attempt}/{job.max_attempts}", age(job.created_at)) for job in running]
         parts.append(table(("running job", "name", "attempt", "age"), jobs))

@@ -52,6 +52,7 @@ class ChildProcess:
         """Why it was asked to stop, first."""
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.ready = asyncio.Event()
+        self._is_hurried = False
         self._process = process
         self._writer: asyncio.StreamWriter | None = None
         self._listening: asyncio.Task[None] | None = None
@@ -91,6 +92,12 @@ class ChildProcess:
         return self.ready_since is not None and self.stopping is None and not self.ended.done()
 
     @property
+    def ended_badly(self) -> bool:
+        """Whether it did not end as asked. A signal itself may end it before it is ready, and when it is done."""
+        status = self.ended.result()
+        return status == -signal.SIGKILL or (status != 0 and self.ready_since is not None and not self._is_hurried)
+
+    @property
     def grace_seconds(self) -> float:
         return DEFAULT_GRACE_SECONDS if self.introduction is None else self.introduction.grace_seconds
 
@@ -105,9 +112,11 @@ class ChildProcess:
         return f"ended by {signal.strsignal(-status) or 'signal'} ({-status})"
 
     def stop(self, reason: StopReason) -> None:
-        """Ask the process to stop; asked again, to skip the grace."""
+        """Ask the process to stop, and to skip the grace if it was asked before."""
+        # Two signals of one kind may arrive as one.
+        self._is_hurried = self.stopping is not None
         self.stopping = self.stopping or reason
-        self._signal(signal.SIGTERM)
+        self._signal(signal.SIGINT if self._is_hurried else signal.SIGTERM)
 
     def kill(self, reason: StopReason) -> None:
         """End the process at once."""

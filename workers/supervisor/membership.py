@@ -74,7 +74,8 @@ class Membership:
     def end_with_parent(self, within: timedelta) -> None:
         """Stop this process as SIGTERM does when the supervisor is gone, and end it by force `within` from then.
 
-        A thread watches, so that a blocked event loop does not keep the process.
+        As from the supervisor itself, a request to skip the grace comes as SIGINT. A thread watches, so that a blocked
+        event loop does not keep the process.
         """
         arguments = os.dup(self._descriptor), within.total_seconds()
         threading.Thread(target=_end_with, args=arguments, name="workers-supervisor", daemon=True).start()
@@ -134,6 +135,6 @@ def _end_with(watched: int, seconds: float) -> None:
     until = time.monotonic() + seconds
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(max(seconds - LAST_SECONDS, seconds / 2))
-    os.kill(os.getpid(), signal.SIGTERM)  # without grace: the lease must not end before the process does
+    os.kill(os.getpid(), signal.SIGINT)  # without grace: the lease must not end before the process does
     time.sleep(max(until - time.monotonic(), 0))
     os._exit(1)

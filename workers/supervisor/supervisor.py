@@ -234,16 +234,10 @@ class Supervisor:
             if child.stopping is None:  # it was started as the stop began
                 child.stop(StopReason.ASKED)
         seconds = max(child.grace_seconds for child in ending) + FORCED_SECONDS
-        _, late = await asyncio.wait([child.ended for child in ending], timeout=seconds)
+        await asyncio.wait([child.ended for child in ending], timeout=seconds)
         for child in self._children.values():
             self._report(logging.ERROR, "process_killed", process=child.number, error="it did not stop in time")
             child.kill(StopReason.LATE)
         await asyncio.wait([child.ended for child in ending])
-        if late or any(_ended_badly(child) for child in ending):
+        if any(child.ended_badly for child in ending):
             self._status = self._status or FAILED
-
-
-def _ended_badly(child: ChildProcess) -> bool:
-    """Tell whether it did not end as asked. Before it is ready, the signal itself may end it."""
-    status = child.ended.result()
-    return status != 0 and not (child.ready_since is None and status == -signal.SIGTERM)

@@ -85,7 +85,9 @@ class Shop:
         await until(lambda: text in self.log or self._refute_end())
 
     async def ended(self, process: subprocess.Popen[bytes]) -> int:
-        return await asyncio.to_thread(process.wait, PATIENCE_SECONDS)
+        status = await asyncio.to_thread(process.wait, PATIENCE_SECONDS)
+        self._started.remove(process)
+        return status
 
     async def close(self) -> None:
         await self.queue.stop()

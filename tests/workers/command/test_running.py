@@ -13,10 +13,12 @@ import pytest
 from tests.patience import PATIENCE_SECONDS, until
 from tests.servers import free_port
 from tests.workers.command.conftest import SHOP, Shop
+from tests.workers.manual import ROOT, examples
 from workers import JobState
 from workers.command import main
 from workers.storage.sql import SqlStorage
 
+COMMANDS = ROOT / "docs" / "queue" / "commands.md"
 PATIENCE = timedelta(seconds=PATIENCE_SECONDS)
 
 
@@ -148,3 +150,15 @@ async def test_more_processes_than_the_server_admits_are_refused(shop: Shop, pos
     process = shop.start("run", "shop:queue", "--processes", "400")
     assert await shop.ended(process) == 2
     assert "open up to 6 connections each. That is 2406, and the server admits" in shop.log
+
+
+async def test_the_program_of_the_manual_is_run(shop: Shop) -> None:
+    """Its commands make the tables, and run a job that another command enqueues."""
+    (shop.folder / "shop.py").write_text(examples(COMMANDS)["Run workers"])
+    assert await shop.ended(shop.start("migrate", "shop:queue")) == 0
+    worker = shop.start("run", "shop:queue")
+    await shop.until_ready(1)
+    enqueue = ("enqueue", "shop:queue", '{"to": "bob"}', "--name", "send")
+    assert await shop.ended(shop.start(*enqueue, "--wait", "2m")) == 0
+    assert worker.poll() is None
+    assert "(send) attempt 1 of 3: completed after" in shop.log

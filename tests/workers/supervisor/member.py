@@ -38,7 +38,8 @@ class Member:
             events.write(f"{self._membership.number} {os.getpid()} {word}\n")
 
     async def run(self) -> None:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._asked)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._asked)
         async with self._membership.joined(self.answer, lead=lambda: self.note("leads")):
             self.note("begins")
             if not self._told("never-ready"):
@@ -54,7 +55,7 @@ class Member:
 
     def _asked(self) -> None:
         self.note("asked")
-        if not self._told("stubborn") or self._told("stop-at-last"):
+        if not self._told("stubborn"):
             self._stop.set()
 
     def _told(self, word: str) -> bool:
