@@ -6,13 +6,14 @@ is counted), `UnrecoverableError` (never again), anything else (again by the ret
 
 from __future__ import annotations
 
+import copy
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Final
+from typing import Final, Self
 
 from workers.retention import Retention, check_retention
 
@@ -25,7 +26,18 @@ class WorkersError(Exception):
 
 
 class StorageUnavailable(WorkersError):
-    """The storage did not answer; nothing is known about the effect of the call. Repeating it is safe."""
+    """The storage did not answer; nothing is known about the effect of the call. Repeating it is safe.
+
+    `job_ids` are those that an enqueue used, given or made: enqueueing them again enqueues none twice.
+    """
+
+    job_ids: tuple[str, ...] = ()
+
+    def naming(self, job_ids: Iterable[str]) -> Self:
+        """Return the same error with the ids of an enqueue: several callers may share the one that was raised."""
+        named = copy.copy(self)
+        named.job_ids = tuple(job_ids)
+        return named
 
 
 class StorageFull(StorageUnavailable):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
@@ -14,7 +14,7 @@ from typing import Final, Self, Unpack
 from workers.batching import Batcher
 from workers.chains import Chain
 from workers.details import JobDetails, JobReader
-from workers.errors import ForeignLoop, JobEndedError, JobGoneError, Unsupported, WorkersError
+from workers.errors import ForeignLoop, JobEndedError, JobGoneError, StorageUnavailable, Unsupported, WorkersError
 from workers.flows import EnqueuedFlow, FlowJob, answers, flatten
 from workers.homes import AtLoopEnd, Home
 from workers.jobs import CancelResult, EnqueueResult, JobState, JobStatus, NewJob
@@ -25,6 +25,7 @@ from workers.serde import JsonSerde, Serde
 from workers.specs import DEFAULT_NAME, Enqueued, JobOptions, JobSpec, as_ttl, new_job
 from workers.storage.abilities import Joinable, OfOneLoop
 from workers.storage.base import ANY_NAME, FlowStorage, Storage
+from workers.turns import in_turns, taking_turns
 from workers.waiting import check_timeout, end_of, result_of, wait_for_end
 from workers.worker import Worker
 from workers.worker.events import Observer
@@ -33,6 +34,8 @@ from workers.worker.handlers import Handler, HandlerFunction, Middleware
 
 BATCH: Final = 100
 """How many concurrent enqueues go to the storage together at most."""
+PORTION: Final = 500
+"""How many jobs of one call go to the storage together at most, where nothing depends on it."""
 BATCH_BYTES: Final = 16 * 1024
 """A larger payload is sent alone."""
 
@@ -115,8 +118,8 @@ class Queue:
             Unsupported: the storage keeps no deduplication keys, or lets no job follow others; see its `limits`.
             ValueError: an argument out of its range, a payload the serde cannot encode; `UnknownDependency`.
             TypeError: a payload of a type the serde does not know.
-            StorageUnavailable: nothing is known; enqueueing the same id again is safe. `StorageFull`: the storage's
-                server has no memory left for the job.
+            StorageUnavailable: nothing is known; its `job_ids` has the id, and enqueueing that again is safe.
+                `StorageFull`: the storage's server has no memory left for the job.
         """
         spec = JobSpec(payload=payload, name=name, **options)
         if connection is not None:
@@ -126,14 +129,30 @@ class Queue:
     async def enqueue_spec(self, spec: JobSpec) -> Enqueued:
         """See `enqueue`."""
         job = self._new_job(spec)
-        await self._connect()
-        return self._decoded(await self._store(job))
+        with _naming([job]):
+            await self._connect()
+            return self._decoded(await self._store(job))
 
     async def enqueue_many(self, specs: Iterable[JobSpec], *, connection: object | None = None) -> list[Enqueued]:
-        """Enqueue many jobs in one round trip, as by `enqueue`. Every job is checked before the first is stored."""
-        jobs = [self._new_job(spec) for spec in specs]
-        await self._connect()
-        return [self._decoded(result) for result in await self.storage.enqueue(jobs, connection=connection)]
+        """Enqueue many jobs, as by `enqueue`, in one round trip or one per 500 jobs; others have their turns meanwhile.
+
+        Every job is checked before the first is stored. In a database, and with jobs that follow others or share a
+        deduplication key, it is one round trip always, and all or none are stored.
+        """
+        jobs = await in_turns(self._new_job, specs)
+        with _naming(jobs):
+            await self._connect()
+            results: list[EnqueueResult] = []
+            async for some in taking_turns(self._portions(jobs)):
+                results += await self.storage.enqueue(some, connection=connection)
+                await asyncio.sleep(0)
+        return await in_turns(self._decoded, results)
+
+    def _portions(self, jobs: Sequence[NewJob]) -> Iterable[Sequence[NewJob]]:
+        """Return the jobs as they go to the storage together."""
+        if self.storage.limits.transactions or any(job.deduplication is not None or job.follows for job in jobs):
+            return [jobs]
+        return (jobs[start : start + PORTION] for start in range(0, max(1, len(jobs)), PORTION))
 
     def enqueue_on(self, connection: object, specs: Iterable[JobSpec]) -> list[Enqueued]:
         """Enqueue on a synchronous connection or session, in the calling thread; as `enqueue_many` with `connection=`.
@@ -185,14 +204,15 @@ class Queue:
             JobCancelledError: the job was cancelled.
             JobTimeoutError: it did not end in time.
             JobGoneError: it ended, and nothing of it was kept.
-            StorageUnavailable: nobody knows whether it was enqueued; calling again with the same id is safe.
+            StorageUnavailable: nobody knows whether it was enqueued; calling again with the id in `job_ids` is safe.
         """
         check_timeout(timeout)
         spec = JobSpec(payload=payload, name=name, **options)
         job = self._new_job(spec)
-        await self._connect()
-        async with self._reader.explaining(job.id, job.payload):
-            return self._result_serde.loads(await end_of(self.storage, job.id, partial(self._store, job), timeout))
+        with _naming([job]):
+            await self._connect()
+            async with self._reader.explaining(job.id, job.payload):
+                return self._result_serde.loads(await end_of(self.storage, job.id, partial(self._store, job), timeout))
 
     async def get_result(self, job_id: str) -> object:
         """Return the decoded result of a completed job; None while it has none, and for ids unknown or no longer known.
@@ -425,3 +445,12 @@ class Queue:
             existing_state=result.existing_state,
             result=None if result.result is None else self._result_serde.loads(result.result),
         )
+
+
+@contextlib.contextmanager
+def _naming(jobs: Iterable[NewJob]) -> Iterator[None]:
+    """Tell with a lost answer which ids it was about."""
+    try:
+        yield
+    except StorageUnavailable as error:
+        raise error.naming(job.id for job in jobs) from error

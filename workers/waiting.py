@@ -118,7 +118,7 @@ async def _end_without_record(storage: Storage, job_id: str, event: JobEvent | N
         case JobEvent(kind=JobEventKind.CANCELLED):
             return JobOutcome(kind=OutcomeKind.CANCELLED)
         case JobEvent():
-            raise JobGoneError(f"job {job_id!r} completed, but its result was not kept; enqueue it with a retention")
+            raise JobGoneError(f"job {job_id!r} completed, but its result is not kept any more; keep it for longer")
         case None:
             raise JobGoneError(f"job {job_id!r} is not there any more; it was removed, or its result not kept")
 

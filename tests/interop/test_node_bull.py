@@ -101,7 +101,7 @@ async def test_progress_travels(queue: BullStorage, peer: BullPeer, ids: Ids) ->
     await queue.enqueue([a_job(with_node, {"progress": [7, 30]})])
     await peer.work()
     await ended(queue, with_node)
-    assert (await status(queue, with_node)).progress == b"30"
+    assert (await status(queue, with_node)).encoded_progress == b"30"
 
 
 async def test_our_failures_read_in_node(queue: BullStorage, peer: BullPeer, version: str) -> None:

@@ -310,3 +310,53 @@ async def test_a_waiter_with_a_taken_key_has_the_result_of_the_job_that_has_it()
             worker.execute(answer)
             await worker.start()
             assert len(set(await asyncio.gather(*waiters))) == len(runs) == 1
+
+
+async def test_a_lost_answer_tells_the_id() -> None:
+    """Also one that was made, so that enqueueing it again finds the job if it is there; each caller has its own."""
+    storage, faults = faulty(MemoryStorage())
+    async with Queue(storage) as queue:
+        faults.replies_lost["enqueue"] = 1
+        calls = (queue.enqueue(1), queue.enqueue(2, id="two"))
+        lost = await asyncio.gather(*calls, return_exceptions=True)
+        [one], two = (error.job_ids for error in lost if isinstance(error, StorageUnavailable))
+        assert two == ("two",)
+        for job_id in (one, "two"):
+            assert (await queue.enqueue(0, id=job_id)).status is EnqueueStatus.DUPLICATE
+        faults.requests_lost["enqueue"] = 2
+        with pytest.raises(StorageUnavailable) as many:
+            await queue.enqueue_many([JobSpec(payload=1, id="a"), JobSpec(payload=2)])
+        assert many.value.job_ids[0] == "a"
+        assert len(many.value.job_ids) == 2
+        with pytest.raises(StorageUnavailable) as waited:
+            await queue.enqueue_and_wait(1, id="b")
+        assert waited.value.job_ids == ("b",)
+
+
+async def test_many_jobs_leave_the_loop_to_others() -> None:
+    """While they are enqueued 500 at a time, everybody else has a turn after each 500."""
+    storage, calls = counting(MemoryStorage())
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with Queue(storage) as queue, steps.background(asyncio.create_task(others())):
+        specs = [JobSpec(payload=number, id=str(number)) for number in range(10_500)]
+        answers = await queue.enqueue_many(specs)
+    assert [answer.id for answer in answers] == [str(number) for number in range(10_500)]
+    assert calls["enqueue"] == 21
+    assert turns >= 21
+
+
+async def test_jobs_that_belong_together_are_one_call() -> None:
+    """Those that follow others, that share a key, or are in a database, which stores all or none."""
+    storage, calls = counting(MemoryStorage())
+    async with Queue(storage) as queue:
+        plain = [JobSpec(payload=1, id=str(number)) for number in range(1_500)]
+        await queue.enqueue_many([*plain, JobSpec(payload=1, after=["1"])])
+        assert calls["enqueue"] == 1
+        assert await queue.enqueue_many([]) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -70,8 +71,9 @@ class JobOutcome:
 class JobStatus:
     """A job as it stands; `attempt` counts the runs so far, `next_run_at` is set while it waits for a time.
 
-    `progress` is what a handler reported last, in whichever attempt. `last_error` of a cancelled job is that of an
-    attempt before the cancel, where the storage keeps it. `waits_for` counts the jobs that a waiting one still follows.
+    `encoded_progress` is what a handler reported last, in whichever attempt. `last_error` of a cancelled job is that of
+    an attempt before the cancel, where the storage keeps it. `waits_for` counts the jobs that a waiting one still
+    follows.
     """
 
     id: str
@@ -86,8 +88,19 @@ class JobStatus:
     finished_at: datetime | None = None
     worker_id: str | None = None
     last_error: ErrorInfo | None = None
-    progress: bytes | None = field(default=None, repr=False)
+    encoded_progress: bytes | None = field(default=None, repr=False)
     waits_for: int = 0
+
+    @property
+    def progress(self) -> object:
+        """The value that a handler reported last; None if there is none, or if another program wrote no JSON."""
+        if self.encoded_progress is None:
+            return None
+        try:
+            value: object = json.loads(self.encoded_progress.decode())
+        except (ValueError, RecursionError):
+            return None
+        return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ def compare_status(found: JobStatus, job: ExpectedJob, slack: timedelta) -> None
     expected_times = (job.created_at, job.run_at if waits else None, job.finished_at)
     near = all(map(partial(_near, slack), times, expected_times))
     assert near, f"{found.id!r}: {times}, expected {expected_times}"
-    assert found.progress == job.progress
+    assert found.encoded_progress == job.progress
     if job.state in (JobState.FAILING, JobState.FAILED):
         compare_errors(found.last_error, job.error)
 

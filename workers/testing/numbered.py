@@ -20,6 +20,7 @@ from workers.jobs import (
     EnqueueResult,
     Failed,
     JobEvent,
+    JobRecord,
     JobStatus,
     NewJob,
     Page,
@@ -27,6 +28,7 @@ from workers.jobs import (
     Recovery,
     Released,
     Retried,
+    Settlement,
 )
 from workers.storage.base import Storage, Subscription
 
@@ -40,6 +42,7 @@ _NAMES_JOBS: Final = frozenset(
         "progress",
         "cancel",
         "status",
+        "read",
         "result",
         "retry",
         "remove",
@@ -157,16 +160,24 @@ def _any_renamed(value: object, rename: Callable[[str], str]) -> object:
             return type(value)(_renamed(one, rename) for one in value)
         case NewJob() | JobStatus() | EnqueueResult():
             return replace(value, id=rename(value.id))
+        case JobRecord():
+            return replace(value, status=_renamed(value.status, rename))
         case Claim() | JobEvent():
             return replace(value, job_id=rename(value.job_id))
-        case Completed():
-            return replace(value, claim=_renamed(value.claim, rename), then=_renamed(value.then, rename))
-        case Continued():
-            return replace(value, claim=_renamed(value.claim, rename), then=_renamed(value.then, rename))
-        case Retried() | Failed() | Cancelled() | Released() | ProgressReport():
-            return replace(value, claim=_renamed(value.claim, rename))
+        case Completed() | Continued() | Retried() | Failed() | Cancelled() | Released() | ProgressReport():
+            return _claim_renamed(value, rename)
         case Recovery():
             return replace(value, requeued=_renamed(value.requeued, rename), failed=_renamed(value.failed, rename))
         case Page():
             return replace(value, jobs=_renamed(value.jobs, rename))
     return value
+
+
+def _claim_renamed(value: Settlement | ProgressReport, rename: Callable[[str], str]) -> Settlement | ProgressReport:
+    claim = _renamed(value.claim, rename)
+    match value:
+        case Completed():
+            return replace(value, claim=claim, then=_renamed(value.then, rename))
+        case Continued():
+            return replace(value, claim=claim, then=_renamed(value.then, rename))
+    return replace(value, claim=claim)

@@ -26,7 +26,7 @@ from workers.worker.progress import LINES_AT_ONCE
 
 
 async def progress_of(storage: Storage, job_id: str) -> bytes | None:
-    return (await steps.status(storage, job_id)).progress
+    return (await steps.status(storage, job_id)).encoded_progress
 
 
 async def test_progress_is_seen_while_the_handler_runs() -> None:
@@ -244,3 +244,14 @@ async def test_log_lines_that_nobody_takes_cost_no_job() -> None:
     async with running(Worker(storage, {"work": say}, observers=[recorder])):
         assert (await outcome(storage, "job")).kind is OutcomeKind.COMPLETED
     assert str(recorder.of(Kind.ERROR)[0].error) == "no room"
+
+
+async def test_progress_is_read_as_a_value() -> None:
+    """As the handler reported it; what another program wrote that is no JSON is none."""
+    storage = MemoryStorage()
+    await steps.enqueue(storage, steps.job("job"))
+    held = await steps.claim_one(storage)
+    assert (await steps.status(storage, "job")).progress is None
+    for encoded, value in ((b'{"done":1}', {"done": 1}), (b"0.5", 0.5), (b"\xff", None), (b"[" * 4_000, None)):
+        await storage.progress([ProgressReport(claim=held, value=encoded)])
+        assert (await steps.status(storage, "job")).progress == value

@@ -242,7 +242,7 @@ def decode_status(found: Sequence[Reply]) -> JobStatus:
         finished_at=moment(count(finished)) if state.is_final and finished else None,
         worker_id=_holder(mark, lock) if state is JobState.PROCESSING else None,
         last_error=None if state is JobState.CANCELLED else error,
-        progress=decode_progress(progress, exact),
+        encoded_progress=decode_progress(progress, exact),
     )
 
 

@@ -202,7 +202,7 @@ class BullMQRecord:
             finished_at=None if finished is None else moment(finished),
             worker_id=worker_of(self.lock or self.fields.get("pb")) if processing else None,
             last_error=None if state is JobState.CANCELLED else self.error,
-            progress=None if (progress := self.fields.get("progress")) is None else decode_bytes(progress),
+            encoded_progress=None if (progress := self.fields.get("progress")) is None else decode_bytes(progress),
         )
 
 

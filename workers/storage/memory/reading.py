@@ -23,7 +23,7 @@ def status_of(job: StoredJob, waits_for: int) -> JobStatus:
         finished_at=job.finished_at,
         worker_id=job.worker_id,
         last_error=job.last_error,
-        progress=job.progress,
+        encoded_progress=job.progress,
         waits_for=waits_for,
     )
 

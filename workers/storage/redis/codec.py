@@ -382,7 +382,7 @@ def decode_status(job_id: str, found: Sequence[Reply]) -> JobStatus:
         finished_at=moment(finished) if state.is_final else None,
         worker_id=text_of(worker) or None,
         last_error=decode_error(error),
-        progress=progress,
+        encoded_progress=progress,
         waits_for=waits_for[0] if waits_for else 0,
     )
 

@@ -130,7 +130,7 @@ def _status(row: RowMapping, transaction: Transaction) -> JobStatus:
         finished_at=optional_moment(row["finished_at"]),
         worker_id=None if row["worker"] is None else transaction.decode(row["worker"]),
         last_error=decode_error(row["error"]),
-        progress=row["progress"],
+        encoded_progress=row["progress"],
         waits_for=row["waits_for"],
     )
 

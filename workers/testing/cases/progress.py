@@ -31,7 +31,7 @@ def report(held: Claim, value: bytes) -> ProgressReport:
 
 async def progress_of(storage: Storage, job_id: str) -> bytes | None:
     """Return what was last reported for the job, which must exist."""
-    return (await status(storage, job_id)).progress
+    return (await status(storage, job_id)).encoded_progress
 
 
 @case(guarantees=(21,))

@@ -27,7 +27,7 @@ async def test_of_many_delayed_jobs_each_is_counted_as_what_it_is(storage: BullS
 async def test_progress_that_node_reports_is_shown_whatever_it_is(storage: BullStorage, node: NodeBull) -> None:
     """But for the 0 with which each job begins."""
     shown = {progress: await node.add(progress=progress) for progress in ("0", "-5", '"half"', "100")}
-    found = {progress: (await status(storage, raw)).progress for progress, raw in shown.items()}
+    found = {progress: (await status(storage, raw)).encoded_progress for progress, raw in shown.items()}
     assert found == {"0": None, "-5": b"-5", '"half"': b'"half"', "100": b"100"}
 
 

@@ -123,11 +123,11 @@ async def test_progress_is_a_number_to_node(storage: BullStorage, node: NodeBull
     assert (await node.record("one"))["progress"] == "0"
     [found] = await storage.status(["one"])
     assert found is not None
-    assert found.progress == b'{"of":7}'
+    assert found.encoded_progress == b'{"of":7}'
     await node.client.hset(node.key("one"), "progress", "99")
     [found] = await storage.status(["one"])
     assert found is not None
-    assert found.progress == b"99"
+    assert found.encoded_progress == b"99"
 
 
 async def test_far_delays_are_refused(storage: BullStorage, node: NodeBull) -> None:

@@ -107,7 +107,7 @@ async def test_older_tables_are_brought_forward(url: str, outsider: Engine, data
     async with connected(SqlStorage(url)) as storage:
         [claimed] = await claim_all(storage)
         await storage.progress([ProgressReport(claim=claimed, value=b"1")])
-        assert [status and status.progress for status in await storage.status(["a"])] == [b"1"]
+        assert [status and status.encoded_progress for status in await storage.status(["a"])] == [b"1"]
         await storage.settle([Continued(claim=claimed, then=job("a", chain_index=1))])
         assert [claimed.chain_index for claimed in await claim_all(storage)] == [1]
         keys = (Deduplication(key="k"), Deduplication(key="t", mode=DeduplicationMode.THROTTLE, ttl=MINUTE))

@@ -200,7 +200,7 @@ async def test_misuse_is_told_at_the_call(storage: SqlStorage, url: str) -> None
     async with worked(storage, handler) as recorder:
         completed = await recorder.seen(WorkerEventKind.COMPLETED)
     assert completed.error is None
-    assert [status and status.progress for status in await storage.status(["job"])] == [b"1"]
+    assert [status and status.encoded_progress for status in await storage.status(["job"])] == [b"1"]
 
 
 async def test_many_handlers_take_turns(storage: SqlStorage, url: str) -> None:
