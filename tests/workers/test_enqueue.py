@@ -313,7 +313,7 @@ async def test_a_waiter_with_a_taken_key_has_the_result_of_the_job_that_has_it()
 
 
 async def test_a_lost_answer_tells_the_id() -> None:
-    """Also one that was made: enqueueing it again finds the job, whether it is there or not."""
+    """Also one that was made, so that enqueueing it again finds the job if it is there; each caller has its own."""
     storage, faults = faulty(MemoryStorage())
     async with Queue(storage) as queue:
         faults.replies_lost["enqueue"] = 1

@@ -165,7 +165,7 @@ def _any_renamed(value: object, rename: Callable[[str], str]) -> object:
         case Claim() | JobEvent():
             return replace(value, job_id=rename(value.job_id))
         case Completed() | Continued() | Retried() | Failed() | Cancelled() | Released() | ProgressReport():
-            return _settlement_renamed(value, rename)
+            return _claim_renamed(value, rename)
         case Recovery():
             return replace(value, requeued=_renamed(value.requeued, rename), failed=_renamed(value.failed, rename))
         case Page():
@@ -173,11 +173,11 @@ def _any_renamed(value: object, rename: Callable[[str], str]) -> object:
     return value
 
 
-def _settlement_renamed(settlement: Settlement | ProgressReport, rename: Callable[[str], str]) -> object:
-    claim = _renamed(settlement.claim, rename)
-    match settlement:
+def _claim_renamed(value: Settlement | ProgressReport, rename: Callable[[str], str]) -> Settlement | ProgressReport:
+    claim = _renamed(value.claim, rename)
+    match value:
         case Completed():
-            return replace(settlement, claim=claim, then=_renamed(settlement.then, rename))
+            return replace(value, claim=claim, then=_renamed(value.then, rename))
         case Continued():
-            return replace(settlement, claim=claim, then=_renamed(settlement.then, rename))
-    return replace(settlement, claim=claim)
+            return replace(value, claim=claim, then=_renamed(value.then, rename))
+    return replace(value, claim=claim)

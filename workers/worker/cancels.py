@@ -59,7 +59,7 @@ class CancelListener:
         self,
         storage: Storage,
         *,
-        look: Callable[[Collection[str] | None], Awaitable[None]],
+        look: Callable[[Collection[str] | None], Awaitable[object]],
         report: Callable[[BaseException], None],
     ) -> None:
         self._storage = storage

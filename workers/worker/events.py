@@ -21,7 +21,8 @@ class WorkerEventKind(StrEnum):
     and will be repeated; `failed`: the job failed for good; `cancelled`: an attempt was stopped because somebody
     cancelled its job; `suspended`: an attempt ended, uncounted, because the job waits for its children; `drained`: the
     last claim left nothing, and all jobs claimed have ended; `error`: the storage failed a call, which says nothing
-    about any job; `set_aside`: a job that another program wrote cannot be run, and waits for `Management.repair`.
+    about any job; `set_aside`: a job that another program wrote cannot be run, and waits for `Management.repair`;
+    `stopping`: it claims no more, and waits for what runs; `stopped`: it has ended.
     """
 
     READY = "ready"
@@ -38,6 +39,7 @@ class WorkerEventKind(StrEnum):
     SET_ASIDE = "set_aside"
     ERROR = "error"
     DRAINED = "drained"
+    STOPPING = "stopping"
     STOPPED = "stopped"
 
 

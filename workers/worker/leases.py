@@ -11,6 +11,7 @@ from workers.clock import monotonic
 from workers.errors import LossReason, StorageError, StorageUnavailable
 from workers.jobs import Claim
 from workers.storage.base import Storage
+from workers.worker.loop_watch import LoopWatch
 
 
 class LeaseKeeper:
@@ -34,6 +35,7 @@ class LeaseKeeper:
         self._on_lost = on_lost
         self._on_cancel = on_cancel
         self._report = report
+        self._watch = LoopWatch(self._interval)
         self._held: dict[str, Claim] = {}  # by token; written by the claim loop and attempts, read by renewals
         self._safe_until: dict[str, float] = {}
 
@@ -55,24 +57,29 @@ class LeaseKeeper:
         """Renew until cancelled."""
         while True:
             # Jittered, so that many workers do not renew in step.
-            await asyncio.sleep(self._interval * random.uniform(0.9, 1.0))  # noqa: S311 - spreads load, guards nothing
+            pause = self._interval * random.uniform(0.9, 1.0)  # noqa: S311 - spreads load, guards nothing
+            due = monotonic() + pause
+            await asyncio.sleep(pause)
+            blocked = self._watch.woke(monotonic() - due)
+            over = [claim.token for claim in self._held.values() if blocked and not self.holds(claim)]
             try:
-                await self.renew_jobs(None)
+                lost = await self.renew_jobs(None)
+                self._watch.lost([claim.job_id for claim in lost if claim.token in over])
             except (StorageUnavailable, StorageError) as error:
                 self._report(error)
 
-    async def renew_jobs(self, ids: Collection[str] | None) -> None:
-        """Renew the claims for these jobs, or all with None, and act on what the storage reports.
+    async def renew_jobs(self, ids: Collection[str] | None) -> list[Claim]:
+        """Renew the claims for these jobs, or all with None, act on what the storage reports, and return those lost.
 
         Raises:
             StorageUnavailable: nothing was learned; claims whose lease must have ended are lost.
             StorageError: likewise.
         """
         claims = [claim for claim in self._held.values() if ids is None or claim.job_id in ids]
-        if claims:
-            await self._renew(claims)
+        return await self._renew(claims) if claims else []
 
-    async def _renew(self, claims: list[Claim]) -> None:
+    async def _renew(self, claims: list[Claim]) -> list[Claim]:
+        lost = []
         asked_at = monotonic()
         try:
             renewal = await self._storage.renew(claims)
@@ -84,10 +91,12 @@ class LeaseKeeper:
                 continue  # settled while the call was under way
             if reason := renewal.lost.get(claim.token):
                 self._lose(claim, reason)
+                lost.append(claim)
                 continue
             self._safe_until[claim.token] = asked_at + claim.lease.total_seconds()
             if claim.token in renewal.cancel_requested:
                 self._on_cancel(claim)
+        return lost
 
     def _lose_expired(self, claims: list[Claim]) -> None:
         for claim in claims:

@@ -44,7 +44,7 @@ from workers.jobs import (
 )
 from workers.retry import BackoffStrategy, RetryPolicy
 from workers.serde import JsonSerde, Serde
-from workers.storage.base import FlowStorage, Storage
+from workers.storage.base import ANY_NAME, FlowStorage, Storage
 from workers.worker.attempt import Attempt, Ending, Runner
 from workers.worker.cancels import CancelListener
 from workers.worker.children import OwnChildren
@@ -61,6 +61,7 @@ from workers.worker.settler import Settler
 from workers.worker.slots import Slots
 from workers.worker.stopping import Stop, all_done, cancel_all, first_failure
 from workers.worker.transactions import OwnTransaction
+from workers.worker.unserved import UnservedNames
 
 logger = logging.getLogger(__name__)
 
@@ -154,6 +155,8 @@ class Worker:
             on_failed=on_failed,
             payload_serde=payload_serde,
         )
+        served = self._wanted if storage.limits.name_filter else [ANY_NAME]
+        self._unserved = UnservedNames(storage, served, interval=lease / 2, is_idle=lambda: self._idle)
         self._attempts: dict[str, Attempt] = {}  # by token
         self._slots = Slots(concurrency, overtime)
         self._not_ready = not_ready
@@ -201,6 +204,7 @@ class Worker:
                     side.create_task(self._leases.run(), name="renew-leases"),
                     side.create_task(self._cancels.run(), name="hear-cancels"),
                     side.create_task(self._progress.run(), name="report-progress"),
+                    side.create_task(self._unserved.run(), name="look-for-unserved"),
                 ]
                 try:
                     async with asyncio.TaskGroup() as intake:
@@ -214,6 +218,7 @@ class Worker:
                     self._stop.hurry()
                     raise
                 finally:
+                    self._events.emit(WorkerEventKind.STOPPING)
                     await self._finish()
                     await cancel_all(tasks)
         finally:

@@ -190,7 +190,8 @@ def test_a_failed_restart_certifies_nothing(
 async def test_a_storage_that_gives_ids_is_certified_with_its_own(redis_url: str) -> None:
     """Beside Bull 1.0 ids are numbers: the cases get them from the storage, and see those that they chose."""
     url = f"bull+{redis_url}?dialect=B"
-    cases = [case for case in all_cases() if case.verb in ("cancel", "chains", "inspect", "manage", "settle")]
+    verbs = ("cancel", "chains", "inspect", "manage", "records", "settle")
+    cases = [case for case in all_cases() if case.verb in verbs]
     certificate = await certify(lambda: UrlHarness(url), cases, at_once=8)
     assert certificate.broken == (), table(certificate)
     storage = await UrlHarness(url).make("case-ids")

@@ -42,7 +42,7 @@ async def test_a_worker_with_a_failing_observer_works(caplog: pytest.LogCaptureF
         assert (await outcome(storage, "job")).kind is OutcomeKind.COMPLETED
         await recorder.seen(Kind.DRAINED)
         assert worker.running == 0
-    assert recorder.story() == [Kind.READY, Kind.ACTIVE, Kind.COMPLETED, Kind.DRAINED, Kind.STOPPED]
+    assert recorder.story() == [Kind.READY, Kind.ACTIVE, Kind.COMPLETED, Kind.DRAINED, Kind.STOPPING, Kind.STOPPED]
     assert len(caplog.records) == len(recorder.events)
 
 
@@ -53,7 +53,7 @@ async def test_events_of_an_attempt_carry_its_claim() -> None:
     async with running(Worker(storage, {"mail": done}, observers=[recorder])):
         await recorder.seen(Kind.DRAINED)
     claims = [event.claim for event in recorder.events]
-    assert [claim is not None for claim in claims] == [False, True, True, False, False]
+    assert [claim is not None for claim in claims] == [False, True, True, False, False, False]
     assert claims[1] is claims[2]
     assert claims[1] is not None
     assert (claims[1].job_id, claims[1].name, claims[1].attempt) == ("job", "mail", 1)

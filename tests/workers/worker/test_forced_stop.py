@@ -246,7 +246,7 @@ def test_a_loop_that_is_torn_down_takes_the_worker_with_it() -> None:
 
     task = asyncio.run(leave_it_running())
     assert task.cancelled()
-    assert recorder.story() == [Kind.READY, Kind.ACTIVE, Kind.STOPPED]
+    assert recorder.story() == [Kind.READY, Kind.ACTIVE, Kind.STOPPING, Kind.STOPPED]
     status = asyncio.run(steps.status(storage, "job"))
     assert (status.state, status.attempt) == (JobState.PROCESSING, 1)
 

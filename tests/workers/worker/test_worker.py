@@ -232,7 +232,7 @@ async def test_events_tell_the_story_in_order() -> None:
         await recorder.seen(Kind.DRAINED)
     assert recorder.story() == [
         *(Kind.READY, Kind.ACTIVE, Kind.FAILING),
-        *(Kind.ACTIVE, Kind.COMPLETED, Kind.DRAINED, Kind.STOPPED),
+        *(Kind.ACTIVE, Kind.COMPLETED, Kind.DRAINED, Kind.STOPPING, Kind.STOPPED),
     ]
     failing, completed = recorder.of(Kind.FAILING)[0], recorder.of(Kind.COMPLETED)[0]
     assert {(event.queue, event.worker_id) for event in recorder.events} == {("mail", "w1")}
