@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from federation.analytics.data.export import Export, Tables
+    from federation.analytics.data.snapshots import Place
+    from federation.analytics.data.store_urls import StoreUrl
 
 EXPORTS: Final = "exports"
 """The directory in OUT to which a run exports the database."""
@@ -60,7 +62,7 @@ def make_parser() -> argparse.ArgumentParser:
         description="Exports the database to OUT/exports, or reads DIR; computes; writes results and OUT/report.html.",
     )
     _add_window(run)
-    run.add_argument("--input", type=_directory, metavar="DIR", help="read these exports, and export nothing")
+    run.add_argument("--input", type=_place, metavar="DIR", help="read these exports, and export nothing")
     run.add_argument("--database", metavar="URL", help=f"{_DATABASE}; with --input: only for the results, if at all")
     _add_keeping(run)
     _add_output(run, "results and report")
@@ -115,10 +117,15 @@ def _add_keeping(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _directory(text: str) -> Path:
-    if scheme := scheme_of(text):
-        raise argparse.ArgumentTypeError(f"{scheme}:// cannot be served: name a directory on this machine, or a mount")
-    return Path(text)
+def _place(text: str) -> Path | StoreUrl:
+    if not scheme_of(text):
+        return Path(text)
+    from federation.analytics.data.store_urls import parse_store_url
+
+    try:
+        return parse_store_url(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _days(text: str) -> int:
@@ -129,7 +136,7 @@ def _days(text: str) -> int:
 
 def _add_output(parser: argparse.ArgumentParser, content: str) -> None:
     parser.add_argument(
-        "--out", type=_directory, required=True, metavar="OUT", help=f"directory of {content}; made if need be"
+        "--out", type=_place, required=True, metavar="OUT", help=f"directory of {content}, made if need be; or s3://…"
     )
 
 
@@ -161,63 +168,87 @@ def _day(text: str) -> date:
 
 def _run(options: argparse.Namespace) -> None:
     from federation.analytics import pipeline
-    from federation.analytics.data.export import export
     from federation.analytics.data.inputs import require_exports
     from federation.analytics.data.publish import require_publishable
+    from federation.analytics.data.snapshots import open_for_writing, open_place
 
     _check(options)
     if options.input is not None:
-        require_exports(options.input)
+        require_exports(open_place(options.input))
+    out = open_for_writing(options.out)
     database = options.database if options.input else _database(options)
     with _session(options, database, ready=require_publishable) as spark:
-        exports, read_at = options.input or options.out / EXPORTS, None
+        exports, read_at = open_place(options.input or options.out / EXPORTS), None
         if options.input is None and database is not None:
-            tables, read_at = _tables(options, spark, database), datetime.now(UTC)
-            export(tables, exports, since=options.since, until=options.until, keep_days=options.keep_days, told=tell)
+            read_at = datetime.now(UTC)
+            _export_to(options, exports, spark, database)
         window = pipeline.window_of(exports, options.since, options.until)
-        summary = pipeline.run(spark, exports, options.out, window, database=database, read_at=read_at, told=tell)
+        summary = pipeline.run(spark, exports, out, window, database=database, read_at=read_at, told=tell)
     _print(options, summary, _lines(summary, options.out))
 
 
 def _export(options: argparse.Namespace) -> None:
-    from federation.analytics.data.export import export
+    from federation.analytics.data.snapshots import open_for_writing
 
     _check(options)
+    exports = open_for_writing(options.out)
     database = _database(options)
     with _session(options, database) as spark:
-        tables = _tables(options, spark, database)
-        done = export(
-            tables, options.out, since=options.since, until=options.until, keep_days=options.keep_days, told=tell
-        )
+        done = _export_to(options, exports, spark, database)
     _print(options, _counted(done), _export_lines(done, options.out))
+
+
+def _export_to(options: argparse.Namespace, exports: Place, spark: SparkSession, database: str) -> Export:
+    from federation.analytics.data.export import export
+    from federation.analytics.data.stored_exports import export_to_store
+
+    tables = _tables(options, spark, database)
+    asked = {"since": options.since, "until": options.until, "keep_days": options.keep_days, "told": tell}
+    if isinstance(exports, Path):
+        return export(tables, exports, **asked)
+    return export_to_store(tables, spark, exports, **asked)
 
 
 def _report(options: argparse.Namespace) -> None:
     from federation.analytics import pipeline
+    from federation.analytics.data.snapshots import commit, open_for_writing
 
+    out = open_for_writing(options.out)
     with _session(options, None) as spark:
-        summary = pipeline.report(spark, options.out, options.as_of, told=tell)
+        summary = pipeline.report(spark, out, options.as_of, told=tell)
+    commit(out)
     _print(options, summary, _lines(summary, options.out))
 
 
 def _forget(options: argparse.Namespace) -> None:
     from federation.analytics import pipeline
     from federation.analytics.data.forget import forget
+    from federation.analytics.data.snapshots import commit, open_for_writing
     from federation.protocol.errors import UrlError
     from federation.protocol.urls import canonical_origin
 
-    if not options.out.is_dir():
+    in_directory = isinstance(options.out, Path)
+    if in_directory and not options.out.is_dir():
         raise AnalyticsError(f"there is no directory {options.out}")
     try:
         url = canonical_origin(options.url if "://" in options.url else f"https://{options.url}")
     except UrlError as error:
         raise AnalyticsError(str(error)) from None
-    done = forget(options.out, url)
-    if pipeline.has_results(options.out):
+    out = open_for_writing(options.out)
+    done = [forget(out, url)]
+    if not in_directory:
+        done.append(forget(open_for_writing(options.out / EXPORTS), url))
+    if pipeline.has_results(out):
         with _session(options, None) as spark:
-            pipeline.report(spark, options.out, None, told=tell)
-    found = {"url": url, "files": done.files, "rows": done.rows}
-    _print(options, found, [f"{done.rows:,} rows about {url} are removed, from {done.files:,} files in {options.out}"])
+            pipeline.report(spark, out, None, told=tell)
+        commit(out)
+    files, rows = sum(each.files for each in done), sum(each.rows for each in done)
+    lines = [f"{rows:,} rows about {url} are removed, from {files:,} files in {options.out}"]
+    if not in_directory:
+        lines.append(
+            "the files before are there for a day, for those who read them; the next run after that removes them"
+        )
+    _print(options, {"url": url, "files": files, "rows": rows}, lines)
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -287,7 +318,7 @@ def _counted(done: Export) -> dict[str, object]:
     }
 
 
-def _export_lines(done: Export, out: Path) -> list[str]:
+def _export_lines(done: Export, out: Path | StoreUrl) -> list[str]:
     total = sum(done.attempts.values())
     counts = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in done.snapshots.items())
     lines = [f"{total:,} attempts from {done.window.since} to {done.window.as_of}, {counts}: {out}"]
@@ -307,7 +338,7 @@ def _export_lines(done: Export, out: Path) -> list[str]:
     return lines
 
 
-def _lines(summary: dict[str, object], out: Path) -> list[str]:
+def _lines(summary: dict[str, object], out: Path | StoreUrl) -> list[str]:
     totals, quarantine = summary["totals"], summary["quarantine"]
     assert isinstance(totals, dict)
     assert isinstance(quarantine, dict)

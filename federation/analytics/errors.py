@@ -36,6 +36,14 @@ class DirectoryUnusable(AnalyticsError):
     """A directory given to read from or write to cannot be used like that."""
 
 
+class StoreUnusable(AnalyticsError):
+    """A store does not do what it is asked; the message names it."""
+
+
+class StoreChanged(AnalyticsError):
+    """Another run committed to the store meanwhile, and nothing of this one is visible."""
+
+
 def first_cause(error: BaseException) -> str:
     """Return the cause of Spark's exception in one line.
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from py4j.protocol import Py4JJavaError
@@ -16,8 +17,17 @@ from federation.analytics.data.computed import note_computed
 from federation.analytics.data.export import exported_days
 from federation.analytics.data.inputs import read_exports
 from federation.analytics.data.publish import Published, publish
-from federation.analytics.data.results import KEY_ANOMALIES, SERVER_DAILY, SERVER_SCORECARD, read_dated, read_days
+from federation.analytics.data.results import (
+    KEY_ANOMALIES,
+    SERVER_DAILY,
+    SERVER_SCORECARD,
+    is_stored,
+    read_dated,
+    read_days,
+    stored_dates,
+)
 from federation.analytics.data.sinks import write_outputs
+from federation.analytics.data.snapshots import Place, commit
 from federation.analytics.days import MONTH
 from federation.analytics.errors import AnalyticsError, first_cause
 from federation.analytics.figures.compute import compute
@@ -27,8 +37,6 @@ from federation.analytics.report.page import render, write_page
 from federation.analytics.report.summary import summary_of, write_summary
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import SparkSession
 
 SCORED: Final = timedelta(days=MONTH)
@@ -37,7 +45,7 @@ SCORED: Final = timedelta(days=MONTH)
 Told = Callable[[str], None]
 
 
-def window_of(exports: Path, since: date | None, until: date | None) -> Window:
+def window_of(exports: Place, since: date | None, until: date | None) -> Window:
     """Return the days of a run: by default the last 30 that have been exported.
 
     Raises:
@@ -55,8 +63,8 @@ def window_of(exports: Path, since: date | None, until: date | None) -> Window:
 
 def run(
     spark: SparkSession,
-    exports: Path,
-    out: Path,
+    exports: Place,
+    out: Place,
     window: Window,
     *,
     database: str | None = None,
@@ -71,22 +79,25 @@ def run(
     anomalies that stand, come from the results in `out`.
 
     Raises:
-        AnalyticsError, OSError: an input or the disk failed; every day in `out` is whole.
+        AnalyticsError, OSError: an input or the disk failed; every day in `out` is whole. In a store, all is as it was,
+            unless publishing failed, which comes last.
     """
     with _explained():
         told(f"reading exports from {window.since} to {window.as_of}")
         inputs = with_stored_days(spark, read_exports(spark, exports, window), out, window)
         write_outputs(compute(inputs, window=window, now=now), out, window, told=told)
-        if database is not None:
+    summary = report(spark, out, window.as_of, told=told)
+    commit(out)
+    if database is not None:
+        with _explained():
             told("publishing to the database")
             told(_counted(_publish(spark, out, window.as_of, database, now)))
-    summary = report(spark, out, window.as_of, told=told)
-    if read_at is not None:
+    if read_at is not None and isinstance(out, Path):  # the node's own nightly run has a directory
         note_computed(out, window, read_at)
     return summary
 
 
-def _publish(spark: SparkSession, out: Path, as_of: date, database: str, now: datetime | None) -> Published:
+def _publish(spark: SparkSession, out: Place, as_of: date, database: str, now: datetime | None) -> Published:
     try:
         return publish(spark, out, as_of, database_url=database, now=now)
     except SQLAlchemyError as error:
@@ -103,22 +114,24 @@ def _counted(published: Published) -> str:
     return f"published {counts}, {published.removed:,} rows of servers that vanished removed"
 
 
-def with_stored_days(spark: SparkSession, inputs: Inputs, out: Path, window: Window) -> Inputs:
+def with_stored_days(spark: SparkSession, inputs: Inputs, out: Place, window: Window) -> Inputs:
     """Return the inputs, together with the daily rows in `out` of days before the window, and the last anomalies."""
     back = (window.since - window.until + SCORED).days
     earlier = (window.since - timedelta(days=number) for number in range(back, 0, -1))
-    stored = [day for day in earlier if SERVER_DAILY.file(out, day).exists()]
+    stored = [day for day in earlier if is_stored(out, SERVER_DAILY, day)]
     if stored:
         inputs = replace(inputs, server_daily=read_days(spark, out, SERVER_DAILY, stored))
     before = (window.as_of - timedelta(days=number) for number in range(1, MONTH))
-    known = next((day for day in before if KEY_ANOMALIES.file(out, day).exists()), None)
+    known = next((day for day in before if is_stored(out, KEY_ANOMALIES, day)), None)
     if known is not None:
         inputs = replace(inputs, earlier_anomalies=read_dated(spark, out, KEY_ANOMALIES, known))
     return inputs
 
 
-def report(spark: SparkSession, out: Path, as_of: date | None, *, told: Told = lambda _: None) -> dict[str, object]:
+def report(spark: SparkSession, out: Place, as_of: date | None, *, told: Told = lambda _: None) -> dict[str, object]:
     """Write `out`/report.html and `out`/summary.json from what `out` holds as of `as_of`, by default the latest run's.
+
+    In a store it is for the caller to commit them.
 
     Raises:
         AnalyticsError, OSError: there are no results of that day.
@@ -132,18 +145,18 @@ def report(spark: SparkSession, out: Path, as_of: date | None, *, told: Told = l
     return summary
 
 
-def has_results(out: Path) -> bool:
+def has_results(out: Place) -> bool:
     """Tell whether there is a report to write of what lies in `out`."""
     return bool(_results(out))
 
 
-def _results(out: Path) -> list[str]:
+def _results(out: Place) -> list[str]:
     tomorrow = (datetime.now(UTC) + timedelta(days=1)).date().isoformat()
-    found = (path.name.partition("=")[2] for path in (out / SERVER_SCORECARD.name).glob("as_of=????-??-??"))
-    return sorted(day for day in found if day <= tomorrow)  # a later one was asked for by mistake
+    found = stored_dates(out, SERVER_SCORECARD)
+    return [day for day in found if day <= tomorrow]  # a later one was asked for by mistake
 
 
-def _latest(out: Path) -> date:
+def _latest(out: Place) -> date:
     days = _results(out)
     if not days:
         raise AnalyticsError(f"there are no results in {out}; `federation analytics run` makes them")

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -32,6 +32,8 @@ from federation.analytics import frames
 from federation.analytics.data.database import has_attempts, oldest_attempt
 from federation.analytics.data.directories import replace_directory, staging_in
 from federation.analytics.data.results import local, readable
+from federation.analytics.data.snapshots import Place, Snapshot
+from federation.analytics.data.stored_files import UNKNOWN
 from federation.analytics.days import DAY, FIRST_DAY, midnight, utc_day
 from federation.analytics.errors import AnalyticsError, first_cause
 from federation.analytics.frames import Window
@@ -48,6 +50,7 @@ SNAPSHOTS: Final = {
 }
 EARLIER_SERVERS: Final = "earlier_servers"
 UNDATED: Final = "day=__HIVE_DEFAULT_PARTITION__"
+STORED_UNDATED: Final = f"day={UNKNOWN}"
 
 AGAIN: Final = timedelta(days=1)
 """How far before the latest exported day an export begins by default: that day was perhaps not over, and attempts that
@@ -111,7 +114,7 @@ def export(
     """
     today = (now or datetime.now(UTC)).astimezone(UTC).date()
     with staging_in(directory) as staging:
-        window = _window(tables.url, directory, since, until, today)
+        window = window_of_export(tables.url, directory, since, until, today)
         try:
             told(f"reading attempts from {window.since} to {window.as_of}")
             fresh = _stage_attempts(tables, staging / ATTEMPTS, window, today)
@@ -128,24 +131,29 @@ def export(
         return replace(done, removed=_remove_old(directory, today, keep_days))
 
 
-def exported_days(directory: Path) -> list[date]:
+def exported_days(place: Place) -> list[date]:
     """Return the days that have been exported, in order."""
     days = []
     tomorrow = datetime.now(UTC).date() + DAY
-    for path in (directory / ATTEMPTS).glob("day=????-??-??"):
+    if isinstance(place, Snapshot):
+        names = place.partitions(ATTEMPTS)
+    else:
+        names = [path.name for path in (place / ATTEMPTS).glob("day=????-??-??")]
+    for name in names:
         try:
-            day = date.fromisoformat(path.name.removeprefix("day="))
+            day = date.fromisoformat(name.removeprefix("day="))
         except ValueError:
-            continue  # somebody else's
+            continue  # somebody else's, or of no day
         if day <= tomorrow:  # a later one was asked for by mistake
             days.append(day)
     return sorted(days)
 
 
-def _window(url: str, directory: Path, since: date | None, until: date | None, today: date) -> Window:
+def window_of_export(url: str, place: Place, since: date | None, until: date | None, today: date) -> Window:
+    """Return the days of an export: see `export`."""
     end = until or today + timedelta(days=1)
     if since is None:
-        earlier = exported_days(directory)
+        earlier = exported_days(place)
         since = min([earlier[-1] - AGAIN, *_left_out(earlier)]) if earlier else oldest_attempt(url)
     if since is None or (until is None and since >= end):
         since = end - timedelta(days=1)
@@ -157,32 +165,47 @@ def _left_out(exported: Sequence[date]) -> list[date]:
     return sorted({exported[0] + timedelta(days=number) for number in every} - set(exported))
 
 
-def _remove_old(directory: Path, today: date, keep_days: int | None) -> tuple[date, ...]:
-    """Remove the attempts of days that are too old, and of days to come, which somebody asked for by mistake."""
-    removed = []
-    for path in sorted((directory / ATTEMPTS).glob("day=????-??-??")):
+def outdated_days(names: Iterable[str], today: date, keep_days: int | None) -> tuple[date, ...]:
+    """Return the days, of those so named, that are too old, or to come: somebody asked for these by mistake."""
+    found = []
+    for name in sorted(names):
         try:
-            age = (today - date.fromisoformat(path.name.removeprefix("day="))).days
+            age = (today - date.fromisoformat(name.removeprefix("day="))).days
         except ValueError:
             continue
         if age < -1 or (keep_days is not None and age > keep_days):
-            shutil.rmtree(path)
-            removed.append(today - timedelta(days=age))
-    return tuple(removed)
+            found.append(today - timedelta(days=age))
+    return tuple(found)
+
+
+def _remove_old(directory: Path, today: date, keep_days: int | None) -> tuple[date, ...]:
+    names = (path.name for path in (directory / ATTEMPTS).glob("day=????-??-??"))
+    removed = outdated_days(names, today, keep_days)
+    for day in removed:
+        shutil.rmtree(directory / ATTEMPTS / f"day={day.isoformat()}")
+    return removed
 
 
 def _stage_attempts(tables: Tables, staging: Path, window: Window, today: date) -> Path:
     """Write all days in one pass, each to a directory of its own."""
-    impossible = max(window.until, today + timedelta(days=1)) + _FUTURE
-    ranges = ((window.since, window.until), (None, FIRST_DAY), (impossible, None))
-    parts = [_dated(tables, since, until) for since, until in ranges if has_attempts(tables.url, since, until)]
-    if parts:
-        functools.reduce(DataFrame.union, parts).write.partitionBy("day").parquet(local(staging))
+    rows = attempts_of(tables, window, today)
+    if rows is not None:
+        rows.write.partitionBy("day").parquet(local(staging))
     return staging
 
 
+def attempts_of(tables: Tables, window: Window, today: date) -> DataFrame | None:
+    """Return the attempts of the window and those of impossible times, with the `day` of each; None if there are none.
+
+    The day is null where the time is impossible.
+    """
+    impossible = max(window.until, today + timedelta(days=1)) + _FUTURE
+    ranges = ((window.since, window.until), (None, FIRST_DAY), (impossible, None))
+    parts = [_dated(tables, since, until) for since, until in ranges if has_attempts(tables.url, since, until)]
+    return functools.reduce(DataFrame.union, parts) if parts else None
+
+
 def _dated(tables: Tables, since: date | None, until: date | None) -> DataFrame:
-    """Return the attempts with the `day` of each, which is null where the time is impossible."""
     frame = tables.read("delivery_attempts", since=_midnight(since), until=_midnight(until))
     return frame.withColumn("day", utc_day("started_at") if since and until else F.lit(None).cast("date"))
 

@@ -14,9 +14,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet
 
 from federation.analytics.data.directories import STAGING, replace_file, staging_in
+from federation.analytics.data.snapshots import Snapshot
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from federation.analytics.data.snapshots import Place
+    from federation.analytics.data.stored_files import DataFile
 
 FORGOTTEN: Final = "https://forgotten.invalid"
 """What stands for a relay that is forgotten: RFC 2606 has this name for nobody."""
@@ -35,15 +39,18 @@ class Forgotten:
     rows: int
 
 
-def forget(out: Path, url: str) -> Forgotten:
+def forget(out: Place, url: str) -> Forgotten:
     """Remove the server of this canonical URL from every Parquet file in `out`.
 
-    Repeating it changes nothing; what was done when it is killed stays done. The driver holds a batch at a time.
+    Repeating it changes nothing; what was done when it is killed stays done, in a store nothing is. The driver holds a
+    batch at a time. A store keeps what it held before for a day, and the first commit after that removes it.
 
     Raises:
         DirectoryUnusable: another run is writing to `out`; nothing has changed.
         OSError: the disk refuses; every file is whole.
     """
+    if isinstance(out, Snapshot):
+        return _forget_stored(out, url)
     files = rows = 0
     with staging_in(out) as staging:
         for file in sorted(out.rglob("*.parquet")):
@@ -56,19 +63,58 @@ def forget(out: Path, url: str) -> Forgotten:
     return Forgotten(files=files, rows=rows)
 
 
-def _without(file: Path, target: Path, url: str) -> tuple[int, bool]:
+def _forget_stored(out: Snapshot, url: str) -> Forgotten:
+    """Put files without the server in the place of those that name it, and commit that."""
+    changed = rows = 0
+    for partition in out.partitions():
+        kept = []
+        for file in out.files(partition):
+            with out.open(file) as read:
+                fresh = _copied(out, partition, read, url) if _is_named(read, url) else file
+            if fresh is not file:
+                changed, rows = changed + 1, rows + file.rows - fresh.rows
+            if fresh.rows:
+                kept.append(fresh)
+        out.place({partition: kept})
+    if changed:
+        out.commit()
+    return Forgotten(files=changed, rows=rows)
+
+
+def _is_named(file: pyarrow.NativeFile, url: str) -> bool:
+    with pyarrow.parquet.ParquetFile(file) as read:
+        return any(_changes(batch, url) for batch in read.iter_batches())
+
+
+def _copied(out: Snapshot, partition: str, file: pyarrow.NativeFile, url: str) -> DataFile:
+    """Write the file without the server to another one."""
+    with out.writing(partition) as (name, output):
+        _without(file, output, url)
+        size = output.tell()
+    return out.described(name, size)
+
+
+def _without(file: Path | pyarrow.NativeFile, target: Path | pyarrow.NativeFile, url: str) -> tuple[int, bool]:
     """Write the file without the server. Return how many rows it lacks, and whether it differs."""
     gone, changed = 0, False
     with pyarrow.parquet.ParquetFile(file) as read:
         schema = read.schema_arrow
         with pyarrow.parquet.ParquetWriter(target, schema) as written:
             for batch in read.iter_batches():
-                kept = batch.filter(pc.invert(_names(batch, url)))
-                fresh = _renamed(kept, url)
-                gone += batch.num_rows - kept.num_rows
+                fresh = _forgetful(batch, url)
+                gone += batch.num_rows - fresh.num_rows
                 changed = changed or not fresh.equals(batch)
                 written.write_batch(fresh)
     return gone, changed
+
+
+def _changes(batch: pyarrow.RecordBatch, url: str) -> bool:
+    return not _forgetful(batch, url).equals(batch)
+
+
+def _forgetful(batch: pyarrow.RecordBatch, url: str) -> pyarrow.RecordBatch:
+    """Return the rows that are not about the server, with another name where it was the relay."""
+    return _renamed(batch.filter(pc.invert(_names(batch, url))), url)
 
 
 def _names(batch: pyarrow.RecordBatch, url: str) -> pyarrow.Array:

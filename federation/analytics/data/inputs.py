@@ -11,8 +11,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from federation.analytics import frames
 from federation.analytics.data.arrow_columns import UNREADABLE
-from federation.analytics.data.export import ATTEMPTS, EARLIER_SERVERS, UNDATED
+from federation.analytics.data.export import ATTEMPTS, EARLIER_SERVERS, STORED_UNDATED, UNDATED
 from federation.analytics.data.results import readable
+from federation.analytics.data.snapshots import Snapshot
 from federation.analytics.errors import DamagedExport, DirectoryUnusable
 from federation.analytics.frames import Inputs, Window
 
@@ -22,30 +23,37 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+    from federation.analytics.data.snapshots import Place
+
 _WHAT_MAKES_THEM: Final = "`federation analytics export` and scripts/generate_attempts.py make them"
 
 
-def read_exports(spark: SparkSession, directory: Path, window: Window) -> Inputs:
+def read_exports(spark: SparkSession, exports: Place, window: Window) -> Inputs:
     """Read the attempts of the days of `window`, those without a day, and the other tables whole.
 
     Missing inputs are empty, as long as there are any: an empty database exports no attempts.
 
     Raises:
-        DirectoryUnusable: there are no exports in `directory`.
+        DirectoryUnusable: there are no exports.
         DamagedExport: a file is cut short or does not fit the schema; the message names it.
     """
-    require_exports(directory)
-    root = directory / ATTEMPTS
-    days = [root / f"day={day.isoformat()}" for day in window.days]
+    require_exports(exports)
+    undated = STORED_UNDATED if isinstance(exports, Snapshot) else UNDATED
+    days = [f"{ATTEMPTS}/{name}" for name in (*(f"day={day.isoformat()}" for day in window.days), undated)]
+
+    def read(schema: StructType, *names: str) -> DataFrame:
+        if isinstance(exports, Snapshot):
+            return exports.read(spark, schema, *names)
+        return _read(spark, schema, *(exports / name for name in names))
 
     def read_if_there(name: str, schema: StructType) -> DataFrame | None:
-        return _read(spark, schema, directory / name) if (directory / name).is_dir() else None
+        return read(schema, name) if _is_there(exports, name) else None
 
     return Inputs(
-        attempts=_read(spark, frames.ATTEMPTS, *days, root / UNDATED),
-        servers=_read(spark, frames.SERVERS, directory / "servers"),
-        blacklist=_read(spark, frames.BLACKLIST, directory / "blacklist"),
-        health_events=_read(spark, frames.HEALTH_EVENTS, directory / "health_events"),
+        attempts=read(frames.ATTEMPTS, *days),
+        servers=read(frames.SERVERS, "servers"),
+        blacklist=read(frames.BLACKLIST, "blacklist"),
+        health_events=read(frames.HEALTH_EVENTS, "health_events"),
         earlier_servers=read_if_there(EARLIER_SERVERS, frames.SERVERS),
         links=read_if_there("links", frames.LINKS),
         deliveries=read_if_there("deliveries", frames.DELIVERIES),
@@ -54,14 +62,19 @@ def read_exports(spark: SparkSession, directory: Path, window: Window) -> Inputs
     )
 
 
-def require_exports(directory: Path) -> None:
-    """Check that there are exports in `directory`.
+def _is_there(exports: Place, name: str) -> bool:
+    return exports.has(name) if isinstance(exports, Snapshot) else (exports / name).is_dir()
+
+
+def require_exports(exports: Place) -> None:
+    """Check that there are exports.
 
     Raises:
         DirectoryUnusable: there are none.
     """
-    if not (directory / "servers").is_dir() and not (directory / ATTEMPTS).is_dir():
-        raise DirectoryUnusable(f"there are no exports in {directory}: {_WHAT_MAKES_THEM}")
+    days = exports.partitions(ATTEMPTS) if isinstance(exports, Snapshot) else (exports / ATTEMPTS).is_dir()
+    if not _is_there(exports, "servers") and not days:
+        raise DirectoryUnusable(f"there are no exports in {exports}: {_WHAT_MAKES_THEM}")
 
 
 def _read(spark: SparkSession, schema: StructType, *directories: Path) -> DataFrame:

@@ -33,9 +33,10 @@ from federation.analytics.errors import AnalyticsError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
-    from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
+
+    from federation.analytics.data.snapshots import Place
 
 T = TypeVar("T")
 Values = dict[str, object]
@@ -78,7 +79,7 @@ def require_publishable(database_url: str) -> None:
 
 
 def publish(
-    spark: SparkSession, out: Path, as_of: date, *, database_url: str, now: datetime | None = None
+    spark: SparkSession, out: Place, as_of: date, *, database_url: str, now: datetime | None = None
 ) -> Published:
     """Write what `out` holds as of `as_of` to the database's scorecards and relay ranking.
 

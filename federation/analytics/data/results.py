@@ -3,7 +3,8 @@
 `OUT/<name>/<day or as_of>=YYYY-MM-DD/data.parquet`, and `OUT/quarantine/day=unknown/data.parquet`: one file per
 partition, because replacing one file is the only step that POSIX makes atomic; a directory can only be emptied and
 filled again. Each file is sorted, so the same results are the same rows in the same order. Driver and executors must
-see OUT under the same path (a disk or a mount).
+see OUT under the same path (a disk or a mount). In a store, partitions have the same names, and a manifest says which
+files they are: see `snapshots`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
 from federation.analytics import frames
+from federation.analytics.data.directories import write_file
+from federation.analytics.data.snapshots import Snapshot
+from federation.analytics.data.stored_files import UNKNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,11 +28,11 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from federation.analytics.data.snapshots import Place
+
 _PATTERN: Final = re.compile(r"[\\*?\[\]{}]")
 
 DATA_FILE: Final = "data.parquet"
-UNKNOWN: Final = "unknown"
-"""The partition of rows without a date."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +44,13 @@ class Result:
     partition: str
     order: tuple[str, ...]
 
+    def place(self, date_: date | None) -> str:
+        """Return the partition of a date, or of the rows without one."""
+        return f"{self.name}/{self.partition}={date_.isoformat() if date_ else UNKNOWN}"
+
     def file(self, out: Path, date_: date | None) -> Path:
-        """Return where the rows of a date are, or those without one."""
-        return out / self.name / f"{self.partition}={date_.isoformat() if date_ else UNKNOWN}" / DATA_FILE
+        """Return where the rows of a date are in a directory, or those without one."""
+        return out / self.place(date_) / DATA_FILE
 
 
 SERVER_DAILY: Final = Result(
@@ -82,16 +90,42 @@ def readable(path: Path) -> str:
     return _PATTERN.sub(r"\\\g<0>", local(path))
 
 
-def read_days(spark: SparkSession, out: Path, result: Result, days: Iterable[date]) -> DataFrame:
+def is_stored(out: Place, result: Result, date_: date | None) -> bool:
+    """Tell whether a run has written the result of this date, or of none."""
+    return out.has(result.place(date_)) if isinstance(out, Snapshot) else result.file(out, date_).exists()
+
+
+def stored_dates(out: Place, result: Result) -> list[str]:
+    """Return the dates of which there are results, in order, as texts; perhaps also what is no date."""
+    if isinstance(out, Snapshot):
+        names = out.partitions(result.name)
+    else:
+        names = sorted(path.name for path in (out / result.name).glob(f"{result.partition}=????-??-??"))
+    return [name.partition("=")[2] for name in names]
+
+
+def write_text(text: str, name: str, out: Place) -> None:
+    """Write a small file of this name, whole or not at all. In a store it is there once it is committed."""
+    if isinstance(out, Snapshot):
+        out.write_text(name, text)
+    else:
+        write_file(text, out / name)
+
+
+def read_days(spark: SparkSession, out: Place, result: Result, days: Iterable[date]) -> DataFrame:
     """Read the rows of those `days` that are stored, and nothing of the others."""
+    if isinstance(out, Snapshot):
+        return out.read(spark, result.schema, *(result.place(day) for day in days))
     files = [readable(file) for day in days if (file := result.file(out, day)).exists()]
     if not files:
         return frames.no_rows(spark, result.schema)
     return _read(spark, out, result, files)
 
 
-def read_undated(spark: SparkSession, out: Path, result: Result) -> DataFrame:
+def read_undated(spark: SparkSession, out: Place, result: Result) -> DataFrame:
     """Read the rows without a day."""
+    if isinstance(out, Snapshot):
+        return out.read(spark, result.schema, result.place(None))
     file = result.file(out, None)
     if not file.exists():
         return frames.no_rows(spark, result.schema)
@@ -100,18 +134,20 @@ def read_undated(spark: SparkSession, out: Path, result: Result) -> DataFrame:
     return rows.select(*result.schema.names)
 
 
-def read_dated(spark: SparkSession, out: Path, result: Result, as_of: date) -> DataFrame:
+def read_dated(spark: SparkSession, out: Place, result: Result, as_of: date) -> DataFrame:
     """Read the rows dated `as_of`.
 
     Raises:
         FileNotFoundError: no run has written results of that day to `out`.
     """
-    file = result.file(out, as_of)
-    if not file.exists():
+    if not is_stored(out, result, as_of):
         raise FileNotFoundError(
-            f"{file}: there are no results as of {as_of}; run `federation analytics run` for a window that ends with it"
+            f"{out}/{result.place(as_of)}: there are no results as of {as_of}; run `federation analytics run` for a"
+            " window that ends with it"
         )
-    return _read(spark, out, result, [readable(file)])
+    if isinstance(out, Snapshot):
+        return out.read(spark, result.schema, result.place(as_of))
+    return _read(spark, out, result, [readable(result.file(out, as_of))])
 
 
 def _read(spark: SparkSession, out: Path, result: Result, files: list[str]) -> DataFrame:

@@ -4,14 +4,15 @@ Theory of operation. All six frames are first computed into `OUT/.staging`, a na
 one file after the other renamed over its predecessor. A run that fails or is killed before the renames leaves OUT as it
 was. A run killed between two renames leaves some days old and some replaced, each of them whole, and running it again
 replaces the rest. A lock on OUT, which ends with its process, keeps a second run out, so whatever lies in `.staging`
-when a run begins was left by a dead one, and is removed.
+when a run begins was left by a dead one, and is removed. In a store, all of a run becomes visible when it is committed:
+see `snapshots`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import shutil
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Final
 
 from pyspark import StorageLevel
@@ -19,17 +20,19 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
 from federation.analytics.data.directories import replace_file, staging_in
-from federation.analytics.data.results import DAILY, DATED, QUARANTINE, Result, local
+from federation.analytics.data.results import DAILY, DATED, QUARANTINE, Result, local, stored_dates
+from federation.analytics.data.snapshots import Snapshot
+from federation.analytics.data.stored_files import UNKNOWN
 from federation.analytics.days import DAY
 from federation.analytics.frames import no_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from datetime import date
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from federation.analytics.data.snapshots import Place
     from federation.analytics.frames import Outputs, Window
 
 UNDATED: Final = "day=__HIVE_DEFAULT_PARTITION__"
@@ -37,7 +40,7 @@ UNDATED: Final = "day=__HIVE_DEFAULT_PARTITION__"
 
 
 def write_outputs(
-    outputs: Outputs, directory: Path, window: Window, *, told: Callable[[str], None] = lambda _: None
+    outputs: Outputs, out: Place, window: Window, *, told: Callable[[str], None] = lambda _: None
 ) -> None:
     """Write the rows of `outputs` to the days of `window`, and to what is dated its `as_of`. Other days are untouched.
 
@@ -49,10 +52,40 @@ def write_outputs(
     per attempt; nothing that grows with the attempts is kept.
 
     Raises:
-        DirectoryUnusable: another run is writing to `directory`, or it cannot be written to; nothing has changed.
+        DirectoryUnusable: another run writes to the directory, or it cannot be written to; nothing has changed.
         OSError: the disk refuses; every day is whole.
     """
-    with staging_in(directory) as staging, _kept(outputs.server_daily, outputs.server_scorecard):
+    with _kept(outputs.server_daily, outputs.server_scorecard):
+        if isinstance(out, Snapshot):
+            _write_to_store(outputs, out, window, told)
+        else:
+            _write_to_directory(outputs, out, window, told)
+
+
+def _write_to_store(outputs: Outputs, out: Snapshot, window: Window, told: Callable[[str], None]) -> None:
+    for result in DAILY:
+        told(f"computing {result.name}")
+        rows = _inside(getattr(outputs, result.name), result, window)
+        if result is not QUARANTINE:  # which may be larger than one task should write
+            rows = rows.repartition(sf.col("day")).sortWithinPartitions(*result.order)
+        written = out.write(rows, result.name, "day")
+        out.place({place: written.get(place, ()) for day in _days(result, window) if (place := result.place(day))})
+    for result in DATED:
+        told(f"computing {result.name}")
+        place = result.place(window.as_of)
+        whole = getattr(outputs, result.name).to(result.schema).repartition(1).sortWithinPartitions(*result.order)
+        out.place({place: out.write(whole, place).get(place, ())})
+    tomorrow = _tomorrow(window)
+    for result in (*DAILY, *DATED):
+        out.remove(
+            result.place(date.fromisoformat(each))
+            for each in stored_dates(out, result)
+            if each != UNKNOWN and each > tomorrow
+        )
+
+
+def _write_to_directory(outputs: Outputs, directory: Path, window: Window, told: Callable[[str], None]) -> None:
+    with staging_in(directory) as staging:
         renames: list[tuple[Path, Path]] = []
         for result in DAILY:
             told(f"computing {result.name}")
@@ -71,12 +104,9 @@ def write_outputs(
 
 def _stage_days(frame: DataFrame, result: Result, window: Window, target: Path) -> dict[date | None, Path]:
     """Write a file for each day of the window and, of the quarantine, one for the rows without a day."""
-    day = sf.col("day")
-    rows = frame.to(result.schema)
-    inside = rows.where(day.isNull() | day.between(sf.lit(window.since), sf.lit(window.as_of)))
-    by_day = inside.repartition(day).sortWithinPartitions(*result.order)
+    by_day = _inside(frame, result, window).repartition(sf.col("day")).sortWithinPartitions(*result.order)
     by_day.write.partitionBy("day").parquet(local(target))
-    wanted: list[date | None] = [*window.days, *([None] if result is QUARANTINE else [])]
+    wanted = _days(result, window)
     written = {day: target / (f"day={day.isoformat()}" if day else UNDATED) for day in wanted}
     staged = {day: _only_file(path) for day, path in written.items() if path.exists()}
     missing = [day for day in wanted if day not in staged]
@@ -84,9 +114,24 @@ def _stage_days(frame: DataFrame, result: Result, window: Window, target: Path) 
     return staged | dict(zip(missing, empty, strict=True))
 
 
+def _inside(frame: DataFrame, result: Result, window: Window) -> DataFrame:
+    """Return the rows of the window's days, and those without a day."""
+    day = sf.col("day")
+    return frame.to(result.schema).where(day.isNull() | day.between(sf.lit(window.since), sf.lit(window.as_of)))
+
+
+def _days(result: Result, window: Window) -> list[date | None]:
+    """Return the days of which there are to be rows; None stands for rows without one."""
+    return [*window.days, *([None] if result is QUARANTINE else [])]
+
+
+def _tomorrow(window: Window) -> str:
+    return max(window.until, datetime.now(UTC).date() + DAY).isoformat()
+
+
 def _remove_impossible(directory: Path, window: Window) -> None:
     """Remove results of days to come, which an earlier version computed when it was told to, and its quarantine."""
-    tomorrow = max(window.until, datetime.now(UTC).date() + DAY).isoformat()
+    tomorrow = _tomorrow(window)
     for result in (*DAILY, *DATED):
         for path in (directory / result.name).glob(f"{result.partition}=????-??-??"):
             if path.name.removeprefix(f"{result.partition}=") > tomorrow:

@@ -52,15 +52,16 @@ from federation.analytics.report.findings import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
 
     from pyspark.sql import Column, DataFrame, Row, SparkSession
+
+    from federation.analytics.data.snapshots import Place
 
 _ALL_CODES: Final = 1000  # more than exist: HTTP_100 to HTTP_999 and two dozen names
 _URGENCY: Final = tuple(Action)
 
 
-def find(spark: SparkSession, out: Path, as_of: date) -> Findings:
+def find(spark: SparkSession, out: Place, as_of: date) -> Findings:
     """Return what the results in `out` say as of `as_of`.
 
     Raises:

@@ -6,7 +6,7 @@ from datetime import UTC
 from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 
-from federation.analytics.data.directories import write_file
+from federation.analytics.data.results import write_text
 from federation.analytics.report import sections
 from federation.analytics.report.findings import DAYS
 from federation.analytics.report.markup import Markup, join, tag
@@ -14,8 +14,8 @@ from federation.analytics.report.wording import day_and_year, moment
 
 if TYPE_CHECKING:
     from datetime import datetime
-    from pathlib import Path
 
+    from federation.analytics.data.snapshots import Place
     from federation.analytics.report.findings import Findings
 
 REPORT_FILE: Final = "report.html"
@@ -24,9 +24,9 @@ REPORT_FILE: Final = "report.html"
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 
-def write_page(page: str, out: Path) -> Path:
+def write_page(page: str, out: Place) -> None:
     """Write `page` to `out`/report.html, whole or not at all."""
-    return write_file(page, out / REPORT_FILE)
+    write_text(page, REPORT_FILE, out)
 
 
 def render(findings: Findings, *, made_at: datetime) -> str:

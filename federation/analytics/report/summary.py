@@ -6,13 +6,12 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
-from federation.analytics.data.directories import write_file
+from federation.analytics.data.results import write_text
 from federation.analytics.report.comparison import Stretch, compare
 from federation.analytics.report.markup import short
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from federation.analytics.data.snapshots import Place
     from federation.analytics.report.findings import Findings, RelayFinding, Server
 
 SUMMARY_FILE: Final = "summary.json"
@@ -21,9 +20,9 @@ _MOST_SERVERS: Final = 10
 _DIGITS: Final = 6
 
 
-def write_summary(summary: dict[str, object], out: Path) -> Path:
+def write_summary(summary: dict[str, object], out: Place) -> None:
     """Write the summary to `out`/summary.json, whole or not at all."""
-    return write_file(f"{json.dumps(summary, indent=2, allow_nan=False)}\n", out / SUMMARY_FILE)
+    write_text(f"{json.dumps(summary, indent=2, allow_nan=False)}\n", SUMMARY_FILE, out)
 
 
 def summary_of(findings: Findings) -> dict[str, object]:

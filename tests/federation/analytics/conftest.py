@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,9 +11,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from federation.analytics.data.sinks import write_outputs
+from federation.analytics.data.store_urls import StoreUrl, parse_store_url
 from federation.analytics.errors import JavaNotFound
 from federation.analytics.session import open_session
 from tests.federation.analytics.history import THREE_DAYS, fill
+from tests.federation.analytics.s3_server import CARELESS, CREDENTIALS, S3Server, start_s3
 from tests.federation.analytics.script_run import ScriptRun
 from tests.federation.analytics.story import WINDOW, make_outputs
 
@@ -72,6 +75,33 @@ def sqlite_only(database_file: Path) -> str:
 def postgres_only(migrated_postgres_url: str) -> str:
     """URL of a migrated, otherwise empty PostgreSQL database."""
     return migrated_postgres_url
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[S3Server]:
+    """An S3 server with two buckets, `analytics` and `careless`."""
+    server = start_s3()
+    for bucket in ("analytics", CARELESS):
+        server.bucket(bucket)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def s3_folder(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> StoreUrl:
+    """An empty folder on that server, for which this process and Spark's workers have the credentials."""
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    return parse_store_url(f"s3://analytics/{uuid.uuid4().hex}{s3.options}")
+
+
+@pytest.fixture(params=["file", "s3"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> StoreUrl:
+    """An empty folder in a store of each kind."""
+    if request.param == "s3":
+        found: StoreUrl = request.getfixturevalue("s3_folder")
+        return found
+    return parse_store_url(f"file://{tmp_path}/store")
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,127 @@
+"""A store as the driver uses it: list, read, write, write if absent, delete. Names are relative to its folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import pyarrow.fs
+
+from federation.analytics.data.s3 import ConditionalPuts
+from federation.analytics.data.store_urls import FILE, StoreUrl, open_filesystem, open_output
+from federation.analytics.errors import StoreUnusable
+
+_AT_ONCE: Final = 16
+"""Requests that delete, each of which is one round trip."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredObject:
+    """An object in a store. Its time is by the store's clock."""
+
+    name: str
+    modified: datetime
+
+
+class Store:
+    """The folder of a `StoreUrl`. Whatever fails raises `StoreUnusable`, whose message names it in one line."""
+
+    def __init__(self, url: StoreUrl) -> None:
+        self.url = url
+        with self._explained():
+            self.files = open_filesystem(url)
+        self._puts = _FilePuts(url) if url.scheme == FILE else ConditionalPuts(url)
+
+    def list(self, folder: str) -> Iterator[StoredObject]:
+        """Return what lies anywhere below `folder`, which need not exist."""
+        selector = pyarrow.fs.FileSelector(folder, allow_not_found=True, recursive=True)
+        with self._explained():
+            found = self.files.get_file_info(selector)
+        is_file = pyarrow.fs.FileType.File
+        return (
+            StoredObject(name=each.path, modified=each.mtime or datetime.now(UTC))
+            for each in found
+            if each.type == is_file
+        )
+
+    def read(self, name: str) -> bytes:
+        with self._explained(), self.files.open_input_stream(name, compression=None) as stream:
+            return bytes(stream.read())
+
+    def open(self, name: str) -> pyarrow.NativeFile:
+        """Open an object to be read here and there."""
+        with self._explained():
+            return self.files.open_input_file(name)
+
+    @contextlib.contextmanager
+    def writing(self, name: str) -> Iterator[pyarrow.NativeFile]:
+        """Open an object to be written, which is there at the end."""
+        with self._explained(), open_output(self.url, self.files, name) as output:
+            yield output
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write an object whole, in place of one that is there."""
+        with self._explained():
+            if self.url.scheme == FILE:
+                _put_file(Path(self.url.folder, name), data, os.replace)
+            else:
+                with self.writing(name) as output:
+                    output.write(data)
+
+    def put_if_absent(self, name: str, data: bytes) -> bool:
+        """Write an object whole, unless there is one of that name: then return False. Of two at once, one does."""
+        with self._explained():
+            return self._puts.put(name, data)
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Delete these objects; those that are gone already do no harm."""
+        with self._explained(), ThreadPoolExecutor(_AT_ONCE) as pool:
+            for done in [pool.submit(self._delete, name) for name in names]:
+                done.result()
+
+    def _delete(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self.files.delete_file(name)
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:  # pyarrow has no other for what S3 answers
+            first_line = (str(error).splitlines() or [type(error).__name__])[0]
+            raise StoreUnusable(f"{self.url} cannot be used: {first_line}") from error
+
+
+class _FilePuts:
+    """Writes files on a disk, those alone that are not there: a link is made only where there is no file."""
+
+    def __init__(self, url: StoreUrl) -> None:
+        self._folder = Path(url.folder)
+
+    def put(self, name: str, data: bytes) -> bool:
+        try:
+            _put_file(self._folder / name, data, os.link)
+        except FileExistsError:
+            return False
+        return True
+
+
+def _put_file(place: Path, data: bytes, put: Callable[[Path, Path], None]) -> None:
+    """Write a file beside `place`, and then put it there."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    beside = place.with_name(f".{place.name}.{uuid.uuid4().hex}")
+    try:
+        with beside.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        put(beside, place)
+    finally:
+        beside.unlink(missing_ok=True)
