@@ -7,7 +7,7 @@ import contextlib
 import logging
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
 from typing import Final, Self, Unpack
@@ -262,6 +262,14 @@ class Queue:
         """Return how many jobs are in each state, with every state present."""
         await self._connect()
         return await self.storage.counts()
+
+    async def waiting_since(self) -> datetime | None:
+        """Return since when the queued job that has waited longest could be claimed; None if none is queued.
+
+        See `Storage.waiting_since` for what it cannot see.
+        """
+        await self._connect()
+        return await self.storage.waiting_since()
 
     # Chains
 
