@@ -19,6 +19,15 @@ CANCELLED = JobOutcome(kind=OutcomeKind.CANCELLED)
 HOUR = timedelta(hours=1)
 
 
+def frames_of(directory: Path) -> list[Frame]:
+    """What the journal holds."""
+    journal = journal_of(directory)
+    preamble = Preamble.decode(journal.read_bytes()[:PREAMBLE_BYTES])
+    assert preamble is not None
+    with journal.open("rb") as content:
+        return [one for one in scan(content.fileno(), preamble.marker, PREAMBLE_BYTES) if isinstance(one, Frame)]
+
+
 async def test_a_tombstone_is_a_cancelled_job(tmp_path: Path) -> None:
     """Of a job that the journal tells of it makes a cancelled one, of another it says as much; both go in time."""
     clock = ManualClock()
@@ -57,11 +66,7 @@ async def test_older_versions_read_ours_as_tombstones(tmp_path: Path) -> None:
     await storage.cancel("waited")
     await storage.settle([Cancelled(claim=held)])
     await storage.disconnect()
-    journal = journal_of(tmp_path)
-    preamble = Preamble.decode(journal.read_bytes()[:PREAMBLE_BYTES])
-    assert preamble is not None
-    with journal.open("rb") as content:
-        frames = [one for one in scan(content.fileno(), preamble.marker, PREAMBLE_BYTES) if isinstance(one, Frame)]
+    frames = frames_of(tmp_path)
     changes = [change for frame in frames for change in decode(frame) if isinstance(change, JobChanged | JobGone)]
     for name in ("ran", "waited"):
         *_, record, tombstone = (change for change in changes if change.id == name)
@@ -95,11 +100,7 @@ async def test_older_versions_read_past_failures(tmp_path: Path) -> None:
     held, other = await storage.claim("w", leases=LEASES, limit=2)
     await storage.settle([Retried(claim=held, delay=HOUR, error=ERROR), Released(claim=other)])
     await storage.disconnect()
-    journal = journal_of(tmp_path)
-    preamble = Preamble.decode(journal.read_bytes()[:PREAMBLE_BYTES])
-    assert preamble is not None
-    with journal.open("rb") as content:
-        frames = [one for one in scan(content.fileno(), preamble.marker, PREAMBLE_BYTES) if isinstance(one, Frame)]
+    frames = frames_of(tmp_path)
     entries = {entry[2]: entry for frame in frames for entry in json.loads(frame.entries) if entry[0] in ("j", "s")}
     assert len(entries["failed"]) == len(entries["without"]) + 2
     assert entries["failed"][-2] is None
