@@ -11,8 +11,8 @@ from itertools import islice
 from typing import Final, Protocol
 
 from workers.details import READ_AT_ONCE, JobDetails, JobReader
-from workers.jobs import JobState, JobStatus, Page, Repaired, SetAside, WorkerInfo
-from workers.specs import JobSpec
+from workers.jobs import EnqueueStatus, JobState, JobStatus, Page, Repaired, SetAside, WorkerInfo
+from workers.specs import Enqueued, JobSpec
 from workers.storage.abilities import Repairable, Strandable
 from workers.storage.base import Storage
 
@@ -22,8 +22,11 @@ BATCH: Final = 1_000
 class Destination(Protocol):
     """A queue that jobs can be sent to."""
 
-    async def enqueue_many(self, specs: Iterable[JobSpec]) -> object:
+    async def enqueue_many(self, specs: Iterable[JobSpec]) -> Sequence[Enqueued]:
         """See `Queue.enqueue_many`."""
+
+    async def get_job(self, job_id: str) -> JobDetails | None:
+        """See `Queue.get_job`."""
 
 
 class Management:
@@ -86,7 +89,8 @@ class Management:
         """Enqueue the failed and cancelled jobs among `ids` in queue `to` and remove them here; return how many.
 
         They keep id, name, payload, attempts and priority, see `JobDetails.spec`. A job is removed once the other queue
-        has it: after a crash in between it is in both, and sending it again is safe, as its id is there already.
+        has it: after a crash in between it is in both, and sending it again is safe, as it is there already. If the
+        other queue has a job of that id with another payload, this one stays here, and is not counted.
         """
         ids = _several(ids)
         await self._connect()
@@ -96,11 +100,13 @@ class Management:
         return sent
 
     async def _send(self, ids: Sequence[str], to: Destination) -> int:
-        ended = [one async for one in self._reader.read_all(ids) if _is_dead(one.status)]
-        await to.enqueue_many([one.spec() for one in ended if one.encoded_payload is not None])
+        dead = [
+            one async for one in self._reader.read_all(ids) if _is_dead(one.status) and one.encoded_payload is not None
+        ]
+        answers = await to.enqueue_many([one.spec() for one in dead])
+        there = [one.id for one, answer in zip(dead, answers, strict=True) if await _is_there(one, answer, to)]
         # Where `to` is this very queue, they wait to run again, and stay.
-        dead = [one.id for one in ended if one.encoded_payload is not None]
-        left = [one.id for one in await self._storage.status(dead) if one is not None and _is_dead(one)]
+        left = [one.id for one in await self._storage.status(there) if one is not None and _is_dead(one)]
         return await self._storage.remove(left)
 
     async def retry_where(self, matches: Callable[[JobStatus], bool]) -> int:
@@ -197,6 +203,14 @@ class Management:
 
 def _is_dead(status: JobStatus) -> bool:
     return status.state in (JobState.FAILED, JobState.CANCELLED)
+
+
+async def _is_there(sent: JobDetails, answer: Enqueued, to: Destination) -> bool:
+    """Tell whether the other queue has the job now, and not another one of its id."""
+    if answer.status is EnqueueStatus.QUEUED:
+        return True
+    found = await to.get_job(sent.id)
+    return found is not None and found.encoded_payload == sent.encoded_payload
 
 
 def _several(ids: Iterable[str]) -> tuple[str, ...]:

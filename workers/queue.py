@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
 from typing import Final, Self, Unpack
@@ -32,11 +31,8 @@ from workers.worker import Worker
 from workers.worker.events import Observer
 from workers.worker.failed_jobs import OnFailed
 from workers.worker.handlers import Handler, HandlerFunction, Middleware
-from workers.worker.log_lines import log_line
+from workers.worker.unserved import UnhandledNames
 
-logger = logging.getLogger(__name__)
-
-NAMES_WARNED_OF: Final = 100
 BATCH: Final = 100
 """How many concurrent enqueues go to the storage together at most."""
 PORTION: Final = 500
@@ -94,7 +90,7 @@ class Queue:
         self._observers = tuple(observers)
         self._on_failed = on_failed
         self._handlers: Mapping[str, HandlerFunction | Handler] = {}
-        self._unhandled: set[str] = set()  # the names that were warned of
+        self._unhandled = UnhandledNames(storage.queue)
         self._worker: Worker | None = None
         self._running: asyncio.Task[None] | None = None
         self._connected = False
@@ -272,6 +268,14 @@ class Queue:
         """Return how many jobs are in each state, with every state present."""
         await self._connect()
         return await self.storage.counts()
+
+    async def waiting_since(self) -> datetime | None:
+        """Return since when the queued job that has waited longest could be claimed; None if none is queued.
+
+        See `Storage.waiting_since` for what it cannot see.
+        """
+        await self._connect()
+        return await self.storage.waiting_since()
 
     # Chains
 
@@ -467,7 +471,7 @@ class Queue:
 
     def _new_job(self, spec: JobSpec) -> NewJob:
         if self._handlers:
-            self._warn_of_unhandled(spec.name)
+            self._unhandled.look_at(spec.name, self._handlers)
         return new_job(
             spec,
             self._payload_serde,
@@ -475,23 +479,6 @@ class Queue:
             max_attempts=self._max_attempts,
             result_ttl=self._result_ttl,
             keep_failed=self._keep_failed,
-        )
-
-    def _warn_of_unhandled(self, name: str) -> None:
-        """Warn, once per name, that the worker of this queue will not run such a job."""
-        if (
-            {name, ANY_NAME} & self._handlers.keys()
-            or name in self._unhandled
-            or len(self._unhandled) >= NAMES_WARNED_OF
-        ):
-            return
-        self._unhandled.add(name)
-        logger.warning(
-            "a job named %r is enqueued in queue %r, whose handlers here are for %s: unless another process has one for"
-            ' that name, it waits for ever; pass name=, or add a handler (or "*" for every other name)',
-            log_line(name),
-            self.storage.queue,
-            sorted(map(log_line, self._handlers)),
         )
 
     def _decoded(self, result: EnqueueResult) -> Enqueued:

@@ -119,6 +119,7 @@ async def test_a_link_is_as_the_one_before(harness: Harness) -> None:
             backoff=backoff,
             ordering_key=key,
             result_ttl=90_000,
+            keep_failed=timedelta(days=2),
         )
         await recorder.seen(Kind.CONTINUED)
     storage = queue.storage
@@ -129,8 +130,7 @@ async def test_a_link_is_as_the_one_before(harness: Harness) -> None:
     second = await claim_one(storage)
     assert (second.job_id, second.attempt, second.chain_index) == ("chain", 1, 1)
     assert (second.max_attempts, second.priority, second.backoff) == (7, 3, backoff)
-    assert second.keep_completed == timedelta(seconds=90)
-    assert second.keep_failed == timedelta(days=7)
+    assert (second.keep_completed, second.keep_failed) == (timedelta(seconds=90), timedelta(days=2))
 
 
 async def test_a_link_may_differ_from_the_one_before(harness: Harness) -> None:

@@ -196,6 +196,18 @@ async def test_a_send_that_is_cut_off_is_repeated() -> None:
         assert len(await steps.claim(dead.storage, 5)) == 1
 
 
+async def test_a_job_is_not_lost_to_another_of_its_id() -> None:
+    """What the other queue has under the id is another job: this one stays, and is not counted."""
+    space = MemorySpace()
+    queue, dead = Queue(MemoryStorage(space, "mail")), Queue(MemoryStorage(space, "dead"))
+    async with queue, dead:
+        await dead.enqueue("older", id="a")
+        await fail(queue, JobSpec(payload="newer", id="a"), JobSpec(payload=1, id="b"))
+        assert await queue.manage.send(["a", "b"], dead) == 1
+        assert (await job_of(queue, "a")).payload == "newer"
+        assert (await job_of(dead, "a")).payload == "older"
+
+
 def gathering(told: list[JobDetails], reached: asyncio.Event) -> Callable[[JobDetails], Awaitable[None]]:
     async def gather(job: JobDetails) -> None:
         told.append(job)

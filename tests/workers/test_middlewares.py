@@ -18,9 +18,13 @@ from tests.workers.running import NEVER, Recorder, done, forever, running
 from workers.errors import LossReason, Retry, UnrecoverableError
 from workers.middlewares import AttemptFilter, Outcome, log_attempts, measure_attempts, outcome_of
 from workers.middlewares.opentelemetry import trace_attempts
-from workers.middlewares.prometheus import PrometheusMetrics
+from workers.middlewares.prometheus import PrometheusMetrics, QueueGauges
+from workers.queue import Queue
+from workers.specs import JobSpec
 from workers.storage.memory import MemoryStorage
 from workers.testing import steps
+from workers.testing.faults import counting, faulty
+from workers.testing.steps import until
 from workers.worker import Worker
 from workers.worker.events import WorkerEventKind as Kind
 from workers.worker.handlers import Handler, HandlerFunction, Job, Middleware, SignalReason
@@ -194,6 +198,45 @@ async def test_prometheus_counts_by_name_and_outcome() -> None:
         for outcome in ("completed", "failed", "retried")
     }
     assert counts == {"completed": 2, "failed": 1, "retried": None}
+
+
+async def test_prometheus_shows_backlog_and_oldest_wait() -> None:
+    """By queue and state, as of the last look; a queue that cannot be looked at has no numbers, and others have."""
+    registry = CollectorRegistry()
+    storage, faults = faulty(MemoryStorage(queue="mail"))
+    mail, other = Queue(storage), Queue(MemoryStorage(queue="other"))
+    gauges = QueueGauges(mail, other, registry=registry)
+
+    def shown(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(name, labels)
+
+    async with mail, other:
+        faults.requests_lost["counts"] = 1
+        await gauges.update()  # nothing is known yet
+        assert shown("workers_jobs", queue="mail", state="queued") is None
+        await mail.enqueue_many([JobSpec(payload=1), JobSpec(payload=2), JobSpec(payload=3, delay=timedelta(hours=1))])
+        await gauges.update()
+        assert shown("workers_jobs", queue="mail", state="queued") == 2
+        assert shown("workers_jobs", queue="mail", state="scheduled") == 1
+        oldest = shown("workers_oldest_waiting_seconds", queue="mail")
+        assert oldest is not None
+        assert oldest > 0
+        assert shown("workers_oldest_waiting_seconds", queue="other") == 0
+        faults.requests_lost["counts"] = 1
+        await gauges.update()
+        assert shown("workers_jobs", queue="mail", state="queued") is None
+        assert shown("workers_oldest_waiting_seconds", queue="mail") is None
+        assert shown("workers_jobs", queue="other", state="queued") == 0
+
+
+async def test_gauges_are_updated_by_themselves() -> None:
+    """Until they are stopped."""
+    registry = CollectorRegistry()
+    storage, calls = counting(MemoryStorage())
+    async with Queue(storage) as queue:
+        gauges = QueueGauges(queue, registry=registry, interval=timedelta(milliseconds=1))
+        async with steps.background(asyncio.create_task(gauges.run())):
+            await until(lambda: calls["waiting_since"] > 2)
 
 
 async def traced(ending: Ending) -> ReadableSpan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final, Literal, Protocol, runtime_checkable
 
 from workers.checks import MAX_DELAY
@@ -233,6 +233,13 @@ class Storage(Protocol):
 
     async def counts(self) -> dict[JobState, int]:
         """Return how many jobs are in each state, with every state present."""
+
+    async def waiting_since(self) -> datetime | None:
+        """Return since when the queued job that has waited longest could be claimed; None if none is queued.
+
+        It costs little whatever the backlog. A job that its ordering key holds back may not count. BullMQ and Bull look
+        at the first in each line only, and count from its enqueue.
+        """
 
     async def workers(self) -> list[WorkerInfo]:
         """Return the workers seen lately."""

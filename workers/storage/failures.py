@@ -11,7 +11,7 @@ import json
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from workers.jobs import FAILURES_KEPT, Failed, FailedAttempt, Retried, Settlement
+from workers.jobs import DROP, FAILURES_KEPT, Failed, FailedAttempt, Retried, Settlement
 
 MESSAGE_QUOTED: Final = 200
 """How many characters of a message are kept: the whole of the last one is in the job's last error."""
@@ -22,14 +22,22 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def noted_failure(settlement: Settlement) -> str | None:
-    """Return what to keep of the attempt if it counts; None for one that did not fail, or that nobody ran."""
+    """Return what to keep of the attempt if it counts.
+
+    None: it did not fail, nobody ran it, or no record is left of its job.
+    """
     claim = settlement.claim
     if not isinstance(settlement, Retried | Failed) or claim.stalled is not None:
         return None
-    if isinstance(settlement, Retried) and settlement.snoozed:
+    if settlement.snoozed if isinstance(settlement, Retried) else _leaves_nothing(settlement):
         return None
     ran = None if settlement.duration is None else max(0, settlement.duration // _MILLISECOND)
     return _note(claim.attempt, claim.worker_id, ran, settlement.error.type, settlement.error.message)
+
+
+def _leaves_nothing(settlement: Failed) -> bool:
+    keep = settlement.claim.keep_failed if settlement.keep is None else settlement.keep
+    return keep is DROP
 
 
 def lost_attempt(attempt: int, worker_id: str | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -138,7 +138,7 @@ class Tasks:
 
         return declare
 
-    async def enqueue_task(
+    def enqueue_task(
         self,
         task: Task,
         data: object,
@@ -149,13 +149,14 @@ class Tasks:
         ordering_key: str | None = None,
         after: Iterable[str | JobRef] = (),
         after_failure: AfterFailure = AfterFailure.FAIL,
-    ) -> Enqueued:
+    ) -> Coroutine[object, object, Enqueued]:
         """Queue one run of the task, or return `duplicate` with the id of the job that has the key.
 
         It runs after the jobs with the ids `after` have ended; see `JobSpec`.
 
-        The steps are, in this order: what the queue and the store cannot do is refused; the data is validated and
-        encoded; the key is claimed; the job is enqueued. So a failure leaves no mark; see `Tasks` for the exceptions.
+        The steps are, in this order: what the queue and the store cannot do is refused, by the call itself, before
+        anything is awaited; the data is validated and encoded; the key is claimed; the job is enqueued. So a failure
+        leaves no mark; see `Tasks` for the exceptions.
 
         Raises:
             Unsupported: a mode that the queue cannot keep, or jobs to follow where it lets none wait.
@@ -163,7 +164,7 @@ class Tasks:
             ValueError: data that cannot be encoded or that `validate` refuses, a bad key or delay, another's task.
             StorageUnavailable: the queue or the store did not answer.
         """
-        batch = await self.enqueue_task_many(
+        batch = self.enqueue_task_many(
             task,
             (data,),
             deduplication_key=deduplication_key,
@@ -173,9 +174,9 @@ class Tasks:
             after=after,
             after_failure=after_failure,
         )
-        return Enqueued(id=batch.ids[0], status=batch.status)
+        return _only_one(batch)
 
-    async def enqueue_task_many(
+    def enqueue_task_many(
         self,
         task: Task,
         items: Iterable[object],
@@ -186,7 +187,7 @@ class Tasks:
         ordering_key: str | None = None,
         after: Iterable[str | JobRef] = (),
         after_failure: AfterFailure = AfterFailure.FAIL,
-    ) -> EnqueuedTasks:
+    ) -> Coroutine[object, object, EnqueuedTasks]:
         """Queue one run for each item, as by `enqueue_task`.
 
         Every item is validated and encoded before the first is enqueued. Without items nothing happens, and no key is
@@ -200,7 +201,17 @@ class Tasks:
             raise Unsupported(f"task {task.name!r}: its queue lets no job follow others; leave `after` out")
         options = EnqueueOptions(delay=delay, ordering_key=ordering_key, after=after, after_failure=after_failure)
         scope = None if deduplication_key is None else _scope(task, deduplication_key)
-        messages = [self._message(task, data, ordering_key) for data in items]
+        return self._enqueue(task, items, options, scope, mode)
+
+    async def _enqueue(
+        self,
+        task: Task,
+        items: Iterable[object],
+        options: EnqueueOptions,
+        scope: _Scope | None,
+        mode: DeduplicationMode,
+    ) -> EnqueuedTasks:
+        messages = [self._message(task, data, options.ordering_key) for data in items]
         if not messages:
             return EnqueuedTasks(status=EnqueueStatus.QUEUED, ids=())
         existing = await self._dispatch(messages, options, scope, mode)
@@ -322,6 +333,11 @@ class Tasks:
 
 
 _Scope: TypeAlias = tuple[str, str]
+
+
+async def _only_one(enqueuing: Coroutine[object, object, EnqueuedTasks]) -> Enqueued:
+    batch = await enqueuing
+    return Enqueued(id=batch.ids[0], status=batch.status)
 
 
 def _scope(task: Task, key: str) -> _Scope:

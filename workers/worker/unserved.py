@@ -1,4 +1,4 @@
-"""Warns, once per name, of jobs that wait for a handler that nobody has.
+"""Warns, once per name, of jobs that wait, or will, for a handler that nobody has.
 
 Theory of operation. Nobody knows the handlers of all workers. But a job that one look finds queued, and the next one
 again, while no job of its name runs and this worker is idle, is most probably one that no worker serves. Workers of
@@ -73,4 +73,26 @@ class UnservedNames:
             log_line(name),
             self._storage.queue,
             sorted(map(log_line, self._served)),
+        )
+
+
+class UnhandledNames:
+    """The names under which a queue that has handlers enqueues jobs that none of them takes."""
+
+    def __init__(self, queue: str) -> None:
+        self._queue = queue
+        self._warned: set[str] = set()
+
+    def look_at(self, name: str, served: Collection[str]) -> None:
+        """Warn of a name that the handlers `served` do not take."""
+        known = name in served or ANY_NAME in served or name in self._warned
+        if known or len(self._warned) >= NAMES_WARNED_OF:
+            return
+        self._warned.add(name)
+        logger.warning(
+            "a job named %r is enqueued in queue %r, whose handlers here are for %s: unless another process has one for"
+            ' that name, it waits for ever; pass name=, or add a handler (or "*" for every other name)',
+            log_line(name),
+            self._queue,
+            sorted(map(log_line, served)),
         )

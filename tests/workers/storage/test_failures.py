@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from workers.jobs import FAILURES_KEPT, Completed, ErrorInfo, Failed, Released, Retried
+from workers.jobs import DROP, FAILURES_KEPT, Completed, ErrorInfo, Failed, Released, Retried
 from workers.storage.failures import decode_failures, lost_attempt, noted_failure, with_failure
 from workers.storage.memory import MemoryStorage
 from workers.testing.steps import ERROR, claim_one, enqueue, job
@@ -41,6 +41,9 @@ async def test_only_what_failed_is_noted() -> None:
     assert noted_failure(Completed(claim=held, result=b"")) is None
     assert noted_failure(Released(claim=held)) is None
     assert noted_failure(Failed(claim=replace(held, stalled=ERROR), error=ERROR)) is None
+    assert noted_failure(Failed(claim=held, error=ERROR, keep=DROP)) is None
+    assert noted_failure(Failed(claim=replace(held, keep_failed=DROP), error=ERROR)) is None
+    assert noted_failure(Failed(claim=replace(held, keep_failed=DROP), error=ERROR, keep=second)) is not None
     assert with_failure(kept, None, NOW) == kept
 
 

@@ -41,14 +41,16 @@ async def test_open_enqueues_without_deduplication(kv: KvStore | None, caplog: p
 
 @pytest.mark.parametrize("kv", [None, Plain()], ids=["none", "plain"])
 async def test_closed_refuses_before_anything_else(kv: KvStore | None) -> None:
-    """`TypeError` comes before the data is looked at; tasks without a key are enqueued as ever."""
+    """`TypeError` comes from the call itself, before the data is looked at; tasks without a key are enqueued."""
     queue = ListQueue()
     tasks = Tasks(queue, kv, deduplication_fallback="closed")
     seen: list[object] = []
     digest = declared(tasks, validate=seen.append)
     items = iter([1, object()])
     with pytest.raises(TypeError, match="set_if_absent"):
-        await tasks.enqueue_task_many(digest, items, deduplication_key="bob")
+        tasks.enqueue_task_many(digest, items, deduplication_key="bob")  # not awaited
+    with pytest.raises(TypeError, match="set_if_absent"):
+        tasks.enqueue_task(digest, 1, deduplication_key="bob")
     assert (seen, queue.sent, next(items)) == ([], [], 1)
     assert (await tasks.enqueue_task(digest, None)).status is QUEUED
 

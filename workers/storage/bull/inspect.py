@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 from workers.errors import StorageError
@@ -128,6 +128,11 @@ class BullInspector:
             JobState.FAILED: max(0, failed - cancelled),
             JobState.CANCELLED: cancelled,
         }
+
+    async def waiting_since(self) -> datetime | None:
+        """See `Storage.waiting_since`."""
+        since = await self._lua.run("since")
+        return None if since is None else moment(float(since))
 
     async def _count_cancelled(self) -> int:
         cancelled = start = 0

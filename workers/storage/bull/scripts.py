@@ -14,7 +14,9 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(
         ("look", "cancel", "retry", "promote", "remove", "complete", "drain", "clean", "sweep", "keep", "stranded"), ()
     ),
-    **dict.fromkeys(("pause", "paused", "counts", "result", "workers", "progress", "page", "adopt", "cancelled"), ()),
+    **dict.fromkeys(
+        ("pause", "paused", "counts", "since", "result", "workers", "progress", "page", "adopt", "cancelled"), ()
+    ),
     "read": ("shown",),
     "whole": ("shown",),
     "enqueue": ("add",),

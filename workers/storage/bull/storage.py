@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 from redis.asyncio import Redis
@@ -313,6 +313,9 @@ class BullStorage(ScriptedStorage):
 
     async def counts(self) -> dict[JobState, int]:
         return await self._inspector.counts()
+
+    async def waiting_since(self) -> datetime | None:
+        return await self._inspector.waiting_since()
 
     async def workers(self) -> list[WorkerInfo]:
         return await self._inspector.workers()

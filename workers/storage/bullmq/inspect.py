@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 from workers.errors import StorageError
@@ -21,7 +21,7 @@ from workers.storage.bullmq.record import (
 )
 from workers.storage.bullmq.scripts import CANCELLED
 from workers.storage.bullmq.server import Reply
-from workers.storage.on_redis.node_values import DELAY_SCALE, decode_bytes, moment, to_ms, whole
+from workers.storage.on_redis.node_values import DELAY_SCALE, decode_bytes, due_ms, moment, to_ms, whole
 from workers.storage.on_redis.wire import Command
 from workers.storage.rules import bounded_count, check_cleanable, foreign_cursor, read_cursor
 
@@ -91,6 +91,20 @@ class BullMQInspector:
             JobState.FAILED: max(0, failed - cancelled),
             JobState.CANCELLED: cancelled,
         }
+
+    async def waiting_since(self) -> datetime | None:
+        """See `Storage.waiting_since`."""
+        lines: list[Command] = [("LINDEX", self._lua[name], -1) for name in ("wait", "paused")]
+        wait, paused, prioritized, delayed = await self._queue.ask(
+            [*lines, ("ZRANGE", self._lua["prioritized"], 0, 0), ("ZRANGE", self._lua["delayed"], 0, 0, "WITHSCORES")]
+        )
+        firsts = [raw for raw in (wait, paused, *prioritized) if raw is not None]
+        enqueued = await self._queue.ask([("HGET", self._lua.job(raw), "timestamp") for raw in firsts])
+        since = [whole(at) for at in enqueued if at is not None]
+        due = due_ms(delayed[1]) if delayed else None
+        if due is not None and due <= self._queue.server_ms():
+            since.append(due)
+        return moment(min(since)) if since else None
 
     async def _count_failing(self, first: int, delayed: int) -> int:
         failing = 0

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Final
 
@@ -275,6 +275,9 @@ class BullMQStorage:
 
     async def counts(self) -> dict[JobState, int]:
         return await self._inspector.counts()
+
+    async def waiting_since(self) -> datetime | None:
+        return await self._inspector.waiting_since()
 
     async def workers(self) -> list[WorkerInfo]:
         return await self._inspector.workers()

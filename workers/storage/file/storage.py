@@ -225,6 +225,9 @@ class FileStorage:
     async def counts(self) -> dict[JobState, int]:
         return await self._read(lambda state, now: state.counts(now))
 
+    async def waiting_since(self) -> datetime | None:
+        return await self._read(lambda state, now: state.waiting_since(now))
+
     async def workers(self) -> list[WorkerInfo]:
         return await self._read(lambda state, now: state.workers())
 

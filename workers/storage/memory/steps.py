@@ -300,6 +300,10 @@ class QueueSteps:
         self._look_at_the_clock(now)
         return {state: len(jobs) for state, jobs in self.table.by_state.items()}
 
+    def waiting_since(self, now: datetime) -> datetime | None:
+        self.table.ready_what_is_due(now)
+        return min((job.run_at for job in self.table.by_state[JobState.QUEUED].values()), default=None)
+
     def workers(self) -> list[WorkerInfo]:
         claims = dict.fromkeys(self.seen, 0)
         for job in self.table.by_state[JobState.PROCESSING].values():

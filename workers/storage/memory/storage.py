@@ -123,6 +123,9 @@ class MemoryStorage:
     async def counts(self) -> dict[JobState, int]:
         return self._queue.counts(self._now())
 
+    async def waiting_since(self) -> datetime | None:
+        return self._queue.waiting_since(self._now())
+
     async def workers(self) -> list[WorkerInfo]:
         return self._queue.workers()
 

@@ -13,7 +13,7 @@ from workers.storage.on_redis.server import RedisServer
 from workers.storage.on_redis.wire import Reply
 
 PARTS: Final[Mapping[str, tuple[str, ...]]] = {
-    **dict.fromkeys(("renew", "look", "result", "counts", "retry"), ()),
+    **dict.fromkeys(("renew", "look", "result", "counts", "since", "retry"), ()),
     **dict.fromkeys(("clean", "pause", "paused", "keep", "progress"), ()),
     **dict.fromkeys(("cancel", "complete", "remove", "drain", "promote"), ("dependents",)),
     "enqueue": ("add",),

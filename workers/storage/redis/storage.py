@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Final
 
@@ -66,7 +66,7 @@ from workers.storage.on_redis.batches import AT_ONCE, in_steps, portions
 from workers.storage.on_redis.claiming import claimed
 from workers.storage.on_redis.eviction import take_eviction
 from workers.storage.on_redis.examination import Care
-from workers.storage.on_redis.messages import STATES, duration, pack, unpack
+from workers.storage.on_redis.messages import STATES, duration, moment, pack, unpack
 from workers.storage.on_redis.server import RedisServer, parse_url
 from workers.storage.on_redis.storage import OUTCOMES, RESULTS_AT_ONCE, ScriptedStorage, cancel_result
 from workers.storage.on_redis.wire import Reply
@@ -275,6 +275,10 @@ class RedisStorage(ScriptedStorage):
     async def counts(self) -> dict[JobState, int]:
         answer: Reply = await self._lua.run("counts")
         return dict(zip(JobState, answer, strict=True))
+
+    async def waiting_since(self) -> datetime | None:
+        place = await self._lua.run("since")
+        return None if place is None else moment(float(place))
 
     async def workers(self) -> list[WorkerInfo]:
         return await inspect.workers(self._lua)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 from sqlalchemy import RowMapping, text
@@ -80,6 +80,17 @@ _LIST = {
     for state, conditions in _CONDITIONS.items()
 }
 
+# The first of each priority, each found by the index of its own.
+_SINCE = text(
+    "WITH RECURSIVE used (priority) AS ("
+    "SELECT min(priority) FROM workers_jobs WHERE queue = :queue AND state = 'ready'"
+    " UNION ALL SELECT (SELECT min(priority) FROM workers_jobs WHERE queue = :queue AND state = 'ready'"
+    " AND priority > used.priority) FROM used WHERE used.priority IS NOT NULL)"
+    " SELECT min(since) FROM (SELECT (SELECT min(run_at) FROM workers_jobs WHERE queue = :queue AND state = 'ready'"
+    " AND priority = used.priority) AS since FROM used WHERE used.priority IS NOT NULL"
+    " UNION ALL SELECT min(run_at) FROM workers_jobs"
+    " WHERE queue = :queue AND state IN ('scheduled', 'failing') AND run_at <= :now) AS firsts"
+)
 _CLAIMS = text(
     "SELECT worker, count(*) AS claims FROM workers_jobs WHERE queue = :queue AND state = 'processing'"
     " AND lease_until >= 0 GROUP BY worker"
@@ -186,6 +197,12 @@ def page(transaction: Transaction, state: JobState, cursor: str | None, limit: i
         jobs=tuple(_status(row, transaction) for row in rows),
         cursor=str(rows[-1]["seq"]) if more and rows else None,
     )
+
+
+def waiting_since(transaction: Transaction) -> datetime | None:
+    """See `Storage.waiting_since`."""
+    place = {"queue": transaction.queue, "now": transaction.now}
+    return optional_moment(transaction.connection.execute(_SINCE, place).scalar())
 
 
 def workers(transaction: Transaction) -> list[WorkerInfo]:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Final, TypeVar
 
@@ -261,6 +261,9 @@ class SqlStorage:
 
     async def counts(self) -> dict[JobState, int]:
         return await self._read(records.counts)
+
+    async def waiting_since(self) -> datetime | None:
+        return await self._read(records.waiting_since)
 
     async def workers(self) -> list[WorkerInfo]:
         return await self._read(records.workers)

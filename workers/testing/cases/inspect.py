@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 
 from workers.jobs import JobState
 from workers.storage.base import Storage
-from workers.testing.case import case
+from workers.testing.case import PRIORITY_ORDER, case
 from workers.testing.harness import Harness
 from workers.testing.steps import (
     HOUR,
@@ -18,6 +19,7 @@ from workers.testing.steps import (
     failed,
     ids,
     job,
+    released,
     retried,
     status,
 )
@@ -145,3 +147,51 @@ async def workers_are_listed(harness: Harness) -> None:
     workers = {worker.id: worker for worker in await storage.workers()}
     assert {name: worker.claims for name, worker in workers.items()} == {"busy": 2, "other": 1}
     assert abs((workers["busy"].seen_at - harness.now()).total_seconds()) < 5
+
+
+@case(guarantees=(21,))
+async def the_longest_wait_is_known(harness: Harness) -> None:
+    """`waiting_since` is when the job that has waited longest was enqueued; one that runs, or is not due, waits not."""
+    storage = await harness.open()
+    assert await storage.waiting_since() is None
+    await enqueue(storage, job("later", delay=HOUR))
+    assert await storage.waiting_since() is None
+    await enqueue(storage, job("first"))
+    await harness.advance(harness.moment)
+    await enqueue(storage, job("second", name="z"), job("third", name="a"))
+    await _waits_since(storage, "first")
+    first = await claim_one(storage)
+    await _waits_since(storage, "second")
+    await apply(storage, released(first))
+    await _waits_since(storage, "first")
+    await claim(storage, 3)
+    assert await storage.waiting_since() is None
+
+
+@case(guarantees=(21,), needs=(PRIORITY_ORDER,))
+async def a_low_priority_hides_no_wait(harness: Harness) -> None:
+    """A job that everybody overtakes has waited longest."""
+    storage = await harness.open()
+    await enqueue(storage, job("last", priority=9))
+    await harness.advance(harness.moment)
+    await enqueue(storage, job("first"))
+    await _waits_since(storage, "last")
+
+
+@case(guarantees=(16, 21))
+async def a_due_job_waits_since_it_is_due(harness: Harness) -> None:
+    """A delayed job that is due has waited since then, and no longer."""
+    storage = await harness.open()
+    await enqueue(storage, job("soon", delay=harness.moment))
+    due = (await status(storage, "soon")).next_run_at
+    await harness.advance(2 * harness.moment)
+    since = await storage.waiting_since()
+    assert since is not None
+    assert due is not None
+    assert abs(since - due) <= timedelta(milliseconds=5)
+
+
+async def _waits_since(storage: Storage, job_id: str) -> None:
+    since = await storage.waiting_since()
+    assert since is not None
+    assert abs(since - (await status(storage, job_id)).created_at) <= timedelta(milliseconds=5)

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from tests.workers.storage.file.steps import LEASES, journal_of, reopened
 from workers.clock import ManualClock
-from workers.jobs import Cancelled, Completed, JobOutcome, JobState, OutcomeKind
+from workers.jobs import Cancelled, Completed, JobOutcome, JobState, OutcomeKind, Released, Retried
 from workers.storage.file import FileStorage
 from workers.storage.file.codec import JobChanged, JobGone, decode
 from workers.storage.file.frames import PREAMBLE_BYTES, Frame, Preamble, encode, scan
-from workers.testing.steps import enqueue, job, status
+from workers.testing.steps import ERROR, enqueue, job, status
 
 CANCELLED = JobOutcome(kind=OutcomeKind.CANCELLED)
 HOUR = timedelta(hours=1)
+
+
+def frames_of(directory: Path) -> list[Frame]:
+    """What the journal holds."""
+    journal = journal_of(directory)
+    preamble = Preamble.decode(journal.read_bytes()[:PREAMBLE_BYTES])
+    assert preamble is not None
+    with journal.open("rb") as content:
+        return [one for one in scan(content.fileno(), preamble.marker, PREAMBLE_BYTES) if isinstance(one, Frame)]
 
 
 async def test_a_tombstone_is_a_cancelled_job(tmp_path: Path) -> None:
@@ -56,11 +66,7 @@ async def test_older_versions_read_ours_as_tombstones(tmp_path: Path) -> None:
     await storage.cancel("waited")
     await storage.settle([Cancelled(claim=held)])
     await storage.disconnect()
-    journal = journal_of(tmp_path)
-    preamble = Preamble.decode(journal.read_bytes()[:PREAMBLE_BYTES])
-    assert preamble is not None
-    with journal.open("rb") as content:
-        frames = [one for one in scan(content.fileno(), preamble.marker, PREAMBLE_BYTES) if isinstance(one, Frame)]
+    frames = frames_of(tmp_path)
     changes = [change for frame in frames for change in decode(frame) if isinstance(change, JobChanged | JobGone)]
     for name in ("ran", "waited"):
         *_, record, tombstone = (change for change in changes if change.id == name)
@@ -85,3 +91,22 @@ async def test_a_queue_with_waiting_jobs_is_of_a_newer_version(tmp_path: Path) -
     assert [found.job_id for found in await other.claim("w", leases=LEASES, limit=5)] == ["second"]
     await one.disconnect()
     await other.disconnect()
+
+
+async def test_older_versions_read_past_failures(tmp_path: Path) -> None:
+    """They take no notice of what comes last in an entry: in front of it there is no progress, as they read it."""
+    storage = await reopened(tmp_path)
+    await enqueue(storage, job("failed"), job("without"))
+    held, other = await storage.claim("w", leases=LEASES, limit=2)
+    await storage.settle([Retried(claim=held, delay=HOUR, error=ERROR), Released(claim=other)])
+    await storage.disconnect()
+    frames = frames_of(tmp_path)
+    entries = {entry[2]: entry for frame in frames for entry in json.loads(frame.entries) if entry[0] in ("j", "s")}
+    assert len(entries["failed"]) == len(entries["without"]) + 2
+    assert entries["failed"][-2] is None
+    again = await reopened(tmp_path)
+    failed, without = await again.read(["failed", "without"])
+    assert failed is not None
+    assert without is not None
+    assert ([one.attempt for one in failed.failures], without.failures) == ([1], ())
+    await again.disconnect()

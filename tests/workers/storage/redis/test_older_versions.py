@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import struct
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 from tests.workers.storage.redis.steps import LEASES, key
-from workers.jobs import Cancelled, EnqueueStatus, JobOutcome, JobState, OutcomeKind
+from workers.jobs import Cancelled, EnqueueStatus, JobOutcome, JobState, OutcomeKind, Retried
 from workers.storage.redis import RedisStorage
-from workers.testing.steps import completed, enqueue, failed, job
+from workers.testing.steps import ERROR, completed, enqueue, failed, job
 
 CANCELLED_CODE = 6
 
@@ -62,3 +63,25 @@ async def test_what_older_versions_end_strands_nobody(storage: RedisStorage, cli
     assert [one and one.state for one in found] == expected
     (released,) = [held for held in await storage.claim("w", leases=LEASES, limit=5) if held.job_id != "kept"]
     assert released.job_id == "after-done"
+
+
+async def test_older_versions_take_failures_for_no_result(storage: RedisStorage, client: Any) -> None:
+    """They stand where a result would, which nobody reads of a job that has not completed; an older claim drops them.
+
+    What is left then is read as a job without failed attempts.
+    """
+    await enqueue(storage, job("job"))
+    (held,) = await storage.claim("w", leases=LEASES, limit=1)
+    await storage.settle([Retried(claim=held, delay=timedelta(0), error=ERROR)])
+    run = await client.hget(key(storage, "runs"), "job")
+    *_, worker, size = struct.unpack_from(">BBIIHQQQ14sHI", run)
+    assert worker == 0
+    head = struct.calcsize(">BBIIHQQQ14sHI") + size
+    [found] = await storage.read(["job"])
+    assert found is not None
+    assert [one.attempt for one in found.failures] == [1]
+    assert b'"ValueError"' in run[head:]
+    await client.hset(key(storage, "runs"), "job", run[:head])  # as an older claim writes it
+    [found] = await storage.read(["job"])
+    assert found is not None
+    assert (found.failures, found.status.last_error) == ((), ERROR)
