@@ -61,7 +61,7 @@ from workers.retry import RetryPolicy
 from workers.serde import Encoded, JsonSerde, Serde
 from workers.specs import Enqueued, JobSpec, content_id
 from workers.storage.base import Limits, Storage
-from workers.tasks import EnqueuedTasks, Task, Tasks
+from workers.tasks import EnqueuedTask, EnqueuedTasks, InMemory, Task, Tasks, TypedTask
 from workers.tasks.queue import EnqueueOptions, QueueTasks, TaskMessage, TaskQueue
 from workers.worker import Worker
 from workers.worker.events import Observer, WorkerEvent, WorkerEventKind
@@ -90,12 +90,14 @@ __all__ = [
     "EnqueueStatus",
     "Enqueued",
     "EnqueuedFlow",
+    "EnqueuedTask",
     "EnqueuedTasks",
     "ErrorInfo",
     "FlowJob",
     "ForeignLoop",
     "Handler",
     "HandlerTimeout",
+    "InMemory",
     "Job",
     "JobCancelledError",
     "JobEndedError",
@@ -146,6 +148,7 @@ __all__ = [
     "TaskQueue",
     "Tasks",
     "TransactionError",
+    "TypedTask",
     "UnknownDependency",
     "UnknownJobError",
     "UnrecoverableError",
