@@ -64,7 +64,7 @@ async def test_a_drain_runs_what_was_enqueued_and_what_that_enqueues(
     assert (await memory.drain()).completed == 2
     assert shop.did == ["order tea", "ordered", "mail tea"]
     assert await memory.jobs() == []
-    assert await enqueued.result() is None
+    await enqueued.result()
     assert not any((await Queue(shop.queue.storage).counts()).values())
 
 

@@ -130,9 +130,10 @@ async def test_plain_types_are_checked_without_a_library(library: str) -> None:
     async def mail(number: int, ratio: float = 1, text: str | None = None, anything: Any = None) -> None: ...
 
     await mail.run(1, ratio=2, text=None, anything=[1])
+    wrong: dict[str, Any]
     for wrong in ({"number": []}, {"number": 1, "ratio": "x"}, {"number": 1, "text": 3}):
         with pytest.raises(ValueError, match=r"number|ratio|text"):
-            await mail.enqueue(**wrong)  # type: ignore[arg-type]  # they are wrong
+            await mail.enqueue(**wrong)
     if library == "none":
         with pytest.raises(ValueError, match=r"number: should be <class 'int'>, not bool"):
             await mail.enqueue(True)
