@@ -63,7 +63,7 @@ from workers.retry import RetryPolicy
 from workers.serde import Encoded, JsonSerde, Serde
 from workers.specs import Enqueued, JobSpec, content_id
 from workers.storage.base import Limits, Storage
-from workers.tasks import EnqueuedTasks, Task, Tasks
+from workers.tasks import EnqueuedTask, EnqueuedTasks, InMemory, Task, Tasks, TypedTask
 from workers.tasks.queue import EnqueueOptions, QueueTasks, TaskMessage, TaskQueue
 from workers.worker import Worker
 from workers.worker.events import Observer, WorkerEvent, WorkerEventKind
@@ -92,6 +92,7 @@ __all__ = [
     "EnqueueStatus",
     "Enqueued",
     "EnqueuedFlow",
+    "EnqueuedTask",
     "EnqueuedTasks",
     "ErrorInfo",
     "FailedAttempt",
@@ -99,6 +100,7 @@ __all__ = [
     "ForeignLoop",
     "Handler",
     "HandlerTimeout",
+    "InMemory",
     "Job",
     "JobCancelledError",
     "JobDetails",
@@ -150,6 +152,7 @@ __all__ = [
     "TaskQueue",
     "Tasks",
     "TransactionError",
+    "TypedTask",
     "UnknownDependency",
     "UnknownJobError",
     "UnrecoverableError",

@@ -92,9 +92,16 @@ def test_the_example_of_failed_jobs_runs(tmp_path: Path) -> None:
 
 def test_the_tasks_example_runs(tmp_path: Path) -> None:
     """The manual's tasks run as they stand, each once per key."""
-    printed = run_example(examples(TASKS)["A program"], tmp_path).stdout.splitlines()
+    printed = run_example(examples(TASKS)["Handlers as tasks, and keys"], tmp_path).stdout.splitlines()
     assert "queued duplicate True" in printed
     assert [line for line in printed if "digest" in line] == [f"digest for {who}" for who in ("bob", "carol", "dave")]
+
+
+def test_the_typed_tasks_example_runs(tmp_path: Path) -> None:
+    """The manual's tasks with arguments run as they stand, and so does its test of one, which needs no server."""
+    shown = examples(TASKS)
+    assert run_example(shown["Tasks with arguments"], tmp_path).stdout.splitlines() == ["3: good news"]
+    assert run_example(shown["In your tests"], tmp_path).stdout == ""
 
 
 def test_a_storage_of_ones_own_is_certified_as_shown(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from enum import StrEnum
 from typing import Final, Self
 
@@ -42,7 +43,7 @@ class Command:
 class ChildProcess:
     """A process that was started as number `number`; `ended` has its exit status, below zero for a signal."""
 
-    def __init__(self, number: int, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, number: int, process: subprocess.Popen[bytes], *, forced: timedelta) -> None:
         self.number = number
         self.pid = process.pid
         self.introduction: Introduction | None = None
@@ -52,6 +53,10 @@ class ChildProcess:
         """Why it was asked to stop, first."""
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.ready = asyncio.Event()
+        self.is_late = False
+        """Whether it was killed because it did not end in time after it was asked to."""
+        self._forced = forced.total_seconds()
+        self._deadline: asyncio.TimerHandle | None = None
         self._is_hurried = False
         self._process = process
         self._writer: asyncio.StreamWriter | None = None
@@ -60,10 +65,11 @@ class ChildProcess:
         self._questions = 0
 
     @classmethod
-    def start(cls, command: Command, number: int, of: int) -> Self:
+    def start(cls, command: Command, number: int, of: int, *, forced: timedelta) -> Self:
         """Start the process, in a process group of its own: Ctrl-C in a terminal is for the supervisor alone.
 
-        It is another program, and no fork of this one: it has the code and the settings of now, and shares nothing.
+        Once it was asked to stop, it is killed `forced` after its grace. It is another program, and no fork of this
+        one: it has the code and the settings of now, and shares nothing.
 
         Raises:
             OSError: it cannot be started; there is no memory, say.
@@ -82,7 +88,7 @@ class ChildProcess:
             except BaseException:
                 ours.close()
                 raise
-        child = cls(number, process)
+        child = cls(number, process, forced=forced)
         child._listening = asyncio.create_task(child._listen(ours), name=f"process-{number}")
         return child
 
@@ -96,6 +102,10 @@ class ChildProcess:
         """Whether it did not end as asked. A signal itself may end it before it is ready, and when it is done."""
         status = self.ended.result()
         return status == -signal.SIGKILL or (status != 0 and self.ready_since is not None and not self._is_hurried)
+
+    @property
+    def bind(self) -> str:
+        return "127.0.0.1" if self.introduction is None else self.introduction.bind
 
     @property
     def grace_seconds(self) -> float:
@@ -113,6 +123,9 @@ class ChildProcess:
 
     def stop(self, reason: StopReason) -> None:
         """Ask the process to stop, and to skip the grace if it was asked before."""
+        if self._deadline is None:
+            deadline = self.grace_seconds + self._forced
+            self._deadline = asyncio.get_running_loop().call_later(deadline, self._end_late)
         # Two signals of one kind may arrive as one.
         self._is_hurried = self.stopping is not None
         self.stopping = self.stopping or reason
@@ -127,6 +140,8 @@ class ChildProcess:
         """Take what `waitpid` returned for it."""
         status = os.waitstatus_to_exitcode(wait_status)
         self._process.returncode = status  # else subprocess would wait for it
+        if self._deadline is not None:
+            self._deadline.cancel()
         if not self.ended.done():
             self.ended.set_result(status)
 
@@ -151,6 +166,10 @@ class ChildProcess:
         """Tell the process that it is the one to do what one process of the machine has to do."""
         with contextlib.suppress(OSError):
             self._send({"lead": True})
+
+    def _end_late(self) -> None:
+        self.is_late = True
+        self.kill(StopReason.LATE)
 
     def _signal(self, number: signal.Signals) -> None:
         if not self.ended.done():

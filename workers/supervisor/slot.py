@@ -26,8 +26,8 @@ class Pace:
 
     After a process died there is a pause, `first_pause`, which doubles with each further death in a row up to
     `longest_pause`. A process that worked for `settled` ends the row. If the last `deaths` of every place were in a
-    row, the supervisor gives up. A process that is not ready after `start` is killed. `look` is how often it looks at
-    their memory, and at sources.
+    row, the supervisor gives up. A process that is not ready after `start` is killed, and so is one that has not ended
+    `forced` after the grace of its stop. `look` is how often it looks at their memory, and at sources.
     """
 
     first_pause: timedelta = timedelta(seconds=0.5)
@@ -35,6 +35,7 @@ class Pace:
     settled: timedelta = timedelta(seconds=60)
     deaths: int = 5
     start: timedelta = timedelta(seconds=120)
+    forced: timedelta = timedelta(seconds=15)
     look: timedelta = timedelta(seconds=1)
 
 

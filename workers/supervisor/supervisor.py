@@ -17,6 +17,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -29,8 +30,6 @@ from workers.supervisor.slot import Pace, Report, Slot
 REFUSED: Final = 2
 """The status of a process that cannot work with its settings, or cannot reach what it needs, and has said so."""
 FAILED: Final = 1
-FORCED_SECONDS: Final = 15.0
-"""How long after their grace processes may take to end."""
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -55,11 +54,12 @@ class Supervisor:
     def __init__(self, command: Command, plan: Plan, *, report: Report) -> None:
         self._command = command
         self._plan = plan
-        self._report = report
+        self._report = _written(report)
         self._children: dict[int, ChildProcess] = {}  # by process id; only `_reap` removes one
         self._slots = [self._slot(number) for number in range(1, plan.processes + 1)]
         self._overview = Overview(self._slots)
         self._leader: ChildProcess | None = None
+        self._bind = ""  # where the metrics are served, as the first process that was ready said
         self._stops = 0
         self._ending = asyncio.Event()
         self._status = 0
@@ -104,7 +104,7 @@ class Supervisor:
         return Slot(number, self._start, pace=self._plan.pace, report=self._report, note=self._note)
 
     def _start(self, number: int) -> ChildProcess:
-        child = ChildProcess.start(self._command, number, self._plan.processes)
+        child = ChildProcess.start(self._command, number, self._plan.processes, forced=self._plan.pace.forced)
         self._children[child.pid] = child
         return child
 
@@ -122,6 +122,9 @@ class Supervisor:
             if child is not None:  # else somebody's orphan, and this is process 1
                 child.note_end(status)
                 self._overview.note_end(child)
+                if child.is_late:
+                    told = "it did not stop in time"
+                    self._report(logging.ERROR, "process_killed", process=child.number, pid=pid, error=told)
 
     def _hang_up(self) -> None:
         if self._has_terminal and not os.isatty(0):  # it went away, and nobody asks for a restart
@@ -138,7 +141,7 @@ class Supervisor:
         for child in self._children.values():
             if self._stops > 2:
                 child.kill(StopReason.LATE)
-            else:
+            elif self._stops > 1 or child.stopping is None:  # one that stops already keeps its grace at first
                 child.stop(StopReason.ASKED)
 
     def _end(self, status: int, event: str, **fields: object) -> None:
@@ -154,6 +157,7 @@ class Supervisor:
             self._leader = working[0] if working else None
             if self._leader is not None:
                 self._leader.lead()
+                self._bind = self._bind or self._leader.bind
         if self._leader is not None:
             self._any_ready.set()
         elif not self._any_ready.is_set() and self._slots[0].last_status == REFUSED:
@@ -183,9 +187,7 @@ class Supervisor:
         if self._plan.metrics_port is None:
             return
         await self._any_ready.wait()
-        assert self._leader is not None
-        assert self._leader.introduction is not None
-        address = self._leader.introduction.bind
+        address = self._bind
         try:
             await port.start(address, self._plan.metrics_port)
         except OSError as error:
@@ -226,18 +228,23 @@ class Supervisor:
             child.stop(StopReason.MEMORY)
 
     async def _end_all(self) -> None:
-        """Wait for the processes, and kill those that do not end in time."""
+        """Wait for the processes; those that do not end in time are killed."""
         ending = list(self._children.values())
         if not ending:
             return
         for child in ending:
             if child.stopping is None:  # it was started as the stop began
                 child.stop(StopReason.ASKED)
-        seconds = max(child.grace_seconds for child in ending) + FORCED_SECONDS
-        await asyncio.wait([child.ended for child in ending], timeout=seconds)
-        for child in self._children.values():
-            self._report(logging.ERROR, "process_killed", process=child.number, error="it did not stop in time")
-            child.kill(StopReason.LATE)
         await asyncio.wait([child.ended for child in ending])
         if any(child.ended_badly for child in ending):
             self._status = self._status or FAILED
+
+
+def _written(report: Report) -> Report:
+    """Return the same, but for a log that cannot be written any more: a terminal is gone, or a disk is full."""
+
+    def write(level: int, event: str, **fields: object) -> None:
+        with suppress(OSError):
+            report(level, event, **fields)
+
+    return write

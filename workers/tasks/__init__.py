@@ -1,5 +1,8 @@
 """Named background tasks, on a queue of this package or any other."""
 
-from workers.tasks.tasks import EnqueuedTasks, Task, Tasks
+from workers.tasks.declared import Task
+from workers.tasks.in_memory import InMemory
+from workers.tasks.tasks import EnqueuedTasks, Tasks
+from workers.tasks.typed import EnqueuedTask, TypedTask
 
-__all__ = ["EnqueuedTasks", "Task", "Tasks"]
+__all__ = ["EnqueuedTask", "EnqueuedTasks", "InMemory", "Task", "Tasks", "TypedTask"]

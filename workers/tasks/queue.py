@@ -38,13 +38,15 @@ class EnqueueOptions:
 
     The deduplication fields are set only for queues that declare `native_deduplication`. The key includes the name of
     its task already. `deduplication_ttl` counts from now; it is None for `simple`. `after` has the ids of the jobs that
-    each of the batch follows; it is set only for queues that declare `native_dependencies`.
+    each of the batch follows. It is set only for queues that declare `native_dependencies`, and `priority` only for
+    those that declare `native_priorities`.
 
     Raises:
         ValueError: a delay outside 0 ... 100 years, a key that is not 1 to 512 bytes of UTF-8.
     """
 
     delay: timedelta = timedelta(0)
+    priority: int = 0
     ordering_key: str | None = None
     deduplication_key: str | None = None
     deduplication_mode: DeduplicationMode = DeduplicationMode.THROTTLE
@@ -87,6 +89,7 @@ class QueueTasks:
     """Tasks on a `Queue`: each is a job named after its task, and the worker repeats what failed."""
 
     native_retrial = True
+    native_priorities = True
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
@@ -111,6 +114,7 @@ class QueueTasks:
                 name=message.task,
                 payload=Encoded(message.payload),
                 delay=options.delay,
+                priority=options.priority,
                 max_attempts=message.max_attempts,
                 ordering_key=options.ordering_key,
                 deduplication=deduplication,

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from typing import Final, Literal, TypeAlias
+from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeAlias, TypeVar, overload
 
 from workers.checks import MAX_ATTEMPTS, MAX_DELAY, check_text, new_id
 from workers.deduplication import Deduplication, DeduplicationMode
-from workers.errors import CorruptPayloadError, Unsupported
+from workers.errors import Unsupported
 from workers.jobs import AfterFailure, EnqueueStatus, JobRef
 from workers.kv.base import KvStore, encode_key, writes_conditionally
 from workers.queue import Queue
@@ -20,32 +21,21 @@ from workers.retry import RetryPolicy
 from workers.serde import Encoded
 from workers.specs import Enqueued, JobSpec, as_jobs
 from workers.storage.base import ANY_NAME
+from workers.tasks.arguments import takes_only_job
+from workers.tasks.declared import Task, Validate, validated
+from workers.tasks.in_memory import InMemory, queue_in_memory
 from workers.tasks.kv_deduplication import KvDeduplication
 from workers.tasks.queue import EnqueueOptions, QueueTasks, TaskMessage, TaskQueue
 from workers.tasks.runs import TaskRuns
-from workers.worker.handlers import Handler, HandlerFunction, Job, invoke
+from workers.tasks.typed import Declare, TypedTask, typed_task
+from workers.worker.handlers import Handler, Job
 
-Validate: TypeAlias = Callable[[object], object]
-"""Turns decoded data into what a task's function works on; raises `ValueError` or `TypeError` for bad data."""
+P = ParamSpec("P")
+R = TypeVar("R")
 
 KV_PREFIX: Final = ("_federation", "task_deduplication")
 
 _LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Task:
-    """A declared task; `Tasks.task` makes it."""
-
-    name: str
-    handler: Handler
-    validate: Validate | None
-    max_attempts: int | None
-
-    @property
-    def fn(self) -> HandlerFunction:
-        """The function as it was declared, for tests of one's own."""
-        return self.handler.fn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,27 +92,73 @@ class Tasks:
         self._closed = deduplication_fallback == "closed"
         self._runs = TaskRuns(self._queue, retry or RetryPolicy())
         self._tasks: dict[str, Task] = {}
+        self._memory: InMemory | None = None
 
+    @overload
+    def task(self, name: Callable[Concatenate[Job, P], Coroutine[Any, Any, R]], /) -> TypedTask[P, R]: ...
+
+    @overload
+    def task(self, name: Callable[P, Coroutine[Any, Any, R]], /) -> TypedTask[P, R]: ...
+
+    @overload
+    def task(self, name: Callable[Concatenate[Job, P], R], /) -> TypedTask[P, R]: ...
+
+    @overload
+    def task(self, name: Callable[P, R], /) -> TypedTask[P, R]: ...
+
+    @overload
     def task(
         self,
-        name: str,
+        name: str | None = None,
         *,
         validate: Validate | None = None,
         retry: RetryPolicy | None = None,
         lease: timedelta | None = None,
         timeout: timedelta | None = None,
         max_attempts: int | None = None,
-    ) -> Callable[[HandlerFunction], Task]:
-        """Declare the decorated function, `async def (job) -> result` or a plain one, as a task of this name.
+    ) -> Declare: ...
 
-        `validate` is called with the data at enqueue, so that bad data is refused there. It is called again with the
-        decoded data before each run, and what it returns then is `job.payload`. `retry`, `lease` and `timeout` are as
-        for `Handler`. A `max_attempts` of None means the queue's, or 3 where the queue has none.
+    def task(
+        self,
+        name: str | Callable[..., Any] | None = None,
+        *,
+        validate: Validate | None = None,
+        retry: RetryPolicy | None = None,
+        lease: timedelta | None = None,
+        timeout: timedelta | None = None,
+        max_attempts: int | None = None,
+    ) -> Any:  # Any: see the overloads
+        """Declare the decorated function as a task: `@tasks.task`, or `@tasks.task("name", max_attempts=5)`.
+
+        A function with annotated arguments becomes a `TypedTask`: its arguments are checked at enqueue, and before each
+        run, and a first parameter `Job` is the job. Without a name it gets the function's. A handler, `async def (job)
+        -> result` or a plain one, with a name becomes a `Task`, whose payload is any data. `validate` is called with
+        the data at enqueue, so that bad data is refused there. It is called again with the decoded data before each
+        run, and what it returns then is `job.payload`. `retry`, `lease` and `timeout` are as for `Handler`. A
+        `max_attempts` of None means the queue's, or 3 where the queue has none.
 
         Raises:
             ValueError: the name is taken, `"*"` or not 1 to 512 bytes; a setting is out of its range.
-            TypeError: `validate` is a coroutine function.
+            TypeError: `validate` is a coroutine function, or is given for a function that checks its own arguments; an
+                argument without annotation.
         """
+
+        def declare(fn: Callable[..., Any]) -> Task:
+            chosen = fn.__name__ if callable(name) or name is None else name
+            self._check_declaration(chosen, validate, max_attempts)
+            is_handler = isinstance(name, str) and takes_only_job(fn)
+            make = partial(Handler, retry=retry, lease=lease, timeout=timeout)
+            declared = (
+                Task(chosen, make(fn), validate, max_attempts)
+                if is_handler
+                else typed_task(chosen, fn, make, validate, max_attempts, self)
+            )
+            self._tasks[chosen] = declared
+            return declared
+
+        return declare(name) if callable(name) else declare
+
+    def _check_declaration(self, name: str, validate: Validate | None, max_attempts: int | None) -> None:
         check_text("task name", name)
         if name == ANY_NAME or name in self._tasks:
             raise ValueError(f"task {name!r} is declared already" if name != ANY_NAME else "a task needs a name")
@@ -130,13 +166,6 @@ class Tasks:
             raise ValueError(f"task {name!r}: max_attempts must be from 1 to {MAX_ATTEMPTS}, not {max_attempts}")
         if inspect.iscoroutinefunction(validate):
             raise TypeError(f"task {name!r}: validate is a plain function")
-
-        def declare(fn: HandlerFunction) -> Task:
-            handler = Handler(fn, retry=retry, lease=lease, timeout=timeout)
-            task = self._tasks[name] = Task(name, handler, validate, max_attempts)
-            return task
-
-        return declare
 
     def enqueue_task(
         self,
@@ -146,6 +175,7 @@ class Tasks:
         deduplication_key: str | None = None,
         deduplication_mode: DeduplicationMode = DeduplicationMode.THROTTLE,
         delay: timedelta = timedelta(0),
+        priority: int = 0,
         ordering_key: str | None = None,
         after: Iterable[str | JobRef] = (),
         after_failure: AfterFailure = AfterFailure.FAIL,
@@ -170,6 +200,7 @@ class Tasks:
             deduplication_key=deduplication_key,
             deduplication_mode=deduplication_mode,
             delay=delay,
+            priority=priority,
             ordering_key=ordering_key,
             after=after,
             after_failure=after_failure,
@@ -184,6 +215,7 @@ class Tasks:
         deduplication_key: str | None = None,
         deduplication_mode: DeduplicationMode = DeduplicationMode.THROTTLE,
         delay: timedelta = timedelta(0),
+        priority: int = 0,
         ordering_key: str | None = None,
         after: Iterable[str | JobRef] = (),
         after_failure: AfterFailure = AfterFailure.FAIL,
@@ -199,7 +231,11 @@ class Tasks:
         after = as_jobs(after)
         if after and not getattr(self._queue, "native_dependencies", False):  # a foreign queue need not know of it
             raise Unsupported(f"task {task.name!r}: its queue lets no job follow others; leave `after` out")
-        options = EnqueueOptions(delay=delay, ordering_key=ordering_key, after=after, after_failure=after_failure)
+        if priority and not getattr(self._queue, "native_priorities", False):
+            raise Unsupported(f"task {task.name!r}: its queue has no priorities; leave `priority` out")
+        options = EnqueueOptions(
+            delay=delay, priority=priority, ordering_key=ordering_key, after=after, after_failure=after_failure
+        )
         scope = None if deduplication_key is None else _scope(task, deduplication_key)
         return self._enqueue(task, items, options, scope, mode)
 
@@ -215,6 +251,8 @@ class Tasks:
         if not messages:
             return EnqueuedTasks(status=EnqueueStatus.QUEUED, ids=())
         existing = await self._dispatch(messages, options, scope, mode)
+        if self._memory is not None:
+            await self._memory.note_enqueue()
         if existing is not None:
             return EnqueuedTasks(status=EnqueueStatus.DUPLICATE, ids=(existing,))
         return EnqueuedTasks(status=EnqueueStatus.QUEUED, ids=tuple(message.id for message in messages))
@@ -227,6 +265,7 @@ class Tasks:
         deduplication_key: str | None = None,
         deduplication_mode: DeduplicationMode = DeduplicationMode.THROTTLE,
         delay: timedelta = timedelta(0),
+        priority: int = 0,
         ordering_key: str | None = None,
         after: Iterable[str | JobRef] = (),
         after_failure: AfterFailure = AfterFailure.FAIL,
@@ -252,6 +291,7 @@ class Tasks:
             name=task.name,
             payload=Encoded(self._message(task, data, ordering_key).payload),
             delay=delay,
+            priority=priority,
             max_attempts=task.max_attempts,
             ordering_key=ordering_key,
             deduplication=deduplication,
@@ -261,7 +301,23 @@ class Tasks:
 
     def handlers(self) -> Mapping[str, Handler]:
         """Return the tasks as handlers, for `Worker` or `Queue.execute`; other handlers may be added."""
-        return {name: replace(task.handler, fn=_validated(task)) for name, task in self._tasks.items()}
+        return {name: replace(task.handler, fn=validated(task)) for name, task in self._tasks.items()}
+
+    @contextmanager
+    def in_memory(self, *, eager: bool = False) -> Iterator[InMemory]:
+        """Keep what is enqueued in memory while the block runs, for tests; `eager` runs it before the enqueue returns.
+
+        Otherwise `await memory.drain()` runs it. Nothing reaches the queue, and no store has keys.
+        """
+        before = self.queue, self._queue
+        queue = queue_in_memory()
+        self.queue, self._queue = queue, QueueTasks(queue)
+        self._memory = InMemory(queue, self.handlers, eager=eager)
+        try:
+            yield self._memory
+        finally:
+            self.queue, self._queue = before
+            self._memory = None
 
     def working_queue(self) -> Queue | None:
         """Return `queue` with these tasks as its handlers, unless others were chosen; None for another's queue."""
@@ -348,22 +404,3 @@ def _scope(task: Task, key: str) -> _Scope:
     scope = (task.name, key)
     check_text("deduplication key, its task's name and escapes included,", encode_key(scope))
     return scope
-
-
-def _validated(task: Task) -> HandlerFunction:
-    """Return the task's function, to be called with what `validate` makes of the payload."""
-    validate = task.validate
-    if validate is None:
-        return task.fn
-
-    async def run(job: Job) -> object:
-        try:
-            payload = validate(job.payload)
-        except (TypeError, ValueError) as error:
-            # Not chained: validation errors often quote the data they were given.
-            raise CorruptPayloadError(
-                f"job {job.id!r}: task {task.name!r} refuses its payload: {type(error).__name__}"
-            ) from None
-        return await invoke(task.fn, replace(job, payload=payload))
-
-    return run

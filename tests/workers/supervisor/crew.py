@@ -34,7 +34,9 @@ def main() -> None:
     folder, told = Path(sys.argv[1]), json.loads(sys.argv[2])
     start = timedelta(seconds=told.pop("start", 3600))
     hurry = timedelta(milliseconds=10)
-    pace = Pace(first_pause=hurry, longest_pause=hurry, settled=timedelta(hours=1), look=hurry, start=start)
+    pace = Pace(
+        first_pause=hurry, longest_pause=hurry, settled=timedelta(hours=1), look=hurry, start=start, forced=hurry
+    )
     command = Command(arguments=[sys.executable, str(MEMBER), str(folder)])
     sys.exit(asyncio.run(Supervisor(command, Plan(pace=pace, **told), report=report).run()))
 

@@ -43,7 +43,7 @@ class Member:
         async with self._membership.joined(self.answer, lead=lambda: self.note("leads")):
             self.note("begins")
             if not self._told("never-ready"):
-                self._membership.tell_ready(Introduction(grace_seconds=3600))
+                self._membership.tell_ready(Introduction(grace_seconds=0 if self._told("no-grace") else 3600))
             while not self._stop.is_set():
                 self._obey()
                 await asyncio.sleep(0.01)

@@ -146,6 +146,23 @@ async def test_a_version_that_does_not_start_replaces_nothing(tmp_path: Path) ->
         assert not any(map(is_running, old))
 
 
+async def test_a_process_that_does_not_stop_in_time_is_killed(tmp_path: Path) -> None:
+    """One whose event loop is blocked does not keep a restart, or a stop, from going on."""
+    (tmp_path / "no-grace").touch()
+    async with crew(tmp_path) as running:
+        old = await running.until_ready(2)
+        running.tell("block", old[0])
+        await running.until(lambda: running.events("blocks"))
+        running.signal(signal.SIGHUP)
+        await running.until(lambda: running.reports("process_killed"))
+        new = (await running.until_ready(3))[2]
+        running.tell("block", new)
+        await running.until(lambda: len(running.events("blocks")) == 2)
+        running.signal(signal.SIGTERM)
+        assert await running.ended() == 1
+        assert {old[0], new} <= {each["pid"] for each in running.reports("process_killed")}
+
+
 async def test_a_second_signal_is_handed_on_and_a_third_kills(tmp_path: Path) -> None:
     """Members may have a long grace; what had to be killed shows in the status."""
     async with crew(tmp_path) as running:

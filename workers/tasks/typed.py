@@ -1,0 +1,212 @@
+"""Tasks with arguments: enqueued with the call of a function, which a type checker checks."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, cast, overload
+
+from workers.checks import new_id
+from workers.deduplication import DeduplicationMode
+from workers.errors import Unsupported
+from workers.jobs import AfterFailure, EnqueueStatus, JobRef
+from workers.queue import Queue
+from workers.specs import Enqueued, JobSpec
+from workers.tasks.arguments import Arguments
+from workers.tasks.declared import Task, Validate
+from workers.worker.handlers import Handler, HandlerFunction, Job, invoke
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class TaskOptions(TypedDict, total=False):
+    """The options of an enqueue of a task; see `Tasks.enqueue_task`."""
+
+    delay: timedelta
+    priority: int
+    deduplication_key: str | None
+    deduplication_mode: DeduplicationMode
+    ordering_key: str | None
+    after: Iterable[str | JobRef]
+    after_failure: AfterFailure
+
+
+class Owner(Protocol):
+    """The `Tasks` that a task was declared with."""
+
+    @property
+    def queue(self) -> Queue | None: ...
+
+    async def enqueue_task(self, task: Task, data: object, **options: Unpack[TaskOptions]) -> Enqueued: ...
+
+    def spec(self, task: Task, data: object, **options: Unpack[TaskOptions]) -> JobSpec: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnqueuedTask(Generic[R]):
+    """An enqueued run of a task; with the status `duplicate`, that of the job which has the deduplication key."""
+
+    id: str
+    status: EnqueueStatus
+    owner: Owner = field(repr=False)
+    arguments: Arguments = field(repr=False)
+
+    async def result(self, timeout: timedelta = timedelta(seconds=30)) -> R:
+        """Wait for the end of the job, and return what its function returned.
+
+        Raises:
+            JobFailedError, JobCancelledError, JobTimeoutError, JobGoneError: see `Queue.enqueue_and_wait`.
+            Unsupported: the tasks' queue is none of this package, and has no results.
+        """
+        queue = self.owner.queue
+        if queue is None:
+            raise Unsupported("only a queue of this package has results")
+        result = await queue.wait_for_job_chain_completion(self.id, timeout)
+        codec = self.arguments.result
+        return cast(R, result if codec is None else codec.load(result))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TypedTask(Task, Generic[P, R]):
+    """A task whose function has annotated arguments; `@tasks.task` makes it. Its payload has them by name."""
+
+    owner: Owner
+    arguments: Arguments
+
+    @property
+    def fn(self) -> HandlerFunction:
+        """The function as it was declared."""
+        return cast(HandlerFunction, self.arguments.function)
+
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> EnqueuedTask[R]:
+        """Check the arguments, and queue one run with them.
+
+        Raises:
+            TypeError, ValueError: arguments that do not fit; nothing was stored.
+            StorageUnavailable: the queue did not answer.
+        """
+        return await self.options().enqueue(*args, **kwargs)
+
+    def options(self, **options: Unpack[TaskOptions]) -> TaskCall[P, R]:
+        """Return the same with these options: `await digest.options(delay=timedelta(hours=1)).enqueue(user_id=3)`."""
+        return TaskCall(self, options)
+
+    async def run(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the function here and now with checked arguments, as a worker would, but without a queue or a job.
+
+        Raises:
+            TypeError, ValueError: arguments that do not fit.
+            Exception: whatever the function raises.
+        """
+        payload = self.arguments.decoded(self.arguments.encoded(*args, **kwargs))
+        job = Job(id=new_id(), name=self.name, payload=payload, attempt=1, max_attempts=1, created_at=datetime.now(UTC))
+        result = await invoke(self.handler.fn, job)
+        codec = self.arguments.result
+        return cast(R, result if codec is None else codec.load(result))
+
+
+class TaskCall(Generic[P, R]):
+    """A typed task with the options of its next runs."""
+
+    def __init__(self, task: TypedTask[P, R], options: TaskOptions) -> None:
+        self._task = task
+        self._options = options
+
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> EnqueuedTask[R]:
+        """See `TypedTask.enqueue`."""
+        task = self._task
+        done = await task.owner.enqueue_task(task, _encoded(task, *args, **kwargs), **self._options)
+        return EnqueuedTask(id=done.id, status=done.status, owner=task.owner, arguments=task.arguments)
+
+    def spec(self, *args: P.args, **kwargs: P.kwargs) -> JobSpec:
+        """Return one run as a job for `Queue.enqueue_many`, which may join the caller's transaction.
+
+        Raises:
+            TypeError, ValueError, Unsupported: see `Tasks.spec`.
+        """
+        return self._task.owner.spec(self._task, _encoded(self._task, *args, **kwargs), **self._options)
+
+
+def _encoded(task: TypedTask[P, R], *args: P.args, **kwargs: P.kwargs) -> dict[str, object]:
+    problem: Exception
+    try:
+        return task.arguments.encoded(*args, **kwargs)
+    except (TypeError, ValueError) as error:
+        problem = type(error)(f"task {task.name!r}: {error}")
+    raise problem  # not chained: what a validator raises may quote the arguments
+
+
+def as_handler(arguments: Arguments) -> HandlerFunction:
+    """Return the function as one of a job whose payload has the decoded arguments by name."""
+    function: Any = arguments.function  # Any: its own arguments, which were checked
+
+    def given(job: Job) -> tuple[list[Job], dict[str, object]]:
+        payload = job.payload
+        assert isinstance(payload, dict)
+        return [job] if arguments.takes_job else [], payload
+
+    if not inspect.iscoroutinefunction(function):
+
+        def run(job: Job) -> object:
+            before, named = given(job)
+            return arguments.dump_result(function(*before, **named))
+
+        return run
+
+    async def run_async(job: Job) -> object:
+        before, named = given(job)
+        work: Coroutine[object, object, object] = function(*before, **named)
+        return arguments.dump_result(await work)
+
+    return run_async
+
+
+def typed_task(
+    name: str,
+    fn: Callable[..., Any],  # Any: whatever its author's function takes and returns
+    make: Callable[[HandlerFunction], Handler],
+    validate: Validate | None,
+    max_attempts: int | None,
+    owner: Owner,
+) -> Task:
+    """Return the function as a task of `owner`; `make` makes its handler.
+
+    Raises:
+        TypeError: an argument that cannot be checked, or a `validate` beside its annotations.
+    """
+    if validate is not None:
+        raise TypeError(f"task {name!r}: its annotations say what its arguments are; leave `validate` out")
+    try:
+        arguments = Arguments(fn)
+    except TypeError as error:
+        raise TypeError(f"task {name!r}: {error}") from None
+    task: TypedTask[..., object] = TypedTask(
+        name, make(as_handler(arguments)), arguments.decoded, max_attempts, owner, arguments
+    )
+    return task
+
+
+class Declare(Protocol):
+    """Declares the decorated function as a task; see `Tasks.task`."""
+
+    @overload
+    def __call__(self, fn: Callable[[Job], object], /) -> Task: ...
+
+    @overload
+    def __call__(  # type: ignore[overload-cannot-match] # mypy leaves what P stands for out of the comparison
+        self, fn: Callable[Concatenate[Job, P], Coroutine[Any, Any, R]], /
+    ) -> TypedTask[P, R]: ...
+
+    @overload
+    def __call__(self, fn: Callable[P, Coroutine[Any, Any, R]], /) -> TypedTask[P, R]: ...
+
+    @overload
+    def __call__(  # type: ignore[overload-cannot-match] # likewise
+        self, fn: Callable[Concatenate[Job, P], R], /
+    ) -> TypedTask[P, R]: ...
+
+    @overload
+    def __call__(self, fn: Callable[P, R], /) -> TypedTask[P, R]: ...
