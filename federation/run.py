@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
 
+from federation.admin.bulk_jobs import INTERVAL, BulkJobs
 from federation.app import Federation
 from federation.base.connections import require_connections
 from federation.base.errors import ConfigurationError
@@ -23,6 +25,7 @@ from federation.node_workers import NO_TASKS, FederationWorkers
 from federation.process import adopt, release, set_aside_loaded
 from federation.recurring_jobs import recurring_jobs
 from federation.tasks import declared_tasks
+from federation.tending import Tick
 from workers import Observer, Queue, WorkerEvent, WorkerEventKind
 from workers.supervisor import Introduction, Membership
 
@@ -75,8 +78,9 @@ async def run(
         observers: list[Observer] = [metrics] if metrics else []
         if membership is not None:
             observers.append(_Introducing(membership, settings))
+        ticks: Mapping[Tick, timedelta] = {BulkJobs(federation).tick: INTERVAL}
         federation_workers = (
-            FederationWorkers(federation, tasks=tasks, observers=observers, leads=membership is None)
+            FederationWorkers(federation, tasks=tasks, observers=observers, leads=membership is None, ticks=ticks)
             if workers
             else None
         )
