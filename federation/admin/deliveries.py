@@ -186,7 +186,7 @@ async def list_deliveries(
     database: Database, selection: Selection, *, limit: int = 50, after: str | None = None
 ) -> DeliveryPage:
     """Return up to *limit* of the selected deliveries in the order of their ids, from where the page before ended."""
-    query = _rows().where(*selection.conditions()).order_by(col(DeliveryJob.id)).limit(limit + 1)
+    query = delivery_rows().where(*selection.conditions()).order_by(col(DeliveryJob.id)).limit(limit + 1)
     if after is not None:
         query = query.where(col(DeliveryJob.id) > after)
     async with database.read() as session:
@@ -200,21 +200,21 @@ async def show(database: Database, delivery_id: str) -> tuple[DeliveryRow, tuple
     Then it was delivered, dropped or purged.
     """
     async with database.read() as session:
-        row = (await session.execute(_rows().where(col(DeliveryJob.id) == delivery_id))).one_or_none()
+        row = (await session.execute(delivery_rows().where(col(DeliveryJob.id) == delivery_id))).one_or_none()
         if row is None:
             return None
         delivery = DeliveryRow(**row._mapping)
-        # Searches by the server, which is indexed together with the time: by the delivery alone it would be a scan.
-        mine = [col(DeliveryAttempt.delivery_id) == delivery_id]
-        if delivery.server_url is not None:
-            mine.append(col(DeliveryAttempt.server_url) == delivery.server_url)
-        found = await session.execute(_attempts(*mine, limit=MAX_ATTEMPTS_SHOWN))
+        # In the order of the unique index: by the time, PostgreSQL may look for them in the attempts of all deliveries.
+        latest = (col(DeliveryAttempt.series).desc(), col(DeliveryAttempt.attempt).desc())
+        mine = _attempts(col(DeliveryAttempt.delivery_id) == delivery_id).order_by(*latest)
+        found = await session.execute(mine.limit(MAX_ATTEMPTS_SHOWN))
         return delivery, tuple(reversed([AttemptRow(**each._mapping) for each in found]))
 
 
 async def last_attempts(database: Database, server_url: str, *, limit: int = 5) -> Sequence[AttemptRow]:
     """Return the last attempts at a server, the latest first."""
-    query = _attempts(col(DeliveryAttempt.server_url) == server_url, limit=limit)
+    latest = (col(DeliveryAttempt.started_at).desc(), col(DeliveryAttempt.id).desc())
+    query = _attempts(col(DeliveryAttempt.server_url) == server_url).order_by(*latest).limit(limit)
     async with database.read() as session:
         return [AttemptRow(**row._mapping) for row in await session.execute(query)]
 
@@ -282,7 +282,8 @@ def _by_server(selection: Selection, limit: int) -> Executable:
     )
 
 
-def _rows() -> Select[*tuple[Any, ...]]:
+def delivery_rows() -> Select[*tuple[Any, ...]]:
+    """Return the query for all deliveries, without their texts, for the caller to narrow down and to bound."""
     is_held = col(DeliveryJob.state) == DeliveryState.HELD
     given: dict[str, ColumnElement[Any]] = {
         "state": _STATE,
@@ -292,24 +293,18 @@ def _rows() -> Select[*tuple[Any, ...]]:
     return select(*(given[name].label(name) if name in given else getattr(DeliveryJob, name) for name in names))
 
 
-def _attempts(*conditions: ColumnElement[bool], limit: int) -> Executable:
-    """Build the query for the attempts that meet all *conditions*, the latest first."""
-    return (
-        select(
-            col(DeliveryAttempt.started_at),
-            col(DeliveryAttempt.series),
-            col(DeliveryAttempt.attempt),
-            col(DeliveryAttempt.outcome),
-            col(DeliveryAttempt.error_code).label("code"),
-            col(DeliveryAttempt.remote_code),
-            col(DeliveryAttempt.http_status),
-            col(DeliveryAttempt.duration_ms),
-            col(DeliveryAttempt.relayed_by),
-        )
-        .where(*conditions)
-        .order_by(col(DeliveryAttempt.started_at).desc(), col(DeliveryAttempt.id).desc())
-        .limit(limit)
-    )
+def _attempts(condition: ColumnElement[bool]) -> Select[*tuple[Any, ...]]:
+    return select(
+        col(DeliveryAttempt.started_at),
+        col(DeliveryAttempt.series),
+        col(DeliveryAttempt.attempt),
+        col(DeliveryAttempt.outcome),
+        col(DeliveryAttempt.error_code).label("code"),
+        col(DeliveryAttempt.remote_code),
+        col(DeliveryAttempt.http_status),
+        col(DeliveryAttempt.duration_ms),
+        col(DeliveryAttempt.relayed_by),
+    ).where(condition)
 
 
 def _is_for(server_url: str) -> ColumnElement[bool]:
