@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 import structlog
 
@@ -37,10 +37,26 @@ class Part(Protocol):
     def request_stop(self) -> None: ...
 
 
-async def run(settings: Settings, *, workers: bool, node: bool, metrics_port: int | None = None) -> None:
+class Beside(Part, Protocol):
+    """A part that knows the others only by their node: it serves until asked to stop."""
+
+    async def serve(self) -> None: ...
+
+
+OpenBeside: TypeAlias = Callable[[Federation], Beside]
+
+
+async def run(
+    settings: Settings,
+    *,
+    workers: bool,
+    node: bool,
+    metrics_port: int | None = None,
+    beside: OpenBeside | None = None,
+) -> None:
     """Deliver, serve, or both, until SIGTERM or SIGINT; a second signal skips the grace.
 
-    With `metrics_port`, `/metrics`, `/healthz` and `/readyz` are served on that port.
+    With `metrics_port`, `/metrics`, `/healthz` and `/readyz` are served on that port. What `beside` opens runs as long.
 
     Raises:
         ConfigurationError: a setting is missing, the database has not been upgraded, the port is taken, or a module of
@@ -60,7 +76,8 @@ async def run(settings: Settings, *, workers: bool, node: bool, metrics_port: in
         server, listener = _node_server(federation) if node else (None, None)
         observers = [metrics] if metrics else []
         federation_workers = FederationWorkers(federation, tasks=tasks, observers=observers) if workers else None
-        parts: list[Part | None] = [server, federation_workers]
+        other = beside(federation) if beside is not None else None
+        parts: list[Part | None] = [server, federation_workers, other]
         async with monitored(
             metrics,
             readiness=federation.serving_readiness if node else federation.readiness,
@@ -76,6 +93,8 @@ async def run(settings: Settings, *, workers: bool, node: bool, metrics_port: in
                     if server is not None and listener is not None:
                         group.create_task(server.serve(sockets=[listener]), name="node")
                         log.info("node_serving", url=settings.better_auth_url, port=settings.federation_port)
+                    if other is not None:
+                        group.create_task(other.serve(), name="beside")
                     if federation_workers is not None:
                         federation_workers.start()
                         group.create_task(federation_workers.wait(), name="workers")

@@ -9,7 +9,8 @@ from urllib.parse import urlsplit
 import typer
 
 from federation import interrupts
-from federation.cli.options import AsJson, MetricsPort, group
+from federation.cli.dashboard import beside
+from federation.cli.options import AsJson, DashboardPort, MetricsPort, group
 from federation.cli.output import print_json, print_lines
 from federation.cli.problems import fail
 from federation.cli.queues import list_workers
@@ -154,21 +155,23 @@ async def _prepare(storage: SqlStorage) -> None:
     await storage.disconnect()
 
 
-def run_all(metrics_port: MetricsPort = None, as_json: AsJson = False) -> None:
+def run_all(metrics_port: MetricsPort = None, dashboard_port: DashboardPort = None, as_json: AsJson = False) -> None:
     """Deliver and serve, in one process.
 
     Runs until SIGTERM or Ctrl-C; a second signal skips the grace.
     """
-    _run(deliver=True, serve=True, metrics_port=metrics_port, as_json=as_json)
+    _run(deliver=True, serve=True, metrics_port=metrics_port, dashboard_port=dashboard_port, as_json=as_json)
 
 
 @workers.command("run")
-def run_workers(metrics_port: MetricsPort = None, as_json: AsJson = False) -> None:
+def run_workers(
+    metrics_port: MetricsPort = None, dashboard_port: DashboardPort = None, as_json: AsJson = False
+) -> None:
     """Deliver until stopped.
 
     Stops on SIGTERM or Ctrl-C; a second signal skips the grace.
     """
-    _run(deliver=True, serve=False, metrics_port=metrics_port, as_json=as_json)
+    _run(deliver=True, serve=False, metrics_port=metrics_port, dashboard_port=dashboard_port, as_json=as_json)
 
 
 @node.command("serve")
@@ -180,11 +183,14 @@ def serve(as_json: AsJson = False) -> None:
     _run(deliver=False, serve=True, as_json=as_json)
 
 
-def _run(*, deliver: bool, serve: bool, as_json: bool, metrics_port: int | None = None) -> None:
+def _run(
+    *, deliver: bool, serve: bool, as_json: bool, metrics_port: int | None = None, dashboard_port: int | None = None
+) -> None:
     from federation.run import run
 
     settings = load_settings(node=True)
+    opened = beside(dashboard_port)
     start_logging(LogLevel.INFO)
-    interrupts.run(run(settings, workers=deliver, node=serve, metrics_port=metrics_port))
+    interrupts.run(run(settings, workers=deliver, node=serve, metrics_port=metrics_port, beside=opened))
     if as_json:
         print_json({"stopped": True})
