@@ -14,7 +14,7 @@ from db.deliveries import (
 from db.follows import Follow, FollowNews
 from db.host import Block, HostTablesError, Post, User, create_host_tables
 from db.identity import ForeignDatabase, OwnDatabase
-from db.operators import ActionSource, AdminAction
+from db.operators import ActionSource, AdminAction, BulkJob, BulkVerb
 from db.rollups import AttemptMinute, DeliveryTotal, RollupPosition, ServerSummary
 from db.scheduling import RunOutcome, SchedulerJob
 from db.servers import (
@@ -40,6 +40,8 @@ __all__ = [
     "BlacklistRevision",
     "BlacklistedServer",
     "Block",
+    "BulkJob",
+    "BulkVerb",
     "Database",
     "DatabaseIdentity",
     "DatabaseUrlError",

@@ -3,7 +3,7 @@
 from datetime import datetime
 from enum import StrEnum
 
-from sqlalchemy import BigInteger, Index, Integer, Text, text
+from sqlalchemy import JSON, BigInteger, Index, Integer, Text, text
 from sqlmodel import Field
 
 from db.columns import FederationTable, TextEnum, UtcDateTime
@@ -47,4 +47,54 @@ class AdminAction(FederationTable, table=True):
     # Written by base/audit.
     affected: int = Field(default=0, sa_type=BigInteger)
     finished_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    error: str | None = Field(default=None, sa_type=Text)
+
+
+class BulkVerb(StrEnum):
+    """What a bulk job does."""
+
+    RETRY = "retry"
+    """Deliveries are owed again."""
+    DROP = "drop"
+    """Deliveries are given up."""
+    HOLD = "hold"
+    """Deliveries to servers are held."""
+    RELEASE = "release"
+    """What is held for servers is sent."""
+
+
+class BulkJob(FederationTable, table=True):
+    """An action on many deliveries or servers that goes on without whoever asked for it.
+
+    Its row of `admin_actions` has the same `id`, and says how many things it has changed by now, of `total`. `chosen`
+    is the selection. The process that works on it has it until `leased_until`, by the number `token`. `position` is
+    how many of the chosen servers are done. `result` is what the action returned; `error` why it ended without.
+    """
+
+    __tablename__ = "bulk_jobs"
+    __table_args__ = (
+        Index(
+            "bulk_jobs_open_idx",
+            "id",
+            postgresql_where=text("finished_at IS NULL"),
+            sqlite_where=text("finished_at IS NULL"),
+        ),
+    )
+
+    # Written by admin/bulk_jobs, once.
+    id: int = Field(
+        sa_type=BigInteger().with_variant(Integer, "sqlite"),
+        primary_key=True,
+        sa_column_kwargs={"autoincrement": False},
+    )
+    created_at: datetime = Field(sa_type=UtcDateTime)
+    verb: BulkVerb = Field(sa_type=TextEnum(BulkVerb))
+    chosen: dict[str, object] = Field(sa_type=JSON)
+    # Written by admin/bulk_jobs.
+    total: int | None = Field(default=None, sa_type=BigInteger)
+    position: int = Field(default=0, sa_type=BigInteger)
+    token: int = Field(default=0, sa_type=BigInteger)
+    leased_until: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    finished_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    result: dict[str, object] | None = Field(default=None, sa_type=JSON)
     error: str | None = Field(default=None, sa_type=Text)

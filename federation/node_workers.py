@@ -31,13 +31,14 @@ from federation.process import allow_descriptors
 from federation.recurring_jobs import recurring_jobs
 from federation.scheduler.leases import Leases
 from federation.scheduler.runner import JobRunner, RecurringJob, Scheduler
-from federation.tending import Tending
+from federation.tending import Tending, Tick
 from workers import Claim, Handler, Observer, StalledError, Worker, WorkerEvent, WorkerEventKind, WorkersError
 from workers.storage.base import ANY_NAME
 
 log = structlog.get_logger(__name__)
 
 NO_TASKS: Final[Mapping[str, Handler]] = {}
+NO_TICKS: Final[Mapping[Tick, timedelta]] = {}
 PROBING: Final = timedelta(seconds=1)
 """The time between two looks for absent servers that are due to be probed."""
 
@@ -74,7 +75,8 @@ class FederationWorkers:
     """The delivery worker and the health-check worker of one node, and what they need.
 
     That is the discovery worker, which lives as long as the delivery worker, and the scheduler. With `tasks` there is a
-    worker for these, too. `schedule` makes what runs the recurring jobs at their times.
+    worker for these, too. `schedule` makes what runs the recurring jobs at their times. `ticks` are run beside the
+    workers, each at its interval.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class FederationWorkers:
         tasks: Mapping[str, Handler] = NO_TASKS,
         observers: Sequence[Observer] = (),
         schedule: MakeSchedule = Scheduler,
+        ticks: Mapping[Tick, timedelta] = NO_TICKS,
     ) -> None:
         self._federation = federation
         self._tasks = tasks
@@ -98,6 +101,7 @@ class FederationWorkers:
                 federation.link_probes.tick: PROBING,
                 federation.releaser.tick: LOOKS,
                 federation.sightings.tick: INTERVAL,
+                **ticks,
             }
         )
         leases = Leases(federation.database, holder=new_id(), clock=federation.clock)

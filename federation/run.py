@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 import structlog
 
+from federation.admin.bulk_jobs import INTERVAL, BulkJobs
 from federation.app import Federation
 from federation.base.errors import ConfigurationError
 from federation.base.reach import HOST_ADVICE, missing_host_tables, require_schema
@@ -20,6 +22,7 @@ from federation.node_workers import NO_TASKS, FederationWorkers
 from federation.process import adopt, release, set_aside_loaded
 from federation.recurring_jobs import recurring_jobs
 from federation.tasks import declared_tasks
+from federation.tending import Tick
 from workers import Queue
 
 if TYPE_CHECKING:
@@ -75,7 +78,10 @@ async def run(
             await _look_at_host(federation)
         server, listener = _node_server(federation) if node else (None, None)
         observers = [metrics] if metrics else []
-        federation_workers = FederationWorkers(federation, tasks=tasks, observers=observers) if workers else None
+        ticks: Mapping[Tick, timedelta] = {BulkJobs(federation).tick: INTERVAL}
+        federation_workers = (
+            FederationWorkers(federation, tasks=tasks, observers=observers, ticks=ticks) if workers else None
+        )
         other = beside(federation) if beside is not None else None
         parts: list[Part | None] = [server, federation_workers, other]
         async with monitored(

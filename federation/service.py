@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from federation.admin.bulk_jobs import INTERVAL, BulkJobs
 from federation.base.errors import ConfigurationError
 from federation.base.job_queue import JobQueue
 from federation.delivery.errors import PermanentFailure
@@ -44,7 +45,9 @@ async def start_federation_worker() -> tuple[RunningWorker, RunningWorker]:
     if _ServiceProcess.workers is None:
         federation = get_federation()
         tasks = declared_tasks(federation.settings.federation_tasks)
-        _ServiceProcess.workers = FederationWorkers(federation, tasks=tasks)
+        _ServiceProcess.workers = FederationWorkers(
+            federation, tasks=tasks, ticks={BulkJobs(federation).tick: INTERVAL}
+        )
     return _ServiceProcess.workers.start()
 
 

@@ -10,7 +10,7 @@ from sqlalchemy import Row, Select, and_, literal, select, true, tuple_
 from sqlmodel import col
 
 from db import AttemptOutcome, Database, DeliveryAttempt
-from federation.admin.scans import MOST_SHOWN, CursorError, Page, Scan, small, timed_cursor, timed_key
+from federation.admin.scans import MOST_SHOWN, CursorError, ListPage, Scan, small, timed_cursor, timed_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ async def page_of_attempts(
     code: str | None = None,
     limit: int = 50,
     after: str | None = None,
-) -> Page[LoggedAttempt]:
+) -> ListPage[LoggedAttempt]:
     """Return attempts, or those at one server, the latest first, from where the page before ended.
 
     With the outcome `delivered` this is the list of deliveries that arrived: they have no row any more.
@@ -79,12 +79,12 @@ async def page_of_attempts(
     ids = [key[-1] for key in keys]
     found = {row.id: row for row in await database.rows(logged_attempts().where(col(DeliveryAttempt.id).in_(ids)))}
     rows = [logged_attempt(found[each]) for each in ids if each in found]
-    return Page(rows=tuple(rows), after=timed_cursor(end))
+    return ListPage(rows=tuple(rows), after=timed_cursor(end))
 
 
 async def attempts_at_delivery(
     database: Database, delivery_id: str, *, limit: int = 50, after: str | None = None
-) -> Page[LoggedAttempt]:
+) -> ListPage[LoggedAttempt]:
     """Return the attempts at one delivery, the latest first, whether or not it still has a row.
 
     Raises:
@@ -101,7 +101,7 @@ async def attempts_at_delivery(
     found = [logged_attempt(row) for row in await database.rows(latest)]
     shown = found[:limit]
     goes_on = len(found) > limit and shown[-1].series is not None
-    return Page(rows=tuple(shown), after=f"{shown[-1].series}.{shown[-1].attempt}" if goes_on else None)
+    return ListPage(rows=tuple(shown), after=f"{shown[-1].series}.{shown[-1].attempt}" if goes_on else None)
 
 
 def _series_and_number(cursor: str) -> tuple[int, int]:

@@ -24,7 +24,8 @@ ordering key ready, as the ledger's transactions do.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -94,6 +95,17 @@ class Dropped:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UnderWay:
+    """An action that began before, perhaps in a process that died: since when, and its row in the audit log.
+
+    It does not touch what has come since, nor again what it has retried and what was given up, or held, once more.
+    """
+
+    since: datetime
+    record: Record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Batch:
     """Rows by the jobs that they name, and ordering keys, all selected rows of which are in the batch."""
 
@@ -141,7 +153,12 @@ class BulkDeliveries:
         self._batch = batch
 
     async def retry(
-        self, selection: Selection, *, progress: Progress = _unwatched, order: Order | None = None
+        self,
+        selection: Selection,
+        *,
+        progress: Progress = _unwatched,
+        order: Order | None = None,
+        under_way: UnderWay | None = None,
     ) -> Retried:
         """Make every selected delivery that was given up owed again, with new attempts, and add its job to the queue.
 
@@ -150,7 +167,7 @@ class BulkDeliveries:
         Raises:
             SQLAlchemyError, WorkersError: the database or the queue failed; repeating it does the rest.
         """
-        chosen = [*selection.conditions(), retryable(selection)]
+        chosen = [*selection.conditions(), retryable(selection), *_untouched_since(under_way)]
         unnamed = col(DeliveryJob.job_name).is_(None)
         named = [*chosen, ~unnamed]
         retried = 0
@@ -163,13 +180,18 @@ class BulkDeliveries:
             out_of_order |= done.out_of_order
             progress(len(batch.jobs))
 
-        async with recorded(self._database, order) as record:
-            await self._each_batch(named, retry_batch)
+        async with _recorded(self._database, order, under_way) as record:
+            await self._each_batch(named, retry_batch, under_way)
         left = await count(self._database, [*chosen, unnamed])
         return Retried(retried=retried, left=left, out_of_order=len(out_of_order))
 
     async def drop(
-        self, selection: Selection, *, progress: Progress = _unwatched, order: Order | None = None
+        self,
+        selection: Selection,
+        *,
+        progress: Progress = _unwatched,
+        order: Order | None = None,
+        under_way: UnderWay | None = None,
     ) -> Dropped:
         """Give up the selected deliveries: delete row, text and job, except for those that a worker is just trying.
 
@@ -192,15 +214,19 @@ class BulkDeliveries:
             busy += await self._count_left(moved_on, conditions) if moved_on else 0
             progress(len(batch.jobs))
 
-        async with recorded(self._database, order) as record:
-            await self._each_batch(conditions, drop_batch)
+        async with _recorded(self._database, order, under_way) as record:
+            await self._each_batch(conditions, drop_batch, under_way)
         return Dropped(dropped=dropped, busy=busy)
 
     async def _each_batch(
-        self, conditions: Sequence[ColumnElement[bool]], change: Callable[[_Batch], Awaitable[None]]
+        self,
+        conditions: Sequence[ColumnElement[bool]],
+        change: Callable[[_Batch], Awaitable[None]],
+        under_way: UnderWay | None,
     ) -> None:
         await self._queue.start()
-        wanted = [col(DeliveryJob.created_at) <= datetime.now(UTC), *conditions]
+        began = datetime.now(UTC) if under_way is None else under_way.since
+        wanted = [col(DeliveryJob.created_at) <= began, *conditions]
         last: object = None
         while True:
             async with self._database.read() as session:
@@ -280,6 +306,22 @@ class BulkDeliveries:
             among = _is_among(TABLE.c.id, ids, session.get_bind().dialect.name)
             query = select(func.count()).select_from(TABLE).where(*conditions, among)
             return int((await session.execute(query)).scalar_one())
+
+
+@asynccontextmanager
+async def _recorded(database: Database, order: Order | None, under_way: UnderWay | None) -> AsyncIterator[Record]:
+    if under_way is not None:
+        yield under_way.record
+        return
+    async with recorded(database, order) as record:
+        yield record
+
+
+def _untouched_since(under_way: UnderWay | None) -> list[ColumnElement[bool]]:
+    if under_way is None:
+        return []
+    moments = (col(DeliveryJob.settled_at), col(DeliveryJob.held_at))
+    return [or_(moment.is_(None), moment <= under_way.since) for moment in moments]
 
 
 def retryable(selection: Selection) -> ColumnElement[bool]:

@@ -12,13 +12,13 @@ from sqlmodel import col
 
 from db import Database, DeliveryJob, DeliveryState
 from federation.admin.deliveries import OPEN, DeliveryRow, Selection, delivery_rows
-from federation.admin.scans import MOST_SHOWN, Estimate, Page, Scan, timed_cursor, timed_key
+from federation.admin.scans import MOST_SHOWN, Estimate, ListPage, Scan, timed_cursor, timed_key
 from federation.delivery.rows import OPEN_STATES, TABLE
 
 
 async def page_of_deliveries(
     database: Database, selection: Selection, *, newest_first: bool = False, limit: int = 50, after: str | None = None
-) -> Page[DeliveryRow]:
+) -> ListPage[DeliveryRow]:
     """Return selected deliveries by when they were made, from where the page before ended.
 
     A server's deliveries are those that name it: a Node producer's do so from their first job on.
@@ -32,7 +32,7 @@ async def page_of_deliveries(
     ids = [key[-1] for key in keys]
     found = {row.id: row for row in await database.rows(delivery_rows().where(col(DeliveryJob.id).in_(ids)))}
     rows = [DeliveryRow(**found[each]._mapping) for each in ids if each in found]
-    return Page(rows=tuple(rows), after=timed_cursor(end))
+    return ListPage(rows=tuple(rows), after=timed_cursor(end))
 
 
 async def estimate(database: Database, selection: Selection) -> Estimate:

@@ -15,6 +15,7 @@ from federation.admin import deliveries
 from federation.admin.deliveries import is_in
 from federation.base.audit import UNRECORDED, Order, Record, noted, recorded
 from federation.delivery.rows import OwedRow, made_ready
+from federation.servers.links import Also, nothing_else
 
 if TYPE_CHECKING:
     from federation.app import Federation
@@ -40,27 +41,38 @@ def _unwatched(_rows: int) -> None:
     pass
 
 
-async def hold(federation: Federation, url: str, *, order: Order | None = None) -> int:
-    """Hold deliveries to the server until `release`. Return how many are owed to it. Attempts under way go on."""
+async def hold(federation: Federation, url: str, *, order: Order | None = None, also: Also = nothing_else) -> int:
+    """Hold deliveries to the server until `release`. Return how many are owed to it. Attempts under way go on.
+
+    What *also* writes is part of the same transaction.
+    """
     owed = await deliveries.count(federation.database, _of(url, is_in(DeliveryState.READY), is_in(DeliveryState.HELD)))
 
     def note(connection: Connection) -> None:
         if order is not None:
             connection.execute(noted(order, affected=owed))
+        also(connection)
 
     await federation.links.hold(url, also=note)
     return owed
 
 
-async def release(federation: Federation, url: str, *, order: Order | None = None) -> LetGo:
+async def release(federation: Federation, url: str, *, order: Order | None = None, also: Also = nothing_else) -> LetGo:
     """Bring the server's link up, whatever is known of it, and release what is held for it, at the nodes' pace.
+
+    What *also* writes is part of the transaction that brings the link up.
 
     Raises:
         SQLAlchemyError, WorkersError: the database or the queue failed; repeating it does the rest.
     """
     async with recorded(federation.database, order) as record:
         paced = await _count(federation, _of(url, _held_for(*_PACED)))
-        await federation.links.release(url, also=lambda connection: record.add(connection, paced))
+
+        def note(connection: Connection) -> None:
+            record.add(connection, paced)
+            also(connection)
+
+        await federation.links.release(url, also=note)
         # Deliveries that may crash workers go out by themselves, in ever smaller groups.
         soon = _held_for(HoldReason.BUSY, HoldReason.OURS) & col(DeliveryJob.suspect).is_(None)
         others = await _ready(federation, _of(url, soon), _unwatched, record)

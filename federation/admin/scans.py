@@ -35,7 +35,7 @@ class CursorError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Page(Generic[T]):
+class ListPage(Generic[T]):
     """Part of a list. `after` continues it, None at its end; it may have fewer rows than asked for, even none."""
 
     rows: tuple[T, ...]

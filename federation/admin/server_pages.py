@@ -11,7 +11,7 @@ from sqlalchemy import select, true
 from sqlmodel import col
 
 from db import Database, ServerSummary
-from federation.admin.scans import CursorError, Key, Page, Scan, small
+from federation.admin.scans import CursorError, Key, ListPage, Scan, small
 from federation.rollups.servers import NO_SCORE
 
 
@@ -55,7 +55,7 @@ async def page_of_servers(
     advice: str | None = None,
     limit: int = 50,
     after: str | None = None,
-) -> Page[SummaryRow]:
+) -> ListPage[SummaryRow]:
     """Return servers whose link is in that state, and for which the analytics advise that, from where a page ended.
 
     Servers without a score come below all others.
@@ -68,7 +68,7 @@ async def page_of_servers(
     urls = [key[-1] for key in keys]
     found = {row.server_url: row for row in await database.rows(_ROWS.where(col(ServerSummary.server_url).in_(urls)))}
     rows = [_row(dict(found[url]._mapping)) for url in urls if url in found]
-    return Page(rows=tuple(rows), after=None if end is None else _cursor(end))
+    return ListPage(rows=tuple(rows), after=None if end is None else _cursor(end))
 
 
 async def summary_of(database: Database, server_url: str) -> SummaryRow | None:

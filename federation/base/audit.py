@@ -41,7 +41,10 @@ class Order:
 
 
 class Record:
-    """The row of an action under way; without an order there is none, and nothing is written."""
+    """The row of an action under way; without an order there is none, and nothing is written.
+
+    An action that goes on in another process, after a crash, goes on with its row.
+    """
 
     def __init__(self, action_id: int | None) -> None:
         self.action_id = action_id

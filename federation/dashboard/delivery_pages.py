@@ -11,8 +11,9 @@ from urllib.parse import urlencode
 from sqlalchemy import func, literal, select
 from starlette.responses import Response
 
-from db import DeliveryJob, DeliveryState, HoldReason
+from db import BulkVerb, DeliveryJob, DeliveryState, HoldReason
 from federation.admin import deliveries
+from federation.admin.bulk_jobs import BulkJobs
 from federation.admin.deliveries import OPEN, AnyState, DeliveryRow, Selection
 from federation.admin.deliveries_bulk import BulkDeliveries, Dropped, Retried, retryable
 from federation.admin.delivery_pages import page_of_deliveries
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 DELIVERIES: Final = MenuItem(title="Deliveries", path="/deliveries")
 PER_PAGE: Final = 50
 MOST_AT_ONCE: Final = 1_000
-"""How many deliveries a page changes while somebody waits for it; for more there is the command."""
+"""How many deliveries a page changes while somebody waits for it; more are changed by a job of the node."""
 LONGEST_ID: Final = 300
 
 _HELD_FOR: Final = {
@@ -114,6 +115,7 @@ class DeliveryPages:
     def __init__(self, federation: Federation) -> None:
         self._federation = federation
         self._database = federation.database
+        self._jobs = BulkJobs(federation)
 
     async def all(self, visit: Visit) -> Response:
         """Show a list, or the delivery whose id was searched."""
@@ -132,7 +134,6 @@ class DeliveryPages:
             "first": None if after is None else choice.address(),
             "further": None if page.after is None else choice.address(after=page.after),
             "command": command("deliveries", "list", **choice.options),
-            "most": MOST_AT_ONCE,
         }
         return visit.page("deliveries.html", shown)
 
@@ -179,13 +180,14 @@ class DeliveryPages:
             words.append("--all")
         line = command(*words, **({} if ids else choice.options))
         number = await self._count(selection, verb)
-        if number > MOST_AT_ONCE:
-            most = counted(MOST_AT_ONCE, "delivery")
-            raise Refusal(409, f"These are more than {most}. Choose fewer, or let the command do it: {line}")
+        is_many = number > MOST_AT_ONCE
         back = choice.address()
         if not visit.is_confirmed:
-            return visit.confirm(_question(verb, number, back=back, line=line))
+            return visit.confirm(_question(verb, number, is_many=is_many, back=back, line=line))
         order = ordered(visit, f"deliveries {verb}", server_url=selection.server_url, ids=ids, **choice.options)
+        if is_many:
+            job = await self._jobs.start_deliveries(BulkVerb(verb), selection, order=order)
+            return visit.back(f"/bulk?{urlencode({'id': job})}", "The job is made.")
         bulk = BulkDeliveries(self._database, self._federation.delivery_queue)
         done = await (bulk.retry(selection, order=order) if verb == "retry" else bulk.drop(selection, order=order))
         return visit.back(back, _report(done))
@@ -206,14 +208,15 @@ def _state(text: str) -> AnyState:
     return DeliveryState(text)
 
 
-def _question(verb: str, number: int, *, back: str, line: str) -> Confirmation:
-    things = counted(number, "delivery")
+def _question(verb: str, number: int, *, is_many: bool, back: str, line: str) -> Confirmation:
+    things = f"more than {counted(MOST_AT_ONCE, 'delivery')}" if is_many else counted(number, "delivery")
     if not number:
         raise Refusal(409, f"None of these can be {'retried' if verb == 'retry' else 'dropped'} any more.")
+    by = " A process that delivers does it, while you may go away." if is_many else ""
     if verb == "retry":
-        rows = "They are owed again, with new attempts. What is on the way already is left alone."
+        rows = f"They are owed again, with new attempts. What is on the way already is left alone.{by}"
         return Confirmation(question=f"Retry {things}?", rows=rows, verb="Retry", back=back, command=line)
-    rows = "Row, text and job are deleted, and nobody delivers them any more. Those under way are left alone."
+    rows = f"Row, text and job are deleted, and nobody delivers them any more. Those under way are left alone.{by}"
     return Confirmation(question=f"Drop {things}?", rows=rows, verb="Drop", back=back, command=line, is_grave=True)
 
 

@@ -14,6 +14,7 @@ from federation.base.audit import Order, noted
 from federation.dashboard.actions_page import actions_part
 from federation.dashboard.analytics_page import analytics_part
 from federation.dashboard.blacklist_page import blacklist_part
+from federation.dashboard.bulk_page import bulk_part
 from federation.dashboard.delivery_pages import delivery_part
 from federation.dashboard.findings import Examinations
 from federation.dashboard.live_page import live_part
@@ -73,6 +74,7 @@ class NodeSite:
             servers_part(federation),
             server_part(federation),
             delivery_part(federation),
+            bulk_part(federation),
             live_part(federation),
             queue_part(queues, command=_queue_command),
             self._scheduler.part(),

@@ -12,6 +12,7 @@ from sqlmodel import col
 
 from db import (
     AdminAction,
+    BulkJob,
     Database,
     DeliveryAttempt,
     DeliveryJob,
@@ -38,6 +39,7 @@ BATCH: Final = 5_000
 
 _Kept: TypeAlias = (
     AdminAction
+    | BulkJob
     | DeliveryJob
     | DeliveryAttempt
     | DeliveryLoss
@@ -84,6 +86,7 @@ class Purge:
             "servers": await self._unused_servers.purge(),
             "health_events": await self._delete(ServerHealthEvent, _is_told_by_a_later(now - KEEP_HISTORY)),
             "actions": await self._delete(AdminAction, col(AdminAction.at) < now - KEEP_HISTORY),
+            "bulk_jobs": await self._delete(BulkJob, col(BulkJob.created_at) < now - KEEP_HISTORY),
             "losses": await self._delete(DeliveryLoss, col(DeliveryLoss.lost_at) < now - KEEP_HISTORY),
         }
 

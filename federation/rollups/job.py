@@ -13,8 +13,8 @@ from federation.rollups.totals import DeliveryTotals
 from workers.clock import Clock, monotonic
 
 INTERVAL: Final = timedelta(seconds=30)
-SHARE: Final = 200
-"""Deliveries are counted anew once this many times as long has passed as the last count took: half of one per cent."""
+SHARE: Final = 100
+"""Deliveries are counted anew once this many times as long has passed as the last count took: one per cent."""
 
 
 class Rollups:

@@ -43,8 +43,8 @@ Also: TypeAlias = Callable[[Connection], None]
 """What else the transaction of a change writes: an operator's change is noted together with it."""
 
 
-def _nothing_else(_connection: Connection) -> None:
-    pass
+def nothing_else(_connection: Connection) -> None:
+    """Write nothing."""
 
 
 class Links:
@@ -175,14 +175,14 @@ class Links:
         if (await self.find(server_url)).state is not LinkState.UP:
             await self._change(server_url, lambda link: _probed_by(link, now), "heard")
 
-    async def hold(self, server_url: str, *, also: Also = _nothing_else) -> None:
+    async def hold(self, server_url: str, *, also: Also = nothing_else) -> None:
         """Hold deliveries to the server until `release`, as an operator wants."""
         now = self._clock.now()
         await self._change(
             server_url, lambda link: replace(link, operator_hold=True, release_at=None, since=now), OPERATOR, also
         )
 
-    async def release(self, server_url: str, *, also: Also = _nothing_else) -> None:
+    async def release(self, server_url: str, *, also: Also = nothing_else) -> None:
         """Send what is held for the server, whatever is known of it, as an operator wants."""
         now = self._clock.now()
 
@@ -201,7 +201,7 @@ class Links:
             "held",
         )
 
-    async def set_profile(self, server_url: str, profile: str | None, *, also: Also = _nothing_else) -> None:
+    async def set_profile(self, server_url: str, profile: str | None, *, also: Also = nothing_else) -> None:
         """Set the implementation that the server is known to run; None forgets it."""
         await self._change(server_url, lambda link: replace(link, profile=profile), "profile", also)
 
@@ -228,7 +228,7 @@ class Links:
         self._cache.drop(server_url)
         self._noted.pop(server_url, None)
 
-    async def _change(self, server_url: str, rule: Rule, reason: str, also: Also = _nothing_else) -> Link:
+    async def _change(self, server_url: str, rule: Rule, reason: str, also: Also = nothing_else) -> Link:
         now = self._clock.now()
 
         def change(connection: Connection) -> tuple[Link, Link]:

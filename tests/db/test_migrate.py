@@ -34,6 +34,7 @@ _OURS = {
     "accepted_keys",
     "admin_actions",
     "attempt_minutes",
+    "bulk_jobs",
     "delivery_losses",
     "delivery_totals",
     "rollup_positions",

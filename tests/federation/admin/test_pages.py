@@ -32,7 +32,7 @@ from federation.admin.attempts import attempts_at_delivery, page_of_attempts
 from federation.admin.deliveries import OPEN, Selection, show
 from federation.admin.delivery_pages import estimate, page_of_deliveries
 from federation.admin.overview import last_hour, owed
-from federation.admin.scans import MOST_SCANNED, MOST_SHOWN, CursorError, Page
+from federation.admin.scans import MOST_SCANNED, MOST_SHOWN, CursorError, ListPage
 from federation.admin.server_pages import ServerSort, page_of_servers, summary_of
 from federation.rollups.attempts import BOUNDS_MS
 
@@ -106,7 +106,7 @@ async def overfilled(database: Database) -> Database:
     return database
 
 
-async def all_pages(ask: Callable[[str | None], Awaitable[Page[Any]]]) -> list[Any]:
+async def all_pages(ask: Callable[[str | None], Awaitable[ListPage[Any]]]) -> list[Any]:
     """Every row, by as many pages as it takes."""
     page = await ask(None)
     rows = [*page.rows]
@@ -145,7 +145,7 @@ async def test_every_selected_delivery_is_on_one_page(filled: Database) -> None:
 
             async def ask(
                 after: str | None, selection: Selection = selection, newest_first: bool = newest_first
-            ) -> Page[Any]:
+            ) -> ListPage[Any]:
                 return await page_of_deliveries(filled, selection, newest_first=newest_first, limit=193, after=after)
 
             assert [row.id for row in await all_pages(ask)] == wanted, selection
@@ -181,7 +181,7 @@ async def test_every_server_is_on_one_page(filled: Database) -> None:
             conditions = (col(getattr(ServerSummary, name)) == value for name, value in chosen.items())
             rows = await filled.rows(select(url).where(*conditions).order_by(column.desc(), url.desc()))
 
-            async def ask(after: str | None, sort: ServerSort = sort, chosen: dict[str, str] = chosen) -> Page[Any]:
+            async def ask(after: str | None, sort: ServerSort = sort, chosen: dict[str, str] = chosen) -> ListPage[Any]:
                 return await page_of_servers(
                     filled,
                     sort=sort,

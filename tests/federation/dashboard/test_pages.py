@@ -26,6 +26,7 @@ from db import (
     ServerLink,
 )
 from federation.admin import holds
+from federation.admin.bulk_jobs import BulkJobs
 from federation.app import Federation
 from federation.cli.app import app as cli
 from federation.dashboard.node_site import NodeSite
@@ -174,16 +175,35 @@ async def test_deliveries_are_chosen_retried_and_dropped(federation: Federation,
     assert [each[2:] for each in await actions(federation)] == [("deliveries retry", 1), ("deliveries drop", 2)]
 
 
-async def test_more_than_a_page_can_do_is_left_to_the_command(
+async def test_more_than_a_page_waits_for_is_a_job_of_the_node(
     federation: Federation, acting: NodeSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A selection of a million rows neither blocks the page nor is half done."""
+    """A selection of a million rows blocks no page; whoever asked may go away, look how far it is, or end it."""
     monkeypatch.setattr("federation.dashboard.delivery_pages.MOST_AT_ONCE", 2)
     await owe(federation, "a", "b", "c", state=DeliveryState.FAILED)
     fields = (("state", "failed"), ("all", "yes"), ("action", "drop"))
-    refused = await Person(acting.site.app).sends("/deliveries/act", *fields, page="/deliveries")
-    assert refused.status_code == 409
-    assert "federation deliveries drop --state failed" in refused.text
+    person = Person(acting.site.app)
+    pages = []
+    for _ in range(2):
+        asked = await person.sends("/deliveries/act", *fields, page="/deliveries")
+        assert "Drop more than 2 deliveries?" in asked.text
+        assert "federation deliveries drop --state failed" in asked.text
+        pages.append((await person.confirms(asked)).headers["location"])
+    assert "Waiting for a process that delivers." in await person.sees(pages[0])
+    await person.confirms(await person.sends("/bulk/cancel", ("id", pages[1].partition("=")[2]), page=pages[1]))
+    assert "It ended early: cancelled." in await person.sees(pages[1])
+    async with acting.site.feed.listen("bulk", (("id", pages[0].partition("=")[2]),)) as listener:
+        await listener.take()
+        assert await BulkJobs(federation).tick()
+        told = await listener.take()
+        assert told is not None
+    assert "Done: 3 changed." in await person.sees(pages[0])
+    await person.sees("/bulk?id=999", status=404)
+    assert [each[2:] for each in await actions(federation)] == [
+        ("deliveries drop", 3),
+        ("deliveries drop", 0),
+        ("bulk cancel", 1),
+    ]
 
 
 async def test_a_delivery_says_what_happens_next(federation: Federation, acting: NodeSite) -> None:

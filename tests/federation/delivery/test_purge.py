@@ -72,7 +72,17 @@ async def test_settled_rows_go_after_seven_days_and_attempts_after_thirty(databa
         session.add_all([settled("open", None), settled("fresh", week - HOUR), settled("old", week + HOUR)])
         session.add_all([attempt("recent", month - HOUR), attempt("ancient", month + HOUR)])
     purge = Purge(database)
-    others = ("rotations", "follow_news", "rules", "texts", "servers", "health_events", "actions", "losses")
+    others = (
+        "rotations",
+        "follow_news",
+        "rules",
+        "texts",
+        "servers",
+        "health_events",
+        "actions",
+        "bulk_jobs",
+        "losses",
+    )
     nothing_else = dict.fromkeys(others, 0)
     assert await purge() == {"deliveries": 1, "attempts": 1, **nothing_else}
     assert await left(database) == {"open", "fresh", "recent"}
