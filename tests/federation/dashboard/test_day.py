@@ -51,7 +51,7 @@ async def count_now(window: Window) -> None:
 
     async def counts() -> str:
         await window.click("Scheduler")
-        await window.click("css=button[aria-label='Run rollups now']")
+        await window.click("css=button[aria-label='Run now: rollups']")
         await window.sees("Run rollups now?")
         await window.click("Run now")
         return await eventually(window.text, lambda text: "rollups: " in text or "rollups is running" in text)
