@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 import structlog
 
@@ -44,6 +44,15 @@ class Part(Protocol):
     def request_stop(self) -> None: ...
 
 
+class Beside(Part, Protocol):
+    """A part that knows the others only by their node: it serves until asked to stop."""
+
+    async def serve(self) -> None: ...
+
+
+OpenBeside: TypeAlias = Callable[[Federation], Beside]
+
+
 async def run(
     settings: Settings,
     *,
@@ -51,11 +60,12 @@ async def run(
     node: bool,
     metrics_port: int | None = None,
     membership: Membership | None = None,
+    beside: OpenBeside | None = None,
 ) -> None:
     """Deliver, serve, or both, until SIGTERM or SIGINT; a second signal skips the grace.
 
     With `metrics_port`, `/metrics`, `/healthz` and `/readyz` are served on that port; by the supervisor, if there is a
-    `membership`.
+    `membership`. What `beside` opens runs as long.
 
     Raises:
         ConfigurationError: a setting is missing, the database has not been upgraded, the port is taken, or a module of
@@ -84,7 +94,8 @@ async def run(
             if workers
             else None
         )
-        parts: list[Part | None] = [server, federation_workers]
+        other = beside(federation) if beside is not None else None
+        parts: list[Part | None] = [server, federation_workers, other]
         async with (
             monitored(
                 metrics,
@@ -103,6 +114,8 @@ async def run(
                     if server is not None and listener is not None:
                         group.create_task(server.serve(sockets=[listener]), name="node")
                         log.info("node_serving", url=settings.better_auth_url, port=settings.federation_port)
+                    if other is not None:
+                        group.create_task(other.serve(), name="beside")
                     if federation_workers is not None:
                         federation_workers.start()
                         group.create_task(federation_workers.wait(), name="workers")

@@ -249,7 +249,9 @@ async def stats(database: Database, selection: Selection, *, servers: int = 10) 
                 reasons[reason] = reasons.get(reason, 0) + number
             if state is DeliveryState.FAILED:
                 codes[code or "?"] = codes.get(code or "?", 0) + number
-        held_servers = (await session.execute(held)).scalar_one() if counts[DeliveryState.HELD] else 0
+        held_servers = min(counts[DeliveryState.HELD], 1)
+        if selection.server_url is None and held_servers:  # for one server, SQLite would look through all that is held
+            held_servers = (await session.execute(held)).scalar_one()
         by_server = [ServerCount(**row._mapping) for row in await session.execute(_by_server(selection, servers))]
     oldest_ready, oldest_held = oldest.get(DeliveryState.READY), oldest.get(DeliveryState.HELD)
     return DeliveryStats(

@@ -62,15 +62,18 @@ async def _examine_settings() -> list[Finding]:
     try:
         found = [Finding(check="settings", verdict=Verdict.OK, found=f"this node is {federation.own_url}")]
         found += [Finding(check="keys", verdict=Verdict.OK, found="both pairs fit together")]
-        return found + await _examine(federation)
+        return found + await examine_node(federation)
     finally:
         with contextlib.suppress(TimeoutError):  # what does not answer may take long to close, too
             async with asyncio.timeout(CLOSING.total_seconds()):
                 await federation.close()
 
 
-async def _examine(federation: Federation) -> list[Finding]:
-    """Run the checks side by side: what does not answer costs its patience once, not once for each check."""
+async def examine_node(federation: Federation) -> list[Finding]:
+    """Run every check of a node whose settings are in order.
+
+    They run side by side: what does not answer costs its patience once, not once for each check.
+    """
     until = asyncio.get_running_loop().time() + PATIENCE.total_seconds()
     look = partial(_run, federation=federation, until=until)
     async with asyncio.TaskGroup() as group:

@@ -92,6 +92,17 @@ class Settings(BaseSettings):
     federation_metrics_clients: Networks = ()
     """Addresses and networks that may read `/metrics` on the inbound side; for all others there is none."""
 
+    federation_dashboard_bind: str = "127.0.0.1"
+    """Where the dashboard listens."""
+    federation_dashboard_url: str | None = None
+    """What browsers call the dashboard behind a proxy: `https://dashboard.example`."""
+    federation_dashboard_accounts: SecretStr | None = None
+    """Who may use the dashboard: `name:role:hash`, separated by spaces; see `federation dashboard --new-account`."""
+    federation_dashboard_proxies: Networks = ()
+    """Addresses and networks of proxies that say, in headers, who uses the dashboard."""
+    federation_dashboard_proxy_secret: SecretStr | None = None
+    """What these proxies have to say, too, so that they are believed."""
+
     federation_queue_prefix: Annotated[str, Field(min_length=1, max_length=100)] = "bull"
     federation_allow_eviction: bool = False
     """Whether workers start on a Redis that evicts keys, and with them jobs."""

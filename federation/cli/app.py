@@ -21,6 +21,7 @@ from federation.cli import (
     actions,
     analytics,
     blacklist,
+    dashboard,
     database,
     deliveries,
     keys,
@@ -79,6 +80,7 @@ running.add_to(app)
 app.command("upgrade")(database.upgrade_tables)
 app.command("doctor")(doctor)
 app.command("why")(servers.why)
+app.command("dashboard")(dashboard.dashboard)
 app.add_typer(servers.app, name="servers")
 app.add_typer(deliveries.app, name="deliveries")
 app.add_typer(blacklist.app, name="blacklist")

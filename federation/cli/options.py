@@ -32,6 +32,10 @@ MetricsPort: TypeAlias = Annotated[
     int | None,
     typer.Option("--metrics-port", metavar="PORT", help="Serve Prometheus metrics on 127.0.0.1:PORT."),
 ]
+DashboardPort: TypeAlias = Annotated[
+    int | None,
+    typer.Option("--dashboard-port", metavar="PORT", help="Serve the dashboard on 127.0.0.1:PORT; see `dashboard`."),
+]
 
 
 def _process_number(text: str | None) -> str | None:

@@ -9,7 +9,8 @@ from urllib.parse import urlsplit
 import typer
 
 from federation import interrupts
-from federation.cli.options import AsJson, MemoryLimit, MetricsPort, Processes, group
+from federation.cli.dashboard import beside
+from federation.cli.options import AsJson, DashboardPort, MemoryLimit, MetricsPort, Processes, group
 from federation.cli.output import print_json, print_lines
 from federation.cli.problems import fail
 from federation.cli.queues import list_workers
@@ -156,17 +157,18 @@ async def _prepare(storage: SqlStorage) -> None:
     await storage.disconnect()
 
 
-def run_all(metrics_port: MetricsPort = None, as_json: AsJson = False) -> None:
+def run_all(metrics_port: MetricsPort = None, dashboard_port: DashboardPort = None, as_json: AsJson = False) -> None:
     """Deliver and serve, in one process.
 
     Runs until SIGTERM or Ctrl-C; a second signal skips the grace.
     """
-    _run(deliver=True, serve=True, metrics_port=metrics_port, as_json=as_json)
+    _run(deliver=True, serve=True, metrics_port=metrics_port, dashboard_port=dashboard_port, as_json=as_json)
 
 
 @workers.command("run")
 def run_workers(
     metrics_port: MetricsPort = None,
+    dashboard_port: DashboardPort = None,
     processes: Processes = None,
     memory_limit: MemoryLimit = None,
     as_json: AsJson = False,
@@ -181,11 +183,13 @@ def run_workers(
     if membership is not None:
         _run(deliver=True, serve=False, metrics_port=metrics_port, as_json=False, membership=membership)
     elif processes is not None:
+        if dashboard_port is not None:
+            fail("--dashboard-port is for one process; beside several, run `federation dashboard`")
         supervise(processes, memory_limit=memory_limit, metrics_port=metrics_port, as_json=as_json)
     elif memory_limit is not None:
         fail("--memory-limit is for each of several processes: add --processes, 1 of them if you like")
     else:
-        _run(deliver=True, serve=False, metrics_port=metrics_port, as_json=as_json)
+        _run(deliver=True, serve=False, metrics_port=metrics_port, dashboard_port=dashboard_port, as_json=as_json)
 
 
 @node.command("serve")
@@ -203,15 +207,19 @@ def _run(
     serve: bool,
     as_json: bool,
     metrics_port: int | None = None,
+    dashboard_port: int | None = None,
     membership: Membership | None = None,
 ) -> None:
     from federation.run import run
 
     settings = load_settings(node=True)
+    opened = beside(dashboard_port)
     start_logging(LogLevel.INFO)
     if membership is not None:
         number_lines(membership.number)
         membership.end_with_parent(settings.federation_lease)
-    interrupts.run(run(settings, workers=deliver, node=serve, metrics_port=metrics_port, membership=membership))
+    interrupts.run(
+        run(settings, workers=deliver, node=serve, metrics_port=metrics_port, membership=membership, beside=opened)
+    )
     if as_json:
         print_json({"stopped": True})

@@ -19,7 +19,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from nodes import DemoFailed, Node, embedded_valkey, free_ports, make_node
+from nodes import DemoFailed, Node, dashboard_of, embedded_valkey, free_ports, make_node
 from screen import Screen
 from story import POSTS, Story, settle_in
 from tally import Tally
@@ -40,6 +40,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/demo", description=__doc__)
     parser.add_argument("--once", action="store_true", help="end by itself when everything has arrived")
     parser.add_argument("--json", action="store_true", help="print the numbers as one JSON object on stdout")
+    parser.add_argument("--dashboard", action="store_true", help="show the sender in the browser, too")
     storage = parser.add_mutually_exclusive_group()
     storage.add_argument("--queue", metavar="URL", help="keep the sender's queues there, as QUEUE_URL does")
     storage.add_argument(
@@ -68,6 +69,12 @@ def demonstrate(options: argparse.Namespace) -> int:
             stack.callback(node.stop)
             node.start()
         screen = stack.enter_context(Screen(sender, [bobs, carols]))
+        if options.dashboard:
+            dashboard = dashboard_of(sender)
+            stack.callback(dashboard.stop)
+            dashboard.start()
+            screen.note(f"the sender's dashboard is at {dashboard.url}")
+            nodes.append(dashboard)
         story = Story(sender, bobs, carols, screen=screen)
         tally = asyncio.run(story.tell())
         seconds = round(time.monotonic() - started, 1)
@@ -108,7 +115,8 @@ def stay(nodes: list[Node]) -> None:
     """Keep the nodes up until Ctrl-C."""
     print("\nThe nodes stay up until Ctrl-C; look around:", file=sys.stderr)
     for node in nodes:
-        print(f"  {node.name}: curl {node.url}/discover", file=sys.stderr)
+        look = node.url if node.answers_at != "/discover" else f"curl {node.url}/discover"
+        print(f"  {node.name}: {look}", file=sys.stderr)
         print(f"  {' ' * len(node.name)}  log: {node.log_path}", file=sys.stderr)
     with contextlib.suppress(KeyboardInterrupt):
         signal.pause()

@@ -37,6 +37,7 @@ class Node:
     environment: dict[str, str]
     command: Sequence[str]
     directory: Path
+    answers_at: str = "/discover"
     process: subprocess.Popen[bytes] | None = None
     _log_read: int = field(default=0)
     _counts: dict[str, int] = field(default_factory=dict)
@@ -109,7 +110,7 @@ class Node:
 
     def _answers(self) -> bool:
         try:
-            return httpx.get(f"{self.url}/discover", timeout=1, trust_env=False).is_success
+            return httpx.get(f"{self.url}{self.answers_at}", timeout=1, trust_env=False).is_success
         except httpx.HTTPError:
             return False
 
@@ -143,6 +144,23 @@ def make_node(
     node.log_path.touch()
     node.run_command("upgrade")
     return node
+
+
+def dashboard_of(node: Node) -> Node:
+    """Return a further process of the node, not yet running: its dashboard, on which whoever watches may act."""
+    [port] = free_ports(1)
+    directory = node.directory / "dashboard"
+    directory.mkdir()
+    made = Node(
+        name="dashboard",
+        url=f"http://127.0.0.1:{port}",
+        environment=node.environment,
+        command=["dashboard", "--port", str(port), "--allow-actions"],
+        directory=directory,
+        answers_at="/queues",
+    )
+    made.log_path.touch()
+    return made
 
 
 def free_ports(count: int) -> list[int]:

@@ -15,10 +15,11 @@ async def served(site: Site) -> AsyncIterator[str]:
     """Its address, until the block ends; then it stops as a process would stop it."""
     listener = listen("127.0.0.1", 0)
     server = DashboardServer(site.app, before_stop=site.feed.end_streams)
-    async with asyncio.TaskGroup() as group:
-        group.create_task(server.serve(sockets=[listener]))
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            server.request_stop()
+    with listener:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(server.serve(sockets=[listener]))
+            try:
+                yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+            finally:
+                server.request_stop()
     await site.close()

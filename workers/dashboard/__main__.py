@@ -88,6 +88,7 @@ async def _serve(queues: Sequence[Queue], access: Access, port: int) -> None:
     try:
         await server.serve(sockets=[listener])
     finally:
+        listener.close()
         await site.close()
         await catalog.close()
 

@@ -45,8 +45,11 @@ class Templates:
         self._environment.filters.update(
             short=text.short,
             block=text.block,
+            coded=text.coded,
             grouped=text.grouped,
             counted=text.counted,
+            milliseconds=text.milliseconds,
+            or_none=text.or_none,
             moment=text.moment,
             ago=text.ago,
             since=text.since,

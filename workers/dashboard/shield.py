@@ -37,8 +37,9 @@ _HEADERS: Final = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
+    "cache-control": "no-store",
 }
-_NOT_KEPT: Final = "no-store"
+"""Of every answer that does not say otherwise itself."""
 
 
 class Shield:
@@ -58,8 +59,7 @@ class Shield:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 for name, value in _HEADERS.items():
-                    headers[name] = value
-                headers.setdefault("cache-control", _NOT_KEPT)
+                    headers.setdefault(name, value)
             await send(message)
 
         named = host_of(Headers(scope=scope).get("host", ""))

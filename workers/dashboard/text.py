@@ -39,9 +39,27 @@ def block(value: str, limit: int = 8_000) -> Markup:
     return Markup("\n").join(escape(shown(line)) for line in lines)
 
 
+def coded(value: str) -> Markup:
+    """Return a sentence with what stands between backticks as code."""
+    parts = [escape(shown(part)) for part in value.split("`")]
+    if len(parts) % 2 == 0:  # one of them stands for itself
+        return Markup("`").join(parts)
+    return Markup("").join(Markup("<code>{}</code>").format(part) if at % 2 else part for at, part in enumerate(parts))
+
+
 def grouped(number: int) -> str:
     """Format the number in groups of three digits, which no line break separates."""
     return f"{number:,}".replace(",", "\u202f") if abs(number) >= 10_000 else str(number)
+
+
+def milliseconds(number: float) -> str:
+    """Format a duration as short as it is read."""
+    return f"{number / 1000:.1f} s" if number >= 1_000 else f"{number:.0f} ms"
+
+
+def or_none(value: object) -> object:
+    """Return the value, or a dash for none."""
+    return "\u2013" if value is None else value
 
 
 def counted(number: int, thing: str) -> str:

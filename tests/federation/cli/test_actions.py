@@ -20,7 +20,7 @@ READING = {
     *("deliveries list", "deliveries show", "deliveries stats", "doctor", "keys show", "queues stats"),
     *("scheduler list", "servers list", "servers show", "users list", "why", "workers list"),
 }
-LASTING = {"run", "workers run", "node serve", "deliveries tail"}
+LASTING = {"run", "workers run", "node serve", "deliveries tail", "dashboard"}
 ON_FILES = {"analytics run", "analytics export", "analytics forget", "db backup", "keys generate"}
 """They change no row of this node's database."""
 SETTING_UP = {"init", "upgrade", "db upgrade", "db copy"}

@@ -21,7 +21,7 @@ DOCUMENT = (Path(__file__).parents[3] / "docs" / "cli-json.md").read_text()
 SCHEMA = json.loads(DOCUMENT.partition("```json\n")[2].partition("```")[0])
 
 COMMANDS: Final[dict[str, object]] = SCHEMA["commands"]
-LASTING = {"run", "workers run", "node serve", "deliveries tail"}
+LASTING = {"run", "workers run", "node serve", "deliveries tail", "dashboard"}
 WITH_SPARK = {"analytics run", "analytics export", "analytics report", "analytics forget"}
 WITH_A_PEER = {"servers discover"}
 WITH_ANOTHER_DATABASE = {"db copy"}

@@ -1,0 +1,250 @@
+"""Deliveries: lists by server, state, code and age, and one with its attempts. Their text is never shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlencode
+
+from sqlalchemy import func, literal, select
+from starlette.responses import Response
+
+from db import BulkVerb, DeliveryJob, DeliveryState, HoldReason
+from federation.admin import deliveries
+from federation.admin.bulk_jobs import BulkJobs
+from federation.admin.deliveries import OPEN, AnyState, DeliveryRow, Selection
+from federation.admin.deliveries_bulk import BulkDeliveries, Dropped, Retried, retryable
+from federation.admin.delivery_pages import page_of_deliveries
+from federation.base.setting_types import parse_duration
+from federation.dashboard.orders import command, ordered
+from federation.dashboard.server_pages import named_server
+from federation.delivery.rows import series_job_id
+from workers.dashboard.catalog import answer
+from workers.dashboard.rendering import MenuItem
+from workers.dashboard.site import SitePart
+from workers.dashboard.text import ago, counted, short, since
+from workers.dashboard.visit import Confirmation, Refusal, Visit
+from workers.errors import WorkersError
+from workers.jobs import JobStatus
+
+if TYPE_CHECKING:
+    from federation.app import Federation
+
+DELIVERIES: Final = MenuItem(title="Deliveries", path="/deliveries")
+PER_PAGE: Final = 50
+MOST_AT_ONCE: Final = 1_000
+"""How many deliveries a page changes while somebody waits for it; more are changed by a job of the node."""
+LONGEST_ID: Final = 300
+
+_HELD_FOR: Final = {
+    HoldReason.SERVER: "its server, which is down, refuses, shows another key, or was put on hold",
+    HoldReason.ORDER: "an older delivery of the same ordering key",
+    HoldReason.REST: "the end of the pause that its server asked for",
+    HoldReason.BUSY: "room among the attempts that wait for slow servers",
+    HoldReason.OURS: "this node, which could not do its part",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What a list is narrowed down to, as it is written in the page's address."""
+
+    server: str = ""
+    state: str = ""
+    code: str = ""
+    older: str = ""
+
+    @classmethod
+    def of(cls, visit: Visit, *, carried: bool = False) -> Choice:
+        """Read the choice from the address, or from a form that carries it."""
+        names = ("server", "state", "code", "older")
+        read = visit.carried if carried else lambda name: visit.query.get(name, "")
+        return cls(**{name: read(name).strip()[:LONGEST_ID] for name in names})
+
+    @property
+    def pairs(self) -> dict[str, str | None]:
+        """What is chosen, for an address; nothing for what is not."""
+        given = {"server": self.server, "state": self.state, "code": self.code, "older": self.older}
+        return {name: value or None for name, value in given.items()}
+
+    @property
+    def options(self) -> dict[str, str | None]:
+        """The same as options of the command."""
+        return {"server": self.server or None, "state": self.state or None, "code": self.code or None,
+                "older_than": self.older or None}  # fmt: skip
+
+    def selection(self, ids: Sequence[str] = ()) -> Selection:
+        """Return the deliveries that are meant.
+
+        Raises:
+            Refusal: no state, no duration, no server.
+        """
+        try:
+            older = parse_duration(self.older) if self.older else None
+        except ValueError as error:
+            raise Refusal(400, f"Older than: {error}.") from None
+        return Selection(
+            server_url=named_server(self.server) if self.server else None,
+            state=_state(self.state) if self.state else None,
+            code=self.code or None,
+            older_than=older,
+            ids=tuple(ids),
+        )
+
+    def address(self, **more: str | None) -> str:
+        """Return the address of the list."""
+        pairs = {name: value for name, value in {**self.pairs, **more}.items() if value is not None}
+        return f"{DELIVERIES.path}?{urlencode(pairs)}" if pairs else DELIVERIES.path
+
+
+def delivery_part(federation: Federation) -> SitePart:
+    """Return the pages of deliveries."""
+    pages = DeliveryPages(federation)
+    return SitePart(
+        menu=(DELIVERIES,),
+        pages={"/deliveries": pages.all, "/delivery": pages.one},
+        actions={"/deliveries/act": pages.act},
+    )
+
+
+class DeliveryPages:
+    """What the pages show and do."""
+
+    def __init__(self, federation: Federation) -> None:
+        self._federation = federation
+        self._database = federation.database
+        self._jobs = BulkJobs(federation)
+
+    async def all(self, visit: Visit) -> Response:
+        """Show a list, or the delivery whose id was searched."""
+        choice = Choice.of(visit)
+        after = visit.query.get("after")
+        try:
+            page = await page_of_deliveries(
+                self._database, choice.selection(), newest_first=True, limit=PER_PAGE, after=after
+            )
+        except ValueError:
+            raise Refusal(400, "The list does not go on there.") from None
+        shown = {
+            "choice": choice,
+            "listed": page,
+            "states": (OPEN, *(state.value for state in DeliveryState)),
+            "first": None if after is None else choice.address(),
+            "further": None if page.after is None else choice.address(after=page.after),
+            "command": command("deliveries", "list", **choice.options),
+        }
+        return visit.page("deliveries.html", shown)
+
+    async def one(self, visit: Visit) -> Response:
+        """Show one delivery, and what happens next."""
+        delivery_id = visit.query.get("id", "").strip()[:LONGEST_ID]
+        found = await deliveries.show(self._database, delivery_id)
+        if found is None:
+            told = f"Delivery {short(delivery_id)} has no row: it was delivered, dropped, or purged, or never was."
+            raise Refusal(404, told)
+        row, attempts = found
+        job_id = series_job_id(row.id, row.series)
+        job = await self._job(job_id)
+        shown = {
+            "here": DELIVERIES.path,
+            "row": row,
+            "attempts": attempts,
+            "next": _next(row, job),
+            "job": job,
+            "job_id": job_id,
+            "queue": self._federation.delivery_queue.storage.queue,
+            "retryable": row.state is not DeliveryState.READY,
+            "command": command("deliveries", "show", row.id),
+        }
+        return visit.page("delivery.html", shown)
+
+    async def _job(self, job_id: str) -> JobStatus | None:
+        try:
+            return await answer(self._federation.delivery_queue.get_status(job_id))
+        except WorkersError:  # the queue is away; the row is not
+            return None
+
+    async def act(self, visit: Visit) -> Response:
+        """Retry or drop deliveries: those that were chosen, or all of the list."""
+        choice, verb = Choice.of(visit, carried=True), visit.field("action")
+        if verb not in ("retry", "drop"):
+            raise Refusal(400, "There is no such action.")
+        ids = () if visit.field("all") == "yes" else visit.all_carried("id")
+        if not ids and visit.field("all") != "yes":
+            raise Refusal(400, "No delivery was chosen.")
+        selection = Selection(ids=tuple(ids)) if ids else choice.selection()
+        words = ["deliveries", verb, *(ids[:3] if ids else ()), *(["..."] if len(ids) > 3 else [])]
+        if not ids and selection.is_everything:
+            words.append("--all")
+        line = command(*words, **({} if ids else choice.options))
+        number = await self._count(selection, verb)
+        is_many = number > MOST_AT_ONCE
+        back = choice.address()
+        if not visit.is_confirmed:
+            return visit.confirm(_question(verb, number, is_many=is_many, back=back, line=line))
+        order = ordered(visit, f"deliveries {verb}", server_url=selection.server_url, ids=ids, **choice.options)
+        if is_many:
+            job = await self._jobs.start_deliveries(BulkVerb(verb), selection, order=order)
+            return visit.back(f"/bulk?{urlencode({'id': job})}", "The job is made.")
+        bulk = BulkDeliveries(self._database, self._federation.delivery_queue)
+        done = await (bulk.retry(selection, order=order) if verb == "retry" else bulk.drop(selection, order=order))
+        return visit.back(back, _report(done))
+
+    async def _count(self, selection: Selection, verb: str) -> int:
+        """Count those that the action would change, but no further than matters."""
+        chosen = [*selection.conditions(), *([retryable(selection)] if verb == "retry" else [])]
+        some = select(literal(1)).select_from(DeliveryJob).where(*chosen).limit(MOST_AT_ONCE + 1).subquery()
+        async with self._database.read() as session:
+            return int((await session.execute(select(func.count()).select_from(some))).scalar_one())
+
+
+def _state(text: str) -> AnyState:
+    if text == OPEN:
+        return OPEN
+    if text not in list(DeliveryState):
+        raise Refusal(400, "There is no such state.")
+    return DeliveryState(text)
+
+
+def _question(verb: str, number: int, *, is_many: bool, back: str, line: str) -> Confirmation:
+    things = f"more than {counted(MOST_AT_ONCE, 'delivery')}" if is_many else counted(number, "delivery")
+    if not number:
+        raise Refusal(409, f"None of these can be {'retried' if verb == 'retry' else 'dropped'} any more.")
+    by = " A process that delivers does it, while you may go away." if is_many else ""
+    if verb == "retry":
+        rows = f"They are owed again, with new attempts. What is on the way already is left alone.{by}"
+        return Confirmation(question=f"Retry {things}?", rows=rows, verb="Retry", back=back, command=line)
+    rows = f"Row, text and job are deleted, and nobody delivers them any more. Those under way are left alone.{by}"
+    return Confirmation(question=f"Drop {things}?", rows=rows, verb="Drop", back=back, command=line, is_grave=True)
+
+
+def _report(done: Retried | Dropped) -> str:
+    if isinstance(done, Dropped):
+        told = f"{counted(done.dropped, 'delivery')} dropped."
+        return f"{told} {counted(done.busy, 'delivery')} under way, and left alone." if done.busy else told
+    told = f"{counted(done.retried, 'delivery')} owed again."
+    left = done.left + done.out_of_order
+    return f"{told} {counted(left, 'delivery')} left alone: sent now, they would undo what is newer." if left else told
+
+
+def _next(row: DeliveryRow, job: JobStatus | None) -> str:
+    """Say what becomes of the delivery."""
+    match row.state:
+        case DeliveryState.HELD:
+            why = _HELD_FOR[row.held_reason] if row.held_reason else "its time"
+            until = "" if row.held_until is None else f", until {row.held_until:%d %b %H:%M:%S} UTC at the latest"
+            return f"It is held, and waits for {why}{until}."
+        case DeliveryState.FAILED:
+            return "It was given up: it failed for good. It is kept for a week, and retried only if somebody asks."
+        case DeliveryState.EXPIRED:
+            return "It was given up: it was held until it was too old. It is retried only if somebody asks."
+    if job is None:
+        return "It is owed, and its job is not in the queue at this moment; the sweeper adds what is missing."
+    if job.next_run_at is not None:
+        left = ago(job.next_run_at - datetime.now(UTC))
+        return f"It is tried again in {left}: attempt {job.attempt + 1} of {job.max_attempts}."
+    if job.state.value == "processing":
+        return f"It is being sent: attempt {job.attempt} of {job.max_attempts}."
+    return f"Its job is {job.state.value}, made {since(job.created_at)} ago."

@@ -1,0 +1,74 @@
+"""What the doctor says, asked now and then: its checks count rows, and ask the node itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+from federation.admin.checks import Verdict
+from federation.admin.doctor import Finding, examine_node
+from workers.clock import monotonic
+
+if TYPE_CHECKING:
+    from federation.app import Federation
+
+INTERVAL: Final = timedelta(minutes=1)
+SHARE: Final = 200
+"""An examination is followed by a pause of at least so many times the time it took."""
+FIRST: Final = timedelta(seconds=3)
+"""How long a page waits for the first examination."""
+CHECKS_OF_COMMANDS: Final = frozenset({"open files"})
+"""Checks of the process that examines, which is not the one that delivers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examination:
+    """What was found, and when."""
+
+    at: datetime
+    findings: Sequence[Finding]
+
+    @property
+    def matters(self) -> Sequence[Finding]:
+        """What somebody should know, the gravest first."""
+        order = (Verdict.FAILURE, Verdict.WARNING, Verdict.NOTE)
+        told = [each for each in self.findings if each.verdict in order and each.check not in CHECKS_OF_COMMANDS]
+        return sorted(told, key=lambda each: order.index(each.verdict))
+
+
+class Examinations:
+    """Examines a node in the background whenever somebody looks and the last time is long enough ago."""
+
+    def __init__(self, federation: Federation) -> None:
+        self._federation = federation
+        self._last: Examination | None = None
+        self._due = 0.0
+        self._running: asyncio.Task[None] | None = None
+
+    async def last(self) -> Examination | None:
+        """Return the last examination; None if the first has not ended yet, for which this waits a moment."""
+        if self._running is None and monotonic() >= self._due:
+            self._running = asyncio.create_task(self._examine(), name="dashboard-doctor")
+        if self._last is None and self._running is not None:
+            await asyncio.wait([self._running], timeout=FIRST.total_seconds())
+        return self._last
+
+    async def close(self) -> None:
+        """End an examination that is under way."""
+        if self._running is not None:
+            self._running.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._running
+
+    async def _examine(self) -> None:
+        began = monotonic()
+        try:
+            self._last = Examination(at=datetime.now(UTC), findings=await examine_node(self._federation))
+        finally:
+            took = monotonic() - began
+            self._due = monotonic() + max(INTERVAL.total_seconds(), SHARE * took)
+            self._running = None

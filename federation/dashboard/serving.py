@@ -1,0 +1,81 @@
+"""The dashboard of a node on its own port: as a process of its own, or beside what delivers and serves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from federation.base.errors import ConfigurationError
+from federation.base.setting_types import plain
+from federation.dashboard.node_site import NodeSite
+from workers.dashboard.access import Access, AccessError, TrustedProxy
+from workers.dashboard.accounts import parse_accounts
+from workers.dashboard.serving import DashboardServer, listen
+
+if TYPE_CHECKING:
+    from federation.app import Federation
+    from federation.base.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+
+class NodeDashboard:
+    """Serves the dashboard from `serve` until `request_stop`. Its port is open from the beginning on.
+
+    Raises:
+        ConfigurationError: the settings let in whom they should not, or the port is taken.
+    """
+
+    def __init__(self, federation: Federation, *, port: int, allow_actions: bool = False) -> None:
+        access = access_of(federation.settings, allow_actions=allow_actions)
+        self._node = NodeSite(federation, access=access)
+        try:
+            self._listener = listen(access.bind, port)
+        except OSError as error:
+            at = f"{access.bind}:{port}"
+            problem = f"the dashboard's port, FEDERATION_DASHBOARD_BIND: cannot listen on {at}: {error.strerror}"
+            raise ConfigurationError([problem]) from error
+        self._server = DashboardServer(self._node.site.app, before_stop=self._node.site.feed.end_streams)
+        host = f"[{access.bind}]" if ":" in access.bind else access.bind
+        self.url = access.url or f"http://{host}:{self._listener.getsockname()[1]}"
+        self._asks = not access.is_open
+
+    async def serve(self) -> None:
+        """Serve until asked to stop."""
+        log.info("dashboard_serving", url=self.url, asks_for_login=self._asks)
+        try:
+            await self._server.serve(sockets=[self._listener])
+        finally:
+            self._listener.close()
+            await self._node.close()
+
+    def request_stop(self) -> None:
+        """End the open pages' streams, and accept no more connections."""
+        self._server.request_stop()
+
+
+def access_of(settings: Settings, *, allow_actions: bool) -> Access:
+    """Return the rules that the settings make.
+
+    Raises:
+        ConfigurationError: they let in whom they should not.
+    """
+    secret = plain(settings.federation_dashboard_proxy_secret)
+    networks = settings.federation_dashboard_proxies
+    if bool(networks) != (secret is not None):
+        raise ConfigurationError(
+            ["FEDERATION_DASHBOARD_PROXIES, FEDERATION_DASHBOARD_PROXY_SECRET: a proxy that says who asks needs both"]
+        )
+    try:
+        return Access(
+            accounts=parse_accounts(plain(settings.federation_dashboard_accounts) or ""),
+            proxy=None if secret is None else TrustedProxy(networks=networks, secret=secret),
+            allow_actions=allow_actions,
+            url=settings.federation_dashboard_url,
+            bind=settings.federation_dashboard_bind,
+        )
+    except AccessError as error:
+        raise ConfigurationError([f"FEDERATION_DASHBOARD_BIND, FEDERATION_DASHBOARD_URL: {error}"]) from None
+    except ValueError as error:
+        raise ConfigurationError([f"FEDERATION_DASHBOARD_ACCOUNTS: {error}"]) from None

@@ -1,0 +1,34 @@
+"""A node's dashboard, and what its pages show."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
+
+import pytest
+
+from federation.app import Federation
+from federation.dashboard.node_site import NodeSite
+from workers.dashboard.access import Access
+
+MakeNodeSite = Callable[[Federation, Access], NodeSite]
+
+
+@pytest.fixture
+async def make_node_site() -> AsyncIterator[MakeNodeSite]:
+    """The dashboard of a node, with these rules; its pages are brought up to date quickly."""
+    made: list[NodeSite] = []
+
+    def make(federation: Federation, access: Access) -> NodeSite:
+        made.append(NodeSite(federation, access=access, interval=timedelta(milliseconds=50)))
+        return made[-1]
+
+    yield make
+    for node in made:
+        await node.close()
+
+
+@pytest.fixture
+def acting(federation: Federation, make_node_site: MakeNodeSite) -> NodeSite:
+    """The dashboard of `federation`, on which everybody may act."""
+    return make_node_site(federation, Access(allow_actions=True))

@@ -1,0 +1,391 @@
+"""A node's pages, as somebody without scripts reads and uses them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from html import unescape
+from urllib.parse import quote, urlencode
+
+import pytest
+from sqlalchemy import insert, select
+from typer.main import get_command
+
+from db import (
+    ActionSource,
+    AdminAction,
+    AttemptOutcome,
+    BlacklistedServer,
+    DeliveryAttempt,
+    DeliveryJob,
+    DeliveryState,
+    HoldReason,
+    Server,
+    ServerLink,
+)
+from federation.admin import holds
+from federation.admin.bulk_jobs import BulkJobs
+from federation.app import Federation
+from federation.cli.app import app as cli
+from federation.dashboard.node_site import NodeSite
+from federation.rollups.job import Rollups
+from tests.federation.conftest import MakeSettings
+from tests.federation.dashboard.conftest import MakeNodeSite
+from tests.workers.dashboard.browsing import Person
+from tests.workers.dashboard.conftest import ACCOUNTS, PASSWORD
+from workers.dashboard.access import Access
+from workers.dashboard.feed import TROUBLE
+
+NOW = datetime.now(UTC)
+PEER = "https://peer.example"
+PAGES = (
+    "/",
+    "/servers",
+    "/deliveries",
+    "/live-attempts",
+    "/queues",
+    "/workers",
+    "/scheduler",
+    "/blacklist",
+    "/actions",
+)
+HOSTILE = "<script>alert(1)</script>\u202egnp.exe\x1b[31m'\"><img src=x>" + "x" * 10_000
+NOT_SHOWN = "the plaintext of a delivery"
+
+
+async def know(federation: Federation, *urls: str, text: str = "TIMEOUT") -> None:
+    """Servers in the registry, of which something is known to be wrong."""
+    async with federation.database.transaction() as session:
+        for number, url in enumerate(urls):
+            keys = {"public_key": f"s{number}{text}", "encryption_public_key": f"e{number}{text}"}
+            times = {"last_seen": NOW, "created_at": NOW, "updated_at": NOW}
+            health = {"is_healthy": False, "unhealthy_reason": text}
+            await session.execute(insert(Server).values(id=url, url=url, **keys, **times, **health))
+
+
+async def owe(
+    federation: Federation, *ids: str, state: DeliveryState = DeliveryState.HELD, text: str = "TIMEOUT", url: str = PEER
+) -> None:
+    """Deliveries to a server, in that state, with an attempt that failed."""
+    held = {"held_reason": HoldReason.SERVER, "held_at": NOW} if state is DeliveryState.HELD else {"settled_at": NOW}
+    async with federation.database.transaction() as session:
+        for each in ids:
+            row = {"id": each, "target_url": f"{url}/{text}", "payload": NOT_SHOWN, "server_url": url, "state": state}
+            error = {"error_code": text, "last_error": text, "job_name": text, "attempts": 1}
+            await session.execute(insert(DeliveryJob).values(**row, **error, **held, created_at=NOW))
+            attempt = {"delivery_id": each, "job_name": text, "server_url": url, "attempt": 1, "duration_ms": 12}
+            told = {"outcome": AttemptOutcome.PERMANENT, "error_code": text, "remote_code": text}
+            await session.execute(insert(DeliveryAttempt).values(**attempt, **told, started_at=NOW))
+
+
+async def actions(federation: Federation) -> list[tuple[str, ActionSource, str, int]]:
+    """The audit log: who, by what way, what, how many."""
+    query = select(AdminAction.actor, AdminAction.source, AdminAction.action, AdminAction.affected)
+    return [tuple(row) for row in await federation.database.rows(query.order_by(AdminAction.id))]
+
+
+@pytest.mark.parametrize("path", PAGES)
+async def test_a_page_of_a_node_that_has_nothing_says_so(acting: NodeSite, path: str) -> None:
+    """Before anything was delivered or counted."""
+    page = await Person(acting.site.app).sees(path)
+    assert f'<a href="{path}" aria-current="page">' in page
+
+
+async def test_what_strangers_wrote_is_shown_and_does_nothing(federation: Federation, acting: NodeSite) -> None:
+    """On every page where it appears: names, codes, errors; and no page shows what a delivery says."""
+    url = "https://peer.example"
+    await know(federation, url, text=HOSTILE)
+    await owe(federation, f"held{HOSTILE}", text=HOSTILE)
+    await owe(federation, "failed", text=HOSTILE, state=DeliveryState.FAILED)
+    async with federation.database.transaction() as session:
+        session.add(ServerLink(server_url=url, since=NOW, reason=HOSTILE[:60]))
+        session.add(BlacklistedServer(server_url=f"*.{HOSTILE}", reason=HOSTILE, created_at=NOW))
+        session.add(
+            AdminAction(
+                at=NOW, actor=HOSTILE, source=ActionSource.CLI, action=HOSTILE, arguments='{"a": "<img src=x>"}'
+            )
+        )
+    await Rollups(federation.database)()
+    person = Person(acting.site.app)
+    pages = [await person.sees(path) for path in (*PAGES, f"/server?{urlencode({'url': url})}")]
+    ids = re.findall(r'href="(/delivery\?[^"]+)"', "".join(pages))
+    assert len(set(ids)) == 2
+    pages += [await person.sees(unescape(each), status=None) for each in set(ids)]
+    pages += [await person.sees(f"/blacklist?{urlencode({'check': HOSTILE, 'block': HOSTILE})}")]
+    pages += [await person.sees(f"/server?{urlencode({'url': HOSTILE})}", status=400)]
+    for page in pages:
+        assert "<script>alert" not in page
+        assert "<img" not in page
+        assert not [each for each in page if not each.isprintable() and each != "\n"]
+        assert len(page) < 100_000
+        assert NOT_SHOWN not in page
+    assert sum("&lt;script&gt;alert(1)" in page for page in pages) >= 6
+
+
+async def test_a_server_is_held_released_and_forgotten(federation: Federation, acting: NodeSite) -> None:
+    """Each after a question that says how many; the audit log has it, with whoever asked."""
+    await know(federation, PEER)
+    await owe(federation, "one", "two")
+    person, page = Person(acting.site.app), f"/server?{urlencode({'url': PEER})}"
+
+    async def does(action: str, asked: str, told: str) -> None:
+        question = await person.sends("/server", ("url", quote(PEER, safe="")), ("action", action), page=page)
+        assert asked in question.text
+        answer = await person.confirms(question)
+        assert told in await person.sees(answer.headers["location"])
+
+    await does("hold", "2 deliveries are owed to it.", "Deliveries to it are held.")
+    assert (await federation.links.find(PEER)).operator_hold
+    await does("release", "2 deliveries are held for it.", "2 deliveries go out.")
+    assert not (await federation.links.find(PEER)).operator_hold
+    await does("forget", "1 server and 0 follows with it.", "It is forgotten.")
+    by = ("local", ActionSource.DASHBOARD)
+    assert await actions(federation) == [
+        (*by, "deliveries hold", 2),
+        (*by, "deliveries release", 2),
+        (*by, "servers forget", 1),
+    ]
+
+
+async def test_deliveries_are_chosen_retried_and_dropped(federation: Federation, acting: NodeSite) -> None:
+    """Those that were ticked, or all of a list; others stay as they are."""
+    await owe(federation, "a", "b", "c", state=DeliveryState.FAILED)
+    await owe(federation, "d", url="https://other.example", state=DeliveryState.FAILED)
+    person = Person(acting.site.app)
+    page = await person.sees("/deliveries?state=failed&server=peer.example")
+    assert re.findall(r'name="id" value="(\w+)"', page) == ["c", "b", "a"]
+
+    async def does(*fields: tuple[str, str]) -> str:
+        question = await person.sends("/deliveries/act", *fields, page="/deliveries")
+        answer = await person.confirms(question)
+        return question.text + await person.sees(answer.headers["location"])
+
+    told = await does(("id", "a"), ("action", "retry"))
+    assert "Retry 1 delivery?" in told
+    assert "federation deliveries retry a</code>" in told
+    assert "1 delivery owed again." in told
+    told = await does(("server", "peer.example"), ("state", "failed"), ("all", "yes"), ("action", "drop"))
+    assert "Drop 2 deliveries?" in told
+    assert "federation deliveries drop --server peer.example --state failed" in told
+    assert "2 deliveries dropped." in told
+    left = await federation.database.rows(select(DeliveryJob.id, DeliveryJob.state).order_by(DeliveryJob.id))
+    assert [tuple(row) for row in left] == [("a", DeliveryState.READY), ("d", DeliveryState.FAILED)]
+    assert [each[2:] for each in await actions(federation)] == [("deliveries retry", 1), ("deliveries drop", 2)]
+
+
+async def test_more_than_a_page_waits_for_is_a_job_of_the_node(
+    federation: Federation, acting: NodeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A selection of a million rows blocks no page; whoever asked may go away, look how far it is, or end it."""
+    monkeypatch.setattr("federation.dashboard.delivery_pages.MOST_AT_ONCE", 2)
+    await owe(federation, "a", "b", "c", state=DeliveryState.FAILED)
+    fields = (("state", "failed"), ("all", "yes"), ("action", "drop"))
+    person = Person(acting.site.app)
+    pages = []
+    for _ in range(2):
+        asked = await person.sends("/deliveries/act", *fields, page="/deliveries")
+        assert "Drop more than 2 deliveries?" in asked.text
+        assert "federation deliveries drop --state failed" in asked.text
+        pages.append((await person.confirms(asked)).headers["location"])
+    assert "Waiting for a process that delivers." in await person.sees(pages[0])
+    await person.confirms(await person.sends("/bulk/cancel", ("id", pages[1].partition("=")[2]), page=pages[1]))
+    assert "It ended early: cancelled." in await person.sees(pages[1])
+    async with acting.site.feed.listen("bulk", (("id", pages[0].partition("=")[2]),)) as listener:
+        await listener.take()
+        assert await BulkJobs(federation).tick()
+        told = await listener.take()
+        assert told is not None
+    assert "Done: 3 changed." in await person.sees(pages[0])
+    await person.sees("/bulk?id=999", status=404)
+    assert [each[2:] for each in await actions(federation)] == [
+        ("deliveries drop", 3),
+        ("deliveries drop", 0),
+        ("bulk cancel", 1),
+    ]
+
+
+async def test_a_delivery_says_what_happens_next(federation: Federation, acting: NodeSite) -> None:
+    """By its state, and its job."""
+    await owe(federation, "held")
+    await owe(federation, "failed", state=DeliveryState.FAILED)
+    person = Person(acting.site.app)
+    assert "It is held, and waits for its server" in await person.sees("/delivery?id=held")
+    assert "It was given up" in await person.sees("/delivery?id=failed")
+    assert "delivered, dropped, or purged" in await person.sees("/delivery?id=none", status=404)
+
+
+async def test_rules_are_added_checked_and_lifted(federation: Federation, acting: NodeSite) -> None:
+    """What is no rule is refused with the reason."""
+    person = Person(acting.site.app)
+
+    async def adds(rule: str) -> str:
+        fields = (("rule", rule), ("reason", "spam"), ("lasts", "7d"))
+        answer = await person.confirms(await person.sends("/blacklist/add", *fields, page="/blacklist"))
+        return answer.text if answer.status_code == 400 else await person.sees(answer.headers["location"])
+
+    assert "is no rule" in await adds("nothing at all")
+    assert "covers this server itself" in await adds("https://a.example")
+    assert "*.evil.example: added." in await adds("*.evil.example")
+    assert "is blacklisted by *.evil.example (spam)" in await person.sees("/blacklist?check=x.evil.example")
+    assert "No rule covers" in await person.sees("/blacklist?check=good.example")
+    asked = await person.sends("/blacklist/remove", ("rule", quote("*.evil.example")), page="/blacklist")
+    await person.confirms(asked)
+    assert "There is no rule." in await person.sees("/blacklist")
+    assert [each[2:] for each in await actions(federation)] == [("blacklist add", 1), ("blacklist remove", 1)]
+
+
+async def test_recurring_work_is_run_now(federation: Federation, acting: NodeSite) -> None:
+    """And the page says how it ended."""
+    person = Person(acting.site.app)
+    asked = await person.sends("/scheduler/run", ("name", "purge"), page="/scheduler")
+    assert "Run purge now?" in asked.text
+    answer = await person.confirms(asked)
+    assert "purge: done" in await person.sees(answer.headers["location"])
+    assert (await person.sends("/scheduler/run", ("name", "none"), page="/scheduler")).status_code == 404
+    assert [each[2:] for each in await actions(federation)] == [("scheduler run", 1)]
+
+
+async def test_what_is_done_to_a_queue_is_in_the_audit_log(federation: Federation, acting: NodeSite) -> None:
+    """The queues' pages are the core's, which knows no database."""
+    person = Person(acting.site.app)
+    asked = await person.sends("/queue/pause", ("queue", "federation-delivery"), page="/queue?name=federation-delivery")
+    assert "federation queues pause delivery" in asked.text
+    await person.confirms(asked)
+    assert await federation.delivery_queue.manage.is_paused()
+    assert await actions(federation) == [("local", ActionSource.DASHBOARD, "queue.pause", 1)]
+    assert "federation-delivery</span> is paused" in await person.sees("/")
+
+
+async def test_a_viewer_acts_nowhere(federation: Federation, make_node_site: MakeNodeSite) -> None:
+    """Whatever the action is."""
+    site = make_node_site(federation, Access(accounts=ACCOUNTS))
+    vera = Person(site.site.app)
+    await vera.logs_in("vera", PASSWORD)
+    paths = [path for part in site._parts() for path in part.actions]
+    assert len(paths) >= 8
+    for path in paths:
+        answer = await vera.sends(
+            path, ("confirmed", "yes"), ("action", "drop"), ("all", "yes"), page="/queue?name=federation-delivery"
+        )
+        assert answer.status_code == 403, path
+    for path in PAGES:
+        assert 'class="actions"' not in await vera.sees(path)
+    assert await actions(federation) == []
+
+
+async def test_commands_that_pages_show_are_commands(federation: Federation, acting: NodeSite) -> None:
+    """As the program itself reads them."""
+    await know(federation, PEER)
+    await owe(federation, "a", state=DeliveryState.FAILED)
+    person, server = Person(acting.site.app), f"/server?{urlencode({'url': PEER})}"
+    shown = [await person.sees(path) for path in (server, "/deliveries?state=failed&older=2h", "/delivery?id=a")]
+
+    async def asks(path: str, *fields: tuple[str, str]) -> None:
+        """The question before an action shows the command that does the same."""
+        shown.append((await person.sends(path, *fields, page="/deliveries")).text)
+
+    for action in ("probe", "hold", "release", "forget"):
+        await asks("/server", ("url", quote(PEER, safe="")), ("action", action))
+    for action in ("pause", "resume"):
+        await asks(f"/queue/{action}", ("queue", "federation-delivery"))
+    for action in ("retry", "drop"):
+        await asks("/deliveries/act", ("id", "a"), ("action", action))
+    await asks("/blacklist/add", ("rule", "*.x.example"), ("reason", "it's spam"), ("lasts", "7d"))
+    await asks("/blacklist/remove", ("rule", "x"))
+    await asks("/scheduler/run", ("name", "purge"))
+    lines = [unescape(line) for page in shown for line in re.findall(r"<code>(federation .*)</code>", page)]
+    assert len(lines) == len(shown)
+    for line in lines:
+        parse(shlex.split(line)[1:])
+
+
+def parse(words: Sequence[str]) -> None:
+    """The command takes these words; it is not run."""
+    command = get_command(cli)
+    rest = [*words]
+    context = command.make_context("federation", [], resilient_parsing=True)
+    while hasattr(command, "get_command"):
+        name = rest.pop(0)
+        found = command.get_command(context, name)
+        assert found is not None, words
+        command = found
+    command.make_context(command.name, rest)
+
+
+async def test_a_database_that_is_away_is_told(make_settings: MakeSettings, make_node_site: MakeNodeSite) -> None:
+    """Each page tries again by itself, and so do those that are open; nothing secret is in what they say."""
+    url = "postgresql://user:s3cret@127.0.0.1:1/nothing"
+    federation = Federation(make_settings(database_url=url))
+    site = make_node_site(federation, Access(allow_actions=True)).site
+    person = Person(site.app)
+    for path in ("/", "/servers", "/deliveries", "/live-attempts", "/blacklist"):
+        page = await person.sees(path, status=503)
+        assert '<meta http-equiv="refresh" content="5">' in page
+        assert "The database does not answer" in page
+        assert "s3cret" not in page
+    async with site.feed.listen("overview") as listener:
+        told = await listener.take()
+        assert told is not None
+        assert "The database does not answer" in told[TROUBLE]
+    await site.close()
+    await federation.close()
+
+
+async def test_the_report_is_shown_as_it_was_written(
+    make_settings: MakeSettings, make_node_site: MakeNodeSite, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """With a policy of its own, by which it runs nothing and is no page of the dashboard."""
+    out = tmp_path_factory.mktemp("analytics")
+    federation = Federation(make_settings(federation_analytics_out=str(out)))
+    person = Person(make_node_site(federation, Access()).site.app)
+    assert "There is no report yet" in await person.sees("/analytics", status=404)
+    (out / "report.html").write_text("<!doctype html><style>p{}</style><p>as of")
+    answer = await person.client.get("/analytics")
+    assert answer.text == "<!doctype html><style>p{}</style><p>as of"
+    assert "sandbox" in answer.headers["content-security-policy"]
+    assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
+    await federation.close()
+
+
+async def test_live_shows_attempts_as_they_end_narrowed_down(federation: Federation, acting: NodeSite) -> None:
+    """Each listener by its own choice, from one reading."""
+    await owe(federation, "a")
+    site = acting.site
+    async with site.feed.listen("attempts") as all_, site.feed.listen("attempts", (("server", "other"),)) as other:
+        for listener, sees in ((all_, True), (other, False)):
+            told = await listener.take()
+            assert told is not None
+            assert ("id=a" in told["attempts-live"]) is sees
+        await owe(federation, "b", url="https://other.example")
+        for listener in (all_, other):
+            told = await listener.take()
+            assert told is not None
+            assert "id=b" in told["attempts-live"]
+
+
+async def test_servers_are_sorted_filtered_and_paged(federation: Federation, acting: NodeSite) -> None:
+    """By the counts of the last time; a heading turns the order."""
+    await know(federation, *(f"https://s{number:03}.example" for number in range(130)))
+    await owe(federation, *(f"d{number}" for number in range(3)), url="https://s007.example")
+    await holds.hold(federation, "https://s009.example")
+    await Rollups(federation.database)()
+    person = Person(acting.site.app)
+
+    def urls(page: str) -> list[str]:
+        return re.findall(r">(https://s\d+\.example)</a>", page)
+
+    page = await person.sees("/servers")
+    assert urls(page)[0] == "https://s007.example"
+    assert len(urls(page)) == 100
+    further = re.search(r'<a href="([^"]+)">Further</a>', page)
+    assert further is not None
+    assert len({*urls(page), *urls(await person.sees(unescape(further[1])))}) == 130
+    turned = re.search(r'<a class="sort" href="([^"]+)">Server', page)
+    assert turned is not None
+    assert urls(await person.sees(unescape(turned[1])))[0] == "https://s000.example"
+    assert urls(await person.sees("/servers?link=on_hold")) == ["https://s009.example"]
+    await person.sees("/servers?sort=owed&after=nonsense", status=400)
+    found = await person.client.get("/servers?url=s007.example")
+    assert found.headers["location"] == "/server?url=s007.example"
