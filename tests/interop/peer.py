@@ -189,17 +189,17 @@ async def _running(kind: type[Peer], script: str, *arguments: str) -> AsyncItera
         await peer.kill()
 
 
-def install_npm_packages() -> None:
+def install_npm_packages(folder: Path = HERE) -> None:
     """`node_modules` holds what the lock file says; a machine without Node skips the test and says so."""
     if shutil.which("node") is None or shutil.which("npm") is None:
         pytest.skip("NODE INTEROPERABILITY DID NOT RUN: there is no `node` and `npm` on this machine")
-    installed = HERE / "node_modules" / ".package-lock.json"
+    installed = folder / "node_modules" / ".package-lock.json"
     # The file doubles as the lock between processes of one test run.
-    with (HERE / "package-lock.json").open() as lock:
+    with (folder / "package-lock.json").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if installed.exists() and installed.stat().st_mtime >= Path(lock.name).stat().st_mtime:
             return
         result = subprocess.run(
-            ["npm", "ci"], cwd=HERE, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+            ["npm", "ci"], cwd=folder, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
         )
         assert result.returncode == 0, f"npm ci failed:\n{result.stderr}"
