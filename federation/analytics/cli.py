@@ -164,11 +164,15 @@ def _run(options: argparse.Namespace) -> None:
     database = options.database if options.input else _database(options)
     with _session(options, database, ready=require_publishable) as spark:
         exports, read_at = options.input or options.out / EXPORTS, None
+        purged: tuple[date, ...] = ()
         if options.input is None and database is not None:
             tables, read_at = _tables(options, spark, database), datetime.now(UTC)
-            export(tables, exports, since=options.since, until=options.until, keep_days=options.keep_days, told=tell)
+            days = {"since": options.since, "until": options.until, "keep_days": options.keep_days}
+            purged = export(tables, exports, **days, told=tell).kept
         window = pipeline.window_of(exports, options.since, options.until)
-        summary = pipeline.run(spark, exports, options.out, window, database=database, read_at=read_at, told=tell)
+        summary = pipeline.run(
+            spark, exports, options.out, window, database=database, read_at=read_at, purged=purged, told=tell
+        )
     _print(options, summary, _lines(summary, options.out))
 
 
