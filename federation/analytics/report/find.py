@@ -7,6 +7,7 @@ error codes, and the first few of each list.
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import contextmanager
 from datetime import date, timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -62,7 +63,7 @@ from federation.analytics.report.verdicts import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from pyspark.sql import Column, DataFrame, Row, SparkSession
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
 
 _ALL_CODES: Final = 1000  # more than exist: HTTP_100 to HTTP_999 and two dozen names
 _ATTEMPTS: Final = "attempts"
+_INTERPRETED: Final = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 
 
 def find(spark: SparkSession, out: Path, as_of: date, computed: Computed) -> Findings:
@@ -79,6 +81,27 @@ def find(spark: SparkSession, out: Path, as_of: date, computed: Computed) -> Fin
     Raises:
         FileNotFoundError: no run has written results of that day.
     """
+    with _interpreting(spark):
+        return _find(spark, out, as_of, computed)
+
+
+@contextmanager
+def _interpreting(spark: SparkSession) -> Iterator[None]:
+    """Have Spark interpret its queries: for two dozen of a few rows each, compiling takes longer than running."""
+    before = {name: spark.conf.get(name) for name in _INTERPRETED}
+    for name, value in _INTERPRETED.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, earlier in before.items():
+            if earlier is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, earlier)
+
+
+def _find(spark: SparkSession, out: Path, as_of: date, computed: Computed) -> Findings:
     wanted = [as_of - timedelta(days=back) for back in reversed(range(DAYS))]
     scorecards = read_dated(spark, out, SERVER_SCORECARD, as_of)
     network = read_days(spark, out, NETWORK_SUMMARY, wanted).orderBy("day").collect()
