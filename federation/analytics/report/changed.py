@@ -52,7 +52,8 @@ def _intro(findings: Findings) -> str:
     fell = f" {wording.plural(last.servers_lost, 'server')} went down and stayed so." if last else ""
     return (
         f"Of {wording.plural(findings.changes.worse_count, 'server')} the advice is graver than it was, of"
-        f" {wording.count(findings.changes.better_count)} it is better.{fell}{found}"
+        f" {wording.count(findings.changes.better_count)} it is better; those that are new or gone are listed"
+        f" below.{fell}{found}"
     )
 
 

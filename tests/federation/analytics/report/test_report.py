@@ -391,7 +391,7 @@ def test_what_changed_since_yesterday_is_told(spark: SparkSession, written: Path
     page = read_page(render(found, made_at=MADE_AT))
     changes, turnover = plain(part(page, "changes").text), plain(part(page, "turnover").text)
     assert changes.startswith(
-        "What changed since yesterdayOf 2 servers the advice is graver than it was, of 1 it is better."
+        "What changed since yesterdayOf 2 servers the advice is graver than it was, of 1 it is better;"
     )
     assert "Servers that need attention55±0" in changes
     assert "Deliveries owed139\u22124" in changes
