@@ -260,7 +260,9 @@ async def chromium(profile: Path) -> AsyncIterator[Chromium]:
     os.close(of_browser)
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=64 << 20)
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(our_reading, "rb"))
+    listened, _ = await loop.connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(our_reading, "rb")
+    )
     writer, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(our_writing, "wb"))
     browser = Chromium(process, reader, writer)
     listening = asyncio.create_task(browser.listen())
@@ -269,3 +271,5 @@ async def chromium(profile: Path) -> AsyncIterator[Chromium]:
     finally:
         await browser.close()
         await listening
+        listened.close()
+        await asyncio.sleep(0)  # the loop closes both pipes in its next round
