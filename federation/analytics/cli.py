@@ -179,11 +179,14 @@ def _run(options: argparse.Namespace) -> None:
     database = options.database if options.input else _database(options)
     with _session(options, database, ready=require_publishable) as spark:
         exports, read_at = open_place(options.input or options.out / EXPORTS), None
+        purged: tuple[date, ...] = ()
         if options.input is None and database is not None:
             read_at = datetime.now(UTC)
-            _export_to(options, exports, spark, database)
+            purged = _export_to(options, exports, spark, database).kept
         window = pipeline.window_of(exports, options.since, options.until)
-        summary = pipeline.run(spark, exports, out, window, database=database, read_at=read_at, told=tell)
+        summary = pipeline.run(
+            spark, exports, out, window, database=database, read_at=read_at, purged=purged, told=tell
+        )
     _print(options, summary, _lines(summary, options.out))
 
 

@@ -212,6 +212,13 @@ def no_rows(spark: SparkSession, schema: StructType) -> DataFrame:
     return spark.createDataFrame(to_arrow_schema(schema).empty_table(), schema)
 
 
+BLACKLISTED: Final = "blacklisted"
+"""The state of a server that is on the blacklist, whatever its health."""
+
+UNREGISTERED: Final = "unregistered"
+"""The state of a server that was attempted, or is owed something, and is not in the registry."""
+
+
 class AnomalyKind(StrEnum):
     """What is wrong with a key."""
 

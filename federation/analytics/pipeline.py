@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
@@ -13,7 +13,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from sqlalchemy.exc import SQLAlchemyError
 
-from federation.analytics.data.computed import note_computed
+from federation.analytics.data.computed import Computed, computed_days, note_computed
 from federation.analytics.data.export import exported_days
 from federation.analytics.data.inputs import read_exports
 from federation.analytics.data.publish import Published, publish
@@ -70,13 +70,14 @@ def run(
     database: str | None = None,
     now: datetime | None = None,
     read_at: datetime | None = None,
+    purged: Iterable[date] = (),
     told: Told = lambda _: None,
 ) -> dict[str, object]:
     """Compute the results of `window`, and write them to `out` with a report and a summary, which is returned.
 
     Scorecards are published to `database`. `read_at` is when the database began to be read, if this run did so: by it
-    the nightly run knows which days are computed for good. Days before the window that scorecards look back at, and
-    anomalies that stand, come from the results in `out`.
+    the nightly run knows which days are computed for good. Of the days `purged` the database lacked attempts. Days
+    before the window that scorecards look back at, and anomalies that stand, come from the results in `out`.
 
     Raises:
         AnalyticsError, OSError: an input or the disk failed; every day in `out` is whole. In a store, all is as it was,
@@ -86,14 +87,17 @@ def run(
         told(f"reading exports from {window.since} to {window.as_of}")
         inputs = with_stored_days(spark, read_exports(spark, exports, window), out, window)
         write_outputs(compute(inputs, window=window, now=now), out, window, told=told)
-    summary = report(spark, out, window.as_of, told=told)
+    computed = computed_days(out)
+    if read_at is not None:
+        computed = computed.noting(window, read_at, purged=purged)
+    summary = report(spark, out, window.as_of, computed=computed, told=told)
     commit(out)
     if database is not None:
         with _explained():
             told("publishing to the database")
             told(_counted(_publish(spark, out, window.as_of, database, now)))
     if read_at is not None and isinstance(out, Path):  # the node's own nightly run has a directory
-        note_computed(out, window, read_at)
+        note_computed(out, computed)
     return summary
 
 
@@ -128,17 +132,24 @@ def with_stored_days(spark: SparkSession, inputs: Inputs, out: Place, window: Wi
     return inputs
 
 
-def report(spark: SparkSession, out: Place, as_of: date | None, *, told: Told = lambda _: None) -> dict[str, object]:
+def report(
+    spark: SparkSession,
+    out: Place,
+    as_of: date | None,
+    *,
+    computed: Computed | None = None,
+    told: Told = lambda _: None,
+) -> dict[str, object]:
     """Write `out`/report.html and `out`/summary.json from what `out` holds as of `as_of`, by default the latest run's.
 
-    In a store it is for the caller to commit them.
+    `computed` is by default what `out` notes. In a store it is for the caller to commit them.
 
     Raises:
         AnalyticsError, OSError: there are no results of that day.
     """
     with _explained():
         told("writing the report")
-        findings = find(spark, out, as_of or _latest(out))
+        findings = find(spark, out, as_of or _latest(out), computed or computed_days(out))
         write_page(render(findings, made_at=datetime.now(UTC)), out)
         summary = summary_of(findings)
         write_summary(summary, out)

@@ -27,15 +27,12 @@ from pyspark.sql import functions as F  # noqa: N812 - the name Spark's own docu
 from db import ServerHealth
 from federation.analytics.days import DAY, seconds_between, utc_day
 from federation.analytics.figures.daily import SLOW_MS
-from federation.analytics.frames import Action
+from federation.analytics.frames import BLACKLISTED, UNREGISTERED, Action
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pyspark.sql import Column, DataFrame
-
-BLACKLISTED: Final = "blacklisted"
-"""The state of a server that is on the blacklist, whatever its health."""
 
 FORGED_ANSWERS: Final = 3
 PRUNE_AFTER: Final = timedelta(days=30)
@@ -50,9 +47,6 @@ WATCH_OUTAGE: Final = timedelta(minutes=15)
 WATCH_RESTARTS: Final = 8
 WATCH_DIRECT: Final = 0.5
 WATCH_OWED: Final = timedelta(days=3)
-
-UNREGISTERED: Final = "unregistered"
-"""The state of a server that was attempted and is not in the registry."""
 
 _URGENCY: Final = tuple(Action)
 

@@ -26,11 +26,11 @@ from pyspark.sql import functions as F  # noqa: N812 - the name Spark's own docu
 
 from db import ServerHealth
 from federation.analytics.days import DAY, MONTH, WEEK, midnight
-from federation.analytics.figures.actions import BLACKLISTED, UNREGISTERED, advise
+from federation.analytics.figures.actions import advise
 from federation.analytics.figures.daily import share
 from federation.analytics.figures.outages import outage_figures
 from federation.analytics.figures.owed import owed_figures
-from federation.analytics.frames import SERVER_SCORECARD, AnomalyKind, Trend, Window
+from federation.analytics.frames import BLACKLISTED, SERVER_SCORECARD, UNREGISTERED, AnomalyKind, Trend, Window
 from federation.delivery.codes import FORGERIES, OWN_FAULTS
 
 if TYPE_CHECKING:

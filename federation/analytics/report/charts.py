@@ -122,17 +122,21 @@ def histogram(title: str, labels: Sequence[str], counts: Sequence[int], *, write
 
 def strip(title: str, ratios: Sequence[float | None]) -> Markup:
     """Draw a column per day: deliveries from below, failures from above, and a dot if nothing was tried."""
-    columns: list[Markup] = []
+    paths: dict[str, list[str]] = {"none": [], "main": [], "bad": []}
     for place, ratio in enumerate(ratios):
-        x, width = place * _STRIP_STEP, _STRIP_STEP - 1
+        x, lost = place * _STRIP_STEP, _STRIP_HEIGHT * (1 - (ratio or 0))
         if ratio is None:
-            columns.append(tag("rect", x=x, y=_STRIP_HEIGHT - 2, width=width, height=2, class_="none"))
+            paths["none"].append(_bar(x, _STRIP_HEIGHT - 2, _STRIP_HEIGHT))
             continue
-        lost = _STRIP_HEIGHT * (1 - ratio)
-        columns.append(tag("rect", x=x, y=float(lost), width=width, height=float(_STRIP_HEIGHT - lost), class_="main"))
-        if lost > 0:
-            columns.append(tag("rect", x=x, y=0, width=width, height=float(lost), class_="bad"))
-    return _svg(title, (len(ratios) * _STRIP_STEP, _STRIP_HEIGHT), *columns, style="strip")
+        paths["main"].append(_bar(x, lost, _STRIP_HEIGHT))
+        paths["bad"].append(_bar(x, 0, lost))
+    drawn = (tag("path", d="".join(bars), class_=style) for style, bars in paths.items() if any(bars))
+    return _svg(title, (len(ratios) * _STRIP_STEP, _STRIP_HEIGHT), *drawn, style="strip")
+
+
+def _bar(x: int, top: float, bottom: float) -> str:
+    """Return one column of a strip, or nothing if it has no height."""
+    return f"M{x} {bottom:.4g}V{top:.4g}h{_STRIP_STEP - 1}V{bottom:.4g}z" if bottom - top >= 0.01 else ""
 
 
 def strip_title(ratios: Sequence[float | None]) -> str:

@@ -16,9 +16,33 @@ _DEFINITIONS: Final = (
     ),
     (
         "Got through",
-        "Attempts that were acknowledged, divided by all attempts. Over 7 and 30 days it is multiplied by the share of"
-        " the time in which the server was up, as what is owed to a server that is down waits and burns no attempts;"
-        " also called availability.",
+        "Attempts that were acknowledged, divided by all attempts. In tables that is multiplied, over 7 and 30 days, by"
+        " the share of the time in which the server was up, as what is owed to a server that is down waits and burns no"
+        " attempts; also called availability. Where the two differ in a list, both are told.",
+    ),
+    (
+        "Owed, held, lost",
+        "A delivery is owed until its server acknowledges it. It is held while it waits for the server or for us, and"
+        " is to be sent otherwise. It is lost when the server refuses it for good, or when it is too old. What is owed"
+        " is so now, what is lost is so by when it was given up.",
+    ),
+    (
+        "New, vanished",
+        "A new server is in the registry, and was not in the earliest results of these days; a vanished one was in some"
+        " of them, and is not now. A server that is not in the registry is neither.",
+    ),
+    (
+        "MTTF, MTTR",
+        "Mean time to failure: the time in which a server was up in 30 days, divided by its outages. Mean time to"
+        " repair: how long its outages lasted that ended in these days. The typical server's are medians.",
+    ),
+    (
+        "Saved by relays",
+        "Deliveries that another server took along, because the direct way was broken. They count as got through.",
+    ),
+    (
+        "Top 10",
+        "The share of the attempts that went to the ten servers with the most of them.",
     ),
     (
         "Healthy",
@@ -51,8 +75,9 @@ _DEFINITIONS: Final = (
     (
         "Advice",
         "The more urgent of what the 7 and the 30 days suggest: review for blacklist (its keys or answers are not its"
-        " own), prune (down for a month), park (down for days), watch (getting worse, slow, often"
-        " down or not in the registry), keep. It is advice; nothing acts on it by itself.",
+        " own), prune (down for a month), park (down, or taking nothing, for days), watch (unreliable lately, slow,"
+        " often down, reached by relays, owed something for days though it is up, or not in the registry), keep. What"
+        " is well for the later half of a window is well. It is advice; nothing acts on it by itself.",
     ),
     (
         "Relay ranking",

@@ -14,8 +14,13 @@ if TYPE_CHECKING:
     from federation.analytics.frames import Action
 
 DAYS: Final = MONTH
-MOST_PER_ACTION: Final = 20
+MOST_PER_ACTION: Final = 5_000
+"""A list is whole up to here; what is left out is counted, and said to lie in the results."""
+
+MOST_WITH_DAYS: Final = 20
+"""So many servers of each advice are shown with their days."""
 MOST_RANKED: Final = 10
+MOST_CHANGES: Final = 20
 MOST_CODES: Final = 6
 MOST_ANOMALIES: Final = 20
 MOST_URLS: Final = 4
@@ -65,6 +70,11 @@ class Period:
     availability: float | None = None
     score: float | None = None
     p95_ms: int | None = None
+    failures: int = 0
+    mttf_s: float | None = None
+    mttr_s: float | None = None
+    longest_outage_s: float | None = None
+    lost: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,17 +87,24 @@ class Since:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """One server and the verdict on it; `daily` is its availability on the days of `Findings.days`."""
+    """One server and the verdict on it.
+
+    `daily` is its availability on the days of `Findings.days`, or empty for one of a long list.
+    """
 
     url: str
     action: Action
+    state: str | None = None
     reasons: tuple[str, ...]
     since: Since | None
     top_error: str | None
     trend: str | None
     week: Period
     month: Period
-    daily: tuple[float | None, ...]
+    owed: int = 0
+    held: int = 0
+    owed_since: datetime | None = None
+    daily: tuple[float | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +119,7 @@ class RelayFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Anomaly:
-    """A suspicious key: the first of the servers that have it, and how many there are."""
+    """A suspicious key: the first of the servers that have it, how many there are, and which results had it first."""
 
     kind: str
     key_kind: str | None
@@ -110,6 +127,7 @@ class Anomaly:
     urls: tuple[str, ...]
     servers: int
     detail: str | None
+    found_on: date | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,12 +140,126 @@ class SetAside:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Obligations:
+    """What is owed to all servers, of that held, and since when; what was lost for good. `servers` have the most."""
+
+    owed: int
+    held: int
+    since: datetime | None
+    lost_week: int
+    lost_month: int
+    owed_servers: int
+    lost_servers: int
+    servers: tuple[Server, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outages:
+    """The outages that began within 30 days, and the servers with the most of them.
+
+    `mttf_s` and `mttr_s` are those of a typical server: medians over the servers that have one.
+    """
+
+    failures: int
+    failed_servers: int
+    mttf_s: float | None
+    mttr_s: float | None
+    servers: tuple[Server, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdviceChange:
+    """A server whose advice is another than it was; `reason` is the first of what it is now."""
+
+    url: str
+    before: Action
+    now: Action
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """What is different from the results before, which are of `since`: for None there are none within a week."""
+
+    since: date | None = None
+    urgent_before: int = 0
+    owed_before: int = 0
+    worse: tuple[AdviceChange, ...] = ()
+    worse_count: int = 0
+    better: tuple[AdviceChange, ...] = ()
+    better_count: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Appearance:
+    """A server, and the results in which it was first, or last, in the registry."""
+
+    url: str
+    day: date
+    action: Action
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turnover:
+    """Who came into the registry and who left it, according to the results since `since`; None if there are no others.
+
+    `arrived` and `vanished` begin with the latest.
+    """
+
+    since: date | None = None
+    arrived: tuple[Appearance, ...] = ()
+    arrived_count: int = 0
+    vanished: tuple[Appearance, ...] = ()
+    vanished_count: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayedServer:
+    """How many deliveries to a server arrived through others, of all that arrived, in 30 days."""
+
+    url: str
+    relayed: int
+    delivered: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relaying:
+    """What arrived through other servers: by day of `Findings.days`, and the servers with the most."""
+
+    daily: tuple[int, ...]
+    server_count: int
+    servers: tuple[RelayedServer, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completeness:
+    """Which of the 30 days are missing, or not whole, and how many attempts were set aside.
+
+    `early` were computed from what was read before they were over; of `purged` the database has lost attempts, which
+    earlier exports have. `parked` is what was read and not attempted.
+    """
+
+    missing: tuple[date, ...]
+    early: tuple[date, ...]
+    purged: tuple[date, ...]
+    attempts: int
+    parked: int
+    set_aside: int
+
+    @property
+    def read(self) -> int:
+        """How many rows of attempts were read."""
+        return self.attempts + self.parked + self.set_aside
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
     """The 30 days up to and including `as_of`, as far as they were computed: `days`, the oldest first.
 
-    `attention` has, for each action but keep, the servers that lost the most attempts in the last 7 days; `actions`
-    counts them all. `latencies` counts servers by the p95 of those days: up to each of `LATENCY_BOUNDS_MS`, and above;
-    `scores` by the score of the 30 days: below each of `SCORE_BOUNDS`, and from the last on.
+    `attention` has, for each action but keep, the servers that lost the most attempts in the last 7 days; `actions` and
+    `states` count them all, `urgent_states` those that need attention. `busiest` got the most of the attempts of 7
+    days, `week_attempts`. `latencies` counts servers by the p95 of those days: up to each of `LATENCY_BOUNDS_MS`, and
+    above; `scores` by the score of the 30 days: below each of `SCORE_BOUNDS`, and from the last on.
     """
 
     as_of: date
@@ -135,7 +267,17 @@ class Findings:
     errors: tuple[ErrorCode, ...]
     error_totals: Mapping[str, int]
     actions: Mapping[Action, int]
+    states: Mapping[str, int]
+    urgent_states: Mapping[str, int]
     attention: tuple[Server, ...]
+    changes: Changes
+    turnover: Turnover
+    obligations: Obligations
+    outages: Outages
+    relaying: Relaying
+    completeness: Completeness
+    busiest: tuple[Server, ...]
+    week_attempts: int
     worst: tuple[Server, ...]
     best: tuple[Server, ...]
     latencies: tuple[int, ...]

@@ -51,6 +51,11 @@ def join(*children: Content) -> Markup:
     )
 
 
+def pasted(command: str) -> Markup:
+    """Return a command to copy, in a line of its own."""
+    return tag("code", command, class_="command")
+
+
 def short(text: str, limit: int = 90) -> str:
     """Return the text, cut if it is longer than anybody reads."""
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
@@ -58,23 +63,36 @@ def short(text: str, limit: int = 90) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[R]):
-    """One column: its heading, and what a row has there."""
+    """One column: its heading, and what a row has there: a number, sentences (`wide`), or a few words."""
 
     heading: str
     cell: Callable[[R], Content]
     number: bool = False
+    wide: bool = False
 
 
-def table(caption: str | None, columns: Sequence[Column[R]], rows: Iterable[R]) -> Markup:
-    """Return a table that scrolls by itself if the page is too narrow for it."""
+def table(caption: str | None, columns: Sequence[Column[R]], rows: Iterable[R], *, name: str | None = None) -> Markup:
+    """Return a table that scrolls by itself if the page is too narrow for it, also by the keyboard.
+
+    `name` names it for those who do not see it; by default the caption does.
+    """
+    return scrolling(plain_table(caption, columns, rows), name or caption or "Table", style="scroll")
+
+
+def plain_table(caption: str | None, columns: Sequence[Column[R]], rows: Iterable[R]) -> Markup:
     heads = [tag("th", each.heading, scope="col", class_=_style(each)) for each in columns]
     body = [tag("tr", *(tag("td", each.cell(row), class_=_style(each)) for each in columns)) for row in rows]
     inner = (tag("caption", caption) if caption else None, tag("thead", tag("tr", *heads)), tag("tbody", *body))
-    return tag("div", tag("table", *inner), class_="scroll")
+    return tag("table", *inner)
+
+
+def scrolling(content: Markup, name: str, *, style: str) -> Markup:
+    """Return the content in a part of the page that scrolls by itself, and can be reached by the keyboard."""
+    return tag("div", content, class_=style, role="group", aria_label=name, tabindex=0)
 
 
 def _style(column: Column[R]) -> str | None:
-    return "number" if column.number else None
+    return "number" if column.number else "wide" if column.wide else None
 
 
 def _number(value: str | float | None) -> str:

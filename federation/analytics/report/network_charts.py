@@ -10,7 +10,7 @@ from federation.analytics.report.advice import meaning
 from federation.analytics.report.charts import ChartSeries, bars, histogram, lines
 from federation.analytics.report.comparison import compare
 from federation.analytics.report.findings import LATENCY_BOUNDS_MS, SCORE_BOUNDS
-from federation.analytics.report.markup import Column, Markup, join, short, table, tag
+from federation.analytics.report.markup import Column, Markup, join, plain_table, scrolling, short, tag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,6 +29,7 @@ def network(findings: Findings) -> Markup:
     delivered = [each.delivered for each in days]
     failed = [each.attempts - each.delivered for each in days]
     p50, p95 = [each.p50_ms for each in days], [each.p95_ms for each in days]
+    top10, relayed = [each.top10_share for each in days], findings.relaying.daily
     figures = [
         _figure(
             "Attempts that got through",
@@ -45,7 +46,7 @@ def network(findings: Findings) -> Markup:
         ),
         _figure(
             "Servers",
-            "Healthy ones, of all we know.",
+            "Healthy ones, of all in the registry. One on the blacklist counts by its health here.",
             lines(
                 "Servers known and healthy, per day",
                 dates,
@@ -79,6 +80,29 @@ def network(findings: Findings) -> Markup:
             ),
             _numbers(dates, {"p50": p50, "p95": p95}, wording.milliseconds),
         ),
+        _figure(
+            "Top 10",
+            "Share of each day's attempts that went to the ten busiest servers of the day.",
+            lines(
+                "Share of attempts that went to the ten busiest servers, per day",
+                dates,
+                [ChartSeries(name="", values=top10)],
+                write=wording.percent,
+                high=1,
+            ),
+            _numbers(dates, {"top 10": top10}, wording.percent),
+        ),
+        _figure(
+            "Saved by relays",
+            "Deliveries that arrived through another server.",
+            bars(
+                "Deliveries through relays, per day",
+                dates,
+                [ChartSeries(name="through relays", values=relayed)],
+                write=_compact,
+            ),
+            _numbers(dates, {"through relays": relayed}, _whole),
+        ),
     ]
     return tag("div", *figures, class_="charts")
 
@@ -110,7 +134,10 @@ def errors(findings: Findings) -> Markup:
     shown = sum(each.total for each in findings.errors)
     rest = sum(findings.error_totals.values()) - shown
     others = f" {wording.count(rest)} failures have other codes." if rest else ""
-    intro = f"Failed attempts per day by error code, all charts on one scale.{others}"
+    told = (
+        f"{wording.count(shown + rest)} attempts failed in these days, {wording.count(shown)} of them with these codes"
+    )
+    intro = f"{told}; all charts are on one scale.{others}"
     return join(tag("p", intro, class_="intro"), tag("div", *figures, class_="charts three"))
 
 
@@ -134,7 +161,7 @@ def _servers_by(title: str, told: str, labels: Sequence[str], counts: Sequence[i
         Column("servers", lambda row: _whole(row[1]), number=True),
     ]
     rows = list(zip(labels, counts, strict=True))
-    return _figure(title, told, histogram(told, labels, counts, write=_whole), table(None, columns, rows))
+    return _figure(title, told, histogram(told, labels, counts, write=_whole), plain_table(None, columns, rows))
 
 
 def _told(error: ErrorCode, length: int) -> str:
@@ -148,7 +175,11 @@ def _figure(title: str, told: str, chart: Markup, numbers: Markup) -> Markup:
         "figure",
         tag("figcaption", tag("h3", title), tag("p", told)),
         chart,
-        tag("details", tag("summary", "Numbers"), tag("div", numbers, class_="data")),
+        tag(
+            "details",
+            tag("summary", "Numbers", tag("span", f" of {title}", class_="unseen")),
+            scrolling(numbers, f"Numbers of {title}", style="data"),
+        ),
     )
 
 

@@ -36,11 +36,67 @@ def summary_of(findings: Findings) -> dict[str, object]:
         "before": None if comparison.before is None else _stretch(comparison.before),
         "errors": dict(findings.error_totals),
         "actions": {action.value: number for action, number in findings.actions.items()},
+        "states": dict(findings.states),
+        "changes": _changes(findings),
+        "turnover": _turnover(findings),
+        "deliveries": _deliveries(findings),
+        "outages": _outages(findings),
+        "relayed": {"deliveries": sum(findings.relaying.daily), "servers": findings.relaying.server_count},
+        "top10_share_7_days": _top10(findings),
+        "completeness": _completeness(findings),
         "attention": [_server(server) for server in findings.attention[:_MOST_SERVERS]],
         "worst_servers": [_server(server) for server in findings.worst],
         "relay_candidates": {"count": findings.relay_count, "best": [_relay(relay) for relay in findings.relays]},
         "key_anomalies": dict(sorted(findings.anomaly_counts.items())),
         "quarantine": {"rows": findings.quarantined, "reasons": [asdict(each) for each in findings.quarantine]},
+    }
+
+
+def _changes(findings: Findings) -> dict[str, object]:
+    changes = findings.changes
+    return {
+        "since": changes.since.isoformat() if changes.since else None,
+        "graver": changes.worse_count,
+        "better": changes.better_count,
+    }
+
+
+def _turnover(findings: Findings) -> dict[str, object]:
+    found = findings.turnover
+    since = found.since.isoformat() if found.since else None
+    return {"since": since, "new": found.arrived_count, "vanished": found.vanished_count}
+
+
+def _deliveries(findings: Findings) -> dict[str, object]:
+    found = findings.obligations
+    return {
+        "owed": found.owed,
+        "held": found.held,
+        "owed_since": found.since.isoformat() if found.since else None,
+        "lost_7_days": found.lost_week,
+        "lost_30_days": found.lost_month,
+    }
+
+
+def _outages(findings: Findings) -> dict[str, object]:
+    found = findings.outages
+    times = {"mttf_s": _rounded(found.mttf_s), "mttr_s": _rounded(found.mttr_s)}
+    return {"count": found.failures, "servers": found.failed_servers, **times}
+
+
+def _top10(findings: Findings) -> float | None:
+    attempts = sum(server.week.attempts for server in findings.busiest)
+    return _rounded(attempts / findings.week_attempts) if findings.week_attempts else None
+
+
+def _completeness(findings: Findings) -> dict[str, object]:
+    found = findings.completeness
+    days = {"missing_days": found.missing, "early_days": found.early, "purged_days": found.purged}
+    return {
+        **{name: [day.isoformat() for day in each] for name, each in days.items()},
+        "attempts_read": found.read,
+        "attempts_parked": found.parked,
+        "attempts_set_aside": found.set_aside,
     }
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from datetime import date, datetime, timedelta
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 NOTHING: Final = "\u2013"
 _THIN: Final = "\u202f"  # a narrow space that does not break
@@ -79,6 +82,21 @@ def duration(value: timedelta) -> str:
     return " ".join(f"{whole}{_THIN}{unit}" for whole, unit in shown)
 
 
+def seconds(value: float | None) -> str:
+    return NOTHING if value is None else duration(timedelta(seconds=value))
+
+
+def days(values: Sequence[date]) -> str:
+    """Write the days, oldest first; those in a row as the first and the last of them."""
+    spans: list[list[date]] = []
+    for value in values:
+        if spans and value - spans[-1][-1] == timedelta(days=1):
+            spans[-1].append(value)
+        else:
+            spans.append([value])
+    return ", ".join(day(span[0]) if len(span) == 1 else f"{day(span[0])} to {day(span[-1])}" for span in spans)
+
+
 def server(url: str) -> str:
     """Return the URL without the scheme that nearly all have."""
     return url.removeprefix("https://")
@@ -89,7 +107,15 @@ def sentence(text: str) -> str:
 
 
 def plural(number: int, noun: str) -> str:
-    return f"{count(number)} {noun}" if number == 1 else f"{count(number)} {noun}s"
+    """Write a number of things, in the plural of a delivery or a day."""
+    if number == 1:
+        return f"{count(number)} {noun}"
+    return f"{count(number)} {noun[:-1]}ies" if noun.endswith("ry") else f"{count(number)} {noun}s"
+
+
+def total(parts: Mapping[str, int]) -> str:
+    """Write what a number is the sum of, without what is none of it."""
+    return " + ".join(f"{count(number)} {name}" for name, number in parts.items() if number) or "none"
 
 
 def _signed(number: float) -> str:

@@ -34,6 +34,7 @@ class Character:
     reasons: Sequence[str] = ()
     sick_since: datetime | None = None
     trend: Trend = Trend.STABLE
+    relayed: float = 0.0
     daily: list[Row] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -47,7 +48,7 @@ class Character:
         errors = {self.error: failed} if failed else {}
         latency = (self.p95_ms // 4, self.p95_ms, self.p95_ms * 2)
         counts = (self.traffic, delivered, failed, 0, 0)
-        return (self.url, day, *counts, errors, 0.0, 900, 300, delivered / self.traffic, *latency, 0)
+        return (self.url, day, *counts, errors, self.relayed, 900, 300, delivered / self.traffic, *latency, 0)
 
     def scorecard(self, days: int) -> Row:
         rows = [row for row in self.daily if row[1] > AS_OF - timedelta(days=days)]
@@ -56,10 +57,11 @@ class Character:
         state = "unhealthy" if self.sick_since else "healthy"
         since = self.sick_since or datetime.combine(WINDOW.since, time(), UTC)
         outage = (datetime.combine(WINDOW.until, time(), UTC) - since).total_seconds() if self.sick_since else None
+        times = (864_000.0, 7_200.0) if self.sick_since else (None, None)
         return (
             *(self.url, days, AS_OF, attempts, delivered, availability),
             None if availability is None else round(100 * availability, 1),
-            *(self.p95_ms, 1 if self.sick_since else 0, None, None, outage, self.trend.value, -0.1),
+            *(self.p95_ms, 1 if self.sick_since else 0, *times, outage, self.trend.value, -0.1),
             *(state, since, self.error if attempts > delivered else None, self.action.value, list(self.reasons)),
             *((3, 2, since, 1) if self.sick_since else (0, 0, None, 0)),
         )
@@ -119,6 +121,7 @@ SICK = (
         traffic=1200,
         availability=[*steady(0.98, 20), *[0.97 - 0.015 * step for step in range(10)]],
         p95_ms=9200,
+        relayed=0.1,
         action=Action.WATCH,
         reasons=["availability fell from 98% to 90%"],
         trend=Trend.WORSENING,

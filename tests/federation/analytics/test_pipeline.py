@@ -26,8 +26,8 @@ from tests.servers import free_port
 NOW = moment(3, 1)
 WINDOW = Window(since=DAY, until=DAY + timedelta(days=3))
 
-NOT_OURS = ("incubator modules", "requires more resource than any of Workers")
-"""What Java says at its start, and a cluster whose worker is not there yet."""
+NOT_OURS = ("incubator modules", "requires more resource than any of Workers", "has not accepted any resources")
+"""What Java says at its start, and a cluster whose worker is not there yet, or slow to come."""
 
 
 def contents(out: Path) -> dict[str, list[object]]:

@@ -134,13 +134,14 @@ async def test_a_day_is_over_a_little_after_midnight(interpreter: Path, monkeypa
 async def test_the_days_are_read_from_what_a_run_notes(interpreter: Path) -> None:
     """Its name and its form are those of the analytics."""
     pytest.importorskip("pyspark", reason="its module needs the extra `analytics`")
-    from federation.analytics.data.computed import note_computed
+    from federation.analytics.data.computed import computed_days, note_computed
     from federation.analytics.frames import Window
 
     window = Window(since=today() - timedelta(days=3), until=today())
-    note_computed(interpreter, window, ended(2))
+    note_computed(interpreter, computed_days(interpreter).noting(window, ended(2)))
     assert (await NightlyAnalytics(interpreter)())["ran"]
-    note_computed(interpreter, Window(since=today() - timedelta(days=1), until=today()), ended(1))
+    last = Window(since=today() - timedelta(days=1), until=today())
+    note_computed(interpreter, computed_days(interpreter).noting(last, ended(1)))
     assert await NightlyAnalytics(interpreter)() == {"as_of": yesterday(), "ran": False}
 
 

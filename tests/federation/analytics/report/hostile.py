@@ -6,7 +6,15 @@ from dataclasses import replace
 from itertools import cycle
 
 from federation.analytics.frames import Action
-from federation.analytics.report.findings import Findings, SetAside
+from federation.analytics.report.findings import (
+    AdviceChange,
+    Appearance,
+    Changes,
+    Findings,
+    RelayedServer,
+    SetAside,
+    Turnover,
+)
 
 
 def hostile_findings(findings: Findings, *texts: str) -> Findings:
@@ -28,9 +36,17 @@ def hostile_findings(findings: Findings, *texts: str) -> Findings:
         for action in Action
         for _ in range(8)
     ]
+    change = AdviceChange(url=text(), before=Action.KEEP, now=Action.WATCH, reason=text())
+    appeared, vanished = (Appearance(url=text(), day=findings.as_of, action=Action.KEEP) for _ in range(2))
     return replace(
         findings,
         attention=tuple(servers),
+        changes=Changes(since=findings.as_of, worse=(change,), worse_count=1, better=(change,), better_count=1),
+        turnover=Turnover(since=findings.as_of, arrived=(appeared,), vanished=(vanished,)),
+        obligations=replace(findings.obligations, servers=(replace(servers[2], owed=3),)),
+        outages=replace(findings.outages, failures=1, servers=(servers[3],)),
+        relaying=replace(findings.relaying, servers=(RelayedServer(url=text(), relayed=1, delivered=2),)),
+        busiest=(servers[4],),
         actions=dict.fromkeys(Action, 8),
         worst=(servers[0],),
         best=(servers[1],),

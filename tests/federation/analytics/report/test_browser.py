@@ -1,12 +1,11 @@
-"""The report in a real browser: what strangers called themselves runs no script and asks for nothing."""
+"""The report in a real browser: it fits, it can be read, and what strangers called themselves runs and asks nothing."""
 
 from __future__ import annotations
 
 import html
-import shutil
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
@@ -14,12 +13,15 @@ from typing import TypeAlias
 
 import pytest
 
-from federation.analytics.report.findings import Findings
+from federation.analytics.frames import Action
+from federation.analytics.report.findings import AdviceChange, Appearance, Changes, Findings, Turnover
 from federation.analytics.report.page import render
+from tests.browser.axe import violations
+from tests.browser.chromium import chromium, find_chromium
 from tests.federation.analytics.report.hostile import hostile_findings
 from tests.patience import PATIENCE_SECONDS
 
-BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+PHONE, DESKTOP = 390, 1440
 MADE_AT = datetime(2026, 3, 31, 4, 12, tzinfo=UTC)
 HOST = "evil.test"
 SCRIPT = "document.title=1"
@@ -74,9 +76,7 @@ Look: TypeAlias = Callable[[str], Seen]
 @pytest.fixture
 def look(tmp_path: Path) -> Look:
     """Opens a page in headless Chromium. No name resolves, so that nothing leaves this machine."""
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
-        pytest.skip("NOT RUN IN A BROWSER: there is no Chromium (apt install chromium-headless-shell)")
+    browser = find_chromium()
 
     def opened(page: str) -> Seen:
         file, log = tmp_path / "report.html", tmp_path / "network.json"
@@ -133,3 +133,42 @@ def test_without_either_a_browser_does_both(look: Look) -> None:
     seen = look(f"<!doctype html><title>a page</title>{''.join(FORBIDDEN)}")
     assert seen.ran
     assert seen.asked
+
+
+def full_findings(findings: Findings) -> Findings:
+    """With a list that has pages, and something to tell in every part."""
+    many = [replace(findings.attention[-1], url=f"https://{number}.example") for number in range(130)]
+    day = findings.as_of
+    change = AdviceChange(url="https://a.example", before=Action.KEEP, now=Action.WATCH, reason="down " * 30)
+    appeared = (Appearance(url=f"https://{'long-name-' * 9}.example", day=day, action=Action.KEEP),)
+    return replace(
+        findings,
+        attention=(*findings.attention, *many),
+        changes=Changes(since=day, worse=(change,), worse_count=1, better=(change,), better_count=30),
+        turnover=Turnover(since=day, arrived=appeared, arrived_count=1, vanished=appeared, vanished_count=1),
+        completeness=replace(findings.completeness, missing=(day,), early=(day,), purged=(day,)),
+        error_totals={**findings.error_totals, "DATABASE": 10_000},
+    )
+
+
+@pytest.mark.parametrize("kind", ["full", "hostile"])
+async def test_it_fits_a_phone_and_a_desktop_in_light_and_dark(findings: Findings, tmp_path: Path, kind: str) -> None:
+    """Nothing makes the page wider than its window, and axe-core finds nothing wrong, all lists open or not."""
+    told = (
+        full_findings(findings) if kind == "full" else hostile_findings(findings, "<b>" * 60, "\u202e" * 9, "x" * 300)
+    )
+    file = tmp_path / "report.html"
+    file.write_text(render(told, made_at=MADE_AT), encoding="utf-8")
+    async with chromium(tmp_path / "profile") as browser, browser.window() as window:
+        await window.open(file.as_uri())
+        for is_open, width, dark in product((False, True), (PHONE, DESKTOP), (False, True)):
+            await window.looks(width=width, dark=dark)
+            await window.ask(
+                f"document.querySelectorAll('details').forEach(each => {{ each.open = {str(is_open).lower()} }})"
+            )
+            assert await window.ask("document.documentElement.clientWidth") == width
+            assert await window.ask("document.documentElement.scrollWidth") <= width, (is_open, width)
+        for width, dark in ((PHONE, True), (DESKTOP, False)):
+            await window.looks(width=width, dark=dark)
+            assert await violations(window) == []
+        assert window.errors == []

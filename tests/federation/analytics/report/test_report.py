@@ -4,28 +4,60 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from importlib.resources import files
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from pyspark.sql import SparkSession
 
 from federation.analytics import pipeline
+from federation.analytics.data.computed import Computed
+from federation.analytics.data.results import SERVER_SCORECARD
 from federation.analytics.data.sinks import write_outputs
 from federation.analytics.frames import Action, Window
+from federation.analytics.report import verdicts
 from federation.analytics.report.find import find
-from federation.analytics.report.findings import DAYS, MOST_PER_ACTION, Findings, SetAside, Since
+from federation.analytics.report.findings import DAYS, Findings, SetAside, Since
 from federation.analytics.report.page import render
 from federation.analytics.report.summary import summary_of, write_summary
 from tests.federation.analytics.page import Element, read_page
 from tests.federation.analytics.report.hostile import hostile_findings
 from tests.federation.analytics.story import AS_OF, Character, at, make_outputs, steady
+from tests.test_manual import complaint
 
 MADE_AT = datetime(2026, 3, 31, 4, 12, tzinfo=UTC)
-SECTIONS = ["attention", "network", "errors", "spread", "servers", "relays", "keys", "quarantine", "definitions"]
+SECTIONS = [
+    *("changes", "attention", "owed", "turnover", "network", "errors", "outages", "busiest", "spread", "servers"),
+    *("relays", "keys", "completeness", "definitions"),
+]
+NOTHING_NOTED = Computed(read_at={}, purged=frozenset())
 HOSTILE = "</title></style><script>alert(1)</script><img src=//evil.example onerror='x'>\u202e\"&<!--"
+
+
+def part(page: Element, name: str) -> Element:
+    """A section of the page."""
+    [found] = [each for each in page.all("section") if each.attributes["aria-labelledby"] == name]
+    return found
+
+
+def plain(text: str) -> str:
+    """With ordinary spaces, and none between the digits of a number."""
+    return re.sub(r"(?<=\d)\u202f(?=\d)", "", text).replace("\u202f", " ")
+
+
+def tiles(page: Element) -> dict[str, tuple[str, str]]:
+    """Each headline number's value, and what it says of it."""
+    found = {}
+    for tile in page.all("div", style="tile"):
+        [name] = tile.all("dt")
+        value, told = tile.all("dd")
+        found[name.text] = plain(value.text), plain(told.text)
+    return found
 
 
 @pytest.fixture(scope="session")
@@ -61,9 +93,11 @@ def test_the_page_stands_alone(page: Element, findings: Findings) -> None:
     """No script, no reference to anything outside it, and a policy that would refuse both."""
     text = render(findings, made_at=MADE_AT)
     names = {element.name for element in page.all()}
-    assert not names & {"script", "link", "img", "iframe", "object", "embed", "form", "base", "a", "use", "image"}
+    assert not names & {"script", "link", "img", "iframe", "object", "embed", "form", "base", "use", "image"}
     assert all(not attribute.startswith("on") for element in page.all() for attribute in element.attributes)
-    assert not {a for element in page.all() for a in element.attributes} & {"src", "href", "style", "srcset", "action"}
+    assert not {a for element in page.all() for a in element.attributes} & {"src", "style", "srcset", "action"}
+    assert [link.attributes["href"] for link in page.all("a")] == [f"#{name}" for name in SECTIONS]
+    assert [element.name for element in page.all() if "href" in element.attributes] == ["a"] * len(SECTIONS)
     [style] = page.all("style")
     assert "url(" not in style.text
     assert "@import" not in style.text
@@ -100,23 +134,68 @@ def test_the_page_can_be_read_without_seeing_it(page: Element) -> None:
 def test_within_a_minute_a_reader_knows_who_is_sick_since_when_why_and_what_to_do(page: Element) -> None:
     """It begins with a sentence, headline numbers against the week before, and the sick in groups."""
     [lede] = page.all("p", style="lede")
-    assert lede.text.startswith("Of 25 known servers 5 need attention. In the last 7 days ")
+    assert lede.text.startswith("Of 25 servers 5 need attention. In the last 7 days ")
     assert "on the days before" in lede.text
-    tiles = [tile.text for tile in page.all("div", style="tile")]
-    assert tiles[0].startswith("Need attention51 to review for blacklist, 2 to park, 1 to watch, 1 to prune")
-    assert tiles[1] == "Healthy servers22of 25 known, \u22122 in 7 days"
-    groups = [badge.text for badge in page.all("span", style="badge")]
+    groups = [badge.text for badge in part(page, "attention").all("span", style="badge")]
     assert groups == ["review for blacklist", "park", "watch", "prune"]
     cards = {next(card.all("h4")).text.split(" ")[0]: card for card in page.all("li", style="patient")}
     gone = cards["gone.example"].text.replace("\u202f", " ")
     assert "since 27 Mar 2026, 03:00 (3 d 21 h)" in gone
     assert "Unhealthy for 4 days; none of 3600 attempts got through in that time." in gone
     assert "CONN_REFUSED: nothing listens at its address." in gone
-    assert next(cards["gone.example"].all("code")).text.endswith("https://gone.example/discover")
-    tls = next(cards["expired.example:8443"].all("code")).text
-    assert tls.startswith("openssl s_client -connect expired.example:8443 -servername expired.example </dev/null")
-    assert next(cards["old.example"].all("code")).text == "getent ahosts old.example"
-    assert "WHERE server_url = 'https://spam.example'" in next(cards["spam.example"].all("code")).text
+    assert "3 deliveries owed, 2 of them held, the oldest since 27 Mar 2026, 03:00." in gone
+    commands = {name: [code.text for code in card.all("code")] for name, card in cards.items()}
+    probe, why = "federation servers probe https://", "federation why https://"
+    assert commands["gone.example"] == [f"{probe}gone.example", f"{why}gone.example"]
+    assert commands["expired.example:8443"] == [f"{probe}expired.example:8443", f"{why}expired.example:8443"]
+    assert commands["old.example"] == [f"{probe}old.example", "federation servers forget https://old.example"]
+    assert commands["spam.example"][0] == f"{why}spam.example"
+    assert commands["spam.example"][1].startswith("federation blacklist add https://spam.example --reason ")
+
+
+def test_headline_numbers_explain_each_other(page: Element) -> None:
+    """What one is the sum of, or a part of, stands beneath it."""
+    found = tiles(page)
+    sums = {
+        name: [int(n) for n in re.findall(r"(\d+) [a-z]", told.partition(";")[0])] for name, (_, told) in found.items()
+    }
+    assert found["Need attention"] == ("5", "1 to review for blacklist + 2 to park + 1 to watch + 1 to prune")
+    assert found["Healthy servers"] == ("22", "of 25, the others are 3 unhealthy")
+    assert found["Owed now"] == ("9", "6 held + 3 to be sent; the oldest since 2 Jan")
+    assert found["Lost for good, last 7 days"] == ("3", "3 in 30 days, of 3 servers")
+    for name in ("Need attention", "Owed now", "Attempts, last 7 days"):
+        assert sum(sums[name]) == int(found[name][0]), name
+    attempts, delivered = int(found["Attempts, last 7 days"][0]), sums["Attempts, last 7 days"][0]
+    assert found["Got through, last 7 days"][1].startswith(f"{delivered} of {attempts};")
+    assert found["Top 10, last 7 days"][1].endswith(f" of {attempts}")
+    assert found["Relays saved, last 7 days"][1] == f"of the {delivered} that got through"
+    assert found["Typical MTTR, 30 days"] == ("2 h", "MTTF 10 d; 3 outages of 3 servers")
+    assert plain(part(page, "attention").text).startswith("Needs attention5 servers = 2 healthy + 3 unhealthy. ")
+
+
+def test_commands_are_ours(findings: Findings) -> None:
+    """The program takes each that the page names, whatever it tells; nothing else is to be pasted."""
+    strange = replace(findings.attention[0], action=Action.WATCH, state="unregistered")
+    days = (*findings.days[:-1], replace(findings.days[-1], servers_healthy=0))
+    ill = replace(
+        findings,
+        days=days,
+        attention=(*findings.attention, strange),
+        error_totals={"DATABASE": 9, "NO_OWN_KEYS": 9},
+        completeness=replace(findings.completeness, missing=(date(2026, 3, 2), date(2026, 3, 3))),
+    )
+    page = read_page(render(ill, made_at=MADE_AT))
+    found = {code.text for code in page.all("code") if code.attributes.get("class") == "command"}
+    mentioned = {code.text for code in page.all("code") if code.text.startswith("federation ")}
+    assert found <= mentioned
+    kinds = {" ".join(re.findall(r"(?<!\S)[a-z-]+(?!\S)", text)[:3]) for text in mentioned}
+    assert kinds >= {
+        *("federation why", "federation servers probe", "federation servers forget", "federation servers discover"),
+        *("federation servers accept-key", "federation blacklist add", "federation deliveries stats"),
+        *("federation deliveries list", "federation doctor", "federation keys show", "federation analytics run"),
+    }
+    assert {text: told for text in mentioned if (told := complaint(text))} == {}
+    assert complaint("federation servers prob https://x.example")
 
 
 def test_a_server_that_is_sick_on_and_off_shows_how_often(findings: Findings) -> None:
@@ -124,7 +203,7 @@ def test_a_server_that_is_sick_on_and_off_shows_how_often(findings: Findings) ->
     server = replace(findings.attention[-1], since=None, daily=(None, 0.2, 0.95, 0.89, 1.0))
     page = read_page(render(replace(findings, attention=(server,)), made_at=MADE_AT))
     [card] = page.all("li", style="patient")
-    assert next(card.all("h4")).text == "slow.example on 2 of 4 days"
+    assert next(card.all("h4")).text == "slow.example bad on 2 of 4 days"
 
 
 def test_a_failure_of_this_node_itself_is_told_first(findings: Findings) -> None:
@@ -228,15 +307,18 @@ def luminance(colour: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def test_nothing_found_is_said_and_no_list_grows_with_the_network(spark: SparkSession, tmp_path: Path) -> None:
-    """No servers and no attempts make a whole page; so do hundreds of sick ones, of which a few are shown."""
+def test_nothing_found_is_said_and_a_long_list_has_pages(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No servers and no attempts make a whole page; so do hundreds of sick ones, all of them there up to a bound."""
     last = Window(since=AS_OF, until=AS_OF + timedelta(days=1))
     write_outputs(make_outputs(spark, [], key_anomalies=[], quarantine=[]), tmp_path / "empty", last)
-    nothing = find(spark, tmp_path / "empty", AS_OF)
+    nothing = find(spark, tmp_path / "empty", AS_OF, NOTHING_NOTED)
     empty = read_page(render(nothing, made_at=MADE_AT))
     assert [section.attributes["aria-labelledby"] for section in empty.all("section")] == SECTIONS
     assert "No servers are known yet" in empty.text
     assert "29 of these days have not been computed" in empty.text
+    assert "1 of 30 days are computed. Missing: 1\u202fMar to 29\u202fMar." in empty.text
     assert summary_of(nothing)["totals"] == {
         "servers": 0,
         "servers_healthy": 0,
@@ -252,20 +334,81 @@ def test_nothing_found_is_said_and_no_list_grows_with_the_network(spark: SparkSe
         for number, action in enumerate([Action.PARK, Action.WATCH] * 150, start=1)
     ]
     write_outputs(make_outputs(spark, sick, key_anomalies=[]), tmp_path / "sick", last)
-    found = find(spark, tmp_path / "sick", AS_OF)
-    assert len(found.attention) == 2 * MOST_PER_ACTION
+    monkeypatch.setattr(verdicts, "MOST_PER_ACTION", 140)
+    found = find(spark, tmp_path / "sick", AS_OF, NOTHING_NOTED)
+    assert len(found.attention) == 2 * 140
     assert found.attention[0].url == "https://299.example"
     assert len(found.attention[0].reasons) == 5
     page = read_page(render(found, made_at=MADE_AT))
-    assert f"And {150 - MOST_PER_ACTION} more servers: in server_scorecard/as_of=2026-03-30." in page.text
+    pages = [next(details.all("summary")).text for details in page.all("details", style="page")]
+    assert pages == [f"{span} of 150 to {name}" for name in ("park", "watch") for span in ("21 to 120", "121 to 140")]
+    assert page.text.count("And 10 more servers: in server_scorecard/as_of=2026-03-30.") == 2
+    told = {cell.text for details in page.all("details", style="page") for cell in details.all("td")}
+    assert told >= {f"{number}.example" for number in range(21, 261)}
+
+
+def test_what_changed_since_yesterday_is_told(spark: SparkSession, written: Path, tmp_path: Path) -> None:
+    """Whose advice is another, who is new and who is gone, by the results of the days before."""
+    for directory in written.iterdir():
+        shutil.copytree(directory, tmp_path / directory.name)
+    table = pyarrow.parquet.ParquetFile(SERVER_SCORECARD.file(written, AS_OF)).read()
+
+    def store(day: date, *, without: str, **advice: str) -> None:
+        rows = [row for row in table.to_pylist() if without not in row["server_url"]]
+        old = {"action": "watch", "owed": 4, "state": "healthy"}
+        rows += [{**row, **old, "server_url": f"https://moved-{day.day}.example"} for row in rows[:2]]
+        changed = [
+            {**row, "action": advice.get(row["server_url"][8:].partition(".")[0], row["action"])} for row in rows
+        ]
+        file = SERVER_SCORECARD.file(tmp_path, day)
+        file.parent.mkdir()
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(changed, table.schema), file)
+
+    store(date(2026, 3, 20), without="server-00")
+    store(date(2026, 3, 29), without="server-019", gone="watch", slow="park", old="keep")
+    noted = Computed(read_at={"2026-03-30": "2026-03-30T12:00:00+00:00"}, purged=frozenset({"2026-03-02"}))
+    found = find(spark, tmp_path, AS_OF, noted)
+    worse = [(change.url, change.before, change.now) for change in found.changes.worse]
+    assert worse == [
+        ("https://old.example", Action.KEEP, Action.PRUNE),
+        ("https://gone.example", Action.WATCH, Action.PARK),
+    ]
+    [better] = found.changes.better
+    assert (better.url, better.before, better.now) == ("https://slow.example", Action.PARK, Action.WATCH)
+    assert (found.changes.since, found.changes.urgent_before) == (date(2026, 3, 29), 5)
+    assert (found.turnover.since, found.turnover.arrived_count, found.turnover.vanished_count) == (
+        date(2026, 3, 20),
+        10,
+        2,
+    )
+    assert {each.url: each.day.day for each in found.turnover.arrived} == {
+        **{f"https://server-{number:03}.example": 29 for number in range(10)},
+    }
+    assert [(each.url, each.day.day) for each in found.turnover.vanished] == [
+        ("https://moved-29.example", 29),
+        ("https://moved-20.example", 20),
+    ]
+    page = read_page(render(found, made_at=MADE_AT))
+    changes, turnover = plain(part(page, "changes").text), plain(part(page, "turnover").text)
+    assert changes.startswith(
+        "What changed since yesterdayOf 2 servers the advice is graver than it was, of 1 it is better;"
+    )
+    assert "Servers that need attention55±0" in changes
+    assert "Deliveries owed139\u22124" in changes
+    assert "10 new, 2 gone from the registry" in turnover
+    complete = plain(part(page, "completeness").text)
+    assert "All of the 30 days are computed." in complete
+    assert "Read before they were over, so late attempts lack: 30 Mar." in complete
+    assert "those that were exported before are counted: 2 Mar." in complete
+    assert "attempts were read = " in complete
+    assert "+ 4 set aside" in complete
 
 
 def test_the_summary_agrees_with_a_calculation_by_hand(findings: Findings, tmp_path: Path) -> None:
     """Totals, actions, worst servers, quarantine and window, in JSON."""
     summary = summary_of(findings)
-    file = write_summary(summary, tmp_path)
-    assert json.loads(file.read_text()) == summary
-    assert file.name == "summary.json"
+    write_summary(summary, tmp_path)
+    assert json.loads((tmp_path / "summary.json").read_text()) == summary
     assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
     assert summary["window"] == {
         "first_day": "2026-03-01",

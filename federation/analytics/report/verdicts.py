@@ -1,0 +1,238 @@
+"""The verdict on each server, made of the scorecards of its two windows, and the lists that it is in."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import date
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import Window as Over
+from pyspark.sql import functions as sf
+
+from db import ServerHealth
+from federation.analytics.days import MONTH, WEEK, instant, midnight
+from federation.analytics.frames import Action
+from federation.analytics.report.findings import (
+    BAD_DAY,
+    FEWEST_ATTEMPTS,
+    MOST_PER_ACTION,
+    MOST_RANKED,
+    MOST_WITH_DAYS,
+    Day,
+    Obligations,
+    Outages,
+    Period,
+    Server,
+    Since,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from pyspark.sql import Column, DataFrame, Row
+
+URGENCY: Final = tuple(Action)
+"""The actions; a verdict's `urgency` is the place of its own, from 1 on."""
+
+_SERVER: Final = ("state", "top_error", "trend")
+_PERIOD_COUNTS: Final = ("attempts", "delivered", "failures", "lost")
+
+
+def verdicts(scorecards: DataFrame) -> DataFrame:
+    """Return one row per server: both its windows, the more urgent action, and why."""
+    urgency = sf.array_position(sf.array(*(sf.lit(action.value) for action in URGENCY)), sf.col("action"))
+    # If both windows ask for the same action, the shorter one says why.
+    weight = urgency * 1000 - sf.col("window_days")
+    reasons = sf.transform(sf.slice("reasons", 1, 5), lambda reason: sf.substring(reason, 1, 300))
+    return scorecards.groupBy("server_url").agg(
+        sf.max(urgency).alias("urgency"),
+        sf.max_by(reasons, weight).alias("reasons"),
+        _of_window(WEEK, "week"),
+        _of_window(MONTH, "month"),
+        *(sf.min_by(name, "window_days").alias(name) for name in _SERVER),
+        *(sf.coalesce(sf.max(name), sf.lit(0)).alias(name) for name in ("owed", "held")),
+        *(sf.min_by(sf.unix_micros(name), "window_days").alias(name) for name in ("state_since", "owed_since")),
+    )
+
+
+def _of_window(days: int, name: str) -> Column:
+    values = sf.struct(*Period.__dataclass_fields__)
+    return sf.first(sf.when(sf.col("window_days") == days, values), ignorenulls=True).alias(name)
+
+
+def urgent(found: DataFrame) -> list[Row]:
+    """Return those that need attention, the most urgent advice first; each list is cut short."""
+    failed = sf.coalesce(sf.col("week.attempts") - sf.col("week.delivered"), sf.lit(0))
+    place = sf.row_number().over(Over.partitionBy("urgency").orderBy(failed.desc(), "server_url"))
+    rows = found.where(sf.col("urgency") > 1).withColumn("place", place).where(sf.col("place") <= MOST_PER_ACTION)
+    return rows.orderBy(sf.desc("urgency"), "place").collect()
+
+
+def first_of(rows: DataFrame, group: Column, order: Sequence[Column], limit: int) -> list[Row]:
+    """Return the first rows of each group, in their order, each with `number`: how many the group has."""
+    groups = Over.partitionBy(group)
+    placed = rows.withColumns(
+        {"place": sf.row_number().over(groups.orderBy(*order)), "number": sf.count("*").over(groups)}
+    )
+    return placed.where(sf.col("place") <= limit).orderBy("place").collect()
+
+
+def with_days(rows: Iterable[Row]) -> list[Row]:
+    """Return the first of each list of `urgent`, which are shown with their days."""
+    return [row for row in rows if row["place"] <= MOST_WITH_DAYS]
+
+
+def worst_and_best(found: DataFrame) -> tuple[list[Row], list[Row]]:
+    judged = found.where(sf.col("month.score").isNotNull() & (sf.col("month.attempts") >= FEWEST_ATTEMPTS))
+    traffic = sf.col("month.attempts")
+    worst = judged.orderBy(sf.asc("month.score"), traffic.desc(), "server_url")
+    best = judged.orderBy(sf.desc("month.score"), traffic.desc(), "server_url")
+    return worst.limit(MOST_RANKED).collect(), best.limit(MOST_RANKED).collect()
+
+
+def totals(found: DataFrame) -> Row:
+    """Add up what there is of all servers."""
+    week, month, failures = (_number(name) for name in ("week.lost", "month.lost", "month.failures"))
+    return found.agg(
+        *(
+            sf.coalesce(sf.sum(each), sf.lit(0)).alias(name)
+            for name, each in (
+                ("week_attempts", _number("week.attempts")),
+                *((name, sf.col(name)) for name in ("owed", "held")),
+                *(("lost_week", week), ("lost_month", month), ("failures", failures)),
+            )
+        ),
+        sf.min("owed_since").alias("since"),
+        sf.count_if(sf.col("owed") > 0).alias("owed_servers"),
+        sf.count_if(month > 0).alias("lost_servers"),
+        sf.count_if(failures > 0).alias("failed_servers"),
+        sf.median("month.mttf_s").alias("mttf_s"),
+        sf.median("month.mttr_s").alias("mttr_s"),
+    ).collect()[0]
+
+
+def busiest(found: DataFrame) -> tuple[Server, ...]:
+    """Return the servers with the most attempts in 7 days."""
+    tried = found.where(sf.col("week.attempts") > 0)
+    return _listed(tried.orderBy(sf.desc("week.attempts"), "server_url"))
+
+
+def obligations(found: DataFrame, total: Row) -> Obligations:
+    """Return what is owed and lost in all, and the servers with the most of it."""
+    lost = _number("month.lost")
+    most = found.where((sf.col("owed") > 0) | (lost > 0)).orderBy(sf.desc("owed"), lost.desc(), "server_url")
+    return Obligations(
+        owed=total["owed"],
+        held=total["held"],
+        since=None if total["since"] is None else instant(total["since"]),
+        lost_week=total["lost_week"],
+        lost_month=total["lost_month"],
+        owed_servers=total["owed_servers"],
+        lost_servers=total["lost_servers"],
+        servers=_listed(most),
+    )
+
+
+def outages(found: DataFrame, total: Row) -> Outages:
+    """Return the outages of 30 days in all, and the servers with the most of them."""
+    failures = _number("month.failures")
+    most = found.where(failures > 0).orderBy(failures.desc(), sf.desc("month.longest_outage_s"), "server_url")
+    return Outages(
+        failures=total["failures"],
+        failed_servers=total["failed_servers"],
+        mttf_s=total["mttf_s"],
+        mttr_s=total["mttr_s"],
+        servers=_listed(most),
+    )
+
+
+def _number(name: str) -> Column:
+    return sf.coalesce(sf.col(name), sf.lit(0))
+
+
+def counts(found: DataFrame) -> list[Row]:
+    """Count the servers by advice and state."""
+    state = sf.coalesce("state", sf.lit("")).alias("state")
+    return found.groupBy("urgency", state).count().orderBy("state").collect()
+
+
+def actions(counted: Iterable[Row]) -> dict[Action, int]:
+    """Return how many servers have each advice, the most urgent first."""
+    found = Counter[int]()
+    for row in counted:
+        found[row["urgency"]] += row["count"]
+    return {action: found[place] for place, action in reversed(list(enumerate(URGENCY, start=1)))}
+
+
+def states(counted: Iterable[Row]) -> dict[str, int]:
+    """Return how many servers are in each state."""
+    found = Counter[str]()
+    for row in counted:
+        found[row["state"]] += row["count"]
+    return dict(found)
+
+
+def spread(found: DataFrame, value: str, above: Sequence[Column]) -> tuple[int, ...]:
+    """Count the servers between two bounds, by how many of the bounds they are `above`."""
+    bucket = sum((sf.when(each, 1).otherwise(0) for each in above), start=sf.lit(0))
+    rows = found.where(sf.col(value).isNotNull()).groupBy(bucket.alias("bucket")).count().collect()
+    counts = {row["bucket"]: row["count"] for row in rows}
+    return tuple(counts.get(place, 0) for place in range(len(above) + 1))
+
+
+def servers_of(
+    rows: Iterable[Row], days: Sequence[Day], availability: Mapping[tuple[str, date], float], *, shown: set[str]
+) -> tuple[Server, ...]:
+    """Return the servers of the rows, those of `shown` with their days."""
+
+    def daily(url: str) -> tuple[float | None, ...]:
+        return tuple(availability.get((url, each.day)) for each in days) if url in shown else ()
+
+    return tuple(_server(row, days, daily(row["server_url"])) for row in rows)
+
+
+def _listed(ordered: DataFrame) -> tuple[Server, ...]:
+    return tuple(_server(row, (), ()) for row in ordered.limit(MOST_RANKED).collect())
+
+
+def _server(row: Row, days: Sequence[Day], daily: tuple[float | None, ...]) -> Server:
+    sick_since = row["state_since"] if row["state"] == ServerHealth.UNHEALTHY else None
+    first_bad_day = _first_bad_day(days, daily) if daily else None
+    return Server(
+        url=row["server_url"],
+        action=URGENCY[max(row["urgency"], 1) - 1],
+        state=row["state"],
+        reasons=tuple(row["reasons"] or ()),
+        since=Since(at=instant(sick_since)) if sick_since is not None else first_bad_day,
+        top_error=row["top_error"],
+        trend=row["trend"],
+        week=_period(row["week"]),
+        month=_period(row["month"]),
+        owed=row["owed"],
+        held=row["held"],
+        owed_since=None if row["owed_since"] is None else instant(row["owed_since"]),
+        daily=daily,
+    )
+
+
+def _first_bad_day(days: Sequence[Day], daily: Sequence[float | None]) -> Since | None:
+    """Return where the bad days begin that last until now, or None if the last day was good.
+
+    Days without attempts are ignored.
+    """
+    bad: date | None = None
+    for each, availability in zip(reversed(days), reversed(daily), strict=True):
+        if availability is None:
+            continue
+        if availability >= BAD_DAY:
+            break
+        bad = each.day
+    else:
+        return None if bad is None else Since(at=midnight(bad), at_least=True)
+    return None if bad is None else Since(at=midnight(bad))
+
+
+def _period(row: Row | None) -> Period:
+    if row is None:
+        return Period()
+    return Period(**row.asDict() | {name: row[name] or 0 for name in _PERIOD_COUNTS})
