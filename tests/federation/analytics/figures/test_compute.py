@@ -29,7 +29,7 @@ from tests.federation.analytics.rows import (
     server,
 )
 
-OUTPUTS: Final = [field.name for field in fields(Outputs)]
+OUTPUTS: Final = [field.name for field in fields(Outputs) if field.name != "shared"]
 A, B, C, STRANGER = (f"https://{name}.example" for name in ("a", "b", "c", "stranger"))
 
 SERVERS: Final = [server(A), server(B), server(C, is_healthy=False, unhealthy_reason="TIMEOUT"), server("c.example")]
@@ -72,7 +72,7 @@ def full(spark: SparkSession) -> dict[str, list[Row]]:
 
 
 def collected(outputs: Outputs, *names: str) -> dict[str, list[Row]]:
-    kept = (outputs.server_daily.persist(), outputs.server_scorecard.persist())  # the others are made of them
+    kept = [frame.persist() for frame in outputs.shared]
     rows = {name: sorted(getattr(outputs, name).collect(), key=str) for name in names}
     for frame in kept:
         frame.unpersist()
