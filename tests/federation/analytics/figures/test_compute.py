@@ -101,6 +101,24 @@ def test_a_network_without_anything_has_its_days(nothing: Outputs) -> None:
     assert rows[0]["errors"] == {}
 
 
+def test_a_year_without_anything_has_its_days(spark: SparkSession) -> None:
+    """However long the window is."""
+    year = Window(since=date(2025, 12, 1), until=date(2026, 12, 1))
+    rows = compute(inputs(spark), window=year, now=NOW).network_summary.orderBy("day").collect()
+    assert [row["day"] for row in rows] == list(year.days)
+
+
+def test_one_attempt_is_a_history(spark: SparkSession) -> None:
+    """It is its server's day, its network's, and both of its scorecards."""
+    single = inputs(spark, attempts=[attempt(STRANGER, duration_ms=70)])
+    found = collected(compute(single, window=WINDOW, now=NOW), *OUTPUTS)
+    [day] = found["server_daily"]
+    assert (day["attempts"], day["p50_ms"], day["p99_ms"]) == (1, 70, 70)
+    assert [row["p95_ms"] for row in found["network_summary"] if row["attempts"]] == [70]
+    assert [(row["window_days"], row["attempts"]) for row in found["server_scorecard"]] == [(30, 1), (7, 0)]
+    assert not found["quarantine"]
+
+
 def test_attempts_add_up(full: dict[str, list[Row]]) -> None:
     """What went in was counted once, by server and day and by day, or is in quarantine."""
     aside = Counter(row["reason"] for row in full["quarantine"] if row["source"] == "attempts")
