@@ -286,18 +286,15 @@ def _session(
     Problems that are found quickly are reported before the seconds that Spark takes to start.
     """
     from federation.analytics.data.database import check_database
-    from federation.analytics.session import open_session
+    from federation.analytics.session import session
 
     jar = getattr(options, "jdbc", None)
     if database is not None:
         check_database(database)
         ready(database)
     tell("starting Spark")
-    spark = open_session(options.master, settings={"spark.jars": jar} if jar else None)
-    try:
+    with session(options.master, settings={"spark.jars": jar} if jar else None) as spark:
         yield spark
-    finally:
-        spark.stop()
 
 
 def _tables(options: argparse.Namespace, spark: SparkSession, database: str) -> Tables:

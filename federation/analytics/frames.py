@@ -296,7 +296,11 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
-    """What is computed: frames of the schemas above."""
+    """What is computed: frames of the schemas above.
+
+    `shared` are those that others are computed from, each before those that it is in: whoever computes several outputs
+    keeps them meanwhile.
+    """
 
     server_daily: DataFrame
     server_scorecard: DataFrame
@@ -304,3 +308,4 @@ class Outputs:
     key_anomalies: DataFrame
     relay_candidates: DataFrame
     quarantine: DataFrame
+    shared: tuple[DataFrame, ...] = ()

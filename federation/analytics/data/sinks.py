@@ -47,15 +47,15 @@ def write_outputs(
     Rows of days outside the window are not written. A day without rows gets an empty file, to show that it was
     computed. `told` is called with what is being computed.
 
-    `server_daily` and `server_scorecard` are kept in memory (on disk if that is short) until all is written, because
-    other frames are computed from them, and are then released. They hold a row per server and day or window, never one
-    per attempt; nothing that grows with the attempts is kept.
+    The frames that others are computed from (`shared`) are kept in memory, or on Spark's local disks if that is short,
+    until all is written. The largest counts attempts by server, day and result, and deliveries also by how many
+    milliseconds they took.
 
     Raises:
         DirectoryUnusable: another run writes to the directory, or it cannot be written to; nothing has changed.
         OSError: the disk refuses; every day is whole.
     """
-    with _kept(outputs.server_daily, outputs.server_scorecard):
+    with _kept(*outputs.shared):
         if isinstance(out, Snapshot):
             _write_to_store(outputs, out, window, told)
         else:

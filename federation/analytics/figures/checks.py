@@ -43,34 +43,28 @@ COUNTED: Final = (
     "request_bytes",
     "response_bytes",
 )
-"""The columns of an attempt that are judged or counted; the others are only read for quarantined rows."""
+"""The columns of an attempt that are judged or counted; the others are told of quarantined rows."""
 
 _OTHERS: Final = tuple(name for name in ATTEMPTS.fieldNames() if name not in COUNTED)
 
 
-def check_attempts(attempts: DataFrame, *, window: Window, now: datetime) -> Checked:
-    """Put every attempt of the window in `good`, once and with its UTC `day`, or in `bad`.
+def check_attempts(attempts: DataFrame, *, window: Window, now: datetime) -> DataFrame:
+    """Return every attempt of the window with its UTC `day` and its `reason`, which is null for a good one.
 
-    Attempts of other times are in neither, as nobody asked for them. Those without a time, or with one before 2000 or
-    in the future, belong to no window and are in `bad`, without a day. Of good rows that share an id on one day, the
-    smallest stays.
+    Attempts of other times are left out, as nobody asked for them. Those without a time, or with one before 2000 or
+    in the future, belong to no window: they are returned without a day. Of good rows that share an id on one day, the
+    smallest stays good.
     """
-    rows = attempts.select(*ATTEMPTS.fieldNames()).withColumn("day", utc_day("started_at"))
-    rows_asked_for = rows.where(is_within("started_at", window))
-    reason = first_reason(_attempt_faults(now))
-    duplicates = find_duplicates(rows_asked_for.select("id", "day"))
-    sound = rows_asked_for.where(reason.isNull())
-    homeless = F.col("started_at").isNull() | _is_ancient("started_at") | _is_future("started_at", now)
-    faulty = rows.where(is_within("started_at", window) | homeless).withColumn("reason", reason)
-    copies = duplicates.other_copies(sound, order=(*COUNTED, *_OTHERS)).withColumn(
-        "reason", F.lit(Reason.DUPLICATED_ID.value)
+    is_asked_for, is_ancient = is_within("started_at", window), _is_ancient("started_at")
+    homeless = F.col("started_at").isNull() | is_ancient | _is_future("started_at", now)
+    rows = attempts.select(*ATTEMPTS.fieldNames())
+    judged = rows.where(is_asked_for | homeless).select(
+        "*",
+        F.when(is_asked_for & ~is_ancient, utc_day("started_at")).alias("day"),
+        first_reason(_attempt_faults(now)).alias("reason"),
     )
-    has_day = is_within("started_at", window) & ~_is_ancient("started_at")
-    bad = faulty.where(F.col("reason").isNotNull()).unionByName(copies)
-    return Checked(
-        good=duplicates.first_copies(sound.select(*COUNTED, "day"), order=COUNTED),
-        bad=set_aside("attempts", bad, ATTEMPTS, reason="reason", day=F.when(has_day, F.col("day"))),
-    )
+    # A null is the first in every order, so only good rows are the copies of others.
+    return find_duplicates(rows.select("id")).mark(judged, order=(*COUNTED, *_OTHERS))
 
 
 def check_servers(servers: DataFrame, *, now: datetime) -> Checked:

@@ -24,6 +24,7 @@ from federation.analytics.figures.network import network_summary
 from federation.analytics.figures.outages import find_outages
 from federation.analytics.figures.relays import relay_candidates
 from federation.analytics.figures.scorecard import server_scorecard
+from federation.analytics.figures.tally import bad, good, tally
 from federation.analytics.frames import DELIVERIES, LOSSES, Inputs, Outputs, Window, no_rows
 
 if TYPE_CHECKING:
@@ -38,12 +39,13 @@ def compute(inputs: Inputs, *, window: Window, now: datetime | None = None) -> O
 
     `now`, by default this moment, tells future times. `server_daily` holds the days of `window` that the attempts
     cover. Scorecards and relay candidates look back 30 days from the window's end: at the days computed, and at
-    `inputs.server_daily` for those before. A day in both is taken from the attempts. Several outputs read daily rows
-    and scorecards: `write_outputs` computes these once.
+    `inputs.server_daily` for those before. A day in both is taken from the attempts. Several outputs are computed from
+    the `shared` frames: `write_outputs` computes these once.
     """
     now = now or datetime.now(UTC)
     until = end_of(window, now=now)
-    attempts = check_attempts(inputs.attempts, window=window, now=now)
+    tallied = tally(check_attempts(inputs.attempts, window=window, now=now))
+    counts = good(tallied)
     servers = check_servers(inputs.servers, now=now)
     blacklist = check_blacklist(inputs.blacklist)
     events = check_health_events(inputs.health_events, now=now)
@@ -51,7 +53,7 @@ def compute(inputs: Inputs, *, window: Window, now: datetime | None = None) -> O
     deliveries = check_deliveries(_or_none(inputs.deliveries, session, DELIVERIES), now=now)
     losses = check_losses(_or_none(inputs.losses, session, LOSSES), now=now)
 
-    daily = server_daily(attempts.good)
+    daily = server_daily(counts)
     known_days = daily if inputs.server_daily is None else _with_stored(daily, inputs.server_daily)
     outages = find_outages(events.good, servers.good, until=until)
     anomalies = key_anomalies(
@@ -76,12 +78,11 @@ def compute(inputs: Inputs, *, window: Window, now: datetime | None = None) -> O
     return Outputs(
         server_daily=daily,
         server_scorecard=scorecard,
-        network_summary=network_summary(
-            attempts.good, known_days, servers=servers.good, outages=outages, window=window
-        ),
+        network_summary=network_summary(counts, known_days, servers=servers.good, outages=outages, window=window),
         key_anomalies=anomalies,
         relay_candidates=relay_candidates(known_days, scorecard, servers=servers.good, window=window),
-        quarantine=_together(each.bad for each in (attempts, servers, blacklist, events, deliveries, losses)),
+        quarantine=_together([bad(tallied), *(each.bad for each in (servers, blacklist, events, deliveries, losses))]),
+        shared=(tallied, daily, scorecard),
     )
 
 

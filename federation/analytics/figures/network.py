@@ -8,7 +8,8 @@ from pyspark.sql import Window as Over
 from pyspark.sql import functions as F  # noqa: N812 - the name Spark's own documentation gives it
 
 from federation.analytics.days import utc_day
-from federation.analytics.figures.daily import latency_percentiles, share
+from federation.analytics.figures.daily import share
+from federation.analytics.figures.tally import percentile, ranked
 from federation.analytics.frames import NETWORK_SUMMARY, Window
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ _COUNTS: Final = ("servers_known", "servers_new", "servers_lost", "attempts", "d
 
 
 def network_summary(
-    attempts: DataFrame, daily: DataFrame, *, servers: DataFrame, outages: DataFrame, window: Window
+    counts: DataFrame, daily: DataFrame, *, servers: DataFrame, outages: DataFrame, window: Window
 ) -> DataFrame:
     """Compute one row per UTC day of the window, even for days without attempts; see `NETWORK_SUMMARY`.
 
@@ -30,7 +31,7 @@ def network_summary(
     - healthy: known and not down; lost: went down that day and were still down at its end.
 
     Over a day: success rate = delivered / attempts; the share of attempts that went to the 10 servers with the most;
-    p50 and p95 of all deliveries (see `PERCENTILE_ACCURACY`), from `attempts`, and null for a day that only `daily`
+    p50 and p95 of all deliveries, from the counts of good attempts (see `tally`), and null for a day that only `daily`
     has.
     """
     inside = daily.where(F.col("day").between(F.lit(window.since), F.lit(window.as_of)))
@@ -39,9 +40,9 @@ def network_summary(
         _down(outages, window),
         _traffic(inside),
         _error_mix(inside),
-        _latency(attempts),
+        _latency(counts),
     )
-    rows = _days(window, attempts.sparkSession)
+    rows = _days(window, counts.sparkSession)
     for part in parts:
         rows = rows.join(part, "day", "left")
     return rows.select(
@@ -51,8 +52,8 @@ def network_summary(
         share("delivered", "attempts").alias("success_rate"),
         share("top_attempts", "attempts").alias("top10_share"),
         F.coalesce("errors", F.create_map().cast(NETWORK_SUMMARY["errors"].dataType)).alias("errors"),
-        F.try_element_at("ms", F.lit(1)).alias("p50_ms"),
-        F.try_element_at("ms", F.lit(2)).alias("p95_ms"),
+        "p50_ms",
+        "p95_ms",
     ).to(NETWORK_SUMMARY)
 
 
@@ -105,5 +106,7 @@ def _error_mix(daily: DataFrame) -> DataFrame:
     return by_code.groupBy("day").agg(F.map_from_entries(F.collect_list(F.struct("code", "rows"))).alias("errors"))
 
 
-def _latency(attempts: DataFrame) -> DataFrame:
-    return attempts.groupBy("day").agg(latency_percentiles().alias("ms"))
+def _latency(counts: DataFrame) -> DataFrame:
+    timed = counts.where(F.col("took_ms").isNotNull())
+    by_time = timed.groupBy("day", "took_ms").agg(F.sum("rows").alias("rows"))
+    return ranked(by_time, "day").groupBy("day").agg(percentile(50).alias("p50_ms"), percentile(95).alias("p95_ms"))

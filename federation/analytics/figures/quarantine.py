@@ -69,14 +69,14 @@ def without_copies(reason: Column, *, key: str, order: Sequence[str | Column], c
     return F.coalesce(reason, F.when(number > 1, F.lit(copy.value)))
 
 
-def set_aside(
-    source: str, rows: DataFrame, schema: StructType, *, reason: str | Column, day: Column | None = None
-) -> DataFrame:
-    """Return `rows` in the form of the quarantine, with the `day` that they are computed with, if there is one."""
-    whole = F.to_json(F.struct(*schema.fieldNames()), {"timeZone": "UTC", "ignoreNullFields": "false"})
+def as_json(schema: StructType) -> Column:
+    """Return a whole row of `schema` as it is kept: nulls are named, and times are in UTC."""
+    return F.to_json(F.struct(*schema.fieldNames()), {"timeZone": "UTC", "ignoreNullFields": "false"})
+
+
+def set_aside(source: str, rows: DataFrame, schema: StructType, *, reason: str) -> DataFrame:
+    """Return `rows`, which have a column `reason` and no day, in the form of the quarantine."""
+    no_day = F.lit(None).cast("date").alias("day")
     return rows.select(
-        F.lit(source).alias("source"),
-        (F.col(reason) if isinstance(reason, str) else reason).alias("reason"),
-        (F.lit(None) if day is None else day).cast("date").alias("day"),
-        whole.alias("row"),
+        F.lit(source).alias("source"), F.col(reason).alias("reason"), no_day, as_json(schema).alias("row")
     ).to(QUARANTINE)

@@ -46,6 +46,14 @@ def spark() -> Iterator[SparkSession]:
     session.stop()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_class_archive() -> Iterator[None]:
+    """No test leaves 140 MB in somebody's cache directory."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", "/dev/null")
+        yield
+
+
 @pytest.fixture(scope="session")
 def script(tmp_path_factory: pytest.TempPathFactory, migrated_file: Path) -> Iterator[ScriptRun]:
     """The script at work on three days in an SQLite file; its Spark, too, interprets its queries."""
@@ -59,7 +67,7 @@ def script(tmp_path_factory: pytest.TempPathFactory, migrated_file: Path) -> Ite
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _script_ahead(request: pytest.FixtureRequest) -> None:
+def _script_ahead(request: pytest.FixtureRequest, _no_class_archive: None) -> None:
     """It takes long, and so begins first where a test asks for it."""
     if any("script" in item.fixturenames for item in request.session.items if isinstance(item, pytest.Function)):
         request.getfixturevalue("script")

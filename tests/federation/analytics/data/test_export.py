@@ -22,6 +22,7 @@ from federation.analytics.data.inputs import read_exports
 from federation.analytics.data.source import SourceTables
 from federation.analytics.errors import AnalyticsError, DatabaseUnavailable, DirectoryUnusable
 from federation.analytics.figures.checks import check_attempts
+from federation.analytics.figures.tally import bad, tally
 from federation.analytics.frames import Window
 from tests.federation.analytics.history import DAY, SERVERS, add, attempt, attempts, execute, fill, moment
 from tests.patience import PATIENCE_SECONDS
@@ -204,11 +205,12 @@ def test_a_number_out_of_range_is_set_aside(spark: SparkSession, sqlite_only: st
     execute(sqlite_only, sqlalchemy.text("UPDATE delivery_attempts SET request_bytes = 1099511627776 WHERE id = 3"))
     run(spark, sqlite_only, tmp_path)
     window = Window(since=DAY, until=days(1)[0])
-    checked = check_attempts(read_exports(spark, tmp_path, window).attempts, window=window, now=NOW)
-    assert sorted(row.id for row in checked.good.collect()) == [1, 2, *range(4, 11)]
-    [bad] = checked.bad.collect()
-    assert bad.reason == "a value that cannot be read"
-    assert json.loads(json.loads(bad.row)["unreadable"]) == {"request_bytes": "1099511627776"}
+    judged = check_attempts(read_exports(spark, tmp_path, window).attempts, window=window, now=NOW)
+    assert {row.id: row.reason for row in judged.collect()} == {
+        number: "a value that cannot be read" if number == 3 else None for number in range(1, 11)
+    }
+    [row] = bad(tally(judged)).collect()
+    assert json.loads(json.loads(row.row)["unreadable"]) == {"request_bytes": "1099511627776"}
 
 
 def test_an_empty_database_exports_nothing_and_says_so(spark: SparkSession, database_url: str, tmp_path: Path) -> None:

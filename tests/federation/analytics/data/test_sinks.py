@@ -187,7 +187,12 @@ def test_frames_that_others_are_made_of_are_computed_once(spark: SparkSession, t
     summary = days.select(
         *(sf.col(n) if n in days.columns else sf.lit(None).alias(n) for n in frames.NETWORK_SUMMARY.names)
     )
-    derived = {"server_daily": daily, "server_scorecard": scores, "network_summary": summary}
+    derived = {
+        "server_daily": daily,
+        "server_scorecard": scores,
+        "network_summary": summary,
+        "shared": (daily, scores),
+    }
     write_outputs(
         frames.Outputs(**{name: getattr(other, name) for name in other.__slots__} | derived), tmp_path, LAST_DAYS
     )

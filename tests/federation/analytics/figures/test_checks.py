@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name Spark's own documentation gives it
-from pyspark.sql.types import DateType, LongType, StructField, StructType
+from pyspark.sql.types import DateType, LongType, StringType, StructField, StructType
 
 from federation.analytics.figures import duplicates
 from federation.analytics.figures.checks import check_attempts, check_blacklist, check_health_events, check_servers
 from federation.analytics.figures.quarantine import Checked
+from federation.analytics.figures.tally import bad, tally
 from federation.analytics.frames import ATTEMPTS, BLACKLIST, HEALTH_EVENTS, QUARANTINE, SERVERS
 from federation.protocol.errors import UrlError
 from federation.protocol.urls import canonical_origin
@@ -94,11 +95,16 @@ MORE_BAD: Final = {
 OUTSIDE: Final = [attempt(started_at=at("10-31 23:59")), attempt(started_at=at("12-01 00:00"))]
 
 
+def judged(spark: SparkSession, rows: list[Values]) -> Checked:
+    """The good ones of the rows, and what becomes of the others."""
+    attempts = check_attempts(frame(spark, ATTEMPTS, rows), window=WINDOW, now=NOW)
+    return Checked(good=attempts.where(F.col("reason").isNull()), bad=bad(tally(attempts)))
+
+
 @pytest.fixture(scope="module")
 def checked(spark: SparkSession) -> Checked:
     """All the attempts above, judged together."""
-    rows = [*GOOD.values(), *BAD.values(), *(row for row, _ in MORE_BAD.values()), *OUTSIDE]
-    return check_attempts(frame(spark, ATTEMPTS, rows), window=WINDOW, now=NOW)
+    return judged(spark, [*GOOD.values(), *BAD.values(), *(row for row, _ in MORE_BAD.values()), *OUTSIDE])
 
 
 @pytest.fixture(scope="module")
@@ -162,13 +168,13 @@ def test_quarantine_keeps_the_whole_row(checked: Checked, quarantined: list[Row]
 def test_days_are_utc_days_in_every_time_zone(spark: SparkSession) -> None:
     """A session in another time zone counts an attempt on the same day."""
     late = attempt(started_at=at("11-20 23:30"))
-    bad = attempt(started_at=at("11-20 23:30"), duration_ms=-1)
+    negative = attempt(started_at=at("11-20 23:30"), duration_ms=-1)
     before = spark.conf.get("spark.sql.session.timeZone")
     assert before is not None
     try:
         for zone in ("Pacific/Kiritimati", "America/Los_Angeles"):
             spark.conf.set("spark.sql.session.timeZone", zone)
-            checked = check_attempts(frame(spark, ATTEMPTS, [late, bad]), window=WINDOW, now=NOW)
+            checked = judged(spark, [late, negative])
             assert [row["day"] for row in checked.good.collect()] == [date(2026, 11, 20)]
             [row] = checked.bad.collect()
             assert row["day"] == date(2026, 11, 20)
@@ -182,7 +188,7 @@ def test_an_id_counts_once_a_day(spark: SparkSession) -> None:
     same = attempt(id=7)
     rows = [same, same, attempt(id=7, duration_ms=5), attempt(id=7, duration_ms=-1)]
     elsewhere = [attempt(id=7, started_at=at("11-21 00:00")), attempt(id=8), attempt(id=7 + 64)]
-    checked = check_attempts(frame(spark, ATTEMPTS, [*rows, *elsewhere]), window=WINDOW, now=NOW)
+    checked = judged(spark, [*rows, *elsewhere])
     kept = sorted((row["id"], row["day"].day, row["duration_ms"]) for row in checked.good.collect())
     assert kept == [(7, 20, 5), (7, 21, 100), (8, 20, 100), (71, 20, 100)]
     assert Counter(row["reason"] for row in checked.bad.collect()) == {"duplicated id": 2, "negative duration": 1}
@@ -193,13 +199,16 @@ def test_however_many_duplicates_there_are_the_slots_are_few(
 ) -> None:
     """What each task is told of them does not grow; rows that share a slot with copies are told apart all the same."""
     monkeypatch.setattr(duplicates, "SLOTS", 4)
-    twice = [{"id": 64 * number, "day": date(2026, 11, 20)} for number in range(40)] * 2
-    alone = [{"id": 64 * number + 1, "day": date(2026, 11, 20)} for number in range(100)]
-    rows = frame(spark, StructType([StructField("id", LongType()), StructField("day", DateType())]), [*twice, *alone])
-    found = duplicates.find_duplicates(rows)
+    twice = [{"id": 64 * number, "day": date(2026, 11, 20), "reason": None} for number in range(40)] * 2
+    alone = [{"id": 64 * number + 1, "day": date(2026, 11, 20), "reason": None} for number in range(100)]
+    schema = StructType(
+        [StructField("id", LongType()), StructField("day", DateType()), StructField("reason", StringType())]
+    )
+    rows = frame(spark, schema, [*twice, *alone])
+    found = duplicates.find_duplicates(rows.select("id"))
     assert 1 <= found.slots.count() <= 4
-    assert found.first_copies(rows, order=["id"]).count() == 140
-    assert found.other_copies(rows, order=["id"]).count() == 40
+    marked = Counter(row["reason"] for row in found.mark(rows, order=["id"]).collect())
+    assert marked == {None: 140, "duplicated id": 40}
 
 
 def _sound() -> st.SearchStrategy[Values]:
@@ -234,7 +243,7 @@ def _in_utc(moment: datetime) -> datetime:
 @given(rows=st.lists(_sound() | _mangled(), min_size=30, max_size=60))
 def test_attempts_in_are_attempts_out_and_quarantined(spark: SparkSession, rows: list[Values]) -> None:
     """Whatever the rows hold, each is counted on one side exactly, and no id is twice good on a day."""
-    checked = check_attempts(frame(spark, ATTEMPTS, rows), window=WINDOW, now=NOW)
+    checked = judged(spark, rows)
     good = checked.good.select("id", "day").collect()
     assert len(good) + checked.bad.count() == len(rows)
     assert len(set(good)) == len(good)

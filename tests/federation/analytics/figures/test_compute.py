@@ -29,7 +29,7 @@ from tests.federation.analytics.rows import (
     server,
 )
 
-OUTPUTS: Final = [field.name for field in fields(Outputs)]
+OUTPUTS: Final = [field.name for field in fields(Outputs) if field.name != "shared"]
 A, B, C, STRANGER = (f"https://{name}.example" for name in ("a", "b", "c", "stranger"))
 
 SERVERS: Final = [server(A), server(B), server(C, is_healthy=False, unhealthy_reason="TIMEOUT"), server("c.example")]
@@ -72,7 +72,7 @@ def full(spark: SparkSession) -> dict[str, list[Row]]:
 
 
 def collected(outputs: Outputs, *names: str) -> dict[str, list[Row]]:
-    kept = (outputs.server_daily.persist(), outputs.server_scorecard.persist())  # the others are made of them
+    kept = [frame.persist() for frame in outputs.shared]
     rows = {name: sorted(getattr(outputs, name).collect(), key=str) for name in names}
     for frame in kept:
         frame.unpersist()
@@ -99,6 +99,24 @@ def test_a_network_without_anything_has_its_days(nothing: Outputs) -> None:
     told = {(row["servers_known"], row["attempts"], row["success_rate"], row["p95_ms"]) for row in rows}
     assert told == {(0, 0, None, None)}
     assert rows[0]["errors"] == {}
+
+
+def test_a_year_without_anything_has_its_days(spark: SparkSession) -> None:
+    """However long the window is."""
+    year = Window(since=date(2025, 12, 1), until=date(2026, 12, 1))
+    rows = compute(inputs(spark), window=year, now=NOW).network_summary.orderBy("day").collect()
+    assert [row["day"] for row in rows] == list(year.days)
+
+
+def test_one_attempt_is_a_history(spark: SparkSession) -> None:
+    """It is its server's day, its network's, and both of its scorecards."""
+    single = inputs(spark, attempts=[attempt(STRANGER, duration_ms=70)])
+    found = collected(compute(single, window=WINDOW, now=NOW), *OUTPUTS)
+    [day] = found["server_daily"]
+    assert (day["attempts"], day["p50_ms"], day["p99_ms"]) == (1, 70, 70)
+    assert [row["p95_ms"] for row in found["network_summary"] if row["attempts"]] == [70]
+    assert [(row["window_days"], row["attempts"]) for row in found["server_scorecard"]] == [(30, 1), (7, 0)]
+    assert not found["quarantine"]
 
 
 def test_attempts_add_up(full: dict[str, list[Row]]) -> None:

@@ -10,6 +10,7 @@ from pyspark.sql import Row, SparkSession
 
 from federation.analytics.figures.checks import check_attempts
 from federation.analytics.figures.daily import server_daily
+from federation.analytics.figures.tally import good, tally
 from federation.analytics.frames import ATTEMPTS, SERVER_DAILY
 from tests.federation.analytics.rows import NOW, WINDOW, at, attempt, columns, failure, frame
 
@@ -45,8 +46,8 @@ ATTEMPTED: Final = [
 @pytest.fixture(scope="module")
 def rows(spark: SparkSession) -> dict[tuple[str, date], Row]:
     """The daily rows of all the attempts above, by server and day."""
-    checked = check_attempts(frame(spark, ATTEMPTS, ATTEMPTED), window=WINDOW, now=NOW)
-    result = server_daily(checked.good)
+    judged = check_attempts(frame(spark, ATTEMPTS, ATTEMPTED), window=WINDOW, now=NOW)
+    result = server_daily(good(tally(judged)))
     assert columns(result.schema) == columns(SERVER_DAILY)
     return {(row["server_url"], row["day"]): row for row in result.collect()}
 

@@ -12,6 +12,7 @@ from federation.analytics.figures.checks import check_attempts
 from federation.analytics.figures.daily import server_daily
 from federation.analytics.figures.network import network_summary
 from federation.analytics.figures.outages import find_outages
+from federation.analytics.figures.tally import good, tally
 from federation.analytics.frames import ATTEMPTS, HEALTH_EVENTS, NETWORK_SUMMARY, SERVER_DAILY, SERVERS, Window
 from tests.federation.analytics.rows import NOW, at, attempt, columns, daily, event, failure, frame, server
 
@@ -53,7 +54,7 @@ ATTEMPTED: Final = [
 @pytest.fixture(scope="module")
 def rows(spark: SparkSession) -> list[Row]:
     """The four days, the 19th from a stored daily row."""
-    attempts = check_attempts(frame(spark, ATTEMPTS, ATTEMPTED), window=WINDOW, now=NOW).good
+    counts = good(tally(check_attempts(frame(spark, ATTEMPTS, ATTEMPTED), window=WINDOW, now=NOW)))
     servers = frame(spark, SERVERS, REGISTRY)
     stored = frame(
         spark,
@@ -65,8 +66,8 @@ def rows(spark: SparkSession) -> list[Row]:
         ],
     )
     result = network_summary(
-        attempts,
-        server_daily(attempts).unionByName(stored),
+        counts,
+        server_daily(counts).unionByName(stored),
         servers=servers,
         outages=find_outages(frame(spark, HEALTH_EVENTS, EVENTS), servers, until=at("11-21 00:00")),
         window=WINDOW,
