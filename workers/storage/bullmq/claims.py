@@ -38,9 +38,10 @@ from workers.jobs import (
     SettleStatus,
     Suspended,
 )
+from workers.storage.abilities import Turn
 from workers.storage.bullmq.access import READ_AT_ONCE, QueueAccess
 from workers.storage.bullmq.answers import NO_CHILD_LEFT, code_outcome
-from workers.storage.bullmq.batches import claim_answers, claiming, end
+from workers.storage.bullmq.batches import JOBS_A_SCRIPT, claim_answers, claiming, end
 from workers.storage.bullmq.children import own_claim
 from workers.storage.bullmq.codec import (
     CANCEL_FIELD,
@@ -65,10 +66,10 @@ from workers.storage.bullmq.record import (
     verdict,
 )
 from workers.storage.bullmq.schedules import Schedules
-from workers.storage.bullmq.scripts import Finish
+from workers.storage.bullmq.scripts import Finish, Wanted
 from workers.storage.bullmq.server import Reply
 from workers.storage.bullmq.stops import stop
-from workers.storage.on_redis.claiming import claimed
+from workers.storage.on_redis.claiming import claimed, turned
 from workers.storage.on_redis.node_values import ERROR_FIELD, encode_bytes, to_ms
 from workers.storage.on_redis.wire import Command
 from workers.storage.rules import count_retry, unfit_for_redis
@@ -106,13 +107,12 @@ class Claims:
             while len(claims) == asked < limit:
                 claims += await self._claim(worker_id, leases, min(limit - asked, CLAIMED_AT_ONCE))
                 asked += CLAIMED_AT_ONCE
-            if len({claim.lease for claim in claims}) > 1:
-                await self._shorten(claims, max(leases.values()))
+            await self._shorten(claims, max(leases.values()))
         return claims
 
     async def _claim(self, worker_id: str, leases: Mapping[str, timedelta], count: int) -> list[BullMQClaim]:
         """Claim in one round trip."""
-        tokens = f"{worker_id}:{secrets.token_hex(8)}"
+        tokens = _new_tokens(worker_id)
         scripts = claiming(self._queue, tokens, _lock_ms(max(leases.values())), count)
         looked, *replies = await self._queue.server.run(
             [self._quarantine.look(count), *scripts, *self._queue.seen(worker_id)]
@@ -122,6 +122,12 @@ class Claims:
         failure = failure or failed
         if failure is not None and not taken:
             raise failure
+        return await self._taken(taken, worker_id, leases)
+
+    async def _taken(
+        self, taken: Mapping[str, Reply], worker_id: str, leases: Mapping[str, timedelta]
+    ) -> list[BullMQClaim]:
+        """Return the claims of these answers, by their tokens, that may run."""
         claims = [make_claim(answer, token, worker_id, leases) for token, answer in taken.items()]
         return await self._schedules.go_on(claims, list(taken.values()))
 
@@ -205,23 +211,50 @@ class Claims:
         await self._queue.server.transact(watched, reading(self._lua, raw), decide)
         return held
 
-    async def settle(self, settlements: Sequence[Settlement]) -> list[SettleOutcome]:
+    async def settle_and_claim(
+        self, settlements: Sequence[Settlement], worker_id: str, leases: Mapping[str, timedelta], limit: int
+    ) -> Turn:
+        """See `TakesTurns.settle_and_claim`; if it is cancelled meanwhile, what it claimed is released."""
+        # What is claimed must not be lost with a confirmation of what is settled.
+        apart = self._queue.server.confirms or self._schedules.has_news
+        if apart or any(isinstance(one, Released) for one in settlements):
+            return Turn(outcomes=await self.settle(settlements))
+        return await turned(self._turn(settlements, worker_id, leases, min(limit, JOBS_A_SCRIPT)), self.settle)
+
+    async def _turn(
+        self, settlements: Sequence[Settlement], worker_id: str, leases: Mapping[str, timedelta], limit: int
+    ) -> Turn:
+        ride = _Ride(worker_id, max(leases.values()), limit, self._queue.now_ms())
+        try:
+            outcomes = await self.settle(settlements, ride)
+        except BaseException:  # they are settled again; what was claimed with them is given back
+            with contextlib.suppress(WorkersError):
+                await self.settle([Released(claim=claim) for claim in await self._taken(ride.taken, worker_id, leases)])
+            raise
+        if not ride.arrived:
+            return Turn(outcomes=outcomes)
+        claims = await self._taken(ride.taken, worker_id, leases)
+        with contextlib.suppress(WorkersError):  # then some leases are longer than asked for
+            await self._shorten(claims, max(leases.values()))
+        return Turn(outcomes=outcomes, claims=list(claims))
+
+    async def settle(self, settlements: Sequence[Settlement], ride: _Ride | None = None) -> list[SettleOutcome]:
         """See `Storage.settle`. A continuation is enqueued before the completion that it follows."""
         outcomes: dict[int, SettleOutcome | None] = dict(enumerate(map(_fault, settlements)))
         sound = [at for at, fault in outcomes.items() if fault is None]
-        outcomes.update(zip(sound, await self._settle([settlements[at] for at in sound]), strict=True))
+        outcomes.update(zip(sound, await self._settle([settlements[at] for at in sound], ride), strict=True))
         refused = [at for at in sound if outcomes[at] is None]
         found = dict(zip(refused, await self._examine([settlements[at].claim for at in refused]), strict=True))
         again = [at for at in refused if found[at] is None]
         outcomes.update(zip(again, await self._settle([settlements[at] for at in again]), strict=True))
         return [outcome or _without_hold(settlements[at].claim, found.get(at)) for at, outcome in outcomes.items()]
 
-    async def _settle(self, settlements: Sequence[Settlement]) -> list[SettleOutcome | None]:
+    async def _settle(self, settlements: Sequence[Settlement], ride: _Ride | None = None) -> list[SettleOutcome | None]:
         """Settle, and return what BullMQ's scripts answered; None for a claim that does not hold its job."""
         outcomes: list[SettleOutcome | None] = [None] * len(settlements)
         await self._continue(settlements)
         ended = [at for at, settlement in enumerate(settlements) if not isinstance(settlement, Released)]
-        codes: list[Reply] = await self._end([settlements[at] for at in ended])
+        codes: list[Reply] = await self._end([settlements[at] for at in ended], ride)
         for at, code in zip(ended, codes, strict=True):
             outcomes[at] = code_outcome(code)
         released = [at for at, settlement in enumerate(settlements) if isinstance(settlement, Released)]
@@ -254,16 +287,22 @@ class Claims:
         held = [one.then for one, holder in zip(following, holders, strict=True) if holder == one.claim.token]
         await self._enqueue([then for then in held if then is not None])
 
-    async def _end(self, settlements: Sequence[Settlement]) -> list[Reply]:
+    async def _end(self, settlements: Sequence[Settlement], ride: _Ride | None) -> list[Reply]:
         now_ms = self._queue.now_ms()
         endings = [self._ending(settlement, now_ms) for settlement in settlements]
-        codes = await end(self._queue, endings)
+        if ride is None:
+            codes, _ = await end(self._queue, endings)
+        else:
+            codes, claimed_with = await end(self._queue, endings, ride.wanted, *self._queue.seen(ride.worker_id))
+            ride.arrive(claimed_with)
         freed = [
             at for at, code in enumerate(codes) if isinstance(settlements[at], Suspended) and code == NO_CHILD_LEFT
         ]
-        again = [self._run_again(own_claim(settlements[at].claim), now_ms) for at in freed]
-        for at, code in zip(freed, await end(self._queue, again), strict=True):
-            codes[at] = code
+        if freed:
+            again = [self._run_again(own_claim(settlements[at].claim), now_ms) for at in freed]
+            codes_again, _ = await end(self._queue, again)
+            for at, code in zip(freed, codes_again, strict=True):
+                codes[at] = code
         return codes
 
     def _ending(self, settlement: Settlement, now_ms: int) -> Finish | Command:
@@ -353,6 +392,26 @@ class Claims:
             if isinstance(reply, StorageError):
                 raise reply
         return Recovery(requeued=tuple(decode_id(raw) for raw in replies[-1]))
+
+
+class _Ride:
+    """Claims that travel with settlements: what is wanted, and what has arrived."""
+
+    def __init__(self, worker_id: str, longest: timedelta, limit: int, now_ms: int) -> None:
+        self.worker_id = worker_id
+        self.wanted = Wanted(count=limit, now_ms=now_ms, tokens=_new_tokens(worker_id), lock_ms=_lock_ms(longest))
+        self.taken: Mapping[str, Reply] = {}
+        self.arrived = False
+
+    def arrive(self, replies: Sequence[Reply] | None) -> None:
+        """Note what `end` brought; an error of a claim is for the next plain claim to meet."""
+        if replies is not None:
+            self.taken, failure = claim_answers(self.wanted.tokens, replies)
+            self.arrived = failure is None or bool(self.taken)
+
+
+def _new_tokens(worker_id: str) -> str:
+    return f"{worker_id}:{secrets.token_hex(8)}"
 
 
 def _asks_to_cancel(found: Reply) -> bool:
