@@ -5,7 +5,9 @@ Most of what a call costs the server does not depend on how many jobs it is abou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import secrets
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Final
 
 from workers.errors import StorageError
@@ -13,17 +15,44 @@ from workers.storage.bullmq.access import QueueAccess
 from workers.storage.bullmq.scripts import Finish, Wanted
 from workers.storage.bullmq.server import Reply
 from workers.storage.on_redis.errors import checked
+from workers.storage.on_redis.node_values import to_ms
 from workers.storage.on_redis.wire import Command
 
 JOBS_A_SCRIPT: Final = 100
 """How many jobs one call claims or ends at most; the server serves nobody else meanwhile."""
 
 
-def claiming(queue: QueueAccess, tokens: str, lock_ms: int, count: int) -> list[Command]:
+def new_tokens(worker_id: str) -> str:
+    """Return what the tokens of claims that are made together begin with."""
+    return f"{worker_id}:{secrets.token_hex(8)}"
+
+
+def lock_ms(lease: timedelta) -> int:
+    """Return how many milliseconds a lock lasts: at least one, because Redis refuses a shorter one."""
+    return max(1, to_ms(lease))
+
+
+class Ride:
+    """Claims that travel with settlements: what is wanted, and what has arrived."""
+
+    def __init__(self, worker_id: str, longest: timedelta, limit: int, now_ms: int) -> None:
+        self.worker_id = worker_id
+        self.wanted = Wanted(count=limit, now_ms=now_ms, tokens=new_tokens(worker_id), lock_ms=lock_ms(longest))
+        self.taken: Mapping[str, Reply] = {}
+        self.arrived = False
+
+    def arrive(self, replies: Sequence[Reply] | None) -> None:
+        """Note what `end` brought; an error of a claim is for the next plain claim to meet."""
+        if replies is not None:
+            self.taken, failure = claim_answers(self.wanted.tokens, replies)
+            self.arrived = failure is None or bool(self.taken)
+
+
+def claiming(queue: QueueAccess, tokens: str, lasts_ms: int, count: int) -> list[Command]:
     """Return the commands that claim up to `count` jobs; `claim_answers` takes their replies."""
     now_ms = queue.now_ms()
     return [
-        queue.lua.claim(tokens, lock_ms, now_ms, count=min(count - first, JOBS_A_SCRIPT), first=first)
+        queue.lua.claim(tokens, lasts_ms, now_ms, count=min(count - first, JOBS_A_SCRIPT), first=first)
         for first in range(0, count, JOBS_A_SCRIPT)
     ]
 

@@ -9,30 +9,21 @@ the job. Our contract does not, so such a claim gets its lock back, under WATCH,
 from __future__ import annotations
 
 import contextlib
-import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Final
 
 from workers.errors import LossReason, StorageDamaged, StorageError, StorageUnavailable, WorkersError
 from workers.jobs import (
-    DROP,
-    UNCOUNTED_RETRIES,
-    Cancelled,
     Claim,
     Completed,
     Continued,
-    ErrorInfo,
-    Failed,
     NewJob,
     ProgressReport,
     Recovery,
     Released,
     Renewal,
-    Retention,
-    Retried,
     Settlement,
     SettleOutcome,
     SettleStatus,
@@ -41,17 +32,13 @@ from workers.jobs import (
 from workers.storage.abilities import Turn
 from workers.storage.bullmq.access import READ_AT_ONCE, QueueAccess
 from workers.storage.bullmq.answers import NO_CHILD_LEFT, code_outcome
-from workers.storage.bullmq.batches import JOBS_A_SCRIPT, claim_answers, claiming, end
+from workers.storage.bullmq.batches import JOBS_A_SCRIPT, Ride, claim_answers, claiming, end, lock_ms, new_tokens
 from workers.storage.bullmq.children import own_claim
 from workers.storage.bullmq.codec import (
     CANCEL_FIELD,
-    KEEP_FIELD,
-    SETTLED_FIELD,
-    UNCOUNTED_FIELD,
     decode_id,
-    keep_jobs,
-    link_fields,
 )
+from workers.storage.bullmq.endings import Endings
 from workers.storage.bullmq.jobs import NO_ORDERING_KEYS
 from workers.storage.bullmq.quarantine import BullMQQuarantine
 from workers.storage.bullmq.record import (
@@ -66,13 +53,11 @@ from workers.storage.bullmq.record import (
     verdict,
 )
 from workers.storage.bullmq.schedules import Schedules
-from workers.storage.bullmq.scripts import Finish, Wanted
 from workers.storage.bullmq.server import Reply
-from workers.storage.bullmq.stops import stop
 from workers.storage.on_redis.claiming import claimed, turned
-from workers.storage.on_redis.node_values import ERROR_FIELD, encode_bytes, to_ms
+from workers.storage.on_redis.node_values import encode_bytes, to_ms
 from workers.storage.on_redis.wire import Command
-from workers.storage.rules import count_retry, unfit_for_redis
+from workers.storage.rules import unfit_for_redis
 
 CLAIMED_AT_ONCE: Final = 1_000
 """How many jobs are asked for in one round trip at most."""
@@ -89,6 +74,7 @@ class Claims:
         self._enqueue = enqueue
         self._lua = queue.lua
         self._schedules = Schedules(queue)
+        self._endings = Endings(queue)
 
     async def claim(self, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
         """See `Storage.claim`; if it is cancelled meanwhile, what it claimed is released.
@@ -112,8 +98,8 @@ class Claims:
 
     async def _claim(self, worker_id: str, leases: Mapping[str, timedelta], count: int) -> list[BullMQClaim]:
         """Claim in one round trip."""
-        tokens = _new_tokens(worker_id)
-        scripts = claiming(self._queue, tokens, _lock_ms(max(leases.values())), count)
+        tokens = new_tokens(worker_id)
+        scripts = claiming(self._queue, tokens, lock_ms(max(leases.values())), count)
         looked, *replies = await self._queue.server.run(
             [self._quarantine.look(count), *scripts, *self._queue.seen(worker_id)]
         )
@@ -141,7 +127,7 @@ class Claims:
         for claim in claims:
             by_lease.setdefault(claim.lease, []).append(claim)
         return [
-            self._lua.extend([_raw(claim) for claim in group], [claim.token for claim in group], _lock_ms(lease))
+            self._lua.extend([_raw(claim) for claim in group], [claim.token for claim in group], lock_ms(lease))
             for lease, group in by_lease.items()
         ]
 
@@ -224,7 +210,7 @@ class Claims:
     async def _turn(
         self, settlements: Sequence[Settlement], worker_id: str, leases: Mapping[str, timedelta], limit: int
     ) -> Turn:
-        ride = _Ride(worker_id, max(leases.values()), limit, self._queue.now_ms())
+        ride = Ride(worker_id, max(leases.values()), limit, self._queue.now_ms())
         try:
             outcomes = await self.settle(settlements, ride)
         except BaseException:  # they are settled again; what was claimed with them is given back
@@ -238,7 +224,7 @@ class Claims:
             await self._shorten(claims, max(leases.values()))
         return Turn(outcomes=outcomes, claims=list(claims))
 
-    async def settle(self, settlements: Sequence[Settlement], ride: _Ride | None = None) -> list[SettleOutcome]:
+    async def settle(self, settlements: Sequence[Settlement], ride: Ride | None = None) -> list[SettleOutcome]:
         """See `Storage.settle`. A continuation is enqueued before the completion that it follows."""
         outcomes: dict[int, SettleOutcome | None] = dict(enumerate(map(_fault, settlements)))
         sound = [at for at, fault in outcomes.items() if fault is None]
@@ -249,7 +235,7 @@ class Claims:
         outcomes.update(zip(again, await self._settle([settlements[at] for at in again]), strict=True))
         return [outcome or _without_hold(settlements[at].claim, found.get(at)) for at, outcome in outcomes.items()]
 
-    async def _settle(self, settlements: Sequence[Settlement], ride: _Ride | None = None) -> list[SettleOutcome | None]:
+    async def _settle(self, settlements: Sequence[Settlement], ride: Ride | None = None) -> list[SettleOutcome | None]:
         """Settle, and return what BullMQ's scripts answered; None for a claim that does not hold its job."""
         outcomes: list[SettleOutcome | None] = [None] * len(settlements)
         await self._continue(settlements)
@@ -287,9 +273,9 @@ class Claims:
         held = [one.then for one, holder in zip(following, holders, strict=True) if holder == one.claim.token]
         await self._enqueue([then for then in held if then is not None])
 
-    async def _end(self, settlements: Sequence[Settlement], ride: _Ride | None) -> list[Reply]:
+    async def _end(self, settlements: Sequence[Settlement], ride: Ride | None) -> list[Reply]:
         now_ms = self._queue.now_ms()
-        endings = [self._ending(settlement, now_ms) for settlement in settlements]
+        endings = [self._endings.of(settlement, now_ms) for settlement in settlements]
         if ride is None:
             codes, _ = await end(self._queue, endings)
         else:
@@ -299,86 +285,11 @@ class Claims:
             at for at, code in enumerate(codes) if isinstance(settlements[at], Suspended) and code == NO_CHILD_LEFT
         ]
         if freed:
-            again = [self._run_again(own_claim(settlements[at].claim), now_ms) for at in freed]
+            again = [self._endings.run_again(own_claim(settlements[at].claim), now_ms) for at in freed]
             codes_again, _ = await end(self._queue, again)
             for at, code in zip(freed, codes_again, strict=True):
                 codes[at] = code
         return codes
-
-    def _ending(self, settlement: Settlement, now_ms: int) -> Finish | Command:
-        claim = own_claim(settlement.claim)
-        match settlement:
-            case Completed():
-                value, keep, remove = encode_bytes(settlement.result), settlement.keep, claim.options.remove_on_complete
-                return self._finish(claim, "completed", value, keep, remove, {})
-            case Failed():
-                return self._fail(claim, settlement.error, settlement.keep)
-            case Retried():
-                return self._retry(claim, settlement, now_ms)
-            case Cancelled():
-                keep, options = settlement.keep, claim.options
-                ended_ms = self._queue.server_ms()
-                return stop(self._lua, claim.raw, claim.token, keep=keep, options=options, now_ms=ended_ms)
-            case Continued():
-                return self._go_on(claim, settlement.then, now_ms)
-            case Suspended():
-                return self._lua.suspend(claim.raw, claim.token, now_ms)
-        raise AssertionError("releases are settled apart")
-
-    def _fail(self, claim: BullMQClaim, error: ErrorInfo, keep: Retention | None) -> Finish:
-        remove = claim.options.remove_on_fail
-        return self._finish(claim, "failed", error.message, keep, remove, claim.failure(error))
-
-    def _finish(
-        self,
-        claim: BullMQClaim,
-        target: str,
-        value: str | bytes,
-        keep: Retention | None,
-        remove: object,
-        fields: dict[str, object],
-    ) -> Finish:
-        fields[SETTLED_FIELD] = claim.token
-        if keep is not None and keep is not DROP:
-            fields[KEEP_FIELD] = str(to_ms(keep))
-        return Finish(
-            raw=claim.raw,
-            token=claim.token,
-            target=target,
-            value=value,
-            keep=keep_jobs(keep, remove),
-            max_attempts=claim.max_attempts,
-            fields=fields,
-        )
-
-    def _retry(self, claim: BullMQClaim, settlement: Retried, now_ms: int) -> Finish | Command:
-        counted, in_a_row = count_retry(settlement, claim.uncounted)
-        if counted and not settlement.counted and claim.attempt >= claim.max_attempts:
-            return self._fail(claim, replace(settlement.error, exhausted=True), None)
-        fields = {
-            **claim.failure(settlement.error),
-            "failedReason": settlement.error.message,
-            SETTLED_FIELD: claim.token,
-            UNCOUNTED_FIELD: str(in_a_row),
-        }
-        return self._lua.delay(
-            claim.raw, claim.token, delay_ms=to_ms(settlement.delay), counted=counted, fields=fields, now_ms=now_ms
-        )
-
-    def _run_again(self, claim: BullMQClaim, now_ms: int) -> Finish | Command:
-        """Queue a job again that wants to wait for children of which none is unfinished; not without end."""
-        if claim.uncounted >= UNCOUNTED_RETRIES:
-            message = f"it waited {claim.uncounted} times in a row for children, and none was unfinished"
-            return self._fail(claim, ErrorInfo(type="WaitForChildren", message=message), None)
-        fields = {SETTLED_FIELD: claim.token, UNCOUNTED_FIELD: str(claim.uncounted + 1)}
-        return self._lua.delay(claim.raw, claim.token, delay_ms=0, counted=False, fields=fields, now_ms=now_ms)
-
-    def _go_on(self, claim: BullMQClaim, then: NewJob, now_ms: int) -> Command:
-        fields = {**link_fields(then, claim.raw, claim.options.written), SETTLED_FIELD: claim.token}
-        over = ("failedReason", "stacktrace", ERROR_FIELD, UNCOUNTED_FIELD, CANCEL_FIELD, KEEP_FIELD)
-        return self._lua.go_on(
-            claim.raw, claim.token, delay_ms=to_ms(then.delay), fields=fields, over=over, now_ms=now_ms
-        )
 
     async def recover(self, max_stalls: int) -> Recovery:
         """See `Storage.recover`. BullMQ marks active jobs in one call and requeues all marked ones in the next.
@@ -392,26 +303,6 @@ class Claims:
             if isinstance(reply, StorageError):
                 raise reply
         return Recovery(requeued=tuple(decode_id(raw) for raw in replies[-1]))
-
-
-class _Ride:
-    """Claims that travel with settlements: what is wanted, and what has arrived."""
-
-    def __init__(self, worker_id: str, longest: timedelta, limit: int, now_ms: int) -> None:
-        self.worker_id = worker_id
-        self.wanted = Wanted(count=limit, now_ms=now_ms, tokens=_new_tokens(worker_id), lock_ms=_lock_ms(longest))
-        self.taken: Mapping[str, Reply] = {}
-        self.arrived = False
-
-    def arrive(self, replies: Sequence[Reply] | None) -> None:
-        """Note what `end` brought; an error of a claim is for the next plain claim to meet."""
-        if replies is not None:
-            self.taken, failure = claim_answers(self.wanted.tokens, replies)
-            self.arrived = failure is None or bool(self.taken)
-
-
-def _new_tokens(worker_id: str) -> str:
-    return f"{worker_id}:{secrets.token_hex(8)}"
 
 
 def _asks_to_cancel(found: Reply) -> bool:
@@ -438,8 +329,3 @@ def _fault(settlement: Settlement) -> SettleOutcome | None:
 
 def _raw(claim: Claim) -> str:
     return own_claim(claim).raw
-
-
-def _lock_ms(lease: timedelta) -> int:
-    """Return how many milliseconds a lock lasts: at least one, because Redis refuses a shorter one."""
-    return max(1, to_ms(lease))
