@@ -63,6 +63,11 @@ class Batcher(Generic[T, R]):
         self._taken: list[Asked[T, R]] = []  # of the call under way
         self._serving: asyncio.Task[None] | None = None
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call is under way, or about to be."""
+        return self._serving is not None
+
     async def ask(self, item: T) -> R:
         """Return the answer for `item`, or raise its error. When cancelled before its turn, nothing is asked."""
         return await self.put(item)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
 from workers.jobs import (
+    Claim,
     EnqueueResult,
     LogLine,
     NewJob,
     Repaired,
     SetAside,
+    Settlement,
+    SettleOutcome,
 )
 
 
@@ -115,6 +119,31 @@ class TakesNodeOptions(Protocol):
         Raises:
             Unsupported: an option that this library has not, which the message names.
             ValueError: a value that Node would not accept.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """What `TakesTurns.settle_and_claim` did."""
+
+    outcomes: Sequence[SettleOutcome]
+    """Those of the settlements, in their order."""
+    claims: Sequence[Claim] | None = None
+    """None: nothing was claimed, for a reason that `claim` deals with, or tells."""
+
+
+@runtime_checkable
+class TakesTurns(Protocol):
+    """A storage for which it is less work to settle and claim in one round trip than in two."""
+
+    async def settle_and_claim(
+        self, settlements: Sequence[Settlement], worker_id: str, *, leases: Mapping[str, timedelta], limit: int
+    ) -> Turn:
+        """Settle as by `settle`, then claim up to `limit` jobs as by `claim`, in one round trip.
+
+        Fewer may be claimed than there are. Errors are those of `settle`: nothing is known of the settlements, which
+        may be repeated. What was claimed nevertheless is given back, uncounted; if the answer was lost, it is recovered
+        when its lease is over.
         """
 
 

@@ -42,6 +42,10 @@ class _Suspects:
         else:
             self._ids.update(ids)
 
+    @property
+    def ids(self) -> set[str] | None:
+        return None if self._ids is None else set(self._ids)
+
     def take(self) -> set[str] | None:
         """Return all of them, and forget them."""
         taken, self._ids = self._ids, set()
@@ -67,18 +71,20 @@ class CancelListener:
         self._report = report
         self._heard = _Suspects()  # and not looked at yet
         self._due = asyncio.Event()  # set when there are any
-        self._early = _Suspects()  # heard since the current claim call began, which has not answered yet
-        self._claiming = False
+        self._early = _Suspects()  # heard since the first of the claim calls began that are under way
+        self._claiming = 0  # calls
 
     def claiming(self) -> None:
-        """Remember what is heard until `claimed`: a claim call begins. There is one at a time."""
-        self._claiming = True
+        """Remember what is heard until `claimed`: a claim call begins. Others may be under way."""
+        if self._claiming == 0:
+            self._early = _Suspects()
+        self._claiming += 1
 
     def claimed(self) -> None:
-        """Look at what was remembered: the claim call has ended, and its claims are held."""
-        self._claiming = False
+        """Look at what was remembered: a claim call has ended, and its claims are held."""
+        self._claiming -= 1
         if self._early:
-            self._suspect(self._early.take())
+            self._suspect(self._early.ids)
 
     async def run(self) -> None:
         """Listen until cancelled.

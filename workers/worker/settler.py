@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from workers.backoff import Backoff
 from workers.batching import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Batcher
 from workers.errors import StorageDamaged, StorageUnavailable, WorkersError
 from workers.jobs import Claim, PartlySettled, Settlement, SettleOutcome
-from workers.storage.base import Storage
 
 
 class _Ended(WorkersError):
@@ -23,12 +22,19 @@ class _Ended(WorkersError):
 
 
 class Settler:
-    """Settles for one worker. `holds` says whether a claim's lease is still kept; `report` gets storage errors."""
+    """Settles for one worker by `store`, which is as `Storage.settle`.
+
+    `holds` says whether a claim's lease is still kept; `report` gets storage errors.
+    """
 
     def __init__(
-        self, storage: Storage, *, holds: Callable[[Claim], bool], report: Callable[[BaseException], None]
+        self,
+        store: Callable[[Sequence[Settlement]], Awaitable[Sequence[SettleOutcome]]],
+        *,
+        holds: Callable[[Claim], bool],
+        report: Callable[[BaseException], None],
     ) -> None:
-        self._storage = storage
+        self._store = store
         self._holds = holds
         self._report = report
         self._batcher: Batcher[Settlement, SettleOutcome | PartlySettled] = Batcher(
@@ -39,6 +45,11 @@ class Settler:
             skips_cancelled=False,
         )
         self._ended = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is being settled, or is about to be."""
+        return self._batcher.is_busy
 
     async def settle(self, settlement: Settlement) -> SettleOutcome | None:
         """Return the settlement's outcome, or None if the lease or the worker ended before the storage took it.
@@ -74,7 +85,7 @@ class Settler:
 
     async def _settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome | PartlySettled]:
         try:
-            return await self._storage.settle(settlements)
+            return await self._store(settlements)
         except PartlySettled as partly:
             self._report(partly)
             return [partly if outcome is None else outcome for outcome in partly.outcomes]

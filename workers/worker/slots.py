@@ -15,19 +15,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from collections.abc import Collection, Iterator
 
 
 class Slots:
     """`count` slots, and room for `overtime` attempts without a slot; attempts are known by their tokens."""
 
     def __init__(self, count: int, overtime: int) -> None:
-        self._count = count
+        self.count = count
         self._room = overtime
         self._lock = threading.Lock()
         self._ahead = count if count > 1 else 0  # ended, and not stored yet, without a slot
         self._taken: set[str] = set()
         self._ending: set[str] = set()
         self._overtime: set[str] = set()
+        self._reserved = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self.freed = asyncio.Event()
         """Set when a slot becomes free; the one who waits for the next clears it."""
@@ -35,7 +37,23 @@ class Slots:
     @property
     def free(self) -> int:
         """How many more attempts may start now."""
-        return max(0, self._count - len(self._taken) - max(0, len(self._ending) - self._ahead))
+        return self.free_without(())
+
+    def free_without(self, tokens: Collection[str]) -> int:
+        """Return how many more attempts may start once the ends of these are stored."""
+        ending = len(self._ending) - sum(token in self._ending for token in tokens)
+        return max(0, self.count - self._reserved - len(self._taken) - max(0, ending - self._ahead))
+
+    @contextlib.contextmanager
+    def reserved(self, count: int) -> Iterator[None]:
+        """Keep so many free slots for claims that are under way; in the event loop only."""
+        self._reserved += count
+        try:
+            yield
+        finally:
+            self._reserved -= count
+            if self.free:
+                self.freed.set()
 
     def take(self, token: str) -> None:
         """Put the attempt into a slot; in the event loop only."""

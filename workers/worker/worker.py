@@ -61,6 +61,7 @@ from workers.worker.settler import Settler
 from workers.worker.slots import Slots
 from workers.worker.stopping import Stop, all_done, cancel_all, first_failure
 from workers.worker.transactions import OwnTransaction
+from workers.worker.turns import Turns
 from workers.worker.unserved import UnservedNames
 
 logger = logging.getLogger(__name__)
@@ -145,7 +146,9 @@ class Worker:
             report=self._events.report,
         )
         self._cancels = CancelListener(storage, look=self._leases.renew_jobs, report=self._events.report)
-        self._settler = Settler(storage, holds=self._leases.holds, report=self._events.report)
+        self._slots = Slots(concurrency, overtime)
+        self._turns = Turns(storage, self, self._slots, self._cancels, worker_id=self.worker_id, leases=self._wanted)
+        self._settler = Settler(self._turns.settle, holds=self._leases.holds, report=self._events.report)
         self._reaper = Reaper(
             storage,
             interval=lease / 2,
@@ -158,7 +161,6 @@ class Worker:
         served = self._wanted if storage.limits.name_filter else [ANY_NAME]
         self._unserved = UnservedNames(storage, served, interval=lease / 2, is_idle=lambda: self._idle)
         self._attempts: dict[str, Attempt] = {}  # by token
-        self._slots = Slots(concurrency, overtime)
         self._not_ready = not_ready
         self._stop = Stop()
         self._linger = 0.0  # how long the last claim took
@@ -241,7 +243,7 @@ class Worker:
         while not self._stop.asked:
             await self._wait_for_slots()
             free = self._slots.free
-            if free == 0:
+            if free == 0 or self._is_served:
                 continue
             if (wait := self._not_ready()) is not None:
                 await self._stop.unless(wait)
@@ -249,12 +251,14 @@ class Worker:
             try:
                 claims = await self._claim(free)
                 self._found_all = len(claims) < free
+                self._turns.note(more=not self._found_all)
                 if self._found_all:
                     self._note_drained()
                     await self._wait_for_work()
                 backoff.reset()
             # An error may be about a single job or key that another program wrote; the other jobs must go on.
             except (StorageUnavailable, StorageError) as error:
+                self._turns.note(more=False)
                 self._events.report(error)
                 await self._stop.unless(asyncio.sleep(backoff.pause()))
 
@@ -262,20 +266,21 @@ class Worker:
         asked_at = monotonic()
         # A task of its own: neither a stop nor a cancellation may lose the claims of an answer that is on its way.
         call = asyncio.ensure_future(self._ask_for_claims(limit))
-        try:
-            await self._stop.until(call)
-            claims = await self._last_answer(call)
-            self._linger = min(monotonic() - asked_at, LONGEST_LINGER_SECONDS)
-        except asyncio.CancelledError:
-            with contextlib.suppress(Exception):
-                self._start_all(await self._last_answer(call), asked_at)
-            raise
-        else:
-            self._start_all(claims, asked_at)
-            return claims
-        finally:
-            self._news.tell()
-            self._cancels.claimed()
+        with self._slots.reserved(limit):
+            try:
+                await self._stop.until(call)
+                claims = await self._last_answer(call)
+                self._linger = min(monotonic() - asked_at, LONGEST_LINGER_SECONDS)
+            except asyncio.CancelledError:
+                with contextlib.suppress(Exception):
+                    self._start_all(await self._last_answer(call), asked_at)
+                raise
+            else:
+                self._start_all(claims, asked_at)
+                return claims
+            finally:
+                self._news.tell()
+                self._cancels.claimed()
 
     async def _ask_for_claims(self, limit: int) -> list[Claim]:
         self._cancels.claiming()
@@ -289,6 +294,23 @@ class Worker:
             call.cancel()
             return []
         return call.result()
+
+    def may_claim(self) -> bool:
+        """See `Claimer.may_claim`."""
+        if self._stop.asked:
+            return False
+        wait = self._not_ready()
+        if wait is not None:
+            wait.close()  # the claim loop waits for it
+        return wait is None
+
+    def start(self, claims: Sequence[Claim], asked_at: float, *, found_all: bool) -> bool:
+        """See `Claimer.start`."""
+        if self._stop.asked:
+            return False
+        self._found_all = found_all
+        self._start_all(claims, asked_at)
+        return True
 
     def _start_all(self, claims: Iterable[Claim], asked_at: float) -> None:
         for claim in claims:
@@ -304,16 +326,21 @@ class Worker:
             self._leases.hold(claim, since=asked_at)
             attempt.task = asyncio.create_task(self._run_attempt(attempt), name=f"attempt-{claim.job_id}")
 
+    @property
+    def _is_served(self) -> bool:
+        """Whether a settlement that is under way, or about to be, fills free slots."""
+        return self._turns.claim and self._settler.is_busy
+
     async def _wait_for_slots(self) -> None:
         """Wait for a free slot; if more jobs wait than there are slots, as long as a claim takes, to fill several."""
         self._slots.freed.clear()
         if self._stop.asked:
             return
-        if self._slots.free == 0:
+        if self._slots.free == 0 or self._is_served:
             await self._slots.freed.wait()
         elif self._found_all:
             return
-        if self._slots.free < self._concurrency // 2:
+        if self._slots.free < self._concurrency // 2 and not self._is_served:
             await asyncio.sleep(self._linger)
 
     async def _wait_for_work(self) -> None:

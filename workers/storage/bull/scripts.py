@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Final
 
-from workers.storage.on_redis.scripts import CONFIRMED, Script, assembled
+from workers.storage.on_redis.scripts import CONFIRMED, Script, ScriptCall, assembled
 from workers.storage.on_redis.server import RedisServer
 from workers.storage.on_redis.wire import Reply
 
@@ -58,6 +58,13 @@ class BullScripts:
     def own_channel(self, name: str) -> bytes:
         """Return a channel that Node does not know; one per database, because pub/sub has no databases."""
         return self.base + b"workers:%b@%d" % (name.encode(), self.server.database)
+
+    async def run_all(self, *calls: ScriptCall) -> list[Reply]:
+        """Run several scripts in one round trip, each for itself; one that failed answers a `StorageError`."""
+        about = (self.base, self.server.database, self.queue, self.dialect, EMITTER)
+        return await self.server.run(
+            [("EVALSHA", self._scripts[name].sha, 1, *about, *arguments) for name, arguments in calls]
+        )
 
     async def run(self, name: str, *arguments: str | bytes | int) -> Reply:
         """Run the script and return its answer; see `RedisServer.call` for errors."""

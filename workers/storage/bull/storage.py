@@ -18,9 +18,10 @@ stay for ever unless `removeOnComplete` says otherwise, to Bull 1.1 alone. Their
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Final
 
 from redis.asyncio import Redis
@@ -72,8 +73,15 @@ from workers.storage.on_redis.claiming import claimed
 from workers.storage.on_redis.eviction import take_eviction
 from workers.storage.on_redis.examination import Care
 from workers.storage.on_redis.messages import STATES, pack, unpack
+from workers.storage.on_redis.scripts import ScriptCall
 from workers.storage.on_redis.server import RedisServer, parse_url
-from workers.storage.on_redis.storage import OUTCOMES, RESULTS_AT_ONCE, ScriptedStorage, cancel_result
+from workers.storage.on_redis.storage import (
+    RESULTS_AT_ONCE,
+    ScriptedStorage,
+    Settling,
+    cancel_result,
+    outcomes_of_codes,
+)
 from workers.storage.on_redis.wire import Reply
 from workers.storage.redis_urls import read_deployment, take_parameter
 from workers.storage.rules import (
@@ -176,6 +184,9 @@ class BullStorage(ScriptedStorage):
     async def _run(self, script: str, *arguments: str | bytes | int) -> Reply:
         return await self._lua.run(script, *arguments)
 
+    async def _run_all(self, *calls: ScriptCall) -> list[Reply]:
+        return await self._lua.run_all(*calls)
+
     async def _look(self, names: Collection[str]) -> float | None:
         changes_in_ms = await self._lua.run("look")
         if changes_in_ms is None:
@@ -232,22 +243,30 @@ class BullStorage(ScriptedStorage):
         return [*await claimed(self._claim(worker_id, leases, limit), self.settle)]
 
     async def _claim(self, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> list[BullClaim]:
-        wanted: list[object] = [lease_ms(leases.get(ANY_NAME) or max(leases.values()))]
-        for name, lease in leases.items():
-            wanted += (name.encode(), lease_ms(lease))
         claims: list[BullClaim] = []
         while limit > len(claims):
-            head = os.urandom(TOKEN_HEAD_BYTES)
-            some = min(limit - len(claims), AT_ONCE)
-            arguments = (worker_id.encode(), head.hex(), some, pack(wanted))
-            answer, dropped, told = unpack(await self._quarantine.run("claim", *arguments))
-            report_dropped(self._name, dropped)
-            self._quarantine.heed(told)
-            brought = list(codec.decode_claims(worker_id, head, self._dialect, answer))
+            arguments, claims_of = self._claiming(worker_id, leases, limit - len(claims))
+            brought = claims_of(unpack(await self._quarantine.run("claim", *arguments)))
             claims += brought
             if len(brought) < AT_ONCE:
                 break
         return claims
+
+    def _claiming(
+        self, worker_id: str, leases: Mapping[str, timedelta], limit: int
+    ) -> tuple[tuple[str | bytes | int, ...], Callable[[Reply], Sequence[BullClaim]]]:
+        wanted: list[object] = [lease_ms(leases.get(ANY_NAME) or max(leases.values()))]
+        for name, lease in leases.items():
+            wanted += (name.encode(), lease_ms(lease))
+        head = os.urandom(TOKEN_HEAD_BYTES)
+        arguments = worker_id.encode(), head.hex(), min(limit, AT_ONCE), pack(wanted)
+        return arguments, partial(self._claims, worker_id, head)
+
+    def _claims(self, worker_id: str, head: bytes, reply: Reply) -> Sequence[BullClaim]:
+        answer, dropped, told = reply
+        report_dropped(self._name, dropped)
+        self._quarantine.heed(told)
+        return list(codec.decode_claims(worker_id, head, self._dialect, answer))
 
     def with_node_options(self, job: NewJob, options: Mapping[str, object]) -> NewJob:
         """See `bull_job`."""
@@ -257,23 +276,25 @@ class BullStorage(ScriptedStorage):
         self, settlements: Sequence[Settlement], *, connection: object | None = None
     ) -> list[SettleOutcome]:
         refuse_transaction(connection, "BullStorage")
-        outcomes: dict[int, SettleOutcome] = {}
-        encoded: list[tuple[int, int, Sequence[object]]] = []
-        for at, settlement in enumerate(settlements):
-            unfit = unfit_for_redis(settlement)
+        outcomes: list[SettleOutcome] = []
+        for some in portions(settlements, weight):
+            encoded, outcomes_of = self._settling(some)
+            codes = unpack(await self._lua.run("settle", pack(encoded), UNCOUNTED_RETRIES)) if encoded else ()
+            outcomes += outcomes_of(codes)
+        return outcomes
+
+    def _settling(self, settlements: Sequence[Settlement]) -> Settling:
+        faults: list[SettleOutcome | None] = []
+        encoded: list[Sequence[object]] = []
+        for settlement in settlements:
+            fault = unfit_for_redis(settlement)
             try:
-                one = codec.encode_settlement(settlement, self._raw(settlement.claim), self._dialect)
+                if fault is None:
+                    encoded.append(codec.encode_settlement(settlement, self._raw(settlement.claim), self._dialect))
             except Unsupported as error:
-                unfit = SettleOutcome(status=SettleStatus.ERROR, detail=str(error))
-            if unfit is not None:
-                outcomes[at] = unfit
-            else:
-                encoded.append((at, weight(settlement), one))
-        for some in portions(encoded, lambda one: one[1]):
-            answer = unpack(await self._lua.run("settle", pack([one for _, _, one in some]), UNCOUNTED_RETRIES))
-            for (at, _, _), code in zip(some, answer, strict=True):
-                outcomes[at] = OUTCOMES[code]
-        return [outcomes[at] for at in range(len(settlements))]
+                fault = SettleOutcome(status=SettleStatus.ERROR, detail=str(error))
+            faults.append(fault)
+        return encoded, partial(outcomes_of_codes, faults)
 
     async def progress(self, reports: Sequence[ProgressReport]) -> None:
         for some in portions(reports):

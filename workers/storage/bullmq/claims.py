@@ -9,49 +9,36 @@ the job. Our contract does not, so such a claim gets its lock back, under WATCH,
 from __future__ import annotations
 
 import contextlib
-import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Final
 
 from workers.errors import LossReason, StorageDamaged, StorageError, StorageUnavailable, WorkersError
 from workers.jobs import (
-    DROP,
-    UNCOUNTED_RETRIES,
-    Cancelled,
     Claim,
     Completed,
     Continued,
-    ErrorInfo,
-    Failed,
     NewJob,
     ProgressReport,
     Recovery,
     Released,
     Renewal,
-    Retention,
-    Retried,
     Settlement,
     SettleOutcome,
     SettleStatus,
     Suspended,
 )
+from workers.storage.abilities import Turn
 from workers.storage.bullmq.access import READ_AT_ONCE, QueueAccess
 from workers.storage.bullmq.answers import NO_CHILD_LEFT, code_outcome
-from workers.storage.bullmq.batches import claim_answers, claiming, end
+from workers.storage.bullmq.batches import JOBS_A_SCRIPT, Ride, claim_answers, claiming, end, lock_ms, new_tokens
 from workers.storage.bullmq.children import own_claim
 from workers.storage.bullmq.codec import (
     CANCEL_FIELD,
-    FAILURES_FIELD,
-    KEEP_FIELD,
-    SETTLED_FIELD,
-    UNCOUNTED_FIELD,
     decode_id,
-    keep_jobs,
-    link_fields,
 )
+from workers.storage.bullmq.endings import Endings
 from workers.storage.bullmq.jobs import NO_ORDERING_KEYS
 from workers.storage.bullmq.quarantine import BullMQQuarantine
 from workers.storage.bullmq.record import (
@@ -66,14 +53,11 @@ from workers.storage.bullmq.record import (
     verdict,
 )
 from workers.storage.bullmq.schedules import Schedules
-from workers.storage.bullmq.scripts import Finish
 from workers.storage.bullmq.server import Reply
-from workers.storage.bullmq.stops import stop
-from workers.storage.failures import noted_failure
-from workers.storage.on_redis.claiming import claimed
-from workers.storage.on_redis.node_values import ERROR_FIELD, encode_bytes, to_ms
+from workers.storage.on_redis.claiming import claimed, turned
+from workers.storage.on_redis.node_values import encode_bytes, to_ms
 from workers.storage.on_redis.wire import Command
-from workers.storage.rules import count_retry, unfit_for_redis
+from workers.storage.rules import unfit_for_redis
 
 CLAIMED_AT_ONCE: Final = 1_000
 """How many jobs are asked for in one round trip at most."""
@@ -90,6 +74,7 @@ class Claims:
         self._enqueue = enqueue
         self._lua = queue.lua
         self._schedules = Schedules(queue)
+        self._endings = Endings(queue)
 
     async def claim(self, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
         """See `Storage.claim`; if it is cancelled meanwhile, what it claimed is released.
@@ -108,14 +93,13 @@ class Claims:
             while len(claims) == asked < limit:
                 claims += await self._claim(worker_id, leases, min(limit - asked, CLAIMED_AT_ONCE))
                 asked += CLAIMED_AT_ONCE
-            if len({claim.lease for claim in claims}) > 1:
-                await self._shorten(claims, max(leases.values()))
+            await self._shorten(claims, max(leases.values()))
         return claims
 
     async def _claim(self, worker_id: str, leases: Mapping[str, timedelta], count: int) -> list[BullMQClaim]:
         """Claim in one round trip."""
-        tokens = f"{worker_id}:{secrets.token_hex(8)}"
-        scripts = claiming(self._queue, tokens, _lock_ms(max(leases.values())), count)
+        tokens = new_tokens(worker_id)
+        scripts = claiming(self._queue, tokens, lock_ms(max(leases.values())), count)
         looked, *replies = await self._queue.server.run(
             [self._quarantine.look(count), *scripts, *self._queue.seen(worker_id)]
         )
@@ -124,6 +108,12 @@ class Claims:
         failure = failure or failed
         if failure is not None and not taken:
             raise failure
+        return await self._taken(taken, worker_id, leases)
+
+    async def _taken(
+        self, taken: Mapping[str, Reply], worker_id: str, leases: Mapping[str, timedelta]
+    ) -> list[BullMQClaim]:
+        """Return the claims of these answers, by their tokens, that may run."""
         claims = [make_claim(answer, token, worker_id, leases) for token, answer in taken.items()]
         return await self._schedules.go_on(claims, list(taken.values()))
 
@@ -137,7 +127,7 @@ class Claims:
         for claim in claims:
             by_lease.setdefault(claim.lease, []).append(claim)
         return [
-            self._lua.extend([_raw(claim) for claim in group], [claim.token for claim in group], _lock_ms(lease))
+            self._lua.extend([_raw(claim) for claim in group], [claim.token for claim in group], lock_ms(lease))
             for lease, group in by_lease.items()
         ]
 
@@ -207,23 +197,50 @@ class Claims:
         await self._queue.server.transact(watched, reading(self._lua, raw), decide)
         return held
 
-    async def settle(self, settlements: Sequence[Settlement]) -> list[SettleOutcome]:
+    async def settle_and_claim(
+        self, settlements: Sequence[Settlement], worker_id: str, leases: Mapping[str, timedelta], limit: int
+    ) -> Turn:
+        """See `TakesTurns.settle_and_claim`; if it is cancelled meanwhile, what it claimed is released."""
+        # What is claimed must not be lost with a confirmation of what is settled.
+        apart = self._queue.server.confirms or self._schedules.has_news
+        if apart or any(isinstance(one, Released) for one in settlements):
+            return Turn(outcomes=await self.settle(settlements))
+        return await turned(self._turn(settlements, worker_id, leases, min(limit, JOBS_A_SCRIPT)), self.settle)
+
+    async def _turn(
+        self, settlements: Sequence[Settlement], worker_id: str, leases: Mapping[str, timedelta], limit: int
+    ) -> Turn:
+        ride = Ride(worker_id, max(leases.values()), limit, self._queue.now_ms())
+        try:
+            outcomes = await self.settle(settlements, ride)
+        except BaseException:  # they are settled again; what was claimed with them is given back
+            with contextlib.suppress(WorkersError):
+                await self.settle([Released(claim=claim) for claim in await self._taken(ride.taken, worker_id, leases)])
+            raise
+        if not ride.arrived:
+            return Turn(outcomes=outcomes)
+        claims = await self._taken(ride.taken, worker_id, leases)
+        with contextlib.suppress(WorkersError):  # then some leases are longer than asked for
+            await self._shorten(claims, max(leases.values()))
+        return Turn(outcomes=outcomes, claims=list(claims))
+
+    async def settle(self, settlements: Sequence[Settlement], ride: Ride | None = None) -> list[SettleOutcome]:
         """See `Storage.settle`. A continuation is enqueued before the completion that it follows."""
         outcomes: dict[int, SettleOutcome | None] = dict(enumerate(map(_fault, settlements)))
         sound = [at for at, fault in outcomes.items() if fault is None]
-        outcomes.update(zip(sound, await self._settle([settlements[at] for at in sound]), strict=True))
+        outcomes.update(zip(sound, await self._settle([settlements[at] for at in sound], ride), strict=True))
         refused = [at for at in sound if outcomes[at] is None]
         found = dict(zip(refused, await self._examine([settlements[at].claim for at in refused]), strict=True))
         again = [at for at in refused if found[at] is None]
         outcomes.update(zip(again, await self._settle([settlements[at] for at in again]), strict=True))
         return [outcome or _without_hold(settlements[at].claim, found.get(at)) for at, outcome in outcomes.items()]
 
-    async def _settle(self, settlements: Sequence[Settlement]) -> list[SettleOutcome | None]:
+    async def _settle(self, settlements: Sequence[Settlement], ride: Ride | None = None) -> list[SettleOutcome | None]:
         """Settle, and return what BullMQ's scripts answered; None for a claim that does not hold its job."""
         outcomes: list[SettleOutcome | None] = [None] * len(settlements)
         await self._continue(settlements)
         ended = [at for at, settlement in enumerate(settlements) if not isinstance(settlement, Released)]
-        codes: list[Reply] = await self._end([settlements[at] for at in ended])
+        codes: list[Reply] = await self._end([settlements[at] for at in ended], ride)
         for at, code in zip(ended, codes, strict=True):
             outcomes[at] = code_outcome(code)
         released = [at for at, settlement in enumerate(settlements) if isinstance(settlement, Released)]
@@ -256,95 +273,23 @@ class Claims:
         held = [one.then for one, holder in zip(following, holders, strict=True) if holder == one.claim.token]
         await self._enqueue([then for then in held if then is not None])
 
-    async def _end(self, settlements: Sequence[Settlement]) -> list[Reply]:
+    async def _end(self, settlements: Sequence[Settlement], ride: Ride | None) -> list[Reply]:
         now_ms = self._queue.now_ms()
-        endings = [self._ending(settlement, now_ms) for settlement in settlements]
-        codes = await end(self._queue, endings)
+        endings = [self._endings.of(settlement, now_ms) for settlement in settlements]
+        if ride is None:
+            codes, _ = await end(self._queue, endings)
+        else:
+            codes, claimed_with = await end(self._queue, endings, ride.wanted, *self._queue.seen(ride.worker_id))
+            ride.arrive(claimed_with)
         freed = [
             at for at, code in enumerate(codes) if isinstance(settlements[at], Suspended) and code == NO_CHILD_LEFT
         ]
-        again = [self._run_again(own_claim(settlements[at].claim), now_ms) for at in freed]
-        for at, code in zip(freed, await end(self._queue, again), strict=True):
-            codes[at] = code
+        if freed:
+            again = [self._endings.run_again(own_claim(settlements[at].claim), now_ms) for at in freed]
+            codes_again, _ = await end(self._queue, again)
+            for at, code in zip(freed, codes_again, strict=True):
+                codes[at] = code
         return codes
-
-    def _ending(self, settlement: Settlement, now_ms: int) -> Finish | Command:
-        claim = own_claim(settlement.claim)
-        match settlement:
-            case Completed():
-                value, keep, remove = encode_bytes(settlement.result), settlement.keep, claim.options.remove_on_complete
-                return self._finish(claim, "completed", value, keep, remove, {})
-            case Failed():
-                return self._fail(claim, settlement.error, settlement.keep, now_ms, noted_failure(settlement))
-            case Retried():
-                return self._retry(claim, settlement, now_ms)
-            case Cancelled():
-                keep, options = settlement.keep, claim.options
-                ended_ms = self._queue.server_ms()
-                return stop(self._lua, claim.raw, claim.token, keep=keep, options=options, now_ms=ended_ms)
-            case Continued():
-                return self._go_on(claim, settlement.then, now_ms)
-            case Suspended():
-                return self._lua.suspend(claim.raw, claim.token, now_ms)
-        raise AssertionError("releases are settled apart")
-
-    def _fail(
-        self, claim: BullMQClaim, error: ErrorInfo, keep: Retention | None, now_ms: int, noted: str | None = None
-    ) -> Finish:
-        remove = claim.options.remove_on_fail
-        return self._finish(claim, "failed", error.message, keep, remove, claim.failure(error, noted, now_ms))
-
-    def _finish(
-        self,
-        claim: BullMQClaim,
-        target: str,
-        value: str | bytes,
-        keep: Retention | None,
-        remove: object,
-        fields: dict[str, object],
-    ) -> Finish:
-        fields[SETTLED_FIELD] = claim.token
-        if keep is not None and keep is not DROP:
-            fields[KEEP_FIELD] = str(to_ms(keep))
-        return Finish(
-            raw=claim.raw,
-            token=claim.token,
-            target=target,
-            value=value,
-            keep=keep_jobs(keep, remove),
-            max_attempts=claim.max_attempts,
-            fields=fields,
-        )
-
-    def _retry(self, claim: BullMQClaim, settlement: Retried, now_ms: int) -> Finish | Command:
-        counted, in_a_row = count_retry(settlement, claim.uncounted)
-        if counted and not settlement.counted and claim.attempt >= claim.max_attempts:
-            noted = noted_failure(settlement)
-            return self._fail(claim, replace(settlement.error, exhausted=True), None, now_ms, noted)
-        fields = {
-            **claim.failure(settlement.error, noted_failure(settlement) if counted else None, now_ms),
-            "failedReason": settlement.error.message,
-            SETTLED_FIELD: claim.token,
-            UNCOUNTED_FIELD: str(in_a_row),
-        }
-        return self._lua.delay(
-            claim.raw, claim.token, delay_ms=to_ms(settlement.delay), counted=counted, fields=fields, now_ms=now_ms
-        )
-
-    def _run_again(self, claim: BullMQClaim, now_ms: int) -> Finish | Command:
-        """Queue a job again that wants to wait for children of which none is unfinished; not without end."""
-        if claim.uncounted >= UNCOUNTED_RETRIES:
-            message = f"it waited {claim.uncounted} times in a row for children, and none was unfinished"
-            return self._fail(claim, ErrorInfo(type="WaitForChildren", message=message), None, now_ms)
-        fields = {SETTLED_FIELD: claim.token, UNCOUNTED_FIELD: str(claim.uncounted + 1)}
-        return self._lua.delay(claim.raw, claim.token, delay_ms=0, counted=False, fields=fields, now_ms=now_ms)
-
-    def _go_on(self, claim: BullMQClaim, then: NewJob, now_ms: int) -> Command:
-        fields = {**link_fields(then, claim.raw, claim.options.written), SETTLED_FIELD: claim.token}
-        over = ("failedReason", "stacktrace", ERROR_FIELD, UNCOUNTED_FIELD, CANCEL_FIELD, KEEP_FIELD, FAILURES_FIELD)
-        return self._lua.go_on(
-            claim.raw, claim.token, delay_ms=to_ms(then.delay), fields=fields, over=over, now_ms=now_ms
-        )
 
     async def recover(self, max_stalls: int) -> Recovery:
         """See `Storage.recover`. BullMQ marks active jobs in one call and requeues all marked ones in the next.
@@ -384,8 +329,3 @@ def _fault(settlement: Settlement) -> SettleOutcome | None:
 
 def _raw(claim: Claim) -> str:
     return own_claim(claim).raw
-
-
-def _lock_ms(lease: timedelta) -> int:
-    """Return how many milliseconds a lock lasts: at least one, because Redis refuses a shorter one."""
-    return max(1, to_ms(lease))

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import lru_cache
 from typing import Final
 
 from bullmq.queue_keys import QueueKeys
@@ -196,10 +197,13 @@ def retention_of(remove: object) -> Retention:
         if number(remove.get("count")) == 0:
             return DROP
         age = number(remove.get("age"))
-        if age is None:
-            return FOREVER
-        return timedelta(seconds=min(age, FOREVER.total_seconds())) or DROP
+        return FOREVER if age is None else _lasting_seconds(age)
     return DROP if number(remove) == 0 else FOREVER
+
+
+@lru_cache(maxsize=64)  # the jobs of a queue mostly say the same
+def _lasting_seconds(age: float) -> Retention:
+    return timedelta(seconds=min(age, FOREVER.total_seconds())) or DROP
 
 
 def keep_jobs(keep: Retention | None, remove: object) -> dict[str, object]:

@@ -51,7 +51,7 @@ BEHIND: Final = {
 IN_FRONT: Final = frozenset({"moveJobFromActiveToWait", "moveStalledJobsToWait"})
 """The scripts that put jobs in front of those that wait."""
 
-DEFINITION: Final = re.compile(r"^local function .*?^end$", re.MULTILINE | re.DOTALL)
+DEFINITION: Final = re.compile(r"^local (?:function|\w+ = function) .*?^end$", re.MULTILINE | re.DOTALL)
 """A function of BullMQ's Lua, which none of the lines outside of functions is needed for but that of `rcall`."""
 
 BEFORE_CONTINUING: Final = """
@@ -126,12 +126,12 @@ def scripts() -> Mapping[str, BullMQScript]:
     fronts["moveToFinished"] = own("kinds", "unfit", FRONTS["moveToFinished"])
     ours = {
         "claimMany": looped("moveToActive", 11, "claim_many"),
-        "finishMany": looped("moveToFinished", 13, "unfit", "finish_many"),
+        "turn": looped("moveToFinished", 13, "faults", "unfit", "turn"),
         "stop": packaged("moveToFinished", own("kinds", "unfit", FRONTS["moveToFinished"], "before_stopping")),
         "cancelled": BullMQScript(joined(__package__, "cancelled"), 2),
         "continue": packaged("moveToDelayed", fronts["moveToDelayed"] + BEFORE_CONTINUING),
         "removeWaiting": BullMQScript(joined(__package__, "remove_waiting"), 8),
-        "guard": BullMQScript(own("kinds", "guarded", "quarantine", "guard"), 1),
+        "guard": BullMQScript(own("kinds", "guarded", "quarantine", "faults", "guard"), 1),
         "fitForFlows": BullMQScript(own("kinds", "fit_for_flows"), 1),
     }
     return {name: packaged(name, fronts.get(name, "")) for name in SCRIPTS} | ours

@@ -75,6 +75,11 @@ class Schedules:
         self._told: set[tuple[str, str]] = set()
         self._untold: list[str] = []
 
+    @property
+    def has_news(self) -> bool:
+        """Whether `tell` has something to tell."""
+        return bool(self._untold)
+
     def tell(self) -> None:
         """Log and raise an error about the schedules of the last claim that cannot go on here; each is told once."""
         untold, self._untold = self._untold, []

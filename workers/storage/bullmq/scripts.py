@@ -43,6 +43,16 @@ class Finish:
     fields: Options
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """How many jobs are to be claimed in the step that ends others; the rest is as in `BullMQScripts.claim`."""
+
+    count: int
+    now_ms: int
+    tokens: str
+    lock_ms: int
+
+
 class BullMQScripts:
     """The keys of one queue, and the commands that run BullMQ's scripts on them. `raw` ids are as in Redis."""
 
@@ -53,7 +63,7 @@ class BullMQScripts:
         self.metrics: int | None = None  # for how many minutes the queue counts what ended
         every = ("wait", "active", "prioritized", "events", "stalled", "limiter", "delayed", "paused", "meta", "pc")
         self._claim = self._head("claimMany", *every, "marker")
-        self._finish_many = self._head("finishMany", *every, "marker", "completed", "failed")
+        self._turn = (*self._head("turn", *every, "marker", "completed", "failed"), self.base)
         self._finish = {target: self._head("moveToFinished", *every, target) for target in ("completed", "failed")}
         self._stop = self._head("stop", *every, "failed")
         aside = ("marker", "active", "prioritized", "delayed")
@@ -134,9 +144,14 @@ class BullMQScripts:
         """
         return (*self._claim, self.base, now_ms, tokens, lock_ms, count, first)
 
-    def finish_many(self, endings: Sequence[Finish], now_ms: int) -> Command:
-        """Complete and fail jobs; answers for each what `finish` does, or an error."""
-        return (*self._finish_many, self.base, now_ms, *(part for ending in endings for part in self._parts(ending)))
+    def turn(self, endings: Sequence[Finish], now_ms: int, wanted: Wanted | None = None) -> Command:
+        """Complete and fail jobs, then make as many jobs active as are wanted.
+
+        Answers `[endings, claims, tried]`: what `finish` does, or an error, for each that ends; what `claim` does for
+        those claimed; 0 if none was claimed because it takes a look of `guard` before.
+        """
+        claims = (0, 0, "", 0) if wanted is None else (wanted.count, wanted.now_ms, wanted.tokens, wanted.lock_ms)
+        return (*self._turn, now_ms, *claims, *(part for ending in endings for part in self._parts(ending)))
 
     def _parts(self, ending: Finish) -> tuple[str | bytes, ...]:
         options = {"token": ending.token, "keepJobs": ending.keep, "attempts": ending.max_attempts}

@@ -51,7 +51,7 @@ from workers.jobs import (
     SettleOutcome,
     WorkerInfo,
 )
-from workers.storage.abilities import ServerFault
+from workers.storage.abilities import ServerFault, Turn
 from workers.storage.base import Limits
 from workers.storage.bullmq.access import QueueAccess
 from workers.storage.bullmq.children import ChildrenReader
@@ -244,6 +244,13 @@ class BullMQStorage:
     ) -> list[SettleOutcome]:
         refuse_transaction(connection, "BullMQStorage")
         return await self._claims.settle(settlements)
+
+    async def settle_and_claim(
+        self, settlements: Sequence[Settlement], worker_id: str, *, leases: Mapping[str, timedelta], limit: int
+    ) -> Turn:
+        """See `TakesTurns.settle_and_claim`. Nothing is claimed so from a queue that is paused, limited or damaged."""
+        check_claim(worker_id, leases)
+        return await self._claims.settle_and_claim(settlements, worker_id, leases, limit)
 
     async def progress(self, reports: Sequence[ProgressReport]) -> None:
         await self._claims.progress(reports)

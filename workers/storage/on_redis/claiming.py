@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from workers.errors import WorkersError
 from workers.jobs import Claim, Released, Settlement
+from workers.storage.abilities import Turn
 from workers.storage.on_redis.server import to_the_end
 
 C = TypeVar("C", bound=Claim)
@@ -26,8 +27,24 @@ async def claimed(
         raise
 
 
+async def turned(
+    turning: Coroutine[object, object, Turn], settle: Callable[[Sequence[Settlement]], Awaitable[object]]
+) -> Turn:
+    """Return what `turning` brings; if this is cancelled meanwhile, what it claimed is released."""
+    call = asyncio.ensure_future(turning)
+    try:
+        return await asyncio.shield(call)
+    except asyncio.CancelledError:
+        await to_the_end(_give_back(_claims_of(call), settle))
+        raise
+
+
+async def _claims_of(call: asyncio.Future[Turn]) -> Sequence[Claim]:
+    return (await call).claims or ()
+
+
 async def _give_back(
-    call: asyncio.Future[list[C]], settle: Callable[[Sequence[Settlement]], Awaitable[object]]
+    claiming: Awaitable[Sequence[Claim]], settle: Callable[[Sequence[Settlement]], Awaitable[object]]
 ) -> None:
     with suppress(WorkersError):  # the leases will run out
-        await settle([Released(claim=claim) for claim in await call])
+        await settle([Released(claim=claim) for claim in await claiming])

@@ -34,6 +34,8 @@ MAX_NUMBER: Final = 2**53
 _PLAIN_ID: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*\Z", re.ASCII)
 _UUID: Final = re.compile(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}\Z", re.ASCII)
 _WRAPPED: Final = b'{"$base64":"'
+NOTHING: Final = b"null"
+"""What most handlers return."""
 _STACK_HEAD: Final = re.compile(r"[A-Za-z_][\w.]*(?=:|\Z)", re.ASCII)
 
 
@@ -77,6 +79,8 @@ def decode_bytes(text: str) -> bytes:
 
 
 def _is_json(data: bytes) -> bool:
+    if data == NOTHING:
+        return True
     try:
         json.loads(data.decode(), parse_constant=_refuse)
     except (ValueError, RecursionError):

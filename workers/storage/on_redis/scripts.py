@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
-from typing import Final
+from typing import Final, TypeAlias
 
 CONFIRMED: Final = frozenset(
     {"enqueue", "enqueue_once", "settle", "cancel", "complete", "retry", "remove", "promote", "drain", "clean", "keep"}
 )
 """The scripts whose change replicas confirm before it is acknowledged, where that is asked for; see `redis_urls`."""
+
+
+ScriptCall: TypeAlias = tuple[str, Sequence[str | bytes | int]]
+"""The name of a script, and its arguments."""
 
 
 @dataclass(frozen=True, slots=True)

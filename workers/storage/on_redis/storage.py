@@ -4,21 +4,34 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-from workers.errors import LossReason
-from workers.jobs import CancelResult, Claim, JobState, Renewal, SettleOutcome, SettleStatus
+from workers.errors import LossReason, StorageError, StorageFull, WorkersError
+from workers.jobs import (
+    UNCOUNTED_RETRIES,
+    CancelResult,
+    Claim,
+    JobState,
+    Released,
+    Renewal,
+    Settlement,
+    SettleOutcome,
+    SettleStatus,
+)
+from workers.storage.abilities import Turn
 from workers.storage.on_redis.batches import AT_ONCE, in_steps, portions
+from workers.storage.on_redis.claiming import turned
 from workers.storage.on_redis.messages import STATES, pack, unpack
-from workers.storage.rules import refuse_transaction
+from workers.storage.rules import check_claim, refuse_transaction, weight
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
     from workers.storage.abilities import ServerFault
     from workers.storage.base import Limits
+    from workers.storage.on_redis.scripts import ScriptCall
     from workers.storage.on_redis.server import RedisServer
     from workers.storage.on_redis.subscribers import ChannelSubscribers
     from workers.storage.on_redis.wire import Reply
@@ -38,6 +51,16 @@ OUTCOMES: Final[Mapping[int, SettleOutcome]] = {
     5: SettleOutcome(status=SettleStatus.ERROR, detail=CORRUPT),
 }
 """The meaning of the codes that scripts return for a settlement or renewal."""
+
+
+Settling: TypeAlias = "tuple[Sequence[object], Callable[[Sequence[int]], Sequence[SettleOutcome]]]"
+Claiming: TypeAlias = "tuple[tuple[str | bytes | int, ...], Callable[[Reply], Sequence[Claim]]]"
+
+
+def outcomes_of_codes(faults: Sequence[SettleOutcome | None], codes: Sequence[int]) -> list[SettleOutcome]:
+    """Return an outcome for each settlement: its fault, or what the next of the codes means."""
+    rest = iter(codes)
+    return [fault or OUTCOMES[next(rest)] for fault in faults]
 
 
 class ScriptedStorage(ABC):
@@ -74,9 +97,54 @@ class ScriptedStorage(ABC):
     def _held(self, claim: Claim) -> tuple[bytes, bytes, int]:
         """Return the job's id in Redis, the token and the lease, as scripts take them."""
 
+    @abstractmethod
+    async def _run_all(self, *calls: ScriptCall) -> list[Reply]:
+        """Run several scripts in one round trip, each for itself; one that failed answers a `StorageError`."""
+
+    @abstractmethod
+    def _settling(self, settlements: Sequence[Settlement]) -> Settling:
+        """Return what the script `settle` takes, and what makes the outcomes of its codes."""
+
+    @abstractmethod
+    def _claiming(self, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> Claiming:
+        """Return the arguments of the script `claim`, and what makes the claims of its answer."""
+
+    @abstractmethod
+    async def settle(
+        self, settlements: Sequence[Settlement], *, connection: object | None = None
+    ) -> list[SettleOutcome]:
+        """See `Storage.settle`."""
+
     @property
     def queue(self) -> str:
         return self._name
+
+    async def settle_and_claim(
+        self, settlements: Sequence[Settlement], worker_id: str, *, leases: Mapping[str, timedelta], limit: int
+    ) -> Turn:
+        """See `TakesTurns.settle_and_claim`; if it is cancelled meanwhile, what it claimed is released."""
+        check_claim(worker_id, leases)
+        # What is claimed must not be lost with a confirmation of what is settled.
+        if not leases or self._server.confirms or len(list(portions(settlements, weight))) > 1:
+            return Turn(outcomes=await self.settle(settlements))
+        return await turned(self._turn(settlements, self._claiming(worker_id, leases, limit)), self.settle)
+
+    async def _turn(self, settlements: Sequence[Settlement], claiming: Claiming) -> Turn:
+        encoded, outcomes = self._settling(settlements)
+        wanted, claims = claiming
+        try:
+            settled, brought = await self._run_all(("settle", (pack(encoded), UNCOUNTED_RETRIES)), ("claim", wanted))
+        except StorageFull:  # for settlements there is a way, and for claims as well
+            return Turn(outcomes=await self.settle(settlements))
+        taken = None if isinstance(brought, StorageError) else claims(unpack(brought))
+        if not isinstance(settled, StorageError):
+            return Turn(outcomes=outcomes(unpack(settled)), claims=taken)
+        try:
+            return Turn(outcomes=await self.settle(settlements), claims=taken)
+        except BaseException:
+            with suppress(WorkersError):  # the leases will run out
+                await self.settle([Released(claim=claim) for claim in taken or ()])
+            raise
 
     async def connect(self) -> None:
         await self._server.open()

@@ -8,7 +8,7 @@ from typing import Final
 
 from workers.errors import StorageDamaged, StorageError, StorageFull
 from workers.storage.on_redis.errors import FULL
-from workers.storage.on_redis.scripts import CONFIRMED, Script, assembled
+from workers.storage.on_redis.scripts import CONFIRMED, Script, ScriptCall, assembled
 from workers.storage.on_redis.server import RedisServer
 from workers.storage.on_redis.wire import Reply
 
@@ -89,6 +89,13 @@ class RedisScripts:
             if name not in DRAINING:
                 raise
         return await self.drain(name, *arguments)
+
+    async def run_all(self, *calls: ScriptCall) -> list[Reply]:
+        """Run several scripts in one round trip, each for itself; one that failed answers a `StorageError`."""
+        about = (self.base, self.server.database)
+        return await self.server.run(
+            [("EVALSHA", self._scripts[name].sha, 1, *about, *arguments) for name, arguments in calls]
+        )
 
     async def drain(self, name: str, *arguments: str | bytes | int) -> Reply:
         """Run the script on a server whose memory is full, where nothing of it has run.

@@ -67,8 +67,17 @@ from workers.storage.on_redis.claiming import claimed
 from workers.storage.on_redis.eviction import take_eviction
 from workers.storage.on_redis.examination import Care
 from workers.storage.on_redis.messages import STATES, duration, moment, pack, unpack
+from workers.storage.on_redis.scripts import ScriptCall
 from workers.storage.on_redis.server import RedisServer, parse_url
-from workers.storage.on_redis.storage import OUTCOMES, RESULTS_AT_ONCE, ScriptedStorage, cancel_result
+from workers.storage.on_redis.storage import (
+    OUTCOMES,
+    RESULTS_AT_ONCE,
+    Claiming,
+    ScriptedStorage,
+    Settling,
+    cancel_result,
+    outcomes_of_codes,
+)
 from workers.storage.on_redis.wire import Reply
 from workers.storage.redis import codec, inspect
 from workers.storage.redis.quarantine import RedisQuarantine
@@ -139,6 +148,9 @@ class RedisStorage(ScriptedStorage):
     async def _run(self, script: str, *arguments: str | bytes | int) -> Reply:
         return await self._lua.run(script, *arguments)
 
+    async def _run_all(self, *calls: ScriptCall) -> list[Reply]:
+        return await self._lua.run_all(*calls)
+
     async def _look(self, names: Collection[str]) -> float | None:
         due = await self._lua.run("look", *(name.encode() for name in names))
         if due is None:
@@ -185,20 +197,28 @@ class RedisStorage(ScriptedStorage):
         return await claimed(self._claim(worker_id, leases, limit), self.settle)
 
     async def _claim(self, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
+        claims: list[Claim] = []
+        while limit > len(claims):
+            arguments, claims_of = self._claiming(worker_id, leases, limit - len(claims))
+            brought = claims_of(unpack(await self._lua.run("claim", *arguments)))
+            claims += brought
+            if len(brought) < AT_ONCE:
+                break
+        return claims
+
+    def _claiming(self, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> Claiming:
         wanted: list[object] = [duration(leases[ANY_NAME]) if ANY_NAME in leases else 0]
         for name, lease in leases.items():
             if name != ANY_NAME:
                 wanted += (name.encode(), duration(lease))
-        claims: list[Claim] = []
-        while limit > len(claims):
-            secret = os.urandom(codec.SECRET_BYTES)
-            some = min(limit - len(claims), AT_ONCE)
-            answer, told = unpack(await self._lua.run("claim", worker_id.encode(), secret, some, pack(wanted)))
-            self._quarantine.heed(told)
-            claims += codec.decode_claims(worker_id, secret, answer)
-            if len(answer) < 4 * AT_ONCE:
-                break
-        return claims
+        secret = os.urandom(codec.SECRET_BYTES)
+        arguments = worker_id.encode(), secret, min(limit, AT_ONCE), pack(wanted)
+        return arguments, partial(self._claims, worker_id, secret)
+
+    def _claims(self, worker_id: str, secret: bytes, reply: Reply) -> Sequence[Claim]:
+        answer, told = reply
+        self._quarantine.heed(told)
+        return list(codec.decode_claims(worker_id, secret, answer))
 
     async def settle(
         self, settlements: Sequence[Settlement], *, connection: object | None = None
@@ -215,6 +235,11 @@ class RedisStorage(ScriptedStorage):
         if len(settled) < len(outcomes):
             raise PartlySettled(outcomes)
         return settled
+
+    def _settling(self, settlements: Sequence[Settlement]) -> Settling:
+        faults = [unfit_for_redis(one) for one in settlements]
+        fit = [codec.encode_settlement(one) for one, fault in zip(settlements, faults, strict=True) if fault is None]
+        return fit, partial(outcomes_of_codes, faults)
 
     async def _settle(self, settlements: Sequence[Settlement]) -> Sequence[int | None]:
         """Settle, and return the codes of the outcomes; None if the server has no room for one."""

@@ -213,3 +213,21 @@ async def test_another_storages_claim_is_refused(storage: BullMQStorage) -> None
     fields = {name: getattr(claim, name) for name in Claim.__dataclass_fields__}
     with pytest.raises(StorageError, match="another storage"):
         await storage.settle([Released(claim=Claim(**fields))])
+
+
+async def test_the_old_record_of_a_child_goes_with_another_jobs_end(storage: BullMQStorage, client: Any) -> None:
+    """Its parent, which waited for it, is released; no settlement stops half-way."""
+    base = f"bull:{storage.queue}:"
+    parent, child = f"{base}parent", f"{base}child"
+    await client.hset(parent, mapping={"name": "work", "data": "{}", "opts": "{}", "timestamp": 1, "priority": 0})
+    await client.zadd(f"{base}waiting-children", {"parent": 1})
+    await client.sadd(f"{parent}:dependencies", child)
+    await storage.enqueue([job("child", keep_failed=timedelta(hours=1)), job("other")])
+    await client.hset(child, "parentKey", parent)
+    await client.hset(f"{base}other", "opts", '{"attempts": 1, "removeOnFail": {"count": 1}}')
+    for ended in ("child", "other"):
+        claim = await claim_one(storage)
+        [outcome] = await storage.settle([Failed(claim=claim, error=ERROR)])
+        assert (claim.job_id, outcome.status) == (ended, SettleStatus.APPLIED)
+    assert not await client.exists(child)
+    assert (await claim_one(storage)).job_id == "parent"

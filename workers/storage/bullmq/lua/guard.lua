@@ -3,20 +3,10 @@
 -- Answers `{{id, why, ...}, damage}`: what was set aside, and a key of the wrong type, '' for none.
 local MOST, RECORDS, DUE_AT_ONCE = 1000, 100, 1000
 local call, try = redis.call, redis.pcall
-local NAMED = 'its id is the name of a key of BullMQ'
 local JOB_FIELDS = {
   'name', 'data', 'opts', 'timestamp', 'delay', 'priority', 'parentKey', 'parent', 'rjk', 'deid', 'ats', 'atm', 'stc', 'pb',
   'processedOn', 'finishedOn', 'returnvalue', 'failedReason', 'stacktrace', 'progress', 'defa',
 }
-local reserved = { [''] = true, ['de'] = true, ['dn'] = true, ['metrics'] = true, ['priority'] = true, ['added'] = true,
-  ['workers'] = true }
-for name in pairs(KINDS) do
-  reserved[name] = true
-end
-
-local function is_whole(text)
-  return text == '0' or (#text <= 16 and string.match(text, '^-?[1-9]%d*$') ~= nil)
-end
 
 -- Move the fields of a job that are among BullMQ's own, which stay, to quarantine; return the type they had.
 local function take_out_of_meta()
@@ -40,25 +30,10 @@ local function set_aside(id, why)
   write_down(id, why, kept)
 end
 
-local function fault(id)
-  if reserved[id] or string.sub(id, 1, 8) == 'workers:' then
-    return NAMED
-  end
-  local found = try('HMGET', P .. id, 'ats', 'atm', 'stc')
-  if found.err then
-    return 'its key is a ' .. call('TYPE', P .. id).ok .. ', not a hash'
-  end
-  for at, name in ipairs({ 'ats', 'atm', 'stc' }) do
-    if found[at] and not is_whole(found[at]) then
-      return 'its field `' .. name .. '` is no whole number'
-    end
-  end
-end
-
 -- Set aside those of `ids` that have a fault, and take them out of their lines.
 local function examine(ids, ...)
   for _, id in ipairs(ids) do
-    local why = #told < 2 * MOST and fault(id)
+    local why = #told < 2 * MOST and fault_of(P, id)
     if why then
       for _, line in ipairs({ ... }) do
         if KINDS[line] == 'list' then

@@ -1,0 +1,125 @@
+"""What becomes of a job when an attempt ends, as commands."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from workers.jobs import (
+    DROP,
+    UNCOUNTED_RETRIES,
+    Cancelled,
+    Completed,
+    Continued,
+    ErrorInfo,
+    Failed,
+    NewJob,
+    Retention,
+    Retried,
+    Settlement,
+    Suspended,
+)
+from workers.storage.bullmq.access import QueueAccess
+from workers.storage.bullmq.children import own_claim
+from workers.storage.bullmq.codec import (
+    CANCEL_FIELD,
+    FAILURES_FIELD,
+    KEEP_FIELD,
+    SETTLED_FIELD,
+    UNCOUNTED_FIELD,
+    keep_jobs,
+    link_fields,
+)
+from workers.storage.bullmq.record import BullMQClaim
+from workers.storage.bullmq.scripts import Finish
+from workers.storage.bullmq.stops import stop
+from workers.storage.failures import noted_failure
+from workers.storage.on_redis.node_values import ERROR_FIELD, encode_bytes, to_ms
+from workers.storage.on_redis.wire import Command
+from workers.storage.rules import count_retry
+
+
+class Endings:
+    """Makes the commands that end attempts of one queue's jobs; `now_ms` is by the clock that delays go by."""
+
+    def __init__(self, queue: QueueAccess) -> None:
+        self._queue = queue
+        self._lua = queue.lua
+
+    def of(self, settlement: Settlement, now_ms: int) -> Finish | Command:
+        """Return what a settlement other than a release does."""
+        claim = own_claim(settlement.claim)
+        match settlement:
+            case Completed():
+                value, keep, remove = encode_bytes(settlement.result), settlement.keep, claim.options.remove_on_complete
+                return self._finish(claim, "completed", value, keep, remove, {})
+            case Failed():
+                return self._fail(claim, settlement.error, settlement.keep, now_ms, noted_failure(settlement))
+            case Retried():
+                return self._retry(claim, settlement, now_ms)
+            case Cancelled():
+                keep, options = settlement.keep, claim.options
+                ended_ms = self._queue.server_ms()
+                return stop(self._lua, claim.raw, claim.token, keep=keep, options=options, now_ms=ended_ms)
+            case Continued():
+                return self._go_on(claim, settlement.then, now_ms)
+            case Suspended():
+                return self._lua.suspend(claim.raw, claim.token, now_ms)
+        raise AssertionError("releases are settled apart")
+
+    def _fail(
+        self, claim: BullMQClaim, error: ErrorInfo, keep: Retention | None, now_ms: int, noted: str | None = None
+    ) -> Finish:
+        remove = claim.options.remove_on_fail
+        return self._finish(claim, "failed", error.message, keep, remove, claim.failure(error, noted, now_ms))
+
+    def _finish(
+        self,
+        claim: BullMQClaim,
+        target: str,
+        value: str | bytes,
+        keep: Retention | None,
+        remove: object,
+        fields: dict[str, object],
+    ) -> Finish:
+        fields[SETTLED_FIELD] = claim.token
+        if keep is not None and keep is not DROP:
+            fields[KEEP_FIELD] = str(to_ms(keep))
+        return Finish(
+            raw=claim.raw,
+            token=claim.token,
+            target=target,
+            value=value,
+            keep=keep_jobs(keep, remove),
+            max_attempts=claim.max_attempts,
+            fields=fields,
+        )
+
+    def _retry(self, claim: BullMQClaim, settlement: Retried, now_ms: int) -> Finish | Command:
+        counted, in_a_row = count_retry(settlement, claim.uncounted)
+        if counted and not settlement.counted and claim.attempt >= claim.max_attempts:
+            noted = noted_failure(settlement)
+            return self._fail(claim, replace(settlement.error, exhausted=True), None, now_ms, noted)
+        fields = {
+            **claim.failure(settlement.error, noted_failure(settlement) if counted else None, now_ms),
+            "failedReason": settlement.error.message,
+            SETTLED_FIELD: claim.token,
+            UNCOUNTED_FIELD: str(in_a_row),
+        }
+        return self._lua.delay(
+            claim.raw, claim.token, delay_ms=to_ms(settlement.delay), counted=counted, fields=fields, now_ms=now_ms
+        )
+
+    def run_again(self, claim: BullMQClaim, now_ms: int) -> Finish | Command:
+        """Queue a job again that wants to wait for children of which none is unfinished; not without end."""
+        if claim.uncounted >= UNCOUNTED_RETRIES:
+            message = f"it waited {claim.uncounted} times in a row for children, and none was unfinished"
+            return self._fail(claim, ErrorInfo(type="WaitForChildren", message=message), None, now_ms)
+        fields = {SETTLED_FIELD: claim.token, UNCOUNTED_FIELD: str(claim.uncounted + 1)}
+        return self._lua.delay(claim.raw, claim.token, delay_ms=0, counted=False, fields=fields, now_ms=now_ms)
+
+    def _go_on(self, claim: BullMQClaim, then: NewJob, now_ms: int) -> Command:
+        fields = {**link_fields(then, claim.raw, claim.options.written), SETTLED_FIELD: claim.token}
+        over = ("failedReason", "stacktrace", ERROR_FIELD, UNCOUNTED_FIELD, CANCEL_FIELD, KEEP_FIELD, FAILURES_FIELD)
+        return self._lua.go_on(
+            claim.raw, claim.token, delay_ms=to_ms(then.delay), fields=fields, over=over, now_ms=now_ms
+        )
