@@ -79,7 +79,7 @@ def fill(connection: Connection, *, rows: int = ROWS) -> None:
         ),
     }
     for table, values in tables.items():
-        number = min(rows, ROWS) if table.startswith("server") else rows
+        number = rows // 3 if table.startswith("server") else rows
         connection.execute(text(f"INSERT INTO {table} {numbers.format(number)} SELECT {values} FROM t"))
     zeros = [0] * (len(BOUNDS_MS) + 1)
     minutes = [
