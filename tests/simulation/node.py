@@ -33,6 +33,8 @@ _process: contextvars.ContextVar[Process | None] = contextvars.ContextVar("proce
 _GUARD: Final = AddressGuard()
 _LAZY_NAMES: Final = {"outbox-sweep": "sweep", "long-range-probes": "range"}
 """Kinds of timers, by recurring job; those of all others are of the kind `purge`."""
+_LEFT_OUT: Final = {"rollups"}
+"""It decides nothing about deliveries, and counts them every half minute of weeks in which nobody looks."""
 
 
 class Surroundings:
@@ -140,7 +142,7 @@ class LoopSchedule:
     """Runs recurring jobs by the loop's own timers."""
 
     def __init__(self, jobs: Sequence[RecurringJob], is_first: Callable[[], bool]) -> None:
-        self._jobs = jobs
+        self._jobs = [job for job in jobs if job.name not in _LEFT_OUT]
         self._is_first = is_first
         self._tasks: list[asyncio.Task[None]] = []
 

@@ -48,7 +48,7 @@ INSTRUCTIONS_OF_A_ROW: Final = 45
 
 FILTERS: Final[list[dict[str, str]]] = [{}, {"link": "down"}, {"advice": "block"}, {"link": "up", "advice": "block"}]
 
-HELD, FAILED = DeliveryState.HELD, DeliveryState.FAILED
+HELD, FAILED, EXPIRED = DeliveryState.HELD, DeliveryState.FAILED, DeliveryState.EXPIRED
 
 Read = Callable[[Database], Awaitable[object]]
 
@@ -132,6 +132,7 @@ SELECTIONS: Final[list[tuple[Selection, list[Any]]]] = [
     (Selection(server_url=A_SERVER, state=FAILED), [SERVER == A_SERVER, STATE == FAILED]),
     (Selection(code="TIMEOUT"), [CODE == "TIMEOUT"]),
     (Selection(code="RARE", state=FAILED), [CODE == "RARE", STATE == FAILED]),
+    (Selection(code="TIMEOUT", state=EXPIRED), [CODE == "TIMEOUT", STATE == EXPIRED]),
     (Selection(code="TIMEOUT", server_url=A_SERVER), [CODE == "TIMEOUT", SERVER == A_SERVER]),
     (Selection(ids=("d1", "d2", "d9"), state=HELD), [col(DeliveryJob.id).in_(("d2", "d9"))]),
 ]
@@ -151,6 +152,23 @@ async def test_every_selected_delivery_is_on_one_page(filled: Database) -> None:
             assert [row.id for row in await all_pages(ask)] == wanted, selection
         about = await estimate(filled, selection)
         assert about.number == len(wanted) if about.is_exact else 0 < about.number < len(wanted)
+
+
+async def test_a_list_is_merged_as_far_as_each_state_was_read(database: Database) -> None:
+    """Where nearly all deliveries of a page are in one state, those of the others behind them come later."""
+    rows = [
+        {
+            "id": f"d{number:03}",
+            "target_url": "x",
+            "payload": "",
+            "state": FAILED if number % 100 == 0 else DeliveryState.READY,
+            "created_at": NOW,
+        }
+        for number in range(500)
+    ]
+    await database.transact(lambda connection: connection.execute(insert(DeliveryJob), rows))
+    found = await all_pages(lambda after: page_of_deliveries(database, Selection(), limit=200, after=after))
+    assert [row.id for row in found] == [row["id"] for row in rows]
 
 
 async def test_age_is_a_bound_of_the_same_index(filled: Database) -> None:
@@ -196,6 +214,9 @@ async def test_every_server_is_on_one_page(filled: Database) -> None:
     one = await summary_of(filled, "https://s9")
     assert one is not None
     assert (one.link, one.advice, one.held, one.score) == ("down", None, 1, 3)
+    other = await summary_of(filled, "https://s2")
+    assert other is not None
+    assert (other.link, other.advice, other.given_up) == ("up", "keep", 2)
     assert [row.score for row in (await page_of_servers(filled, sort=ServerSort.SCORE)).rows[:1]] == [None]
     assert await summary_of(filled, "https://nobody") is None
 
