@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -26,3 +27,28 @@ def test_a_post_to_many_servers_takes_at_most_1200_bytes_of_valkey_for_each(full
     assert (row["recipients"], row["payload_bytes"]) == (recipients, 2_400)
     assert 120 < row["redis_mb"] * 1e6 / recipients <= 1_200
     assert row["enqueue_s"] > 0
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_several_processes_are_measured_from_outside() -> None:
+    """With their share of the machine, and their memory."""
+    measure = [
+        sys.executable,
+        str(SCRIPT),
+        "--queue",
+        "sqlite",
+        "--servers",
+        "2",
+        "--deliveries",
+        "40",
+        "--processes",
+        "2",
+    ]
+    done = subprocess.run(measure, capture_output=True, text=True, timeout=LONG_PATIENCE_SECONDS)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)["rows"]
+    assert row["processes"] == 2
+    assert 0 < row["worker_cores"] <= 2
+    assert row["deliveries_per_s"] > 0
+    assert row["supervisor_mib"] < row["memory_mib"] < 200

@@ -44,6 +44,7 @@ LEFT_OUT: Final = (
     "db.migrations",
     "workers.testing",
     "workers.__main__",
+    "workers.pytest_plugin",
 )
 ACTIONS: Final[tuple[Literal["default", "error"], ...]] = ("default", "error")
 """What may be done with every warning."""
