@@ -117,6 +117,12 @@ def _add_keeping(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1")
+    return int(text)
+
+
 def _place(text: str) -> Path | StoreUrl:
     if not scheme_of(text):
         return Path(text)
@@ -147,6 +153,12 @@ def _add_jdbc(parser: argparse.ArgumentParser) -> None:
         const="",
         metavar="JAR",
         help="read through JDBC, with the driver in JAR, or one that Spark has already",
+    )
+    parser.add_argument(
+        "--partitions",
+        type=_count,
+        metavar="N",
+        help="how many tasks share the read of a large table (default: by its size)",
     )
 
 
@@ -302,7 +314,7 @@ def _tables(options: argparse.Namespace, spark: SparkSession, database: str) -> 
     from federation.analytics.data.source import SourceTables
 
     made = SourceTables if options.jdbc is None else JdbcTables
-    return made(spark=spark, url=database)
+    return made(spark=spark, url=database, partitions=options.partitions)
 
 
 def _counted(done: Export) -> dict[str, object]:

@@ -47,7 +47,8 @@ class StoreChanged(AnalyticsError):
 def first_cause(error: BaseException) -> str:
     """Return the cause of Spark's exception in one line.
 
-    This is the last line of a Python worker's traceback; else, if a file is to blame, its name; else the first line.
+    This is the last line of a Python worker's traceback; else, if a file is to blame, its name; else the first line
+    that tells something.
     """
     text = str(error)
     lines = text.splitlines() or [type(error).__name__]
@@ -58,4 +59,5 @@ def first_cause(error: BaseException) -> str:
         column = _COLUMN.search(text)
         where = f"{file[1]}, column {column[1]!r}," if column else file[1]
         return f"{where} is damaged, or no Parquet that Spark can read; remove it and export its day again"
-    return lines[0].strip()
+    # Java's exceptions begin with the name of the call, for whoever debugs py4j.
+    return (lines[1].removeprefix(": ") if lines[1:] and lines[1].startswith(": ") else lines[0]).strip()

@@ -33,6 +33,7 @@ class JdbcTables:
 
     spark: SparkSession
     url: str
+    partitions: int | None = None
 
     def read(self, table: str, *, since: datetime | None = None, until: datetime | None = None) -> DataFrame:
         """Read the table as `read_table` does: with the table's schema in `frames`.
@@ -41,7 +42,7 @@ class JdbcTables:
             DriverNotFound: Spark has no driver for the database.
             DatabaseUnavailable: the driver cannot reach it.
         """
-        options = jdbc_options(self.url, table, since=since, until=until)
+        options = jdbc_options(self.url, table, since=since, until=until, partitions=self.partitions)
         try:
             loaded = self.spark.read.format("jdbc").options(**options).load()
         except Py4JJavaError as error:
@@ -54,7 +55,12 @@ class JdbcTables:
 
 
 def jdbc_options(
-    url: str, table: str, *, since: datetime | None = None, until: datetime | None = None
+    url: str,
+    table: str,
+    *,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    partitions: int | None = None,
 ) -> dict[str, str]:
     """Return the options of Spark's JDBC source. A bounded table with a time is read in parts of it, others whole.
 
@@ -79,7 +85,7 @@ def jdbc_options(
             "partitionColumn": time,
             "lowerBound": _text(since),
             "upperBound": _text(until),
-            "numPartitions": str(DEFAULT_PARTITIONS),
+            "numPartitions": str(partitions or DEFAULT_PARTITIONS),
         }
     return options
 

@@ -80,11 +80,14 @@ def sweep(store: Store) -> int:
     if not found:
         return 0
     now = found[-1].modified
-    superseded = [old for old, newer in itertools.pairwise(found) if now - newer.modified >= KEPT]
-    named = set[str]().union(*(_read(store, each.name).named for each in found[len(superseded) :]))
-    gone = [each.name for each in store.list(DATA) if each.name not in named and now - each.modified >= KEPT]
-    store.delete([*(each.name for each in superseded), *gone])
-    return len(superseded) + len(gone)
+    superseded = sum(now - newer.modified >= KEPT for newer in found[1:])
+    kept = {each.name for each in found[superseded:]}
+    for name in sorted(kept):
+        kept |= _read(store, name).named
+    there = itertools.chain(store.list(MANIFESTS), store.list(DATA))
+    gone = [each.name for each in there if each.name not in kept and now - each.modified >= KEPT]
+    store.delete(gone)
+    return len(gone)
 
 
 def _listed(store: Store) -> list[StoredObject]:

@@ -136,6 +136,7 @@ class Snapshot:
     def write(self, frame: DataFrame, name: str, column: str | None = None) -> dict[str, tuple[DataFile, ...]]:
         """Write the rows, and return the files by partition. They belong to nothing until they are put in place."""
         told = write_files(frame, self.url, folder=f"{DATA}/{self._run}", name=name, column=column)
+        self._written.append(told)
         found: dict[str, list[DataFile]] = {}
         for partition, file in listed_files(self._store.read(told)):
             found.setdefault(partition, []).append(file)

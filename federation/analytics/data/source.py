@@ -1,7 +1,8 @@
 """The application's tables as the Spark data source `federation`, read in parallel through SQLAlchemy.
 
 Options: `url` and `table`, which are required; `since` and `until` (ISO days or times, UTC, the end not included) for
-tables with a time; `partitions`, the greatest number of tasks that share the read. Spark asks a Python source for all
+tables with a time; `partitions`, the greatest number of tasks that share the read, which otherwise goes by the table's
+size. Spark asks a Python source for all
 columns of its schema: name fewer with `.schema(...)`, and only those are selected.
 
 The modules of ours that this one needs travel to the executors with it; these need sqlalchemy, pyarrow and, for
@@ -23,7 +24,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from federation.analytics.data.python_workers import SparesWorker, spare_worker
-from federation.analytics.data.tables import DEFAULT_PARTITIONS, TABLES, TablePart, TableReader, table_of
+from federation.analytics.data.tables import TABLES, TablePart, TableReader, table_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -71,11 +72,12 @@ class SourceTables:
 
     spark: SparkSession
     url: str
+    partitions: int | None = None
 
     def read(self, table: str, *, since: datetime | None = None, until: datetime | None = None) -> DataFrame:
         """Read the table as `read_table` does."""
         register(self.spark)
-        return read_table(self.spark, self.url, table, since=since, until=until)
+        return read_table(self.spark, self.url, table, since=since, until=until, partitions=self.partitions)
 
     def snapshot(self, table: str, target: Path) -> None:
         """Write the table in this process, a batch at a time: Spark would take longer to start than this takes."""
@@ -106,7 +108,7 @@ def read_table(
     columns: Sequence[str] | None = None,
     since: datetime | None = None,
     until: datetime | None = None,
-    partitions: int = DEFAULT_PARTITIONS,
+    partitions: int | None = None,
 ) -> DataFrame:
     """Read the rows of the table from `since` to `until` (aware), as a frame.
 
@@ -115,6 +117,8 @@ def read_table(
     schema = TABLES[table].schema
     if columns is not None:
         schema = StructType([schema[name] for name in columns])
-    options = {"url": url, "table": table, "partitions": str(partitions)}
+    options = {"url": url, "table": table}
+    if partitions is not None:
+        options["partitions"] = str(partitions)
     bounds = {name: moment.isoformat() for name, moment in (("since", since), ("until", until)) if moment is not None}
     return spark.read.format("federation").options(**options, **bounds).schema(schema).load()

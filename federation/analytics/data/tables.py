@@ -42,6 +42,12 @@ BATCH_ROWS: Final = 20_000
 """Rows of one Arrow batch, which a task holds in memory at a time, and the fewest rows for a task of its own."""
 
 DEFAULT_PARTITIONS: Final = 8
+"""The fewest parts of a large table, unless fewer are asked for."""
+
+ROWS_PER_PARTITION: Final = 1_000_000
+"""About as many does a part have, of a table that is larger than its fewest parts hold."""
+
+MOST_PARTITIONS: Final = 500
 
 _EARLIEST: Final = datetime(1, 1, 1)  # noqa: DTZ001 - the database's times are UTC without a zone
 _LATEST: Final = datetime(9999, 12, 31)  # noqa: DTZ001 - as above
@@ -107,7 +113,8 @@ class TableReader(SparesWorker, DataSourceReader):
         unknown = set(schema.names) - set(self._table.schema.names)
         if unknown:
             raise ValueError(f"{self._name} has no column {sorted(unknown)[0]!r}")
-        self._partitions = int(options.get("partitions", DEFAULT_PARTITIONS))
+        self._asked = int(options["partitions"]) if "partitions" in options else None
+        self._partitions = self._asked or DEFAULT_PARTITIONS
         self._since, self._until = (_moment(options, name) for name in ("since", "until"))
         if self._table.time is None and (self._since or self._until):
             raise ValueError(f"{self._name} has no time that `since` and `until` could bound")
@@ -131,9 +138,11 @@ class TableReader(SparesWorker, DataSourceReader):
         if not self._table.counts_up:
             return [TablePart()]
         with self._connected() as connection:
-            if by_time:
-                return self._parts_of_time(connection)
-            return self._parts_of_ids(connection)
+            low, high = self._ids(connection)
+            if self._asked is None and low is not None and high is not None:
+                wanted = -(-(high + 1 - low) // ROWS_PER_PARTITION)
+                self._partitions = min(max(wanted, DEFAULT_PARTITIONS), MOST_PARTITIONS)
+            return self._parts_of_time(connection) if by_time else self._parts_of_ids(low, high)
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         if not isinstance(partition, TablePart):
@@ -167,10 +176,14 @@ class TableReader(SparesWorker, DataSourceReader):
             raw = case((held, raw))
         return label(name, raw)
 
-    def _parts_of_ids(self, connection: Connection) -> list[TablePart]:
+    def _ids(self, connection: Connection) -> tuple[int | None, int | None]:
+        """Return the first and the last id, which the primary key's index knows; they tell how large the table is."""
         chosen = sqlalchemy.table(self._name, column("id"))
         low, high = connection.execute(sqlalchemy.select(func.min(chosen.c.id), func.max(chosen.c.id))).one()
-        if low is None:
+        return low, high
+
+    def _parts_of_ids(self, low: int | None, high: int | None) -> list[TablePart]:
+        if low is None or high is None:
             return [TablePart()]
         step = max(BATCH_ROWS, -(-(high + 1 - low) // self._partitions))
         # The ends are open: a row that is added meanwhile may be read or not, a row with an odd id is read.

@@ -38,10 +38,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def spark() -> Iterator[SparkSession]:
     """This machine's Spark; do not stop it. Without Java the test is not run, and says so."""
     few_tasks = {"spark.sql.shuffle.partitions": "2", "spark.sql.adaptive.enabled": "false"}
-    try:
-        session = open_session("local[2]", name="tests", settings={**INTERPRETED, **few_tasks})
-    except JavaNotFound as error:
-        pytest.skip(f"NOT RUN: {error}")
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in CREDENTIALS.items():  # its workers inherit them
+            patched.setenv(name, value)
+        try:
+            session = open_session("local[2]", name="tests", settings={**INTERPRETED, **few_tasks})
+        except JavaNotFound as error:
+            pytest.skip(f"NOT RUN: {error}")
     yield session
     session.stop()
 
@@ -55,13 +58,14 @@ def _no_class_archive() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def script(tmp_path_factory: pytest.TempPathFactory, migrated_file: Path) -> Iterator[ScriptRun]:
+def script(tmp_path_factory: pytest.TempPathFactory, migrated_file: Path, s3: S3Server) -> Iterator[ScriptRun]:
     """The script at work on three days in an SQLite file; its Spark, too, interprets its queries."""
     directory = tmp_path_factory.mktemp("script")
     database = f"sqlite:///{shutil.copy(migrated_file, directory / 'node.sqlite3')}"
     fill(database, THREE_DAYS)
     (directory / "spark-defaults.conf").write_text("".join(f"{name} {value}\n" for name, value in INTERPRETED.items()))
-    run = ScriptRun(database, directory, {"SPARK_CONF_DIR": str(directory)})
+    exports = parse_store_url(f"s3://analytics/script{s3.options}")
+    run = ScriptRun(database, directory, exports, {"SPARK_CONF_DIR": str(directory), **CREDENTIALS})
     yield run
     run.kill()
 
@@ -96,10 +100,15 @@ def s3() -> Iterator[S3Server]:
 
 
 @pytest.fixture
-def s3_folder(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> StoreUrl:
-    """An empty folder on that server, for which this process and Spark's workers have the credentials."""
+def s3_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process has those that Spark's workers have."""
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def s3_folder(s3: S3Server, s3_credentials: None) -> StoreUrl:
+    """An empty folder on that server."""
     return parse_store_url(f"s3://analytics/{uuid.uuid4().hex}{s3.options}")
 
 

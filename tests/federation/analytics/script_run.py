@@ -9,27 +9,29 @@ from pathlib import Path
 
 import pyspark
 
+from federation.analytics.data.store_urls import StoreUrl
 from tests.patience import LONG_PATIENCE_SECONDS
 
 SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "registry_analytics.py"
 
 RUN_AND_EXPORT = """
 import os, runpy, sys
-script, database, master = sys.argv[1:]
+script, database, master, exports = sys.argv[1:]
 sys.path[0] = os.path.dirname(script)
 sys.argv = [script, "--database", database, "--out", "out", "--json", "--master", "local[1]"]
 runpy.run_path(script, run_name="__main__")
 from federation.cli import main
-main(["analytics", "export", "--database", database, "--out", "exports", "--json", "--master", master])
+main(["analytics", "export", "--database", database, "--out", exports, "--json", "--master", master])
 """
-"""The script, which finds our code from where it lies, and then, in the same JVM, an export on a cluster."""
+"""The script, which finds our code from where it lies; then, in the same JVM, an export from a cluster to a store."""
 
 
 class ScriptRun:
     """`RUN_AND_EXPORT` on `database`, in `directory`, with a Spark of its own whose executors keep their logs there."""
 
-    def __init__(self, database: str, directory: Path, settings: dict[str, str]) -> None:
+    def __init__(self, database: str, directory: Path, exports: StoreUrl, settings: dict[str, str]) -> None:
         self.database = database
+        self.exports = exports
         self.directory = directory
         spark_home, installed = directory / "spark", Path(pyspark.__file__).parent
         spark_home.mkdir(parents=True)
@@ -37,7 +39,7 @@ class ScriptRun:
             (spark_home / name).symlink_to(installed / name)
         inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYSPARK_PYTHON")}
         self._process = subprocess.Popen(
-            [sys.executable, "-c", RUN_AND_EXPORT, str(SCRIPT), database, "local-cluster[1,1,1024]"],
+            [sys.executable, "-c", RUN_AND_EXPORT, str(SCRIPT), database, "local-cluster[1,1,1024]", exports.text],
             cwd=directory,
             env={**inherited, **settings, "SPARK_HOME": str(spark_home)},
             stdout=subprocess.PIPE,

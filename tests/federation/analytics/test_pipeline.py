@@ -16,6 +16,7 @@ from db.url import parse_url
 from federation.analytics import pipeline
 from federation.analytics.data.export import export
 from federation.analytics.data.results import DAILY, DATED, KEY_ANOMALIES, NETWORK_SUMMARY, SERVER_DAILY
+from federation.analytics.data.snapshots import Snapshot
 from federation.analytics.data.source import SourceTables
 from federation.analytics.errors import AnalyticsError
 from federation.analytics.frames import Window
@@ -56,6 +57,7 @@ def published(url: str) -> tuple[int, ...]:
     return tuple(row)
 
 
+@pytest.mark.usefixtures("s3_credentials")
 def test_a_run_goes_on_and_another_database_gives_the_same(
     spark: SparkSession, script: ScriptRun, postgres_only: str, tmp_path: Path
 ) -> None:
@@ -63,7 +65,7 @@ def test_a_run_goes_on_and_another_database_gives_the_same(
 
     That is the script's, in a process and a directory of its own: JSON on stdout, a report, and nothing of ours on
     stderr. It reads SQLite, the other PostgreSQL; each publishes to its own, two scorecards for each server.
-    An executor, in another directory still, exports what one machine does: it is handed the code that reads.
+    An executor, in another directory still, exports to a store what one machine does: it is handed the code for it.
     """
     fill(postgres_only, THREE_DAYS)
     whole, daily, exports = script.directory / "out", tmp_path / "daily", tmp_path / "exports"
@@ -77,6 +79,8 @@ def test_a_run_goes_on_and_another_database_gives_the_same(
     assert (whole / "report.html").stat().st_size > 1000
     expected = contents(whole)
     assert json.loads(stdout[end:])["attempts"] == {f"{day}": count for day, count in days.items()}
+    stored = Snapshot(script.exports)
+    assert {day: stored.rows(f"attempts/day={day}") for day in days} == days
     assert [path.parent.name for path in (script.directory / "spark" / "work").glob("app-*/*/stderr")] == ["0"]
 
     shutil.copytree(whole, daily)

@@ -37,6 +37,20 @@ def test_parts_hold_every_row_once(database_url: str, monkeypatch: pytest.Monkey
     assert max(batches) == 7
 
 
+def test_a_large_table_has_more_parts(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it is read by ids or by time, unless the number of parts is asked for; and every row once."""
+    monkeypatch.setattr(tables, "BATCH_ROWS", 7)
+    monkeypatch.setattr(tables, "ROWS_PER_PARTITION", 10)
+    fill(database_url, attempts(50, 3))
+    for bounds in ({}, {"since": "2025-03-01", "until": "2025-03-04"}):
+        read = reader(database_url, **bounds)
+        assert len(read.partitions()) == 15
+        assert sorted(row["id"] for row in rows_of(read)) == list(range(1, 151))
+        assert len(reader(database_url, partitions="3", **bounds).partitions()) == 3
+    monkeypatch.setattr(tables, "MOST_PARTITIONS", 12)
+    assert len(reader(database_url).partitions()) == 12
+
+
 def test_bounds_are_kept_to_the_microsecond(database_url: str) -> None:
     """The first moment of a day is in, the first of the next is not."""
     fill(database_url, attempts(10, 3))
