@@ -48,9 +48,9 @@ async def work(job: Job) -> None:
     """Do nothing."""
 
 
-@pytest.mark.parametrize(("concurrency", "at_once"), [(1, 1), (2, 1), (10, 5)])
+@pytest.mark.parametrize(("concurrency", "at_once"), [(1, 1), (2, 2), (10, 10), (30, 15)])
 async def test_under_load_one_call_ends_jobs_and_brings_others(concurrency: int, at_once: int) -> None:
-    """It is about half of the slots, so that the other half works meanwhile; a claim by itself begins, and ends it."""
+    """It is about all of few slots, and half of many: the other half works meanwhile. A claim by itself begins it."""
     storage, recorder = TurningStorage(), Recorder()
     watched, calls = counting(storage)
     await steps.enqueue(storage, *(steps.job() for _ in range(20 * concurrency)))
