@@ -25,6 +25,7 @@ from federation.analytics.frames import Inputs, Window
 from federation.analytics.report.find import find
 from federation.analytics.report.page import render, write_page
 from federation.analytics.report.summary import summary_of, write_summary
+from federation.analytics.session import divide_work
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,6 +77,7 @@ def run(
     with _explained():
         told(f"reading exports from {window.since} to {window.as_of}")
         inputs = with_stored_days(spark, read_exports(spark, exports, window), out, window)
+        divide_work(inputs.attempts)
         write_outputs(compute(inputs, window=window, now=now), out, window, told=told)
         if database is not None:
             told("publishing to the database")
