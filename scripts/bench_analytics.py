@@ -130,6 +130,7 @@ def measure_spark(spark: Any, exports: Path, results: Path) -> dict[str, float]:
     from federation.analytics.data.sinks import write_outputs
     from federation.analytics.figures.compute import compute
     from federation.analytics.frames import Window
+    from federation.analytics.session import divide_work
 
     window = Window(since=UNTIL - timedelta(days=DAYS), until=UNTIL)
     inputs = read_exports(spark, exports, window)
@@ -138,6 +139,7 @@ def measure_spark(spark: Any, exports: Path, results: Path) -> dict[str, float]:
     def told(text: str) -> None:
         begun.append((text.removeprefix("computing ").replace(" ", "_"), time.monotonic()))
 
+    divide_work(inputs.attempts)
     told("planning")
     write_outputs(compute(inputs, window=window, now=NOW), results, window, told=told)
     told("done")

@@ -59,4 +59,9 @@ def start_of(day: str) -> Column:
 
 def seconds_between(begin: Column, end: Column) -> Column:
     """Return the seconds from `begin` to `end`, negative if `end` is earlier."""
-    return (F.unix_micros(end) - F.unix_micros(begin)) / 1_000_000
+    return microseconds_between(begin, end) / 1_000_000
+
+
+def microseconds_between(begin: Column, end: Column) -> Column:
+    """Return the whole microseconds from `begin` to `end`, negative if `end` is earlier."""
+    return F.unix_micros(end) - F.unix_micros(begin)

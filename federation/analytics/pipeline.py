@@ -35,6 +35,7 @@ from federation.analytics.frames import Inputs, Window
 from federation.analytics.report.find import find
 from federation.analytics.report.page import render, write_page
 from federation.analytics.report.summary import summary_of, write_summary
+from federation.analytics.session import divide_work
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -86,6 +87,7 @@ def run(
     with _explained():
         told(f"reading exports from {window.since} to {window.as_of}")
         inputs = with_stored_days(spark, read_exports(spark, exports, window), out, window)
+        divide_work(inputs.attempts)
         write_outputs(compute(inputs, window=window, now=now), out, window, told=told)
     computed = computed_days(out)
     if read_at is not None:

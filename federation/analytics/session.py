@@ -20,6 +20,8 @@ from federation.analytics.errors import JavaNotFound
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from pyspark.sql import DataFrame
+
 OLDEST_JAVA: Final = 17
 
 _INSTALL: Final = (
@@ -28,6 +30,10 @@ _INSTALL: Final = (
 )
 _ENDS_WITHIN: Final = 120
 """How long a JVM may take to write down its classes, in seconds."""
+
+_BYTES_PER_PART: Final = 16 * 2**20
+_FEWEST_PARTS: Final = 2
+_MOST_PARTS: Final = 1_000
 
 _VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
 _LOGGING: Final = Path(__file__).with_name("log4j2.properties")
@@ -63,6 +69,8 @@ _EVERYWHERE: Final = {
     "spark.sql.maxConcurrentOutputFileWriters": "4",
     # Each of those files buffers that much: a GiB of memory could not hold the default of 128 MiB for all of them.
     "spark.hadoop.parquet.block.size": str(32 * 2**20),
+    # What a task counts of this much, it can hold; of four times as much it would have to sort and write to disk.
+    "spark.sql.files.maxPartitionBytes": "32m",
     # Files are named one by one; by default, Spark would start a job to look at more than 32 of them.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
 }
@@ -167,6 +175,19 @@ def open_session(
     session.sparkContext.setLogLevel("WARN")
     _remember_classes(session)
     return session
+
+
+def divide_work(rows: DataFrame) -> None:
+    """Let Spark shuffle in as many parts as the size of `rows`, which files hold, asks for.
+
+    Each task that counts one of them has them in memory; of few rows, many tasks would be all the work. A session on
+    a cluster keeps what it was told.
+    """
+    session = rows.sparkSession
+    if str(session.sparkContext.master).startswith("local["):
+        size = int(str(rows._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
+        parts = min(max(size // _BYTES_PER_PART, _FEWEST_PARTS), _MOST_PARTS)
+        session.conf.set("spark.sql.shuffle.partitions", str(parts))
 
 
 class _Remembered:

@@ -82,7 +82,7 @@ def compute(inputs: Inputs, *, window: Window, now: datetime | None = None) -> O
         key_anomalies=anomalies,
         relay_candidates=relay_candidates(known_days, scorecard, servers=servers.good, window=window),
         quarantine=_together([bad(tallied), *(each.bad for each in (servers, blacklist, events, deliveries, losses))]),
-        shared=(tallied, daily, scorecard),
+        shared=(tallied, daily, outages, anomalies, scorecard),
     )
 
 

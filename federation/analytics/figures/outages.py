@@ -13,7 +13,7 @@ from pyspark.sql import Window as Over
 from pyspark.sql import functions as F  # noqa: N812 - the name Spark's own documentation gives it
 
 from db import ServerHealth
-from federation.analytics.days import seconds_between
+from federation.analytics.days import microseconds_between, seconds_between
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -94,7 +94,9 @@ def outage_figures(windows: DataFrame, outages: DataFrame) -> DataFrame:
     ended = F.coalesce("ended_at", "ends_at")
     began_inside = F.col("began_at") >= F.col("begins_at")
     ended_inside = F.col("ended_at") >= F.col("begins_at")
-    down = seconds_between(F.greatest(began, F.col("begins_at")), ended)
+    # Sums of whole microseconds are exact, in whatever order they are added.
+    down = microseconds_between(F.greatest(began, F.col("begins_at")), ended)
+    repair = F.when(ended_inside, microseconds_between(F.col("began_at"), F.col("ended_at")))
     touches = (began < F.col("ends_at")) & (ended >= F.col("begins_at"))
     key = ["server_url", "window_days", "begins_at", "ends_at"]
     sums = (
@@ -103,8 +105,8 @@ def outage_figures(windows: DataFrame, outages: DataFrame) -> DataFrame:
         .groupBy(*key)
         .agg(
             F.count_if(began_inside).cast("int").alias("failures"),
-            F.sum(down).alias("down_s"),
-            F.avg(F.when(ended_inside, seconds_between(F.col("began_at"), F.col("ended_at")))).alias("mttr_s"),
+            (F.sum(down) / 1_000_000).alias("down_s"),
+            (F.avg(repair) / 1_000_000).alias("mttr_s"),
             F.max(seconds_between(began, ended)).alias("longest_outage_s"),
         )
     )

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from federation.analytics.errors import JavaNotFound
-from federation.analytics.session import find_java
+from federation.analytics.session import divide_work, find_java
 
 
 @pytest.fixture
@@ -80,3 +80,17 @@ def test_the_session_computes_in_utc(spark: SparkSession) -> None:
     """Whatever the machine's zone is, and says so in Parquet."""
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
     assert spark.conf.get("spark.sql.parquet.outputTimestampType") == "TIMESTAMP_MICROS"
+
+
+def test_what_is_shuffled_is_divided_by_its_size(spark: SparkSession) -> None:
+    """A task holds a share of much, and little is not many tasks' work."""
+    setting = "spark.sql.shuffle.partitions"
+    before = spark.conf.get(setting) or ""
+    try:
+        found = []
+        for rows in (1, 2**27, 2**40):
+            divide_work(spark.range(rows))  # 8 bytes each
+            found.append(spark.conf.get(setting))
+        assert found == ["2", "64", "1000"]
+    finally:
+        spark.conf.set(setting, before)
