@@ -135,7 +135,7 @@ async def test_node_works_our_jobs(storage: BullMQStorage, node: NodePeer) -> No
         "jobId": "~YToxL8O8",
         "priority": 2,
         "removeOnComplete": {"age": 3600},
-        "removeOnFail": {"age": 3600},
+        "removeOnFail": {"age": 604800},
     }
     runs = await node.work(3)
     assert [run["id"] for run in runs] == ["void", "~YToxL8O8", "soon"]

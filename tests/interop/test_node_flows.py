@@ -105,7 +105,7 @@ async def test_node_runs_our_flow(whole: BullMQStorage, parts: BullMQStorage, no
     bad = part(parts, "bad", {"error": "no"}, on_failure=ChildFailure.FAIL_PARENT)
     await queue.enqueue_flow(FlowJob(payload={}, id="doomed", name="whole", children=[bad]))
 
-    keep = {"workers": 1, "attempts": 1, "removeOnComplete": {"age": 3600}, "removeOnFail": {"age": 3600}}
+    keep = {"workers": 1, "attempts": 1, "removeOnComplete": {"age": 3600}, "removeOnFail": {"age": 604800}}
     theirs = child("bad-of-node", {"error": "no"}, **keep, failParentOnFailure=True)
     await node.add(node_tree(whole, parts, "doomed-of-node", theirs))
     async with Redis.from_url(redis_url, decode_responses=True) as client:
