@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from workers.jobs import Claim, Completed, Failed, Released, Renewal, Settlement, SettleOutcome
+from workers.storage.abilities import TakesTurns, Turn
 from workers.storage.base import Storage
 
 now = time.monotonic
@@ -46,14 +47,13 @@ class RecordedStorage:
         self._ledger = ledger
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._storage, name)
+        value = getattr(self._storage, name)
+        return self._settle_and_claim if name == "settle_and_claim" else value  # which not every storage can
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
         asked = now()
         claims = await self._storage.claim(worker_id, leases=leases, limit=limit)
-        if claims:
-            found = [(one.job_id, one.token, one.attempt, one.lease.total_seconds()) for one in claims]
-            self._ledger.write("claimed", asked=asked, answered=now(), claims=found)
+        self._claimed(claims, asked)
         return claims
 
     async def renew(self, claims: Sequence[Claim]) -> Renewal:
@@ -64,13 +64,33 @@ class RecordedStorage:
         return renewal
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[SettleOutcome]:
+        self._settling(settlements)
+        outcomes = await self._storage.settle(settlements)
+        self._settled(settlements, outcomes)
+        return outcomes
+
+    async def _settle_and_claim(self, settlements: Sequence[Settlement], *arguments: Any, **options: Any) -> Turn:
+        asked = now()
+        self._settling(settlements)
+        assert isinstance(self._storage, TakesTurns)
+        turn = await self._storage.settle_and_claim(settlements, *arguments, **options)
+        self._claimed(turn.claims or (), asked)
+        self._settled(settlements, turn.outcomes)
+        return turn
+
+    def _claimed(self, claims: Sequence[Claim], asked: float) -> None:
+        if claims:
+            found = [(one.job_id, one.token, one.attempt, one.lease.total_seconds()) for one in claims]
+            self._ledger.write("claimed", asked=asked, answered=now(), claims=found)
+
+    def _settling(self, settlements: Sequence[Settlement]) -> None:
         released = [one.claim.token for one in settlements if isinstance(one, Released)]
         tokens = [one.claim.token for one in settlements]
         self._ledger.write("settling", asked=now(), tokens=tokens, released=released)
-        outcomes = await self._storage.settle(settlements)
+
+    def _settled(self, settlements: Sequence[Settlement], outcomes: Sequence[SettleOutcome]) -> None:
         told = [
             (one.claim.token, isinstance(one, Completed | Failed), outcome.status, outcome.reason)
             for one, outcome in zip(settlements, outcomes, strict=True)
         ]
         self._ledger.write("settled", outcomes=told)
-        return outcomes
