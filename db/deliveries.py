@@ -83,10 +83,11 @@ class DeliveryJob(FederationTable, table=True):
         Index("delivery_jobs_state_idx", "state", "created_at", "id"),
         Index("delivery_jobs_server_idx", "server_url", "state", "created_at", "id"),
         _partial("delivery_jobs_code_idx", "error_code", "created_at", "id", where="error_code IS NOT NULL"),
-        _partial("delivery_jobs_held_idx", "server_url", "held_reason", "created_at", where="state = 'held'"),
+        # The state is a column of these two as well: SQLite takes the index that more conditions are about.
+        _partial("delivery_jobs_held_idx", "server_url", "state", "held_reason", "created_at", where="state = 'held'"),
         _partial("delivery_jobs_held_until_idx", "next_attempt_at", where="state = 'held'"),
         _partial("delivery_jobs_suspect_idx", "suspect", where="suspect IS NOT NULL"),
-        _partial("delivery_jobs_released_idx", "released_at", where="released_at IS NOT NULL"),
+        _partial("delivery_jobs_released_idx", "state", "released_at", where="released_at IS NOT NULL"),
         _partial(
             "delivery_jobs_order_idx",
             *("ordering_key", "server_url", "ordering_position"),

@@ -20,7 +20,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 import structlog
-from sqlalchemy import Connection, Select, bindparam, func, or_, select, union_all, update
+from sqlalchemy import Connection, Select, bindparam, func, literal_column, or_, select, union_all, update
 
 from db import Database, DeliveryState, HoldReason
 from federation.base.job_queue import JobQueue
@@ -156,15 +156,22 @@ def _batch(link: Link) -> int:
     return max(int(link.release_rate), 1)
 
 
-_OF_SERVER = (TABLE.c.server_url == bindparam("server"), TABLE.c.state == DeliveryState.HELD)
 # Includes deliveries that found no room to wait: they are released in any case, but their time may be minutes off.
 _RELEASED: Final = (*WAITS_FOR_SERVER, HoldReason.BUSY)
+_IS_HELD = TABLE.c.state == literal_column(f"'{DeliveryState.HELD}'")  # a literal, as in the index
+
+
+def _held(reason: HoldReason) -> Select[tuple[str, datetime]]:
+    """Select what of a server's deliveries is held for this reason; an index of its own has the oldest first.
+
+    Among a million that are held, sorting or passing over others would hold up every other writer for seconds.
+    """
+    server = TABLE.c.server_url == bindparam("server")
+    return select(TABLE.c.id, TABLE.c.created_at).where(server, _IS_HELD, TABLE.c.held_reason == reason)
 
 
 def _oldest(reason: HoldReason) -> Select[tuple[str, datetime]]:
-    """Select the first of an index: among a million that are held, sorting would hold up every other writer."""
-    held = select(TABLE.c.id, TABLE.c.created_at).where(*_OF_SERVER, TABLE.c.held_reason == reason)
-    return select(held.order_by(TABLE.c.created_at).limit(bindparam("most")).subquery())
+    return select(_held(reason).order_by(TABLE.c.created_at).limit(bindparam("most")).subquery())
 
 
 _CANDIDATES = union_all(*(_oldest(reason) for reason in _RELEASED)).subquery()
@@ -174,16 +181,13 @@ _WAITING = (
     .select_from(TABLE)
     .where(TABLE.c.released_at.is_not(None), TABLE.c.state == DeliveryState.READY)
 )
-_WAITING_FOR_SERVER = (*_OF_SERVER, TABLE.c.held_reason == HoldReason.SERVER)
+_WAITING_FOR_SERVER = _held(HoldReason.SERVER).with_only_columns(TABLE.c.id)
 _OLDEST_UNTRIED = (
-    select(TABLE.c.id)
-    .where(*_WAITING_FOR_SERVER, or_(TABLE.c.canary_at.is_(None), TABLE.c.canary_at < bindparam("since")))
+    _WAITING_FOR_SERVER.where(or_(TABLE.c.canary_at.is_(None), TABLE.c.canary_at < bindparam("since")))
     .order_by(TABLE.c.created_at)
     .limit(1)
 )
-_TRIED_LONGEST_AGO = (
-    select(TABLE.c.id).where(*_WAITING_FOR_SERVER).order_by(TABLE.c.canary_at, TABLE.c.created_at).limit(1)
-)
+_TRIED_LONGEST_AGO = _WAITING_FOR_SERVER.order_by(TABLE.c.canary_at, TABLE.c.created_at).limit(1)
 _CANARY_UNDER_WAY = (
     select(TABLE.c.id)
     .where(
