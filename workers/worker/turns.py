@@ -3,8 +3,8 @@
 Theory of operation. Whoever settles claims along for the slots that are free then, as long as the last claim, of either
 kind, brought all it asked for. So the claim loop need not claim meanwhile; it begins when there are too few jobs, and
 goes on when a storage leaves a claim to it. A turn claims for half of the slots at most: the other half works while it
-is under way. But a call costs as much as some jobs, so with few slots it claims for all. Slots for which a claim is
-under way are reserved, so that each is filled once.
+is under way. With few slots that would be too many calls, so they claim apart. Slots for which a claim is under way are
+reserved, so that each is filled once.
 
 A worker that is asked to stop claims nothing along. What it was already asked for is given back, uncounted, before the
 outcome of the settlements is told, so the worker waits for that.
@@ -25,8 +25,8 @@ from workers.storage.base import Storage
 from workers.worker.cancels import CancelListener
 from workers.worker.slots import Slots
 
-FEW: Final = 10
-"""So many slots, or fewer, are filled by one call."""
+MANY: Final = 20
+"""With fewer slots, claims and settlements are calls of their own, under way at the same time."""
 
 
 class Claimer(Protocol):
@@ -53,7 +53,7 @@ class Turns:
         leases: Mapping[str, timedelta],
     ) -> None:
         self._storage = storage
-        self._taking = storage if isinstance(storage, TakesTurns) else None
+        self._taking = storage if isinstance(storage, TakesTurns) and slots.count >= MANY else None
         self._claimer = claimer
         self._slots = slots
         self._cancels = cancels
@@ -104,4 +104,4 @@ class Turns:
         if not self.claim or not self._claimer.may_claim():
             return 0
         free = self._slots.free_without([settlement.claim.token for settlement in settlements])
-        return min(free, max((self._slots.count + 1) // 2, FEW))
+        return min(free, (self._slots.count + 1) // 2)
