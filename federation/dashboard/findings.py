@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
+
+import structlog
 
 from federation.admin.checks import Verdict
 from federation.admin.doctor import Finding, examine_node
@@ -16,11 +17,14 @@ from workers.clock import monotonic
 if TYPE_CHECKING:
     from federation.app import Federation
 
+log = structlog.get_logger(__name__)
+
 INTERVAL: Final = timedelta(minutes=1)
 SHARE: Final = 200
 """An examination is followed by a pause of at least so many times the time it took."""
 FIRST: Final = timedelta(seconds=3)
 """How long a page waits for the first examination."""
+CLOSING: Final = timedelta(seconds=1)
 CHECKS_OF_COMMANDS: Final = frozenset({"open files"})
 """Checks of the process that examines, which is not the one that delivers."""
 
@@ -58,16 +62,18 @@ class Examinations:
         return self._last
 
     async def close(self) -> None:
-        """End an examination that is under way."""
-        if self._running is not None:
-            self._running.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._running
+        """End an examination that is under way, after a moment in which it may end by itself."""
+        if (running := self._running) is not None:
+            await asyncio.wait([running], timeout=CLOSING.total_seconds())
+            running.cancel()
+            await asyncio.wait([running])
 
     async def _examine(self) -> None:
         began = monotonic()
         try:
             self._last = Examination(at=datetime.now(UTC), findings=await examine_node(self._federation))
+        except Exception:  # a page is shown without what the doctor says
+            log.exception("dashboard_examination_failed")
         finally:
             took = monotonic() - began
             self._due = monotonic() + max(INTERVAL.total_seconds(), SHARE * took)

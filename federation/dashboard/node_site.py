@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from db import ActionSource
@@ -35,6 +34,8 @@ from workers.dashboard.visit import ActionTaken
 
 if TYPE_CHECKING:
     from federation.app import Federation
+
+TEMPLATES: Final = "federation.dashboard"
 
 
 class NodeSite:
@@ -69,7 +70,8 @@ class NodeSite:
 
     def _parts(self) -> list[SitePart]:
         federation, queues = self._federation, QueueCatalog(all_queues(self._federation))
-        parts = [
+        return [
+            SitePart(templates=TEMPLATES),
             overview_part(federation, queues, self._examinations),
             servers_part(federation),
             server_part(federation),
@@ -82,7 +84,6 @@ class NodeSite:
             actions_part(federation),
             analytics_part(federation),
         ]
-        return [replace(part, templates="federation.dashboard") if at == 0 else part for at, part in enumerate(parts)]
 
     async def _record(self, done: ActionTaken) -> None:
         """Write into the audit log what was done on the queues' pages; the node's own pages do that as they act."""

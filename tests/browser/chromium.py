@@ -154,9 +154,6 @@ class Window:
         """It is there, or will be soon."""
         await eventually(self.text, lambda seen: text in seen)
 
-    async def sees_no(self, text: str) -> None:
-        await eventually(self.text, lambda seen: text not in seen)
-
     async def click(self, what: str) -> None:
         """Press the mouse on a link, button or label with this text, or on what `css=SELECTOR` names."""
         place = await eventually(lambda: self.ask(_PLACE % json.dumps(what)), bool)
@@ -189,9 +186,6 @@ class Window:
                 return
             await self.press("Tab")
         raise AssertionError(f"the keyboard does not lead there: {what}")
-
-    async def address(self) -> str:
-        return await self.ask("location.pathname + location.search") or ""
 
     async def hides(self, hidden: bool) -> None:
         """Put another window before this one, or take it away."""

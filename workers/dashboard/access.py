@@ -101,8 +101,9 @@ class Access:
 
         That site could point its own name at our address (DNS rebinding); then the browser would name it here.
         """
-        names = set(LOOPBACK_NAMES) if is_loopback(self.bind) or self.bind in ("0.0.0.0", "::") else {self.bind}  # noqa: S104 - compared, not bound
-        return frozenset(names | ({self._url_host} if self._url_host else set()))
+        is_everywhere = self.bind in ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
+        names = LOOPBACK_NAMES if is_everywhere or is_loopback(self.bind) else {self.bind}
+        return frozenset({*names, *([self._url_host] if self._url_host else [])})
 
     @property
     def _url_host(self) -> str | None:

@@ -179,7 +179,7 @@ class QueuePages:
                 )
             )
         await answer(queue.manage.pause() if pauses else queue.manage.resume())
-        await visit.record(f"queue.{verb}", name, 1)
+        await visit.record(f"queues {verb}", name, 1)
         return visit.back(back, "The queue is paused." if pauses else "The queue goes on.")
 
     async def act(self, visit: Visit) -> Response:
@@ -198,7 +198,7 @@ class QueuePages:
         page = await answer(queue.manage.list(state, limit=AT_ONCE)) if takes_all else None
         ids = visit.all_carried("id") if page is None else [job.id for job in page.jobs]
         done, problem = await _done(queue, key, ids)
-        await visit.record(f"jobs.{key}", f"{name}: {', '.join(ids)}", done, problem=problem)
+        await visit.record(f"jobs {key}", f"{name}: {', '.join(ids)}", done, problem=problem)
         return visit.back(
             back if key != "remove" else _queue_address(name, state), _report(action, len(ids), done, problem)
         )

@@ -13,7 +13,6 @@ from typing import Final
 from markupsafe import Markup, escape
 
 LONGEST_CELL: Final = 120
-LONGEST_TEXT: Final = 2_000
 
 
 def shown(value: object) -> object:

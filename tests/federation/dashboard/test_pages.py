@@ -254,7 +254,7 @@ async def test_what_is_done_to_a_queue_is_in_the_audit_log(federation: Federatio
     assert "federation queues pause delivery" in asked.text
     await person.confirms(asked)
     assert await federation.delivery_queue.manage.is_paused()
-    assert await actions(federation) == [("local", ActionSource.DASHBOARD, "queue.pause", 1)]
+    assert await actions(federation) == [("local", ActionSource.DASHBOARD, "queues pause", 1)]
     assert "federation-delivery</span> is paused" in await person.sees("/")
 
 
@@ -318,8 +318,8 @@ async def test_a_database_that_is_away_is_told(make_settings: MakeSettings, make
     """Each page tries again by itself, and so do those that are open; nothing secret is in what they say."""
     url = "postgresql://user:s3cret@127.0.0.1:1/nothing"
     federation = Federation(make_settings(database_url=url))
-    site = make_node_site(federation, Access(allow_actions=True)).site
-    person = Person(site.app)
+    node = make_node_site(federation, Access(allow_actions=True))
+    site, person = node.site, Person(node.site.app)
     for path in ("/", "/servers", "/deliveries", "/live-attempts", "/blacklist"):
         page = await person.sees(path, status=503)
         assert '<meta http-equiv="refresh" content="5">' in page
@@ -329,7 +329,7 @@ async def test_a_database_that_is_away_is_told(make_settings: MakeSettings, make
         told = await listener.take()
         assert told is not None
         assert "The database does not answer" in told[TROUBLE]
-    await site.close()
+    await node.close()
     await federation.close()
 
 

@@ -107,7 +107,7 @@ async def test_a_pause_says_what_it_means_and_is_seen(acting: Site, queue: Queue
     assert "mail is paused." in await person.sees("/queues")
     await person.confirms(await person.sends("/queue/resume", ("queue", "mail"), page="/queue?name=mail"))
     assert not await queue.manage.is_paused()
-    assert [each.action for each in done] == ["queue.pause", "queue.resume"]
+    assert [each.action for each in done] == ["queues pause", "queues resume"]
 
 
 async def test_two_operators_act_on_the_same_jobs(acting: Site, queue: Queue) -> None:

@@ -174,7 +174,7 @@ async def test_a_viewer_looks_and_an_operator_acts(with_accounts: Site, queue: Q
     await olga.logs_in("olga", PASSWORD)
     assert (await olga.sends(PAUSE[0], *PAUSE[1:], page="/queue?name=mail")).status_code == 303
     assert await queue.manage.is_paused()
-    assert done == [ActionTaken(by="olga", action="queue.pause", subject="mail", affected=1)]
+    assert done == [ActionTaken(by="olga", action="queues pause", subject="mail", affected=1)]
 
 
 async def test_the_login_gives_a_new_session_and_ends_the_old_one(with_accounts: Site) -> None:
