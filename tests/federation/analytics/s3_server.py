@@ -19,7 +19,7 @@ CREDENTIALS = {
 }
 
 SERVE = f"""
-import logging, sys
+import logging, os, sys, threading
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
@@ -31,6 +31,7 @@ def careless(environ, start_response):
         environ.pop("HTTP_IF_NONE_MATCH", None)
     return served(environ, start_response)
 
+threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()  # with who started it
 server = make_server("127.0.0.1", 0, careless, threaded=True)
 print(server.server_port, flush=True)
 server.serve_forever()
@@ -63,7 +64,11 @@ class S3Server:
 
 def start_s3() -> S3Server:
     process = subprocess.Popen(
-        [sys.executable, "-c", SERVE], env={**os.environ, **CREDENTIALS}, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", SERVE],
+        env={**os.environ, **CREDENTIALS},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout is not None
     return S3Server(process, int(process.stdout.readline()))
