@@ -55,7 +55,7 @@ class PostgresListener:
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._armed: Future[None] = Future()
-        self._alarm, self._alarmed = socket.socketpair()
+        self._alarm: socket.socket | None = None  # with the thread: it wakes it up
         self._renewed: dict[int, float] = {}
 
     def start(self) -> Future[None]:
@@ -66,18 +66,20 @@ class PostgresListener:
         """
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="workers-postgres-listener", daemon=True)
+                self._alarm, alarmed = socket.socketpair()
+                self._thread = threading.Thread(
+                    target=self._run, args=(alarmed,), name="workers-postgres-listener", daemon=True
+                )
                 self._thread.start()
             return self._armed
 
     def stop(self) -> None:
         """End the thread and close its connection."""
         self._stopping = True
-        self._alarm.send(b"x")
-        if self._thread is not None:
+        if self._thread is not None and self._alarm is not None:
+            self._alarm.send(b"x")
             self._thread.join()
-        self._alarm.close()
-        self._alarmed.close()
+            self._alarm.close()
 
     def is_registered(self, queue: int) -> bool:
         """Tell whether every step on the queue sends its events here, for a while yet."""
@@ -90,7 +92,11 @@ class PostgresListener:
         with self._lock:
             self._renewed[queue] = time.monotonic()
 
-    def _run(self) -> None:
+    def _run(self, alarmed: socket.socket) -> None:
+        with alarmed:
+            self._listen(alarmed)
+
+    def _listen(self, alarmed: socket.socket) -> None:
         backoff = Backoff(first=FIRST_PAUSE_SECONDS, longest=LONGEST_PAUSE_SECONDS)
         first, logged = True, False
         while not self._stopping:
@@ -99,7 +105,7 @@ class PostgresListener:
                     self._arm(connection, first)
                     first, logged = False, False
                     backoff.reset()
-                    self._hear(connection)
+                    self._hear(connection, alarmed)
             except Exception as error:  # whatever it is, the thread must live: others rely on it
                 if not logged:
                     _LOG.warning("cannot listen to %s, trying again: %s", self._database, type(error).__name__)
@@ -110,12 +116,12 @@ class PostgresListener:
             if was_heard:  # told only now: those who listen anew wait until the next connection hears
                 self._subscribers.miss_cancels(f"the connection that listens to {self._database} was lost")
             if not self._stopping:
-                self._pause(backoff.pause())
+                self._pause(backoff.pause(), alarmed)
             logged = True
 
-    def _pause(self, seconds: float) -> None:
+    def _pause(self, seconds: float, alarmed: socket.socket) -> None:
         with selectors.DefaultSelector() as selector:
-            selector.register(self._alarmed, selectors.EVENT_READ)
+            selector.register(alarmed, selectors.EVENT_READ)
             selector.select(seconds)
 
     def _arm(self, connection: psycopg.Connection, first: bool) -> None:
@@ -141,10 +147,10 @@ class PostgresListener:
             for job_id, state in connection.execute(_ENDED, (queue, [encode_text(job_id) for job_id in jobs])):
                 self._subscribers.tell(queue, [(JobEventKind(state), decode_text(job_id))], wake=False)
 
-    def _hear(self, connection: psycopg.Connection) -> None:
+    def _hear(self, connection: psycopg.Connection, alarmed: socket.socket) -> None:
         with selectors.DefaultSelector() as selector:
             selector.register(connection.fileno(), selectors.EVENT_READ)
-            selector.register(self._alarmed, selectors.EVENT_READ)
+            selector.register(alarmed, selectors.EVENT_READ)
             while not self._stopping:
                 for queue in self._subscribers.subscribed():
                     if not self.is_registered(queue):
