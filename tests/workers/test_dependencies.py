@@ -97,7 +97,7 @@ async def test_tasks_follow_jobs() -> None:
     tasks = Tasks(queue)
 
     @tasks.task("report")
-    async def report(data: object) -> None:
+    async def report(job: Job) -> None:
         """Do nothing."""
 
     first = await tasks.enqueue_task(report, 1)

@@ -103,7 +103,7 @@ def test_an_export_to_a_store_is_that_to_a_directory(
     spark: SparkSession, sqlite_only: str, s3_folder: StoreUrl, tmp_path: Path
 ) -> None:
     """Through all that can happen between two: late and purged attempts, odd times, days left out, another registry."""
-    fill(sqlite_only, [*attempts(10, 2), attempt(90, moment(-20_000)), attempt(91, moment(900))])
+    fill(sqlite_only, [*attempts(10, 3), attempt(90, moment(-20_000)), attempt(91, moment(900))])
     tables = SourceTables(spark=spark, url=sqlite_only)
 
     def both(**asked: date) -> Export:
@@ -118,16 +118,17 @@ def test_an_export_to_a_store_is_that_to_a_directory(
 
     with pytest.raises(DirectoryUnusable, match=r"there are no exports in s3://analytics/.*`federation analytics exp"):
         read_exports(spark, Snapshot(s3_folder), EXPORTED)
-    told = both()
-    assert (sum(told.attempts.values()), told.undated, told.snapshots["servers"]) == (20, 2, 3)
+    both(until=DAY + timedelta(days=1))
+    both(since=DAY + timedelta(days=2))
+    told = both(since=DAY)
+    assert (sum(told.attempts.values()), told.undated, told.snapshots["servers"]) == (30, 2, 3)
+    assert told.filled == (DAY + timedelta(days=1),)
     execute(sqlite_only, sqlalchemy.text("DELETE FROM delivery_attempts WHERE id <= 4 OR id > 80"))
     execute(sqlite_only, sqlalchemy.text("UPDATE server_registry SET public_key = 'other' || id"))
     add(sqlite_only, DeliveryAttempt, [attempt(number, moment(0, 5)) for number in range(100, 107)])
     add(sqlite_only, DeliveryAttempt, [attempt(200, moment(4))])
-    both(since=DAY + timedelta(days=4), until=EXPORTED.until)
     told = both(since=DAY)
     assert (told.kept, told.attempts[DAY], told.undated) == ((DAY,), 17, 1)
-    assert told.filled == (DAY + timedelta(days=2),)
 
 
 def test_the_registry_of_an_earlier_day_stays(spark: SparkSession, sqlite_only: str, s3_folder: StoreUrl) -> None:
