@@ -70,7 +70,8 @@ def test_every_row_arrives_as_it_was_computed(spark: SparkSession, written: Path
     assert gone.availability == pytest.approx(891 * 26 / 27_000)
     assert gone.state_since == at(3, 27, 3)
     assert gone.reasons == ["unhealthy for 4 days", "none of 3600 attempts got through in that time"]
-    assert (gone.mttf_s, gone.top_error) == (None, "CONN_REFUSED")
+    assert (gone.mttf_s, gone.top_error) == (864_000.0, "CONN_REFUSED")
+    assert {row.mttf_s for row in first} == {864_000.0, None}
     ranking = relays(database_url)
     assert [relay.rank for relay in ranking] == list(range(1, 21))
     assert ranking[0].last_seen == at(3, 30, 23)
