@@ -101,6 +101,14 @@ def _without_parameter(item: pytest.Item, parameter: str) -> str:
     return function + re.sub(rf"(^|-){re.escape(value)}(-|]$)", "-", variant, count=1)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_class_archive() -> Iterator[None]:
+    """No command of a test writes its 140 MB for Spark, which takes a minute, to somebody's cache directory."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", "/dev/null")
+        yield
+
+
 @pytest.fixture
 def full(request: pytest.FixtureRequest) -> bool:
     """Whether this is a run with `--full`, in which what scales may be large."""

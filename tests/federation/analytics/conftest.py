@@ -49,14 +49,6 @@ def spark() -> Iterator[SparkSession]:
     session.stop()
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _no_class_archive() -> Iterator[None]:
-    """No test leaves 140 MB in somebody's cache directory."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", "/dev/null")
-        yield
-
-
 @pytest.fixture(scope="session")
 def script(tmp_path_factory: pytest.TempPathFactory, migrated_file: Path, s3: S3Server) -> Iterator[ScriptRun]:
     """The script at work on three days in an SQLite file; its Spark, too, interprets its queries."""

@@ -52,7 +52,7 @@ def stored(out: Path, name: str) -> list[dict[str, object]]:
     return [row for file in files for row in pyarrow.parquet.ParquetFile(file).read().to_pylist()]
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.full)])
 def test_what_goes_in_is_counted_or_set_aside(spark: SparkSession, tmp_path: Path, seed: int) -> None:
     """Over all of OUT, after each of some runs, whose days change meanwhile."""
     chance = random.Random(seed)
