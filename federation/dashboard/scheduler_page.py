@@ -82,7 +82,7 @@ class SchedulerPages:
     async def _run(self, name: str, order: Order) -> Run | None:
         try:
             return await scheduler.run(self._federation, name, order=order)
-        except Exception:
+        except Exception:  # whatever it is: nobody else may await the task
             log.exception("dashboard_run_failed", job=name)
             raise
 

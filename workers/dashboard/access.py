@@ -79,7 +79,9 @@ class Access:
 
     def __post_init__(self) -> None:
         if self.proxy is not None and len(self.proxy.secret) < SHORTEST_SECRET:
-            raise AccessError(f"the secret that a proxy shares with the dashboard has {SHORTEST_SECRET} characters")
+            raise AccessError(
+                f"the secret that a proxy shares with the dashboard has at least {SHORTEST_SECRET} characters"
+            )
         if self.is_open and not is_loopback(self.bind):
             raise AccessError(f"without an account it listens on loopback only, not on {self.bind}")
         if self.url is not None and (urlsplit(self.url).scheme not in ("http", "https") or not self._url_host):

@@ -89,7 +89,7 @@ class Turns:
             if turn.claims is not None:
                 await self._take(turn.claims, asked_at)
             return turn.outcomes
-        except Exception:
+        except Exception:  # raised again: after any failure the claim loop claims
             self._more = False
             raise
         finally:
