@@ -21,6 +21,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from workers.dashboard.access import Access, Visitor
+from workers.dashboard.api import ROOT, Api, Teller
+from workers.dashboard.calls import AnyCall
 from workers.dashboard.cookies import BrowserSession
 from workers.dashboard.door import Door
 from workers.dashboard.feed import INTERVAL, Feed, LiveSource
@@ -35,9 +37,10 @@ PAGE_PATIENCE: Final = timedelta(seconds=20)
 ACTION_PATIENCE: Final = timedelta(minutes=2)
 CORE_TEMPLATES: Final = "workers.dashboard"
 
+API_METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+"""What the API refuses in its own words, where it does not take it."""
+
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
-Teller: TypeAlias = Callable[[Exception], str | None]
-"""Says in a sentence what is wrong with what a page reads; None for what is a fault of the dashboard's own."""
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +55,8 @@ class SitePart:
     actions: Mapping[str, PageCode] = field(default_factory=dict)
     """By path; only forms of ours, sent by an operator, reach them."""
     live: Mapping[str, Callable[[Templates], LiveSource]] = field(default_factory=dict)
+    calls: Sequence[AnyCall] = ()
+    """What programs ask of it."""
     templates: str | None = None
 
 
@@ -86,6 +91,8 @@ class Site:
             menu=[item for part in parts for item in part.menu],
             shows_only=access.is_open and not access.allow_actions,
         )
+        calls = [call for part in parts for call in part.calls]
+        self._api = Api(calls, title=title, accounts=access.accounts, teller=teller, record=record)
         self._live = {name: make(self._templates) for part in parts for name, make in part.live.items()}
         self.feed = Feed(self._live, tell=self._trouble, interval=interval)
         self.app: ASGIApp = Shield(self._application(parts), hosts=access.hosts)
@@ -100,6 +107,7 @@ class Site:
         routes = [
             Route("/static/{tag}/{name}", _static, methods=["GET"]),
             Route("/live", self._stream, methods=["GET"]),
+            Route(ROOT + "{path:path}", self._api.answer, methods=[*API_METHODS]),
             Route("/login", self._page(self._login_page, needs_visitor=False), methods=["GET"]),
             Route("/login", self._action(self._log_in, needs_operator=False), methods=["POST"]),
             Route("/logout", self._action(self._log_out, needs_operator=False), methods=["POST"]),

@@ -36,13 +36,17 @@ class Refusal(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionTaken:
-    """A line of the log of what was done through the dashboard: by whom, what, to what, and to how many of these."""
+    """A line of the log of what was done through the dashboard: by whom, what, to what, and to how many of these.
+
+    `by_api` tells whether a program asked for it, and not somebody on a page.
+    """
 
     by: str
     action: str
     subject: str
     affected: int
     problem: str | None = None
+    by_api: bool = False
 
 
 Record: TypeAlias = Callable[[ActionTaken], Awaitable[None]]
@@ -156,12 +160,22 @@ async def read_form(request: Request) -> Fields:
     """
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
         raise Refusal(415, "That is not a form of this dashboard.")
-    body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > LARGEST_FORM:
-            raise Refusal(413, "The form is too large.")
+    body = await read_body(request, LARGEST_FORM)
     try:
         return parse_qsl(body.decode("ascii"), keep_blank_values=True, max_num_fields=MOST_FIELDS)
     except ValueError:
         raise Refusal(400, "The form cannot be read.") from None
+
+
+async def read_body(request: Request, largest: int) -> bytes:
+    """Read what was sent.
+
+    Raises:
+        Refusal: it is too large; what is left of it was not read.
+    """
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > largest:
+            raise Refusal(413, f"This is too large: more than {largest // 1024} KiB.")
+    return bytes(body)
