@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass
@@ -198,6 +199,8 @@ def _check_bounds(value: object, notes: Sequence[object], at: str) -> None:
     longest = next((each.characters for each in notes if isinstance(each, Longest)), LONGEST_TEXT)
     if isinstance(value, str) and len(value) > longest:
         raise ShapeError(f"{at!r} has more than {longest} characters")
+    if isinstance(value, str) and _UNSTORABLE.search(value):
+        raise ShapeError(f"{at!r} has characters that no database stores")
     for note in notes:
         if isinstance(note, Between) and isinstance(value, int) and not note.least <= value <= note.most:
             raise ShapeError(f"{at!r} is between {note.least} and {note.most}")
@@ -215,3 +218,4 @@ def _told(hint: Any) -> str:  # Any: an annotation
 
 _OTHER: Final = object()
 _DIGITS: Final = 19
+_UNSTORABLE: Final = re.compile("[\x00\ud800-\udfff]")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -43,7 +44,8 @@ class Program:
         return await self._fits("get", await self.client.get(address, params=parameters or None), status)
 
     async def posts(self, path: str, *, status: int = 200, **body: object) -> Any:
-        return await self._fits("post", await self.client.post(f"{ROOT}{path}", json=body), status)
+        sent = self.client.post(f"{ROOT}{path}", content=json.dumps(body), headers={"content-type": "application/json"})
+        return await self._fits("post", await sent, status)
 
     async def uploads(self, path: str, content: bytes, *, kind: str, status: int = 200, **parameters: str) -> Any:
         sent = self.client.post(f"{ROOT}{path}", params=parameters, content=content, headers={"content-type": kind})
