@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from federation.admin import blacklist
 from federation.admin.blacklist import Change, Changed, CsvError, Entry, ImportPlan, LineNote, RuleError, WantedRule
+from federation.admin.bulk_jobs import BulkJobs
 from federation.base.setting_types import parse_duration
+from federation.dashboard.import_pages import MOST_AT_ONCE, SHOWN
 from federation.dashboard.orders import api_order
 from workers.dashboard.calls import LISTED, After, AnyCall, Call, Caller, Limit, Listing
 from workers.dashboard.shapes import Longest
@@ -21,8 +23,6 @@ if TYPE_CHECKING:
     from federation.app import Federation
 
 CSV: Final = "text/csv"
-SHOWN: Final = 100
-"""How many rules of each kind an import shows; all are counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,10 +92,12 @@ class ImportAsked:
 class ImportAnswer:
     """How many rules an import adds, changes, and leaves as they are, and the first hundred of each kind.
 
-    `skipped` lines say nothing that is ours to do, `bad` ones are wrong. `imported` tells whether it was done.
+    `skipped` lines say nothing that is ours to do, `bad` ones are wrong. `imported` tells whether it was done. An
+    import that changes more than 1 000 rules is done by the `job` of that number, and `GET /bulk` tells how far it is.
     """
 
     imported: bool
+    job: int | None
     added: int
     changed: int
     unchanged: int
@@ -162,6 +164,7 @@ class BlacklistCalls:
     def __init__(self, federation: Federation) -> None:
         self._federation = federation
         self._database = federation.database
+        self._jobs = BulkJobs(federation)
 
     async def all(self, _caller: Caller, asked: RulesAsked) -> Listing:
         """Return rules."""
@@ -207,13 +210,17 @@ class BlacklistCalls:
         if asked.dry_run or (plan.bad and not asked.skip_bad):
             return _answer(plan, imported=False)
         order = api_order(caller, "blacklist import", skip_bad=asked.skip_bad)
+        if len(plan.added) + len(plan.changed) > MOST_AT_ONCE:
+            job = await self._jobs.start_import(caller.uploaded, skip_bad=asked.skip_bad, order=order)
+            return _answer(plan, imported=False, job=job)
         await blacklist.apply_import(self._database, plan, skip_bad=asked.skip_bad, order=order)
         return _answer(plan, imported=True)
 
 
-def _answer(plan: ImportPlan, *, imported: bool) -> ImportAnswer:
+def _answer(plan: ImportPlan, *, imported: bool, job: int | None = None) -> ImportAnswer:
     return ImportAnswer(
         imported=imported,
+        job=job,
         added=len(plan.added),
         changed=len(plan.changed),
         unchanged=len(plan.unchanged),

@@ -24,14 +24,13 @@ from starlette.responses import Response
 from workers.dashboard.accounts import Account, Accounts, Role
 from workers.dashboard.calls import AnyCall, Caller, Listing
 from workers.dashboard.shapes import Schema, Schemas, ShapeError, from_text, needed_in, shaped
-from workers.dashboard.visit import Record, Refusal, read_body
+from workers.dashboard.visit import LARGEST_UPLOAD, Record, Refusal, read_body
 from workers.jsonable import jsonable
 
 ROOT: Final = "/api/v1"
 DESCRIPTION: Final = "/openapi.json"
 PATIENCE: Final = timedelta(minutes=2)
 LARGEST_BODY: Final = 256 * 1024
-LARGEST_FILE: Final = 8 << 20
 PROBLEM: Final = "application/problem+json"
 TOKENLESS: Final = "Send `Authorization: Bearer TOKEN`, with the token of an account of this dashboard."
 
@@ -115,7 +114,7 @@ async def _asked(request: Request, call: AnyCall) -> object:
 
 async def _file(request: Request, media_type: str) -> bytes:
     _check_type(request, media_type)
-    return await read_body(request, LARGEST_FILE)
+    return await read_body(request, LARGEST_UPLOAD)
 
 
 def _check_type(request: Request, media_type: str) -> None:

@@ -30,7 +30,17 @@ from workers.dashboard.rendering import STATIC_TYPES, MenuItem, Templates, stati
 from workers.dashboard.shield import Shield
 from workers.dashboard.stream import EventStream
 from workers.dashboard.throttle import LoginThrottle
-from workers.dashboard.visit import SEE_OTHER, ActionTaken, Fields, PageCode, Record, Refusal, Visit, read_form
+from workers.dashboard.visit import (
+    SEE_OTHER,
+    ActionTaken,
+    Fields,
+    PageCode,
+    Record,
+    Refusal,
+    Visit,
+    read_form,
+    read_upload,
+)
 
 PAGE_PATIENCE: Final = timedelta(seconds=20)
 """What a page reads has bounds of its own, which say what does not answer; this one is for what they miss."""
@@ -54,6 +64,8 @@ class SitePart:
     """By path; whoever may look sees them."""
     actions: Mapping[str, PageCode] = field(default_factory=dict)
     """By path; only forms of ours, sent by an operator, reach them."""
+    uploads: Mapping[str, PageCode] = field(default_factory=dict)
+    """Actions whose form carries a file."""
     live: Mapping[str, Callable[[Templates], LiveSource]] = field(default_factory=dict)
     calls: Sequence[AnyCall] = ()
     """What programs ask of it."""
@@ -104,6 +116,7 @@ class Site:
     def _application(self, parts: Sequence[SitePart]) -> Starlette:
         seen = {path: code for part in parts for path, code in part.pages.items()}
         acted = {path: code for part in parts for path, code in part.actions.items()}
+        sent = {path: code for part in parts for path, code in part.uploads.items()}
         routes = [
             Route("/static/{tag}/{name}", _static, methods=["GET"]),
             Route("/live", self._stream, methods=["GET"]),
@@ -113,6 +126,7 @@ class Site:
             Route("/logout", self._action(self._log_out, needs_operator=False), methods=["POST"]),
             *(Route(path, self._page(code), methods=["GET"]) for path, code in seen.items()),
             *(Route(path, self._action(code), methods=["POST"]) for path, code in acted.items()),
+            *(Route(path, self._action(code, takes_file=True), methods=["POST"]) for path, code in sent.items()),
         ]
         nothing_here = self._page(_not_found)
         return Starlette(routes=[*routes, Route("/{path:path}", nothing_here, methods=["GET"])])
@@ -128,16 +142,20 @@ class Site:
 
         return answer
 
-    def _action(self, code: PageCode, *, needs_operator: bool = True) -> Endpoint:
+    def _action(self, code: PageCode, *, needs_operator: bool = True, takes_file: bool = False) -> Endpoint:
         async def answer(request: Request) -> Response:
             session = self._door.session(request)
             visitor = self._door.visitor(request, session)
             visit = self._visit(request, session, visitor)
 
             async def checked(visit: Visit) -> Response:
-                visit.form = await read_form(request)
+                may_act = visitor is not None and visitor.acts
+                if takes_file and may_act:  # a file is read for nobody else
+                    visit.form, visit.file = await read_upload(request)
+                elif not takes_file:
+                    visit.form = await read_form(request)
                 self._door.check_form(request, session, visit.form)
-                if needs_operator and (visitor is None or not visitor.acts):
+                if needs_operator and not may_act:
                     raise Refusal(403, "You may look, and not act.")
                 return await code(visit)
 
