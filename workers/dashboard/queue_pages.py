@@ -15,6 +15,7 @@ from workers.dashboard.job_actions import ACTIONS, JobAction, act_on
 from workers.dashboard.queue_calls import queue_calls
 from workers.dashboard.rendering import MenuItem, Templates
 from workers.dashboard.site import SitePart
+from workers.dashboard.task_pages import TASKS, task_calls, tasks_page
 from workers.dashboard.text import counted, grouped, short
 from workers.dashboard.visit import Confirmation, Refusal, Visit
 from workers.jobs import JobState
@@ -49,15 +50,21 @@ def queue_part(queues: QueueCatalog, *, command: Command = python_command) -> Si
     """Return the pages of these queues."""
     pages = QueuePages(queues, command)
     return SitePart(
-        menu=(QUEUES, WORKERS),
-        pages={"/queues": pages.all, "/queue": pages.one, "/job": pages.job, "/workers": pages.workers},
+        menu=(QUEUES, TASKS, WORKERS),
+        pages={
+            "/queues": pages.all,
+            "/queue": pages.one,
+            "/job": pages.job,
+            "/workers": pages.workers,
+            TASKS.path: tasks_page(queues),
+        },
         actions={"/queue/pause": pages.pause, "/queue/resume": pages.resume, "/jobs": pages.act},
         live={
             "queues": lambda templates: _live(templates, queues, "parts/queues.html", "queues-live"),
             "workers": lambda templates: _live(templates, queues, "parts/workers.html", "workers-live"),
             "queue": lambda templates: _live_states(templates, queues),
         },
-        calls=queue_calls(queues),
+        calls=(*queue_calls(queues), *task_calls(queues)),
     )
 
 

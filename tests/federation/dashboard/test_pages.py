@@ -46,6 +46,7 @@ PAGES = (
     "/deliveries",
     "/live-attempts",
     "/queues",
+    "/tasks",
     "/workers",
     "/scheduler",
     "/blacklist",

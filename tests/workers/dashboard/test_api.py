@@ -36,6 +36,7 @@ async def test_the_document_is_openapi_and_its_calls_are_those_that_there_are(si
     await program.gets("/queue", name="mail")
     await program.gets("/jobs", queue="mail", state="queued")
     await program.gets("/job", queue="mail", id=job.id)
+    await program.gets("/tasks")
     await program.gets("/workers")
     await program.posts("/queue/pause", name="mail")
     await program.posts("/queue/resume", name="mail")
