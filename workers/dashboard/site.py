@@ -138,7 +138,13 @@ class Site:
             if visitor is None and needs_visitor:
                 return RedirectResponse(f"/login?next={quote(_address(request))}", status_code=SEE_OTHER)
             visit = self._visit(request, session, visitor)
-            return self._kept(visit, session, await self._answered(visit, code, PAGE_PATIENCE))
+
+            async def checked(visit: Visit) -> Response:
+                if any("\x00" in value for value in visit.query.values()):  # PostgreSQL stores none, and would say so
+                    raise Refusal(400, "There is no such thing: its name has a character that nothing stores.")
+                return await code(visit)
+
+            return self._kept(visit, session, await self._answered(visit, checked, PAGE_PATIENCE))
 
         return answer
 

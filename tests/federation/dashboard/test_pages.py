@@ -233,6 +233,14 @@ async def test_a_delivery_without_a_row_is_told_from_the_log(federation: Federat
     assert "<script>alert" not in page
 
 
+@pytest.mark.parametrize(
+    "path", ["/delivery?id=a%00", "/deliveries?code=%00", "/blacklist?check=%00", "/job?queue=%00"]
+)
+async def test_a_name_that_no_database_stores_is_refused(acting: NodeSite, path: str) -> None:
+    """It is not said that the database is away."""
+    assert "nothing stores" in await Person(acting.site.app).sees(path, status=400)
+
+
 async def test_rules_are_added_checked_and_lifted(federation: Federation, acting: NodeSite) -> None:
     """What is no rule is refused with the reason."""
     person = Person(acting.site.app)
