@@ -68,6 +68,8 @@ class Api:
             if told is None:
                 log.exception("dashboard_call_failed")
                 return _problem(500, "This call has a fault: see the dashboard's log.")
+            if request.method == "POST":
+                return _problem(503, f"{told} Whether it had an effect is not known: look before you repeat it.")
             return _problem(503, told, **{"retry-after": "5"})
 
     async def _called(self, request: Request, path: str) -> Response:
