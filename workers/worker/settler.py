@@ -24,8 +24,8 @@ class _Ended(WorkersError):
 class Settler:
     """Settles for one worker by `store`, which is as `Storage.settle`.
 
-    With a `limit` two calls of so many are under way at once, without one a single call of any size. `holds` says whether
-    a claim's lease is still kept; `report` gets storage errors.
+    With a `limit` two calls of so many are under way at once, without one a single call of any size. `holds` says
+    whether a claim's lease is still kept; `report` gets storage errors.
     """
 
     def __init__(
