@@ -16,7 +16,6 @@ import typer
 
 from federation.base.terminal import escaped_json, spaced
 from federation.cli.problems import NOT_FOUND, fail
-from workers.jsonable import jsonable
 
 COLUMN_GAP: Final = 2
 NARROWEST: Final = 20
@@ -25,6 +24,8 @@ NARROWEST: Final = 20
 
 def print_json(value: object) -> None:
     """Print *value* on stdout as one JSON document: days and times in ISO 8601, durations in seconds."""
+    from workers.jsonable import jsonable
+
     typer.echo(escaped_json(json.dumps(jsonable(value), ensure_ascii=False, indent=2)))
 
 

@@ -14,7 +14,6 @@ from federation.base.terminal import escaped_json
 from federation.cli.options import AsJson
 from federation.cli.output import shown
 from federation.cli.session import with_node
-from workers.jsonable import jsonable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -112,6 +111,8 @@ def _show_all(
 
 
 def _show_json(attempt: LoggedAttempt) -> None:
+    from workers.jsonable import jsonable
+
     typer.echo(escaped_json(json.dumps(jsonable(attempt), ensure_ascii=False)))
 
 
