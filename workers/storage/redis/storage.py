@@ -90,6 +90,7 @@ from workers.storage.rules import (
     check_claim,
     check_cleanable,
     check_fits_redis,
+    refuse_limit_keys,
     refuse_other_queues,
     refuse_transaction,
     unfit_for_redis,
@@ -174,6 +175,7 @@ class RedisStorage(ScriptedStorage):
         """
         refuse_transaction(connection, "RedisStorage")
         refuse_other_queues(jobs, "RedisStorage")
+        refuse_limit_keys(jobs, "RedisStorage")
         for job in jobs:
             check_fits_redis(job.id, job.payload)
         results: list[EnqueueResult] = []

@@ -38,7 +38,7 @@ from workers.jobs import (
 )
 from workers.storage.abilities import Admission
 from workers.storage.base import Limits
-from workers.storage.rules import bounded_count, check_claim
+from workers.storage.rules import bounded_count, check_claim, refuse_limit_keys
 from workers.storage.sql import manage, records, schema
 from workers.storage.sql.admitted import admission
 from workers.storage.sql.caller import Sessions, checked, when_committed
@@ -167,6 +167,7 @@ class SqlStorage:
     # Jobs
 
     async def enqueue(self, jobs: Sequence[NewJob], *, connection: object | None = None) -> list[EnqueueResult]:
+        refuse_limit_keys(jobs, "SqlStorage")
         if connection is not None:
             return await self._database().enqueue_with(connection, self._transaction, jobs)
         return await asyncio.wrap_future(self._writable().enqueue(self._transaction, jobs))
@@ -180,6 +181,7 @@ class SqlStorage:
             TypeError: `connection` is not an SQLAlchemy `Connection` or `Session`.
             StorageError: it belongs to another database, which has nothing of the jobs then.
         """
+        refuse_limit_keys(jobs, "SqlStorage")
         return self._joined.enqueue(checked(connection), jobs)
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
