@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from workers.checks import check_text
 from workers.clock import Clock, ManualClock, SystemClock
 from workers.errors import StorageUnavailable, Unsupported, WorkersError
+from workers.gates import HeldBack, Limit
 from workers.jobs import (
     CancelResult,
     Claim,
@@ -38,8 +39,8 @@ from workers.jobs import (
 )
 from workers.storage.abilities import Admission
 from workers.storage.base import Limits
-from workers.storage.rules import bounded_count, check_claim, refuse_limit_keys
-from workers.storage.sql import manage, records, schema
+from workers.storage.rules import bounded_count, check_claim
+from workers.storage.sql import gates, manage, records, schema
 from workers.storage.sql.admitted import admission
 from workers.storage.sql.caller import Sessions, checked, when_committed
 from workers.storage.sql.database import Database
@@ -167,7 +168,6 @@ class SqlStorage:
     # Jobs
 
     async def enqueue(self, jobs: Sequence[NewJob], *, connection: object | None = None) -> list[EnqueueResult]:
-        refuse_limit_keys(jobs, "SqlStorage")
         if connection is not None:
             return await self._database().enqueue_with(connection, self._transaction, jobs)
         return await asyncio.wrap_future(self._writable().enqueue(self._transaction, jobs))
@@ -181,7 +181,6 @@ class SqlStorage:
             TypeError: `connection` is not an SQLAlchemy `Connection` or `Session`.
             StorageError: it belongs to another database, which has nothing of the jobs then.
         """
-        refuse_limit_keys(jobs, "SqlStorage")
         return self._joined.enqueue(checked(connection), jobs)
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
@@ -312,6 +311,18 @@ class SqlStorage:
 
     async def remove(self, ids: Sequence[str], *, running: bool = False, connection: object | None = None) -> int:
         return await self._write(partial(manage.remove, ids=ids, running=running), connection)
+
+    async def declare_limits(self, limits: Mapping[str, Limit]) -> None:
+        await self._write(partial(gates.declare, limits=dict(limits)))
+
+    async def declared_limits(self) -> dict[str, Limit]:
+        return await self._read(gates.declared)
+
+    async def remove_limit(self, name: str) -> bool:
+        return await self._write(partial(gates.remove, name=name))
+
+    async def held_back(self, ids: Sequence[str]) -> list[HeldBack | None]:
+        return await self._read(partial(gates.held_back, ids=ids))
 
     async def complete(
         self, job_id: str, result: bytes, *, keep: Retention | None = None, connection: object | None = None
