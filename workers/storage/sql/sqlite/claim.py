@@ -178,7 +178,7 @@ def _sort_out(
     for batch in batches(list(unknown)):
         busy = transaction.connection.execute(_BUSY_KEYS, {"queue": transaction.queue, "keys": list(batch)})
         keys.update(busy.scalars())
-    held = []
+    held: list[int] = []
     for _, _, seq, key, name in candidates:
         if key is not None and gates is not None and is_gate(key):
             if len(taken) >= limit and not gates.had_turn(key, name):
