@@ -369,14 +369,16 @@ class SqlStorage:
 
         Nobody ever hears of them before the commit. A session announces its commit by itself, and so does PostgreSQL; a
         bare connection on SQLite does not, and without this its jobs are noticed up to 50 ms later. The transaction may
-        end in the block or after it. A block that raises announces nothing.
+        end in the block or after it. A block that raises tells of what was committed too.
 
         Raises:
             TypeError: `connection` is not an SQLAlchemy connection or session.
         """
         database = self._database()
-        yield
-        when_committed(connection, database.look_now)
+        try:
+            yield
+        finally:
+            when_committed(connection, database.look_now)
 
     # Running transitions
 
