@@ -44,7 +44,7 @@ def test_bad_limits_are_refused() -> None:
         Limit(10)  # type: ignore[arg-type] # what is refused
     for bad in ({"burst": 1}, {"rate": "1/s", "burst": 0}, {"concurrency": 0}, {"concurrency": -1}, {"version": -1}):
         with pytest.raises(ValueError, match=r"limit|burst"):
-            Limit(**bad)  # type: ignore[arg-type] # likewise
+            Limit(**bad)
 
 
 @given(st.lists(st.integers(-5_000, 5_000), max_size=60), st.integers(1, 5))

@@ -57,7 +57,7 @@ def test_bad_limits_of_tasks_are_refused(tmp_path: Path) -> None:
     tasks = Tasks(Queue(MemoryStorage()))
     for bad in ({"rate": "0/s"}, {"concurrency_per_key": 0}, {"key": "user"}):
         with pytest.raises(ValueError, match=r"^task 'digest': [^\n]+$"):
-            tasks.task("digest", **bad)(_handle)  # type: ignore[call-overload] # what is refused
+            tasks.task("digest", **bad)(_handle)
     with pytest.raises(Unsupported, match="keeps no limits"):
         Queue(FileStorage(tmp_path), limits={"*": Limit("1/s")})
     with pytest.raises(Unsupported, match="keeps no limits"):

@@ -17,6 +17,11 @@ async def declare(lua: RedisScripts, limits: Mapping[str, Limit]) -> None:
     await lua.run("declare", pack({name.encode(): _encoded(limit) for name, limit in limits.items()}), 0)
 
 
+async def make_gates(lua: RedisScripts) -> None:
+    """Let the queue have gates, before its first job with one is enqueued; the other scripts look whether it has."""
+    await lua.run("declare", pack({}), 0)
+
+
 async def remove(lua: RedisScripts, name: str) -> bool:
     """See `KeepsLimits.remove_limit`."""
     return bool(await lua.run("declare", pack({bytes_of(name): _encoded(Limit())}), 1))

@@ -34,10 +34,18 @@ and `gates.lua`, with which all begin. `repair` is not listed: it mends what kee
 """
 
 
+def _gating(name: str) -> tuple[str, ...]:
+    """Return the part of the one script that may make the gates of a queue."""
+    return ("gating",) if name == "declare" else ()
+
+
 @cache
 def scripts() -> Mapping[str, Script]:
     """Return every script, by its name."""
-    working = {name: assembled(__package__, "keys", "queue", "gates", *parts, name) for name, parts in PARTS.items()}
+    working = {
+        name: assembled(__package__, "keys", "queue", *_gating(name), "gates", *parts, name)
+        for name, parts in PARTS.items()
+    }
     return working | {"repair": assembled(__package__, "keys", "quarantine", "repair")}
 
 

@@ -143,6 +143,7 @@ class RedisStorage(ScriptedStorage):
         server = RedisServer(target, timeout, base=keys, scripts=loaded_scripts, text=False, care=care)
         self._lua = RedisScripts(server, keys)
         super().__init__(queue, server, RedisSubscribers(self._lua), allow_eviction=allow_eviction)
+        self._gated = False  # whether this storage has let the queue have gates
         self._quarantine = RedisQuarantine(self._lua, self.enqueue)
         self._results = Batcher(partial(inspect.ends, self._lua), RESULTS_AT_ONCE)
 
@@ -180,6 +181,9 @@ class RedisStorage(ScriptedStorage):
         refuse_other_queues(jobs, "RedisStorage")
         for job in jobs:
             check_fits_redis(job.id, job.payload)
+        if not self._gated and any(job.limit_key is not None or job.fair_key is not None for job in jobs):
+            await declared_limits.make_gates(self._lua)
+            self._gated = True
         results: list[EnqueueResult] = []
         keys = [job.deduplication.key for job in jobs if job.deduplication is not None]
         follow = any(job.after for job in jobs)

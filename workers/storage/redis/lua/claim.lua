@@ -106,7 +106,7 @@ local function grant(one, record, job, run)
   runs[#runs + 1] = write_run(run)
   deadlines[#deadlines + 1] = now + lease
   deadlines[#deadlines + 1] = one.id
-  if string.byte(job.key) == GATE then
+  if gated and string.byte(job.key) == GATE then
     gates().pass(job.key, one.id)
     came_up = gates().next(job.key, one.name, limit - taken) or came_up
   elseif job.key ~= '' then
@@ -141,7 +141,7 @@ local function sort_out(line, count)
       aside = true
     elseif (run or job).place ~= one.place or (run and (run.state == STATE.processing or LINE_OF[run.state])) then
       aside = true -- the job has left this place; a second member must not run it twice
-    elseif string.byte(job.key) == GATE then
+    elseif gated and string.byte(job.key) == GATE then
       if passes(one, job.key) then
         grant(one, records[at], job, run or fresh_run(one.place))
       else

@@ -82,7 +82,7 @@ local function know_dependents()
       line_up(job, run.place, id)
     else
       redis.call('ZADD', SCHEDULED, run.place, member(job.name, job.priority, run.place, id))
-      if string.byte(job.key) == GATE then
+      if gated and string.byte(job.key) == GATE then
         gates().is_late(job.key)
       end
       wake(job.name)

@@ -11,12 +11,12 @@ local QUEUE_GATE = '\30Q'
 local MARKS, THROTTLED, QUARANTINE = BASE .. ':marks', BASE .. ':throttled', BASE .. ':quarantine'
 
 -- The types that the keys must have: the first are hashes, the marks last among them. THROTTLED and QUARANTINE are
--- checked by the scripts that use them, WAITING and AFTER where there are DEPENDENTS, FILLING and OPENING where there
--- are GATES.
+-- checked by the scripts that use them, WAITING and AFTER where there are DEPENDENTS, PASSING, FILLING and OPENING
+-- where there are GATES.
 local HASHES = 7
 local KEPT = {
   JOBS, RUNS, META, BUSY, SLEEPERS, GATES, MARKS,
-  READY, HELD, SCHEDULED, FAILING, LEASES, COMPLETED, FAILED, CANCELLED, WORKERS, PASSING, DEPENDENTS,
+  READY, HELD, SCHEDULED, FAILING, LEASES, COMPLETED, FAILED, CANCELLED, WORKERS, DEPENDENTS,
 }
 local function kind_of(at)
   return at > HASHES and 'zset' or 'hash'

@@ -22,7 +22,7 @@ if followed then
 end
 
 if gated then
-  local broken = foreign(FILLING, 'zset') or foreign(OPENING, 'zset')
+  local broken = foreign(PASSING, 'zset') or foreign(FILLING, 'zset') or foreign(OPENING, 'zset')
   if broken then
     return damaged(broken)
   end
@@ -184,7 +184,8 @@ local function wake_everybody()
   waking_all = true
 end
 
--- What gates.lua does about limits and fair keys: the keys that begin with this byte.
+-- What gates.lua does about limits and fair keys: the keys that begin with this byte. Where there are no GATES, they are
+-- taken for ordering keys, as by older versions.
 local GATE = 30
 local gates
 
@@ -232,7 +233,7 @@ end
 
 local function line_up(job, place, id)
   local standing = member(job.name, job.priority, place, id)
-  if string.byte(job.key) ~= GATE then
+  if not gated or string.byte(job.key) ~= GATE then
     redis.call('ZADD', READY, 0, standing)
   elseif not gates().stand(job.key, job.name, standing) then
     return
@@ -242,7 +243,7 @@ end
 
 -- Make one held job of each name ready for an ordering key, unless a job of the key is processing.
 local function free(key)
-  if string.byte(key) == GATE then
+  if gated and string.byte(key) == GATE then
     return gates().free(key)
   end
   local prefix = text(key)
@@ -275,7 +276,7 @@ local function step_out(job, place, id)
   redis.call('ZREM', FAILING, standing)
   if job.key ~= '' then
     redis.call('ZREM', HELD, text(job.key) .. standing)
-    if string.byte(job.key) == GATE then
+    if gated and string.byte(job.key) == GATE then
       gates().no_front(job.key, job.name, standing)
     end
     if not is_busy(job.key) then
@@ -360,7 +361,7 @@ local function let_go(id, job)
     wake_everybody()
   end
   if job.key ~= '' then
-    if string.byte(job.key) == GATE then
+    if gated and string.byte(job.key) == GATE then
       gates().ended(job.key, id)
     else
       redis.call('HDEL', BUSY, job.key)

@@ -48,7 +48,7 @@ local function retry(id, record, job, run, delay, fault, counted, postponed, not
     run.state, run.cancel, run.worker = STATE.failing, 0, ''
     redis.call('HSET', RUNS, id, write_run(run))
     redis.call('ZADD', FAILING, run.place, member(job.name, job.priority, run.place, id))
-    if string.byte(job.key) == GATE then
+    if gated and string.byte(job.key) == GATE then
       gates().is_late(job.key)
     end
     wake(job.name)
@@ -72,7 +72,7 @@ local function continue(id, job, run, new)
     line_up({ name = name, priority = priority, key = key }, place, id)
   else
     redis.call('ZADD', SCHEDULED, place, member(name, priority, place, id))
-    if string.byte(key) == GATE then
+    if gated and string.byte(key) == GATE then
       gates().is_late(key)
     end
     wake(name)
