@@ -117,6 +117,11 @@ class HeldBack(NamedTuple):
     key: str
     until: datetime | None
 
+    def __str__(self) -> str:
+        of = f" of key {self.key!r}" if self.key else ""
+        until = "another one ends" if self.until is None else self.until.isoformat(timespec="seconds")
+        return f"for limit {self.limit!r}{of}, until {until}"
+
 
 def read_rate(rate: str) -> tuple[int, timedelta]:
     """Return how many jobs may start in which time.

@@ -46,6 +46,7 @@ async def test_a_queue_declares_limits_by_name() -> None:
     await queue.enqueue(1, name="send", id="b")
     assert len(await queue.storage.claim("worker", leases={"*": queue.lease}, limit=10)) == 1
     assert await queue.held_back("b") == HeldBack("send", "", None)
+    assert str(await queue.held_back("b")) == "for limit 'send', until another one ends"
     with pytest.raises(ValueError, match="have a limit, and so no ordering key"):
         await queue.enqueue(1, name="send", id="c", fair_key="x")
     assert await queue.get_status("c") is None
