@@ -61,6 +61,8 @@ class BulkVerb(StrEnum):
     """Deliveries to servers are held."""
     RELEASE = "release"
     """What is held for servers is sent."""
+    IMPORT = "import"
+    """Rules of a list are added to the blacklist."""
 
 
 class BulkJob(FederationTable, table=True):

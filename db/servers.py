@@ -2,6 +2,7 @@
 
 from datetime import datetime
 from enum import StrEnum
+from typing import Final
 
 from sqlalchemy import BigInteger, Index, Integer, Text, UniqueConstraint, text
 from sqlmodel import Field
@@ -125,6 +126,18 @@ class ServerLink(FederationTable, table=True):
     profile: str | None = Field(default=None, sa_type=Text)
 
 
+# Which rules may have another canonical spelling than their own: some that have none are among them, and none that has
+# one is not. `*.` and a plain domain, and an origin without a port, are spelt canonically; an address may be or not.
+SPELT_OTHERWISE_ON_SQLITE: Final = (
+    "server_url GLOB '*[^a-z0-9.:/*_-]*' OR server_url GLOB '*[/.]' OR server_url GLOB '*:*:*'"
+    " OR ((server_url GLOB '*//[0-9]*' OR server_url GLOB '*.[0-9]*') AND server_url NOT GLOB '*.[a-z_-]*')"
+)
+SPELT_OTHERWISE_ON_POSTGRES: Final = (
+    """server_url COLLATE "C" ~ '[^a-z0-9.:/*_-]' OR server_url ~ '[/.]$' OR server_url ~ ':.*:'"""
+    """ OR (server_url COLLATE "C" ~ '(//|[.])[0-9]' AND server_url COLLATE "C" !~ '[.][a-z_-]')"""
+)
+
+
 class BlacklistedServer(FederationTable, table=True):
     """A rule: the server, or the domain written `*.example`, that we refuse to deliver to and to hear from.
 
@@ -133,7 +146,15 @@ class BlacklistedServer(FederationTable, table=True):
     """
 
     __tablename__ = "blacklisted_servers"
-    __table_args__ = (Index("blacklistedServers_serverUrl_idx", "server_url"),)
+    __table_args__ = (
+        Index("blacklistedServers_serverUrl_idx", "server_url"),
+        Index(
+            "blacklisted_servers_spelling_idx",
+            "id",
+            postgresql_where=text(SPELT_OTHERWISE_ON_POSTGRES),
+            sqlite_where=text(SPELT_OTHERWISE_ON_SQLITE),
+        ),
+    )
 
     # Written by admin/blacklist_rows, once.
     id: str = Field(default_factory=new_id, sa_type=Text, primary_key=True)

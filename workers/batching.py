@@ -1,16 +1,16 @@
 """One call for many: what is asked while a call is under way goes into the next one, together.
 
-Theory of operation. There is never more than one call under way, so batches form by themselves: callers that ask in the
-same turn of the event loop share a call, and so do those that ask while the last one lasts. An idle batcher adds no
-delay. Settlements, the ledger of deliveries, enqueues and cached reads all go through here; they differ in what `call`
-does and in which errors concern a whole batch.
+Theory of operation. There is never more than one call under way, unless a batch is full, so batches form by themselves:
+callers that ask in the same turn of the event loop share a call, and so do those that ask while the last one lasts. An
+idle batcher adds no delay. Settlements, the ledger of deliveries, enqueues and cached reads all go through here; they
+differ in what `call` does and in which errors concern a whole batch.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, Generic, TypeAlias, TypeVar
 
 from workers.backoff import Backoff
@@ -36,7 +36,8 @@ class Batcher(Generic[T, R]):
     repeating (`repeats`, by default none) are tried again, with back-off, for as long as they are. After any other
     error each item is tried alone, so that a bad one costs its neighbours nothing.
 
-    After a batch of more than `crowd` items the next one waits `linger` seconds, in which more may come. Unless
+    A full batch does not wait for the one before it, as long as fewer than `calls` (default 1) are under way. After a
+    batch of more than `crowd` items the next one waits `linger` seconds, in which more may come. Unless
     `skips_cancelled`, an item is asked about even if nobody waits for its answer any more.
     """
 
@@ -45,6 +46,7 @@ class Batcher(Generic[T, R]):
         call: Callable[[Sequence[T]], Awaitable[Sequence[R]]],
         limit: int,
         *,
+        calls: int = 1,
         is_common: Callable[[Exception], bool] = is_unavailable,
         repeats: Callable[[T], bool] = lambda _: False,
         linger: float = 0.0,
@@ -53,6 +55,7 @@ class Batcher(Generic[T, R]):
     ) -> None:
         self._call = call
         self._limit = limit
+        self._calls = calls
         self._is_common = is_common
         self._repeats = repeats
         self._linger = linger
@@ -60,13 +63,12 @@ class Batcher(Generic[T, R]):
         self._skips_cancelled = skips_cancelled
         self._crowded = False  # whether the last batch was large
         self._waiting: deque[Asked[T, R]] = deque()
-        self._taken: list[Asked[T, R]] = []  # of the call under way
-        self._serving: asyncio.Task[None] | None = None
+        self._serving: dict[asyncio.Task[None], list[Asked[T, R]]] = {}  # what each has taken
 
     @property
     def is_busy(self) -> bool:
         """Whether a call is under way, or about to be."""
-        return self._serving is not None
+        return bool(self._serving)
 
     async def ask(self, item: T) -> R:
         """Return the answer for `item`, or raise its error. When cancelled before its turn, nothing is asked."""
@@ -76,34 +78,37 @@ class Batcher(Generic[T, R]):
         """Add `item` to the next batch, and return the future of its answer."""
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, future))
-        if self._serving is None:
-            self._serving = asyncio.create_task(self._serve(), name="batched-calls")
+        if not self._serving or (len(self._serving) < self._calls and len(self._waiting) >= self._limit):
+            self._serving[asyncio.create_task(self._serve(), name="batched-calls")] = []
         return future
 
     async def close(self) -> None:
         """Wait until everything that was asked is answered."""
-        if self._serving is not None:
-            await asyncio.wait([self._serving])
+        while self._serving:
+            await asyncio.wait(self._serving)
 
     def abandon(self, error: Exception) -> None:
-        """End the call under way, and answer everything that was asked with `error`."""
-        if self._serving is not None:
-            self._serving.cancel()
-        _refuse([*self._taken, *self._waiting], error)
+        """End the calls under way, and answer everything that was asked with `error`."""
+        for serving, taken in self._serving.items():
+            serving.cancel()
+            _refuse(taken, error)
+        _refuse(self._waiting, error)
         self._waiting.clear()
 
     async def _serve(self) -> None:
+        this = asyncio.current_task()
+        assert this is not None
         try:
             while self._waiting:
                 if self._crowded and self._linger:
                     await asyncio.sleep(self._linger)
-                self._taken = self._take()
-                self._crowded = len(self._taken) > self._crowd
-                await self._answer(self._taken)
-                self._taken = []
+                self._serving[this] = taken = self._take()
+                self._crowded = len(taken) > self._crowd
+                await self._answer(taken)
+                self._serving[this] = []
                 await asyncio.sleep(0)  # those who were just answered may have the next question
         finally:
-            self._serving = None
+            del self._serving[this]
 
     def _take(self) -> list[Asked[T, R]]:
         taken: list[Asked[T, R]] = []
@@ -146,7 +151,7 @@ def _accept(batch: Sequence[Asked[T, R]], answers: Sequence[R]) -> None:
             future.set_result(answer)
 
 
-def _refuse(batch: Sequence[Asked[T, R]], error: Exception) -> None:
+def _refuse(batch: Iterable[Asked[T, R]], error: Exception) -> None:
     for _, future in batch:
         if not future.done():
             future.set_exception(error)

@@ -27,7 +27,7 @@ from federation.admin.blacklist_rows import (
     checked_reason,
     checked_rule,
     delete_rows,
-    entries_in,
+    entries_of,
     entry_of,
     lock,
     replace,
@@ -97,7 +97,7 @@ async def add(
         raise RuleError(f"the end {expires_at.isoformat()} must lie in the future and name its time zone")
     async with database.transaction() as session:
         await lock(session)
-        before = [entry async for entry in entries_in(session) if entry.rule == wanted.rule]
+        before = await entries_of(session, {wanted.rule})
         if wanted.is_met_by(before):
             return Change.UNCHANGED, before[0]
         (entry,) = await replace(session, [(wanted, before)])
@@ -111,7 +111,7 @@ async def remove(database: Database, rule: str, *, order: Order | None = None) -
     name = _name_of(rule)
     async with database.transaction() as session:
         await lock(session)
-        gone = [entry async for entry in entries_in(session) if name in (entry.rule, entry.server_url)]
+        gone = await entries_of(session, {name})
         await delete_rows(session, [entry.id for entry in gone])
         if gone and order is not None:
             await session.execute(noted(order, affected=len(gone)))
@@ -126,7 +126,7 @@ async def check(database: Database, url: str) -> tuple[Entry, ...]:
     now = datetime.now(UTC)
     covering = {url, *rules_covering(url if "://" in url else f"https://{url}")}
     async with database.read() as session:
-        return tuple([entry async for entry in entries_in(session) if entry.rule in covering and entry.in_force(now)])
+        return tuple(entry for entry in await entries_of(session, covering) if entry.in_force(now))
 
 
 async def list_rules(database: Database, *, limit: int = 100, after: tuple[str, str] | None = None) -> Page:

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from db import Database
 from federation.admin.blacklist_csv import LineNote, ReadRules, read_csv
 from federation.admin.blacklist_rows import Entry, WantedRule, entries_in, lock, replace
-from federation.base.audit import Order, noted
+from federation.base.audit import UNRECORDED, Order, Record, noted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +69,17 @@ async def plan_import(database: Database, file: IO[bytes], *, own_url: str | Non
 
 
 async def apply_import(
-    database: Database, plan: ImportPlan, *, skip_bad: bool = False, order: Order | None = None
+    database: Database,
+    plan: ImportPlan,
+    *,
+    skip_bad: bool = False,
+    order: Order | None = None,
+    record: Record = UNRECORDED,
 ) -> Imported:
     """Put every rule of *plan* in force, in one transaction: all of them, or none if it fails.
 
-    What has changed since it was planned is taken into account. Doing it again changes nothing.
+    How many rules were changed is noted by *order* as a whole action, or added to the *record* of one under way. What
+    has changed since it was planned is taken into account. Doing it again changes nothing.
 
     Raises:
         BadRows: the plan has bad rows and *skip_bad* is not set; nothing was imported.
@@ -88,6 +94,7 @@ async def apply_import(
         await replace(session, changes)
         if order is not None:
             await session.execute(noted(order, affected=len(changes)))
+        await session.run_sync(lambda opened: record.add(opened.connection(), len(changes)))
     return Imported(added=len(current.added), changed=len(current.changed), unchanged=len(current.unchanged))
 
 

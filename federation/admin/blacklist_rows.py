@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from sqlalchemy import delete, insert, select
+from sqlalchemy import delete, insert, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlmodel import col
 
 from db import BlacklistedServer, BlacklistRevision, new_id
+from db.servers import SPELT_OTHERWISE_ON_POSTGRES, SPELT_OTHERWISE_ON_SQLITE
 from federation.protocol.errors import UrlError
 from federation.servers.rules import canonical_rule, rules_covering
 
 BATCH: Final = 1_000
 SCAN_PAGE: Final = 5_000
+MOST_SPELT_OTHERWISE: Final = 750
+"""How many rows that may not be spelt canonically are looked at one by one."""
 MAX_REASON_CHARACTERS: Final = 2_000
 
 ALL_ROWS: Final = select(
@@ -29,6 +32,7 @@ ALL_ROWS: Final = select(
 )
 
 # White space, and characters that control a terminal or reverse the text; surrogates fit into no database.
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 _UNSHOWABLE = re.compile(r"[\s\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]+")
 
 
@@ -124,6 +128,20 @@ async def entries_in(session: AsyncSession) -> AsyncIterator[Entry]:
         if len(rows) < SCAN_PAGE:
             return
         last = rows[-1][0]
+
+
+async def entries_of(session: AsyncSession, rules: Collection[str]) -> list[Entry]:
+    """Return the rows of these rules, in whatever spelling. All rows are read only if very many are spelt oddly."""
+    url = col(BlacklistedServer.server_url)
+    is_sqlite = session.get_bind().dialect.name == "sqlite"
+    odd = text(SPELT_OTHERWISE_ON_SQLITE if is_sqlite else SPELT_OTHERWISE_ON_POSTGRES)
+    rows = [*(await session.execute(ALL_ROWS.where(odd).limit(MOST_SPELT_OTHERWISE + 1)))]
+    if len(rows) > MOST_SPELT_OTHERWISE:
+        return [entry async for entry in entries_in(session) if entry.rule in rules]
+    storable = [rule for rule in rules if not _UNSTORABLE.search(rule)]
+    rows += await session.execute(ALL_ROWS.where(url.in_(storable)))
+    found = {row[0]: entry_of(*row) for row in rows}
+    return [entry for entry in found.values() if entry.rule in rules]
 
 
 async def replace(session: AsyncSession, changes: Sequence[tuple[WantedRule, Sequence[Entry]]]) -> list[Entry]:

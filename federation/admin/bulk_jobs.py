@@ -5,13 +5,16 @@ it, one at a time: it takes the row for a lease, and renews that while it works.
 the job over when the lease is over, and begins anew, which is harmless: what was done is not chosen any more, because a
 retried delivery is not given up and a dropped one is gone. What was retried and given up again since the job began is
 left alone. Servers are done in the order in which they were given, and how many are done is written in the transaction
-that changes the next one. How many things were changed is counted in the transactions that change them. Two jobs on the
+that changes the next one. A list of rules is in the row until it is imported, in one transaction; a second time that
+changes nothing. How many things were changed is counted in the transactions that change them. Two jobs on the
 same rows do no harm for the same reason: each row is changed, and counted, by one of them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -20,12 +23,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
-from sqlalchemy import Connection, bindparam, insert, or_, select, update
+from sqlalchemy import Connection, bindparam, case, insert, literal, or_, select, update
 from sqlalchemy.exc import SQLAlchemyError
 from sqlmodel import col
 
 from db import AdminAction, BulkJob, BulkVerb, DeliveryState
 from federation.admin import deliveries, holds
+from federation.admin.blacklist_import import apply_import, plan_import
 from federation.admin.deliveries import OPEN, Selection
 from federation.admin.deliveries_bulk import BulkDeliveries, UnderWay, retryable
 from federation.base.audit import Order, Record, begin, finish
@@ -45,6 +49,7 @@ MAX_CHOSEN: Final = 1_000
 CANCELLED: Final = "cancelled"
 
 _ON_DELIVERIES: Final = (BulkVerb.RETRY, BulkVerb.DROP)
+_ON_SERVERS: Final = (BulkVerb.HOLD, BulkVerb.RELEASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,9 +98,15 @@ class BulkJobs:
         Raises:
             ValueError: the verb is not one for servers, or they are too many.
         """
-        if verb in _ON_DELIVERIES or len(urls) > MAX_CHOSEN:
+        if verb not in _ON_SERVERS or len(urls) > MAX_CHOSEN:
             raise ValueError(f"{verb} takes no such servers")
         return await self._start(verb, {"servers": list(dict.fromkeys(urls))}, order)
+
+    async def start_import(self, csv: bytes, *, skip_bad: bool, order: Order) -> int:
+        """Have the rules of a list imported. Return the number of the job, and of its audit row."""
+        # A list may hold any bytes, which JSON does not.
+        chosen = {"csv": base64.b64encode(csv).decode(), "skip_bad": skip_bad}
+        return await self._start(BulkVerb.IMPORT, chosen, order)
 
     async def _start(self, verb: BulkVerb, chosen: dict[str, Any], order: Order) -> int:
         def add(connection: Connection) -> int:
@@ -166,7 +177,17 @@ class BulkJobs:
     async def _work(self, row: Any) -> dict[str, Any]:  # Any: a row of `bulk_jobs`
         if row.verb in _ON_DELIVERIES:
             return await self._change_deliveries(row)
+        if row.verb is BulkVerb.IMPORT:
+            return await self._import(row)
         return await self._change_servers(row)
+
+    async def _import(self, row: Any) -> dict[str, Any]:  # Any: a row of `bulk_jobs`
+        file = io.BytesIO(base64.b64decode(row.chosen["csv"]))
+        plan = await plan_import(self._database, file, own_url=self._federation.own_url)
+        if row.total is None:
+            await self._note_total(row.id, len(plan.added) + len(plan.changed))
+        done = await apply_import(self._database, plan, skip_bad=row.chosen["skip_bad"], record=Record(row.id))
+        return {"unchanged": done.unchanged, "bad": len(plan.bad)}
 
     async def _change_deliveries(self, row: Any) -> dict[str, Any]:  # Any: a row of `bulk_jobs`
         selection = _selection(row.chosen, row.created_at)
@@ -248,7 +269,12 @@ _MOVED: Final = (
 _ENDED: Final = (
     update(_TABLE)
     .where(*_THIS)
-    .values(finished_at=bindparam("now"), result=bindparam("what"), error=bindparam("problem"))
+    .values(
+        finished_at=bindparam("now"),
+        result=bindparam("what"),
+        error=bindparam("problem"),
+        chosen=case((_TABLE.c.verb == BulkVerb.IMPORT, literal({}, _TABLE.c.chosen.type)), else_=_TABLE.c.chosen),
+    )
 )
 _PROGRESS: Final = (
     select(

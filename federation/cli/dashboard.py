@@ -26,6 +26,12 @@ def dashboard(
     allow_actions: Annotated[
         bool, typer.Option("--allow-actions", help="Without accounts: let everybody who reaches it act, not only look.")
     ] = False,
+    show_payloads: Annotated[
+        bool,
+        typer.Option(
+            "--show-payloads", help="Let operators see what a delivery says, if they ask; that goes into the audit log."
+        ),
+    ] = False,
     new_account: Annotated[
         str | None,
         typer.Option("--new-account", metavar="NAME", help="Print an account for this name, and serve nothing."),
@@ -47,7 +53,7 @@ def dashboard(
     from federation.run import run
 
     settings = load_settings(node=True)
-    opened = beside(port, allow_actions=allow_actions)
+    opened = beside(port, allow_actions=allow_actions, shows_texts=show_payloads)
     start_logging(LogLevel.INFO)
     interrupts.run(run(settings, workers=False, node=False, beside=opened))
     if as_json:
@@ -75,13 +81,13 @@ def _print_account(name: str, *, viewer: bool, token: bool, as_json: bool) -> No
         print_lines([line])
 
 
-def beside(port: int | None, *, allow_actions: bool = False) -> OpenBeside | None:
+def beside(port: int | None, *, allow_actions: bool = False, shows_texts: bool = False) -> OpenBeside | None:
     """Return what opens the dashboard on the port, beside the other parts of a process; None for no port."""
     if port is None:
         return None
     with needing_the_extra():
         from federation.dashboard.serving import NodeDashboard
-    return lambda federation: NodeDashboard(federation, port=port, allow_actions=allow_actions)
+    return lambda federation: NodeDashboard(federation, port=port, allow_actions=allow_actions, shows_texts=shows_texts)
 
 
 @contextmanager

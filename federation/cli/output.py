@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime
 from enum import Enum
 from typing import Final
 
@@ -17,6 +16,7 @@ import typer
 
 from federation.base.terminal import escaped_json, spaced
 from federation.cli.problems import NOT_FOUND, fail
+from workers.jsonable import jsonable
 
 COLUMN_GAP: Final = 2
 NARROWEST: Final = 20
@@ -129,22 +129,3 @@ def progress(total: int, what: str) -> Iterator[Bar]:
                 bars.advance(task, more)
 
         yield ShownBar()
-
-
-def jsonable(value: object) -> object:
-    match value:
-        case datetime():
-            return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
-        case date():
-            return value.isoformat()
-        case timedelta():
-            return value.total_seconds()
-        case Enum():
-            return value.value
-        case Mapping():
-            return {str(jsonable(key)): jsonable(each) for key, each in value.items()}
-        case list() | tuple():
-            return [jsonable(each) for each in value]
-    if dataclasses.is_dataclass(value):
-        return {field.name: jsonable(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    return value

@@ -12,8 +12,9 @@ import typer
 
 from federation.base.terminal import escaped_json
 from federation.cli.options import AsJson
-from federation.cli.output import jsonable, shown
+from federation.cli.output import shown
 from federation.cli.session import with_node
+from workers.jsonable import jsonable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -11,8 +11,8 @@ from starlette.responses import Response
 from federation.admin import blacklist
 from federation.admin.blacklist import RuleError
 from federation.base.setting_types import parse_duration
+from federation.dashboard.import_pages import APPLY, BLACKLIST, PLAN, ImportPages
 from federation.dashboard.orders import command, ordered
-from workers.dashboard.rendering import MenuItem
 from workers.dashboard.site import SitePart
 from workers.dashboard.text import short
 from workers.dashboard.visit import Confirmation, Refusal, Visit
@@ -20,7 +20,6 @@ from workers.dashboard.visit import Confirmation, Refusal, Visit
 if TYPE_CHECKING:
     from federation.app import Federation
 
-BLACKLIST: Final = MenuItem(title="Blacklist", path="/blacklist")
 PER_PAGE: Final = 100
 LONGEST_TEXT: Final = 2_500
 LASTS: Final = (("", "for good"), ("12h", "12 hours"), ("7d", "7 days"), ("30d", "30 days"), ("365d", "a year"))
@@ -28,11 +27,12 @@ LASTS: Final = (("", "for good"), ("12h", "12 hours"), ("7d", "7 days"), ("30d",
 
 def blacklist_part(federation: Federation) -> SitePart:
     """Return the page."""
-    pages = BlacklistPages(federation)
+    pages, imports = BlacklistPages(federation), ImportPages(federation)
     return SitePart(
         menu=(BLACKLIST,),
         pages={BLACKLIST.path: pages.all},
-        actions={"/blacklist/add": pages.add, "/blacklist/remove": pages.remove},
+        actions={"/blacklist/add": pages.add, "/blacklist/remove": pages.remove, APPLY: imports.apply},
+        uploads={PLAN: imports.plan},
     )
 
 

@@ -26,6 +26,7 @@ _DOING: Final = {
     BulkVerb.DROP: "Dropping deliveries",
     BulkVerb.HOLD: "Holding deliveries",
     BulkVerb.RELEASE: "Releasing deliveries",
+    BulkVerb.IMPORT: "Importing rules",
 }
 
 

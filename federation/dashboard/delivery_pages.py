@@ -1,33 +1,31 @@
-"""Deliveries: lists by server, state, code and age, and one with its attempts. Their text is never shown."""
+"""Deliveries: lists by server, state, code and age, and one with its attempts. Not their text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlencode
 
 from sqlalchemy import func, literal, select
 from starlette.responses import Response
 
-from db import BulkVerb, DeliveryJob, DeliveryState, HoldReason
+from db import BulkVerb, Database, DeliveryJob, DeliveryState
 from federation.admin import deliveries
+from federation.admin.attempts import attempts_at_delivery
 from federation.admin.bulk_jobs import BulkJobs
-from federation.admin.deliveries import OPEN, AnyState, DeliveryRow, Selection
+from federation.admin.deliveries import OPEN, AnyState, Selection
 from federation.admin.deliveries_bulk import BulkDeliveries, Dropped, Retried, retryable
 from federation.admin.delivery_pages import page_of_deliveries
 from federation.base.setting_types import parse_duration
+from federation.dashboard.delivery_fate import gone_how, job_of, what_next
 from federation.dashboard.orders import command, ordered
 from federation.dashboard.server_pages import named_server
 from federation.delivery.rows import series_job_id
-from workers.dashboard.catalog import answer
 from workers.dashboard.rendering import MenuItem
 from workers.dashboard.site import SitePart
-from workers.dashboard.text import ago, counted, short, since
+from workers.dashboard.text import counted, short
 from workers.dashboard.visit import Confirmation, Refusal, Visit
-from workers.errors import WorkersError
-from workers.jobs import JobStatus
 
 if TYPE_CHECKING:
     from federation.app import Federation
@@ -37,14 +35,6 @@ PER_PAGE: Final = 50
 MOST_AT_ONCE: Final = 1_000
 """How many deliveries a page changes while somebody waits for it; more are changed by a job of the node."""
 LONGEST_ID: Final = 300
-
-_HELD_FOR: Final = {
-    HoldReason.SERVER: "its server, which is down, refuses, shows another key, or was put on hold",
-    HoldReason.ORDER: "an older delivery of the same ordering key",
-    HoldReason.REST: "the end of the pause that its server asked for",
-    HoldReason.BUSY: "room among the attempts that wait for slow servers",
-    HoldReason.OURS: "this node, which could not do its part",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,9 +89,9 @@ class Choice:
         return f"{DELIVERIES.path}?{urlencode(pairs)}" if pairs else DELIVERIES.path
 
 
-def delivery_part(federation: Federation) -> SitePart:
+def delivery_part(federation: Federation, *, shows_texts: bool = False) -> SitePart:
     """Return the pages of deliveries."""
-    pages = DeliveryPages(federation)
+    pages = DeliveryPages(federation, shows_texts=shows_texts)
     return SitePart(
         menu=(DELIVERIES,),
         pages={"/deliveries": pages.all, "/delivery": pages.one},
@@ -112,8 +102,9 @@ def delivery_part(federation: Federation) -> SitePart:
 class DeliveryPages:
     """What the pages show and do."""
 
-    def __init__(self, federation: Federation) -> None:
+    def __init__(self, federation: Federation, *, shows_texts: bool) -> None:
         self._federation = federation
+        self._shows_texts = shows_texts
         self._database = federation.database
         self._jobs = BulkJobs(federation)
 
@@ -142,29 +133,38 @@ class DeliveryPages:
         delivery_id = visit.query.get("id", "").strip()[:LONGEST_ID]
         found = await deliveries.show(self._database, delivery_id)
         if found is None:
-            told = f"Delivery {short(delivery_id)} has no row: it was delivered, dropped, or purged, or never was."
-            raise Refusal(404, told)
+            return await self._gone(visit, delivery_id)
         row, attempts = found
         job_id = series_job_id(row.id, row.series)
-        job = await self._job(job_id)
+        job = await job_of(self._federation, row)
         shown = {
             "here": DELIVERIES.path,
             "row": row,
             "attempts": attempts,
-            "next": _next(row, job),
+            "next": what_next(row, job),
             "job": job,
             "job_id": job_id,
             "queue": self._federation.delivery_queue.storage.queue,
             "retryable": row.state is not DeliveryState.READY,
+            "shows_text": self._shows_texts,
             "command": command("deliveries", "show", row.id),
         }
         return visit.page("delivery.html", shown)
 
-    async def _job(self, job_id: str) -> JobStatus | None:
-        try:
-            return await answer(self._federation.delivery_queue.get_status(job_id))
-        except WorkersError:  # the queue is away; the row is not
-            return None
+    async def _gone(self, visit: Visit, delivery_id: str) -> Response:
+        """Show what the log knows of a delivery that has no row any more."""
+        attempts = (await attempts_at_delivery(self._database, delivery_id)).rows
+        if not attempts:
+            told = f"Delivery {short(delivery_id)} has no row, and the log knows no attempt at it."
+            raise Refusal(404, told)
+        shown = {
+            "here": DELIVERIES.path,
+            "id": delivery_id,
+            "next": gone_how(attempts),
+            "last": attempts[0],
+            "attempts": attempts[::-1],
+        }
+        return visit.page("gone.html", shown)
 
     async def act(self, visit: Visit) -> Response:
         """Retry or drop deliveries: those that were chosen, or all of the list."""
@@ -179,7 +179,7 @@ class DeliveryPages:
         if not ids and selection.is_everything:
             words.append("--all")
         line = command(*words, **({} if ids else choice.options))
-        number = await self._count(selection, verb)
+        number = await count_changed(self._database, selection, verb)
         is_many = number > MOST_AT_ONCE
         back = choice.address()
         if not visit.is_confirmed:
@@ -192,12 +192,12 @@ class DeliveryPages:
         done = await (bulk.retry(selection, order=order) if verb == "retry" else bulk.drop(selection, order=order))
         return visit.back(back, _report(done))
 
-    async def _count(self, selection: Selection, verb: str) -> int:
-        """Count those that the action would change, but no further than matters."""
-        chosen = [*selection.conditions(), *([retryable(selection)] if verb == "retry" else [])]
-        some = select(literal(1)).select_from(DeliveryJob).where(*chosen).limit(MOST_AT_ONCE + 1).subquery()
-        async with self._database.read() as session:
-            return int((await session.execute(select(func.count()).select_from(some))).scalar_one())
+
+async def count_changed(database: Database, selection: Selection, verb: str) -> int:
+    """Count those that the action would change, but no further than matters."""
+    chosen = [*selection.conditions(), *([retryable(selection)] if verb == "retry" else [])]
+    some = select(literal(1)).select_from(DeliveryJob).where(*chosen).limit(MOST_AT_ONCE + 1).subquery()
+    return int((await database.rows(select(func.count()).select_from(some)))[0][0])
 
 
 def _state(text: str) -> AnyState:
@@ -227,24 +227,3 @@ def _report(done: Retried | Dropped) -> str:
     told = f"{counted(done.retried, 'delivery')} owed again."
     left = done.left + done.out_of_order
     return f"{told} {counted(left, 'delivery')} left alone: sent now, they would undo what is newer." if left else told
-
-
-def _next(row: DeliveryRow, job: JobStatus | None) -> str:
-    """Say what becomes of the delivery."""
-    match row.state:
-        case DeliveryState.HELD:
-            why = _HELD_FOR[row.held_reason] if row.held_reason else "its time"
-            until = "" if row.held_until is None else f", until {row.held_until:%d %b %H:%M:%S} UTC at the latest"
-            return f"It is held, and waits for {why}{until}."
-        case DeliveryState.FAILED:
-            return "It was given up: it failed for good. It is kept for a week, and retried only if somebody asks."
-        case DeliveryState.EXPIRED:
-            return "It was given up: it was held until it was too old. It is retried only if somebody asks."
-    if job is None:
-        return "It is owed, and its job is not in the queue at this moment; the sweeper adds what is missing."
-    if job.next_run_at is not None:
-        left = ago(job.next_run_at - datetime.now(UTC))
-        return f"It is tried again in {left}: attempt {job.attempt + 1} of {job.max_attempts}."
-    if job.state.value == "processing":
-        return f"It is being sent: attempt {job.attempt} of {job.max_attempts}."
-    return f"Its job is {job.state.value}, made {since(job.created_at)} ago."

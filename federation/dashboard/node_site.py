@@ -10,18 +10,24 @@ from urllib.parse import urlsplit
 from db import ActionSource
 from federation.admin.queues import all_queues
 from federation.base.audit import Order, noted
+from federation.dashboard.action_calls import action_calls
 from federation.dashboard.actions_page import actions_part
 from federation.dashboard.analytics_page import analytics_part
+from federation.dashboard.blacklist_calls import blacklist_calls
 from federation.dashboard.blacklist_page import blacklist_part
 from federation.dashboard.bulk_page import bulk_part
+from federation.dashboard.delivery_calls import delivery_calls
 from federation.dashboard.delivery_pages import delivery_part
 from federation.dashboard.findings import Examinations
 from federation.dashboard.live_page import live_part
 from federation.dashboard.orders import command
+from federation.dashboard.overview_calls import overview_calls
 from federation.dashboard.overview_page import overview_part
 from federation.dashboard.scheduler_page import SchedulerPages
+from federation.dashboard.server_calls import server_calls
 from federation.dashboard.server_pages import server_part
 from federation.dashboard.servers_page import servers_part
+from federation.dashboard.texts_page import texts_part
 from federation.dashboard.trouble import told
 from workers import Queue
 from workers.dashboard.access import Access
@@ -39,7 +45,10 @@ TEMPLATES: Final = "federation.dashboard"
 
 
 class NodeSite:
-    """The dashboard of a node, whose connections and queues it uses: close this first."""
+    """The dashboard of a node, whose connections and queues it uses: close this first.
+
+    What deliveries say is shown only with `shows_texts`, to operators who ask for it.
+    """
 
     def __init__(
         self,
@@ -48,8 +57,10 @@ class NodeSite:
         access: Access,
         throttle: LoginThrottle | None = None,
         interval: timedelta = INTERVAL,
+        shows_texts: bool = False,
     ) -> None:
         self._federation = federation
+        self._shows_texts = shows_texts
         self._examinations = Examinations(federation)
         self._scheduler = SchedulerPages(federation)
         self.site = Site(
@@ -75,7 +86,8 @@ class NodeSite:
             overview_part(federation, queues, self._examinations),
             servers_part(federation),
             server_part(federation),
-            delivery_part(federation),
+            delivery_part(federation, shows_texts=self._shows_texts),
+            texts_part(federation) if self._shows_texts else SitePart(),
             bulk_part(federation),
             live_part(federation),
             queue_part(queues, command=_queue_command),
@@ -83,12 +95,23 @@ class NodeSite:
             blacklist_part(federation),
             actions_part(federation),
             analytics_part(federation),
+            SitePart(
+                calls=(
+                    *overview_calls(federation, queues, self._examinations),
+                    *server_calls(federation),
+                    *delivery_calls(federation),
+                    *blacklist_calls(federation),
+                    *self._scheduler.calls(),
+                    *action_calls(federation),
+                )
+            ),
         ]
 
     async def _record(self, done: ActionTaken) -> None:
         """Write into the audit log what was done on the queues' pages; the node's own pages do that as they act."""
+        source = ActionSource.API if done.by_api else ActionSource.DASHBOARD
         arguments = {"subject": done.subject, "problem": done.problem}
-        order = Order(actor=done.by, source=ActionSource.DASHBOARD, action=done.action, arguments=arguments)
+        order = Order(actor=done.by, source=source, action=done.action, arguments=arguments)
         note = noted(order, affected=done.affected)
         await self._federation.database.transact(lambda connection: connection.execute(note))
 

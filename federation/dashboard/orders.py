@@ -6,6 +6,7 @@ import shlex
 
 from db import ActionSource
 from federation.base.audit import Order
+from workers.dashboard.calls import Caller
 from workers.dashboard.visit import Visit
 
 
@@ -19,6 +20,11 @@ def ordered(visit: Visit, action: str, *, server_url: str | None = None, **argum
         arguments=arguments,
         server_url=server_url,
     )
+
+
+def api_order(caller: Caller, action: str, *, server_url: str | None = None, **arguments: object) -> Order:
+    """Return the order of a program."""
+    return Order(actor=caller.name, source=ActionSource.API, action=action, arguments=arguments, server_url=server_url)
 
 
 def command(*words: str, **options: str | None) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
@@ -11,8 +13,10 @@ from starlette.responses import Response
 
 from db import RunOutcome
 from federation.admin import scheduler
+from federation.admin.scheduler import JobRow
 from federation.base.audit import Order
-from federation.dashboard.orders import command, ordered
+from federation.dashboard.orders import api_order, command, ordered
+from workers.dashboard.calls import AnyCall, Call, Caller, Listing, NothingAsked
 from workers.dashboard.rendering import MenuItem
 from workers.dashboard.site import SitePart
 from workers.dashboard.text import short
@@ -27,6 +31,22 @@ log = structlog.get_logger(__name__)
 SCHEDULER: Final = MenuItem(title="Scheduler", path="/scheduler")
 WAITS: Final = 3.0
 """Seconds that a page waits for the end of a run; one that takes longer goes on without it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunAsked:
+    """Which recurring job is to run."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunBegun:
+    """What became of it within three seconds; no outcome yet if it runs on, here or in another process."""
+
+    name: str
+    outcome: RunOutcome | None
+    told: str
 
 
 class SchedulerPages:
@@ -72,12 +92,48 @@ class SchedulerPages:
                     command=command("scheduler", "run", name),
                 )
             )
+        run = await self._begun(name, ordered(visit, "scheduler run", name=name))
+        return visit.back(SCHEDULER.path, _told(name, run))
+
+    def calls(self) -> Sequence[AnyCall]:
+        """Return what programs may ask of recurring work."""
+        return (
+            Call(
+                method="GET",
+                path="/scheduler",
+                summary="List the recurring jobs of the node, and how each went last.",
+                asks=NothingAsked,
+                answers=JobRow,
+                code=self._list,
+                lists=True,
+            ),
+            Call(
+                method="POST",
+                path="/scheduler/run",
+                summary="Run a recurring job now, in the dashboard's process. A long run goes on after the answer.",
+                asks=RunAsked,
+                answers=RunBegun,
+                code=self._run_now,
+            ),
+        )
+
+    async def _list(self, _caller: Caller, _asked: NothingAsked) -> Listing:
+        return Listing(items=await scheduler.list_jobs(self._federation))
+
+    async def _run_now(self, caller: Caller, asked: RunAsked) -> RunBegun:
+        if asked.name not in {job.name for job in await scheduler.list_jobs(self._federation)}:
+            raise Refusal(404, "There is no such recurring job.")
+        run = await self._begun(asked.name, api_order(caller, "scheduler run", name=asked.name))
+        done = run.result() if run.done() and run.exception() is None else None
+        return RunBegun(name=asked.name, outcome=None if done is None else done.outcome, told=_told(asked.name, run))
+
+    async def _begun(self, name: str, order: Order) -> asyncio.Task[Run | None]:
+        """Run it unless it runs already, and wait a moment for its end."""
         run = self._runs.get(name)
         if run is None or run.done():
-            order = ordered(visit, "scheduler run", name=name)
             run = self._runs[name] = asyncio.create_task(self._run(name, order), name=f"dashboard-run-{name}")
         await asyncio.wait([run], timeout=WAITS)
-        return visit.back(SCHEDULER.path, _told(name, run))
+        return run
 
     async def _run(self, name: str, order: Order) -> Run | None:
         try:

@@ -27,9 +27,11 @@ class NodeDashboard:
         ConfigurationError: the settings let in whom they should not, or the port is taken.
     """
 
-    def __init__(self, federation: Federation, *, port: int, allow_actions: bool = False) -> None:
+    def __init__(
+        self, federation: Federation, *, port: int, allow_actions: bool = False, shows_texts: bool = False
+    ) -> None:
         access = access_of(federation.settings, allow_actions=allow_actions)
-        self._node = NodeSite(federation, access=access)
+        self._node = NodeSite(federation, access=access, shows_texts=shows_texts)
         try:
             self._listener = listen(access.bind, port)
         except OSError as error:

@@ -59,7 +59,10 @@ def _rows_of_plan(plan: dict[str, Any]) -> int:
 def _rows_on_sqlite(connection: Connection, statement: str, parameters: Any) -> int:
     """Rows by the instructions that were needed; a plan that scans a table is refused."""
     plan = [row[-1] for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)]
-    if any(re.fullmatch(r"SCAN (delivery_jobs|delivery_attempts|server_summaries)", step) for step in plan):
+    if any(
+        re.fullmatch(r"SCAN (delivery_jobs|delivery_attempts|server_summaries|blacklisted_servers)", step)
+        for step in plan
+    ):
         return MANY
     driver: Any = connection.connection.driver_connection
     steps = 0

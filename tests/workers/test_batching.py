@@ -15,11 +15,11 @@ from workers.testing.steps import PATIENCE
 class Doubling:
     """Doubles numbers, each call as soon as `gate` is open; refuses groups with a negative number."""
 
-    def __init__(self, limit: int = 100) -> None:
+    def __init__(self, limit: int = 100, calls: int = 1) -> None:
         self.groups: list[list[int]] = []
         self.gate = asyncio.Event()
         self.away = False
-        self.batcher = Batcher(self.double, limit)
+        self.batcher = Batcher(self.double, limit, calls=calls)
 
     async def double(self, items: Sequence[int]) -> list[int]:
         self.groups.append(list(items))
@@ -54,6 +54,33 @@ async def test_who_asks_at_once_shares_a_call() -> None:
     assert await doubling.answers(await doubling.asked(1, 2, 3, 4, 5)) == [2, 4, 6, 8, 10]
     assert doubling.groups == [[1, 2, 3], [4, 5]]
     assert await doubling.batcher.ask(6) == 12
+
+
+async def test_a_full_batch_does_not_wait_for_the_one_before() -> None:
+    """As long as fewer calls are under way than may be; what fills no batch shares the next call, as ever."""
+    doubling = Doubling(limit=3, calls=2)
+    tasks = await doubling.asked(1, 2)
+    await doubling.is_under_way()
+    tasks += await doubling.asked(3, 4)
+    await asyncio.sleep(0)
+    assert doubling.groups == [[1, 2]]
+    tasks += await doubling.asked(5, 6, 7, 8, 9, 10)
+    await asyncio.sleep(0)
+    assert doubling.groups == [[1, 2], [3, 4, 5]]
+    assert await doubling.answers(tasks) == [2 * item for item in range(1, 11)]
+    assert sorted(doubling.groups) == [[1, 2], [3, 4, 5], [6, 7, 8], [9, 10]]
+
+
+async def test_calls_that_are_abandoned_are_all_ended() -> None:
+    """Whoever asked knows the error: those that were taken by any call, and those that wait."""
+    doubling = Doubling(limit=2, calls=2)
+    tasks = await doubling.asked(1, 2, 3, 4, 5)
+    await asyncio.sleep(0)
+    assert doubling.groups == [[1, 2], [3, 4]]
+    doubling.batcher.abandon(StorageUnavailable("over"))
+    assert [str(answer) for answer in await doubling.answers(tasks)] == ["over"] * 5
+    await doubling.batcher.close()
+    assert not doubling.batcher.is_busy
 
 
 async def test_who_comes_during_a_call_shares_the_next() -> None:

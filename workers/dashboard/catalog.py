@@ -92,9 +92,9 @@ class QueueCatalog:
     async def _read(self, queue: Queue) -> tuple[bool, Mapping[JobState, int], Sequence[WorkerInfo]]:
         return await queue.manage.is_paused(), await queue.counts(), await queue.manage.workers()
 
-    async def jobs(self, name: str, state: JobState, after: str | None) -> Page:
+    async def jobs(self, name: str, state: JobState, after: str | None, *, limit: int | None = None) -> Page:
         """Return one page of the jobs in a state."""
-        return await answer(self.named(name).manage.list(state, cursor=after, limit=PER_PAGE))
+        return await answer(self.named(name).manage.list(state, cursor=after, limit=limit or PER_PAGE))
 
     async def job(self, name: str, job_id: str) -> JobStatus | None:
         """Return a job as it stands."""

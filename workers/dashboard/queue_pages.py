@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final, TypeAlias
 from urllib.parse import unquote, urlencode
 
@@ -12,11 +11,13 @@ from starlette.responses import Response
 from workers.dashboard import charts
 from workers.dashboard.catalog import AT_ONCE, QueueCatalog, QueueLine, answer
 from workers.dashboard.feed import Fragments, LiveSource, Parameters
+from workers.dashboard.job_actions import ACTIONS, JobAction, act_on
+from workers.dashboard.queue_calls import queue_calls
 from workers.dashboard.rendering import MenuItem, Templates
 from workers.dashboard.site import SitePart
+from workers.dashboard.task_pages import TASKS, task_calls, tasks_page
 from workers.dashboard.text import counted, grouped, short
 from workers.dashboard.visit import Confirmation, Refusal, Visit
-from workers.errors import JobLockedError
 from workers.jobs import JobState
 from workers.queue import Queue
 
@@ -37,40 +38,6 @@ _STYLES: Final = (
 """What is drawn of a queue, in this order; jobs that completed or were cancelled are of no concern any more."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobAction:
-    """Something that is done to jobs of one queue, in the words of a button, a question and a report."""
-
-    verb: str
-    does: str
-    done: str
-    states: Sequence[JobState]
-    is_grave: bool = False
-
-
-ACTIONS: Final = {
-    "retry": JobAction(
-        verb="Retry",
-        does="Queue {} again, with fresh attempts?",
-        done="queued again",
-        states=(JobState.FAILED, JobState.CANCELLED),
-    ),
-    "promote": JobAction(
-        verb="Run now",
-        does="Make {} due now?",
-        done="due now",
-        states=(JobState.SCHEDULED, JobState.FAILING, JobState.WAITING),
-    ),
-    "remove": JobAction(
-        verb="Remove",
-        does="Remove {} without a trace?",
-        done="removed",
-        states=tuple(state for state in JobState if state is not JobState.PROCESSING),
-        is_grave=True,
-    ),
-}
-
-
 def python_command(verb: str, queue: Queue, ids: Sequence[str]) -> str:
     """Return the Python that does the same: the queue core has no command for it."""
     if verb in ("pause", "resume"):
@@ -83,14 +50,21 @@ def queue_part(queues: QueueCatalog, *, command: Command = python_command) -> Si
     """Return the pages of these queues."""
     pages = QueuePages(queues, command)
     return SitePart(
-        menu=(QUEUES, WORKERS),
-        pages={"/queues": pages.all, "/queue": pages.one, "/job": pages.job, "/workers": pages.workers},
+        menu=(QUEUES, TASKS, WORKERS),
+        pages={
+            "/queues": pages.all,
+            "/queue": pages.one,
+            "/job": pages.job,
+            "/workers": pages.workers,
+            TASKS.path: tasks_page(queues),
+        },
         actions={"/queue/pause": pages.pause, "/queue/resume": pages.resume, "/jobs": pages.act},
         live={
             "queues": lambda templates: _live(templates, queues, "parts/queues.html", "queues-live"),
             "workers": lambda templates: _live(templates, queues, "parts/workers.html", "workers-live"),
             "queue": lambda templates: _live_states(templates, queues),
         },
+        calls=(*queue_calls(queues), *task_calls(queues)),
     )
 
 
@@ -197,7 +171,7 @@ class QueuePages:
             return visit.confirm(self._question(queue, action, key, ids, total, state if takes_all else None, back))
         page = await answer(queue.manage.list(state, limit=AT_ONCE)) if takes_all else None
         ids = visit.all_carried("id") if page is None else [job.id for job in page.jobs]
-        done, problem = await _done(queue, key, ids)
+        done, problem = await act_on(queue, key, ids)
         await visit.record(f"jobs {key}", f"{name}: {', '.join(ids)}", done, problem=problem)
         return visit.back(
             back if key != "remove" else _queue_address(name, state), _report(action, len(ids), done, problem)
@@ -232,16 +206,6 @@ class QueuePages:
             command=self._command(key, queue, ids or ["..."]),
             is_grave=action.is_grave,
         )
-
-
-async def _done(queue: Queue, key: str, ids: Sequence[str]) -> tuple[int, str | None]:
-    """Do it, and return to how many it was done, and why not to the others if something is known of that."""
-    manage = queue.manage
-    verbs = {"retry": manage.retry, "promote": manage.promote, "remove": manage.remove}
-    try:
-        return await answer(verbs[key](ids)), None
-    except JobLockedError as error:
-        return error.done, str(error)
 
 
 def _report(action: JobAction, asked: int, done: int, problem: str | None) -> str:

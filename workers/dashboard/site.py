@@ -21,6 +21,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from workers.dashboard.access import Access, Visitor
+from workers.dashboard.api import ROOT, Api, Teller
+from workers.dashboard.calls import AnyCall
 from workers.dashboard.cookies import BrowserSession
 from workers.dashboard.door import Door
 from workers.dashboard.feed import INTERVAL, Feed, LiveSource
@@ -28,16 +30,27 @@ from workers.dashboard.rendering import STATIC_TYPES, MenuItem, Templates, stati
 from workers.dashboard.shield import Shield
 from workers.dashboard.stream import EventStream
 from workers.dashboard.throttle import LoginThrottle
-from workers.dashboard.visit import SEE_OTHER, ActionTaken, Fields, PageCode, Record, Refusal, Visit, read_form
+from workers.dashboard.visit import (
+    SEE_OTHER,
+    ActionTaken,
+    Fields,
+    PageCode,
+    Record,
+    Refusal,
+    Visit,
+    read_form,
+    read_upload,
+)
 
 PAGE_PATIENCE: Final = timedelta(seconds=20)
 """What a page reads has bounds of its own, which say what does not answer; this one is for what they miss."""
 ACTION_PATIENCE: Final = timedelta(minutes=2)
 CORE_TEMPLATES: Final = "workers.dashboard"
 
+API_METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+"""What the API refuses in its own words, where it does not take it."""
+
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
-Teller: TypeAlias = Callable[[Exception], str | None]
-"""Says in a sentence what is wrong with what a page reads; None for what is a fault of the dashboard's own."""
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +64,11 @@ class SitePart:
     """By path; whoever may look sees them."""
     actions: Mapping[str, PageCode] = field(default_factory=dict)
     """By path; only forms of ours, sent by an operator, reach them."""
+    uploads: Mapping[str, PageCode] = field(default_factory=dict)
+    """Actions whose form carries a file."""
     live: Mapping[str, Callable[[Templates], LiveSource]] = field(default_factory=dict)
+    calls: Sequence[AnyCall] = ()
+    """What programs ask of it."""
     templates: str | None = None
 
 
@@ -86,6 +103,8 @@ class Site:
             menu=[item for part in parts for item in part.menu],
             shows_only=access.is_open and not access.allow_actions,
         )
+        calls = [call for part in parts for call in part.calls]
+        self._api = Api(calls, title=title, accounts=access.accounts, teller=teller, record=record)
         self._live = {name: make(self._templates) for part in parts for name, make in part.live.items()}
         self.feed = Feed(self._live, tell=self._trouble, interval=interval)
         self.app: ASGIApp = Shield(self._application(parts), hosts=access.hosts)
@@ -97,14 +116,17 @@ class Site:
     def _application(self, parts: Sequence[SitePart]) -> Starlette:
         seen = {path: code for part in parts for path, code in part.pages.items()}
         acted = {path: code for part in parts for path, code in part.actions.items()}
+        sent = {path: code for part in parts for path, code in part.uploads.items()}
         routes = [
             Route("/static/{tag}/{name}", _static, methods=["GET"]),
             Route("/live", self._stream, methods=["GET"]),
+            Route(ROOT + "{path:path}", self._api.answer, methods=[*API_METHODS]),
             Route("/login", self._page(self._login_page, needs_visitor=False), methods=["GET"]),
             Route("/login", self._action(self._log_in, needs_operator=False), methods=["POST"]),
             Route("/logout", self._action(self._log_out, needs_operator=False), methods=["POST"]),
             *(Route(path, self._page(code), methods=["GET"]) for path, code in seen.items()),
             *(Route(path, self._action(code), methods=["POST"]) for path, code in acted.items()),
+            *(Route(path, self._action(code, takes_file=True), methods=["POST"]) for path, code in sent.items()),
         ]
         nothing_here = self._page(_not_found)
         return Starlette(routes=[*routes, Route("/{path:path}", nothing_here, methods=["GET"])])
@@ -116,20 +138,30 @@ class Site:
             if visitor is None and needs_visitor:
                 return RedirectResponse(f"/login?next={quote(_address(request))}", status_code=SEE_OTHER)
             visit = self._visit(request, session, visitor)
-            return self._kept(visit, session, await self._answered(visit, code, PAGE_PATIENCE))
+
+            async def checked(visit: Visit) -> Response:
+                if any("\x00" in value for value in visit.query.values()):  # PostgreSQL stores none, and would say so
+                    raise Refusal(400, "There is no such thing: its name has a character that nothing stores.")
+                return await code(visit)
+
+            return self._kept(visit, session, await self._answered(visit, checked, PAGE_PATIENCE))
 
         return answer
 
-    def _action(self, code: PageCode, *, needs_operator: bool = True) -> Endpoint:
+    def _action(self, code: PageCode, *, needs_operator: bool = True, takes_file: bool = False) -> Endpoint:
         async def answer(request: Request) -> Response:
             session = self._door.session(request)
             visitor = self._door.visitor(request, session)
             visit = self._visit(request, session, visitor)
 
             async def checked(visit: Visit) -> Response:
-                visit.form = await read_form(request)
+                may_act = visitor is not None and visitor.acts
+                if takes_file and may_act:  # a file is read for nobody else
+                    visit.form, visit.file = await read_upload(request)
+                elif not takes_file:
+                    visit.form = await read_form(request)
                 self._door.check_form(request, session, visit.form)
-                if needs_operator and (visitor is None or not visitor.acts):
+                if needs_operator and not may_act:
                     raise Refusal(403, "You may look, and not act.")
                 return await code(visit)
 

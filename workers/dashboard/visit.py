@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -17,10 +18,15 @@ from workers.dashboard.feed import Parameters
 from workers.dashboard.rendering import Templates
 
 LARGEST_FORM: Final = 256 * 1024
+LARGEST_UPLOAD: Final = 8 << 20
+MOST_PARTS: Final = 20
 MOST_FIELDS: Final = 1_100
 SEE_OTHER: Final = 303
 CONFIRMED: Final = "confirmed"
 FORM_TOKEN: Final = "form_token"  # noqa: S105 - the name of a field
+
+_BOUNDARY: Final = re.compile(r"boundary=\"?([0-9A-Za-z'()+_,./:=?-]{1,70})\"?")
+_PART_NAME: Final = re.compile(rb'form-data;[^\r\n]*?\bname="([^"\r\n]{1,100})"')
 
 Fields: TypeAlias = Sequence[tuple[str, str]]
 
@@ -36,13 +42,17 @@ class Refusal(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionTaken:
-    """A line of the log of what was done through the dashboard: by whom, what, to what, and to how many of these."""
+    """A line of the log of what was done through the dashboard: by whom, what, to what, and to how many of these.
+
+    `by_api` tells whether a program asked for it, and not somebody on a page.
+    """
 
     by: str
     action: str
     subject: str
     affected: int
     problem: str | None = None
+    by_api: bool = False
 
 
 Record: TypeAlias = Callable[[ActionTaken], Awaitable[None]]
@@ -63,7 +73,7 @@ class Confirmation:
 
 @dataclass(slots=True, kw_only=True)
 class Visit:
-    """A request; `form` has the fields of a form that was sent from a page of ours.
+    """A request; `form` has the fields of a form that was sent from a page of ours, `file` the file with it.
 
     `visitor` is None only on the page where one logs in. The browser keeps `session` when it is another one at the end.
     """
@@ -76,6 +86,7 @@ class Visit:
     form_token: str
     notes: dict[str, str]  # by session: what is said once, on the next page
     form: Fields = ()
+    file: bytes = b""
 
     @property
     def query(self) -> Mapping[str, str]:
@@ -156,12 +167,47 @@ async def read_form(request: Request) -> Fields:
     """
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
         raise Refusal(415, "That is not a form of this dashboard.")
-    body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > LARGEST_FORM:
-            raise Refusal(413, "The form is too large.")
+    body = await read_body(request, LARGEST_FORM)
     try:
         return parse_qsl(body.decode("ascii"), keep_blank_values=True, max_num_fields=MOST_FIELDS)
     except ValueError:
         raise Refusal(400, "The form cannot be read.") from None
+
+
+async def read_upload(request: Request) -> tuple[Fields, bytes]:
+    """Read a form that carries a file. Return its fields, and the file.
+
+    Raises:
+        Refusal: it is no such form, or too large.
+    """
+    kind = request.headers.get("content-type", "")
+    found = _BOUNDARY.search(kind)
+    if kind.partition(";")[0].strip().lower() != "multipart/form-data" or found is None:
+        raise Refusal(415, "That is not a form of this dashboard.")
+    body = await read_body(request, LARGEST_UPLOAD)
+    parts = (b"\r\n" + body).split(b"\r\n--" + found[1].encode(), MOST_PARTS)
+    fields, file = list[tuple[str, str]](), b""
+    for part in parts[1:]:
+        head, _, content = part.partition(b"\r\n\r\n")
+        name = _PART_NAME.search(head)
+        if name is None:
+            continue
+        if b"filename=" in head:
+            file = content
+        else:
+            fields.append((name[1].decode("ascii", "replace"), content.decode("utf-8", "replace")))
+    return fields, file
+
+
+async def read_body(request: Request, largest: int) -> bytes:
+    """Read what was sent.
+
+    Raises:
+        Refusal: it is too large; what is left of it was not read.
+    """
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > largest:
+            raise Refusal(413, f"This is too large: more than {largest // 1024} KiB.")
+    return bytes(body)

@@ -24,13 +24,15 @@ class _Ended(WorkersError):
 class Settler:
     """Settles for one worker by `store`, which is as `Storage.settle`.
 
-    `holds` says whether a claim's lease is still kept; `report` gets storage errors.
+    With a `limit` two calls of so many are under way at once, without one a single call of any size. `holds` says
+    whether a claim's lease is still kept; `report` gets storage errors.
     """
 
     def __init__(
         self,
         store: Callable[[Sequence[Settlement]], Awaitable[Sequence[SettleOutcome]]],
         *,
+        limit: int | None,
         holds: Callable[[Claim], bool],
         report: Callable[[BaseException], None],
     ) -> None:
@@ -39,7 +41,8 @@ class Settler:
         self._report = report
         self._batcher: Batcher[Settlement, SettleOutcome | PartlySettled] = Batcher(
             self._settle,
-            sys.maxsize,
+            limit or sys.maxsize,
+            calls=1 if limit is None else 2,
             is_common=_is_no_fault_of_a_job,
             repeats=lambda each: holds(each.claim),
             skips_cancelled=False,

@@ -2,9 +2,9 @@
 
 Theory of operation. Whoever settles claims along for the slots that are free then, as long as the last claim, of either
 kind, brought all it asked for. So the claim loop need not claim meanwhile; it begins when there are too few jobs, and
-goes on when a storage leaves a claim to it. A turn claims for half of the slots at most: the other half works while it
-is under way. With few slots that would be too many calls, so they claim apart. Slots for which a claim is under way are
-reserved, so that each is filled once.
+goes on when a storage leaves a claim to it. A turn ends and claims jobs of half of the slots at most, and two may be
+under way: while the storage serves one half, the other half works. Slots for which a claim is under way are reserved,
+so that each is filled once.
 
 A worker that is asked to stop claims nothing along. What it was already asked for is given back, uncounted, before the
 outcome of the settlements is told, so the worker waits for that.
@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Final, Protocol
+from typing import Protocol
 
 from workers.clock import monotonic
 from workers.errors import WorkersError
@@ -24,9 +24,6 @@ from workers.storage.abilities import TakesTurns
 from workers.storage.base import Storage
 from workers.worker.cancels import CancelListener
 from workers.worker.slots import Slots
-
-MANY: Final = 20
-"""With fewer slots, claims and settlements are calls of their own, under way at the same time."""
 
 
 class Claimer(Protocol):
@@ -53,13 +50,18 @@ class Turns:
         leases: Mapping[str, timedelta],
     ) -> None:
         self._storage = storage
-        self._taking = storage if isinstance(storage, TakesTurns) and slots.count >= MANY else None
+        self._taking = storage if isinstance(storage, TakesTurns) else None
         self._claimer = claimer
         self._slots = slots
         self._cancels = cancels
         self._worker_id = worker_id
         self._leases = leases
         self._more = False
+
+    @property
+    def limit(self) -> int | None:
+        """How many jobs one turn ends at most, of two at a time; None if there are no turns."""
+        return None if self._taking is None else max(2, (self._slots.count + 1) // 2)
 
     @property
     def claim(self) -> bool:
@@ -72,11 +74,11 @@ class Turns:
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
         """Settle as by `Storage.settle`, and claim along."""
-        limit = self._limit(settlements)
-        if self._taking is None or limit == 0:
+        free = self._free(settlements)
+        if self._taking is None or free == 0:
             return await self._storage.settle(settlements)
-        with self._slots.reserved(limit):
-            return await self._settle_and_claim(self._taking, settlements, limit)
+        with self._slots.reserved(free):
+            return await self._settle_and_claim(self._taking, settlements, free)
 
     async def _settle_and_claim(
         self, storage: TakesTurns, settlements: Sequence[Settlement], limit: int
@@ -100,8 +102,7 @@ class Turns:
             with contextlib.suppress(WorkersError):  # the leases will run out
                 await self._storage.settle([Released(claim=claim) for claim in claims])
 
-    def _limit(self, settlements: Sequence[Settlement]) -> int:
-        if not self.claim or not self._claimer.may_claim():
+    def _free(self, settlements: Sequence[Settlement]) -> int:
+        if self.limit is None or not self.claim or not self._claimer.may_claim():
             return 0
-        free = self._slots.free_without([settlement.claim.token for settlement in settlements])
-        return min(free, (self._slots.count + 1) // 2)
+        return min(self.limit, self._slots.free_without([settlement.claim.token for settlement in settlements]))

@@ -148,7 +148,9 @@ class Worker:
         self._cancels = CancelListener(storage, look=self._leases.renew_jobs, report=self._events.report)
         self._slots = Slots(concurrency, overtime)
         self._turns = Turns(storage, self, self._slots, self._cancels, worker_id=self.worker_id, leases=self._wanted)
-        self._settler = Settler(self._turns.settle, holds=self._leases.holds, report=self._events.report)
+        self._settler = Settler(
+            self._turns.settle, limit=self._turns.limit, holds=self._leases.holds, report=self._events.report
+        )
         self._reaper = Reaper(
             storage,
             interval=lease / 2,

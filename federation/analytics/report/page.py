@@ -31,7 +31,7 @@ def write_page(page: str, out: Place) -> None:
 
 def render(findings: Findings, *, made_at: datetime) -> str:
     """Render the page."""
-    style = files("federation.analytics.report").joinpath("report.css").read_text(encoding="utf-8")
+    style = _text("workers.dashboard", "static", "palette.css") + _text("federation.analytics.report", "report.css")
     title = f"Federation health as of {day_and_year(findings.as_of)}"
     head = tag(
         "head",
@@ -63,3 +63,7 @@ def _origin(findings: Findings, made_at: datetime) -> str:
         f"Made on {moment(made_at.astimezone(UTC))} UTC from the {DAYS} days up to and including"
         f" {day_and_year(findings.as_of)}.{gap}"
     )
+
+
+def _text(package: str, *path: str) -> str:
+    return files(package).joinpath(*path).read_text(encoding="utf-8")

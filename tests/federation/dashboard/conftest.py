@@ -11,7 +11,7 @@ from federation.app import Federation
 from federation.dashboard.node_site import NodeSite
 from workers.dashboard.access import Access
 
-MakeNodeSite = Callable[[Federation, Access], NodeSite]
+MakeNodeSite = Callable[..., NodeSite]
 
 
 @pytest.fixture
@@ -19,8 +19,9 @@ async def make_node_site() -> AsyncIterator[MakeNodeSite]:
     """The dashboard of a node, with these rules; its pages are brought up to date quickly."""
     made: list[NodeSite] = []
 
-    def make(federation: Federation, access: Access) -> NodeSite:
-        made.append(NodeSite(federation, access=access, interval=timedelta(milliseconds=50)))
+    def make(federation: Federation, access: Access, *, shows_texts: bool = False) -> NodeSite:
+        interval = timedelta(milliseconds=50)
+        made.append(NodeSite(federation, access=access, interval=interval, shows_texts=shows_texts))
         return made[-1]
 
     yield make

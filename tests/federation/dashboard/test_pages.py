@@ -10,7 +10,7 @@ from html import unescape
 from urllib.parse import quote, urlencode
 
 import pytest
-from sqlalchemy import insert, select
+from sqlalchemy import delete, insert, select, update
 from typer.main import get_command
 
 from db import (
@@ -46,6 +46,7 @@ PAGES = (
     "/deliveries",
     "/live-attempts",
     "/queues",
+    "/tasks",
     "/workers",
     "/scheduler",
     "/blacklist",
@@ -213,7 +214,31 @@ async def test_a_delivery_says_what_happens_next(federation: Federation, acting:
     person = Person(acting.site.app)
     assert "It is held, and waits for its server" in await person.sees("/delivery?id=held")
     assert "It was given up" in await person.sees("/delivery?id=failed")
-    assert "delivered, dropped, or purged" in await person.sees("/delivery?id=none", status=404)
+    assert "the log knows no attempt at it" in await person.sees("/delivery?id=none", status=404)
+
+
+async def test_a_delivery_without_a_row_is_told_from_the_log(federation: Federation, acting: NodeSite) -> None:
+    """Whether it was delivered, and by which attempts."""
+    await owe(federation, "gone", text=HOSTILE)
+    async with federation.database.transaction() as session:
+        await session.execute(delete(DeliveryJob))
+        values = {"delivery_id": "gone", "job_name": "x", "server_url": PEER, "attempt": 2, "duration_ms": 5}
+        done = {"outcome": AttemptOutcome.DELIVERED, "started_at": NOW, "relayed_by": "https://relay.example"}
+        await session.execute(update(DeliveryAttempt).values(series=0))
+        await session.execute(insert(DeliveryAttempt).values(**values, **done, series=0))
+    page = await Person(acting.site.app).sees("/delivery?id=gone")
+    assert f"It was delivered to {PEER}" in page
+    assert "through https://relay.example" in page
+    assert page.count("<tr><td>") == 2
+    assert "<script>alert" not in page
+
+
+@pytest.mark.parametrize(
+    "path", ["/delivery?id=a%00", "/deliveries?code=%00", "/blacklist?check=%00", "/job?queue=%00"]
+)
+async def test_a_name_that_no_database_stores_is_refused(acting: NodeSite, path: str) -> None:
+    """It is not said that the database is away."""
+    assert "nothing stores" in await Person(acting.site.app).sees(path, status=400)
 
 
 async def test_rules_are_added_checked_and_lifted(federation: Federation, acting: NodeSite) -> None:

@@ -5,18 +5,29 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-ROOT = Path(__file__).parents[3]
+import federation.analytics.report
+import workers.dashboard
+from tests.workers.dashboard.browsing import Person
+from workers.dashboard.site import Site
+
+STATIC = Path(workers.dashboard.__file__).parent / "static"
+REPORT = Path(federation.analytics.report.__file__).parent
 
 
-def palettes(file: Path) -> list[dict[str, str]]:
-    """The colours of a style sheet, by name: in the light first, then in the dark."""
-    blocks = re.findall(r":root \{([^}]*--paper[^}]*)\}", file.read_text())
-    return [dict(re.findall(r"--(\w+): (#\w+);", block)) for block in blocks]
+def test_colours_are_in_one_file() -> None:
+    """For the light and for the dark; only for paper the report has others."""
+    palettes = re.findall(r"--paper: #\w+;", (STATIC / "palette.css").read_text())
+    assert len(palettes) == 2
+    for sheet in (STATIC / "visual.css", STATIC / "dashboard.css"):
+        assert "--paper: " not in sheet.read_text()
+    assert (REPORT / "report.css").read_text().count("--paper: ") == 1
+    assert '"palette.css"' in (REPORT / "page.py").read_text()
 
 
-def test_dashboards_and_the_report_have_the_same_colours() -> None:
-    """Neither package imports the other; this keeps the two style sheets together."""
-    ours = palettes(ROOT / "workers" / "dashboard" / "static" / "visual.css")
-    report = palettes(ROOT / "federation" / "analytics" / "report" / "report.css")
-    assert len(ours) == 2
-    assert ours == report[:2]
+async def test_pages_load_the_colours_first(acting: Site) -> None:
+    """What comes behind uses them."""
+    person = Person(acting.app)
+    sheets = re.findall(r'<link rel="stylesheet" href="(/static/\w+/(\w+\.css))">', await person.sees("/queues"))
+    assert [name for _, name in sheets] == ["palette.css", "visual.css", "dashboard.css"]
+    for address, _ in sheets:
+        assert (await person.client.get(address)).headers["content-type"].startswith("text/css")

@@ -33,7 +33,7 @@ async def settling(
     def holds(claim: Claim) -> bool:
         return alive is None or claim.job_id in alive
 
-    settler = Settler(storage.settle, holds=holds, report=errors.append)
+    settler = Settler(storage.settle, limit=None, holds=holds, report=errors.append)
     async with steps.background(asyncio.create_task(settler.run())):
         yield settler, errors
 

@@ -17,7 +17,7 @@ from workers.storage.memory import MemoryStorage
 from workers.testing import steps
 from workers.testing.faults import RandomFaults, counting, faulty
 from workers.testing.steps import PATIENCE, until
-from workers.worker import Worker, turns
+from workers.worker import Worker
 from workers.worker.events import WorkerEventKind as Kind
 from workers.worker.handlers import Job
 
@@ -44,17 +44,11 @@ class TurningStorage(MemoryStorage):
         return Turn(outcomes=outcomes, claims=claims)
 
 
-@pytest.fixture(autouse=True)
-def _few_slots_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers with a few slots take turns here, too."""
-    monkeypatch.setattr(turns, "MANY", 1)
-
-
 async def work(job: Job) -> None:
     """Do nothing."""
 
 
-@pytest.mark.parametrize(("concurrency", "at_once"), [(1, 1), (2, 1), (10, 5)])
+@pytest.mark.parametrize(("concurrency", "at_once"), [(1, 1), (2, 2), (10, 5)])
 async def test_under_load_one_call_ends_jobs_and_brings_others(concurrency: int, at_once: int) -> None:
     """It is about half of the slots: the other half works meanwhile. A claim by itself begins it."""
     storage, recorder = TurningStorage(), Recorder()
@@ -66,6 +60,18 @@ async def test_under_load_one_call_ends_jobs_and_brings_others(concurrency: int,
     assert max(limit for _, limit in storage.asked) == at_once
     assert calls["settle_and_claim"] > 4 * calls["claim"]
     assert len(recorder.of(Kind.ACTIVE)) == 20 * concurrency
+
+
+async def test_two_turns_are_under_way_while_a_half_works() -> None:
+    """The storage has the next one before it has answered the last one, and never more than these two."""
+    storage, recorder = TurningStorage(), Recorder()
+    storage.let.clear()
+    await steps.enqueue(storage, *(steps.job(str(number)) for number in range(40)))
+    async with running(Worker(storage, {"work": work}, concurrency=10, observers=[recorder])):
+        await until(lambda: len(storage.asked) == 2)
+        assert storage.asked == [(5, 5), (5, 5)]
+        storage.let.set()
+        await recorder.seen(Kind.COMPLETED, 40)
 
 
 async def test_no_more_jobs_run_than_there_are_slots() -> None:

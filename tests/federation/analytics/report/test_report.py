@@ -7,7 +7,6 @@ import re
 import shutil
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
-from importlib.resources import files
 from pathlib import Path
 
 import pyarrow
@@ -283,9 +282,9 @@ def test_the_charts_say_what_the_results_say(page: Element, findings: Findings) 
     ]
 
 
-def test_the_colours_can_be_told_from_the_paper() -> None:
+def test_the_colours_can_be_told_from_the_paper(findings: Findings) -> None:
     """Text has a contrast of at least 4.5 to 1 in light and in dark, marks of 3 to 1."""
-    style = files("federation.analytics.report").joinpath("report.css").read_text()
+    style = render(findings, made_at=datetime.now(UTC))
     themes = [dict(re.findall(r"--(\w+): (#\w{6})", block)) for block in re.findall(r":root \{(.*?)\}", style, re.S)]
     assert len(themes) == 3
     for theme in themes:

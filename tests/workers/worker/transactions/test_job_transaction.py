@@ -242,10 +242,12 @@ async def test_a_killed_handler_did_all_or_nothing(url: str) -> None:
     )
     output, _ = await process.communicate()
     killed = int(output)
-    assert killed > 8
-    assert [await fate(url, f"kill-{number}") for number in range(1, killed + 2)] == ["nothing"] * (killed - 1) + [
-        "all"
-    ] * 2
+    fates = [await fate(url, f"kill-{number}") for number in range(1, killed + 2)]
+    undone = fates.count("nothing")
+    assert undone >= 8
+    # A slow machine asks more of the database, such as to begin again, so more than one may die after its commit.
+    assert fates == ["nothing"] * undone + ["all"] * (killed + 1 - undone)
+    assert fates[-2:] == ["all", "all"]
 
 
 async def fate(url: str, queue: str) -> str:
