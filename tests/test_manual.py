@@ -146,7 +146,8 @@ def test_the_manual_is_read() -> None:
         *(f"{folder}/README.md" for folder in ("db", "federation", "federation/analytics", "workers")),
     }
     queue = {
-        f"docs/queue/{page}.md" for page in ("commands", "dependencies", "failed", "handlers", "storages", "tasks")
+        f"docs/queue/{page}.md"
+        for page in ("commands", "dependencies", "failed", "handlers", "limits", "storages", "tasks")
     }  # see tests/workers/test_readme.py
     assert programs == {*readmes, *queue, "workers/recipes.md", "workers/storage/bull/PROTOCOL.md"}
     assert set(manual.readmes()) >= readmes

@@ -38,6 +38,7 @@ from workers.errors import (
     WorkersError,
 )
 from workers.flows import Children, EnqueuedFlow, FlowJob
+from workers.gates import HeldBack, Limit, LimitKey
 from workers.jobs import (
     DROP,
     AfterFailure,
@@ -100,6 +101,7 @@ __all__ = [
     "ForeignLoop",
     "Handler",
     "HandlerTimeout",
+    "HeldBack",
     "InMemory",
     "Job",
     "JobCancelledError",
@@ -117,6 +119,8 @@ __all__ = [
     "JsonSerde",
     "KvStore",
     "LeaseLost",
+    "Limit",
+    "LimitKey",
     "Limits",
     "LossReason",
     "Management",

@@ -11,9 +11,10 @@ from itertools import islice
 from typing import Final, Protocol
 
 from workers.details import READ_AT_ONCE, JobDetails, JobReader
+from workers.gates import Limit
 from workers.jobs import EnqueueStatus, JobState, JobStatus, Page, Repaired, SetAside, WorkerInfo
 from workers.specs import Enqueued, JobSpec
-from workers.storage.abilities import Repairable, Strandable
+from workers.storage.abilities import KeepsLimits, Repairable, Strandable
 from workers.storage.base import Storage
 
 BATCH: Final = 1_000
@@ -39,6 +40,19 @@ class Management:
         self._storage = storage
         self._reader = reader
         self._connect = connect
+
+    async def limits(self) -> dict[str, Limit]:
+        """Return the limits that are stored with the queue, by name."""
+        await self._connect()
+        return await self._storage.declared_limits() if isinstance(self._storage, KeepsLimits) else {}
+
+    async def remove_limit(self, name: str) -> bool:
+        """Forget the limit, so that it keeps no job back any more; False if there is none of that name.
+
+        A process that still declares it stores it again when it starts.
+        """
+        await self._connect()
+        return isinstance(self._storage, KeepsLimits) and await self._storage.remove_limit(name)
 
     async def pause(self) -> None:
         """Let no worker in any process claim a job of this queue until `resume`. Running jobs go on."""

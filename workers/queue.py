@@ -16,6 +16,7 @@ from workers.chains import Chain
 from workers.details import JobDetails, JobReader
 from workers.errors import ForeignLoop, JobEndedError, JobGoneError, StorageUnavailable, Unsupported, WorkersError
 from workers.flows import EnqueuedFlow, FlowJob, answers, flatten
+from workers.gates import HeldBack, Limit, check_limits
 from workers.homes import AtLoopEnd, Home
 from workers.jobs import CancelResult, EnqueueResult, JobState, JobStatus, NewJob
 from workers.management import Management
@@ -23,7 +24,7 @@ from workers.retention import KEEP_FAILED, Retention, check_retention
 from workers.retry import RetryPolicy
 from workers.serde import JsonSerde, Serde
 from workers.specs import DEFAULT_NAME, Enqueued, JobOptions, JobSpec, as_ttl, new_job
-from workers.storage.abilities import Joinable, OfOneLoop
+from workers.storage.abilities import Joinable, KeepsLimits, OfOneLoop
 from workers.storage.base import ANY_NAME, FlowStorage, Storage
 from workers.turns import in_turns, taking_turns
 from workers.waiting import check_timeout, end_of, result_of, wait_for_end
@@ -48,6 +49,14 @@ class Queue:
     `lease`, `worker_id`, `grace` and the rest are settings of that worker; `lease` was called `visibility_timeout`. A
     queue belongs to the event loop that uses it first, until it is stopped or that loop is closed; plain code has
     `workers.sync.Queue`. The operator's verbs, from `pause` to `drain`, are under `manage`.
+
+    `limits` are stored with the queue when it is first used, by name: that of the jobs it is for, `"*"` for all jobs of
+    the queue, or any other, which a `LimitKey` names. Jobs of a name in `limits` wait for that limit. So producers and
+    workers give the same ones.
+
+    Raises:
+        Unsupported: `limits` on a storage that keeps none.
+        ValueError, TypeError: a name that no limit can have; something else than a `Limit`.
     """
 
     def __init__(
@@ -69,11 +78,15 @@ class Queue:
         observers: Iterable[Observer] = (),
         on_failed: OnFailed | None = None,
         visibility_timeout: timedelta | None = None,
+        limits: Mapping[str, Limit] | None = None,
     ) -> None:
         if visibility_timeout is not None:
             warnings.warn("Queue(visibility_timeout=) is called Queue(lease=)", DeprecationWarning, stacklevel=2)
             lease = visibility_timeout
         self.storage = storage
+        self._limits: dict[str, Limit] = {}
+        self._undeclared: dict[str, Limit] = {}
+        self.declare_limits(limits or {})
         self._payload_serde = payload_serde or JsonSerde()
         self._result_serde = result_serde or JsonSerde()
         self._max_attempts = max_attempts
@@ -100,6 +113,26 @@ class Queue:
         self._enqueues = Batcher(storage.enqueue, BATCH)
         self._reader = JobReader(storage, self._payload_serde, self._result_serde)
         self.manage = Management(storage, self._connect, self._reader)
+
+    def declare_limits(self, limits: Mapping[str, Limit]) -> None:
+        """Keep these limits too, from the next use of the queue on; see `Queue`.
+
+        Raises:
+            Unsupported, ValueError, TypeError: see `Queue`.
+        """
+        check_limits(limits)
+        if limits and not isinstance(self.storage, KeepsLimits):
+            raise Unsupported(f"{self.storage!r} keeps no limits; see its `limits.limit_keys`")
+        self._limits.update(limits)
+        self._undeclared.update(limits)
+
+    async def held_back(self, job_id: str) -> HeldBack | None:
+        """Return which limit keeps the queued job back, and until when; None for any other job.
+
+        See `KeepsLimits.held_back`.
+        """
+        await self._connect()
+        return (await self.storage.held_back([job_id]))[0] if isinstance(self.storage, KeepsLimits) else None
 
     @property
     def payload_serde(self) -> Serde:
@@ -430,7 +463,7 @@ class Queue:
             )
 
     async def _connect(self) -> None:
-        if self._connected and self._home is not None and self._home.is_here:
+        if self._connected and self._home is not None and self._home.is_here and not self._undeclared:
             return
         self.check_loop()
         if self._home is not None and self._home.is_gone:
@@ -441,6 +474,9 @@ class Queue:
                 await self.storage.connect()
                 self._connected = True
                 self._at_loop_end = AtLoopEnd(self._disconnect)
+            if self._undeclared and isinstance(self.storage, KeepsLimits):
+                await self.storage.declare_limits(self._undeclared)
+                self._undeclared = {}
 
     async def _move_out(self) -> None:
         """Forget what belonged to a loop that is gone; a worker went with it."""
@@ -479,6 +515,7 @@ class Queue:
             max_attempts=self._max_attempts,
             result_ttl=self._result_ttl,
             keep_failed=self._keep_failed,
+            limits=self._limits,
         )
 
     def _decoded(self, result: EnqueueResult) -> Enqueued:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, TypedDict
 
-from workers.checks import new_id
+from workers.checks import check_text, new_id
 from workers.deduplication import Deduplication
+from workers.gates import LimitKey
 from workers.jobs import AfterFailure, EnqueueStatus, JobRef, JobState, NewJob, Retention
 from workers.retention import KEEP_FAILED
 from workers.retry import RetryPolicy
@@ -26,7 +27,8 @@ class JobSpec:
     milliseconds, above zero; `keep_completed` says the same, or `DROP`. `keep_failed` is for failed and cancelled jobs.
     `after` has the ids of the jobs to follow, and as `JobRef` those of other queues, where
     `limits.dependencies_across_queues` says so. `after_failure` says what becomes of the job if one of them does not
-    complete: it fails, or runs all the same.
+    complete: it fails, or runs all the same. A `limit_key` is a key of the limit that is called as the job, or a
+    `LimitKey`; without one the limit of that name counts, where the queue has one. `fair_key`: see `NewJob`.
     """
 
     payload: object = field(repr=False)
@@ -40,6 +42,8 @@ class JobSpec:
     keep_failed: Retention | None = None
     priority: int = 0
     ordering_key: str | None = None
+    limit_key: LimitKey | str | None = None
+    fair_key: str | None = None
     backoff: RetryPolicy | None = None
     deduplication: Deduplication | None = None
     after: Iterable[str | JobRef] = ()
@@ -58,6 +62,8 @@ class JobOptions(TypedDict, total=False):
     keep_failed: Retention | None
     priority: int
     ordering_key: str | None
+    limit_key: LimitKey | str | None
+    fair_key: str | None
     backoff: RetryPolicy | None
     deduplication: Deduplication | None
     after: Iterable[str | JobRef]
@@ -82,8 +88,9 @@ def new_job(
     max_attempts: int = 3,
     result_ttl: timedelta = timedelta(hours=1),
     keep_failed: Retention = KEEP_FAILED,
+    limits: Container[str] = (),
 ) -> NewJob:
-    """Return the job of this queue that is meant, with these defaults.
+    """Return the job of this queue that is meant, with these defaults, and the limit of its name if it is in `limits`.
 
     Raises:
         ValueError: an option out of its range, or a payload the serde cannot encode.
@@ -101,12 +108,33 @@ def new_job(
         keep_failed=keep_failed if spec.keep_failed is None else spec.keep_failed,
         priority=spec.priority,
         ordering_key=spec.ordering_key,
+        limit_key=as_limit_key(spec, limits),
+        fair_key=spec.fair_key,
         backoff=spec.backoff,
         deduplication=spec.deduplication,
         after=after,
         after_elsewhere=elsewhere,
         after_failure=AfterFailure(spec.after_failure),
     )
+
+
+def as_limit_key(spec: JobSpec, limits: Container[str]) -> LimitKey | None:
+    """Return the key of the limit that the job waits for.
+
+    Raises:
+        ValueError: it has another gate, although there is a limit on all jobs of its name.
+        TypeError: the key is no text.
+    """
+    if isinstance(spec.limit_key, LimitKey):
+        return spec.limit_key
+    if spec.limit_key is not None:
+        check_text("limit key", spec.limit_key)
+        return LimitKey(spec.name, spec.limit_key)
+    if spec.name not in limits:
+        return None
+    if spec.ordering_key is not None or spec.fair_key is not None:
+        raise ValueError(f"jobs named {spec.name!r} have a limit, and so no ordering key and no fair key")
+    return LimitKey(spec.name)
 
 
 def as_ttl(value: timedelta | int) -> timedelta:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+import time
 from pathlib import Path
 
 import pytest
@@ -47,9 +48,21 @@ def test_a_task_runs_once_per_key_and_once_a_day(
     assert one == other
 
 
+def test_a_rate_is_kept_for_each_customer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The bucket has two tokens, so the third mail of each waits for half a second."""
+    began = time.monotonic()
+    run("rate_limited", tmp_path, monkeypatch)
+    assert time.monotonic() - began > 0.49
+    lines = capsys.readouterr().out.splitlines()
+    for customer in ("ann", "bob"):
+        assert [line for line in lines if line.startswith(customer)] == [f"{customer} {number}" for number in range(3)]
+
+
 def test_every_example_is_run_and_small() -> None:
     """By a test here, in `tests/test_readme.py` or in `tests/federation/sync/test_examples.py`."""
     elsewhere = {"script", "owe_delivery", "django_app", "fastapi_app", "flask_app"}
-    small = {*PRINTED, "once_per_key", "owe_delivery", "script"}
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*PRINTED, "once_per_key", *elsewhere}
+    small = {*PRINTED, "once_per_key", "rate_limited", "owe_delivery", "script"}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*PRINTED, "once_per_key", "rate_limited", *elsewhere}
     assert [name for name in sorted(small) if (EXAMPLES / f"{name}.py").read_text().count("\n") >= 40] == []

@@ -189,6 +189,8 @@ async def _show(queue: Queue, options: argparse.Namespace) -> int:
     told = _told(job)
     if job.state is JobState.COMPLETED:
         told["result"] = await queue.get_result(job.id)
+    if (back := await queue.held_back(job.id)) is not None:
+        told["waits"] = str(back)
     stack = "" if job.last_error is None else job.last_error.stack
     if options.json:
         print(as_json({**told, **({"stack": stack} if stack else {})}))

@@ -18,6 +18,7 @@ from workers.checks import (
 )
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import ErrorInfo
+from workers.gates import FAIR_MARK, RESERVED, LimitKey, check_limit_name, limit_gate
 from workers.retention import KEEP_FAILED, Retention, check_retention
 from workers.retry import NamedBackoff, RetryPolicy
 
@@ -67,7 +68,9 @@ class NewJob:
     `delay` counts from the storage's clock; `backoff` (default: the handler's or worker's) wins over both of those.
     `keep_completed` and `keep_failed` say how long the terminal record, and with it deduplication by id, lasts; the
     record of a cancelled job lasts as that of a failed one.
-    Of one `ordering_key` never two jobs run at once. `chain_index` says which link of its chain the job is. With a
+    Of one `ordering_key` never two jobs run at once. Of one `limit_key` as many start, and run, as the queue's `Limit`
+    of that name lets. Jobs of one priority with a `fair_key` take turns: one of each key. A job has one of the three
+    at most. `chain_index` says which link of its chain the job is. With a
     `deduplication` by debounce, `delay` is at least its time. The job waits until the jobs `after` have ended, and
     those of other queues, `after_elsewhere`; its delay counts from then. See `AfterFailure` and `Storage.enqueue`.
 
@@ -75,7 +78,7 @@ class NewJob:
         ValueError: an id or name that is not 1 to 512 bytes of UTF-8, a priority that is no whole number within
             0 ... 2 097 151, a delay outside 0 ... 100 years, a retention that is not positive, attempts that are no
             whole number within 1 ... 1 000 000, a chain index that is none within 0 ... 1 000 000, more than 1 000 jobs
-            to follow, or the job itself among them.
+            to follow, or the job itself among them, two of the three keys, an ordering key that begins with U+001E.
         TypeError: a payload that is not bytes, an id or name that is not text, jobs to follow that are no tuple.
     """
 
@@ -88,6 +91,8 @@ class NewJob:
     keep_failed: Retention = KEEP_FAILED
     priority: int = 0
     ordering_key: str | None = None
+    limit_key: LimitKey | None = None
+    fair_key: str | None = None
     backoff: RetryPolicy | None = None
     chain_index: int = 0
     deduplication: Deduplication | None = None
@@ -102,6 +107,9 @@ class NewJob:
             raise TypeError(f"job {self.id!r}: payload must be bytes, not {type(self.payload).__name__}")
         if self.ordering_key is not None:
             check_text("ordering key", self.ordering_key)
+            self._check_gate()
+        elif self.limit_key is not None or self.fair_key is not None:
+            self._check_gate()
         if not timedelta(0) <= self.delay <= MAX_DELAY:
             raise ValueError(f"job {self.id!r}: delay must be from 0 to 100 years, not {self.delay}")
         check_whole(f"job {self.id!r}: priority", self.priority, 0, MAX_PRIORITY)
@@ -116,6 +124,27 @@ class NewJob:
             object.__setattr__(self, "delay", max(self.delay, dedup.ttl))
         if self.follows:
             self._check_after()
+
+    @property
+    def gate(self) -> str | None:
+        """What may keep the job back, as storages hold it; see `workers.gates`."""
+        if self.limit_key is not None:
+            return limit_gate(self.limit_key)
+        return self.ordering_key if self.fair_key is None else FAIR_MARK + self.fair_key
+
+    def _check_gate(self) -> None:
+        given = [key for key in (self.ordering_key, self.limit_key, self.fair_key) if key is not None]
+        if len(given) > 1:
+            raise ValueError(f"job {self.id!r} has one ordering key, limit key or fair key, not {len(given)}")
+        if self.fair_key is not None:
+            check_text("fair key", self.fair_key)
+        if self.limit_key is not None:
+            limit, key = self.limit_key
+            check_limit_name(limit)
+            if key:
+                check_text("limit key", key)
+        elif self.ordering_key is not None and self.ordering_key.startswith(RESERVED):
+            raise ValueError(f"job {self.id!r}: an ordering key does not begin with U+001E")
 
     @property
     def follows(self) -> tuple[str | JobRef, ...]:

@@ -8,6 +8,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
+from workers.gates import HeldBack, Limit
 from workers.jobs import (
     Claim,
     EnqueueResult,
@@ -144,6 +145,37 @@ class TakesTurns(Protocol):
         Fewer may be claimed than there are. Errors are those of `settle`: nothing is known of the settlements, which
         may be repeated. What was claimed nevertheless is given back, uncounted; if the answer was lost, it is recovered
         when its lease is over.
+        """
+
+
+@runtime_checkable
+class KeepsLimits(Protocol):
+    """A storage that lets only so many jobs start in a time, or run at once; see `workers.gates.Limit`.
+
+    The limits are stored with the queue, so that all its processes agree. They count by the storage's clock. If that
+    goes back, a bucket is empty at worst, and if it goes forward, full at best.
+    """
+
+    async def declare_limits(self, limits: Mapping[str, Limit]) -> None:
+        """Keep each limit under its name, unless the one kept has a higher version. `"*"` is that of the whole queue.
+
+        A limit that changes counts from the next claim. What its buckets had is kept.
+
+        Raises:
+            ValueError: a name that no limit can have.
+            Unsupported: the storage keeps no such limit.
+        """
+
+    async def declared_limits(self) -> dict[str, Limit]:
+        """Return the limits that are kept, by name."""
+
+    async def remove_limit(self, name: str) -> bool:
+        """Forget the limit, so that it keeps no job back any more; False if there is none of that name."""
+
+    async def held_back(self, ids: Sequence[str]) -> list[HeldBack | None]:
+        """Return which limit keeps each queued job back, in the order of `ids`; None for any other job.
+
+        The time is that at which the next job of its key may start. Others may be in front.
         """
 
 

@@ -68,6 +68,10 @@ class Limits:
     name_filter: bool = True
     """Whether `claim` returns only the names in `leases`; otherwise workers get jobs they have no handler for."""
     ordering_keys: bool = True
+    limit_keys: bool = False
+    """Whether jobs have limit keys and fair keys, and the storage is a `KeepsLimits`; otherwise `enqueue` refuses these
+    keys with `Unsupported`.
+    """
     transactions: bool = False
     """Whether `connection=` joins the caller's SQL transaction, and handlers have `job.transaction()`."""
     retention_per_job: bool = True
@@ -157,7 +161,8 @@ class Storage(Protocol):
         """Claim up to `limit` due jobs.
 
         Each is now processing, with a fresh token, one more attempt and a lease deadline. All of them are claimed in
-        one atomic step, by priority, then first come, first served. `leases` maps the wanted names to their lease;
+        one atomic step, by priority, then first come, first served. Of the jobs of one priority with fair keys each key
+        has its turn. `leases` maps the wanted names to their lease;
         `"*"` stands for every other name. See `limits.name_filter`.
         """
 

@@ -51,6 +51,13 @@ def refuse_deduplication(jobs: Iterable[NewJob], storage: str) -> None:
             raise Unsupported(f"{storage} keeps no deduplication keys (job {job.id!r}); leave `deduplication` out")
 
 
+def refuse_limit_keys(jobs: Iterable[NewJob], storage: str) -> None:
+    """Accept jobs without limit keys and fair keys: this storage keeps none."""
+    for job in jobs:
+        if job.limit_key is not None or job.fair_key is not None:
+            raise Unsupported(f"{storage} keeps no limit keys and no fair keys (job {job.id!r}); leave them out")
+
+
 def refuse_dependencies(jobs: Iterable[NewJob], storage: str) -> None:
     """Accept jobs that follow no others: this storage lets none wait."""
     for job in jobs:

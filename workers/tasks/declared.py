@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -21,6 +21,21 @@ class Task:
     handler: Handler
     validate: Validate | None
     max_attempts: int | None
+    key: str | None
+    """The argument, or the entry of the data, that has the key of the task's limit."""
+
+    def limit_key(self, data: object) -> str | None:
+        """Return the key of the task's limit that is in this data.
+
+        Raises:
+            ValueError: there is none, or an empty one.
+        """
+        if self.key is None:
+            return None
+        value = data.get(self.key) if isinstance(data, Mapping) else None
+        if value is None or value == "":
+            raise ValueError(f"task {self.name!r}: its limit is per {self.key!r}, which these data lack")
+        return str(value)
 
     @property
     def fn(self) -> HandlerFunction:

@@ -29,6 +29,7 @@ class TaskMessage:
     uncounted: int = 0
     max_attempts: int | None = None
     ordering_key: str | None = None
+    limit_key: str | None = None
     created_at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
 
@@ -117,6 +118,7 @@ class QueueTasks:
                 priority=options.priority,
                 max_attempts=message.max_attempts,
                 ordering_key=options.ordering_key,
+                limit_key=message.limit_key,
                 deduplication=deduplication,
                 after=options.after,
                 after_failure=options.after_failure,

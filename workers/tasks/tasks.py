@@ -14,6 +14,7 @@ from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeAlias, TypeV
 from workers.checks import MAX_ATTEMPTS, MAX_DELAY, check_text, new_id
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import Unsupported
+from workers.gates import Limit
 from workers.jobs import AfterFailure, EnqueueStatus, JobRef
 from workers.kv.base import KvStore, encode_key, writes_conditionally
 from workers.queue import Queue
@@ -116,6 +117,9 @@ class Tasks:
         lease: timedelta | None = None,
         timeout: timedelta | None = None,
         max_attempts: int | None = None,
+        rate: str | None = None,
+        concurrency_per_key: int | None = None,
+        key: str | None = None,
     ) -> Declare: ...
 
     def task(
@@ -127,6 +131,9 @@ class Tasks:
         lease: timedelta | None = None,
         timeout: timedelta | None = None,
         max_attempts: int | None = None,
+        rate: str | None = None,
+        concurrency_per_key: int | None = None,
+        key: str | None = None,
     ) -> Any:  # Any: see the overloads
         """Declare the decorated function as a task: `@tasks.task`, or `@tasks.task("name", max_attempts=5)`.
 
@@ -137,8 +144,13 @@ class Tasks:
         run, and what it returns then is `job.payload`. `retry`, `lease` and `timeout` are as for `Handler`. A
         `max_attempts` of None means the queue's, or 3 where the queue has none.
 
+        `rate` (`"10/s"`) and `concurrency_per_key` limit the task: so many runs start in a time, and go on at once.
+        With `key`, the name of an argument or of an entry of the data, they count for each of its values alone.
+
         Raises:
-            ValueError: the name is taken, `"*"` or not 1 to 512 bytes; a setting is out of its range.
+            Unsupported: a limit on a queue that keeps none.
+            ValueError: a rate or a concurrency that no `Limit` has, or a key without them; the name is taken, `"*"` or
+                not 1 to 512 bytes; a setting is out of its range.
             TypeError: `validate` is a coroutine function, or is given for a function that checks its own arguments; an
                 argument without annotation.
         """
@@ -146,17 +158,31 @@ class Tasks:
         def declare(fn: Callable[..., Any]) -> Task:
             chosen = fn.__name__ if callable(name) or name is None else name
             self._check_declaration(chosen, validate, max_attempts)
+            self._declare_limit(chosen, rate, concurrency_per_key, key)
             is_handler = isinstance(name, str) and takes_only_job(fn)
             make = partial(Handler, retry=retry, lease=lease, timeout=timeout)
             declared = (
-                Task(chosen, make(fn), validate, max_attempts)
+                Task(chosen, make(fn), validate, max_attempts, key)
                 if is_handler
-                else typed_task(chosen, fn, make, validate, max_attempts, self)
+                else typed_task(chosen, fn, make, validate, max_attempts, key, self)
             )
             self._tasks[chosen] = declared
             return declared
 
         return declare(name) if callable(name) else declare
+
+    def _declare_limit(self, name: str, rate: str | None, concurrency: int | None, key: str | None) -> None:
+        if rate is None and concurrency is None:
+            if key is not None:
+                raise ValueError(f"task {name!r}: a key needs a rate or concurrency_per_key beside it")
+            return
+        try:
+            limit = Limit(rate, concurrency=concurrency)
+        except (ValueError, TypeError) as error:
+            raise type(error)(f"task {name!r}: {error}") from None
+        if self.queue is None:
+            raise Unsupported(f"task {name!r}: only a queue of this package keeps limits")
+        self.queue.declare_limits({name: limit})
 
     def _check_declaration(self, name: str, validate: Validate | None, max_attempts: int | None) -> None:
         check_text("task name", name)
@@ -287,9 +313,11 @@ class Tasks:
                 "leave it out, or use enqueue_task without a transaction"
             )
         deduplication = None if deduplication_key is None else self._deduplication(task, deduplication_key, mode)
+        message = self._message(task, data, ordering_key)
         return JobSpec(
             name=task.name,
-            payload=Encoded(self._message(task, data, ordering_key).payload),
+            payload=Encoded(message.payload),
+            limit_key=message.limit_key,
             delay=delay,
             priority=priority,
             max_attempts=task.max_attempts,
@@ -366,6 +394,7 @@ class Tasks:
             payload=self._queue.serde.dumps(data),
             max_attempts=task.max_attempts,
             ordering_key=ordering_key,
+            limit_key=task.limit_key(data),
         )
 
     async def _dispatch(

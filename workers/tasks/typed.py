@@ -170,6 +170,7 @@ def typed_task(
     make: Callable[[HandlerFunction], Handler],
     validate: Validate | None,
     max_attempts: int | None,
+    key: str | None,
     owner: Owner,
 ) -> Task:
     """Return the function as a task of `owner`; `make` makes its handler.
@@ -184,7 +185,7 @@ def typed_task(
     except TypeError as error:
         raise TypeError(f"task {name!r}: {error}") from None
     task: TypedTask[..., object] = TypedTask(
-        name, make(as_handler(arguments)), arguments.decoded, max_attempts, owner, arguments
+        name, make(as_handler(arguments)), arguments.decoded, max_attempts, key, owner, arguments
     )
     return task
 

@@ -12,6 +12,7 @@ from typing import Final
 
 from workers.checks import new_id
 from workers.deduplication import Deduplication
+from workers.gates import WHOLE_QUEUE, HeldBack, Limit, LimitKey
 from workers.jobs import (
     DROP,
     Cancelled,
@@ -34,6 +35,7 @@ from workers.jobs import (
     SettleStatus,
 )
 from workers.retry import RetryPolicy
+from workers.storage.abilities import KeepsLimits
 from workers.storage.base import Storage, Subscription
 from workers.testing.harness import Harness
 
@@ -64,6 +66,8 @@ def job(
     keep_failed: Retention | None = None,
     priority: int = 0,
     ordering_key: str | None = None,
+    limit_key: LimitKey | None = None,
+    fair_key: str | None = None,
     backoff: RetryPolicy | None = None,
     chain_index: int = 0,
     deduplication: Deduplication | None = None,
@@ -79,6 +83,8 @@ def job(
         keep_failed=keep if keep_failed is None else keep_failed,
         priority=priority,
         ordering_key=ordering_key,
+        limit_key=limit_key,
+        fair_key=fair_key,
         backoff=backoff,
         chain_index=chain_index,
         deduplication=deduplication,
@@ -115,10 +121,18 @@ def continued(
     keep: Retention = HOUR,
     priority: int = 0,
     ordering_key: str | None = None,
+    limit_key: LimitKey | None = None,
 ) -> Continued:
     """Make the settlement that continues the job as the next link of its chain."""
     then = job(
-        claim.job_id, name=name, payload=payload, delay=delay, keep=keep, priority=priority, ordering_key=ordering_key
+        claim.job_id,
+        name=name,
+        payload=payload,
+        delay=delay,
+        keep=keep,
+        priority=priority,
+        ordering_key=ordering_key,
+        limit_key=limit_key,
     )
     return Continued(claim=claim, then=replace(then, chain_index=claim.chain_index + 1))
 
@@ -170,6 +184,19 @@ async def enqueue(storage: Storage, *jobs: NewJob) -> None:
     """Enqueue the jobs, each of which must be new in this generation."""
     for result in await storage.enqueue(jobs):
         assert result.status.value == "queued", result
+
+
+async def declare(storage: Storage, **limits: Limit) -> None:
+    """Declare the limits by their names; `whole_queue` is that of all jobs together."""
+    assert isinstance(storage, KeepsLimits)
+    names = {WHOLE_QUEUE if name == "whole_queue" else name: limit for name, limit in limits.items()}
+    await storage.declare_limits(names)
+
+
+async def held_back(storage: Storage, job_id: str) -> HeldBack | None:
+    """Return which limit keeps the job back."""
+    assert isinstance(storage, KeepsLimits)
+    return (await storage.held_back([job_id]))[0]
 
 
 async def state(storage: Storage, job_id: str) -> JobState | None:

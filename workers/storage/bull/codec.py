@@ -164,8 +164,8 @@ def encode_job(job: NewJob, dialect: Dialect) -> Sequence[object]:
 
 def _encode_content(job: NewJob, raw: str | None, others: Mapping[str, object]) -> Sequence[object]:
     """Return everything but the id; `raw` is the id if the options name it, `others` are those that we do not know."""
-    if job.ordering_key is not None:
-        raise Unsupported(f"job {job.id!r}: Bull has no ordering keys; see BullStorage.limits")
+    if job.gate is not None:
+        raise Unsupported(f"job {job.id!r}: Bull has no ordering, limit or fair keys; see BullStorage.limits")
     if job.delay > LONGEST_DELAY:
         raise Unsupported(
             f"job {job.id!r}: Bull 1.x breaks on delays of more than {LONGEST_DELAY.days} days;"

@@ -322,7 +322,7 @@ def _without_hold(claim: Claim, found: BullMQRecord | None) -> SettleOutcome:
 def _fault(settlement: Settlement) -> SettleOutcome | None:
     """Return why the settlement cannot be carried out, whichever claim holds the job."""
     then = settlement.then if isinstance(settlement, Completed | Continued) else None
-    if then is None or then.ordering_key is None:
+    if then is None or then.gate is None:
         return unfit_for_redis(settlement)
     return SettleOutcome(status=SettleStatus.ERROR, detail=f"continuation {then.id!r}: {NO_ORDERING_KEYS}")
 

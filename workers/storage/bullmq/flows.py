@@ -273,14 +273,14 @@ def _check(nodes: Sequence[FlowNode]) -> None:
     """Accept jobs that BullMQ can take together.
 
     Raises:
-        Unsupported: an ordering key, or a deduplication key.
+        Unsupported: an ordering, limit or fair key, or a deduplication key.
         ValueError: a queue with a colon in its name.
         StorageError: payloads that are too large for one transaction.
     """
     refuse_deduplication((node.job for node in nodes), "BullMQStorage")
     refuse_dependencies((node.job for node in nodes), "BullMQStorage")
     for node in nodes:
-        if node.job.ordering_key is not None:
+        if node.job.gate is not None:
             raise Unsupported(f"job {node.job.id!r}: {NO_ORDERING_KEYS}")
         if ":" in node.queue:
             raise ValueError(f"a BullMQ queue cannot be named {node.queue!r}: names have no colons")

@@ -58,7 +58,7 @@ REQUESTS_KEPT: Final = 1_000
 that they may have missed some.
 """
 
-NO_ORDERING_KEYS: Final = "BullMQ has no ordering keys; see BullMQStorage.limits"
+NO_ORDERING_KEYS: Final = "BullMQ has no ordering, limit or fair keys; see BullMQStorage.limits"
 WAITING: Final = frozenset({JobState.QUEUED, JobState.SCHEDULED, JobState.WAITING, JobState.FAILING})
 
 
@@ -73,7 +73,7 @@ class Jobs:
         """See `Storage.enqueue`; without `confirmed` replicas are not waited for."""
         for job in jobs:
             check_fits_redis(job.id, job.payload)
-            if job.ordering_key is not None:
+            if job.gate is not None:
                 raise Unsupported(f"job {job.id!r}: {NO_ORDERING_KEYS}")
         results: list[EnqueueResult] = []
         for start in range(0, len(jobs), TRANSACTION_JOBS):

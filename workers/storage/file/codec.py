@@ -34,8 +34,8 @@ from workers.jobs import DROP, AfterFailure, ErrorInfo, JobEventKind, JobState, 
 from workers.retry import RetryPolicy
 from workers.storage.file.frames import Entry, Frame
 from workers.storage.file.waits import WaitBegun, WaitShortened
-from workers.storage.memory.jobs import StoredJob
 from workers.storage.memory.keys import KeyHolder
+from workers.storage.memory.lines import StoredJob
 
 EVENTS: Final = tuple(JobEventKind)
 """In the order of their digits: a new kind may only be added at the end."""

@@ -85,7 +85,7 @@ from workers.jobs import (
 from workers.storage.base import Limits
 from workers.storage.file.state import FileState
 from workers.storage.file.thread import POLL, QUEUE_NUMBER, FileThread, acquire, release
-from workers.storage.rules import refuse_other_queues, refuse_transaction
+from workers.storage.rules import refuse_limit_keys, refuse_other_queues, refuse_transaction
 from workers.storage.subscribers import BufferedSubscription, LoopSubscribers
 
 T = TypeVar("T")
@@ -150,6 +150,7 @@ class FileStorage:
     async def enqueue(self, jobs: Sequence[NewJob], *, connection: object | None = None) -> list[EnqueueResult]:
         refuse_transaction(connection, "FileStorage")
         refuse_other_queues(jobs, "FileStorage")
+        refuse_limit_keys(jobs, "FileStorage")
         waits = any(job.after for job in jobs)
         return await self._write(lambda state, now: state.enqueue(jobs, now), waits=waits)
 

@@ -10,9 +10,9 @@ from typing import Final
 from workers.jobs import AfterFailure, JobEventKind, JobState, NewJob
 from workers.lifecycle import Step
 from workers.storage.memory.dependents import DependentTable
-from workers.storage.memory.jobs import StoredJob
 from workers.storage.memory.keys import KeyHolder
 from workers.storage.memory.line import Line, is_over
+from workers.storage.memory.lines import StoredJob
 
 _TOMBSTONE: Final = timedelta(hours=1)
 """How long versions that kept no record of a cancelled job remembered it."""
@@ -129,8 +129,8 @@ class FileTable(DependentTable):
             self._line_up(job)
         elif kept_until is not None:
             self._expiring.add((kept_until,), job_id)
-        elif job.state is JobState.PROCESSING and job.new.ordering_key is not None:
-            self._busy_keys.add(job.new.ordering_key)
+        elif job.state is JobState.PROCESSING and job.new.gate is not None:
+            self.gates.began(job.new.gate)
 
     def left(self, job_id: str) -> Iterable[str]:
         """Return the jobs that the waiting one still follows."""
@@ -177,8 +177,8 @@ class FileTable(DependentTable):
         self._step_out(job)
         self._delayed.discard(job_id)
         self._expiring.discard(job_id)
-        key = job.new.ordering_key
-        if key is not None and not job.finished:
+        gate = job.new.gate
+        if gate is not None and not job.finished:
             if job.state is JobState.PROCESSING:
-                self._busy_keys.discard(key)
-            self._unpark(key)
+                self.gates.ended(gate)
+            self._unpark(gate)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from workers.jobs import AfterFailure
 from workers.storage.file.frames import Entry
-from workers.storage.memory.jobs import StoredJob
+from workers.storage.memory.lines import StoredJob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

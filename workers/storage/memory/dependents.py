@@ -15,7 +15,8 @@ from datetime import datetime, timedelta
 from workers.errors import UnknownDependency
 from workers.jobs import AfterFailure, ErrorInfo, JobEventKind, JobState, NewJob, Retention
 from workers.lifecycle import Step, after
-from workers.storage.memory.jobs import JobTable, Publisher, StoredJob
+from workers.storage.memory.jobs import JobTable
+from workers.storage.memory.lines import Publisher, StoredJob
 from workers.storage.rules import STARTS_ANEW, dependency_error
 
 

@@ -1,98 +1,35 @@
-"""The jobs of one in-memory queue, and the line that each of them waits in.
+"""The jobs of one in-memory queue, and how they change.
 
 Theory of operation. Every change of state is one row of the transition table: `_step` asks `lifecycle.after` and files
-the job under its new state. A waiting job is in exactly one line: `ready` (one per name, by priority and time),
-`delayed` (by due time), or `parked` (its ordering key is busy). Due jobs move from `delayed` to `ready` when somebody
-looks, so the passing of time needs no task of its own. All methods are synchronous: one call is one atomic step of the
-event loop.
-
-An ordering key is busy while a job with it is processing. Its other jobs are parked as they come up in a claim. When
-the key is free again, the first of each name returns to its ready line, and no other job has to move.
+the job under its new state. A waiting job is in a line of `lines`. Due jobs move from `delayed` to `ready` when
+somebody looks, so the passing of time needs no task of its own. All methods are synchronous: one call is one atomic
+step of the event loop.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Protocol, TypeAlias
 
+from workers.gates import QUEUE_GATE, WHOLE_QUEUE
 from workers.jobs import DROP, ErrorInfo, JobEventKind, JobState, NewJob, Retention
 from workers.lifecycle import Step, after
-from workers.storage.base import ANY_NAME
-from workers.storage.memory.keys import KeyTable
 from workers.storage.memory.line import Line, is_over
+from workers.storage.memory.lines import LineTable, Publisher, StoredJob
 from workers.storage.rules import bounded
 
-Place: TypeAlias = tuple[int, datetime, int]
 
-
-class Publisher(Protocol):
-    """The receiver of what happens to the jobs."""
-
-    def publish(self, kind: JobEventKind, job_id: str) -> None:
-        """Announce what has just happened."""
-
-
-@dataclass(slots=True, kw_only=True)
-class StoredJob:
-    """One generation of a job; `run_at` and `serial` are its place among jobs of one priority.
-
-    `failures` is a text of `workers.storage.failures`.
-    """
-
-    new: NewJob
-    state: JobState
-    created_at: datetime
-    run_at: datetime
-    serial: int
-    attempts: int = 0
-    stalls: int = 0
-    uncounted: int = 0
-    token: str | None = None
-    settled_by: str | None = None
-    worker_id: str | None = None
-    deadline: datetime | None = None
-    cancel_requested: bool = False
-    finished_at: datetime | None = None
-    last_error: ErrorInfo | None = None
-    failures: str | None = None
-    result: bytes | None = None
-    progress: bytes | None = None
-    line: Line[Place] | None = None
-
-    @property
-    def waits(self) -> bool:
-        """Whether the job could still be cancelled for good."""
-        return self.state is not JobState.PROCESSING and not self.finished
-
-    @property
-    def finished(self) -> bool:
-        return self.state.is_final
-
-    @property
-    def place(self) -> Place:
-        return (self.new.priority, self.run_at, self.serial)
-
-
-class JobTable(KeyTable):
-    """Jobs by id and by state, the lines they wait in, and the dates at which records expire.
+class JobTable(LineTable):
+    """Jobs by id and by state, and the dates at which records expire.
 
     `on_claimable` is called when a job, or the time until the next one, may have become claimable.
     """
 
     def __init__(self, publisher: Publisher, on_claimable: Callable[[], None]) -> None:
-        super().__init__()
-        self.by_state: dict[JobState, dict[str, StoredJob]] = {state: {} for state in JobState}
-        self._jobs: dict[str, StoredJob] = {}
+        super().__init__(on_claimable)
         self._publisher = publisher
-        self.on_claimable = on_claimable
-        self._next_serial = 0
-        self._ready: dict[str, Line[Place]] = {}
-        self._parked: dict[str, dict[str, Line[Place]]] = {}
-        self._busy_keys: set[str] = set()
-        self._delayed: Line[tuple[datetime]] = Line()
         self._expiring: Line[tuple[datetime]] = Line()
 
     # Reading
@@ -113,6 +50,8 @@ class JobTable(KeyTable):
         """Make every scheduled or failing job ready that is due by `now`."""
         while (head := self._delayed.head()) is not None and is_over(head[0], now):
             self._come_due(self._jobs[head[1]])
+        for gate in self.gates.opened(now):
+            self._unpark(gate)
 
     def drop_expired(self, now: datetime) -> Iterator[str]:
         """Drop the records and holders that are over at `now`, yielding each id or key once it is gone."""
@@ -120,20 +59,7 @@ class JobTable(KeyTable):
             self.expire(self._jobs[head[1]])
             yield head[1]
         yield from self.free_what_is_over(now)
-
-    def claimable(self, names: Collection[str]) -> bool:
-        """Tell whether a job for these names is ready. Its ordering key may still turn out to be busy."""
-        if ANY_NAME in names:
-            return bool(self._ready)
-        return any(name in self._ready for name in names)
-
-    def next_due(self) -> datetime | None:
-        """Return when the first delayed job comes due."""
-        head = self._delayed.head()
-        return None if head is None else head[0][0]
-
-    def changed(self, job_id: str) -> None:
-        """Note a change that is no event, unless the passing of time alone made it."""
+        yield from self.gates.sweep(now)
 
     def debounce(self, job: StoredJob, new: NewJob, now: datetime) -> None:
         """Give the waiting job the payload of `new`, and let it wait as long as `new` would."""
@@ -143,8 +69,8 @@ class JobTable(KeyTable):
         job.run_at, job.serial = now + new.delay, self._next_serial
         self._next_serial += 1
         self._line_up(job)
-        if job.new.ordering_key is not None:
-            self._unpark(job.new.ordering_key)
+        if job.new.gate is not None:
+            self._unpark(job.new.gate)
         self.changed(job.new.id)
 
     # Steps into the queue
@@ -187,19 +113,17 @@ class JobTable(KeyTable):
 
     # Claiming
 
-    def take(self, names: Collection[str], limit: int) -> Iterator[StoredJob]:
-        """Yield ready jobs in order, each processing by then. Jobs whose ordering key is busy are parked."""
+    def take(self, names: Collection[str], limit: int, now: datetime) -> Iterator[StoredJob]:
+        """Yield ready jobs in order, each processing by then. Jobs whose gate is closed are parked."""
         heads = [(head, name) for name in self._wanted(names) if (head := self._ready[name].head()) is not None]
         heapq.heapify(heads)
-        while heads and limit > 0:
+        while heads and limit > 0 and self.gates.queue_closed_until(now) is None:
             (_, job_id), name = heads[0]
             job = self._jobs[job_id]
-            self._step_out(job)
-            if job.new.ordering_key in self._busy_keys:
-                self._park(job)
-            else:
+            if job.new.gate is None or self._passes(job, job.new.gate, now):
                 limit -= 1
-                yield self._start(job)
+                self._step_out(job)
+                yield self._start(job, now)
             line = self._ready.get(name)
             head = line.head() if line is not None else None
             if head is None:
@@ -207,16 +131,17 @@ class JobTable(KeyTable):
             else:
                 heapq.heapreplace(heads, (head, name))
 
-    def _wanted(self, names: Collection[str]) -> Collection[str]:
-        return self._ready if ANY_NAME in names else [name for name in names if name in self._ready]
-
-    def _start(self, job: StoredJob) -> StoredJob:
+    def _start(self, job: StoredJob, now: datetime) -> StoredJob:
         self._step(job, Step.CLAIM)
         job.attempts += 1
         job.settled_by = None
         self.let_go(job.new.id, claimed=True)
-        if job.new.ordering_key is not None:
-            self._busy_keys.add(job.new.ordering_key)
+        if WHOLE_QUEUE in self.gates.limits:
+            self.gates.take_token(QUEUE_GATE, now)
+        if (gate := job.new.gate) is not None:
+            self.gates.began(gate)
+            self.gates.take_token(gate, now)
+            self._let_next_pass(job, gate, now)
         self._publisher.publish(JobEventKind.ACTIVE, job.new.id)
         return job
 
@@ -290,9 +215,11 @@ class JobTable(KeyTable):
         # A request to cancel survives a crash of the worker it was meant for, but not the settlement of the attempt.
         job.cancel_requested = job.cancel_requested and stalled
         job.token = job.worker_id = job.deadline = None
-        if job.new.ordering_key is not None:
-            self._busy_keys.discard(job.new.ordering_key)
-            self._unpark(job.new.ordering_key)
+        if WHOLE_QUEUE in self.gates.limits:
+            self.on_claimable()
+        if (gate := job.new.gate) is not None:
+            self.gates.ended(gate)
+            self._unpark(gate)
 
     def _finish(self, job: StoredJob, now: datetime, keep: Retention) -> None:
         self.let_go(job.new.id)
@@ -338,8 +265,8 @@ class JobTable(KeyTable):
         self._step(job, step)
         self._step_out(job)
         self._delayed.discard(job.new.id)
-        if job.new.ordering_key is not None:
-            self._unpark(job.new.ordering_key)
+        if job.new.gate is not None:
+            self._unpark(job.new.gate)
 
     def _step(self, job: StoredJob, step: Step) -> None:
         target = after(job.state, step)
@@ -349,53 +276,3 @@ class JobTable(KeyTable):
         else:
             job.state = target
             self.by_state[target][job.new.id] = job
-
-    # Lines
-
-    def _line_up(self, job: StoredJob) -> None:
-        if job.state is JobState.QUEUED:
-            self._stand(job, self._ready)
-            self.on_claimable()
-            return
-        self._delayed.add((job.run_at,), job.new.id)
-        if self.next_due() == job.run_at:
-            self.on_claimable()
-
-    def _stand(self, job: StoredJob, lines: dict[str, Line[Place]]) -> None:
-        job.line = lines.get(job.new.name)
-        if job.line is None:
-            job.line = lines[job.new.name] = Line()
-        job.line.add(job.place, job.new.id)
-
-    def _step_out(self, job: StoredJob) -> None:
-        if job.line is None:
-            return
-        job.line.discard(job.new.id)
-        if not job.line:
-            self._close(job, job.line)
-        job.line = None
-
-    def _close(self, job: StoredJob, line: Line[Place]) -> None:
-        """Delete the line when it is empty, so that names and keys that come and go take no memory."""
-        name, key = job.new.name, job.new.ordering_key
-        if self._ready.get(name) is line:
-            del self._ready[name]
-        elif key is not None:
-            lines = self._parked[key]
-            del lines[name]
-            if not lines:
-                del self._parked[key]
-
-    def _park(self, job: StoredJob) -> None:
-        assert job.new.ordering_key is not None
-        self._stand(job, self._parked.setdefault(job.new.ordering_key, {}))
-
-    def _unpark(self, key: str) -> None:
-        if key in self._busy_keys:
-            return
-        for line in list(self._parked.get(key, {}).values()):
-            head = line.head()
-            assert head is not None, "empty lines are closed"
-            job = self._jobs[head[1]]
-            self._step_out(job)
-            self._line_up(job)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from workers.jobs import JobRecord, JobState, JobStatus
 from workers.storage.failures import decode_failures
-from workers.storage.memory.jobs import StoredJob
+from workers.storage.memory.lines import StoredJob
 
 
 def status_of(job: StoredJob, waits_for: int) -> JobStatus:

@@ -16,6 +16,7 @@ from typing import Final
 
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import LossReason
+from workers.gates import QUEUE_GATE, WHOLE_QUEUE, HeldBack, Limit, LimitKey, check_limits, limit_key_of
 from workers.jobs import (
     Cancelled,
     CancelResult,
@@ -47,8 +48,9 @@ from workers.lifecycle import Step
 from workers.storage.base import ANY_NAME
 from workers.storage.failures import lost_attempt, noted_failure, with_failure
 from workers.storage.memory.dependents import DependentTable
-from workers.storage.memory.jobs import StoredJob
+from workers.storage.memory.gates import WHEN_ONE_ENDS
 from workers.storage.memory.keys import KeyHolder
+from workers.storage.memory.lines import StoredJob
 from workers.storage.memory.reading import record_of, status_of
 from workers.storage.rules import (
     STARTS_ANEW,
@@ -81,6 +83,31 @@ class QueueSteps:
             del self.seen[worker_id]
         else:
             self.seen[worker_id] = now
+
+    # Limits
+
+    def declare_limits(self, limits: Mapping[str, Limit]) -> None:
+        check_limits(limits)
+        self.table.declare_limits(limits)
+
+    def declared_limits(self) -> dict[str, Limit]:
+        return dict(self.table.gates.limits)
+
+    def remove_limit(self, name: str) -> bool:
+        return self.table.remove_limit(name)
+
+    def held_back(self, ids: Sequence[str], now: datetime) -> list[HeldBack | None]:
+        return [self._held_back(self.table.find(job_id, now), now) for job_id in ids]
+
+    def _held_back(self, job: StoredJob | None, now: datetime) -> HeldBack | None:
+        if job is None or job.state is not JobState.QUEUED:
+            return None
+        own = limit_key_of(job.new.gate)
+        for gate, key in ((job.new.gate, own), (QUEUE_GATE, LimitKey(WHOLE_QUEUE))):
+            closed = None if gate is None or key is None else self.table.gates.closed_until(gate, now)
+            if key is not None and closed is not None:
+                return HeldBack(*key, None if closed is WHEN_ONE_ENDS else closed)
+        return None
 
     def pause(self, paused: bool) -> None:
         """Keep jobs back from claims from now on, or stop doing so."""
@@ -130,7 +157,7 @@ class QueueSteps:
         self.see(worker_id, now)
         if self.paused:
             return []
-        return [self._grant(job, worker_id, leases, now) for job in self.table.take(leases, limit)]
+        return [self._grant(job, worker_id, leases, now) for job in self.table.take(leases, limit, now)]
 
     def _grant(self, job: StoredJob, worker_id: str, leases: Mapping[str, timedelta], now: datetime) -> Claim:
         new = job.new
@@ -159,9 +186,13 @@ class QueueSteps:
         self.table.ready_what_is_due(now)
         if self.paused:
             return None
-        if self.table.claimable(names):
-            return timedelta(0)
         due = self.table.next_due()
+        if self.table.claimable(names):
+            closed = self.table.gates.queue_closed_until(now)
+            if closed is None:
+                return timedelta(0)
+            if closed is not WHEN_ONE_ENDS:
+                due = closed if due is None else min(due, closed)
         return None if due is None else due - now
 
     def renew(self, claims: Sequence[Claim], now: datetime) -> Renewal:

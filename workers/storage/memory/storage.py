@@ -16,6 +16,7 @@ from typing import Final
 
 from workers.checks import check_text
 from workers.clock import Clock, ManualClock, SystemClock
+from workers.gates import HeldBack, Limit
 from workers.jobs import (
     CancelResult,
     Claim,
@@ -47,7 +48,9 @@ class MemoryStorage:
     With a `ManualClock`, `wait` wakes for delayed jobs when the clock is advanced; its timeout is real time.
     """
 
-    limits: Final = Limits(clock="machine", durable=False, processes="one", delay_resolution=timedelta(0))
+    limits: Final = Limits(
+        clock="machine", durable=False, processes="one", delay_resolution=timedelta(0), limit_keys=True
+    )
 
     def __init__(self, space: MemorySpace | None = None, queue: str = "default", *, clock: Clock | None = None) -> None:
         if space is not None and clock is not None:
@@ -162,6 +165,18 @@ class MemoryStorage:
 
     async def update_result_ttl(self, job_id: str, ttl: timedelta) -> bool:
         return self._queue.update_result_ttl(job_id, ttl, self._now())
+
+    async def declare_limits(self, limits: Mapping[str, Limit]) -> None:
+        self._queue.declare_limits(limits)
+
+    async def declared_limits(self) -> dict[str, Limit]:
+        return self._queue.declared_limits()
+
+    async def remove_limit(self, name: str) -> bool:
+        return self._queue.remove_limit(name)
+
+    async def held_back(self, ids: Sequence[str]) -> list[HeldBack | None]:
+        return self._queue.held_back(ids, self._now())
 
     @asynccontextmanager
     async def events(self) -> AsyncIterator[BufferedSubscription]:

@@ -17,6 +17,7 @@ import msgpack
 
 from workers.deduplication import DeduplicationMode
 from workers.errors import StorageError, UnknownDependency
+from workers.gates import fair_key_of, limit_key_of, ordering_key_of
 from workers.jobs import (
     DROP,
     MESSAGE_CHARACTERS,
@@ -95,7 +96,7 @@ def _decoded_lease(microseconds: int) -> timedelta:
 
 def encode_job(job: NewJob) -> Packed:
     """Return the job as `add.lua` takes it."""
-    name, key = job.name.encode(), (job.ordering_key or "").encode()
+    name, key = job.name.encode(), (job.gate or "").encode()
     rest = b"".join(
         (
             _REST.pack(
@@ -167,7 +168,7 @@ class RedisRecord(NamedTuple):
     keep_completed: int
     keep_failed: int
     name: bytes
-    ordering_key: bytes
+    gate: bytes
     chain_index: int
     finish: int
 
@@ -180,13 +181,13 @@ def decode_record(record: bytes) -> RedisRecord:
     name = record[at + 2 : finish]
     at = finish
     finish += 2 + _LENGTH.unpack_from(record, at)[0]
-    ordering_key = record[at + 2 : finish]
+    gate = record[at + 2 : finish]
     chain_index = 0
     if version == _LINKED_RECORD:
         chain_index = _LINK.unpack_from(record, finish)[0]
         finish += _LINK.size
     return RedisRecord(
-        place, created, priority, max_attempts, keep_completed, keep_failed, name, ordering_key, chain_index, finish
+        place, created, priority, max_attempts, keep_completed, keep_failed, name, gate, chain_index, finish
     )
 
 
@@ -199,6 +200,7 @@ def decode_new_job(job_id: str, packed: bytes) -> NewJob:
     """
     record = decode_record(packed)
     backoff, payload = _decode_body(packed, record.finish)
+    gate = record.gate.decode() or None
     return NewJob(
         id=job_id,
         name=record.name.decode(),
@@ -207,7 +209,9 @@ def decode_new_job(job_id: str, packed: bytes) -> NewJob:
         keep_completed=_decoded_retention(record.keep_completed),
         keep_failed=_decoded_retention(record.keep_failed),
         priority=record.priority,
-        ordering_key=record.ordering_key.decode() or None,
+        ordering_key=ordering_key_of(gate),
+        limit_key=limit_key_of(gate),
+        fair_key=fair_key_of(gate),
         backoff=backoff,
         chain_index=record.chain_index,
     )

@@ -14,6 +14,7 @@ from workers.storage.on_redis.wire import Reply
 
 PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(("renew", "look", "result", "counts", "since", "retry"), ()),
+    **dict.fromkeys(("declare", "limits", "held_back"), ()),
     **dict.fromkeys(("clean", "pause", "paused", "keep", "progress"), ()),
     **dict.fromkeys(("cancel", "complete", "remove", "drain", "promote"), ("dependents",)),
     "enqueue": ("add",),
@@ -28,15 +29,23 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "workers": ("holders",),
     "sweep": ("holders", "dependents", "stranded"),
 }
-"""Every script, and the files it needs beside `batched.lua`, `states.lua`, `foreign.lua`, `keys.lua` and `queue.lua`,
-with which all begin. `repair` is not listed: it mends what keeps the others from starting.
+"""Every script, and the files it needs beside `batched.lua`, `states.lua`, `foreign.lua`, `keys.lua`, `queue.lua`
+and `gates.lua`, with which all begin. `repair` is not listed: it mends what keeps the others from starting.
 """
+
+
+def _gating(name: str) -> tuple[str, ...]:
+    """Return the part of the one script that may make the gates of a queue."""
+    return ("gating",) if name == "declare" else ()
 
 
 @cache
 def scripts() -> Mapping[str, Script]:
     """Return every script, by its name."""
-    working = {name: assembled(__package__, "keys", "queue", *parts, name) for name, parts in PARTS.items()}
+    working = {
+        name: assembled(__package__, "keys", "queue", *_gating(name), "gates", *parts, name)
+        for name, parts in PARTS.items()
+    }
     return working | {"repair": assembled(__package__, "keys", "quarantine", "repair")}
 
 
@@ -47,7 +56,7 @@ def loaded_scripts() -> Sequence[Script]:
 
 ON_A_FULL_SERVER: Final = "#!lua flags=allow-oom\n"
 TOO_OLD: Final = f"{FULL}; a server of Redis 7 or newer would let workers work it off"
-DRAINING: Final = frozenset(PARTS) - {"enqueue", "enqueue_once", "settle", "complete", "progress"}
+DRAINING: Final = frozenset(PARTS) - {"enqueue", "enqueue_once", "settle", "complete", "progress", "declare"}
 """The scripts that run on a full server. Each adds at most a few hundred bytes per job that is there already. What
 settlements add is looked at first, see `room.py`."""
 

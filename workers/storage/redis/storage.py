@@ -11,6 +11,8 @@ Theory of operation. All keys of a queue begin with `{<prefix>:<queue>}`, which 
 | `:leases` | sorted set | processing jobs by the end of their lease |
 | `:completed`, `:failed`, `:cancelled` | sorted set | records by when they expire |
 | `:marks` | hash | deduplication keys, and the jobs that have to release one |
+| `:gates`, `:passing` | hash, sorted set | limits, and the fronts of fair keys; running jobs by their limit's key |
+| `:filling`, `:opening` | sorted set | keys of limits by when their bucket is full, and by when parked jobs go on |
 | `:waiting` | sorted set | jobs that wait for others, by when they were enqueued |
 | `:after`, `:dependents` | hash, sorted set | whom they wait for; for each job, who waits for it |
 | `:throttled` | sorted set | deduplication keys by when they are free |
@@ -38,6 +40,7 @@ from redis.asyncio import Redis
 from workers.batching import Batcher
 from workers.checks import check_text
 from workers.errors import StorageFull
+from workers.gates import HeldBack, Limit
 from workers.jobs import (
     UNCOUNTED_RETRIES,
     CancelResult,
@@ -80,6 +83,7 @@ from workers.storage.on_redis.storage import (
 )
 from workers.storage.on_redis.wire import Reply
 from workers.storage.redis import codec, inspect
+from workers.storage.redis import limits as declared_limits
 from workers.storage.redis.quarantine import RedisQuarantine
 from workers.storage.redis.room import briefly, fits
 from workers.storage.redis.scripts import RedisScripts, base, loaded_scripts
@@ -118,7 +122,7 @@ class RedisStorage(ScriptedStorage):
         StorageError: a target that is no Redis URL.
     """
 
-    limits = Limits(clock="server", durable=None, processes="many")
+    limits = Limits(clock="server", durable=None, processes="many", limit_keys=True)
 
     def __init__(
         self,
@@ -139,6 +143,7 @@ class RedisStorage(ScriptedStorage):
         server = RedisServer(target, timeout, base=keys, scripts=loaded_scripts, text=False, care=care)
         self._lua = RedisScripts(server, keys)
         super().__init__(queue, server, RedisSubscribers(self._lua), allow_eviction=allow_eviction)
+        self._gated = False  # whether this storage has let the queue have gates
         self._quarantine = RedisQuarantine(self._lua, self.enqueue)
         self._results = Batcher(partial(inspect.ends, self._lua), RESULTS_AT_ONCE)
 
@@ -176,6 +181,9 @@ class RedisStorage(ScriptedStorage):
         refuse_other_queues(jobs, "RedisStorage")
         for job in jobs:
             check_fits_redis(job.id, job.payload)
+        if not self._gated and any(job.limit_key is not None or job.fair_key is not None for job in jobs):
+            await declared_limits.make_gates(self._lua)
+            self._gated = True
         results: list[EnqueueResult] = []
         keys = [job.deduplication.key for job in jobs if job.deduplication is not None]
         follow = any(job.after for job in jobs)
@@ -309,6 +317,18 @@ class RedisStorage(ScriptedStorage):
         return await inspect.workers(self._lua)
 
     # Management
+
+    async def declare_limits(self, limits: Mapping[str, Limit]) -> None:
+        await declared_limits.declare(self._lua, limits)
+
+    async def declared_limits(self) -> dict[str, Limit]:
+        return await declared_limits.declared(self._lua)
+
+    async def remove_limit(self, name: str) -> bool:
+        return await declared_limits.remove(self._lua, name)
+
+    async def held_back(self, ids: Sequence[str]) -> list[HeldBack | None]:
+        return await declared_limits.held_back(self._lua, ids)
 
     async def complete(
         self, job_id: str, result: bytes, *, keep: Retention | None = None, connection: object | None = None

@@ -12,6 +12,7 @@ from typing import Final
 from sqlalchemy import text
 
 from workers.errors import LossReason
+from workers.gates import FAIR_MARK
 from workers.jobs import Claim, SettleOutcome, SettleStatus
 from workers.storage.sql.rows import Transaction, batches, decode_token, expanding
 
@@ -19,15 +20,22 @@ _ALREADY_APPLIED: Final = SettleOutcome(status=SettleStatus.ALREADY_APPLIED)
 
 _DELETE = expanding("DELETE FROM workers_jobs WHERE seq IN :seqs", "seqs")
 _DELETE_PAYLOADS = expanding("DELETE FROM workers_payloads WHERE seq IN :seqs", "seqs")
-_UNHOLD = text(
+_FIRST_HELD: Final = (
     "WITH RECURSIVE names (name) AS ("
     "SELECT min(name) FROM workers_jobs WHERE queue = :queue AND state = 'held' AND ordering_key = :key"
     " UNION ALL SELECT (SELECT min(name) FROM workers_jobs WHERE queue = :queue AND state = 'held'"
     " AND ordering_key = :key AND name > names.name) FROM names WHERE name IS NOT NULL)"
     " UPDATE workers_jobs SET state = 'ready' WHERE seq IN (SELECT ("
     "SELECT seq FROM workers_jobs WHERE queue = :queue AND state = 'held' AND ordering_key = :key"
-    " AND name = names.name ORDER BY priority, run_at, seq LIMIT 1) FROM names)"
+    " AND name = names.name ORDER BY priority, run_at, seq LIMIT 1) FROM names"
 )
+_UNHOLD = text(_FIRST_HELD + ")")
+# Of a fair key only names whose front is not ready.
+_WITHOUT_FRONT: Final = (
+    " WHERE NOT EXISTS (SELECT 1 FROM workers_gates g JOIN workers_jobs j ON j.seq = g.front AND j.state = 'ready'"
+    " WHERE g.queue = :queue AND g.gate = :key AND g.name = names.name)"
+)
+_UNHOLD_FAIR = text(_FIRST_HELD + _WITHOUT_FRONT + ")")
 _UNHOLD_POSTGRES: Final = text("SELECT workers_unhold(:queue, CAST(:keys AS text[]))")
 _EXPIRIES = expanding("SELECT id, expires_at FROM workers_jobs WHERE queue = :queue AND id IN :ids", "ids")
 _SETTLED_BY = expanding(
@@ -53,7 +61,10 @@ def unhold(transaction: Transaction, keys: Iterable[str | None]) -> None:
     if transaction.dialect == "postgresql":
         transaction.connection.execute(_UNHOLD_POSTGRES, {"queue": transaction.queue, "keys": list(distinct)})
     else:
-        transaction.connection.execute(_UNHOLD, [{"queue": transaction.queue, "key": key} for key in distinct])
+        for statement, fair in ((_UNHOLD, False), (_UNHOLD_FAIR, True)):
+            some = [{"queue": transaction.queue, "key": key} for key in distinct if key.startswith(FAIR_MARK) is fair]
+            if some:
+                transaction.connection.execute(statement, some)
 
 
 def why_lost(transaction: Transaction, ids: Sequence[str]) -> dict[str, LossReason]:

@@ -12,6 +12,7 @@ from workers.jobs import JobOutcome, JobRecord, JobState, JobStatus, OutcomeKind
 from workers.storage.failures import decode_failures
 from workers.storage.rules import WORKER_RECORD, read_cursor
 from workers.storage.sql.endings import delete
+from workers.storage.sql.gates import sweep_gates
 from workers.storage.sql.keys import sweep_keys
 from workers.storage.sql.rows import (
     SKIP,
@@ -229,6 +230,7 @@ def sweep(transaction: Transaction, limit: int) -> int:
         delete(transaction, ended)
         left -= len(ended)
     left -= sweep_keys(transaction, left)
+    left -= sweep_gates(transaction, left)
     before = transaction.now - duration(WORKER_RECORD)
     left -= connection.execute(_UNSEEN, {"queue": transaction.queue, "before": before, "limit": left}).rowcount
     connection.execute(_OLD_LISTENERS, {"now": transaction.now})

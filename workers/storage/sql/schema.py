@@ -2,7 +2,8 @@
 
 Theory of operation. Queues share the tables and are told apart by a small integer. A job's row is small and changes
 often. Its payload is in `workers_payloads` and is written once, then replaced by the result when the job completes.
-`state` is finer than the public state: `held` is a queued job whose ordering key is busy.
+`state` is finer than the public state: `held` is a queued job whose gate is closed: its ordering key is busy, its limit
+lets no more start, or its fair key had its turn. The column `ordering_key` has the gate, see `workers.gates`.
 
 Every transition finds its rows through a partial index that holds just the rows in question, in the order wanted, so
 that no step grows with the backlog: `ready` and `ready_by_name` in claim order, `delayed` by due time, `leases` by
@@ -34,10 +35,15 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 
 from workers.errors import StorageError
 
-VERSION: Final = 6
+VERSION: Final = 7
 
 metadata: Final = MetaData()
-_FUNCTIONS: Final = ("postgres/steps.sql", "postgres/keys.sql", "postgres/dependents.sql")
+_FUNCTIONS: Final = (
+    "postgres/gates.sql",
+    "postgres/steps.sql",
+    "postgres/keys.sql",
+    "postgres/dependents.sql",
+)
 # SQLite's triggers; PostgreSQL's are in `postgres/dependents.sql`, and `dependents` tells what they are for.
 _TRIGGERS: Final = (
     "CREATE TRIGGER IF NOT EXISTS workers_jobs_ended AFTER UPDATE OF state ON workers_jobs"
@@ -57,7 +63,7 @@ _TRIGGERS: Final = (
 _DROP_FUNCTIONS: Final = text(
     "DO $$ DECLARE v_one regprocedure; BEGIN FOR v_one IN SELECT p.oid FROM pg_proc p"
     " WHERE pronamespace = current_schema()::regnamespace AND proname IN ('workers_claim', 'workers_enqueue',"
-    " 'workers_settle') LOOP EXECUTE 'DROP FUNCTION ' || v_one; END LOOP; END $$"
+    " 'workers_settle', 'workers_candidates') LOOP EXECUTE 'DROP FUNCTION ' || v_one; END LOOP; END $$"
 )
 _BY_DEDUPLICATION_KEY: Final = "workers_jobs_by_deduplication_key"
 _WAITING: Final = "workers_jobs_waiting"
@@ -174,6 +180,35 @@ Table(
     Column("error", Text),
     Index("workers_dependencies_by_dependent", "dependent"),
     _partial("workers_dependencies_ended", "queue", where="ended IS NOT NULL"),
+)
+
+# See `gates`: the limits of a queue, `gap` being the microseconds in which a bucket gets a token.
+Table(
+    "workers_limits",
+    metadata,
+    Column("queue", Integer, primary_key=True, autoincrement=False),
+    Column("name", Text, primary_key=True),
+    Column("version", Integer, nullable=False),
+    Column("rate", Text),
+    Column("burst", Integer),
+    Column("concurrency", Integer),
+    Column("gap", BigInteger),
+    Column("capacity", Integer, nullable=False),
+)
+
+# Written by claims, and by declarations of limits. Times are microseconds since 1970: when the bucket is full, and when
+# jobs that are held are looked at again. The front of a fair key is by name, everything else by the name ''.
+Table(
+    "workers_gates",
+    metadata,
+    Column("queue", Integer, primary_key=True, autoincrement=False),
+    Column("gate", Text, primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("full_at", BigInteger),
+    Column("opens_at", BigInteger),
+    Column("front", _Sequence),
+    _partial("workers_gates_opening", "queue", "opens_at", where="opens_at IS NOT NULL"),
+    _partial("workers_gates_filling", "queue", "full_at", where="full_at IS NOT NULL"),
 )
 
 Table(
@@ -299,7 +334,17 @@ def _upgrade(connection: Connection, found: int) -> None:
         connection.execute(text("ALTER TABLE workers_jobs ADD COLUMN dependents INTEGER DEFAULT 0 NOT NULL"))
         _create_index(connection, _WAITING)
         _create_table(connection, metadata.tables["workers_dependencies"])
-    connection.execute(text("ALTER TABLE workers_jobs ADD COLUMN failures TEXT"))
+    if found < 6:
+        connection.execute(text("ALTER TABLE workers_jobs ADD COLUMN failures TEXT"))
+    if found < 7:
+        _add_gates(connection)
+
+
+def _add_gates(connection: Connection) -> None:
+    for table in ("workers_limits", "workers_gates"):
+        _create_table(connection, metadata.tables[table])
+    if connection.dialect.name == "postgresql":
+        connection.execute(_DROP_FUNCTIONS)
 
 
 def _create_index(connection: Connection, name: str) -> None:

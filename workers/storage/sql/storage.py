@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from workers.checks import check_text
 from workers.clock import Clock, ManualClock, SystemClock
 from workers.errors import StorageUnavailable, Unsupported, WorkersError
+from workers.gates import HeldBack, Limit
 from workers.jobs import (
     CancelResult,
     Claim,
@@ -39,7 +40,7 @@ from workers.jobs import (
 from workers.storage.abilities import Admission
 from workers.storage.base import Limits
 from workers.storage.rules import bounded_count, check_claim
-from workers.storage.sql import manage, records, schema
+from workers.storage.sql import gates, manage, records, schema
 from workers.storage.sql.admitted import admission
 from workers.storage.sql.caller import Sessions, checked, when_committed
 from workers.storage.sql.database import Database
@@ -311,6 +312,18 @@ class SqlStorage:
     async def remove(self, ids: Sequence[str], *, running: bool = False, connection: object | None = None) -> int:
         return await self._write(partial(manage.remove, ids=ids, running=running), connection)
 
+    async def declare_limits(self, limits: Mapping[str, Limit]) -> None:
+        await self._write(partial(gates.declare, limits=dict(limits)))
+
+    async def declared_limits(self) -> dict[str, Limit]:
+        return await self._read(gates.declared)
+
+    async def remove_limit(self, name: str) -> bool:
+        return await self._write(partial(gates.remove, name=name))
+
+    async def held_back(self, ids: Sequence[str]) -> list[HeldBack | None]:
+        return await self._read(partial(gates.held_back, ids=ids))
+
     async def complete(
         self, job_id: str, result: bytes, *, keep: Retention | None = None, connection: object | None = None
     ) -> JobState | None:
@@ -356,14 +369,16 @@ class SqlStorage:
 
         Nobody ever hears of them before the commit. A session announces its commit by itself, and so does PostgreSQL; a
         bare connection on SQLite does not, and without this its jobs are noticed up to 50 ms later. The transaction may
-        end in the block or after it. A block that raises announces nothing.
+        end in the block or after it. A block that raises tells of what was committed too.
 
         Raises:
             TypeError: `connection` is not an SQLAlchemy connection or session.
         """
         database = self._database()
-        yield
-        when_committed(connection, database.look_now)
+        try:
+            yield
+        finally:
+            when_committed(connection, database.look_now)
 
     # Running transitions
 

@@ -8,7 +8,20 @@ from typing import Final
 from workers.testing.case import REGISTRY, Case
 
 MODULES: Final = (
-    *("enqueue", "claim", "ordering", "wait", "renew", "settle", "attempts", "recover", "retention", "cancel", "flows"),
+    *(
+        "enqueue",
+        "claim",
+        "ordering",
+        "limits",
+        "wait",
+        "renew",
+        "settle",
+        "attempts",
+        "recover",
+        "retention",
+        "cancel",
+        "flows",
+    ),
     *("deduplication", "chains", "dependencies", "dependencies_across", "progress"),
     *("inspect", "records", "manage", "events", "identifiers", "payloads", "bad_input", "isolation", "restart", "full"),
 )

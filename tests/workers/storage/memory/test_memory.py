@@ -161,7 +161,7 @@ async def test_names_keys_and_jobs_leave_no_trace() -> None:
     table = storage._queue.table
     assert set(await storage.counts()) == set(JobState)
     assert not any((await storage.counts()).values())
-    assert (table._jobs, table._ready, table._parked, table._busy_keys) == ({}, {}, {}, set())
+    assert (table._jobs, table._ready, table._parked, table._fronts, table.gates._running) == ({}, {}, {}, {}, {})
     assert len(table._delayed._heap) < 200
 
 

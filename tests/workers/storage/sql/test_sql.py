@@ -94,9 +94,9 @@ async def test_anybody_may_migrate_at_once(empty_url: str, outsider: Engine) -> 
         assert connection.execute(text("SELECT version FROM workers_schema")).all() == [(sql_schema.VERSION,)]
 
 
-@pytest.mark.parametrize("version", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("version", [1, 2, 3, 4, 5, 6])
 async def test_older_tables_are_brought_forward(url: str, outsider: Engine, database: str, version: int) -> None:
-    """Jobs from before there was progress, chains, keys, dependents or failures stay, and can have all afterwards."""
+    """Jobs from before there was progress, chains, keys, dependents, failures or gates stay, and can have all then."""
     async with connected(SqlStorage(url)) as storage:
         await storage.enqueue([job("a")])
     age = {"sqlite": take_back_on_sqlite, "postgres": take_back_on_postgres}[database]
@@ -126,6 +126,7 @@ async def test_older_tables_are_brought_forward(url: str, outsider: Engine, data
 
 def take_back_on_sqlite(outsider: Engine, version: int) -> None:
     """The tables are as that version made them."""
+    change(outsider, "DROP TABLE workers_limits", "DROP TABLE workers_gates")
     if version < 5:
         for name in ("ended", "gone", "waited", "waited_gone"):
             change(outsider, f"DROP TRIGGER workers_jobs_{name}")
@@ -135,18 +136,25 @@ def take_back_on_sqlite(outsider: Engine, version: int) -> None:
     lacking = ("failures", "dependents", "deduplication_key", "deduplication_mode", "chain_index", "progress")
     change(
         outsider,
-        *(f"ALTER TABLE workers_jobs DROP COLUMN {column}" for column in lacking[: (1, 2, 4, 5, 6)[5 - version]]),
+        *(f"ALTER TABLE workers_jobs DROP COLUMN {column}" for column in lacking[: (0, 1, 2, 4, 5, 6)[6 - version]]),
         f"UPDATE workers_schema SET version = {version}",
     )
+
+
+# With other columns than now, so that it cannot be replaced.
+_CANDIDATES_OF_OLD = (
+    "DROP FUNCTION workers_candidates",
+    "CREATE FUNCTION workers_candidates(p_queue integer, p_names text[], p_any boolean, p_limit integer)"
+    " RETURNS TABLE (seq bigint, ordering_key text) LANGUAGE sql AS 'SELECT 1, NULL'",
+)
 
 
 def take_back_on_postgres(outsider: Engine, version: int) -> None:
     """The tables and functions are as that version made them."""
-    change(
-        outsider,
-        "ALTER TABLE workers_jobs DROP COLUMN failures",
-        f"UPDATE workers_schema SET version = {version}",
-    )
+    change(outsider, "DROP TABLE workers_limits", "DROP TABLE workers_gates", *_CANDIDATES_OF_OLD)
+    if version < 6:
+        change(outsider, "ALTER TABLE workers_jobs DROP COLUMN failures")
+    change(outsider, f"UPDATE workers_schema SET version = {version}")
     if version < 5:
         for name in ("ended", "gone", "waited", "waited_gone"):
             change(outsider, f"DROP TRIGGER workers_jobs_{name} ON workers_jobs")

@@ -195,6 +195,26 @@ async def test_a_bare_commit_is_told_at_once(
             await connection.commit()
 
 
+@on_sqlite
+async def test_a_block_that_raises_tells_of_its_commit(
+    storage: SqlStorage, engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was committed before the error is noticed at once, and the error goes on."""
+    monkeypatch.setattr(thread, "POLL", timedelta(hours=1))
+
+    async def commit_and_raise(connection: AsyncConnection) -> None:
+        async with storage.with_notify(connection):
+            await storage.enqueue([job("a")], connection=connection)
+            for _ in range(2):  # the watcher, which has looked once before it pauses, has done so
+                await storage.counts()
+            await connection.commit()
+            raise ZeroDivisionError
+
+    async with a_waiter(storage), AsyncConnection(engine) as connection:
+        with pytest.raises(ZeroDivisionError):
+            await commit_and_raise(connection)
+
+
 async def test_with_notify_takes_sessions_too(storage: SqlStorage, engine: AsyncEngine) -> None:
     """They tell of their commit by themselves, with it and without it; what is no connection is refused."""
     async with a_waiter(storage), AsyncSession(engine) as session, storage.with_notify(session):

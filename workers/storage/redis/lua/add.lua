@@ -51,10 +51,15 @@ local function add(jobs, take_key, follow)
         state, fault = follow(new, added, created, place)
       end
       if not state then
-        local line = delay > 0 and scheduled or ready
-        line[#line + 1] = delay > 0 and place or 0
-        line[#line + 1] = member(name, priority, place, id)
-        wake(name)
+        local line, standing = delay > 0 and scheduled or ready, member(name, priority, place, id)
+        local passes = not gated or string.byte(key) ~= GATE or gates().lines_up(key, name, standing, delay)
+        if passes == true then
+          line[#line + 1] = delay > 0 and place or 0
+          line[#line + 1] = standing
+        end
+        if passes then
+          wake(name)
+        end
       end
       added[id] = { state or delay > 0 and STATE.scheduled or STATE.queued }
       if fault then

@@ -18,6 +18,10 @@ if redis.call('HEXISTS', META, 'paused') == 1 then
   return cmsgpack.pack({ {}, {} })
 end
 ready_what_is_due(math.max(limit, DUE_AT_ONCE))
+local whole_queue = gated and gates().limits()['*']
+if whole_queue then
+  limit = math.min(limit, (gates().room(QUEUE_GATE)))
+end
 
 local function of_name(name, count)
   local prefix = text(name)
@@ -73,7 +77,24 @@ local function candidates(count)
 end
 
 local answer, taken, bytes = {}, 0, 0
-local runs, deadlines, granted = {}, {}, {}
+local runs, deadlines, granted, came_up = {}, {}, {}, false
+
+-- Tell whether the job passes the gate, or park it.
+local function passes(one, gate)
+  if string.sub(gate, 2, 2) == 'F' then
+    local front = gates().front(gate, one.name)
+    if not front or front == one.member then
+      return true
+    end
+    gates().park(gate, one.member)
+    return false
+  end
+  local room, opens = gates().room(gate)
+  if room <= 0 then
+    gates().park(gate, one.member, opens)
+  end
+  return room > 0
+end
 
 local function grant(one, record, job, run)
   local lease = leases[one.name] or default_lease
@@ -85,7 +106,10 @@ local function grant(one, record, job, run)
   runs[#runs + 1] = write_run(run)
   deadlines[#deadlines + 1] = now + lease
   deadlines[#deadlines + 1] = one.id
-  if job.key ~= '' then
+  if gated and string.byte(job.key) == GATE then
+    gates().pass(job.key, one.id)
+    came_up = gates().next(job.key, one.name, limit - taken) or came_up
+  elseif job.key ~= '' then
     redis.call('HSET', BUSY, job.key, one.id)
     granted[job.key] = true
   end
@@ -98,7 +122,7 @@ local function grant(one, record, job, run)
   tell(EVENT.active, one.id)
 end
 
--- Take jobs that may run and holds those that may not; returns whether it held any.
+-- Take jobs that may run and hold those that may not; returns whether it held any.
 local function sort_out(line, count)
   local ids, gone, aside = {}, {}, false
   for at = 1, count do
@@ -106,7 +130,7 @@ local function sort_out(line, count)
   end
   local records, packed = fetch(JOBS, ids), fetch(RUNS, ids)
   for at = 1, count do
-    if bytes > ENOUGH_BYTES then
+    if bytes > ENOUGH_BYTES or taken >= limit then
       break
     end
     local one = line[at]
@@ -117,6 +141,12 @@ local function sort_out(line, count)
       aside = true
     elseif (run or job).place ~= one.place or (run and (run.state == STATE.processing or LINE_OF[run.state])) then
       aside = true -- the job has left this place; a second member must not run it twice
+    elseif gated and string.byte(job.key) == GATE then
+      if passes(one, job.key) then
+        grant(one, records[at], job, run or fresh_run(one.place))
+      else
+        aside = true
+      end
     elseif job.key ~= '' and (granted[job.key] or is_busy(job.key)) then
       redis.call('ZADD', HELD, 0, text(job.key) .. one.member)
       aside = true
@@ -130,13 +160,17 @@ end
 
 local rounds = 0
 while taken < limit and rounds < HELD_ROUNDS and bytes <= ENOUGH_BYTES do
-  local line, count = candidates(math.min(limit - taken, READ_AT_ONCE))
+  local line, count = candidates(rounds > 0 and READ_AT_ONCE or math.min(limit - taken, READ_AT_ONCE))
   if count == 0 then
     break
   end
-  if sort_out(line, count) then
+  came_up = false
+  if sort_out(line, count) and not came_up then
     rounds = rounds + 1
   end
+end
+if whole_queue and taken > 0 then
+  gates().pass(QUEUE_GATE, nil, taken)
 end
 batched('HSET', RUNS, runs)
 batched('ZADD', LEASES, deadlines)

@@ -78,8 +78,15 @@ local function know_dependents()
     run.place = next_place() + delay
     run.state = delay > 0 and STATE.scheduled or STATE.queued
     redis.call('HSET', RUNS, id, write_run(run))
-    redis.call('ZADD', delay > 0 and SCHEDULED or READY, delay > 0 and run.place or 0, member(job.name, job.priority, run.place, id))
-    wake(job.name)
+    if delay == 0 then
+      line_up(job, run.place, id)
+    else
+      redis.call('ZADD', SCHEDULED, run.place, member(job.name, job.priority, run.place, id))
+      if gated and string.byte(job.key) == GATE then
+        gates().is_late(job.key)
+      end
+      wake(job.name)
+    end
     tell(EVENT.queued, id)
   end
 

@@ -25,6 +25,9 @@ for _, line in ipairs({ WAITING, READY, HELD, SCHEDULED, FAILING }) do
     local job = read_job(record)
     if job and job.key ~= '' then
       keys[job.key] = true
+      if gated and string.byte(job.key) == GATE then
+        gates().no_front(job.key, job.name)
+      end
     end
   end
   batched('HDEL', JOBS, ids)

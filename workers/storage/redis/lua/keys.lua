@@ -6,13 +6,16 @@ local SCHEDULED, FAILING, LEASES = BASE .. ':scheduled', BASE .. ':failing', BAS
 local COMPLETED, FAILED, CANCELLED = BASE .. ':completed', BASE .. ':failed', BASE .. ':cancelled'
 local WORKERS, SLEEPERS = BASE .. ':workers', BASE .. ':sleepers'
 local WAITING, AFTER, DEPENDENTS = BASE .. ':waiting', BASE .. ':after', BASE .. ':dependents'
+local GATES, PASSING, FILLING, OPENING = BASE .. ':gates', BASE .. ':passing', BASE .. ':filling', BASE .. ':opening'
+local QUEUE_GATE = '\30Q'
 local MARKS, THROTTLED, QUARANTINE = BASE .. ':marks', BASE .. ':throttled', BASE .. ':quarantine'
 
 -- The types that the keys must have: the first are hashes, the marks last among them. THROTTLED and QUARANTINE are
--- checked by the scripts that use them, WAITING and AFTER where there are DEPENDENTS.
-local HASHES = 6
+-- checked by the scripts that use them, WAITING and AFTER where there are DEPENDENTS, PASSING, FILLING and OPENING
+-- where there are GATES.
+local HASHES = 7
 local KEPT = {
-  JOBS, RUNS, META, BUSY, SLEEPERS, MARKS,
+  JOBS, RUNS, META, BUSY, SLEEPERS, GATES, MARKS,
   READY, HELD, SCHEDULED, FAILING, LEASES, COMPLETED, FAILED, CANCELLED, WORKERS, DEPENDENTS,
 }
 local function kind_of(at)

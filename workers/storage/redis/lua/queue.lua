@@ -2,7 +2,7 @@
 -- the end.
 
 -- A wrong type found in the middle of a step would leave the step half done, so the types are checked first.
-local marked, followed = false, false
+local marked, followed, gated = false, false, false
 for at = 1, #KEPT do
   local found = redis.call('TYPE', KEPT[at]).ok
   if found ~= 'none' then
@@ -10,11 +10,19 @@ for at = 1, #KEPT do
       return damaged(foreign(KEPT[at], kind_of(at)))
     end
     marked = marked or at == HASHES
+    gated = gated or at == HASHES - 1
     followed = at == #KEPT
   end
 end
 if followed then
   local broken = foreign(WAITING, 'zset') or foreign(AFTER, 'hash')
+  if broken then
+    return damaged(broken)
+  end
+end
+
+if gated then
+  local broken = foreign(PASSING, 'zset') or foreign(FILLING, 'zset') or foreign(OPENING, 'zset')
   if broken then
     return damaged(broken)
   end
@@ -167,11 +175,19 @@ local function need_room()
   redis.call('HSETNX', META, 'place', '0')
 end
 
-local woken, waking = {}, false
+local woken, waking, waking_all = {}, false, false
 local function wake(name)
   woken[name] = true
   waking = true
 end
+local function wake_everybody()
+  waking_all = true
+end
+
+-- What gates.lua does about limits and fair keys: the keys that begin with this byte. Where there are no GATES, they are
+-- taken for ordering keys, as by older versions.
+local GATE = 30
+local gates
 
 -- Tell the worker of the job to look.
 local function request_cancel(id)
@@ -197,7 +213,10 @@ local function finish()
   if last_place then
     redis.call('HSET', META, 'place', string.format('%.0f', last_place))
   end
-  if waking then
+  if waking_all then
+    redis.call('DEL', SLEEPERS)
+    redis.call('PUBLISH', BASE .. ':wake@' .. ARGV[1], cmsgpack.pack({}))
+  elseif waking then
     -- Sleepers stay noted until somebody wakes them; then they look, and note themselves again before they sleep on.
     local names = {}
     for name in pairs(woken) do
@@ -213,12 +232,20 @@ local function finish()
 end
 
 local function line_up(job, place, id)
-  redis.call('ZADD', READY, 0, member(job.name, job.priority, place, id))
+  local standing = member(job.name, job.priority, place, id)
+  if not gated or string.byte(job.key) ~= GATE then
+    redis.call('ZADD', READY, 0, standing)
+  elseif not gates().stand(job.key, job.name, standing) then
+    return
+  end
   wake(job.name)
 end
 
 -- Make one held job of each name ready for an ordering key, unless a job of the key is processing.
 local function free(key)
+  if gated and string.byte(key) == GATE then
+    return gates().free(key)
+  end
   local prefix = text(key)
   local from = '[' .. prefix
   while true do
@@ -249,6 +276,9 @@ local function step_out(job, place, id)
   redis.call('ZREM', FAILING, standing)
   if job.key ~= '' then
     redis.call('ZREM', HELD, text(job.key) .. standing)
+    if gated and string.byte(job.key) == GATE then
+      gates().no_front(job.key, job.name, standing)
+    end
     if not is_busy(job.key) then
       free(job.key)
     end
@@ -324,11 +354,18 @@ local function conclude(id, record, job, run, state, keep)
   end
 end
 
--- End an attempt: the lease and the ordering key are free.
+-- End an attempt: the lease and the gate are free.
 local function let_go(id, job)
   unleased[#unleased + 1] = id
+  if gated and gates().limits()['*'] then
+    wake_everybody()
+  end
   if job.key ~= '' then
-    redis.call('HDEL', BUSY, job.key)
+    if gated and string.byte(job.key) == GATE then
+      gates().ended(job.key, id)
+    else
+      redis.call('HDEL', BUSY, job.key)
+    end
     free(job.key)
   end
 end

@@ -10,6 +10,9 @@ mend(QUARANTINE, 'hash') -- first, because everything else is noted there
 mend(THROTTLED, 'zset')
 mend(WAITING, 'zset')
 mend(AFTER, 'hash')
+mend(PASSING, 'zset')
+mend(FILLING, 'zset')
+mend(OPENING, 'zset')
 for at = 1, #KEPT do
   mend(KEPT[at], kind_of(at))
 end

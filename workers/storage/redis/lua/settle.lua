@@ -48,6 +48,9 @@ local function retry(id, record, job, run, delay, fault, counted, postponed, not
     run.state, run.cancel, run.worker = STATE.failing, 0, ''
     redis.call('HSET', RUNS, id, write_run(run))
     redis.call('ZADD', FAILING, run.place, member(job.name, job.priority, run.place, id))
+    if gated and string.byte(job.key) == GATE then
+      gates().is_late(job.key)
+    end
     wake(job.name)
   else
     put_back(id, job, run)
@@ -58,15 +61,22 @@ end
 -- The record becomes that of the next link, except its id, date and progress. The token stays until the next claim, so
 -- that a repeated settle is recognised.
 local function continue(id, job, run, new)
-  local _, name, _, priority, delay, version, rest = unpack(new)
+  local _, name, key, priority, delay, version, rest = unpack(new)
   local place = next_place() + delay
   local fresh = fresh_run(place)
   fresh.token, fresh.progress = run.token, run.progress
   fresh.state = delay > 0 and STATE.scheduled or STATE.queued
   redis.call('HSET', JOBS, id, write_job(version, place, job.created, rest))
   redis.call('HSET', RUNS, id, write_run(fresh))
-  redis.call('ZADD', delay > 0 and SCHEDULED or READY, delay > 0 and place or 0, member(name, priority, place, id))
-  wake(name)
+  if delay == 0 then
+    line_up({ name = name, priority = priority, key = key }, place, id)
+  else
+    redis.call('ZADD', SCHEDULED, place, member(name, priority, place, id))
+    if gated and string.byte(key) == GATE then
+      gates().is_late(key)
+    end
+    wake(name)
+  end
   tell(EVENT.queued, id)
 end
 

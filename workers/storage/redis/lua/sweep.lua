@@ -19,6 +19,11 @@ for _, line in ipairs({ COMPLETED, FAILED, CANCELLED }) do
   batched('ZREM', line, over)
   left = left - #over
 end
+if gated and left > 0 then
+  local full = redis.call('ZRANGEBYSCORE', FILLING, '-inf', now, 'LIMIT', 0, left)
+  batched('ZREM', FILLING, full)
+  left = left - #full
+end
 local unseen = left > 0 and redis.call('ZRANGEBYSCORE', WORKERS, '-inf', now - tonumber(ARGV[3]), 'LIMIT', 0, left) or {}
 if #unseen > 0 then
   local busy, gone = holders(), {}

@@ -273,7 +273,12 @@ class PostgresTarget:
     busy_timeout: timedelta
 
     limits: ClassVar[Limits] = Limits(
-        clock="server", durable=True, processes="many", transactions=True, dependencies_across_queues=True
+        clock="server",
+        durable=True,
+        processes="many",
+        transactions=True,
+        dependencies_across_queues=True,
+        limit_keys=True,
     )
     connections: ClassVar[int] = _PROMPT + _PATIENT + 1  # and the listener's
 

@@ -114,7 +114,7 @@ def _insert(transaction: Transaction, jobs: Sequence[NewJob]) -> list[EnqueueRes
         "max_attempts": [job.max_attempts for job in new.values()],
         "keep_completed": [encode_retention(job.keep_completed) for job in new.values()],
         "keep_failed": [encode_retention(job.keep_failed) for job in new.values()],
-        "keys": [None if job.ordering_key is None else encode_text(job.ordering_key) for job in new.values()],
+        "keys": [None if job.gate is None else encode_text(job.gate) for job in new.values()],
         "backoffs": [encode_backoff(job.backoff) for job in new.values()],
         "payloads": [job.payload for job in new.values()],
         "chain_indexes": [job.chain_index for job in new.values()],
@@ -346,7 +346,7 @@ def _then(job: NewJob) -> str:
             "max_attempts": job.max_attempts,
             "keep_completed": encode_retention(job.keep_completed),
             "keep_failed": encode_retention(job.keep_failed),
-            "key": None if job.ordering_key is None else encode_text(job.ordering_key),
+            "key": None if job.gate is None else encode_text(job.gate),
             "backoff": encode_backoff(job.backoff),
             "chain_index": job.chain_index,
         }

@@ -31,7 +31,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- Make the first held job of every name ready, for each of the keys; the caller has locked the keys.
+-- Make the first held job of every name ready, for each of the keys; the caller has locked the keys. Of a fair key only
+-- names without a front.
 CREATE OR REPLACE FUNCTION workers_unhold(p_queue integer, p_keys text[]) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off SET jit = off
 AS $$
@@ -46,11 +47,12 @@ BEGIN
             WHERE queue = p_queue AND state = 'held' AND ordering_key = v_key AND name > v_name
             ORDER BY name LIMIT 1;
             EXIT WHEN v_name IS NULL;
+            CONTINUE WHEN left(v_key, 2) = E'\x1eF' AND workers_has_front(p_queue, v_key, v_name, 0);
             UPDATE workers_jobs SET state = 'ready' WHERE seq = (
                 SELECT seq FROM workers_jobs
                 WHERE queue = p_queue AND state = 'held' AND ordering_key = v_key AND name = v_name
                 ORDER BY priority, run_at, seq LIMIT 1
-            );
+            ) AND state IS NOT DISTINCT FROM 'held';  -- somebody may have cancelled it meanwhile
         END LOOP;
     END LOOP;
 END $$;
@@ -173,23 +175,23 @@ END $$;
 
 -- Claim up to p_limit ready jobs in order; p_any is the lease of names not listed, NULL if those are not wanted.
 CREATE OR REPLACE FUNCTION workers_candidates(p_queue integer, p_names text[], p_any boolean, p_limit integer)
-RETURNS TABLE (seq bigint, ordering_key text) LANGUAGE plpgsql
+RETURNS TABLE (seq bigint, ordering_key text, name text) LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off
 SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
 BEGIN
     IF p_any THEN
-        RETURN QUERY SELECT j.seq, j.ordering_key FROM workers_jobs j
+        RETURN QUERY SELECT j.seq, j.ordering_key, j.name FROM workers_jobs j
         WHERE queue = p_queue AND state = 'ready' ORDER BY priority, run_at, seq LIMIT p_limit FOR UPDATE SKIP LOCKED;
     ELSIF cardinality(p_names) = 1 THEN
-        RETURN QUERY SELECT j.seq, j.ordering_key FROM workers_jobs j
-        WHERE queue = p_queue AND name = p_names[1] AND state = 'ready'
+        RETURN QUERY SELECT j.seq, j.ordering_key, j.name FROM workers_jobs j
+        WHERE queue = p_queue AND j.name = p_names[1] AND state = 'ready'
         ORDER BY priority, run_at, seq LIMIT p_limit FOR UPDATE SKIP LOCKED;
     ELSE
-        RETURN QUERY SELECT c.seq, c.ordering_key FROM unnest(p_names) AS wanted, LATERAL (
-            SELECT j.seq, j.ordering_key, j.priority, j.run_at FROM workers_jobs j
-            WHERE queue = p_queue AND name = wanted AND state = 'ready'
+        RETURN QUERY SELECT c.seq, c.ordering_key, c.name FROM unnest(p_names) AS wanted, LATERAL (
+            SELECT j.seq, j.ordering_key, j.name, j.priority, j.run_at FROM workers_jobs j
+            WHERE queue = p_queue AND j.name = wanted AND state = 'ready'
             ORDER BY priority, run_at, seq LIMIT p_limit FOR UPDATE SKIP LOCKED
         ) c ORDER BY c.priority, c.run_at, c.seq LIMIT p_limit;
     END IF;
@@ -228,10 +230,37 @@ DECLARE
     v_passed bigint[] := '{}';
     v_busy text[] := '{}';
     v_locked text[] := '{}';
+    v_limit integer := p_limit;
+    v_round integer := 1;
+    v_gated boolean;
+    v_room record;
+    v_paused integer;
+    v_own text[] := '{}';  -- gates that this claim has locked
+    v_taken text[] := '{}';  -- the gate of each job taken
+    v_passes text[];  -- gates of limits, each with a name, that jobs of this round have passed
+    v_met text[];
+    v_turns text[] := '{}';  -- fair keys, each with a name, that had a turn and have no front
+    v_turned text[] := '{}';
+    v_came_up boolean;
+    v_looked_on boolean := false;
 BEGIN
     PERFORM workers_see(p_queue, ARRAY[p_worker], p_noted);
-    IF p_limit < 1 OR (SELECT paused FROM workers_queues q WHERE q.id = p_queue) <> 0 THEN
+    SELECT q.paused, EXISTS (SELECT FROM workers_gates g WHERE g.queue = p_queue)
+        OR EXISTS (SELECT FROM workers_limits l WHERE l.queue = p_queue)
+    INTO v_paused, v_gated FROM workers_queues q WHERE q.id = p_queue;
+    IF p_limit < 1 OR v_paused <> 0 THEN
         RETURN;
+    END IF;
+    IF v_gated THEN
+        PERFORM workers_open_gates(p_queue, v_now * 1000);
+        IF EXISTS (SELECT FROM workers_limits l WHERE l.queue = p_queue AND l.name = '*') THEN
+            PERFORM pg_advisory_xact_lock(workers_key(p_queue, E'\x1eQ'));
+            SELECT * INTO v_room FROM workers_room(p_queue, E'\x1eQ', 0, v_now * 1000);
+            v_limit := least(v_limit, v_room.room);
+            IF v_limit < 1 THEN
+                RETURN;
+            END IF;
+        END IF;
     END IF;
     IF EXISTS (
         SELECT FROM workers_jobs j
@@ -243,19 +272,51 @@ BEGIN
             ORDER BY run_at LIMIT greatest(p_limit, 1000) FOR UPDATE SKIP LOCKED
         ));
     END IF;
-    FOR v_round IN 1..8 LOOP
+    WHILE v_round <= 8 LOOP
         v_held := '{}';
+        v_passes := '{}';
+        v_met := '{}';
         v_seen := 0;
         FOR v_job IN
-            SELECT c.seq, c.ordering_key FROM workers_candidates(
+            SELECT c.seq, c.ordering_key, c.name FROM workers_candidates(
                 p_queue, p_names, p_any IS NOT NULL,
-                CASE WHEN v_round = 1 THEN p_limit ELSE p_limit + cardinality(v_passed) + 500 END
+                CASE WHEN v_round = 1 AND cardinality(v_own) = 0 THEN v_limit
+                    ELSE v_limit + cardinality(v_passed) + 500 END
             ) c
         LOOP
             v_seen := v_seen + 1;
             IF v_job.ordering_key IS NULL THEN
-                IF cardinality(v_seqs) < p_limit AND v_job.seq <> ALL(v_seqs) THEN
+                IF cardinality(v_seqs) < v_limit AND v_job.seq <> ALL(v_seqs) THEN
                     v_seqs := v_seqs || v_job.seq;
+                END IF;
+            ELSIF left(v_job.ordering_key, 1) = E'\x1e' THEN
+                CONTINUE WHEN v_job.seq = ANY(v_seqs) OR v_job.seq = ANY(v_passed);
+                CONTINUE WHEN cardinality(v_seqs) >= v_limit
+                    AND workers_turn(v_job.ordering_key, v_job.name) <> ALL(v_turned);
+                IF v_job.ordering_key <> ALL(v_own) THEN
+                    IF v_job.ordering_key = ANY(v_locked)
+                        OR NOT pg_try_advisory_xact_lock(workers_key(p_queue, v_job.ordering_key)) THEN
+                        v_locked := v_locked || v_job.ordering_key;
+                        v_passed := v_passed || v_job.seq;
+                        CONTINUE;
+                    END IF;
+                    v_own := v_own || v_job.ordering_key;
+                END IF;
+                IF workers_passes(
+                    p_queue, v_job.seq, v_job.ordering_key, v_job.name,
+                    coalesce(cardinality(array_positions(v_taken, v_job.ordering_key)), 0), v_turned, v_now * 1000
+                ) THEN
+                    v_seqs := v_seqs || v_job.seq;
+                    v_taken := v_taken || v_job.ordering_key;
+                    IF left(v_job.ordering_key, 2) = E'\x1eF' THEN
+                        v_turned := v_turned || workers_turn(v_job.ordering_key, v_job.name);
+                        v_turns := v_turns || ARRAY[v_job.ordering_key, v_job.name];
+                    ELSIF workers_turn(v_job.ordering_key, v_job.name) <> ALL(v_met) THEN
+                        v_met := v_met || workers_turn(v_job.ordering_key, v_job.name);
+                        v_passes := v_passes || ARRAY[v_job.ordering_key, v_job.name];
+                    END IF;
+                ELSE
+                    v_held := v_held || v_job.seq;
                 END IF;
             ELSIF v_job.ordering_key = ANY(v_busy) THEN
                 IF v_job.seq <> ALL(v_seqs) THEN
@@ -271,15 +332,46 @@ BEGIN
             ) THEN
                 v_busy := v_busy || v_job.ordering_key;
                 v_held := v_held || v_job.seq;
-            ELSIF cardinality(v_seqs) < p_limit THEN
+            ELSIF cardinality(v_seqs) < v_limit THEN
                 v_busy := v_busy || v_job.ordering_key;
                 v_seqs := v_seqs || v_job.seq;
             END IF;
         END LOOP;
         UPDATE workers_jobs SET state = 'held' WHERE seq = ANY(v_held);
-        EXIT WHEN cardinality(v_seqs) >= p_limit OR v_seen = 0;
-        EXIT WHEN cardinality(v_held) = 0 AND (v_round > 1 OR cardinality(v_passed) = 0);
+        v_came_up := false;
+        FOR v_at IN 1..cardinality(v_passes) / 2 LOOP
+            v_came_up := workers_come_up(
+                p_queue, v_passes[2 * v_at - 1], v_passes[2 * v_at],
+                coalesce(cardinality(array_positions(v_taken, v_passes[2 * v_at - 1])), 0),
+                v_limit - cardinality(v_seqs), v_now * 1000
+            ) OR v_came_up;
+        END LOOP;
+        v_passes := v_turns;
+        v_turns := '{}';
+        v_turned := '{}';
+        FOR v_at IN 1..cardinality(v_passes) / 2 LOOP
+            IF workers_come_up(p_queue, v_passes[2 * v_at - 1], v_passes[2 * v_at], 0, 1, v_now * 1000) THEN
+                v_came_up := true;
+            ELSE
+                v_turns := v_turns || v_passes[2 * v_at - 1 : 2 * v_at];
+                v_turned := v_turned || workers_turn(v_passes[2 * v_at - 1], v_passes[2 * v_at]);
+            END IF;
+        END LOOP;
+        EXIT WHEN v_seen = 0;
+        IF cardinality(v_seqs) >= v_limit OR (
+            cardinality(v_held) = 0 AND NOT v_came_up AND (v_round > 1 OR cardinality(v_passed) = 0)
+        ) THEN
+            -- Jobs of a fair key that had its turn may be ready behind those that were seen.
+            EXIT WHEN v_looked_on OR cardinality(v_turns) = 0;
+            v_looked_on := true;
+        END IF;
+        IF NOT v_came_up THEN
+            v_round := v_round + 1;
+        END IF;
     END LOOP;
+    IF v_gated AND cardinality(v_seqs) > 0 THEN
+        PERFORM workers_take_tokens(p_queue, E'\x1eQ', cardinality(v_seqs), v_now * 1000);
+    END IF;
     IF cardinality(v_seqs) = 0 THEN
         RETURN;
     END IF;
@@ -303,9 +395,27 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET j
 AS $$
 DECLARE
     v_name text;
+    v_paused integer;
+    v_gated boolean;
+    v_now bigint := workers_now();
+    v_room record;
+    v_opens bigint;
 BEGIN
-    IF (SELECT paused FROM workers_queues q WHERE q.id = p_queue) <> 0 THEN
+    SELECT q.paused, EXISTS (SELECT FROM workers_gates g WHERE g.queue = p_queue)
+        OR EXISTS (SELECT FROM workers_limits l WHERE l.queue = p_queue)
+    INTO v_paused, v_gated FROM workers_queues q WHERE q.id = p_queue;
+    IF v_paused <> 0 THEN
         RETURN NULL;
+    END IF;
+    IF v_gated THEN
+        SELECT min(g.opens_at) INTO v_opens FROM workers_gates g WHERE g.queue = p_queue AND g.opens_at IS NOT NULL;
+        SELECT * INTO v_room FROM workers_full(p_queue, v_now * 1000);
+        IF v_room.room = 0 THEN
+            -- No job at all starts until a token is there, or one ends, which wakes whoever waits.
+            RETURN CASE WHEN v_room.opens_at IS NOT NULL
+                THEN greatest(0, ceil((v_room.opens_at - v_now * 1000) / 1000.0)) END;
+        END IF;
+        v_opens := ceil(v_opens / 1000.0);
     END IF;
     IF p_any THEN
         PERFORM FROM workers_jobs WHERE queue = p_queue AND state = 'ready' ORDER BY priority, run_at, seq LIMIT 1;
@@ -321,10 +431,11 @@ BEGIN
             END IF;
         END LOOP;
     END IF;
-    RETURN (
-        SELECT greatest(0, run_at - workers_now()) FROM workers_jobs
+    v_opens := least(v_opens, (
+        SELECT run_at FROM workers_jobs
         WHERE queue = p_queue AND state IN ('scheduled', 'failing') ORDER BY run_at LIMIT 1
-    );
+    ));
+    RETURN CASE WHEN v_opens IS NOT NULL THEN greatest(0, v_opens - workers_now()) END;
 END $$;
 
 -- Extend the claims that hold their job; return their places, and whether a cancel was requested.
@@ -471,6 +582,9 @@ BEGIN
     IF cardinality(v_keys) > 0 THEN
         PERFORM workers_unhold(p_queue, v_keys);
         v_wake := true;
+    END IF;
+    IF NOT v_wake AND cardinality(v_events) > 0 THEN  -- one of the places of the whole queue is free
+        v_wake := EXISTS (SELECT FROM workers_limits l WHERE l.queue = p_queue AND l.name = '*');
     END IF;
     PERFORM workers_tell(p_queue, v_events, v_wake, p_sure);
 END $$;

@@ -3,6 +3,7 @@
 Theory of operation. Of one ordering key at most one job is processing. The key's other jobs are set aside (`held`) when
 a claim meets them, so that no claim reads past them twice. When a job of the key leaves the queue or stops processing,
 the first held job of each name becomes ready again. So a key with held jobs always has one that is ready or processing.
+Other gates are in `gates`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import cache
-from typing import Final
+from typing import Final, TypeAlias
 
 from sqlalchemy import TextClause, text
 
@@ -30,12 +31,17 @@ from workers.storage.sql.rows import (
     missing_payload,
     moment,
 )
+from workers.storage.sql.sqlite.gates import ClaimGates, is_gate
+from workers.storage.sql.sqlite.gates import claimable_in as gates_claimable_in
 
 _NAMES_AT_ONCE: Final = 100
 _ROUNDS: Final = 8
 _WORKER_NOTED: Final = timedelta(seconds=1)
 
-_PAUSED = text("SELECT paused FROM workers_queues WHERE id = :queue")
+_STANDING = text(
+    "SELECT paused, EXISTS (SELECT 1 FROM workers_gates WHERE queue = :queue)"
+    " OR EXISTS (SELECT 1 FROM workers_limits WHERE queue = :queue) FROM workers_queues WHERE id = :queue"
+)
 _PROMOTE = text(
     "UPDATE workers_jobs SET state = 'ready' WHERE seq IN ("
     "SELECT seq FROM workers_jobs WHERE queue = :queue AND state IN ('scheduled', 'failing') AND run_at <= :now"
@@ -45,7 +51,7 @@ _IS_DUE = text(
     "SELECT 1 FROM workers_jobs WHERE queue = :queue AND state IN ('scheduled', 'failing') AND run_at <= :now LIMIT 1"
 )
 _OF_ANY_NAME = text(
-    "SELECT priority, run_at, seq, ordering_key FROM workers_jobs WHERE queue = :queue AND state = 'ready'"
+    "SELECT priority, run_at, seq, ordering_key, name FROM workers_jobs WHERE queue = :queue AND state = 'ready'"
     " ORDER BY priority, run_at, seq LIMIT :limit"
 )
 _BUSY_KEYS = expanding(
@@ -70,10 +76,16 @@ _SEE = text(
 )
 
 
+_Candidate: TypeAlias = tuple[int, int, int, str | None, str]
+"""The priority, time, number, gate and name of a job that is ready."""
+
+
 @cache
 def of_names(count: int) -> TextClause:
     """Select the first ready jobs of `count` names; SQLite merges the names' index ranges and stops at the limit."""
-    of_one = "SELECT priority, run_at, seq, ordering_key FROM workers_jobs WHERE queue = :queue AND state = 'ready'"
+    of_one = (
+        "SELECT priority, run_at, seq, ordering_key, name FROM workers_jobs WHERE queue = :queue AND state = 'ready'"
+    )
     of_all = " UNION ALL ".join(of_one + " AND name = :name" + str(number) for number in range(count))
     return text(of_all + " ORDER BY priority, run_at, seq LIMIT :limit")
 
@@ -82,10 +94,19 @@ def claim(transaction: Transaction, worker_id: str, *, leases: Mapping[str, time
     """See `Storage.claim`."""
     see(transaction, [worker_id])
     place = {"queue": transaction.queue}
-    if limit < 1 or not leases or transaction.connection.execute(_PAUSED, place).scalar_one():
+    if limit < 1 or not leases:
+        return []
+    paused, gated = transaction.connection.execute(_STANDING, place).one()
+    if paused:
         return []
     promote_due(transaction, limit)
+    if gated:
+        gates = ClaimGates(transaction)
+        gates.open_what_is_due()
+        limit = gates.room(limit)
     seqs = _take(transaction, leases, limit)
+    if gated:
+        gates.write_queue(len(seqs))
     claims = {
         claim.token: claim
         for lease, chosen in _by_lease(transaction, seqs, leases).items()
@@ -123,35 +144,47 @@ def _take(transaction: Transaction, names: Iterable[str], limit: int) -> list[in
     taken: list[int] = []
     keys: set[str] = set()
     wanted = list(names)
-    for _ in range(_ROUNDS):
-        candidates = _candidates(transaction, wanted, limit if not keys else limit + BATCH)
-        held = _sort_out(transaction, [row for row in candidates if row[2] not in taken], taken, keys, limit)
-        if not held:
-            break
-        transaction.connection.execute(_HOLD, {"seqs": held})
-        if len(taken) >= limit:
+    gates: ClaimGates | None = None
+    rounds = _ROUNDS
+    while rounds:
+        candidates = _candidates(transaction, wanted, limit if not keys and gates is None else limit + BATCH)
+        if gates is None and any(row[3] is not None and is_gate(row[3]) for row in candidates):
+            gates = ClaimGates(transaction)
+        fresh = [row for row in candidates if row[2] not in taken]
+        held = _sort_out(transaction, fresh, taken, keys, limit, gates)
+        if held:
+            transaction.connection.execute(_HOLD, {"seqs": held})
+        came_up = gates is not None and gates.come_up(limit - len(taken))
+        if len(taken) < limit and (came_up or held):
+            rounds -= not came_up
+        elif gates is None or not gates.looks_on():
             break
     return taken
 
 
 def _sort_out(
     transaction: Transaction,
-    candidates: Sequence[tuple[int, int, int, str | None]],
+    candidates: Sequence[_Candidate],
     taken: list[int],
     keys: set[str],
     limit: int,
+    gates: ClaimGates | None,
 ) -> list[int]:
     """Return the candidates to hold; the others are added to `taken`, up to `limit`.
 
     `keys` are those known to be busy; more are added here.
     """
-    unknown = {key for _, _, _, key in candidates if key is not None} - keys
+    unknown = {key for _, _, _, key, _ in candidates if key is not None and not is_gate(key)} - keys
     for batch in batches(list(unknown)):
         busy = transaction.connection.execute(_BUSY_KEYS, {"queue": transaction.queue, "keys": list(batch)})
         keys.update(busy.scalars())
-    held = []
-    for _, _, seq, key in candidates:
-        if key is not None and key in keys:
+    held: list[int] = []
+    for _, _, seq, key, name in candidates:
+        if key is not None and gates is not None and is_gate(key):
+            if len(taken) >= limit and not gates.had_turn(key, name):
+                continue
+            (taken if gates.passes(seq, key, name) else held).append(seq)
+        elif key is not None and key in keys:
             held.append(seq)
         elif len(taken) < limit:
             taken.append(seq)
@@ -160,11 +193,11 @@ def _sort_out(
     return held
 
 
-def _candidates(transaction: Transaction, names: Sequence[str], limit: int) -> list[tuple[int, int, int, str | None]]:
+def _candidates(transaction: Transaction, names: Sequence[str], limit: int) -> list[_Candidate]:
     place = {"queue": transaction.queue, "limit": limit}
     if ANY_NAME in names:
         return [tuple(row) for row in transaction.connection.execute(_OF_ANY_NAME, place)]
-    found: list[tuple[int, int, int, str | None]] = []
+    found: list[_Candidate] = []
     for start in range(0, len(names), _NAMES_AT_ONCE):
         some = names[start : start + _NAMES_AT_ONCE]
         values = {**place, **{"name" + str(n): name for n, name in enumerate(some)}}
@@ -224,13 +257,16 @@ def claimable_in(transaction: Transaction, names: Collection[str]) -> timedelta 
     A delayed job of another name counts too: the claim that it causes makes it ready, so it causes no second one.
     """
     connection, place = transaction.connection, {"queue": transaction.queue}
-    if connection.execute(_PAUSED, place).scalar_one():
+    paused, gated = connection.execute(_STANDING, place).one()
+    if paused:
         return None
     if ANY_NAME in names:
         ready = connection.execute(_HAS_READY, place).first()
     else:
         ready = connection.execute(_HAS_READY_OF, {**place, "names": list(names)}).first()
-    if ready is not None:
+    opens = gates_claimable_in(transaction, ready is not None) if gated else None
+    if (ready is not None and not gated) or opens == timedelta(0):
         return timedelta(0)
     due = connection.execute(_NEXT_DUE, place).scalar()
-    return None if due is None else max(0, due - transaction.now) * timedelta(milliseconds=1)
+    until_due = None if due is None else max(0, due - transaction.now) * timedelta(milliseconds=1)
+    return opens if until_due is None else until_due if opens is None else min(opens, until_due)

@@ -235,6 +235,7 @@ class SqliteTarget:
         processes="machine",
         wakeup_latency=POLL,
         transactions=True,
+        limit_keys=True,
     )
 
     connections: ClassVar[int] = 0

@@ -1,0 +1,62 @@
+"""The limits of a queue on Redis; `lua/gates.lua` has their format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from workers.gates import QUEUE_GATE, WHOLE_QUEUE, HeldBack, Limit, LimitKey, check_limits, limit_key_of
+from workers.storage.on_redis.messages import duration, moment, pack, unpack
+from workers.storage.on_redis.wire import Reply
+from workers.storage.redis.codec import Packed, bytes_of, text_of
+from workers.storage.redis.scripts import RedisScripts
+
+
+async def declare(lua: RedisScripts, limits: Mapping[str, Limit]) -> None:
+    """See `KeepsLimits.declare_limits`."""
+    check_limits(limits)
+    await lua.run("declare", pack({name.encode(): _encoded(limit) for name, limit in limits.items()}), 0)
+
+
+async def make_gates(lua: RedisScripts) -> None:
+    """Let the queue have gates, before its first job with one is enqueued; the other scripts look whether it has."""
+    await lua.run("declare", pack({}), 0)
+
+
+async def remove(lua: RedisScripts, name: str) -> bool:
+    """See `KeepsLimits.remove_limit`."""
+    return bool(await lua.run("declare", pack({bytes_of(name): _encoded(Limit())}), 1))
+
+
+async def declared(lua: RedisScripts) -> dict[str, Limit]:
+    """See `KeepsLimits.declared_limits`."""
+    found = unpack(await lua.run("limits"))
+    return {text_of(name): _decoded(limit) for name, limit in found.items()} if found else {}
+
+
+async def held_back(lua: RedisScripts, ids: Sequence[str]) -> list[HeldBack | None]:
+    """See `KeepsLimits.held_back`."""
+    found = unpack(await lua.run("held_back", pack([bytes_of(job_id) for job_id in ids])))
+    return [_held_back(one) if one else None for one in found]
+
+
+def _held_back(found: Sequence[Reply]) -> HeldBack:
+    gate, opens = text_of(found[0]), float(found[1])
+    key = limit_key_of(gate) if gate != QUEUE_GATE else LimitKey(WHOLE_QUEUE)
+    return HeldBack(*(key or LimitKey(gate)), moment(opens) if opens else None)
+
+
+def _encoded(limit: Limit) -> Packed:
+    interval = 0 if limit.interval is None else duration(limit.interval)
+    return (
+        interval,
+        limit.capacity,
+        limit.concurrency or 0,
+        limit.version,
+        (limit.rate or "").encode(),
+        limit.burst or 0,
+    )
+
+
+def _decoded(packed: Sequence[Reply]) -> Limit:
+    _, _, concurrency, version, rate, burst = packed
+    return Limit(text_of(rate) or None, concurrency=concurrency or None, burst=burst or None, version=version)

@@ -1,0 +1,2 @@
+-- From this script on there are GATES.
+gated = true

@@ -1,0 +1,2 @@
+-- Answers the limits by name, each as in GATES.
+return cmsgpack.pack(gated and gates().limits() or {})
