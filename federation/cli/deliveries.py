@@ -15,7 +15,10 @@ from federation.cli.session import with_database, with_node
 from federation.cli.tail import tail
 
 if TYPE_CHECKING:
-    from federation.admin.deliveries import Selection
+    from collections.abc import Sequence
+
+    from federation.admin.attempts import LoggedAttempt
+    from federation.admin.deliveries import AttemptRow, Selection
     from federation.admin.deliveries_bulk import BulkDeliveries
     from federation.app import Federation
     from federation.base.audit import Order
@@ -103,12 +106,13 @@ def list_deliveries(
 def show(
     delivery_id: Annotated[str, typer.Argument(metavar="ID", show_default=False)], as_json: AsJson = False
 ) -> None:
-    """Show one delivery and its attempts. Never its text."""
+    """Show one delivery and its attempts. Never its text. Of one without a row, what the log of attempts knows."""
     from federation.admin import deliveries
 
     found = with_database(lambda database: deliveries.show(database, delivery_id))
     if found is None:
-        fail(f"there is no delivery {delivery_id}: it is delivered, dropped or purged, or never was", status=NOT_FOUND)
+        _show_gone(delivery_id, as_json=as_json)
+        return
     delivery, attempts = found
     if as_json:
         print_json({"delivery": delivery, "state": delivery.state, "attempts": attempts})
@@ -132,6 +136,30 @@ def show(
             ("error", delivery.last_error),
         ],
     )
+    _print_attempts(attempts)
+
+
+def _show_gone(delivery_id: str, *, as_json: bool) -> None:
+    from db import AttemptOutcome
+    from federation.admin.attempts import attempts_at_delivery
+
+    latest = with_database(lambda database: attempts_at_delivery(database, delivery_id)).rows
+    if not latest:
+        fail(
+            f"there is no delivery {delivery_id} and no attempt at it: it is dropped or purged, or never was",
+            status=NOT_FOUND,
+        )
+    attempts = latest[::-1]
+    delivered = latest[0].outcome is AttemptOutcome.DELIVERED
+    if as_json:
+        print_json({"delivery": None, "state": "delivered" if delivered else "gone", "attempts": attempts})
+        return
+    how = "delivered" if delivered else "dropped, or given up and purged"
+    print_lines([f"{delivery_id} was {how}: it has no row any more, and these are its attempts in the log"])
+    _print_attempts(attempts)
+
+
+def _print_attempts(attempts: Sequence[AttemptRow | LoggedAttempt]) -> None:
     columns = ("SERIES", "ATTEMPT", "AT", "OUTCOME", "CODE", "STATUS", "IT SAID", "MS", "RELAYED BY")
     rows = (
         (

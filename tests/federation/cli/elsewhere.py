@@ -7,9 +7,11 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
-from sqlalchemy import select
+from sqlalchemy import insert, select
 
 from db import (
+    AttemptOutcome,
+    DeliveryAttempt,
     DeliveryJob,
     DeliveryState,
     HoldReason,
@@ -37,6 +39,37 @@ def on_the_node(work: Callable[[Federation], Awaitable[T]]) -> T:
             await node.close()
 
     return asyncio.run(session())
+
+
+def end_attempts(
+    *deliveries: str,
+    outcome: AttemptOutcome = AttemptOutcome.DELIVERED,
+    code: str | None = None,
+    said: str | None = None,
+) -> None:
+    """The log has one attempt more at each of these, which need not have a row."""
+
+    async def add(node: Federation) -> None:
+        rows = [
+            {
+                "delivery_id": delivery,
+                "job_name": "federate post",
+                "server_url": PEER,
+                "series": 0,
+                "attempt": 1,
+                "started_at": datetime.now(UTC),
+                "duration_ms": 34,
+                "outcome": outcome,
+                "error_code": code,
+                "remote_code": said,
+                "http_status": 500 if code else 201,
+            }
+            for delivery in deliveries
+        ]
+        async with node.database.transaction() as session:
+            await session.execute(insert(DeliveryAttempt), rows)
+
+    on_the_node(add)
 
 
 async def know(node: Federation, *, reason: str | None = None) -> None:

@@ -7,12 +7,13 @@ import re
 import pytest
 
 from db import (
+    AttemptOutcome,
     DeliveryState,
     HoldReason,
 )
 from federation.app import Federation
 from tests.federation.cli.conftest import Command
-from tests.federation.cli.elsewhere import PEER, fall, give_up, on_the_node, owe, put_on_hold, rows_of
+from tests.federation.cli.elsewhere import PEER, end_attempts, fall, give_up, on_the_node, owe, put_on_hold, rows_of
 
 
 def test_deliveries_are_shown_counted_retried_and_dropped(command: Command) -> None:
@@ -40,6 +41,21 @@ def test_deliveries_are_shown_counted_retried_and_dropped(command: Command) -> N
         "busy": 0,
     }
     assert command("deliveries", "drop", "--all", "--yes").status == 1
+
+
+def test_of_a_delivery_without_a_row_the_log_is_shown(command: Command) -> None:
+    """It was delivered, or not; what has no attempt either is not known."""
+    end_attempts("one")
+    end_attempts("other", outcome=AttemptOutcome.PERMANENT, code="HTTP_410", said="GONE_HERE")
+
+    shown = command("deliveries", "show", "one").stdout
+    assert shown.startswith("one was delivered: ")
+    assert re.search(r"delivered +201", re.sub(r"\s+-\s+", " ", shown))
+    told = command("deliveries", "show", "other", "--json").json
+    assert isinstance(told, dict)
+    assert (told["delivery"], told["state"]) == (None, "gone")
+    assert [(each["code"], each["remote_code"]) for each in told["attempts"]] == [("HTTP_410", "GONE_HERE")]
+    assert command("deliveries", "show", "unknown").status == 1
 
 
 def test_held_and_expired_deliveries_are_listed_and_counted(command: Command) -> None:

@@ -10,42 +10,14 @@ import signal
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime
 
-from sqlalchemy import insert
-
-from db import AttemptOutcome, DeliveryAttempt
-from federation.app import Federation
+from db import AttemptOutcome
 from tests import warm
-from tests.federation.cli.elsewhere import PEER, on_the_node
+from tests.federation.cli.elsewhere import PEER, end_attempts
 from tests.federation.cli.test_json import COMMANDS, matches
 from tests.patience import PATIENCE_SECONDS
 
 HOSTILE = "\x1b[31mred\u202e\nforged <b>"
-
-
-def end_attempts(*names: str, outcome: AttemptOutcome = AttemptOutcome.DELIVERED, code: str | None = None) -> None:
-    async def add(node: Federation) -> None:
-        rows = [
-            {
-                "delivery_id": name,
-                "job_name": "federate post",
-                "server_url": PEER,
-                "series": 0,
-                "attempt": 1,
-                "started_at": datetime.now(UTC),
-                "duration_ms": 34,
-                "outcome": outcome,
-                "error_code": code,
-                "remote_code": HOSTILE if code else None,
-                "http_status": 500 if code else 201,
-            }
-            for name in names
-        ]
-        async with node.database.transaction() as session:
-            await session.execute(insert(DeliveryAttempt), rows)
-
-    on_the_node(add)
 
 
 @contextmanager
@@ -87,7 +59,7 @@ def test_attempts_are_shown_as_they_end(node_environment: Mapping[str, str]) -> 
         )
         end_attempts("three")
         assert line_of(process).endswith("  three\n")
-        end_attempts(HOSTILE, outcome=AttemptOutcome.PERMANENT, code="HTTP_500")
+        end_attempts(HOSTILE, outcome=AttemptOutcome.PERMANENT, code="HTTP_500", said=HOSTILE)
         hostile = line_of(process).removesuffix("\n")
         assert hostile.isprintable()
         assert "permanent" in hostile
@@ -98,7 +70,7 @@ def test_attempts_are_shown_as_they_end(node_environment: Mapping[str, str]) -> 
 def test_each_is_one_document_in_one_line(node_environment: Mapping[str, str]) -> None:
     """With the fields that are written down; only those that are asked for."""
     end_attempts("one")
-    end_attempts(HOSTILE, outcome=AttemptOutcome.RETRYABLE, code="HTTP_500")
+    end_attempts(HOSTILE, outcome=AttemptOutcome.RETRYABLE, code="HTTP_500", said=HOSTILE)
     options = ["--json", "--outcome", "retryable", "--server", "peer.example", "--code", "HTTP_500"]
     with tail(node_environment, *options) as process:
         line = line_of(process)
@@ -124,7 +96,7 @@ def test_a_reader_that_has_seen_enough_ends_it(node_environment: Mapping[str, st
 
 def test_a_terminal_gets_colours(node_environment: Mapping[str, str]) -> None:
     """Of ours, and no others."""
-    end_attempts(HOSTILE, outcome=AttemptOutcome.PERMANENT, code="HTTP_500")
+    end_attempts(HOSTILE, outcome=AttemptOutcome.PERMANENT, code="HTTP_500", said=HOSTILE)
     ours, theirs = pty.openpty()
     with tail({**node_environment, "TERM": "xterm"}, stdout=theirs):
         os.close(theirs)
