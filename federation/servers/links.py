@@ -126,15 +126,17 @@ class Links:
         now = self._clock.now()
         await self._change(server_url, lambda link: link_rules.after_mismatch(link, now), "KEY_MISMATCH")
 
-    async def looked(self, server_url: str, *, not_since: datetime) -> bool:
-        """Note a look at the server's `/discover`, unless somebody looked after `not_since`.
+    async def looked(self, server_url: str, *, interval: timedelta) -> bool:
+        """Note a look at the server's `/discover`, unless somebody looked less than `interval` ago.
 
-        Return whether to look now. A look from before the clock was set back does not count.
+        Return whether to look now. A look from before the clock was set back by more does not count. One that seems to
+        lie ahead by less does: another process's clock is never quite the same, and somebody may have looked while this
+        one waited for the link.
         """
         now = self._clock.now()
 
         def is_due(link: Link) -> bool:
-            return link.looked_at is None or not not_since < link.looked_at <= now
+            return link.looked_at is None or abs(now - link.looked_at) >= interval
 
         if not is_due(await self.view(server_url)):
             return False
