@@ -13,6 +13,7 @@ from typing import Final, Self, Unpack
 
 from workers.batching import Batcher
 from workers.chains import Chain
+from workers.crons import Crons
 from workers.details import JobDetails, JobReader
 from workers.errors import ForeignLoop, JobEndedError, JobGoneError, StorageUnavailable, Unsupported, WorkersError
 from workers.flows import EnqueuedFlow, FlowJob, answers, flatten
@@ -48,7 +49,8 @@ class Queue:
     `result_ttl` and `keep_failed` say how long completed and failed jobs are kept. `retry`, `concurrency`, `overtime`,
     `lease`, `worker_id`, `grace` and the rest are settings of that worker; `lease` was called `visibility_timeout`. A
     queue belongs to the event loop that uses it first, until it is stopped or that loop is closed; plain code has
-    `workers.sync.Queue`. The operator's verbs, from `pause` to `drain`, are under `manage`.
+    `workers.sync.Queue`. The operator's verbs, from `pause` to `drain`, are under `manage`, what
+    recurs under `crons`.
 
     `limits` are stored with the queue when it is first used, by name: that of the jobs it is for, `"*"` for all jobs of
     the queue, or any other, which a `LimitKey` names. Jobs of a name in `limits` wait for that limit. So producers and
@@ -112,6 +114,7 @@ class Queue:
         self._connecting = asyncio.Lock()
         self._enqueues = Batcher(storage.enqueue, BATCH)
         self._reader = JobReader(storage, self._payload_serde, self._result_serde)
+        self.crons = Crons(storage, self._connect)
         self.manage = Management(storage, self._connect, self._reader)
 
     def declare_limits(self, limits: Mapping[str, Limit]) -> None:
@@ -404,6 +407,8 @@ class Queue:
         Raises:
             ValueError: there are no handlers, or no place for a job.
         """
+        if self._handlers:
+            self.crons.check_names(self._handlers)
         return Worker(
             self.storage,
             self._handlers,
@@ -418,6 +423,7 @@ class Queue:
             on_failed=self._on_failed,
             payload_serde=self._payload_serde,
             result_serde=self._result_serde,
+            crons=self.crons.declared,
         )
 
     async def start(self) -> None:

@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 
 from tests.interop.cron_patterns import Patterns
 from tests.interop.peer import install_npm_packages, scheduler_peer
-from workers.storage.bullmq.cron import UnreadablePattern, read_pattern
+from workers.cron import UnreadablePattern, read_pattern
 
 CASES = 1_000
 OCCURRENCES = 1

@@ -60,9 +60,16 @@ def test_a_rate_is_kept_for_each_customer(
         assert [line for line in lines if line.startswith(customer)] == [f"{customer} {number}" for number in range(3)]
 
 
+def test_a_task_recurs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first time comes after a second."""
+    run("recurring", tmp_path, monkeypatch)
+    assert capsys.readouterr().out == "tick\n"
+
+
 def test_every_example_is_run_and_small() -> None:
     """By a test here, in `tests/test_readme.py` or in `tests/federation/sync/test_examples.py`."""
     elsewhere = {"script", "owe_delivery", "django_app", "fastapi_app", "flask_app"}
-    small = {*PRINTED, "once_per_key", "rate_limited", "owe_delivery", "script"}
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*PRINTED, "once_per_key", "rate_limited", *elsewhere}
+    small = {*PRINTED, "once_per_key", "rate_limited", "recurring", "owe_delivery", "script"}
+    printed = {*PRINTED, "once_per_key", "rate_limited", "recurring"}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*printed, *elsewhere}
     assert [name for name in sorted(small) if (EXAMPLES / f"{name}.py").read_text().count("\n") >= 40] == []

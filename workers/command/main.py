@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from workers.command import jobs, running, top
+from workers.command import crons, jobs, running, top
 from workers.command.problems import CommandError
 from workers.errors import WorkersError
 
@@ -54,5 +54,6 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     running.add_to(commands)
     jobs.add_to(commands)
+    crons.add_to(commands)
     top.add_to(commands)
     return parser

@@ -1,6 +1,7 @@
 """The values that cross the Storage seam: jobs, claims, settlements and what became of them."""
 
 from workers.errors import MESSAGE_CHARACTERS, STACK_CHARACTERS, ErrorInfo
+from workers.jobs.crons import CronLook, CronRow
 from workers.jobs.flows import ChildFailure, ChildrenPage, FlowNode
 from workers.jobs.job import AfterFailure, Claim, JobRef, JobState, NewJob
 from workers.jobs.quarantine import Repaired, RepairOutcome, SetAside
@@ -53,6 +54,8 @@ __all__ = [
     "Claim",
     "Completed",
     "Continued",
+    "CronLook",
+    "CronRow",
     "Drop",
     "EnqueueResult",
     "EnqueueStatus",

@@ -11,6 +11,8 @@ from typing import Protocol, runtime_checkable
 from workers.gates import HeldBack, Limit
 from workers.jobs import (
     Claim,
+    CronLook,
+    CronRow,
     EnqueueResult,
     LogLine,
     NewJob,
@@ -145,6 +147,22 @@ class TakesTurns(Protocol):
         Fewer may be claimed than there are. Errors are those of `settle`: nothing is known of the settlements, which
         may be repeated. What was claimed nevertheless is given back, uncounted; if the answer was lost, it is recovered
         when its lease is over.
+        """
+
+
+@runtime_checkable
+class KeepsCrons(Protocol):
+    """A storage with `limits.crons`: it keeps the rows of what recurs, beside the jobs and whatever becomes of them."""
+
+    async def crons(self, *, due: bool = False) -> CronLook:
+        """Return all rows, by name; with `due` only those that are due, at most 100, the longest due first."""
+
+    async def turn_cron(self, row: CronRow, *, jobs: Sequence[NewJob] = ()) -> bool:
+        """Replace the row whose revision is the one before this, and enqueue the jobs, in one step; or change nothing.
+
+        The first revision of a row is 1. Returns False if the row has another revision than expected. So of any number
+        of callers one turns a row from one revision to the next, and a call that is repeated because its answer was
+        lost has no effect.
         """
 
 

@@ -101,6 +101,8 @@ class Limits:
     """Whether they can follow jobs of other queues of the same database; otherwise `NewJob.after_elsewhere` is refused
     in the same way.
     """
+    crons: bool = False
+    """Whether it keeps what recurs; see `KeepsCrons`."""
     cancelled_apart: bool = True
     """Whether a cancelled job has a state of its own; otherwise it is a failed record with a mark of ours. Other
     programs on the queue see a failed job and may retry it, after which it does not count as cancelled any more.

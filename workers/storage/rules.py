@@ -25,6 +25,9 @@ from workers.jobs import (
 WORKER_RECORD: Final = timedelta(hours=1)
 """How long a worker without claims stays listed after it was last seen."""
 
+CRONS_AT_ONCE: Final = 100
+"""How many due rows of what recurs one look returns."""
+
 REDIS_VALUE_BYTES: Final = 350 << 20
 """Redis cuts the connection over a string of more than 512 MiB; this leaves room for base64 and the record."""
 

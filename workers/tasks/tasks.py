@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeAlias, TypeVar, overload
 
 from workers.checks import MAX_ATTEMPTS, MAX_DELAY, check_text, new_id
+from workers.crons import Missed
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import Unsupported
 from workers.gates import Limit
@@ -27,6 +28,7 @@ from workers.tasks.declared import Task, Validate, validated
 from workers.tasks.in_memory import InMemory, queue_in_memory
 from workers.tasks.kv_deduplication import KvDeduplication
 from workers.tasks.queue import EnqueueOptions, QueueTasks, TaskMessage, TaskQueue
+from workers.tasks.recurring import Times, no_data, recur
 from workers.tasks.runs import TaskRuns
 from workers.tasks.typed import Declare, TypedTask, typed_task
 from workers.worker.handlers import Handler, Job
@@ -170,6 +172,43 @@ class Tasks:
             return declared
 
         return declare(name) if callable(name) else declare
+
+    def cron(
+        self,
+        pattern: str | None = None,
+        *,
+        every: timedelta | None = None,
+        timezone: str = "UTC",
+        version: int = 1,
+        missed: Missed = Missed.ONCE,
+        name: str | None = None,
+        retry: RetryPolicy | None = None,
+        lease: timedelta | None = None,
+        timeout: timedelta | None = None,
+        max_attempts: int | None = None,
+    ) -> Declare:
+        """Declare the decorated function as a task that recurs: `@tasks.cron("0 3 * * *", timezone="Europe/Berlin")`.
+
+        Its runs have no arguments. Workers of the queue store the times when they start, and from then on any of them
+        enqueues one job for each time, see `workers.crons.Cron`; the rest is as for `task`. It recurs until it is
+        removed (`queue.crons.remove`, `python -m workers crons`): to delete the function is not enough.
+
+        Raises:
+            Unsupported: the queue keeps nothing that recurs.
+            ValueError: neither a pattern nor `every`, or both, or bad ones; another setting is out of its range.
+            TypeError: the function has an argument without a default.
+        """
+
+        def declare(fn: Callable[..., Any]) -> Any:  # Any: see `Declare`
+            own: Callable[..., Task] = self.task(
+                name or fn.__name__, retry=retry, lease=lease, timeout=timeout, max_attempts=max_attempts
+            )
+            task = own(fn)
+            times = Times(pattern=pattern, every=every, timezone=timezone, version=version, missed=missed)
+            recur(self.queue, task, self._queue.serde.dumps(no_data(task)), times)
+            return task
+
+        return declare
 
     def _declare_limit(self, name: str, rate: str | None, concurrency: int | None, key: str | None) -> None:
         if rate is None and concurrency is None:

@@ -118,7 +118,7 @@ class TaskCall(Generic[P, R]):
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> EnqueuedTask[R]:
         """See `TypedTask.enqueue`."""
         task = self._task
-        done = await task.owner.enqueue_task(task, _encoded(task, *args, **kwargs), **self._options)
+        done = await task.owner.enqueue_task(task, encoded(task, *args, **kwargs), **self._options)
         return EnqueuedTask(id=done.id, status=done.status, owner=task.owner, arguments=task.arguments)
 
     def spec(self, *args: P.args, **kwargs: P.kwargs) -> JobSpec:
@@ -127,10 +127,11 @@ class TaskCall(Generic[P, R]):
         Raises:
             TypeError, ValueError, Unsupported: see `Tasks.spec`.
         """
-        return self._task.owner.spec(self._task, _encoded(self._task, *args, **kwargs), **self._options)
+        return self._task.owner.spec(self._task, encoded(self._task, *args, **kwargs), **self._options)
 
 
-def _encoded(task: TypedTask[P, R], *args: P.args, **kwargs: P.kwargs) -> dict[str, object]:
+def encoded(task: TypedTask[P, R], *args: P.args, **kwargs: P.kwargs) -> dict[str, object]:
+    """Return the arguments as the data of a run; raises `TypeError` or `ValueError` for those that do not fit."""
     problem: Exception
     try:
         return task.arguments.encoded(*args, **kwargs)

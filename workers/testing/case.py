@@ -38,6 +38,7 @@ GUARANTEES: Final[dict[int, str]] = {
     25: "a job that follows others runs when the last has ended, or fails when one did not complete",
     26: "a failed job can be read whole: payload, error, and each failed attempt with its worker and times",
     27: "as many jobs start in a time, and run at once, as a limit lets, and no more; fair keys take turns",
+    28: "what recurs is turned once from each revision, and its jobs are enqueued in that step",
 }
 """What the cases show, in the words of the table in `workers/README.md`."""
 
@@ -56,6 +57,7 @@ ANY_ID: Final = Need(what="any_id", met=lambda harness: harness.limits.any_id)
 ATOMIC_CONTINUATION: Final = Need(what="atomic_continuation", met=lambda harness: harness.limits.atomic_continuation)
 BOUNDED_RECOVERY: Final = Need(what="bounded_recovery", met=lambda harness: harness.limits.bounded_recovery)
 FLOWS: Final = Need(what="flows", met=lambda harness: harness.limits.flows)
+CRONS: Final = Need(what="crons", met=lambda harness: harness.limits.crons)
 LIMIT_KEYS: Final = Need(what="limit_keys", met=lambda harness: harness.limits.limit_keys)
 NAME_FILTER: Final = Need(what="name_filter", met=lambda harness: harness.limits.name_filter)
 ORDERING_KEYS: Final = Need(what="ordering_keys", met=lambda harness: harness.limits.ordering_keys)

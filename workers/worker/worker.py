@@ -27,6 +27,7 @@ from typing import Final, TypeAlias
 from workers.backoff import Backoff
 from workers.checks import check_text, new_id
 from workers.clock import monotonic
+from workers.crons import Cron
 from workers.details import JobReader
 from workers.errors import LossReason, StorageError, StorageUnavailable, UnrecoverableError
 from workers.jobs import (
@@ -60,6 +61,7 @@ from workers.worker.set_aside import SetAsideReporter
 from workers.worker.settler import Settler
 from workers.worker.slots import Slots
 from workers.worker.stopping import Stop, all_done, cancel_all, first_failure
+from workers.worker.ticker import Ticker
 from workers.worker.transactions import OwnTransaction
 from workers.worker.turns import Turns
 from workers.worker.unserved import UnservedNames
@@ -85,7 +87,8 @@ class Worker:
     often where `limits.recovery_interval` says so. A failed attempt is repeated by the job's own back-off, else the
     handler's, else `retry`. `backoffs` maps the names of custom back-offs of Node's jobs to functions of the attempt
     and the job's delay. `poll_interval` bounds how long an idle worker relies on the storage to wake it. `on_failed` is
-    called with each job that fails for good here, see `OnFailed`.
+    called with each job that fails for good here, see `OnFailed`. `crons` are stored at the start; every worker turns
+    whatever recurs in the queue.
     """
 
     def __init__(
@@ -108,6 +111,7 @@ class Worker:
         on_failed: OnFailed | None = None,
         payload_serde: Serde | None = None,
         result_serde: Serde | None = None,
+        crons: Iterable[Cron] = (),
     ) -> None:
         if concurrency < 1:
             raise ValueError(f"concurrency must be at least 1, not {concurrency}")
@@ -162,6 +166,7 @@ class Worker:
         )
         served = self._wanted if storage.limits.name_filter else [ANY_NAME]
         self._unserved = UnservedNames(storage, served, interval=lease / 2, is_idle=lambda: self._idle)
+        self._ticker = Ticker(storage, crons, report=self._events.report)
         self._attempts: dict[str, Attempt] = {}  # by token
         self._not_ready = not_ready
         self._stop = Stop()
@@ -213,11 +218,12 @@ class Worker:
                 try:
                     async with asyncio.TaskGroup() as intake:
                         reaping = intake.create_task(self._reaper.run(), name="reap")
+                        ticking = intake.create_task(self._ticker.run(), name="tick")
                         try:
                             self._events.emit(WorkerEventKind.READY)
                             await self._claim_until_stopped()
                         finally:
-                            await cancel_all([reaping])
+                            await cancel_all([reaping, ticking])
                 except asyncio.CancelledError:
                     self._stop.hurry()
                     raise

@@ -17,6 +17,7 @@ from tests.workers.command.conftest import Shop
 from workers import JobState, Limit, Queue, UnrecoverableError
 from workers.command import main
 from workers.command.durations import parse_duration
+from workers.crons import Cron
 from workers.storage import open_storage
 from workers.storage.sql import SqlStorage
 from workers.worker.handlers import Job
@@ -192,7 +193,8 @@ def test_only_the_standard_library_is_needed() -> None:
         "import sys; from workers.command import main\n"
         "try:\n    main(['stats', 'file:///tmp/none-such'])\nfinally:\n"
         "    known = sys.stdlib_module_names | {'workers', '__main__'}\n"
-        "    print(*sorted({n.partition('.')[0] for n in sys.modules} - known))"
+        "    found = {n.partition('.')[0] for n in sys.modules} - known\n"
+        "    print(*sorted(n for n in found if not n.startswith('_sysconfigdata')))"
     )
     done = subprocess.run(
         [sys.executable, "-S", "-c", program],
@@ -210,3 +212,30 @@ def test_durations() -> None:
 def test_other_durations_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="no duration"):
         parse_duration(text)
+
+
+async def test_what_recurs_is_listed_paused_resumed_run_and_removed(command: Command, tmp_path: Path) -> None:
+    """With a status of 1 where there is nothing of that name."""
+    url = f"sqlite:///{tmp_path}/jobs.db?queue=mail"
+    storage = open_storage(url)
+    assert isinstance(storage, SqlStorage)
+    await storage.migrate()
+    assert (await command("crons", "list", url))[0] == 1
+    queue = Queue(storage)
+    queue.crons.add(Cron(name="night\x1b[31m", job="clean", pattern="0 3 * * *", timezone="Europe/Berlin"))
+    await queue.crons.declare()
+    await queue.stop()
+
+    status, out, _ = await command("crons", "list", url)
+    assert (status, "\x1b" in out) == (0, False)
+    assert "0 3 * * * Europe/Berlin" in out
+    name = "night\x1b[31m"
+    assert (await command("crons", "pause", url, name))[0] == 0
+    told = json.loads((await command("crons", "list", url, "--json"))[1])
+    assert [(one["name"], one["paused"], one["due"], one["version"]) for one in told] == [(name, True, None, 1)]
+    assert (await command("crons", "resume", url, name))[0] == 0
+    assert (await command("crons", "run", url, name))[1].startswith("queued: cron:night")
+    assert "clean" in (await command("list", url, "--state", "queued"))[1]
+    assert (await command("crons", "remove", url, name))[0] == 0
+    for verb in ("pause", "resume", "run", "remove"):
+        assert (await command("crons", verb, url, name))[0] == 1

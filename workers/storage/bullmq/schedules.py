@@ -20,9 +20,9 @@ from datetime import datetime
 from functools import partial
 from typing import Final
 
+from workers.cron import UnreadablePattern, find_zone, read_pattern
 from workers.errors import StorageError, WorkersError
 from workers.storage.bullmq.access import QueueAccess
-from workers.storage.bullmq.cron import UnreadablePattern, find_zone, read_pattern
 from workers.storage.bullmq.record import BullMQClaim
 from workers.storage.bullmq.server import Reply
 from workers.storage.on_redis.node_values import json_object, number, whole

@@ -23,6 +23,8 @@ from workers.jobs import (
     Claim,
     Completed,
     Continued,
+    CronLook,
+    CronRow,
     EnqueueResult,
     EnqueueStatus,
     Failed,
@@ -53,6 +55,7 @@ from workers.storage.memory.keys import KeyHolder
 from workers.storage.memory.lines import StoredJob
 from workers.storage.memory.reading import record_of, status_of
 from workers.storage.rules import (
+    CRONS_AT_ONCE,
     STARTS_ANEW,
     WORKER_RECORD,
     bounded,
@@ -75,6 +78,7 @@ class QueueSteps:
         self.table = table
         self.paused = False
         self.seen: dict[str, datetime] = {}
+        self.cron_rows: dict[str, CronRow] = {}
         self._tokens = (f"{uuid.uuid4().hex}-{number}" for number in itertools.count())
 
     def see(self, worker_id: str, now: datetime | None) -> None:
@@ -114,6 +118,28 @@ class QueueSteps:
         self.paused = paused
         if not paused:
             self.table.on_claimable()
+
+    # What recurs
+
+    def crons(self, due: bool, now: datetime) -> CronLook:
+        rows = sorted(self.cron_rows.values(), key=lambda row: row.name)
+        dates = {row.name: row.due for row in rows if row.due is not None}
+        if due:
+            names = sorted((at, name) for name, at in dates.items() if at <= now)[:CRONS_AT_ONCE]
+            rows = [self.cron_rows[name] for _, name in names]
+        return CronLook(now=now, rows=rows, next_due=min(dates.values(), default=None))
+
+    def turn_cron(self, row: CronRow, jobs: Sequence[NewJob], now: datetime) -> bool:
+        known = self.cron_rows.get(row.name)
+        if row.revision != (1 if known is None else known.revision + 1):
+            return False
+        self.keep_cron(row)
+        self.enqueue(jobs, now)
+        return True
+
+    def keep_cron(self, row: CronRow) -> None:
+        """Keep the row, in the place of an older one."""
+        self.cron_rows[row.name] = row
 
     # Jobs
 

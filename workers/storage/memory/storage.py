@@ -20,6 +20,8 @@ from workers.gates import HeldBack, Limit
 from workers.jobs import (
     CancelResult,
     Claim,
+    CronLook,
+    CronRow,
     EnqueueResult,
     JobOutcome,
     JobRecord,
@@ -49,7 +51,7 @@ class MemoryStorage:
     """
 
     limits: Final = Limits(
-        clock="machine", durable=False, processes="one", delay_resolution=timedelta(0), limit_keys=True
+        clock="machine", durable=False, processes="one", delay_resolution=timedelta(0), limit_keys=True, crons=True
     )
 
     def __init__(self, space: MemorySpace | None = None, queue: str = "default", *, clock: Clock | None = None) -> None:
@@ -77,6 +79,12 @@ class MemoryStorage:
         refuse_transaction(connection, "MemoryStorage")
         refuse_other_queues(jobs, "MemoryStorage")
         return self._queue.enqueue(jobs, self._now())
+
+    async def crons(self, *, due: bool = False) -> CronLook:
+        return self._queue.crons(due, self._now())
+
+    async def turn_cron(self, row: CronRow, *, jobs: Sequence[NewJob] = ()) -> bool:
+        return self._queue.turn_cron(row, jobs, self._now())
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
         return self._queue.claim(worker_id, leases, limit, self._now())

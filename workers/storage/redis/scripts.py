@@ -17,6 +17,8 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(("declare", "limits", "held_back"), ()),
     **dict.fromkeys(("clean", "pause", "paused", "keep", "progress"), ()),
     **dict.fromkeys(("cancel", "complete", "remove", "drain", "promote"), ("dependents",)),
+    "crons": ("recurring",),
+    "turn_cron": ("recurring", "add"),
     "enqueue": ("add",),
     "enqueue_once": ("marks", "add"),
     "enqueue_after": ("dependents", "marks", "after", "add"),
@@ -56,7 +58,9 @@ def loaded_scripts() -> Sequence[Script]:
 
 ON_A_FULL_SERVER: Final = "#!lua flags=allow-oom\n"
 TOO_OLD: Final = f"{FULL}; a server of Redis 7 or newer would let workers work it off"
-DRAINING: Final = frozenset(PARTS) - {"enqueue", "enqueue_once", "settle", "complete", "progress", "declare"}
+DRAINING: Final = frozenset(PARTS) - {
+    *("enqueue", "enqueue_once", "turn_cron", "settle", "complete", "progress", "declare")
+}
 """The scripts that run on a full server. Each adds at most a few hundred bytes per job that is there already. What
 settlements add is looked at first, see `room.py`."""
 

@@ -12,6 +12,7 @@ Theory of operation. All keys of a queue begin with `{<prefix>:<queue>}`, which 
 | `:completed`, `:failed`, `:cancelled` | sorted set | records by when they expire |
 | `:marks` | hash | deduplication keys, and the jobs that have to release one |
 | `:gates`, `:passing` | hash, sorted set | limits, and the fronts of fair keys; running jobs by their limit's key |
+| `:crons`, `:crons_due` | hash, sorted set | what recurs, and by when it is due |
 | `:filling`, `:opening` | sorted set | keys of limits by when their bucket is full, and by when parked jobs go on |
 | `:waiting` | sorted set | jobs that wait for others, by when they were enqueued |
 | `:after`, `:dependents` | hash, sorted set | whom they wait for; for each job, who waits for it |
@@ -45,6 +46,8 @@ from workers.jobs import (
     UNCOUNTED_RETRIES,
     CancelResult,
     Claim,
+    CronLook,
+    CronRow,
     EnqueueResult,
     JobOutcome,
     JobRecord,
@@ -83,6 +86,7 @@ from workers.storage.on_redis.storage import (
 )
 from workers.storage.on_redis.wire import Reply
 from workers.storage.redis import codec, inspect
+from workers.storage.redis import crons as kept_crons
 from workers.storage.redis import limits as declared_limits
 from workers.storage.redis.quarantine import RedisQuarantine
 from workers.storage.redis.room import briefly, fits
@@ -122,7 +126,7 @@ class RedisStorage(ScriptedStorage):
         StorageError: a target that is no Redis URL.
     """
 
-    limits = Limits(clock="server", durable=None, processes="many", limit_keys=True)
+    limits = Limits(clock="server", durable=None, processes="many", limit_keys=True, crons=True)
 
     def __init__(
         self,
@@ -317,6 +321,15 @@ class RedisStorage(ScriptedStorage):
         return await inspect.workers(self._lua)
 
     # Management
+
+    async def crons(self, *, due: bool = False) -> CronLook:
+        return await kept_crons.crons(self._lua, due=due)
+
+    async def turn_cron(self, row: CronRow, *, jobs: Sequence[NewJob] = ()) -> bool:
+        refuse_other_queues(jobs, "RedisStorage")
+        for job in jobs:
+            check_fits_redis(job.id, job.payload)
+        return await kept_crons.turn_cron(self._lua, row, jobs)
 
     async def declare_limits(self, limits: Mapping[str, Limit]) -> None:
         await declared_limits.declare(self._lua, limits)

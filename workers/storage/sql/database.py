@@ -9,7 +9,17 @@ from typing import Protocol, TypeAlias, TypeVar
 
 from sqlalchemy import Connection
 
-from workers.jobs import Claim, EnqueueResult, NewJob, ProgressReport, Recovery, Renewal, Settlement, SettleOutcome
+from workers.jobs import (
+    Claim,
+    CronRow,
+    EnqueueResult,
+    NewJob,
+    ProgressReport,
+    Recovery,
+    Renewal,
+    Settlement,
+    SettleOutcome,
+)
 from workers.storage.sql.caller import Caller
 from workers.storage.sql.rows import Transaction
 from workers.storage.subscribers import DatabaseSubscribers
@@ -40,6 +50,8 @@ class Database(Protocol):
     def renew(self, begin: Begin, claims: Sequence[Claim]) -> Future[Renewal]: ...
 
     def settle(self, begin: Begin, settlements: Sequence[Settlement]) -> Future[list[SettleOutcome]]: ...
+
+    def turn_cron(self, begin: Begin, row: CronRow, jobs: Sequence[NewJob]) -> Future[bool]: ...
 
     async def settle_with(
         self, connection: object, begin: Begin, settlements: Sequence[Settlement]

@@ -211,6 +211,18 @@ Table(
     _partial("workers_gates_filling", "queue", "full_at", where="full_at IS NOT NULL"),
 )
 
+# See `crons`: what recurs. `due` is in milliseconds since 1970.
+Table(
+    "workers_crons",
+    metadata,
+    Column("queue", Integer, primary_key=True, autoincrement=False),
+    Column("name", Text, primary_key=True),
+    Column("revision", BigInteger, nullable=False),
+    Column("due", BigInteger),
+    Column("body", Text, nullable=False),
+    _partial("workers_crons_due", "queue", "due", where="due IS NOT NULL"),
+)
+
 Table(
     "workers_seen",
     metadata,
@@ -337,11 +349,11 @@ def _upgrade(connection: Connection, found: int) -> None:
     if found < 6:
         connection.execute(text("ALTER TABLE workers_jobs ADD COLUMN failures TEXT"))
     if found < 7:
-        _add_gates(connection)
+        _add_gates_and_crons(connection)
 
 
-def _add_gates(connection: Connection) -> None:
-    for table in ("workers_limits", "workers_gates"):
+def _add_gates_and_crons(connection: Connection) -> None:
+    for table in ("workers_limits", "workers_gates", "workers_crons"):
         _create_table(connection, metadata.tables[table])
     if connection.dialect.name == "postgresql":
         connection.execute(_DROP_FUNCTIONS)

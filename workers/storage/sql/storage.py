@@ -20,6 +20,8 @@ from workers.gates import HeldBack, Limit
 from workers.jobs import (
     CancelResult,
     Claim,
+    CronLook,
+    CronRow,
     EnqueueResult,
     JobOutcome,
     JobRecord,
@@ -40,7 +42,7 @@ from workers.jobs import (
 from workers.storage.abilities import Admission
 from workers.storage.base import Limits
 from workers.storage.rules import bounded_count, check_claim
-from workers.storage.sql import gates, manage, records, schema
+from workers.storage.sql import crons, gates, manage, records, schema
 from workers.storage.sql.admitted import admission
 from workers.storage.sql.caller import Sessions, checked, when_committed
 from workers.storage.sql.database import Database
@@ -311,6 +313,12 @@ class SqlStorage:
 
     async def remove(self, ids: Sequence[str], *, running: bool = False, connection: object | None = None) -> int:
         return await self._write(partial(manage.remove, ids=ids, running=running), connection)
+
+    async def crons(self, *, due: bool = False) -> CronLook:
+        return await self._read(partial(crons.crons, due=due))
+
+    async def turn_cron(self, row: CronRow, *, jobs: Sequence[NewJob] = ()) -> bool:
+        return await asyncio.wrap_future(self._writable().turn_cron(self._transaction, row, jobs))
 
     async def declare_limits(self, limits: Mapping[str, Limit]) -> None:
         await self._write(partial(gates.declare, limits=dict(limits)))

@@ -13,6 +13,7 @@ MODULES: Final = (
         "claim",
         "ordering",
         "limits",
+        "crons",
         "wait",
         "renew",
         "settle",

@@ -124,9 +124,12 @@ async def test_older_tables_are_brought_forward(url: str, outsider: Engine, data
         assert [one.error_type for one in found.failures] == [ERROR.type]
 
 
+_TABLES_OF_7 = ("workers_limits", "workers_gates", "workers_crons")
+
+
 def take_back_on_sqlite(outsider: Engine, version: int) -> None:
     """The tables are as that version made them."""
-    change(outsider, "DROP TABLE workers_limits", "DROP TABLE workers_gates")
+    change(outsider, *(f"DROP TABLE {table}" for table in _TABLES_OF_7))
     if version < 5:
         for name in ("ended", "gone", "waited", "waited_gone"):
             change(outsider, f"DROP TRIGGER workers_jobs_{name}")
@@ -151,7 +154,7 @@ _CANDIDATES_OF_OLD = (
 
 def take_back_on_postgres(outsider: Engine, version: int) -> None:
     """The tables and functions are as that version made them."""
-    change(outsider, "DROP TABLE workers_limits", "DROP TABLE workers_gates", *_CANDIDATES_OF_OLD)
+    change(outsider, *(f"DROP TABLE {table}" for table in _TABLES_OF_7), *_CANDIDATES_OF_OLD)
     if version < 6:
         change(outsider, "ALTER TABLE workers_jobs DROP COLUMN failures")
     change(outsider, f"UPDATE workers_schema SET version = {version}")

@@ -8,10 +8,11 @@ local WORKERS, SLEEPERS = BASE .. ':workers', BASE .. ':sleepers'
 local WAITING, AFTER, DEPENDENTS = BASE .. ':waiting', BASE .. ':after', BASE .. ':dependents'
 local GATES, PASSING, FILLING, OPENING = BASE .. ':gates', BASE .. ':passing', BASE .. ':filling', BASE .. ':opening'
 local QUEUE_GATE = '\30Q'
+local CRONS, CRONS_DUE = BASE .. ':crons', BASE .. ':crons_due'
 local MARKS, THROTTLED, QUARANTINE = BASE .. ':marks', BASE .. ':throttled', BASE .. ':quarantine'
 
--- The types that the keys must have: the first are hashes, the marks last among them. THROTTLED and QUARANTINE are
--- checked by the scripts that use them, WAITING and AFTER where there are DEPENDENTS, PASSING, FILLING and OPENING
+-- The types that the keys must have: the first are hashes, the marks last among them. THROTTLED, QUARANTINE
+-- and CRONS are checked by the scripts that use them, WAITING and AFTER where there are DEPENDENTS, PASSING, FILLING and OPENING
 -- where there are GATES.
 local HASHES = 7
 local KEPT = {

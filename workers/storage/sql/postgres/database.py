@@ -33,6 +33,7 @@ from workers.jobs import (
     Cancelled,
     Claim,
     Completed,
+    CronRow,
     EnqueueResult,
     JobEventKind,
     NewJob,
@@ -43,6 +44,7 @@ from workers.jobs import (
     SettleOutcome,
 )
 from workers.storage.base import Limits
+from workers.storage.sql import crons
 from workers.storage.sql.caller import Caller, connection_of, run_on, translated
 from workers.storage.sql.database import Begin
 from workers.storage.sql.errors import translate
@@ -98,6 +100,9 @@ class PostgresDatabase:
 
     async def enqueue_with(self, connection: object, begin: Begin, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         return await self.change_with(connection, begin, partial(steps.enqueue, jobs=jobs))
+
+    def turn_cron(self, begin: Begin, row: CronRow, jobs: Sequence[NewJob]) -> Future[bool]:
+        return self.change(begin, partial(crons.turn_cron, row=row, jobs=jobs, enqueue=steps.enqueue))
 
     def claim(self, begin: Begin, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> Future[list[Claim]]:
         work = partial(steps.claim, worker_id=worker_id, leases=leases, limit=limit)
@@ -279,6 +284,7 @@ class PostgresTarget:
         transactions=True,
         dependencies_across_queues=True,
         limit_keys=True,
+        crons=True,
     )
     connections: ClassVar[int] = _PROMPT + _PATIENT + 1  # and the listener's
 

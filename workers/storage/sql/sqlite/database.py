@@ -31,8 +31,19 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from workers.errors import StorageError, StorageUnavailable
 from workers.homes import ForkLock
-from workers.jobs import Claim, EnqueueResult, NewJob, ProgressReport, Recovery, Renewal, Settlement, SettleOutcome
+from workers.jobs import (
+    Claim,
+    CronRow,
+    EnqueueResult,
+    NewJob,
+    ProgressReport,
+    Recovery,
+    Renewal,
+    Settlement,
+    SettleOutcome,
+)
 from workers.storage.base import Limits
+from workers.storage.sql import crons
 from workers.storage.sql.caller import Caller, Callers, real_path, run_on, translated
 from workers.storage.sql.database import Begin
 from workers.storage.sql.dependents import resolve
@@ -81,6 +92,9 @@ class SqliteDatabase:
 
     async def enqueue_with(self, connection: object, begin: Begin, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         return await self.change_with(connection, begin, partial(enqueue.enqueue, jobs=jobs))
+
+    def turn_cron(self, begin: Begin, row: CronRow, jobs: Sequence[NewJob]) -> Future[bool]:
+        return self.change(begin, partial(crons.turn_cron, row=row, jobs=jobs, enqueue=enqueue.enqueue))
 
     def claim(self, begin: Begin, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> Future[list[Claim]]:
         return self.change(begin, partial(claim.claim, worker_id=worker_id, leases=leases, limit=limit))
@@ -236,6 +250,7 @@ class SqliteTarget:
         wakeup_latency=POLL,
         transactions=True,
         limit_keys=True,
+        crons=True,
     )
 
     connections: ClassVar[int] = 0

@@ -6,7 +6,7 @@ from datetime import UTC
 
 import pytest
 
-from workers.storage.bullmq.cron import UnreadablePattern, find_zone, read_pattern
+from workers.cron import UnreadablePattern, find_zone, read_pattern
 
 REFUSED = (
     ("* * * * * * *", "too many fields"),

@@ -1,4 +1,4 @@
-"""Cron patterns, read as Node's `cron-parser` reads them, which BullMQ's own workers use.
+"""Cron patterns, read as Node's `cron-parser` reads them, which BullMQ's own workers use: one meaning on every storage.
 
 Theory of operation. A pattern becomes the set of values of each field. The next occurrence is found by a walk from the
 given time on: over months and days that do not match, then hour by hour in real time, so that a change of the clocks is

@@ -1,0 +1,222 @@
+"""What recurs in one queue, as `Queue.crons`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Final
+
+from workers.checks import new_id
+from workers.crons.definition import Cron, KeptCron
+from workers.crons.ticks import first_due
+from workers.errors import StorageError, Unsupported
+from workers.jobs import CronLook, CronRow
+from workers.storage.abilities import KeepsCrons
+from workers.storage.base import ANY_NAME, Storage
+
+_LOG = logging.getLogger(__name__)
+
+RACES: Final = 20
+"""How often a change is tried again because somebody else changed the row meanwhile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CronStatus:
+    """What recurs, as it stands; `due` is None while it is paused, and once it never comes again."""
+
+    cron: Cron
+    due: datetime | None
+    paused: bool
+    last: datetime | None
+
+
+class Crons:
+    """What recurs in one queue. Workers of the queue store what was added here when they start.
+
+    What is stored is turned by any worker of the queue, also by one whose process declared nothing. It recurs until it
+    is removed: to delete its declaration is not enough.
+    """
+
+    def __init__(self, storage: Storage, connect: Callable[[], Awaitable[None]]) -> None:
+        self._storage = storage
+        self._connect = connect
+        self._declared: dict[str, Cron] = {}
+
+    @property
+    def declared(self) -> Collection[Cron]:
+        """What was added in this process."""
+        return self._declared.values()
+
+    def add(self, cron: Cron) -> None:
+        """Declare what recurs; `declare`, or the start of a worker of this queue, stores it.
+
+        Raises:
+            Unsupported: the storage keeps nothing that recurs.
+            ValueError: this process declared another definition of that name.
+        """
+        keeper(self._storage)
+        if self._declared.setdefault(cron.name, cron) != cron:
+            raise ValueError(f"cron {cron.name!r} is declared already, with another definition")
+
+    def check_names(self, served: Collection[str]) -> None:
+        """Check that the handlers take the jobs of all that was added.
+
+        Raises:
+            ValueError: one of them has a job of another name.
+        """
+        for cron in self._declared.values():
+            if cron.job not in served and ANY_NAME not in served:
+                raise ValueError(f"cron {cron.name!r} is for jobs named {cron.job!r}, for which there is no handler")
+
+    async def declare(self) -> None:
+        """Store what was added here, unless what is stored is as new; see `store`."""
+        if self._declared:
+            await self._connect()
+            await store(self._storage, self._declared.values())
+
+    async def pause(self, name: str) -> bool:
+        """Let it enqueue nothing until `resume`; False if there is none of that name."""
+        return await self._change(name, lambda kept, due, now: (replace(kept, paused=True), None))
+
+    async def resume(self, name: str) -> bool:
+        """Let it go on, with its first time from now; what it missed meanwhile is not made up for.
+
+        This also cures what a clock, gone far ahead and put right again, has left due in the distant future.
+        """
+
+        def resumed(kept: KeptCron, due: datetime | None, now: datetime) -> tuple[KeptCron, datetime | None]:
+            if not kept.paused and due is not None and due <= now:
+                return kept, due
+            return replace(kept, paused=False), first_due(kept.cron, now)
+
+        return await self._change(name, resumed)
+
+    async def remove(self, name: str) -> bool:
+        """Let it never recur again; False if there is none of that name.
+
+        Its version is remembered, so that a process which still declares it does not bring it back. A higher version
+        does.
+        """
+        return await self._change(name, lambda kept, due, now: (replace(kept, removed=True, paused=False), None))
+
+    async def run_now(self, name: str) -> str | None:
+        """Enqueue one job of it, paused or not, and return the job's id; None if there is none of that name.
+
+        When it recurs stays as it was.
+        """
+        found = next((one for one in await self.list() if one.cron.name == name), None)
+        if found is None:
+            return None
+        job = found.cron.job_called(f"now:{new_id()}")
+        await self._storage.enqueue([job])
+        return job.id
+
+    async def _change(
+        self,
+        name: str,
+        change: Callable[[KeptCron, datetime | None, datetime], tuple[KeptCron, datetime | None]],
+    ) -> bool:
+        await self._connect()
+        storage = keeper(self._storage)
+        for _ in range(RACES):
+            look = await storage.crons()
+            row = _row(look, name)
+            kept = None if row is None else KeptCron.decoded(name, row.body)
+            if row is None or kept is None or kept.removed:
+                return False
+            changed, due = change(kept, row.due, look.now)
+            if await storage.turn_cron(_next(row, changed, due)):
+                return True
+        raise _raced(name)
+
+    # Last, because from here on `list` is this method and no longer the type.
+    async def list(self) -> list[CronStatus]:
+        """Return all that is stored and not removed, by name.
+
+        Raises:
+            StorageError: a newer version wrote one of them.
+        """
+        await self._connect()
+        look = await keeper(self._storage).crons()
+        found = [(row, KeptCron.decoded(row.name, row.body)) for row in look.rows]
+        return [
+            CronStatus(cron=kept.cron, due=row.due, paused=kept.paused, last=kept.last)
+            for row, kept in found
+            if not kept.removed
+        ]
+
+
+def keeper(storage: Storage) -> KeepsCrons:
+    """Return the storage as one that keeps what recurs.
+
+    Raises:
+        Unsupported: it does not.
+    """
+    if not storage.limits.crons or not isinstance(storage, KeepsCrons):
+        raise Unsupported(f"{type(storage).__name__} keeps nothing that recurs; enqueue by a scheduler of your own")
+    return storage
+
+
+async def store(storage: Storage, crons: Iterable[Cron]) -> None:
+    """Store these definitions. Of two versions the higher one counts, whoever stores first.
+
+    A definition that differs from the stored one of the same version changes nothing, and an error is logged.
+    """
+    for cron in crons:
+        await _store(keeper(storage), cron)
+
+
+async def _store(storage: KeepsCrons, cron: Cron) -> None:
+    for _ in range(RACES):
+        look = await storage.crons()
+        row = _row(look, cron.name)
+        if row is None:
+            row = CronRow(name=cron.name, revision=0, due=None, body="")
+            due, changed = first_due(cron, look.now), KeptCron(cron=cron)
+        else:
+            kept = KeptCron.decoded(cron.name, row.body)
+            if kept.cron.version >= cron.version:
+                _tell_of_difference(kept, cron)
+                return
+            due, changed = _due(row, kept, cron, look.now), kept.replaced(cron)
+        if await storage.turn_cron(_next(row, changed, due)):
+            return
+    raise _raced(cron.name)
+
+
+def _due(row: CronRow, kept: KeptCron, cron: Cron, now: datetime) -> datetime | None:
+    """Return when a newer definition is due first: if it recurs as before, as before."""
+    if kept.paused:
+        return None
+    if cron.recurs_as(kept.cron) and not kept.removed:
+        return row.due
+    # A time that had its turn has no second one, not even if the clock stepped back since.
+    return first_due(cron, now if kept.last is None else max(now, kept.last))
+
+
+def _tell_of_difference(kept: KeptCron, cron: Cron) -> None:
+    if kept.removed:
+        _LOG.warning(
+            "cron %r was removed and does not recur, although it is declared; raise its version to bring it back",
+            cron.name,
+        )
+    elif kept.cron.version == cron.version and kept.cron != cron:
+        _LOG.error(
+            "cron %r is stored with another definition of version %d, which stays; raise its version to replace it",
+            cron.name,
+            cron.version,
+        )
+
+
+def _row(look: CronLook, name: str) -> CronRow | None:
+    return next((row for row in look.rows if row.name == name), None)
+
+
+def _next(row: CronRow, kept: KeptCron, due: datetime | None) -> CronRow:
+    return CronRow(name=row.name, revision=row.revision + 1, due=due, body=kept.encoded())
+
+
+def _raced(name: str) -> StorageError:
+    return StorageError(f"cron {name!r} was changed {RACES} times by others meanwhile; try again")
