@@ -57,7 +57,7 @@ class Queue:
     workers give the same ones.
 
     Raises:
-        Unsupported: `limits` on a storage that keeps none.
+        Unsupported: `limits` on a storage that keeps none, or not these.
         ValueError, TypeError: a name that no limit can have; something else than a `Limit`.
     """
 

@@ -166,7 +166,7 @@ async def test_what_node_changes_of_our_cron(storage: BullMQStorage, node: NodeP
     assert (await node.call("scheduler", "night"))["pattern"] == "0 4 * * *"
     assert await storage.declare_cron(nightly(version=2)) is Declared.STORED
     assert (await node.call("scheduler", "night"))["pattern"] == "0 3 * * *"
-    await node.call("upsert", ["night", {"every": HOUR_MS}, {"name": "tick", "data": {}}])
+    await node.call("upsert", ["night", {"pattern": "0 4 * * *"}, {"name": "tick", "data": {}}])
     assert await storage.declare_cron(nightly(version=3)) is Declared.FOREIGN
     assert await node.call("remove", "night")
     assert await storage.declare_cron(nightly(version=2)) is Declared.STORED

@@ -70,7 +70,7 @@ class Limits:
     ordering_keys: bool = True
     limit_keys: bool = False
     """Whether jobs have limit keys and fair keys, and the storage is a `KeepsLimits`; otherwise `enqueue` refuses these
-    keys with `Unsupported`.
+    keys with `Unsupported`, and the storage keeps no limits, or only some: see `KeepsSomeLimits`.
     """
     transactions: bool = False
     """Whether `connection=` joins the caller's SQL transaction, and handlers have `job.transaction()`."""
