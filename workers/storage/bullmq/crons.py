@@ -87,7 +87,7 @@ class Seen:
         return None if self.place in _OVER else Declared.KEPT
 
 
-class Crons:
+class JobSchedulers:
     """The part of a BullMQ storage that knows what recurs in the queue."""
 
     def __init__(self, queue: QueueAccess) -> None:

@@ -60,7 +60,7 @@ from workers.storage.base import Limits
 from workers.storage.bullmq.access import QueueAccess
 from workers.storage.bullmq.children import ChildrenReader
 from workers.storage.bullmq.claims import Claims
-from workers.storage.bullmq.crons import Crons, refuse_cron
+from workers.storage.bullmq.crons import JobSchedulers, refuse_cron
 from workers.storage.bullmq.flows import Flows
 from workers.storage.bullmq.inspect import BullMQInspector
 from workers.storage.bullmq.jobs import Jobs
@@ -186,7 +186,7 @@ class BullMQStorage:
         self._inspector = BullMQInspector(access)
         self._waiter = Waiter(access, self._presence)
         self._logs = JobLogs(access)
-        self._crons = Crons(access)
+        self._crons = JobSchedulers(access)
         self._limits = QueueLimits(access)
         self._feed = StreamListener(access, access.lua["events"])
         self._cancels = StreamListener(access, access.cancels_key)

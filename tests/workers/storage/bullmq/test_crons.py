@@ -20,7 +20,7 @@ from workers.errors import StorageError, Unsupported
 from workers.jobs import DROP, Completed, Declared, Recurrence
 from workers.storage.bullmq import BullMQStorage
 from workers.storage.bullmq.access import QueueAccess
-from workers.storage.bullmq.crons import Crons
+from workers.storage.bullmq.crons import JobSchedulers
 from workers.storage.bullmq.scripts import BullMQScripts
 from workers.storage.bullmq.server import BullMQServer
 
@@ -210,7 +210,7 @@ async def test_nothing_is_stored_over_what_changed_meanwhile(
 ) -> None:
     """A declaration that was decided before the change has no effect; it is decided anew."""
     server = BullMQServer(redis_url, timedelta(seconds=5))
-    late = Crons(QueueAccess(server, BullMQScripts(storage.queue, "bull"), max_foreign_stalls=1))
+    late = JobSchedulers(QueueAccess(server, BullMQScripts(storage.queue, "bull"), max_foreign_stalls=1))
     await server.open()
     try:
         await storage.declare_cron(hourly())
