@@ -151,13 +151,17 @@ async def test_the_highest_version_counts(storage: BullMQStorage, other: BullMQS
 
 
 @pytest.mark.parametrize("first", [hourly(), cron()], ids=["period", "pattern"])
-async def test_a_new_version_that_recurs_as_before_is_due_as_before(storage: BullMQStorage, first: Cron) -> None:
-    """Its next job is the new version's."""
+async def test_a_new_version_that_recurs_as_before_is_due_as_before(
+    storage: BullMQStorage, client: Any, first: Cron
+) -> None:
+    """Its next job is the new version's; a period goes on in its rhythm, also after times that were missed."""
     await storage.declare_cron(first)
     due, jobs = await due_of(storage), await waiting(storage)
+    rhythm = await client.hget(f"bull:{storage.queue}:repeat:night", "offset")
     times = {"pattern": first.pattern, "every": first.every}
     assert await storage.declare_cron(cron(version=2, payload=b'"new"', **times)) is Declared.STORED
     assert (await due_of(storage), await waiting(storage)) == (due, jobs)
+    assert await client.hget(f"bull:{storage.queue}:repeat:night", "offset") == rhythm
     await storage.promote(jobs)
     [claim] = await storage.claim("w", leases=LEASES, limit=5)
     assert claim.payload == b'"new"'
@@ -204,7 +208,7 @@ async def test_a_new_version_while_the_job_is_claimed(storage: BullMQStorage, cl
     assert await waiting(storage) == [following]
 
 
-@pytest.mark.parametrize("change", ["turned", "declared", "removed"])
+@pytest.mark.parametrize("change", ["turned", "declared", "removed", "declared and removed"])
 async def test_nothing_is_stored_over_what_changed_meanwhile(
     redis_url: str, storage: BullMQStorage, client: Any, change: str
 ) -> None:
@@ -213,7 +217,8 @@ async def test_nothing_is_stored_over_what_changed_meanwhile(
     late = JobSchedulers(QueueAccess(server, BullMQScripts(storage.queue, "bull"), max_foreign_stalls=1))
     await server.open()
     try:
-        await storage.declare_cron(hourly())
+        if change != "declared and removed":
+            await storage.declare_cron(hourly())
         seen = await late._look("night")
         if change == "turned":
             await storage.promote(await waiting(storage))
@@ -221,6 +226,7 @@ async def test_nothing_is_stored_over_what_changed_meanwhile(
         elif change == "declared":
             await storage.declare_cron(hourly(version=3))
         else:
+            await storage.declare_cron(hourly())
             await storage.remove_cron("night")
         before = await content(storage, client)
         assert not await late._store(hourly(version=2), seen)

@@ -103,7 +103,7 @@ async def test_what_another_program_limits_stays(storage: BullMQStorage, client:
     assert await meta(storage, client) == {"max": "5", "duration": "1000"}
     await client.hset(key, "max", 6)
     await storage.declare_limits({"*": Limit(concurrency=2)})
-    assert await meta(storage, client) == {"concurrency": "2", "max": "6"}
+    assert await meta(storage, client) == {"concurrency": "2", "max": "6", "duration": "1000"}
 
 
 @pytest.mark.parametrize("junk", [{"max": "many", "duration": "5"}, {"max": "1.5", "duration": "7"}, {"max": "9" * 15}])

@@ -10,18 +10,27 @@ local kept = tonumber(redis.call('HGET', KEYS[2], 'version') or '')
 if kept and kept > tonumber(ARGV[2]) then
   return 0
 end
-redis.call('HSET', KEYS[2], 'version', ARGV[2])
-for at, name in ipairs({ 'concurrency', 'max', 'duration' }) do
-  local ours, wanted = redis.call('HGET', KEYS[2], name), ARGV[2 + at]
-  if wanted ~= '' then
-    redis.call('HSET', KEYS[1], name, wanted)
-    redis.call('HSET', KEYS[2], name, wanted)
-  elseif ours then
-    redis.call('HDEL', KEYS[2], name)
-    if redis.call('HGET', KEYS[1], name) == ours then
-      redis.call('HDEL', KEYS[1], name)
+
+-- Set these fields to these values; or, without, take back what we had set, unless another program has changed it since.
+local function limit(names, values)
+  local unchanged = true
+  for at, name in ipairs(names) do
+    unchanged = unchanged and redis.call('HGET', KEYS[1], name) == redis.call('HGET', KEYS[2], name)
+    if values[at] ~= '' then
+      redis.call('HSET', KEYS[1], name, values[at])
+      redis.call('HSET', KEYS[2], name, values[at])
+    end
+  end
+  if values[1] == '' then
+    redis.call('HDEL', KEYS[2], unpack(names))
+    if unchanged then
+      redis.call('HDEL', KEYS[1], unpack(names))
     end
   end
 end
+
+redis.call('HSET', KEYS[2], 'version', ARGV[2])
+limit({ 'concurrency' }, { ARGV[3] })
+limit({ 'max', 'duration' }, { ARGV[4], ARGV[5] }) -- never one of the two: BullMQ's script would stop half-way
 redis.call('ZADD', KEYS[3], 0, '0') -- a job that was kept back may be one that starts now
 return 1
