@@ -32,6 +32,7 @@ FRONTS: Final = {
     "addJobScheduler": "before_declaring",
     "updateJobScheduler": "before_scheduling",
     "removeJobScheduler": "before_unscheduling",
+    "drain": "before_draining",
 }
 """The Lua in front of a script of BullMQ, so that the script does not begin what it cannot end."""
 
@@ -49,6 +50,7 @@ BEHIND: Final = {
     "promote": ("ARGV[1]", "park"),
     "removeJob": ("ARGV[3]", "wake"),
     "pause": ("string.sub(KEYS[3], 1, -5)", "park"),
+    "drain": ("ARGV[1]", "spare"),
 }
 """The Lua behind a script of BullMQ, whose answer stays: how it knows the prefix of the keys, then its files."""
 IN_FRONT: Final = frozenset({"moveJobFromActiveToWait", "moveStalledJobsToWait"})

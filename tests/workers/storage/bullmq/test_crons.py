@@ -14,7 +14,7 @@ import pytest
 
 from tests.patience import until
 from tests.workers.storage.bullmq.steps import LEASES
-from workers import JobState, Queue, Tasks
+from workers import JobState, NewJob, Queue, Tasks
 from workers.crons import Cron, Missed
 from workers.errors import StorageError, Unsupported
 from workers.jobs import DROP, Completed, Declared, Recurrence
@@ -376,3 +376,23 @@ async def test_a_job_that_is_declared_due_waits_where_node_leaves_it(storage: Bu
     [claim] = await storage.claim("w", leases=LEASES, limit=5)
     assert len(await waiting(storage)) == 1
     assert claim.name == "work"
+
+
+@pytest.mark.parametrize("paused", [False, True])
+async def test_a_drain_spares_what_recurs(storage: BullMQStorage, client: Any, paused: bool) -> None:
+    """Due or not, wherever it stands among the others; of these none is left, and no place of one."""
+    await storage.declare_cron(hourly())
+    await storage.enqueue([NewJob(id=f"before-{at}", name="n", payload=b"1") for at in range(3)])
+    for name in ("first", "second"):
+        await storage.declare_cron(hourly(name=name))
+        await storage.promote([job for job in await waiting(storage) if job.startswith(f"repeat:{name}:")])
+        await storage.enqueue([NewJob(id=f"{name}-{at}", name="n", payload=b"1") for at in range(3)])
+    if paused:
+        await storage.pause()
+    assert await storage.drain() == 9
+    await storage.resume()
+    assert len(await waiting(storage)) == 3
+    assert await client.llen(f"bull:{storage.queue}:wait") == 2
+    claims = await storage.claim("w", leases=LEASES, limit=10)
+    assert [claim.job_id.rpartition(":")[0] for claim in claims] == ["repeat:first", "repeat:second"]
+    assert len(await waiting(storage)) == 3
