@@ -7,6 +7,7 @@ import io
 import json
 import subprocess
 import sys
+import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -239,3 +240,25 @@ async def test_what_recurs_is_listed_paused_resumed_run_and_removed(command: Com
     assert (await command("crons", "remove", url, name))[0] == 0
     for verb in ("pause", "resume", "run", "remove"):
         assert (await command("crons", verb, url, name))[0] == 1
+
+
+async def test_what_recurs_on_bullmq_is_listed_run_and_removed(command: Command, redis_url: str) -> None:
+    """Its job schedulers cannot be paused, which is told with a status of 2."""
+    name = f"crons-{uuid.uuid4().hex}"
+    url = f"bullmq+{redis_url}?queue={name}"
+    queue = Queue(open_storage(url))
+    queue.crons.add(Cron(name="night", job="clean", pattern="0 3 * * *", timezone="Europe/Berlin", version=3))
+    await queue.crons.declare()
+    await queue.stop()
+
+    told = json.loads((await command("crons", "list", url, "--json"))[1])
+    assert [(one["name"], one["paused"], one["version"], one["missed"]) for one in told] == [
+        ("night", False, 3, "once")
+    ]
+    assert "0 3 * * * Europe/Berlin" in (await command("crons", "list", url))[1]
+    for verb in ("pause", "resume"):
+        status, _, err = await command("crons", verb, url, "night")
+        assert (status, "cannot pause what recurs" in err) == (2, True)
+    assert (await command("crons", "run", url, "night"))[1].startswith("queued: cron:night:now:")
+    assert (await command("crons", "remove", url, "night"))[0] == 0
+    assert (await command("crons", "list", url))[0] == 1
