@@ -64,7 +64,10 @@ async def process(directory: Path, *arguments: str, **variables: str) -> AsyncIt
         yield lambda: printed.read_text().splitlines()
     finally:
         child.terminate()
-        await asyncio.to_thread(child.wait, PATIENCE_SECONDS)
+        try:
+            await asyncio.to_thread(child.wait, PATIENCE_SECONDS)
+        finally:
+            child.kill()
 
 
 def at_work(directory: Path, target: str) -> AbstractAsyncContextManager[Callable[[], list[str]]]:
