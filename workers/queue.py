@@ -136,8 +136,7 @@ class Queue:
 
         See `KeepsLimits.held_back`.
         """
-        await self._connect()
-        return (await self.storage.held_back([job_id]))[0] if isinstance(self.storage, KeepsLimits) else None
+        return (await self.manage.held_back([job_id]))[0]
 
     @property
     def payload_serde(self) -> Serde:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 import subprocess
@@ -14,28 +13,14 @@ from pathlib import Path
 import pytest
 
 from tests.patience import until
-from tests.workers.command.conftest import Shop
-from workers import JobState, Limit, Queue, UnrecoverableError
+from tests.workers.command.conftest import Command, Shop
+from workers import JobState, Queue, UnrecoverableError
 from workers.command import main
 from workers.command.durations import parse_duration
 from workers.crons import Cron
 from workers.storage import open_storage
 from workers.storage.sql import SqlStorage
 from workers.worker.handlers import Job
-
-Command = Callable[..., Awaitable[tuple[int, str, str]]]
-
-
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Command:
-    """Runs a command in this process, and returns its status and what it printed."""
-
-    async def run(*arguments: str) -> tuple[int, str, str]:
-        status = await asyncio.to_thread(main, arguments)  # which has an event loop of its own
-        told = capsys.readouterr()
-        return status, told.out, told.err
-
-    return run
 
 
 async def _settled(url: str) -> None:
@@ -165,26 +150,11 @@ async def test_a_missing_package_is_named(command: Command, monkeypatch: pytest.
     assert "pip install 'federation-delivery[redis]'" in error
 
 
-async def test_a_job_that_a_limit_keeps_back_says_so(tmp_path: Path, command: Command) -> None:
-    """With the limit, its key, and what it waits for."""
-    url = f"sqlite:///{tmp_path / 'limits.db'}"
-    storage = SqlStorage(url)
-    await storage.migrate()
-    queue = Queue(storage, limits={"send": Limit(concurrency=1)})
-    for job_id in ("one", "two"):
-        await queue.enqueue(1, name="send", id=job_id, limit_key="ann")
-    assert len(await storage.claim("worker", leases={"*": queue.lease}, limit=9)) == 1
-    _, shown, _ = await command("show", url, "two", "--json")
-    assert json.loads(shown)["waits"] == "for limit 'send' of key 'ann', until another one ends"
-    assert "waits" not in json.loads((await command("show", url, "one", "--json"))[1])
-    await queue.stop()
-
-
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
     told = capsys.readouterr().out
-    for name in ("run", "enqueue", "list", "show", "retry", "cancel", "stats", "top", "migrate"):
+    for name in ("run", "enqueue", "list", "show", "retry", "cancel", "stats", "top", "migrate", "crons", "limits"):
         assert f"\n    {name} " in told
 
 
