@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 import uuid
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
