@@ -117,7 +117,7 @@ class SharedConnection(asyncio.Protocol):
                 break
             if not call.answered.done():
                 call.answered.set_exception(TimeoutError())
-        if self._calls and self._heard + self._seconds <= now:
+        if self._calls and max(self._calls[0].deadline, self._heard + self._seconds) <= now:
             self.close()
 
     def pause_writing(self) -> None:
