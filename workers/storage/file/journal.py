@@ -24,6 +24,7 @@ from workers.storage.file.frames import (
     encode,
     scan,
 )
+from workers.storage.file.versions import FIRST
 
 SLACK_BYTES: Final = 8 << 20
 """How much a journal may grow beyond twice its snapshot before it is compacted."""
@@ -198,7 +199,7 @@ class Journal:
         """The version of the entries that may be in the journal."""
         return self._preamble.version
 
-    def replace(self, contents: Contents, *, continues: bool, version: int = 1) -> None:
+    def replace(self, contents: Contents, *, continues: bool, version: int = FIRST) -> None:
         """Replace the journal by a new file with these contents; when this raises, the old one stays.
 
         Those who have the old one open still see it unchanged. With `continues` they may read it to its end and go on

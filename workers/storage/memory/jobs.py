@@ -134,7 +134,7 @@ class JobTable(LineTable):
     def _start(self, job: StoredJob, now: datetime) -> StoredJob:
         self._step(job, Step.CLAIM)
         job.attempts += 1
-        job.settled_by = None
+        job.settled_by = job.turn = None
         self.let_go(job.new.id, claimed=True)
         if WHOLE_QUEUE in self.gates.limits:
             self.gates.take_token(QUEUE_GATE, now)

@@ -17,6 +17,7 @@ from tests.workers.storage.file.steps import LEASES, MINUTE, described, journal_
 from workers.clock import ManualClock
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import UnknownDependency
+from workers.gates import Limit, LimitKey
 from workers.jobs import (
     DROP,
     TERMINAL_EVENTS,
@@ -24,6 +25,8 @@ from workers.jobs import (
     Cancelled,
     Claim,
     Completed,
+    Continued,
+    CronRow,
     EnqueueStatus,
     Failed,
     JobEventKind,
@@ -47,15 +50,15 @@ class RandomSteps:
 
     async def __call__(self, storage: FileStorage) -> None:
         steps = (self._enqueue, self._enqueue, self._claim, self._claim, self._settle, self._settle)
-        await self._source.choice((*steps, self._lease, self._pass_time, self._manage))(storage)
+        others = (self._lease, self._pass_time, self._manage, self._limit, self._turn)
+        await self._source.choice((*steps, *others))(storage)
 
     async def _enqueue(self, storage: FileStorage) -> None:
         delay, key = self._source.choice((0, 0, 20)), self._source.choice((None, "k", "l"))
-        options: dict[str, Any] = {
-            "delay": timedelta(seconds=delay),
-            "ordering_key": key,
-            "priority": self._source.randrange(2),
-        }
+        options: dict[str, Any] = {"delay": timedelta(seconds=delay), "priority": self._source.randrange(2)}
+        if key is not None:
+            kind = self._source.choice(("ordering_key", "limit_key", "fair_key"))
+            options[kind] = LimitKey("api", key) if kind == "limit_key" else key
         mode = self._source.choice((None, *DeduplicationMode))
         if mode is not None:
             ttl = None if mode is DeduplicationMode.SIMPLE else timedelta(seconds=20)
@@ -78,6 +81,7 @@ class RandomSteps:
         delay = timedelta(seconds=self._source.choice((0, 9)))
         options = (
             Completed(claim=claim, result=b"r", keep=keep, then=job(self._source.choice(self._ids))),
+            Continued(claim=claim, then=job(claim.job_id, fair_key=self._source.choice((None, "k")))),
             Failed(claim=claim, error=ERROR, keep=keep),
             Retried(claim=claim, delay=delay, error=ERROR),
             Released(claim=claim),
@@ -102,6 +106,18 @@ class RandomSteps:
         await storage.promote([self._source.choice(self._ids)])
         await storage.update_result_ttl(job_id, MINUTE)
 
+    async def _limit(self, storage: FileStorage) -> None:
+        name = self._source.choice(("api", "*"))
+        limit = Limit(self._source.choice((None, "3/m")), concurrency=self._source.choice((None, 2, 5)))
+        await storage.declare_limits({name: limit})
+        await storage.remove_limit(self._source.choice(("*", "none")))
+
+    async def _turn(self, storage: FileStorage) -> None:
+        found = await storage.crons()
+        revision = found.rows[0].revision + 1 if found.rows else 1
+        row = CronRow(name="cron", revision=revision, due=self._clock.now(), body="{}")
+        await storage.turn_cron(row, jobs=[job(self._source.choice(self._ids))])
+
 
 async def test_two_copies_and_a_fresh_one_always_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever two processes do in turn, through compactions too, both know the same, and so does a third one."""
@@ -112,7 +128,7 @@ async def test_two_copies_and_a_fresh_one_always_agree(tmp_path: Path, monkeypat
     pair = [FileStorage(tmp_path, clock=clock, fsync=fsync) for fsync in (True, False)]
     for storage in pair:
         await storage.connect()
-    for turn in range(600):
+    for turn in range(800):
         await step(source.choice(pair))
         if turn % 20 == 0:
             first, second = [await described(each) for each in pair]
