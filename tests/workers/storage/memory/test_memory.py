@@ -115,6 +115,31 @@ async def test_parked_jobs_of_every_name_come_back() -> None:
     assert [claim.job_id for claim in await storage.claim("w", leases=only_c, limit=10)] == ["c-next"]
 
 
+async def test_a_more_urgent_job_comes_ahead_of_the_front_of_its_fair_key() -> None:
+    """It waits for no other turn of its key, and the job that it comes ahead of keeps its own."""
+    storage = MemoryStorage()
+    await storage.enqueue([job(f"{key}{at}", fair_key=key, priority=5) for key in "ab" for at in (1, 2)])
+    (first,) = await storage.claim("w", leases=LEASES, limit=1)
+    await storage.enqueue([job("c1", fair_key="c", priority=5), job("urgent", fair_key="a", priority=1)])
+    rest = await storage.claim("w", leases=LEASES, limit=10)
+    assert [one.job_id for one in (first, *rest)] == ["a1", "urgent", "b1", "a2", "c1", "b2"]
+
+
+async def test_a_turn_changes_neither_the_age_nor_the_page_of_a_job() -> None:
+    """A job that comes forward has waited since it was enqueued, and is listed where it was."""
+    clock = ManualClock()
+    storage = MemoryStorage(clock=clock)
+    await storage.enqueue([job(f"a{at}", fair_key="a") for at in range(4)])
+    since = clock.now()
+    clock.advance(timedelta(hours=1))
+    await storage.enqueue([job("b0", fair_key="b")])
+    page = await storage.list(JobState.QUEUED, limit=2)
+    await storage.claim("w", leases=LEASES, limit=1)
+    assert await storage.waiting_since() == since
+    following = await storage.list(JobState.QUEUED, cursor=page.cursor, limit=10)
+    assert [one.id for one in (*page.jobs, *following.jobs)] == ["a0", "a1", "a2", "a3", "b0"]
+
+
 def test_a_line_keeps_order_through_leavers() -> None:
     """Whatever joins, moves and leaves at random, a line pops the rest in the order of their keys."""
     random_source = random.Random(7)
