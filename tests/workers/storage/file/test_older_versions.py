@@ -16,7 +16,7 @@ import pytest
 from tests.workers.storage.file.steps import LEASES, described, journal_of, quarantined, reopened
 from workers.clock import ManualClock
 from workers.errors import StorageError
-from workers.gates import Limit, LimitKey
+from workers.gates import HeldBack, Limit, LimitKey
 from workers.jobs import (
     Cancelled,
     Completed,
@@ -89,6 +89,31 @@ async def test_journals_of_older_versions_are_read(version: int, tmp_path: Path)
     await storage.complete("running", b"")
     following = [one.job_id for one in await storage.claim("w", leases=LEASES, limit=9)]
     assert following == ["keyed"] + ["follows"] * (version == 2)
+    await storage.disconnect()
+    assert quarantined(tmp_path) == []
+
+
+async def test_a_journal_with_limits_and_crons_is_read(tmp_path: Path) -> None:
+    """The limits, a bucket, a place, a turn and the rows of crons are as the first version wrote them that had any."""
+    journal_of(tmp_path).parent.mkdir()
+    journal_of(tmp_path).write_bytes((JOURNALS / "version-3").read_bytes())
+    clock = ManualClock()
+    storage = FileStorage(tmp_path, clock=clock)
+    await storage.connect()
+    assert await storage.declared_limits() == {"api": Limit("1/h", version=2), "slow": Limit(concurrency=1)}
+    assert (await storage.crons()).rows == [
+        CronRow(name="night", revision=2, due=clock.now() + 3 * HOUR, body='{"a": 2}'),
+        CronRow(name="removed", revision=1, due=None, body='{"removed": true}'),
+    ]
+    claims = await storage.claim("w", leases=LEASES, limit=9)
+    assert [one.job_id for one in claims] == ["fair-2", "plain", "tick", "fair-3"]
+    assert await storage.held_back(["api-2", "slow-2"]) == [
+        HeldBack("api", "key", clock.now() + HOUR),
+        HeldBack("slow", "key", None),
+    ]
+    await storage.complete("slow-1", b"")
+    clock.advance(HOUR)
+    assert {one.job_id for one in await storage.claim("w", leases=LEASES, limit=9)} == {"api-2", "slow-2"}
     await storage.disconnect()
     assert quarantined(tmp_path) == []
 
