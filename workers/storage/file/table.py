@@ -132,6 +132,7 @@ class FileTable(DependentTable):
     def restore_holder(self, key: str, holder: KeyHolder | None) -> None:
         """Set the key as it was written elsewhere."""
         super().give(key, holder)
+        self._changes.keys.discard(key)
 
     def restore(self, job: StoredJob, kept_until: datetime | None) -> None:
         """Put the job into the table as it is, replacing what was known of its id. Nobody is told."""
@@ -185,7 +186,8 @@ class FileTable(DependentTable):
         self.restore(ended, until)
 
     def forget(self, job_id: str) -> None:
-        """Leave nothing of the job."""
+        """Leave nothing of the job, nor of what a look at the clock changed in it: the journal knows it better."""
+        self._changes.jobs.pop(job_id, None)
         self._tombstones.discard(job_id)
         job = self._jobs.pop(job_id, None)
         if job is None:
@@ -218,3 +220,4 @@ class FileTable(DependentTable):
         if self.gates.restore_bucket(gate, full_at):
             self._unpark(gate)
             self.on_claimable()
+        self._changes.buckets.discard(gate)

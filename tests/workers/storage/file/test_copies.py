@@ -216,6 +216,28 @@ async def test_a_key_seen_to_be_free_here_is_not_taken_from_who_has_it_now(tmp_p
     await there.disconnect()
 
 
+async def test_a_copy_that_only_looks_keeps_nothing_to_write(tmp_path: Path) -> None:
+    """What the clock changed there is written by others sooner or later, and is no change of its own any more."""
+    clock = ManualClock()
+    worker, looker = FileStorage(tmp_path, clock=clock), FileStorage(tmp_path, clock=clock, fsync=False)
+    await worker.connect()
+    await looker.connect()
+    await worker.declare_limits({"api": Limit("1/m")})
+    throttled = Deduplication(key="m", mode=DeduplicationMode.THROTTLE, ttl=MINUTE)
+    for number in range(10):
+        limited = job(f"limited-{number}", limit_key=LimitKey("api", str(number)), keep=MINUTE)
+        await worker.enqueue([limited, job(f"keyed-{number}", deduplication=throttled, keep=MINUTE)])
+        claims = await worker.claim("w", leases=LEASES, limit=9)
+        assert len(claims) == 2
+        await worker.settle([Completed(claim=claim, result=b"") for claim in claims])
+        clock.advance(timedelta(hours=1))
+        await looker.counts()
+        await worker.sweep(100)
+    assert await looker._read(lambda state, now: bool(state._changes)) is False
+    await worker.disconnect()
+    await looker.disconnect()
+
+
 async def test_a_copy_left_behind_hears_of_the_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that missed several journals still learns which jobs ended meanwhile, and how."""
     monkeypatch.setattr(file_journal, "SLACK_BYTES", 1_000)

@@ -155,9 +155,9 @@ async def test_a_place_freed_elsewhere_is_free_here(name: str, tmp_path: Path) -
     worker = asyncio.create_task(next_claim(watched))
     async with background(worker):
         await until(lambda: calls["wait"])
+        before = calls["claim"]
         await there.renew([held])
         await here.status(["first"])  # which has heard of that
-        before = calls["claim"]
         await there.settle([Completed(claim=held, result=b"")])
         assert (await worker).job_id == "second"
     assert calls["claim"] == before + 1
