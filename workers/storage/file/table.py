@@ -217,7 +217,5 @@ class FileTable(DependentTable):
 
     def restore_bucket(self, gate: str, full_at: datetime | None) -> None:
         """Set when the bucket of the gate is full, None for now, as was written elsewhere."""
-        if self.gates.restore_bucket(gate, full_at):
-            self._unpark(gate)
-            self.on_claimable()
+        self.gates.restore_bucket(gate, full_at)
         self._changes.buckets.discard(gate)

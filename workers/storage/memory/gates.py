@@ -91,14 +91,12 @@ class Gates:
         self._full.add((full_at,), gate)
         self._on_bucket(gate)
 
-    def restore_bucket(self, gate: str, full_at: datetime | None) -> bool:
-        """Set when the bucket is full, as it was written elsewhere; tell whether that is earlier than was known."""
-        known = self.full_at(gate)
+    def restore_bucket(self, gate: str, full_at: datetime | None) -> None:
+        """Set when the bucket is full, None for now, as it was written elsewhere."""
         if full_at is None:
             self._full.discard(gate)
         else:
             self._full.add((full_at,), gate)
-        return known is not None and (full_at is None or full_at < known)
 
     def buckets(self) -> list[str]:
         """Return the gate of every bucket that is not full."""

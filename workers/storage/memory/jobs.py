@@ -134,7 +134,7 @@ class JobTable(LineTable):
     def _start(self, job: StoredJob, now: datetime) -> StoredJob:
         self._step(job, Step.CLAIM)
         job.attempts += 1
-        job.settled_by = job.turn = None
+        job.settled_by = None
         self.let_go(job.new.id, claimed=True)
         if WHOLE_QUEUE in self.gates.limits:
             self.gates.take_token(QUEUE_GATE, now)
@@ -169,7 +169,7 @@ class JobTable(LineTable):
         self._end_attempt(job, Step.CONTINUE_LATER if new.delay else Step.CONTINUE)
         job.new, job.run_at, job.serial = new, now + new.delay, self._next_serial
         job.attempts = job.stalls = job.uncounted = 0
-        job.last_error = job.failures = None
+        job.last_error = job.failures = job.turn = None
         self._next_serial += 1
         self._line_up(job)
         self._publisher.publish(JobEventKind.QUEUED, new.id)

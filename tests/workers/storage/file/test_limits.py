@@ -157,7 +157,8 @@ async def test_a_place_freed_elsewhere_is_free_here(name: str, tmp_path: Path) -
         await until(lambda: calls["wait"])
         before = calls["claim"]
         await there.renew([held])
-        await here.status(["first"])  # which has heard of that
+        ready = await here._read(lambda state, now: state.table.claimable(["*"]))
+        assert ready is (name == "*")  # and heard of that
         await there.settle([Completed(claim=held, result=b"")])
         assert (await worker).job_id == "second"
     assert calls["claim"] == before + 1
@@ -176,6 +177,20 @@ async def test_turns_are_the_same_in_every_process(tmp_path: Path) -> None:
     assert [{one[0] for one in found[at : at + 3]} for at in range(0, 18, 3)] == [set("xyz")] * 6
     for each in pair:
         await each.disconnect()
+
+
+async def test_a_turn_is_a_place_that_no_other_job_gets(tmp_path: Path) -> None:
+    """A job that another process enqueues at that moment comes behind the one that came forward."""
+    clock = ManualClock()
+    here, there = await opened(tmp_path, clock), await opened(tmp_path, clock, fsync=False)
+    await here.enqueue([job("x1", fair_key="x"), job("x2", fair_key="x")])
+    assert await started(here) == ["x1", "x2"]
+    await here.enqueue([job("x3", fair_key="x"), job("x4", fair_key="x")])
+    assert await started(here, 1) == ["x3"]
+    await there.enqueue([job("behind")])
+    assert await started(there) == ["x4", "behind"]
+    await here.disconnect()
+    await there.disconnect()
 
 
 async def test_a_released_turn_comes_back(tmp_path: Path) -> None:
@@ -209,7 +224,7 @@ async def test_a_bucket_swept_elsewhere_is_forgotten_here(tmp_path: Path) -> Non
     await producer.disconnect()
 
 
-async def test_a_bucket_that_fills_earlier_elsewhere_wakes_here(tmp_path: Path) -> None:
+async def test_a_bucket_that_fills_earlier_elsewhere_does_so_here(tmp_path: Path) -> None:
     """When the clock was set back, and another process noted when the bucket fills now, that counts here as well."""
     clock = ManualClock()
     here, there = await opened(tmp_path, clock), await opened(tmp_path, clock, fsync=False)

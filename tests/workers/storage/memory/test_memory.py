@@ -10,13 +10,13 @@ import pytest
 
 from workers.clock import ManualClock, SystemClock
 from workers.errors import StorageUnavailable, Unsupported
-from workers.jobs import DROP, Completed, JobEvent, JobEventKind, JobState
+from workers.jobs import DROP, Completed, Continued, JobEvent, JobEventKind, JobState, Released, Retried
 from workers.storage.base import Storage
 from workers.storage.memory import MemorySpace, MemoryStorage
 from workers.storage.memory.line import Line
 from workers.storage.subscribers import BUFFER, Subscribers
 from workers.testing.faults import counting, faulty
-from workers.testing.steps import PATIENCE, job, next_claim
+from workers.testing.steps import ERROR, PATIENCE, job, next_claim
 
 LEASES = {"*": timedelta(minutes=1)}
 
@@ -123,6 +123,33 @@ async def test_a_more_urgent_job_comes_ahead_of_the_front_of_its_fair_key() -> N
     await storage.enqueue([job("c1", fair_key="c", priority=5), job("urgent", fair_key="a", priority=1)])
     rest = await storage.claim("w", leases=LEASES, limit=10)
     assert [one.job_id for one in (first, *rest)] == ["a1", "urgent", "b1", "a2", "c1", "b2"]
+
+
+async def test_a_released_job_has_its_turn_still() -> None:
+    """Jobs of fair keys that are all given back stand as they stood before."""
+    storage = MemoryStorage()
+    await storage.enqueue([job(job_id, fair_key=job_id[0]) for job_id in ("x1", "x2", "x3", "y1", "z1")])
+    claims = await storage.claim("w", leases=LEASES, limit=10)
+    assert [one.job_id for one in claims] == ["x1", "y1", "z1", "x2", "x3"]
+    await storage.settle([Released(claim=claim) for claim in reversed(claims)])
+    again = await storage.claim("w", leases=LEASES, limit=10)
+    assert [one.job_id for one in again] == ["x1", "y1", "z1", "x2", "x3"]
+
+
+async def test_a_job_that_comes_later_has_its_turn_no_more() -> None:
+    """A retry stands where it is due, and the next link of a chain behind all that wait."""
+    clock = ManualClock()
+    storage = MemoryStorage(clock=clock)
+    await storage.enqueue([job(f"x{at}", fair_key="x") for at in range(3)])
+    _, retried, continued = await storage.claim("w", leases=LEASES, limit=10)
+    await storage.settle([Retried(claim=retried, delay=timedelta(minutes=1), error=ERROR)])
+    await storage.enqueue([job("before")])
+    await storage.settle([Continued(claim=continued, then=job("x2", fair_key="x"))])
+    clock.advance(timedelta(seconds=30))
+    await storage.enqueue([job("between")])
+    clock.advance(timedelta(minutes=1))
+    claims = await storage.claim("w", leases=LEASES, limit=10)
+    assert [one.job_id for one in claims] == ["before", "x2", "between", "x1"]
 
 
 async def test_a_turn_changes_neither_the_age_nor_the_page_of_a_job() -> None:
