@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import random
+import shutil
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -36,7 +37,7 @@ from workers.jobs import (
 )
 from workers.storage.file import FileStorage
 from workers.storage.file import journal as file_journal
-from workers.testing.steps import ERROR, PATIENCE, background, job, next_claim
+from workers.testing.steps import ERROR, PATIENCE, background, ids, job, next_claim
 
 
 class RandomSteps:
@@ -46,7 +47,7 @@ class RandomSteps:
         self._source = random.Random(seed)
         self._clock = clock
         self._ids = [f"job-{number}" for number in range(12)]
-        self._claims: list[Claim] = []
+        self.claims: list[Claim] = []
 
     async def __call__(self, storage: FileStorage) -> None:
         steps = (self._enqueue, self._enqueue, self._claim, self._claim, self._settle, self._settle)
@@ -71,12 +72,12 @@ class RandomSteps:
             await storage.enqueue([new])
 
     async def _claim(self, storage: FileStorage) -> None:
-        self._claims += await storage.claim(self._source.choice("vw"), leases=LEASES, limit=2)
+        self.claims += await storage.claim(self._source.choice("vw"), leases=LEASES, limit=2)
 
     async def _settle(self, storage: FileStorage) -> None:
-        if not self._claims:
+        if not self.claims:
             return
-        claim = self._claims.pop(self._source.randrange(len(self._claims)))
+        claim = self.claims.pop(self._source.randrange(len(self.claims)))
         keep = self._source.choice((DROP, MINUTE, None))
         delay = timedelta(seconds=self._source.choice((0, 9)))
         options = (
@@ -90,8 +91,8 @@ class RandomSteps:
         await storage.settle([self._source.choice(options)])
 
     async def _lease(self, storage: FileStorage) -> None:
-        await storage.renew(self._claims)
-        await storage.progress([ProgressReport(claim=claim, value=claim.token.encode()) for claim in self._claims[::2]])
+        await storage.renew(self.claims)
+        await storage.progress([ProgressReport(claim=claim, value=claim.token.encode()) for claim in self.claims[::2]])
         await storage.recover(2)
 
     async def _pass_time(self, storage: FileStorage) -> None:
@@ -141,6 +142,31 @@ async def test_two_copies_and_a_fresh_one_always_agree(tmp_path: Path, monkeypat
     await fresh.connect()
     assert await described(fresh) == last
     await fresh.disconnect()
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_fresh_copy_claims_what_an_old_one_does(seed: int, tmp_path: Path) -> None:
+    """Whatever it heard of the others, whose turn it is and what a limit keeps back follow from the journal alone."""
+    source, clock, claimed = random.Random(seed), ManualClock(), 0
+    step = RandomSteps(seed, clock)
+    pair = [FileStorage(tmp_path / "queue", clock=clock, fsync=fsync) for fsync in (True, False)]
+    for storage in pair:
+        await storage.connect()
+    for turn in range(300):
+        await step(source.choice(pair))
+        if turn % 10 == 0:
+            shutil.copytree(tmp_path / "queue", tmp_path / str(turn))
+            fresh = FileStorage(tmp_path / str(turn), clock=clock, fsync=False)
+            await fresh.connect()
+            limit = source.choice((1, 2, 50))
+            here, there = [await one.claim("v", leases=LEASES, limit=limit) for one in (fresh, source.choice(pair))]
+            await fresh.disconnect()
+            assert ids(here) == ids(there)
+            claimed += len(there)
+            step.claims += there
+    assert claimed > 10
+    for storage in pair:
+        await storage.disconnect()
 
 
 async def test_a_copy_is_brought_up_to_date_and_not_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
