@@ -39,7 +39,7 @@ NO_MARKER: Final = bytes(8)
 
 
 class NewerVersion(Exception):
-    """The file was written by a version that knows more than this one."""
+    """The journal is of a version that this one does not know, which the message names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class Preamble:
         body, check = data[: _PREAMBLE.size], data[_PREAMBLE.size : PREAMBLE_BYTES]
         version = next((number for number, magic in _MAGICS.items() if body.startswith(magic)), None)
         if body.startswith(_ANY_MAGIC) and version is None:
-            raise NewerVersion
+            raise NewerVersion(body[len(_ANY_MAGIC) : len(_MAGICS[FIRST])].decode(errors="replace").strip())
         if len(data) < PREAMBLE_BYTES or version is None or check != _CHECK.pack(zlib.crc32(body)):
             return None
         _, marker, predecessor, snapshot_end = _PREAMBLE.unpack(body)

@@ -24,7 +24,7 @@ from workers.storage.file.frames import (
     encode,
     scan,
 )
-from workers.storage.file.versions import FIRST
+from workers.storage.file.versions import FIRST, NEWEST
 
 SLACK_BYTES: Final = 8 << 20
 """How much a journal may grow beyond twice its snapshot before it is compacted."""
@@ -129,9 +129,10 @@ class Journal:
     def _read_preamble(self, descriptor: int) -> Preamble | None:
         try:
             return Preamble.decode(os.pread(descriptor, PREAMBLE_BYTES, 0))
-        except NewerVersion:
+        except NewerVersion as error:
             raise StorageError(
-                f"{self._directory.path}: a newer version of this package wrote the journal; use that version"
+                f"{self._directory.path}: a newer version of this package wrote the journal (it is of version {error},"
+                f" and this one reads up to {NEWEST}); use that version"
             ) from None
 
     def close(self) -> None:
