@@ -43,9 +43,9 @@ from workers.storage.file.crons import CronTurned, read_cron
 from workers.storage.file.frames import Entry, Frame
 from workers.storage.file.limits import BucketChanged, LimitDeclared, read_bucket, read_limit
 from workers.storage.file.values import (
+    MICROSECOND,
     duration_of,
     integer_of,
-    length_of,
     moment_of,
     number_of,
     optional_text_of,
@@ -330,12 +330,12 @@ def _state_values(job: StoredJob, kept_until: datetime | None) -> tuple[object, 
 def _last_values(job: StoredJob) -> tuple[object, ...]:
     """Return what most jobs have none of, and versions before 0.3 do not read."""
     length = None if job.progress is None else len(job.progress)
-    if job.turn is not None:
-        at, serial = job.turn
-        return length, job.failures, number_of(at), serial
-    if job.failures is not None:
+    if job.turn is None:
+        if job.failures is None:
+            return () if length is None else (length,)
         return length, job.failures
-    return () if length is None else (length,)
+    at, serial = job.turn
+    return length, job.failures, number_of(at), serial
 
 
 def _new_values(new: NewJob) -> tuple[object, ...]:
@@ -343,13 +343,14 @@ def _new_values(new: NewJob) -> tuple[object, ...]:
     return (
         new.name,
         len(new.payload),
-        length_of(new.delay),
+        new.delay // MICROSECOND,
         new.max_attempts,
         _keep_value(new.keep_completed),
         _keep_value(new.keep_failed),
         new.priority,
         new.gate,
-        backoff and (length_of(backoff.initial), backoff.multiplier, length_of(backoff.maximum), backoff.jitter),
+        backoff
+        and (backoff.initial // MICROSECOND, backoff.multiplier, backoff.maximum // MICROSECOND, backoff.jitter),
         new.chain_index,
     )
 
@@ -364,16 +365,16 @@ def _new(job_id: str, values: Iterator[object], blobs: _Blobs) -> NewJob:
         keep_completed=_keep(next(values)),
         keep_failed=_keep(next(values)),
         priority=integer_of(next(values)),
-        ordering_key=ordering_key_of(gate := optional_text_of(next(values))),
-        limit_key=limit_key_of(gate),
-        fair_key=fair_key_of(gate),
+        ordering_key=None if (gate := optional_text_of(next(values))) is None else ordering_key_of(gate),
+        limit_key=None if gate is None else limit_key_of(gate),
+        fair_key=None if gate is None else fair_key_of(gate),
         backoff=_backoff(next(values)),
         chain_index=integer_of(next(values)),
     )
 
 
 def _keep_value(keep: Retention) -> object:
-    return length_of(keep) if isinstance(keep, timedelta) else keep.value
+    return keep // MICROSECOND if isinstance(keep, timedelta) else keep.value
 
 
 def _keep(value: object) -> Retention:

@@ -104,7 +104,8 @@ class FileState(QueueSteps):
         entries += [shortened_entry(*one) for one in changes.met if self.table.waits_for(one[0])]
         if changes.paused is not None:
             entries.append(pause_entry(changes.paused))
-        entries += self._standing(changes.crons, changes.limits, changes.buckets)
+        if changes.crons or changes.limits or changes.buckets:
+            entries += self._standing(changes.crons, changes.limits, changes.buckets)
         return JournalStep(entries=entries, blobs=blobs, events=events, wake=changes.wake)
 
     def _standing(self, crons: Iterable[str], limits: Iterable[str], buckets: Iterable[str]) -> Iterator[Entry]:

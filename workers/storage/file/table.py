@@ -143,7 +143,8 @@ class FileTable(DependentTable):
             return  # it has its place still, for which nobody has to be woken
         self.forget(job_id)
         self._jobs[job_id] = self.by_state[job.state][job_id] = job
-        self._next_serial = max(self._next_serial, job.serial + 1, 0 if job.turn is None else job.turn[1] + 1)
+        serial = job.serial if job.turn is None else max(job.serial, job.turn[1])
+        self._next_serial = max(self._next_serial, serial + 1)
         if job.waits:
             self._line_up(job)
         elif kept_until is not None:

@@ -6,15 +6,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND: Final = timedelta(microseconds=1)
+MICROSECOND: Final = timedelta(microseconds=1)
+"""What times and durations are counted in."""
 
 
 def number_of(moment: datetime | None) -> int | None:
-    return None if moment is None else (moment - _EPOCH) // _MICROSECOND
-
-
-def length_of(duration: timedelta) -> int:
-    return duration // _MICROSECOND
+    return None if moment is None else (moment - _EPOCH) // MICROSECOND
 
 
 def time_of(value: object) -> datetime | None:

@@ -18,6 +18,8 @@ WITH_LIMITS: Final = 3
 """There are limits, jobs with limit keys or fair keys, or crons."""
 NEWEST: Final = WITH_LIMITS
 
+_WITH_NEXT: Final = (Completed, Continued)
+
 
 def version_for(jobs: Iterable[NewJob]) -> int:
     """Return which version a journal needs that has these jobs."""
@@ -32,6 +34,5 @@ def version_for(jobs: Iterable[NewJob]) -> int:
 
 def version_after(settlements: Iterable[Settlement]) -> int:
     """Return which version a journal needs that has what follows from these."""
-    return version_for(
-        one.then for one in settlements if isinstance(one, Completed | Continued) and one.then is not None
-    )
+    following = [one.then for one in settlements if isinstance(one, _WITH_NEXT) and one.then is not None]
+    return version_for(following) if following else FIRST

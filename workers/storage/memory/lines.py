@@ -78,7 +78,8 @@ class StoredJob:
     @property
     def place(self) -> Place:
         """Where the job stands among all that are ready."""
-        return self.order if self.turn is None else (self.new.priority, *self.turn)
+        at, serial = (self.run_at, self.serial) if self.turn is None else self.turn
+        return (self.new.priority, at, serial)
 
     @property
     def order(self) -> Place:
