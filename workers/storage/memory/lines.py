@@ -150,14 +150,16 @@ class LineTable(KeyTable):
     def _wanted(self, names: Collection[str]) -> Collection[str]:
         return self._ready if ANY_NAME in names else [name for name in names if name in self._ready]
 
-    def _passes(self, job: StoredJob, gate: str, now: datetime) -> bool:
-        """Tell whether the job passes its gate, or park it until that opens."""
-        closed = self.gates.closed_until(gate, now)
-        if closed is not None:
-            self._step_out(job)
-            self._park(job, gate)
-            self.gates.open_later(gate, closed)
-        return closed is None
+    def _is_closed(self, gate: str, closed: set[str], now: datetime) -> bool:
+        """Tell whether no job passes the gate; `closed` has the gates that this claim found so, and keeps them."""
+        if gate in closed:
+            return True
+        until = self.gates.closed_until(gate, now)
+        if until is None:
+            return False
+        self.gates.open_later(gate, until)
+        closed.add(gate)
+        return True
 
     def _let_next_pass(self, job: StoredJob, gate: str, now: datetime) -> None:
         """Let the next parked job come up, now that this one has passed the gate."""

@@ -10,9 +10,11 @@ import pytest
 
 from workers.clock import ManualClock, SystemClock
 from workers.errors import StorageUnavailable, Unsupported
+from workers.gates import Limit, LimitKey
 from workers.jobs import DROP, Completed, Continued, JobEvent, JobEventKind, JobState, Released, Retried
 from workers.storage.base import Storage
 from workers.storage.memory import MemorySpace, MemoryStorage
+from workers.storage.memory.jobs import MOST_PARKED
 from workers.storage.memory.line import Line
 from workers.storage.subscribers import BUFFER, Subscribers
 from workers.testing.faults import counting, faulty
@@ -123,6 +125,20 @@ async def test_a_more_urgent_job_comes_ahead_of_the_front_of_its_fair_key() -> N
     await storage.enqueue([job("c1", fair_key="c", priority=5), job("urgent", fair_key="a", priority=1)])
     rest = await storage.claim("w", leases=LEASES, limit=10)
     assert [one.job_id for one in (first, *rest)] == ["a1", "urgent", "b1", "a2", "c1", "b2"]
+
+
+async def test_a_claim_parks_only_so_many_jobs() -> None:
+    """Past many that a limit keeps back it brings none, and the next one goes on; no worker sleeps meanwhile."""
+    storage = MemoryStorage()
+    await storage.declare_limits({"api": Limit("1/d")})
+    await storage.enqueue([job(f"a{at}", limit_key=LimitKey("api")) for at in range(2 * MOST_PARKED + 10)])
+    await storage.enqueue([job("behind")])
+    found = []
+    for _ in range(3):
+        async with asyncio.timeout(PATIENCE):
+            await storage.wait(["*"], timeout=timedelta(days=1))
+        found.append([one.job_id for one in await storage.claim("w", leases=LEASES, limit=10)])
+    assert found == [["a0"], [], ["behind"]]
 
 
 async def test_a_released_job_has_its_turn_still() -> None:
