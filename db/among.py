@@ -40,5 +40,5 @@ def _as_array(element: _Among, compiler: SQLCompiler, **options: Any) -> str:
 
 
 def among(column: ColumnElement[Any] | Mapped[Any], name: str) -> ColumnElement[bool]:
-    """Whether the column, a text, is one of those in the list that is the statement's parameter `name`."""
+    """Make the condition that the column, a text, is in the list that is the statement's parameter `name`."""
     return _Among(column, bindparam(name, type_=ARRAY(Text())))
