@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from workers import HeldBack, Job, Limit, Queue, Tasks, Unsupported
-from workers.storage.file import FileStorage
 from workers.storage.memory import MemoryStorage
+from workers.storage.urls import open_storage
 
 
 async def test_a_task_declares_its_limit() -> None:
@@ -53,16 +51,16 @@ async def test_a_queue_declares_limits_by_name() -> None:
     await queue.stop()
 
 
-def test_bad_limits_of_tasks_are_refused(tmp_path: Path) -> None:
+def test_bad_limits_of_tasks_are_refused() -> None:
     """A rate of 0, a key without a limit, a queue that keeps none: at the declaration, in one line."""
     tasks = Tasks(Queue(MemoryStorage()))
     for bad in ({"rate": "0/s"}, {"concurrency_per_key": 0}, {"key": "user"}):
         with pytest.raises(ValueError, match=r"^task 'digest': [^\n]+$"):
             tasks.task("digest", **bad)(_handle)
     with pytest.raises(Unsupported, match="keeps no limits"):
-        Queue(FileStorage(tmp_path), limits={"*": Limit("1/s")})
+        Queue(open_storage("bull+redis://127.0.0.1:1"), limits={"*": Limit("1/s")})
     with pytest.raises(Unsupported, match="keeps no limits"):
-        Tasks(Queue(FileStorage(tmp_path))).task("digest", rate="1/s")(_handle)
+        Tasks(Queue(open_storage("bull+redis://127.0.0.1:1"))).task("digest", rate="1/s")(_handle)
 
 
 async def _handle(job: Job) -> None: ...

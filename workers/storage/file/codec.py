@@ -11,39 +11,56 @@
     ["e", id, other id]                          it does not wait for that one any more
     ["m", key]                                   a deduplication key is free
     ["m", key, job id, mode, until or null]      a deduplication key stands for a job
+    ["c", name, revision, due or null, body]     a cron's row was turned
+    ["l", name]                                  a limit is gone
+    ["l", name, rate, concurrency, burst, version]   a limit is declared
+    ["b", gate]                                  the bucket of a gate is full
+    ["b", gate, full at]                         the bucket of a gate will be full
 
 A cancelled job is an entry of a failed one, and a "t" behind it. Versions that know no state of that name take it for a
 tombstone, and write a "t" alone.
 
 `events` are digits, by position in `EVENTS`. Times and durations are integers of microseconds, times since 1970;
 `"drop"` is the retention without a record. Payloads, results and progress are blobs of the frame, in the order of the
-entries; an entry holds their length, null for no result. Without progress its length is missing, or null before the
-failed attempts, which come last and are missing if there are none.
+entries; an entry holds their length, null for no result. The last values of a job are the length of its progress, its
+failed attempts, and its turn, a time and a serial; those that it has not are null, or missing at the end. What may keep
+a job back is one text, an ordering key or another gate (`workers.gates`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from typing import Final, TypeAlias
 
 from workers.deduplication import DeduplicationMode
-from workers.jobs import DROP, AfterFailure, ErrorInfo, JobEventKind, JobState, NewJob, Retention
+from workers.gates import fair_key_of, limit_key_of, ordering_key_of
+from workers.jobs import DROP, ErrorInfo, JobEventKind, JobState, NewJob, Retention
 from workers.retry import RetryPolicy
+from workers.storage.file.crons import CronTurned, read_cron
 from workers.storage.file.frames import Entry, Frame
-from workers.storage.file.waits import WaitBegun, WaitShortened
+from workers.storage.file.limits import BucketChanged, LimitDeclared, read_bucket, read_limit
+from workers.storage.file.values import (
+    MICROSECOND,
+    duration_of,
+    integer_of,
+    moment_of,
+    number_of,
+    optional_text_of,
+    text_of,
+    time_of,
+)
+from workers.storage.file.waits import WaitBegun, WaitShortened, read_shortened, read_wait
 from workers.storage.memory.keys import KeyHolder
-from workers.storage.memory.lines import StoredJob
+from workers.storage.memory.lines import StoredJob, Turn
 
 EVENTS: Final = tuple(JobEventKind)
 """In the order of their digits: a new kind may only be added at the end."""
 
 Events: TypeAlias = Sequence[JobEventKind]
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND: Final = timedelta(microseconds=1)
 _DIGITS: Final = {kind: str(number) for number, kind in enumerate(EVENTS)}
 
 
@@ -81,6 +98,7 @@ class JobChanged:
     kept_until: datetime | None
     last_error: ErrorInfo | None
     failures: str | None
+    turn: Turn | None
     result: bytes | None = field(repr=False)
     progress: bytes | None = field(repr=False)
 
@@ -103,6 +121,7 @@ class JobChanged:
             finished_at=self.finished_at,
             last_error=self.last_error,
             failures=self.failures,
+            turn=self.turn,
             result=self.result,
             progress=self.progress,
         )
@@ -140,7 +159,19 @@ class KeyGiven:
     holder: KeyHolder | None
 
 
-Change: TypeAlias = QueueNamed | JobChanged | JobGone | WorkerSeen | Paused | KeyGiven | WaitBegun | WaitShortened
+Change: TypeAlias = (
+    QueueNamed
+    | JobChanged
+    | JobGone
+    | WorkerSeen
+    | Paused
+    | KeyGiven
+    | WaitBegun
+    | WaitShortened
+    | CronTurned
+    | LimitDeclared
+    | BucketChanged
+)
 
 
 def queue_entry(name: str) -> Entry:
@@ -162,11 +193,11 @@ def job_entry(job: StoredJob, kept_until: datetime | None, events: Events, *, ad
 
 
 def gone_entry(job_id: str, until: datetime | None, events: Events) -> Entry:
-    return ("g", _digits(events), job_id) if until is None else ("t", _digits(events), job_id, _number(until))
+    return ("g", _digits(events), job_id) if until is None else ("t", _digits(events), job_id, number_of(until))
 
 
 def worker_entry(worker_id: str, at: datetime | None) -> Entry:
-    return ("w", worker_id, _number(at))
+    return ("w", worker_id, number_of(at))
 
 
 def pause_entry(paused: bool) -> Entry:
@@ -174,7 +205,7 @@ def pause_entry(paused: bool) -> Entry:
 
 
 def key_entry(key: str, holder: KeyHolder | None) -> Entry:
-    return ("m", key) if holder is None else ("m", key, holder.job_id, holder.mode.value, _number(holder.until))
+    return ("m", key) if holder is None else ("m", key, holder.job_id, holder.mode.value, number_of(holder.until))
 
 
 def decode(frame: Frame) -> list[Change]:
@@ -210,68 +241,66 @@ class _Blobs:
 
 
 def _decode(values: Iterator[object], blobs: _Blobs) -> Change:
-    match next(values):
-        case "q":
-            return QueueNamed(queue=_text(next(values)))
-        case "w":
-            return WorkerSeen(id=_text(next(values)), at=_time(next(values)))
-        case "p":
-            return Paused(paused=bool(next(values)))
-        case "m":
-            return KeyGiven(key=_text(next(values)), holder=_holder(values))
-        case "d":
-            return _wait(values)
-        case "e":
-            return WaitShortened(id=_text(next(values)), dependency=_text(next(values)))
-        case "g":
-            return JobGone(events=_events(next(values)), id=_text(next(values)))
-        case "t":
-            return JobGone(events=_events(next(values)), id=_text(next(values)), until=_moment(next(values)))
-        case "j" | "s" as kind:
-            return _job(kind == "j", values, blobs)
-        case _:
-            raise ValueError("no such entry")
+    kind = text_of(next(values))
+    return _job(kind == "j", values, blobs) if kind in ("j", "s") else _WITHOUT_BLOBS[kind](values)
+
+
+def _gone(values: Iterator[object]) -> JobGone:
+    return JobGone(events=_events(next(values)), id=text_of(next(values)))
+
+
+def _buried(values: Iterator[object]) -> JobGone:
+    return replace(_gone(values), until=moment_of(next(values)))
 
 
 def _holder(values: Iterator[object]) -> KeyHolder | None:
     job_id = next(values, None)
     if job_id is None:
         return None
-    mode = DeduplicationMode(_text(next(values)))
-    return KeyHolder(job_id=_text(job_id), mode=mode, until=_time(next(values)))
+    mode = DeduplicationMode(text_of(next(values)))
+    return KeyHolder(job_id=text_of(job_id), mode=mode, until=time_of(next(values)))
 
 
-def _wait(values: Iterator[object]) -> WaitBegun:
-    job_id, policy, left = _text(next(values)), AfterFailure(_text(next(values))), next(values)
-    if not isinstance(left, list):
-        raise TypeError("no list")
-    return WaitBegun(id=job_id, after_failure=policy, left=tuple(map(_text, left)))
+_WITHOUT_BLOBS: Final[Mapping[str, Callable[[Iterator[object]], Change]]] = {
+    "q": lambda values: QueueNamed(queue=text_of(next(values))),
+    "w": lambda values: WorkerSeen(id=text_of(next(values)), at=time_of(next(values))),
+    "p": lambda values: Paused(paused=bool(next(values))),
+    "m": lambda values: KeyGiven(key=text_of(next(values)), holder=_holder(values)),
+    "g": _gone,
+    "t": _buried,
+    "d": read_wait,
+    "e": read_shortened,
+    "c": read_cron,
+    "l": read_limit,
+    "b": read_bucket,
+}
 
 
 def _job(added: bool, values: Iterator[object], blobs: _Blobs) -> JobChanged:
-    events, job_id = _events(next(values)), _text(next(values))
+    events, job_id = _events(next(values)), text_of(next(values))
     return JobChanged(
         id=job_id,
         events=events,
         new=_new(job_id, values, blobs) if added else None,
-        state=JobState(_text(next(values))),
-        created_at=_moment(next(values)),
-        run_at=_moment(next(values)),
-        serial=_integer(next(values)),
-        attempts=_integer(next(values)),
-        stalls=_integer(next(values)),
-        uncounted=_integer(next(values)),
-        token=_optional_text(next(values)),
-        settled_by=_optional_text(next(values)),
-        worker_id=_optional_text(next(values)),
-        deadline=_time(next(values)),
+        state=JobState(text_of(next(values))),
+        created_at=moment_of(next(values)),
+        run_at=moment_of(next(values)),
+        serial=integer_of(next(values)),
+        attempts=integer_of(next(values)),
+        stalls=integer_of(next(values)),
+        uncounted=integer_of(next(values)),
+        token=optional_text_of(next(values)),
+        settled_by=optional_text_of(next(values)),
+        worker_id=optional_text_of(next(values)),
+        deadline=time_of(next(values)),
         cancel_requested=bool(next(values)),
-        finished_at=_time(next(values)),
-        kept_until=_time(next(values)),
+        finished_at=time_of(next(values)),
+        kept_until=time_of(next(values)),
         last_error=_error(next(values)),
-        result=None if (length := next(values)) is None else blobs.take(_integer(length)),
-        progress=None if (length := next(values, None)) is None else blobs.take(_integer(length)),
-        failures=_optional_text(next(values, None)),
+        result=None if (length := next(values)) is None else blobs.take(integer_of(length)),
+        progress=None if (length := next(values, None)) is None else blobs.take(integer_of(length)),
+        failures=optional_text_of(next(values, None)),
+        turn=None if (at := next(values, None)) is None else (moment_of(at), integer_of(next(values))),
     )
 
 
@@ -279,8 +308,8 @@ def _state_values(job: StoredJob, kept_until: datetime | None) -> tuple[object, 
     error = job.last_error
     return (
         JobState.FAILED.value if job.state is JobState.CANCELLED else job.state.value,
-        _number(job.created_at),
-        _number(job.run_at),
+        number_of(job.created_at),
+        number_of(job.run_at),
         job.serial,
         job.attempts,
         job.stalls,
@@ -288,10 +317,10 @@ def _state_values(job: StoredJob, kept_until: datetime | None) -> tuple[object, 
         job.token,
         job.settled_by,
         job.worker_id,
-        _number(job.deadline),
+        number_of(job.deadline),
         job.cancel_requested,
-        _number(job.finished_at),
-        _number(kept_until),
+        number_of(job.finished_at),
+        number_of(kept_until),
         None if error is None else (error.type, error.message, error.stack, error.exhausted),
         None if job.result is None else len(job.result),
         *_last_values(job),
@@ -301,9 +330,12 @@ def _state_values(job: StoredJob, kept_until: datetime | None) -> tuple[object, 
 def _last_values(job: StoredJob) -> tuple[object, ...]:
     """Return what most jobs have none of, and versions before 0.3 do not read."""
     length = None if job.progress is None else len(job.progress)
-    if job.failures is not None:
+    if job.turn is None:
+        if job.failures is None:
+            return () if length is None else (length,)
         return length, job.failures
-    return () if length is None else (length,)
+    at, serial = job.turn
+    return length, job.failures, number_of(at), serial
 
 
 def _new_values(new: NewJob) -> tuple[object, ...]:
@@ -311,14 +343,14 @@ def _new_values(new: NewJob) -> tuple[object, ...]:
     return (
         new.name,
         len(new.payload),
-        new.delay // _MICROSECOND,
+        new.delay // MICROSECOND,
         new.max_attempts,
         _keep_value(new.keep_completed),
         _keep_value(new.keep_failed),
         new.priority,
-        new.ordering_key,
+        new.gate,
         backoff
-        and (backoff.initial // _MICROSECOND, backoff.multiplier, backoff.maximum // _MICROSECOND, backoff.jitter),
+        and (backoff.initial // MICROSECOND, backoff.multiplier, backoff.maximum // MICROSECOND, backoff.jitter),
         new.chain_index,
     )
 
@@ -326,25 +358,27 @@ def _new_values(new: NewJob) -> tuple[object, ...]:
 def _new(job_id: str, values: Iterator[object], blobs: _Blobs) -> NewJob:
     return NewJob(
         id=job_id,
-        name=_text(next(values)),
-        payload=blobs.take(_integer(next(values))),
-        delay=_duration(next(values)),
-        max_attempts=_integer(next(values)),
+        name=text_of(next(values)),
+        payload=blobs.take(integer_of(next(values))),
+        delay=duration_of(next(values)),
+        max_attempts=integer_of(next(values)),
         keep_completed=_keep(next(values)),
         keep_failed=_keep(next(values)),
-        priority=_integer(next(values)),
-        ordering_key=_optional_text(next(values)),
+        priority=integer_of(next(values)),
+        ordering_key=None if (gate := optional_text_of(next(values))) is None else ordering_key_of(gate),
+        limit_key=None if gate is None else limit_key_of(gate),
+        fair_key=None if gate is None else fair_key_of(gate),
         backoff=_backoff(next(values)),
-        chain_index=_integer(next(values)),
+        chain_index=integer_of(next(values)),
     )
 
 
 def _keep_value(keep: Retention) -> object:
-    return keep // _MICROSECOND if isinstance(keep, timedelta) else keep.value
+    return keep // MICROSECOND if isinstance(keep, timedelta) else keep.value
 
 
 def _keep(value: object) -> Retention:
-    return DROP if value == DROP.value else _duration(value)
+    return DROP if value == DROP.value else duration_of(value)
 
 
 def _backoff(value: object) -> RetryPolicy | None:
@@ -352,7 +386,7 @@ def _backoff(value: object) -> RetryPolicy | None:
         return None
     initial, multiplier, maximum, jitter = value
     return RetryPolicy(
-        initial=_duration(initial), multiplier=float(multiplier), maximum=_duration(maximum), jitter=float(jitter)
+        initial=duration_of(initial), multiplier=float(multiplier), maximum=duration_of(maximum), jitter=float(jitter)
     )
 
 
@@ -360,7 +394,7 @@ def _error(value: object) -> ErrorInfo | None:
     if not isinstance(value, list):
         return None
     kind, message, stack, exhausted = value
-    return ErrorInfo(type=_text(kind), message=_text(message), stack=_text(stack), exhausted=bool(exhausted))
+    return ErrorInfo(type=text_of(kind), message=text_of(message), stack=text_of(stack), exhausted=bool(exhausted))
 
 
 def _digits(events: Events) -> str:
@@ -368,36 +402,4 @@ def _digits(events: Events) -> str:
 
 
 def _events(value: object) -> Events:
-    return [EVENTS[int(digit)] for digit in _text(value)]
-
-
-def _number(moment: datetime | None) -> int | None:
-    return None if moment is None else (moment - _EPOCH) // _MICROSECOND
-
-
-def _time(value: object) -> datetime | None:
-    return None if value is None else _moment(value)
-
-
-def _moment(value: object) -> datetime:
-    return _EPOCH + _duration(value)
-
-
-def _duration(value: object) -> timedelta:
-    return timedelta(microseconds=_integer(value))
-
-
-def _integer(value: object) -> int:
-    if not isinstance(value, int):
-        raise TypeError("not a number")
-    return value
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError("not a text")
-    return value
-
-
-def _optional_text(value: object) -> str | None:
-    return None if value is None else _text(value)
+    return [EVENTS[int(digit)] for digit in text_of(value)]

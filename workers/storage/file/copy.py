@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final
 
 from workers.errors import StorageError
 from workers.jobs import JobEventKind
@@ -14,9 +13,6 @@ from workers.storage.file.directory import QueueDirectory
 from workers.storage.file.frames import PREAMBLE_BYTES, Damage, Frame
 from workers.storage.file.journal import Journal
 from workers.storage.file.state import FileState, JournalStep
-
-WITH_DEPENDENTS: Final = 2
-"""The version of journals with jobs that wait for others."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -143,10 +139,10 @@ class QueueCopy:
             self.forget()
             raise
 
-    def let_jobs_wait(self, state: FileState) -> None:
-        """Replace the journal by one that may have jobs that wait for others, if it is none yet."""
-        if self.journal.version < WITH_DEPENDENTS:
-            self.journal.replace(state.snapshot(), continues=True, version=WITH_DEPENDENTS)
+    def raise_version(self, state: FileState, version: int) -> None:
+        """Replace the journal by one of this version, if it is of an older one."""
+        if self.journal.version < version:
+            self.journal.replace(state.snapshot(), continues=True, version=version)
 
     def compact(self, state: FileState) -> None:
         """Replace the journal by a snapshot of the state, unless the disk is too full for it."""

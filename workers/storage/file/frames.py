@@ -5,9 +5,10 @@
     frame     marker · length of the entries, u32 · length of the blobs, u64 · CRC-32 of lengths, entries and blobs, u32
               · entries, JSON · blobs, raw
 
-The 1 is a 2 where there are, or were, jobs that wait for others: a version that knows no such entries leaves it alone.
-Numbers are little-endian. The marker differs from file to file and appears in no message. So the next frame can be
-found by it after damage, and a payload, which strangers may write, cannot pass for a frame.
+The 1 is a greater number where there are, or were, entries that only later versions know (`versions`): a version that
+does not know them leaves the journal alone. Numbers are little-endian. The marker differs from file to file and appears
+in no message. So the next frame can be found by it after damage, and a payload, which strangers may write, cannot pass
+for a frame.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
+from workers.storage.file.versions import FIRST, NEWEST
+
 Entry: TypeAlias = Sequence[object]
 
-_MAGICS: Final = {1: b"workers-queue 1\n", 2: b"workers-queue 2\n"}
+_MAGICS: Final = {version: b"workers-queue %d\n" % version for version in range(FIRST, NEWEST + 1)}
 _ANY_MAGIC: Final = b"workers-queue "
 _PREAMBLE: Final = struct.Struct("<16s8s8sQ")
 _CHECK: Final = struct.Struct("<I")
@@ -36,7 +39,7 @@ NO_MARKER: Final = bytes(8)
 
 
 class NewerVersion(Exception):
-    """The file was written by a version that knows more than this one."""
+    """The journal is of a version that this one does not know, which the message names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +50,7 @@ class Preamble:
     predecessor: bytes = NO_MARKER
     """The marker of the journal that this one replaced; its last state is this one's snapshot."""
     snapshot_end: int = PREAMBLE_BYTES
-    version: int = 1
-    """2 where entries may be about jobs that wait for others, which version 1 takes for damage."""
+    version: int = FIRST
 
     def encode(self) -> bytes:
         """Return the bytes at the beginning of the file."""
@@ -65,7 +67,7 @@ class Preamble:
         body, check = data[: _PREAMBLE.size], data[_PREAMBLE.size : PREAMBLE_BYTES]
         version = next((number for number, magic in _MAGICS.items() if body.startswith(magic)), None)
         if body.startswith(_ANY_MAGIC) and version is None:
-            raise NewerVersion
+            raise NewerVersion(body[len(_ANY_MAGIC) : len(_MAGICS[FIRST])].decode(errors="replace").strip())
         if len(data) < PREAMBLE_BYTES or version is None or check != _CHECK.pack(zlib.crc32(body)):
             return None
         _, marker, predecessor, snapshot_end = _PREAMBLE.unpack(body)

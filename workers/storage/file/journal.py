@@ -24,6 +24,7 @@ from workers.storage.file.frames import (
     encode,
     scan,
 )
+from workers.storage.file.versions import FIRST, NEWEST
 
 SLACK_BYTES: Final = 8 << 20
 """How much a journal may grow beyond twice its snapshot before it is compacted."""
@@ -128,9 +129,10 @@ class Journal:
     def _read_preamble(self, descriptor: int) -> Preamble | None:
         try:
             return Preamble.decode(os.pread(descriptor, PREAMBLE_BYTES, 0))
-        except NewerVersion:
+        except NewerVersion as error:
             raise StorageError(
-                f"{self._directory.path}: a newer version of this package wrote the journal; use that version"
+                f"{self._directory.path}: a newer version of this package wrote the journal (it is of version {error},"
+                f" and this one reads up to {NEWEST}); use that version"
             ) from None
 
     def close(self) -> None:
@@ -198,7 +200,7 @@ class Journal:
         """The version of the entries that may be in the journal."""
         return self._preamble.version
 
-    def replace(self, contents: Contents, *, continues: bool, version: int = 1) -> None:
+    def replace(self, contents: Contents, *, continues: bool, version: int = FIRST) -> None:
         """Replace the journal by a new file with these contents; when this raises, the old one stays.
 
         Those who have the old one open still see it unchanged. With `continues` they may read it to its end and go on

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from workers.jobs import JobEventKind, JobOutcome, JobState, OutcomeKind
+from workers.jobs import CronRow, JobEventKind, JobOutcome, JobState, OutcomeKind
 from workers.storage.file.codec import (
     BadEntry,
     Change,
@@ -24,7 +24,9 @@ from workers.storage.file.codec import (
     queue_entry,
     worker_entry,
 )
+from workers.storage.file.crons import CronTurned, cron_entry
 from workers.storage.file.frames import Entry
+from workers.storage.file.limits import BucketChanged, LimitDeclared, bucket_entry, limit_entry
 from workers.storage.file.table import Changes, FileTable
 from workers.storage.file.waits import WaitBegun, WaitShortened, shortened_entry, wait_entry
 from workers.storage.memory.steps import QueueSteps
@@ -70,6 +72,10 @@ class FileState(QueueSteps):
         super().pause(paused)
         self._changes.paused = paused
 
+    def keep_cron(self, row: CronRow) -> None:
+        super().keep_cron(row)
+        self._changes.crons.add(row.name)
+
     def result(self, job_id: str, now: datetime) -> JobOutcome | None:
         """Answer as in memory; a tombstone stands for a cancelled job."""
         found = super().result(job_id, now)
@@ -98,7 +104,16 @@ class FileState(QueueSteps):
         entries += [shortened_entry(*one) for one in changes.met if self.table.waits_for(one[0])]
         if changes.paused is not None:
             entries.append(pause_entry(changes.paused))
+        if changes.crons or changes.limits or changes.buckets:
+            entries += self._standing(changes.crons, changes.limits, changes.buckets)
         return JournalStep(entries=entries, blobs=blobs, events=events, wake=changes.wake)
+
+    def _standing(self, crons: Iterable[str], limits: Iterable[str], buckets: Iterable[str]) -> Iterator[Entry]:
+        """Yield what is known of these crons, limits and gates of buckets."""
+        gates = self.table.gates
+        yield from (cron_entry(self.cron_rows[name]) for name in crons)
+        yield from (limit_entry(name, gates.limits.get(name)) for name in limits)
+        yield from (bucket_entry(gate, gates.full_at(gate)) for gate in buckets)
 
     def written(self) -> None:
         """Forget the changes that `step` returned: they are on their way into the journal."""
@@ -126,6 +141,7 @@ class FileState(QueueSteps):
     def snapshot(self) -> Iterator[tuple[list[Entry], list[bytes]]]:
         """Yield the whole state, as the entries and blobs of the frames of a journal."""
         jobs, buried = self.table.everyone()
+        gates = self.table.gates
         workers = [worker_entry(worker_id, at) for worker_id, at in self.seen.items()]
         yield [queue_entry(self._name), pause_entry(self.paused), *workers], []
         for start in range(0, len(jobs), _SNAPSHOT_JOBS):
@@ -139,6 +155,9 @@ class FileState(QueueSteps):
             yield [key_entry(key, holder) for key, holder in holders], []
         if buried:
             yield [gone_entry(job_id, self.table.buried_until(job_id), []) for job_id in buried], []
+        standing = list(self._standing(self.cron_rows, gates.limits, gates.buckets()))
+        if standing:
+            yield standing, []
 
     # Changes made elsewhere
 
@@ -164,21 +183,35 @@ class FileState(QueueSteps):
                 if new is None:
                     raise BadEntry(f"a change of an unknown job {change.id!r}")
                 self.table.restore(change.job(new), change.kept_until)
-            case JobGone(until=None):
-                self.table.forget(change.id)
-            case JobGone(until=until):
-                assert until is not None
-                self.table.bury(change.id, until)
+            case JobGone():
+                self._note_gone(change)
             case WorkerSeen():
                 self._note_seen(change.id, change.at)
             case WaitBegun() | WaitShortened():
                 self._note_wait(change)
+            case CronTurned() | LimitDeclared() | BucketChanged():
+                self._note_standing(change)
             case KeyGiven():
                 self.table.restore_holder(change.key, change.holder)
             case Paused():
                 self._note_paused(change.paused)
             case QueueNamed():
                 self._check_name(change.queue)
+
+    def _note_gone(self, change: JobGone) -> None:
+        if change.until is None:
+            self.table.forget(change.id)
+        else:
+            self.table.bury(change.id, change.until)
+
+    def _note_standing(self, change: CronTurned | LimitDeclared | BucketChanged) -> None:
+        match change:
+            case CronTurned():
+                super().keep_cron(change.row)
+            case LimitDeclared():
+                self.table.restore_limit(change.name, change.limit)
+            case BucketChanged():
+                self.table.restore_bucket(change.gate, change.full_at)
 
     def _check_name(self, queue: str) -> None:
         if queue != self._name:

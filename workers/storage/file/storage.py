@@ -13,7 +13,8 @@ path.
 steps there. What a step changed becomes one frame at the end of the journal (`frames`, `codec`). A frame has the new
 state of every job that the step touched, not the verb that was called. So reading a journal needs no rules, and gives
 the same result in every process and version. One frame is one step: a completion, its result, its expiry and its
-continuation are in the journal together or not at all. A frame counts when it is whole and its checksum is right.
+continuation are in the journal together or not at all; so are a cron's row and the jobs of its turn, and a claim and
+the tokens that it took. A frame counts when it is whole and its checksum is right.
 
 *Order of writes.* A step is taken under an exclusive `flock` of the directory: (1) read what others appended since the
 last look, (2) change the state in memory, (3) append the frames of all steps that were waiting, in one write, (4)
@@ -39,8 +40,8 @@ delays a compaction.
 *Opening* reads the journal from its beginning. Damage in the middle costs the frames that it hit: they are copied to
 quarantine and reported, and the journal is rewritten without them. Foreign files, and a journal that does not begin
 like one, are moved to quarantine. A journal of a newer version is refused and left alone. One becomes such with the
-first job that waits for others: it is compacted into a journal of the next version, which processes of the version
-before do not take for damaged.
+first job that waits for others, and with the first limit, limit key, fair key or cron: it is compacted into a journal
+of a higher version (`versions`), which processes that do not know such entries do not take for damaged.
 
 *Wake-ups* within a process are direct. Changes by other processes are noticed by a look at the journal's size every
 50 ms, only while somebody waits or listens. It reads nothing unless the size has changed.
@@ -63,9 +64,12 @@ from typing import Final, TypeVar
 from workers.checks import check_text
 from workers.clock import Clock, ManualClock, SystemClock
 from workers.errors import StorageUnavailable, WorkersError
+from workers.gates import HeldBack, Limit, check_limits
 from workers.jobs import (
     CancelResult,
     Claim,
+    CronLook,
+    CronRow,
     EnqueueResult,
     JobOutcome,
     JobRecord,
@@ -85,7 +89,8 @@ from workers.jobs import (
 from workers.storage.base import Limits
 from workers.storage.file.state import FileState
 from workers.storage.file.thread import POLL, QUEUE_NUMBER, FileThread, acquire, release
-from workers.storage.rules import refuse_limit_keys, refuse_other_queues, refuse_transaction
+from workers.storage.file.versions import FIRST, WITH_LIMITS, version_after, version_for
+from workers.storage.rules import refuse_other_queues, refuse_transaction
 from workers.storage.subscribers import BufferedSubscription, LoopSubscribers
 
 T = TypeVar("T")
@@ -99,7 +104,9 @@ class FileStorage:
     blocked.
     """
 
-    limits: Final = Limits(clock="machine", durable=True, processes="machine", wakeup_latency=POLL)
+    limits: Final = Limits(
+        clock="machine", durable=True, processes="machine", wakeup_latency=POLL, limit_keys=True, crons=True
+    )
 
     def __init__(
         self, directory: str | Path, queue: str = "default", *, clock: Clock | None = None, fsync: bool = True
@@ -150,9 +157,7 @@ class FileStorage:
     async def enqueue(self, jobs: Sequence[NewJob], *, connection: object | None = None) -> list[EnqueueResult]:
         refuse_transaction(connection, "FileStorage")
         refuse_other_queues(jobs, "FileStorage")
-        refuse_limit_keys(jobs, "FileStorage")
-        waits = any(job.after for job in jobs)
-        return await self._write(lambda state, now: state.enqueue(jobs, now), waits=waits)
+        return await self._write(lambda state, now: state.enqueue(jobs, now), version=version_for(jobs))
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
         """See `Storage.claim`; if it is cancelled meanwhile, what it claimed is released."""
@@ -198,7 +203,9 @@ class FileStorage:
         self, settlements: Sequence[Settlement], *, connection: object | None = None
     ) -> list[SettleOutcome]:
         refuse_transaction(connection, "FileStorage")
-        return await self._write(lambda state, now: state.settle(settlements, now)) if settlements else []
+        if not settlements:
+            return []
+        return await self._write(lambda state, now: state.settle(settlements, now), version=version_after(settlements))
 
     async def progress(self, reports: Sequence[ProgressReport]) -> None:
         await self._write(lambda state, now: state.progress(reports, now))
@@ -294,6 +301,28 @@ class FileStorage:
     async def update_result_ttl(self, job_id: str, ttl: timedelta) -> bool:
         return await self._write(lambda state, now: state.update_result_ttl(job_id, ttl, now))
 
+    # Limits, and what recurs
+
+    async def declare_limits(self, limits: Mapping[str, Limit]) -> None:
+        check_limits(limits)
+        await self._write(lambda state, now: state.declare_limits(limits), version=WITH_LIMITS if limits else FIRST)
+
+    async def declared_limits(self) -> dict[str, Limit]:
+        return await self._read(lambda state, now: state.declared_limits())
+
+    async def remove_limit(self, name: str) -> bool:
+        return await self._write(lambda state, now: state.remove_limit(name))
+
+    async def held_back(self, ids: Sequence[str]) -> list[HeldBack | None]:
+        return await self._read(lambda state, now: state.held_back(ids, now))
+
+    async def crons(self, *, due: bool = False) -> CronLook:
+        return await self._read(lambda state, now: state.crons(due, now))
+
+    async def turn_cron(self, row: CronRow, *, jobs: Sequence[NewJob] = ()) -> bool:
+        refuse_other_queues(jobs, "FileStorage")
+        return await self._write(lambda state, now: state.turn_cron(row, jobs, now), version=WITH_LIMITS)
+
     # Running steps
 
     def _thread(self) -> FileThread:
@@ -305,8 +334,8 @@ class FileStorage:
     async def _read(self, step: Callable[[FileState, datetime], T]) -> T:
         return await asyncio.wrap_future(self._thread().read(lambda state: step(state, self._clock.now())))
 
-    async def _write(self, step: Callable[[FileState, datetime], T], *, waits: bool = False) -> T:
-        work = self._thread().write(lambda state: step(state, self._clock.now()), waits=waits)
+    async def _write(self, step: Callable[[FileState, datetime], T], *, version: int = FIRST) -> T:
+        work = self._thread().write(lambda state: step(state, self._clock.now()), version=version)
         return await asyncio.wrap_future(work)
 
     def _wake(self) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
+from workers.gates import WHOLE_QUEUE, Limit
 from workers.jobs import AfterFailure, JobEventKind, JobState, NewJob
 from workers.lifecycle import Step
 from workers.storage.memory.dependents import DependentTable
@@ -26,12 +27,16 @@ class Changes:
         self.added: set[str] = set()
         self.workers: dict[str, datetime | None] = {}
         self.keys: set[str] = set()
+        self.crons: set[str] = set()
+        self.limits: set[str] = set()
+        self.buckets: set[str] = set()
         self.met: list[tuple[str, str]] = []
         self.paused: bool | None = None
         self.wake = False
 
     def __bool__(self) -> bool:
-        return bool(self.jobs or self.workers or self.keys) or self.paused is not None
+        changed = self.jobs or self.workers or self.keys or self.crons or self.limits or self.buckets
+        return bool(changed) or self.paused is not None
 
     def clear(self) -> None:
         """Forget the changes: they were written down."""
@@ -39,6 +44,9 @@ class Changes:
         self.added.clear()
         self.workers.clear()
         self.keys.clear()
+        self.crons.clear()
+        self.limits.clear()
+        self.buckets.clear()
         self.met.clear()
         self.paused = None
         self.wake = False
@@ -77,6 +85,12 @@ class FileTable(DependentTable):
 
     def met(self, dependent: str, dependency: str) -> None:
         self._changes.met.append((dependent, dependency))
+
+    def limit_changed(self, name: str) -> None:
+        self._changes.limits.add(name)
+
+    def bucket_changed(self, gate: str) -> None:
+        self._changes.buckets.add(gate)
 
     def changed(self, job_id: str) -> None:
         self._changes.jobs.setdefault(job_id, [])
@@ -118,13 +132,19 @@ class FileTable(DependentTable):
     def restore_holder(self, key: str, holder: KeyHolder | None) -> None:
         """Set the key as it was written elsewhere."""
         super().give(key, holder)
+        self._changes.keys.discard(key)
 
     def restore(self, job: StoredJob, kept_until: datetime | None) -> None:
         """Put the job into the table as it is, replacing what was known of its id. Nobody is told."""
         job_id = job.new.id
+        known = self._jobs.get(job_id)
+        if known is not None and known.state is job.state is JobState.PROCESSING and known.new.gate == job.new.gate:
+            self._jobs[job_id] = self.by_state[JobState.PROCESSING][job_id] = job
+            return  # it has its place still, for which nobody has to be woken
         self.forget(job_id)
         self._jobs[job_id] = self.by_state[job.state][job_id] = job
-        self._next_serial = max(self._next_serial, job.serial + 1)
+        serial = job.serial if job.turn is None else max(job.serial, job.turn[1])
+        self._next_serial = max(self._next_serial, serial + 1)
         if job.waits:
             self._line_up(job)
         elif kept_until is not None:
@@ -167,7 +187,8 @@ class FileTable(DependentTable):
         self.restore(ended, until)
 
     def forget(self, job_id: str) -> None:
-        """Leave nothing of the job."""
+        """Leave nothing of the job, nor of what a look at the clock changed in it: the journal knows it better."""
+        self._changes.jobs.pop(job_id, None)
         self._tombstones.discard(job_id)
         job = self._jobs.pop(job_id, None)
         if job is None:
@@ -177,8 +198,25 @@ class FileTable(DependentTable):
         self._step_out(job)
         self._delayed.discard(job_id)
         self._expiring.discard(job_id)
+        if job.state is JobState.PROCESSING and WHOLE_QUEUE in self.gates.limits:
+            self.on_claimable()
         gate = job.new.gate
         if gate is not None and not job.finished:
             if job.state is JobState.PROCESSING:
                 self.gates.ended(gate)
             self._unpark(gate)
+
+    # Limits
+
+    def restore_limit(self, name: str, limit: Limit | None) -> None:
+        """Keep the limit, or none of that name, as was written elsewhere."""
+        if limit is None:
+            self.gates.limits.pop(name, None)
+        else:
+            self.gates.limits[name] = limit
+        self._look_again(name)
+
+    def restore_bucket(self, gate: str, full_at: datetime | None) -> None:
+        """Set when the bucket of the gate is full, None for now, as was written elsewhere."""
+        self.gates.restore_bucket(gate, full_at)
+        self._changes.buckets.discard(gate)

@@ -25,6 +25,7 @@ from workers.errors import StorageError, StorageUnavailable, WorkersError
 from workers.storage.file.copy import Announcements, QueueCopy
 from workers.storage.file.directory import QueueDirectory, directory_of, translate
 from workers.storage.file.state import FileState
+from workers.storage.file.versions import FIRST
 from workers.storage.subscribers import DatabaseSubscribers
 
 T = TypeVar("T")
@@ -45,8 +46,8 @@ class _Task:
     future: Future[object]
     work: Callable[[FileState], object]
     writes: bool
-    waits: bool = False
-    """Whether it may leave jobs that wait for others."""
+    version: int = FIRST
+    """Which version of journals it needs to write what it may change."""
 
 
 class FileThread:
@@ -73,21 +74,21 @@ class FileThread:
         """Return the future of what `work` finds; it changes nothing, except what the clock changes."""
         return self._submit(work, writes=False)
 
-    def write(self, work: Callable[[FileState], T], *, waits: bool = False) -> Future[T]:
+    def write(self, work: Callable[[FileState], T], *, version: int = FIRST) -> Future[T]:
         """Return the future of what `work` answers, resolved when all that it changed is on the disk.
 
-        `waits` says that it may leave jobs that wait for others.
+        The journal is then of this version, or a newer one.
         """
-        return self._submit(work, writes=True, waits=waits)
+        return self._submit(work, writes=True, version=version)
 
-    def _submit(self, work: Callable[[FileState], T], *, writes: bool, waits: bool = False) -> Future[T]:
+    def _submit(self, work: Callable[[FileState], T], *, writes: bool, version: int = FIRST) -> Future[T]:
         future: Future[T] = Future()
         if self._process != os.getpid():
             raise StorageError(f"{self.path} was opened before this process was forked; connect again")
         with self._lock:
             if self._stopped is not None:
                 raise StorageUnavailable(f"{self.path} was disconnected")
-            task = _Task(future=future, work=work, writes=writes, waits=waits)  # type: ignore[arg-type]  # its own T
+            task = _Task(future=future, work=work, writes=writes, version=version)  # type: ignore[arg-type]  # its own T
             self._tasks.put(task)
         return future
 
@@ -171,8 +172,7 @@ class FileThread:
         assert self._copy is not None, "opened with the directory"
         copy = self._copy
         state = copy.refresh(batch.heard)
-        if any(task.waits for task in batch.tasks):
-            copy.let_jobs_wait(state)
+        copy.raise_version(state, max((task.version for task in batch.tasks), default=FIRST))
         if copy.journal.is_long:
             copy.compact(state)
         frames: list[bytes] = []

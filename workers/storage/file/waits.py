@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from workers.jobs import AfterFailure
 from workers.storage.file.frames import Entry
+from workers.storage.file.values import text_of
 from workers.storage.memory.lines import StoredJob
 
 
@@ -33,3 +34,14 @@ def wait_entry(job: StoredJob, left: Iterable[str]) -> Entry:
 
 def shortened_entry(job_id: str, dependency: str) -> Entry:
     return ("e", job_id, dependency)
+
+
+def read_wait(values: Iterator[object]) -> WaitBegun:
+    job_id, policy, left = text_of(next(values)), AfterFailure(text_of(next(values))), next(values)
+    if not isinstance(left, list):
+        raise TypeError("no list")
+    return WaitBegun(id=job_id, after_failure=policy, left=tuple(map(text_of, left)))
+
+
+def read_shortened(values: Iterator[object]) -> WaitShortened:
+    return WaitShortened(id=text_of(next(values)), dependency=text_of(next(values)))

@@ -17,7 +17,10 @@ class Gates:
     """The limits of a queue, how many jobs run of each gate, and the buckets, by when they are full again."""
 
     def __init__(self, processing: Sized, on_bucket: Callable[[str], None]) -> None:
-        """Make the gates of a queue with these running jobs; `on_bucket` is told of each gate whose bucket changes."""
+        """Make the gates of a queue with these running jobs.
+
+        `on_bucket` is told of each gate whose bucket changes, or is forgotten.
+        """
         self.limits: dict[str, Limit] = {}
         self._processing = processing
         self._on_bucket = on_bucket
@@ -88,9 +91,16 @@ class Gates:
         self._full.add((full_at,), gate)
         self._on_bucket(gate)
 
-    def restore_bucket(self, gate: str, full_at: datetime) -> None:
-        """Set when the bucket is full, as it was written elsewhere."""
-        self._full.add((full_at,), gate)
+    def restore_bucket(self, gate: str, full_at: datetime | None) -> None:
+        """Set when the bucket is full, None for now, as it was written elsewhere."""
+        if full_at is None:
+            self._full.discard(gate)
+        else:
+            self._full.add((full_at,), gate)
+
+    def buckets(self) -> list[str]:
+        """Return the gate of every bucket that is not full."""
+        return self._full.members()
 
     def open_later(self, gate: str, until: datetime) -> None:
         """Note that jobs are parked at the gate until then."""
@@ -115,7 +125,9 @@ class Gates:
     def sweep(self, now: datetime) -> Iterator[str]:
         """Forget the buckets that are full, and yield the gate of each."""
         while (head := self._full.head()) is not None and is_over(head[0], now):
-            yield self._full.pop()[1]
+            gate = self._full.pop()[1]
+            self._on_bucket(gate)
+            yield gate
 
     def declare(self, limits: Mapping[str, Limit]) -> list[str]:
         """Keep the limits whose version is no lower than that of the one kept; return their names."""

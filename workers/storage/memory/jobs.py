@@ -12,6 +12,7 @@ import heapq
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Final
 
 from workers.gates import QUEUE_GATE, WHOLE_QUEUE
 from workers.jobs import DROP, ErrorInfo, JobEventKind, JobState, NewJob, Retention
@@ -19,6 +20,9 @@ from workers.lifecycle import Step, after
 from workers.storage.memory.line import Line, is_over
 from workers.storage.memory.lines import LineTable, Publisher, StoredJob
 from workers.storage.rules import bounded
+
+MOST_PARKED: Final = 4_000
+"""How many jobs one claim parks at most, so that no other step waits for long."""
 
 
 class JobTable(LineTable):
@@ -114,15 +118,23 @@ class JobTable(LineTable):
     # Claiming
 
     def take(self, names: Collection[str], limit: int, now: datetime) -> Iterator[StoredJob]:
-        """Yield ready jobs in order, each processing by then. Jobs whose gate is closed are parked."""
+        """Yield ready jobs in order, each processing by then. Jobs whose gate is closed are parked.
+
+        After it has parked many it ends, although there may be more that are ready.
+        """
+        closed: set[str] = set()
+        to_park = MOST_PARKED
         heads = [(head, name) for name in self._wanted(names) if (head := self._ready[name].head()) is not None]
         heapq.heapify(heads)
-        while heads and limit > 0 and self.gates.queue_closed_until(now) is None:
+        while heads and limit > 0 and to_park > 0 and self.gates.queue_closed_until(now) is None:
             (_, job_id), name = heads[0]
             job = self._jobs[job_id]
-            if job.new.gate is None or self._passes(job, job.new.gate, now):
+            self._step_out(job)
+            if (gate := job.new.gate) is not None and self._is_closed(gate, closed, now):
+                to_park -= 1
+                self._park(job, gate)
+            else:
                 limit -= 1
-                self._step_out(job)
                 yield self._start(job, now)
             line = self._ready.get(name)
             head = line.head() if line is not None else None
@@ -169,7 +181,7 @@ class JobTable(LineTable):
         self._end_attempt(job, Step.CONTINUE_LATER if new.delay else Step.CONTINUE)
         job.new, job.run_at, job.serial = new, now + new.delay, self._next_serial
         job.attempts = job.stalls = job.uncounted = 0
-        job.last_error = job.failures = None
+        job.last_error = job.failures = job.turn = None
         self._next_serial += 1
         self._line_up(job)
         self._publisher.publish(JobEventKind.QUEUED, new.id)

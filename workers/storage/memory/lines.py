@@ -7,9 +7,9 @@ A gate (`workers.gates`) may be closed. Its jobs are parked as they come up in a
 name returns to its ready line, and no other job has to move; the next follows when that one has passed. A gate that
 tokens open is noted in `gates` by the time at which it does.
 
-A fair key is a gate that never closes. Of each name one of its jobs stands in the ready line, the front, and the others
-are parked at once. When the front is claimed the next becomes the front, at the place of a job that was enqueued just
-now: so it comes after one job of every other key.
+A fair key is a gate that never closes. Of each name the first of its jobs stands in the ready line, the front, and the
+others are parked at once. When the front is claimed the next becomes the front, and its `turn` is the place of a job
+that was enqueued just now: so it comes after one job of every other key.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from workers.storage.memory.keys import KeyTable
 from workers.storage.memory.line import Line
 
 Place: TypeAlias = tuple[int, datetime, int]
+Turn: TypeAlias = tuple[datetime, int]
 
 
 class Publisher(Protocol):
@@ -40,6 +41,7 @@ class Publisher(Protocol):
 class StoredJob:
     """One generation of a job; `run_at` and `serial` are its place among jobs of one priority.
 
+    `turn` stands for these two in the ready line, where the job became the front of its fair key when another started.
     `failures` is a text of `workers.storage.failures`.
     """
 
@@ -59,6 +61,7 @@ class StoredJob:
     finished_at: datetime | None = None
     last_error: ErrorInfo | None = None
     failures: str | None = None
+    turn: Turn | None = None
     result: bytes | None = None
     progress: bytes | None = None
     line: Line[Place] | None = None
@@ -74,6 +77,13 @@ class StoredJob:
 
     @property
     def place(self) -> Place:
+        """Where the job stands among all that are ready."""
+        at, serial = (self.run_at, self.serial) if self.turn is None else self.turn
+        return (self.new.priority, at, serial)
+
+    @property
+    def order(self) -> Place:
+        """Where the job stands among those parked at its gate."""
         return (self.new.priority, self.run_at, self.serial)
 
 
@@ -111,17 +121,22 @@ class LineTable(KeyTable):
         """Note a change that is no event, unless the passing of time alone made it."""
 
     def bucket_changed(self, gate: str) -> None:
-        """Note that the gate's bucket has changed, unless the passing of time alone filled it."""
+        """Note that the gate's bucket has changed, or was full and is forgotten."""
+
+    def limit_changed(self, name: str) -> None:
+        """Note that the limit of that name is another one, or gone."""
 
     def declare_limits(self, limits: Mapping[str, Limit]) -> None:
         """Keep the limits that are no older than those kept, and let the jobs parked at their gates come up."""
         for name in self.gates.declare(limits):
+            self.limit_changed(name)
             self._look_again(name)
 
     def remove_limit(self, name: str) -> bool:
         """Forget the limit, and let the jobs parked at its gates come up; tell whether there was one."""
         if self.gates.limits.pop(name, None) is None:
             return False
+        self.limit_changed(name)
         self._look_again(name)
         return True
 
@@ -135,14 +150,16 @@ class LineTable(KeyTable):
     def _wanted(self, names: Collection[str]) -> Collection[str]:
         return self._ready if ANY_NAME in names else [name for name in names if name in self._ready]
 
-    def _passes(self, job: StoredJob, gate: str, now: datetime) -> bool:
-        """Tell whether the job passes its gate, or park it until that opens."""
-        closed = self.gates.closed_until(gate, now)
-        if closed is not None:
-            self._step_out(job)
-            self._park(job, gate)
-            self.gates.open_later(gate, closed)
-        return closed is None
+    def _is_closed(self, gate: str, closed: set[str], now: datetime) -> bool:
+        """Tell whether no job passes the gate; `closed` has the gates that this claim found so, and keeps them."""
+        if gate in closed:
+            return True
+        until = self.gates.closed_until(gate, now)
+        if until is None:
+            return False
+        self.gates.open_later(gate, until)
+        closed.add(gate)
+        return True
 
     def _let_next_pass(self, job: StoredJob, gate: str, now: datetime) -> None:
         """Let the next parked job come up, now that this one has passed the gate."""
@@ -158,12 +175,13 @@ class LineTable(KeyTable):
             self.gates.open_later(gate, closed)
 
     def _bring_forward(self, job: StoredJob, gate: str, now: datetime) -> None:
-        """Make the parked job the front of its fair key, behind all that are ready."""
+        """Make the parked job the front of its fair key: behind all that are ready, or at the turn that it had."""
         self._step_out(job)
-        job.run_at, job.serial = max(job.run_at, now), self._next_serial
-        self._next_serial += 1
+        if job.turn is None:
+            job.turn = (max(job.run_at, now), self._next_serial)
+            self._next_serial += 1
+            self.changed(job.new.id)
         self._line_up(job)
-        self.changed(job.new.id)
 
     def _unpark(self, gate: str) -> None:
         """Let the first job of each name come up, unless the gate stays closed until another one ends."""
@@ -181,27 +199,39 @@ class LineTable(KeyTable):
         return self._jobs[head[1]]
 
     def _line_up(self, job: StoredJob) -> None:
-        if job.state is JobState.QUEUED:
-            if (gate := job.new.gate) is not None and gate.startswith(FAIR_MARK):
-                turn = (gate, job.new.name)
-                if self._fronts.setdefault(turn, job.new.id) != job.new.id:
-                    self._park(job, gate)
-                    return
-            self._stand(job, self._ready)
-            self.on_claimable()
+        if job.state is not JobState.QUEUED:
+            job.turn = None
+            self._delayed.add((job.run_at,), job.new.id)
+            if self.next_due() == job.run_at:
+                self.on_claimable()
             return
-        self._delayed.add((job.run_at,), job.new.id)
-        if self.next_due() == job.run_at:
-            self.on_claimable()
+        gate = job.new.gate
+        if gate is not None and gate.startswith(FAIR_MARK) and not self._comes_to_front(job, gate):
+            self._park(job, gate)
+            return
+        self._stand(job, self._ready, job.place)
+        self.on_claimable()
+
+    def _comes_to_front(self, job: StoredJob, gate: str) -> bool:
+        """Tell whether the job is the front of its fair key from now on; the one behind it that was is parked."""
+        front = self._fronts.get((gate, job.new.name))
+        if front is not None:
+            other = self._jobs[front]
+            if other.order < job.order:
+                return False
+            self._step_out(other)
+            self._park(other, gate)
+        self._fronts[gate, job.new.name] = job.new.id
+        return True
 
     def _park(self, job: StoredJob, gate: str) -> None:
-        self._stand(job, self._parked.setdefault(gate, {}))
+        self._stand(job, self._parked.setdefault(gate, {}), job.order)
 
-    def _stand(self, job: StoredJob, lines: dict[str, Line[Place]]) -> None:
+    def _stand(self, job: StoredJob, lines: dict[str, Line[Place]], place: Place) -> None:
         job.line = lines.get(job.new.name)
         if job.line is None:
             job.line = lines[job.new.name] = Line()
-        job.line.add(job.place, job.new.id)
+        job.line.add(place, job.new.id)
 
     def _step_out(self, job: StoredJob) -> None:
         if job.line is None:

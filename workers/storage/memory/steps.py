@@ -133,8 +133,8 @@ class QueueSteps:
         known = self.cron_rows.get(row.name)
         if row.revision != (1 if known is None else known.revision + 1):
             return False
-        self.keep_cron(row)
         self.enqueue(jobs, now)
+        self.keep_cron(row)
         return True
 
     def keep_cron(self, row: CronRow) -> None:

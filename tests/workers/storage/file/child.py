@@ -10,7 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from workers.errors import WorkersError
-from workers.jobs import Completed, NewJob
+from workers.jobs import Completed, CronRow, NewJob
 from workers.storage.file import FileStorage
 
 MINUTE = timedelta(minutes=1)
@@ -67,8 +67,26 @@ async def fill(storage: FileStorage) -> None:
     say("waiting", sum((await storage.counts()).values()))
 
 
+async def turn(storage: FileStorage) -> None:
+    """Turns a cron from revision to revision, each with a job of its own; prints what it turned, until it is killed."""
+    rows = (await storage.crons()).rows
+    revision = rows[0].revision if rows else 0
+    while True:
+        revision += 1
+        row = CronRow(name="cron", revision=revision, due=None, body=f"body {revision}")
+        assert await storage.turn_cron(row, jobs=[NewJob(id=f"tick-{revision}", name="work", payload=b"{}")])
+        say(revision)
+
+
+async def start(storage: FileStorage) -> None:
+    """Starts limited jobs and fair ones, one after the other; prints their ids, until it is killed."""
+    while True:
+        for claim in await storage.claim("child", leases={"*": MINUTE}, limit=1):
+            say(claim.job_id)
+
+
 VERBS: dict[str, Callable[[FileStorage], Awaitable[None]]] = {
-    verb.__name__: verb for verb in (complete, enqueue, race, fill)
+    verb.__name__: verb for verb in (complete, enqueue, race, fill, turn, start)
 }
 
 

@@ -14,7 +14,9 @@ from pathlib import Path
 from tests import warm
 from workers.storage.file import FileStorage
 from workers.storage.file.codec import Change, WorkerSeen, decode
+from workers.storage.file.crons import CronTurned
 from workers.storage.file.frames import Frame
+from workers.storage.file.limits import BucketChanged, LimitDeclared
 from workers.storage.file.state import FileState
 from workers.testing.steps import PATIENCE
 
@@ -48,11 +50,24 @@ async def described(storage: FileStorage) -> dict[str, object]:
             changes += decode(Frame(entries=text, blobs=b"".join(blobs), start=0, end=0))
         # When a worker was seen is written every 30 s only.
         found = [replace(change, at=None) if isinstance(change, WorkerSeen) else change for change in changes]
-        return {
-            f"{type(change).__name__} {getattr(change, 'id', getattr(change, 'key', ''))}": change for change in found
-        }
+        # Lines are not written: they have to follow from what is.
+        lines = {"fronts": dict(state.table._fronts), "running": dict(state.table.gates._running)}
+        return {f"{type(change).__name__} {_subject(change)}": change for change in found} | lines
 
     return await storage._read(describe)
+
+
+def _subject(change: Change) -> str:
+    """What the change is about."""
+    match change:
+        case CronTurned():
+            return change.row.name
+        case LimitDeclared():
+            return change.name
+        case BucketChanged():
+            return change.gate
+        case _:
+            return str(getattr(change, "id", getattr(change, "key", "")))
 
 
 def journal_of(directory: Path) -> Path:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import random
+import shutil
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.workers.storage.file.steps import LEASES, MINUTE, described, journal_
 from workers.clock import ManualClock
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import UnknownDependency
+from workers.gates import Limit, LimitKey
 from workers.jobs import (
     DROP,
     TERMINAL_EVENTS,
@@ -24,6 +26,8 @@ from workers.jobs import (
     Cancelled,
     Claim,
     Completed,
+    Continued,
+    CronRow,
     EnqueueStatus,
     Failed,
     JobEventKind,
@@ -33,7 +37,7 @@ from workers.jobs import (
 )
 from workers.storage.file import FileStorage
 from workers.storage.file import journal as file_journal
-from workers.testing.steps import ERROR, PATIENCE, background, job, next_claim
+from workers.testing.steps import ERROR, PATIENCE, background, ids, job, next_claim
 
 
 class RandomSteps:
@@ -43,19 +47,19 @@ class RandomSteps:
         self._source = random.Random(seed)
         self._clock = clock
         self._ids = [f"job-{number}" for number in range(12)]
-        self._claims: list[Claim] = []
+        self.claims: list[Claim] = []
 
     async def __call__(self, storage: FileStorage) -> None:
         steps = (self._enqueue, self._enqueue, self._claim, self._claim, self._settle, self._settle)
-        await self._source.choice((*steps, self._lease, self._pass_time, self._manage))(storage)
+        others = (self._lease, self._pass_time, self._manage, self._limit, self._turn)
+        await self._source.choice((*steps, *others))(storage)
 
     async def _enqueue(self, storage: FileStorage) -> None:
         delay, key = self._source.choice((0, 0, 20)), self._source.choice((None, "k", "l"))
-        options: dict[str, Any] = {
-            "delay": timedelta(seconds=delay),
-            "ordering_key": key,
-            "priority": self._source.randrange(2),
-        }
+        options: dict[str, Any] = {"delay": timedelta(seconds=delay), "priority": self._source.randrange(2)}
+        if key is not None:
+            kind = self._source.choice(("ordering_key", "limit_key", "fair_key"))
+            options[kind] = LimitKey("api", key) if kind == "limit_key" else key
         mode = self._source.choice((None, *DeduplicationMode))
         if mode is not None:
             ttl = None if mode is DeduplicationMode.SIMPLE else timedelta(seconds=20)
@@ -68,16 +72,17 @@ class RandomSteps:
             await storage.enqueue([new])
 
     async def _claim(self, storage: FileStorage) -> None:
-        self._claims += await storage.claim(self._source.choice("vw"), leases=LEASES, limit=2)
+        self.claims += await storage.claim(self._source.choice("vw"), leases=LEASES, limit=2)
 
     async def _settle(self, storage: FileStorage) -> None:
-        if not self._claims:
+        if not self.claims:
             return
-        claim = self._claims.pop(self._source.randrange(len(self._claims)))
+        claim = self.claims.pop(self._source.randrange(len(self.claims)))
         keep = self._source.choice((DROP, MINUTE, None))
         delay = timedelta(seconds=self._source.choice((0, 9)))
         options = (
             Completed(claim=claim, result=b"r", keep=keep, then=job(self._source.choice(self._ids))),
+            Continued(claim=claim, then=job(claim.job_id, fair_key=self._source.choice((None, "k")))),
             Failed(claim=claim, error=ERROR, keep=keep),
             Retried(claim=claim, delay=delay, error=ERROR),
             Released(claim=claim),
@@ -86,8 +91,8 @@ class RandomSteps:
         await storage.settle([self._source.choice(options)])
 
     async def _lease(self, storage: FileStorage) -> None:
-        await storage.renew(self._claims)
-        await storage.progress([ProgressReport(claim=claim, value=claim.token.encode()) for claim in self._claims[::2]])
+        await storage.renew(self.claims)
+        await storage.progress([ProgressReport(claim=claim, value=claim.token.encode()) for claim in self.claims[::2]])
         await storage.recover(2)
 
     async def _pass_time(self, storage: FileStorage) -> None:
@@ -102,6 +107,18 @@ class RandomSteps:
         await storage.promote([self._source.choice(self._ids)])
         await storage.update_result_ttl(job_id, MINUTE)
 
+    async def _limit(self, storage: FileStorage) -> None:
+        name = self._source.choice(("api", "*"))
+        limit = Limit(self._source.choice((None, "3/m")), concurrency=self._source.choice((None, 2, 5)))
+        await storage.declare_limits({name: limit})
+        await storage.remove_limit(self._source.choice(("*", "none")))
+
+    async def _turn(self, storage: FileStorage) -> None:
+        found = await storage.crons()
+        revision = found.rows[0].revision + 1 if found.rows else 1
+        row = CronRow(name="cron", revision=revision, due=self._clock.now(), body="{}")
+        await storage.turn_cron(row, jobs=[job(self._source.choice(self._ids))])
+
 
 async def test_two_copies_and_a_fresh_one_always_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever two processes do in turn, through compactions too, both know the same, and so does a third one."""
@@ -112,7 +129,7 @@ async def test_two_copies_and_a_fresh_one_always_agree(tmp_path: Path, monkeypat
     pair = [FileStorage(tmp_path, clock=clock, fsync=fsync) for fsync in (True, False)]
     for storage in pair:
         await storage.connect()
-    for turn in range(600):
+    for turn in range(800):
         await step(source.choice(pair))
         if turn % 20 == 0:
             first, second = [await described(each) for each in pair]
@@ -125,6 +142,31 @@ async def test_two_copies_and_a_fresh_one_always_agree(tmp_path: Path, monkeypat
     await fresh.connect()
     assert await described(fresh) == last
     await fresh.disconnect()
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_fresh_copy_claims_what_an_old_one_does(seed: int, tmp_path: Path) -> None:
+    """Whatever it heard of the others, whose turn it is and what a limit keeps back follow from the journal alone."""
+    source, clock, claimed = random.Random(seed), ManualClock(), 0
+    step = RandomSteps(seed, clock)
+    pair = [FileStorage(tmp_path / "queue", clock=clock, fsync=fsync) for fsync in (True, False)]
+    for storage in pair:
+        await storage.connect()
+    for turn in range(300):
+        await step(source.choice(pair))
+        if turn % 10 == 0:
+            shutil.copytree(tmp_path / "queue", tmp_path / str(turn))
+            fresh = FileStorage(tmp_path / str(turn), clock=clock, fsync=False)
+            await fresh.connect()
+            limit = source.choice((1, 2, 50))
+            here, there = [await one.claim("v", leases=LEASES, limit=limit) for one in (fresh, source.choice(pair))]
+            await fresh.disconnect()
+            assert ids(here) == ids(there)
+            claimed += len(there)
+            step.claims += there
+    assert claimed > 10
+    for storage in pair:
+        await storage.disconnect()
 
 
 async def test_a_copy_is_brought_up_to_date_and_not_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,6 +240,28 @@ async def test_a_key_seen_to_be_free_here_is_not_taken_from_who_has_it_now(tmp_p
     assert (await there.enqueue([job("third", deduplication=simple)]))[0].id == "second"
     await here.disconnect()
     await there.disconnect()
+
+
+async def test_a_copy_that_only_looks_keeps_nothing_to_write(tmp_path: Path) -> None:
+    """What the clock changed there is written by others sooner or later, and is no change of its own any more."""
+    clock = ManualClock()
+    worker, looker = FileStorage(tmp_path, clock=clock), FileStorage(tmp_path, clock=clock, fsync=False)
+    await worker.connect()
+    await looker.connect()
+    await worker.declare_limits({"api": Limit("1/m")})
+    throttled = Deduplication(key="m", mode=DeduplicationMode.THROTTLE, ttl=MINUTE)
+    for number in range(10):
+        limited = job(f"limited-{number}", limit_key=LimitKey("api", str(number)), keep=MINUTE)
+        await worker.enqueue([limited, job(f"keyed-{number}", deduplication=throttled, keep=MINUTE)])
+        claims = await worker.claim("w", leases=LEASES, limit=9)
+        assert len(claims) == 2
+        await worker.settle([Completed(claim=claim, result=b"") for claim in claims])
+        clock.advance(timedelta(hours=1))
+        await looker.counts()
+        await worker.sweep(100)
+    assert await looker._read(lambda state, now: bool(state._changes)) is False
+    await worker.disconnect()
+    await looker.disconnect()
 
 
 async def test_a_copy_left_behind_hears_of_the_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from tests.workers.storage.file.steps import journal_of, known, quarantined, reo
 from workers.errors import StorageError
 from workers.storage.file import FileStorage
 from workers.storage.file.directory import MOST_SET_ASIDE, directory_of
+from workers.storage.file.versions import NEWEST
 from workers.testing.steps import job
 
 
@@ -72,9 +73,11 @@ async def test_journals_of_others_are_refused(tmp_path: Path) -> None:
     """A journal of a newer version, or of another queue, is left alone, with an error that says so."""
     await known(tmp_path)
     mine = journal_of(tmp_path).read_bytes()
-    newer = mine.replace(b"workers-queue 1\n", b"workers-queue 3\n")
+    newer = mine.replace(b"workers-queue 1\n", b"workers-queue %d\n" % (NEWEST + 1))
     journal_of(tmp_path).write_bytes(newer)
-    with pytest.raises(StorageError, match="newer version"):
+    with pytest.raises(
+        StorageError, match=rf"newer version.*of version {NEWEST + 1}, and this one reads up to {NEWEST}"
+    ):
         await FileStorage(tmp_path).connect()
     assert journal_of(tmp_path).read_bytes() == newer
     other = directory_of(tmp_path, "other")

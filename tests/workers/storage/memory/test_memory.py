@@ -10,13 +10,15 @@ import pytest
 
 from workers.clock import ManualClock, SystemClock
 from workers.errors import StorageUnavailable, Unsupported
-from workers.jobs import DROP, Completed, JobEvent, JobEventKind, JobState
+from workers.gates import Limit, LimitKey
+from workers.jobs import DROP, Completed, Continued, JobEvent, JobEventKind, JobState, Released, Retried
 from workers.storage.base import Storage
 from workers.storage.memory import MemorySpace, MemoryStorage
+from workers.storage.memory.jobs import MOST_PARKED
 from workers.storage.memory.line import Line
 from workers.storage.subscribers import BUFFER, Subscribers
 from workers.testing.faults import counting, faulty
-from workers.testing.steps import PATIENCE, job, next_claim
+from workers.testing.steps import ERROR, PATIENCE, job, next_claim
 
 LEASES = {"*": timedelta(minutes=1)}
 
@@ -113,6 +115,72 @@ async def test_parked_jobs_of_every_name_come_back() -> None:
     assert await storage.claim("w", leases=only_c, limit=10) == []
     await storage.settle([Completed(claim=held, result=b"")])
     assert [claim.job_id for claim in await storage.claim("w", leases=only_c, limit=10)] == ["c-next"]
+
+
+async def test_a_more_urgent_job_comes_ahead_of_the_front_of_its_fair_key() -> None:
+    """It waits for no other turn of its key, and the job that it comes ahead of keeps its own."""
+    storage = MemoryStorage()
+    await storage.enqueue([job(f"{key}{at}", fair_key=key, priority=5) for key in "ab" for at in (1, 2)])
+    (first,) = await storage.claim("w", leases=LEASES, limit=1)
+    await storage.enqueue([job("c1", fair_key="c", priority=5), job("urgent", fair_key="a", priority=1)])
+    rest = await storage.claim("w", leases=LEASES, limit=10)
+    assert [one.job_id for one in (first, *rest)] == ["a1", "urgent", "b1", "a2", "c1", "b2"]
+
+
+async def test_a_claim_parks_only_so_many_jobs() -> None:
+    """Past many that a limit keeps back it brings none, and the next one goes on; no worker sleeps meanwhile."""
+    storage = MemoryStorage()
+    await storage.declare_limits({"api": Limit("1/d")})
+    await storage.enqueue([job(f"a{at}", limit_key=LimitKey("api")) for at in range(2 * MOST_PARKED + 10)])
+    await storage.enqueue([job("behind")])
+    found = []
+    for _ in range(3):
+        async with asyncio.timeout(PATIENCE):
+            await storage.wait(["*"], timeout=timedelta(days=1))
+        found.append([one.job_id for one in await storage.claim("w", leases=LEASES, limit=10)])
+    assert found == [["a0"], [], ["behind"]]
+
+
+async def test_a_released_job_has_its_turn_still() -> None:
+    """Jobs of fair keys that are all given back stand as they stood before."""
+    storage = MemoryStorage()
+    await storage.enqueue([job(job_id, fair_key=job_id[0]) for job_id in ("x1", "x2", "x3", "y1", "z1")])
+    claims = await storage.claim("w", leases=LEASES, limit=10)
+    assert [one.job_id for one in claims] == ["x1", "y1", "z1", "x2", "x3"]
+    await storage.settle([Released(claim=claim) for claim in reversed(claims)])
+    again = await storage.claim("w", leases=LEASES, limit=10)
+    assert [one.job_id for one in again] == ["x1", "y1", "z1", "x2", "x3"]
+
+
+async def test_a_job_that_comes_later_has_its_turn_no_more() -> None:
+    """A retry stands where it is due, and the next link of a chain behind all that wait."""
+    clock = ManualClock()
+    storage = MemoryStorage(clock=clock)
+    await storage.enqueue([job(f"x{at}", fair_key="x") for at in range(3)])
+    _, retried, continued = await storage.claim("w", leases=LEASES, limit=10)
+    await storage.settle([Retried(claim=retried, delay=timedelta(minutes=1), error=ERROR)])
+    await storage.enqueue([job("before")])
+    await storage.settle([Continued(claim=continued, then=job("x2", fair_key="x"))])
+    clock.advance(timedelta(seconds=30))
+    await storage.enqueue([job("between")])
+    clock.advance(timedelta(minutes=1))
+    claims = await storage.claim("w", leases=LEASES, limit=10)
+    assert [one.job_id for one in claims] == ["before", "x2", "between", "x1"]
+
+
+async def test_a_turn_changes_neither_the_age_nor_the_page_of_a_job() -> None:
+    """A job that comes forward has waited since it was enqueued, and is listed where it was."""
+    clock = ManualClock()
+    storage = MemoryStorage(clock=clock)
+    await storage.enqueue([job(f"a{at}", fair_key="a") for at in range(4)])
+    since = clock.now()
+    clock.advance(timedelta(hours=1))
+    await storage.enqueue([job("b0", fair_key="b")])
+    page = await storage.list(JobState.QUEUED, limit=2)
+    await storage.claim("w", leases=LEASES, limit=1)
+    assert await storage.waiting_since() == since
+    following = await storage.list(JobState.QUEUED, cursor=page.cursor, limit=10)
+    assert [one.id for one in (*page.jobs, *following.jobs)] == ["a0", "a1", "a2", "a3", "b0"]
 
 
 def test_a_line_keeps_order_through_leavers() -> None:

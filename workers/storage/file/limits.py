@@ -1,0 +1,53 @@
+"""The entries of a journal about limits and their buckets: `codec` has their format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from workers.gates import Limit
+from workers.storage.file.frames import Entry
+from workers.storage.file.values import integer_of, number_of, optional_integer_of, optional_text_of, text_of, time_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitDeclared:
+    """The limit of that name, None for a removed one."""
+
+    name: str
+    limit: Limit | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketChanged:
+    """When the bucket of the gate is full again, None for a full one."""
+
+    gate: str
+    full_at: datetime | None
+
+
+def limit_entry(name: str, limit: Limit | None) -> Entry:
+    return ("l", name) if limit is None else ("l", name, limit.rate, limit.concurrency, limit.burst, limit.version)
+
+
+def bucket_entry(gate: str, full_at: datetime | None) -> Entry:
+    return ("b", gate) if full_at is None else ("b", gate, number_of(full_at))
+
+
+def read_limit(values: Iterator[object]) -> LimitDeclared:
+    name, described = text_of(next(values)), list(values)
+    if not described:
+        return LimitDeclared(name=name, limit=None)
+    rate, concurrency, burst, version = described
+    limit = Limit(
+        optional_text_of(rate),
+        concurrency=optional_integer_of(concurrency),
+        burst=optional_integer_of(burst),
+        version=integer_of(version),
+    )
+    return LimitDeclared(name=name, limit=limit)
+
+
+def read_bucket(values: Iterator[object]) -> BucketChanged:
+    return BucketChanged(gate=text_of(next(values)), full_at=time_of(next(values, None)))
