@@ -12,7 +12,6 @@ from workers.dashboard.catalog import AT_ONCE, QueueCatalog, QueueLine, answer
 from workers.dashboard.job_actions import ACTIONS, act_on
 from workers.dashboard.text import short
 from workers.dashboard.visit import Refusal
-from workers.errors import StorageError
 from workers.jobs import ErrorInfo, JobState, JobStatus
 
 
@@ -88,6 +87,20 @@ class QueueSwitched:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LimitLine:
+    """A limit that is stored with a queue; `*` is that of all its jobs together.
+
+    Of each key up to `rate` jobs start, after a pause up to `burst` at once, and `concurrency` run at the same time.
+    """
+
+    name: str
+    rate: str | None
+    burst: int | None
+    concurrency: int | None
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLine:
     """A worker that was seen lately on a queue, and how many jobs it holds."""
 
@@ -117,6 +130,15 @@ def queue_calls(queues: QueueCatalog) -> Sequence[AnyCall]:
             asks=NamedQueue,
             answers=QueueLine,
             code=calls.one,
+        ),
+        Call(
+            method="GET",
+            path="/queue/limits",
+            summary="List the limits that are stored with a queue.",
+            asks=NamedQueue,
+            answers=LimitLine,
+            code=calls.limits,
+            lists=True,
         ),
         Call(
             method="GET",
@@ -178,14 +200,25 @@ class QueueCalls:
         """Return one queue."""
         return await self._queues.line(asked.name)
 
+    async def limits(self, _caller: Caller, asked: NamedQueue) -> Listing:
+        """Return the limits of one queue."""
+        found = await self._queues.limits(asked.name)
+        return Listing(
+            items=[
+                LimitLine(
+                    name=name,
+                    rate=each.rate,
+                    burst=each.burst,
+                    concurrency=each.concurrency,
+                    version=each.version,
+                )
+                for name, each in sorted(found.items())
+            ]
+        )
+
     async def jobs(self, _caller: Caller, asked: JobsAsked) -> Listing:
         """Return jobs of one state."""
-        try:
-            page = await self._queues.jobs(asked.queue, asked.state, asked.after, limit=asked.limit)
-        except StorageError as error:
-            if asked.after is None:
-                raise
-            raise Refusal(400, short(str(error), 400)) from None
+        page = await self._queues.jobs(asked.queue, asked.state, asked.after, limit=asked.limit)
         return Listing(
             items=[_told(job) for job in page.jobs], after=None if page.cursor is None else {"after": page.cursor}
         )
