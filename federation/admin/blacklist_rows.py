@@ -154,7 +154,7 @@ async def _rows_of(session: AsyncSession, rules: Collection[str]) -> AsyncIterat
 
 
 def _spelt_otherwise(session: AsyncSession, *, behind: str | None) -> Select[EntryValues]:
-    """Return the query for the next rows that may be spelt otherwise than their rule, by an index that has only them."""
+    """Return the query for further rows that may be spelt otherwise than their rule, by an index that has only them."""
     row_id = col(BlacklistedServer.id)
     is_sqlite = session.get_bind().dialect.name == "sqlite"
     condition = SPELT_OTHERWISE_ON_SQLITE if is_sqlite else SPELT_OTHERWISE_ON_POSTGRES

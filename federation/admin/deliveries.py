@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
-from sqlalchemy import ColumnElement, Executable, Select, and_, case, distinct, func, literal, or_, select
+from sqlalchemy import ColumnElement, Executable, Select, and_, case, distinct, func, literal, or_, select, union_all
 from sqlmodel import col
 
 from db import Database, DeliveryAttempt, DeliveryJob, DeliveryState, HoldReason
@@ -226,23 +226,29 @@ async def count(database: Database, conditions: Sequence[ColumnElement[bool]]) -
         return int((await session.execute(query)).scalar_one())
 
 
-async def stats(database: Database, selection: Selection, *, servers: int = 10) -> DeliveryStats:
-    """Count the selected deliveries by state, code, age, and for the *servers* that have the most of them."""
+async def stats(
+    database: Database, selection: Selection, *, servers: int = 10, oldest: int | None = None
+) -> DeliveryStats:
+    """Count the selected deliveries by state, code, age, and for the *servers* that have the most of them.
+
+    With *oldest* only so many of each state are looked at, the oldest ones; the selection names a server then.
+    """
+    conditions = selection.conditions() if oldest is None else [_is_among_oldest(selection, oldest)]
     now = datetime.now(UTC)
     created = col(DeliveryJob.created_at)
     age = case(*((created > now - limit, name.value) for name, limit in _AGES), else_=Age.OLDER.value)
     keys = (_STATE, col(DeliveryJob.held_reason), col(DeliveryJob.error_code), age)
-    groups: Executable = select(*keys, func.count(), func.min(created)).where(*selection.conditions()).group_by(*keys)
+    groups: Executable = select(*keys, func.count(), func.min(created)).where(*conditions).group_by(*keys)
     held = select(func.count(distinct(col(DeliveryJob.server_url)))).where(
         *selection.conditions(), is_in(DeliveryState.HELD)
     )
     counts = dict.fromkeys(DeliveryState, 0)
-    oldest = dict[DeliveryState, datetime]()
+    first_made = dict[DeliveryState, datetime]()
     ages, reasons, codes = dict.fromkeys(Age, 0), dict[HoldReason, int](), dict[str, int]()
     async with database.read() as session:
         for state, reason, code, group_age, number, first in await session.execute(groups):
             counts[state] += number
-            oldest[state] = min(first, oldest.get(state, first))
+            first_made[state] = min(first, first_made.get(state, first))
             if state in (DeliveryState.READY, DeliveryState.HELD):
                 ages[Age(group_age)] += number
             if state is DeliveryState.HELD and reason is not None:
@@ -252,8 +258,8 @@ async def stats(database: Database, selection: Selection, *, servers: int = 10) 
         held_servers = min(counts[DeliveryState.HELD], 1)
         if selection.server_url is None and held_servers:  # for one server, SQLite would look through all that is held
             held_servers = (await session.execute(held)).scalar_one()
-        by_server = [ServerCount(**row._mapping) for row in await session.execute(_by_server(selection, servers))]
-    oldest_ready, oldest_held = oldest.get(DeliveryState.READY), oldest.get(DeliveryState.HELD)
+        by_server = [ServerCount(**row._mapping) for row in await session.execute(_by_server(conditions, servers))]
+    oldest_ready, oldest_held = first_made.get(DeliveryState.READY), first_made.get(DeliveryState.HELD)
     return DeliveryStats(
         open=counts[DeliveryState.READY] + counts[DeliveryState.HELD],
         **{state.value: number for state, number in counts.items()},
@@ -272,12 +278,26 @@ def _most_first(counts: dict[K, int]) -> dict[K, int]:
     return dict(sorted(counts.items(), key=lambda each: -each[1]))
 
 
-def _by_server(selection: Selection, limit: int) -> Executable:
+def _is_among_oldest(selection: Selection, number: int) -> ColumnElement[bool]:
+    """Return the condition for so many selected deliveries of each state, by the index that a server's are in."""
+    delivery, made = col(DeliveryJob.id), col(DeliveryJob.created_at)
+    parts = [
+        select(delivery)
+        .where(*selection.conditions(), col(DeliveryJob.state) == state)
+        .order_by(made, delivery)
+        .limit(number)
+        .subquery(f"oldest_{state.value}")
+        for state in DeliveryState
+    ]
+    return delivery.in_(union_all(*(select(part.c.id) for part in parts)))
+
+
+def _by_server(conditions: Sequence[ColumnElement[bool]], limit: int) -> Executable:
     server = col(DeliveryJob.server_url)
     states = (func.count().filter(is_in(state)).label(state.value) for state in DeliveryState)
     return (
         select(server, *states, func.min(col(DeliveryJob.created_at)).label("oldest"))
-        .where(*selection.conditions())
+        .where(*conditions)
         .group_by(server)
         .order_by(func.count().desc(), server)
         .limit(limit)

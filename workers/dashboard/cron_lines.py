@@ -76,8 +76,8 @@ CRON_ACTIONS: Final[Mapping[str, CronAction]] = {
     "remove": CronAction(
         verb="Remove",
         asks="Remove {}?",
-        means="It does not recur any more; jobs of it that are queued stay. A process that declares it does not bring it "
-        "back, unless with a higher version.",
+        means="It does not recur any more; jobs of it that are queued stay. A process that declares it does not bring "
+        "it back, unless with a higher version.",
         done="It does not recur any more.",
         is_grave=True,
     ),

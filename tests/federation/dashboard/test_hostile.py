@@ -1,4 +1,4 @@
-"""Whatever is sent, by an address or by a form, is answered in words: it is no fault of the dashboard or its database."""
+"""Whatever is sent, by an address or by a form, is answered in words, and is no fault of the dashboard."""
 
 from __future__ import annotations
 

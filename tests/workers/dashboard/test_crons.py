@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import uuid
 from datetime import timedelta
-from html import unescape
 from pathlib import Path
 from urllib.parse import quote
 
@@ -150,7 +149,7 @@ async def test_limits_are_listed_with_their_queue(make_site: MakeSite) -> None:
         await queue.counts()
         site = make_site(Access(accounts=WITH_TOKENS), queue)
         page = await Person(make_site(Access(), queue).app).sees("/queue?name=limited")
-        assert "all together</td><td>–</td>" in unescape(page)
+        assert "all together</td><td>\u2013</td>" in page
         assert "send</td><td>10/s</td>" in page
         assert "<h2>Limits</h2>" not in await Person(make_site(Access()).app).sees("/queue?name=mail")
         found = (await Program(site.app).gets("/queue/limits", name="limited"))["items"]
