@@ -95,5 +95,5 @@ async def test_a_page_that_waits_looks_again(
             planned = (await uploads(Person(acting.site.app), EACH_KIND)).headers["location"]
             await window.open(f"{url}{planned}")
             await window.sees("is being compared with the rules")
-        await window.sees("Import 1 rule?")
+        await window.sees("Import 2 rules?")
         assert window.errors == []
