@@ -21,8 +21,8 @@ BATCH: Final = 1_000
 SCAN_PAGE: Final = 5_000
 MAX_REASON_CHARACTERS: Final = 2_000
 
-EntryValues: TypeAlias = tuple[str, str, str, datetime, datetime | None]
-EntryRow: TypeAlias = Row[EntryValues]
+EntryRow: TypeAlias = Row[str, str, str, datetime, datetime | None]
+EntryQuery: TypeAlias = Select[str, str, str, datetime, datetime | None]
 
 ALL_ROWS: Final = select(
     col(BlacklistedServer.id),
@@ -153,7 +153,7 @@ async def _rows_of(session: AsyncSession, rules: Collection[str]) -> AsyncIterat
             yield row
 
 
-def _spelt_otherwise(session: AsyncSession, *, behind: str | None) -> Select[EntryValues]:
+def _spelt_otherwise(session: AsyncSession, *, behind: str | None) -> EntryQuery:
     """Return the query for further rows that may be spelt otherwise than their rule, by an index that has only them."""
     row_id = col(BlacklistedServer.id)
     is_sqlite = session.get_bind().dialect.name == "sqlite"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from db import Database, DeliveryState
+from db import Database
 from federation.admin.deliveries import DeliveryStats, Selection, stats
 from federation.admin.server_pages import summary_of
 
@@ -20,14 +20,13 @@ async def backlog_of(database: Database, server_url: str) -> DeliveryStats:
     reasons and codes are then of the oldest hundred.
     """
     seen = await stats(database, Selection(server_url=server_url), servers=1, oldest=MOST_LOOKED_AT)
-    looked_at = {state: int(getattr(seen, state.value)) for state in DeliveryState}
-    if max(looked_at.values()) < MOST_LOOKED_AT:
-        return seen
     summary = await summary_of(database, server_url)
-    number = {
-        state.value: count
-        if summary is None or count < MOST_LOOKED_AT
-        else max(count, int(getattr(summary, state.value)))
-        for state, count in looked_at.items()
-    }
-    return replace(seen, **number, open=number[DeliveryState.READY.value] + number[DeliveryState.HELD.value])
+    if summary is None:
+        return seen
+
+    def number(looked_at: int, counted: int) -> int:
+        return looked_at if looked_at < MOST_LOOKED_AT else max(looked_at, counted)
+
+    ready, held = number(seen.ready, summary.ready), number(seen.held, summary.held)
+    failed, expired = number(seen.failed, summary.failed), number(seen.expired, summary.expired)
+    return replace(seen, open=ready + held, ready=ready, held=held, failed=failed, expired=expired)

@@ -42,14 +42,14 @@ WAITS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class ListPart:
     """Rules, or lines, of one kind: how many there are, and the first hundred of them."""
 
     number: int
     first: Sequence[object]
 
     @classmethod
-    def of(cls, things: Sequence[object]) -> Part:
+    def of(cls, things: Sequence[object]) -> ListPart:
         return cls(number=len(things), first=things[:SHOWN])
 
     @property
@@ -58,24 +58,24 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Changes:
+class ListChanges:
     """What a list would change. The whole of a long one, `plan`, is not kept: the job that imports it makes its own."""
 
-    added: Part
-    changed: Part
-    unchanged: Part
-    skipped: Part
-    bad: Part
+    added: ListPart
+    changed: ListPart
+    unchanged: ListPart
+    skipped: ListPart
+    bad: ListPart
     plan: ImportPlan | None
 
     @classmethod
-    def of(cls, plan: ImportPlan) -> Changes:
+    def of(cls, plan: ImportPlan) -> ListChanges:
         return cls(
-            added=Part.of(plan.added),
-            changed=Part.of(plan.changed),
-            unchanged=Part.of(plan.unchanged),
-            skipped=Part.of(plan.skipped),
-            bad=Part.of(plan.bad),
+            added=ListPart.of(plan.added),
+            changed=ListPart.of(plan.changed),
+            unchanged=ListPart.of(plan.unchanged),
+            skipped=ListPart.of(plan.skipped),
+            bad=ListPart.of(plan.bad),
             plan=None if is_long(plan) else plan,
         )
 
@@ -90,7 +90,7 @@ class SentList:
 
     by: str
     content: bytes = field(repr=False)
-    comparing: asyncio.Task[Changes]
+    comparing: asyncio.Task[ListChanges]
 
 
 class ImportPages:
@@ -164,10 +164,10 @@ class ImportPages:
         }
         return visit.page("import.html", shown)
 
-    async def _compared(self, content: bytes) -> Changes:
+    async def _compared(self, content: bytes) -> ListChanges:
         async with self._one_at_a_time:
             file = io.BytesIO(content)
-            return Changes.of(await blacklist.plan_import(self._database, file, own_url=self._federation.own_url))
+            return ListChanges.of(await blacklist.plan_import(self._database, file, own_url=self._federation.own_url))
 
     def _sent(self, visit: Visit, key: str) -> SentList:
         sent = self._lists.get(key)
@@ -175,7 +175,7 @@ class ImportPages:
             raise Refusal(410, "That file is not here any more. Send it once more.")
         return sent
 
-    def _result(self, key: str, sent: SentList) -> Changes:
+    def _result(self, key: str, sent: SentList) -> ListChanges:
         """Return what the file would change; a file that could not be compared is not kept."""
         if sent.comparing.exception() is not None:
             self._forget(key)
@@ -194,11 +194,11 @@ def is_long(plan: ImportPlan) -> bool:
     return len(plan.wanted) > MOST_AT_ONCE
 
 
-def _take_note(comparing: asyncio.Task[Changes]) -> None:
+def _take_note(comparing: asyncio.Task[ListChanges]) -> None:
     """Look at the error of a list to which nobody may come back; whoever does is told."""
     if not comparing.cancelled():
         comparing.exception()
 
 
-def _question(changes: Changes) -> str:
+def _question(changes: ListChanges) -> str:
     return f"Import {counted(changes.number, 'rule')}?" if changes.number else "This list changes nothing."

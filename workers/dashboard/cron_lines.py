@@ -37,7 +37,7 @@ class CronLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CronLook:
+class RecurringLook:
     """What recurs in all queues, those that keep none left out; queues that do not answer, with what is wrong."""
 
     lines: Sequence[CronLine]
@@ -89,11 +89,11 @@ def fitting(line: CronLine) -> Sequence[str]:
     return ("resume" if line.paused else "pause", "run", "remove")
 
 
-async def look_at_crons(queues: QueueCatalog) -> CronLook:
+async def look_at_crons(queues: QueueCatalog) -> RecurringLook:
     """Look at what recurs in each queue whose storage keeps that."""
     names = [name for name in queues if queues.named(name).storage.limits.crons]
     found = await asyncio.gather(*(_look(queues, name) for name in names))
-    return CronLook(
+    return RecurringLook(
         lines=[line for each in found if not isinstance(each, str) for line in each],
         problems={name: each for name, each in zip(names, found, strict=True) if isinstance(each, str)},
         keepers=len(names),

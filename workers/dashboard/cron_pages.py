@@ -14,7 +14,7 @@ from workers.dashboard.catalog import QueueCatalog
 from workers.dashboard.cron_lines import (
     CRON_ACTIONS,
     CronLine,
-    CronLook,
+    RecurringLook,
     act_on_cron,
     fitting,
     keeper,
@@ -146,7 +146,7 @@ def _calls(queues: QueueCatalog) -> Sequence[AnyCall]:
     )
 
 
-def _lede(look: CronLook) -> tuple[str, str]:
+def _lede(look: RecurringLook) -> tuple[str, str]:
     paused = sum(line.paused for line in look.lines)
     if not look.keepers:
         return "These queues keep nothing that recurs.", "Their storages cannot."
