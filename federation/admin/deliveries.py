@@ -5,13 +5,13 @@ A delivered delivery has no row. Ready and held ones are owed; failed and expire
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
-from sqlalchemy import ColumnElement, Executable, Select, and_, case, distinct, func, literal, or_, select, union_all
+from sqlalchemy import ColumnElement, Executable, Row, Select, and_, case, distinct, func, literal, or_, select
 from sqlmodel import col
 
 from db import Database, DeliveryAttempt, DeliveryJob, DeliveryState, HoldReason
@@ -39,13 +39,17 @@ class Age(StrEnum):
 _AGES: Final = ((Age.MINUTE, timedelta(minutes=1)), (Age.HOUR, timedelta(hours=1)), (Age.DAY, timedelta(days=1)))
 
 # Versions without states mark what they give up by `settled_at` alone, and may still run beside this one.
-_STATE: Final[ColumnElement[DeliveryState]] = case(
+STATE: Final[ColumnElement[DeliveryState]] = case(
     (
         and_(col(DeliveryJob.state) == DeliveryState.READY, col(DeliveryJob.settled_at).is_not(None)),
         literal(DeliveryState.FAILED, TextEnum(DeliveryState)),
     ),
     else_=col(DeliveryJob.state),
 )
+
+
+Group: TypeAlias = Row[DeliveryState, HoldReason | None, str | None, str, int, datetime]
+"""Deliveries that are alike: their state, why they are held, code, age, number, and when the first of them was made."""
 
 
 def is_in(state: AnyState) -> ColumnElement[bool]:
@@ -226,40 +230,44 @@ async def count(database: Database, conditions: Sequence[ColumnElement[bool]]) -
         return int((await session.execute(query)).scalar_one())
 
 
-async def stats(
-    database: Database, selection: Selection, *, servers: int = 10, oldest: int | None = None
-) -> DeliveryStats:
-    """Count the selected deliveries by state, code, age, and for the *servers* that have the most of them.
-
-    With *oldest* only so many of each state are looked at, the oldest ones; the selection names a server then.
-    """
-    conditions = selection.conditions() if oldest is None else [_is_among_oldest(selection, oldest)]
+def age_of(created: ColumnElement[datetime]) -> ColumnElement[str]:
+    """Return the expression for how long ago that was, by the clock of this process."""
     now = datetime.now(UTC)
+    return case(*((created > now - limit, name.value) for name, limit in _AGES), else_=Age.OLDER.value)
+
+
+async def stats(database: Database, selection: Selection, *, servers: int = 10) -> DeliveryStats:
+    """Count the selected deliveries by state, code, age, and for the *servers* that have the most of them."""
     created = col(DeliveryJob.created_at)
-    age = case(*((created > now - limit, name.value) for name, limit in _AGES), else_=Age.OLDER.value)
-    keys = (_STATE, col(DeliveryJob.held_reason), col(DeliveryJob.error_code), age)
-    groups: Executable = select(*keys, func.count(), func.min(created)).where(*conditions).group_by(*keys)
+    keys = (STATE, col(DeliveryJob.held_reason), col(DeliveryJob.error_code), age_of(created))
+    groups: Executable = select(*keys, func.count(), func.min(created)).where(*selection.conditions()).group_by(*keys)
     held = select(func.count(distinct(col(DeliveryJob.server_url)))).where(
         *selection.conditions(), is_in(DeliveryState.HELD)
     )
-    counts = dict.fromkeys(DeliveryState, 0)
-    first_made = dict[DeliveryState, datetime]()
-    ages, reasons, codes = dict.fromkeys(Age, 0), dict[HoldReason, int](), dict[str, int]()
     async with database.read() as session:
-        for state, reason, code, group_age, number, first in await session.execute(groups):
-            counts[state] += number
-            first_made[state] = min(first, first_made.get(state, first))
-            if state in (DeliveryState.READY, DeliveryState.HELD):
-                ages[Age(group_age)] += number
-            if state is DeliveryState.HELD and reason is not None:
-                reasons[reason] = reasons.get(reason, 0) + number
-            if state is DeliveryState.FAILED:
-                codes[code or "?"] = codes.get(code or "?", 0) + number
-        held_servers = min(counts[DeliveryState.HELD], 1)
+        found = summed(await session.execute(groups))
+        held_servers = found.held_servers
         if selection.server_url is None and held_servers:  # for one server, SQLite would look through all that is held
             held_servers = (await session.execute(held)).scalar_one()
-        by_server = [ServerCount(**row._mapping) for row in await session.execute(_by_server(conditions, servers))]
-    oldest_ready, oldest_held = first_made.get(DeliveryState.READY), first_made.get(DeliveryState.HELD)
+        by_server = [ServerCount(**row._mapping) for row in await session.execute(_by_server(selection, servers))]
+    return replace(found, held_servers=held_servers, servers=tuple(by_server))
+
+
+def summed(groups: Iterable[Group]) -> DeliveryStats:
+    """Return where these deliveries stand, as those of one server."""
+    counts = dict.fromkeys(DeliveryState, 0)
+    oldest = dict[DeliveryState, datetime]()
+    ages, reasons, codes = dict.fromkeys(Age, 0), dict[HoldReason, int](), dict[str, int]()
+    for state, reason, code, age, number, first in groups:
+        counts[state] += number
+        oldest[state] = min(first, oldest.get(state, first))
+        if state in (DeliveryState.READY, DeliveryState.HELD):
+            ages[Age(age)] += number
+        if state is DeliveryState.HELD and reason is not None:
+            reasons[reason] = reasons.get(reason, 0) + number
+        if state is DeliveryState.FAILED:
+            codes[code or "?"] = codes.get(code or "?", 0) + number
+    oldest_ready, oldest_held = oldest.get(DeliveryState.READY), oldest.get(DeliveryState.HELD)
     return DeliveryStats(
         open=counts[DeliveryState.READY] + counts[DeliveryState.HELD],
         **{state.value: number for state, number in counts.items()},
@@ -268,9 +276,9 @@ async def stats(
         oldest_held=oldest_held,
         ages=ages,
         held_by_reason=_most_first(reasons),
-        held_servers=held_servers,
+        held_servers=min(counts[DeliveryState.HELD], 1),
         codes=_most_first(codes),
-        servers=tuple(by_server),
+        servers=(),
     )
 
 
@@ -278,26 +286,12 @@ def _most_first(counts: dict[K, int]) -> dict[K, int]:
     return dict(sorted(counts.items(), key=lambda each: -each[1]))
 
 
-def _is_among_oldest(selection: Selection, number: int) -> ColumnElement[bool]:
-    """Return the condition for so many selected deliveries of each state, by the index that a server's are in."""
-    delivery, made = col(DeliveryJob.id), col(DeliveryJob.created_at)
-    parts = [
-        select(delivery)
-        .where(*selection.conditions(), col(DeliveryJob.state) == state)
-        .order_by(made, delivery)
-        .limit(number)
-        .subquery(f"oldest_{state.value}")
-        for state in DeliveryState
-    ]
-    return delivery.in_(union_all(*(select(part.c.id) for part in parts)))
-
-
-def _by_server(conditions: Sequence[ColumnElement[bool]], limit: int) -> Executable:
+def _by_server(selection: Selection, limit: int) -> Executable:
     server = col(DeliveryJob.server_url)
     states = (func.count().filter(is_in(state)).label(state.value) for state in DeliveryState)
     return (
         select(server, *states, func.min(col(DeliveryJob.created_at)).label("oldest"))
-        .where(*conditions)
+        .where(*selection.conditions())
         .group_by(server)
         .order_by(func.count().desc(), server)
         .limit(limit)
@@ -308,7 +302,7 @@ def delivery_rows() -> Select[*tuple[Any, ...]]:
     """Return the query for all deliveries, without their texts, for the caller to narrow down and to bound."""
     is_held = col(DeliveryJob.state) == DeliveryState.HELD
     given: dict[str, ColumnElement[Any]] = {
-        "state": _STATE,
+        "state": STATE,
         "held_until": case((is_held, col(DeliveryJob.next_attempt_at))),
     }
     names = [column.name for column in fields(DeliveryRow)]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
-from db import Database
-from federation.admin.deliveries import DeliveryStats, Selection, stats
+from sqlalchemy import Select, literal, select, union_all
+from sqlmodel import col
+
+from db import Database, DeliveryJob, DeliveryState
+from federation.admin.deliveries import STATE, DeliveryStats, age_of, summed
 from federation.admin.server_pages import summary_of
 
 MOST_LOOKED_AT: Final = 100
@@ -19,7 +22,8 @@ async def backlog_of(database: Database, server_url: str) -> DeliveryStats:
     Of a state with more than a hundred, the number is that of the last count, which the job `rollups` makes; ages,
     reasons and codes are then of the oldest hundred.
     """
-    seen = await stats(database, Selection(server_url=server_url), servers=1, oldest=MOST_LOOKED_AT)
+    parts = [_oldest(server_url, state).subquery(f"oldest_{state.value}") for state in DeliveryState]
+    seen = summed(await database.rows(union_all(*(select(part) for part in parts))))
     summary = await summary_of(database, server_url)
     if summary is None:
         return seen
@@ -30,3 +34,21 @@ async def backlog_of(database: Database, server_url: str) -> DeliveryStats:
     ready, held = number(seen.ready, summary.ready), number(seen.held, summary.held)
     failed, expired = number(seen.failed, summary.failed), number(seen.expired, summary.expired)
     return replace(seen, open=ready + held, ready=ready, held=held, failed=failed, expired=expired)
+
+
+def _oldest(server_url: str, state: DeliveryState) -> Select[*tuple[Any, ...]]:
+    """Return the query for the oldest of its deliveries in a state, by an index, each as a group of its own."""
+    made = col(DeliveryJob.created_at)
+    return (
+        select(
+            STATE.label("state"),
+            col(DeliveryJob.held_reason),
+            col(DeliveryJob.error_code),
+            age_of(made).label("age"),
+            literal(1).label("number"),
+            made,
+        )
+        .where(col(DeliveryJob.server_url) == server_url, col(DeliveryJob.state) == state)
+        .order_by(made, col(DeliveryJob.id))
+        .limit(MOST_LOOKED_AT)
+    )
