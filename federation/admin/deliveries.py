@@ -230,16 +230,16 @@ async def count(database: Database, conditions: Sequence[ColumnElement[bool]]) -
         return int((await session.execute(query)).scalar_one())
 
 
-def age_of(created: ColumnElement[datetime]) -> ColumnElement[str]:
-    """Return the expression for how long ago that was, by the clock of this process."""
-    now = datetime.now(UTC)
+def age() -> ColumnElement[str]:
+    """Return the expression for how long ago a delivery was made, by the clock of this process."""
+    created, now = col(DeliveryJob.created_at), datetime.now(UTC)
     return case(*((created > now - limit, name.value) for name, limit in _AGES), else_=Age.OLDER.value)
 
 
 async def stats(database: Database, selection: Selection, *, servers: int = 10) -> DeliveryStats:
     """Count the selected deliveries by state, code, age, and for the *servers* that have the most of them."""
     created = col(DeliveryJob.created_at)
-    keys = (STATE, col(DeliveryJob.held_reason), col(DeliveryJob.error_code), age_of(created))
+    keys = (STATE, col(DeliveryJob.held_reason), col(DeliveryJob.error_code), age())
     groups: Executable = select(*keys, func.count(), func.min(created)).where(*selection.conditions()).group_by(*keys)
     held = select(func.count(distinct(col(DeliveryJob.server_url)))).where(
         *selection.conditions(), is_in(DeliveryState.HELD)

@@ -9,7 +9,7 @@ from sqlalchemy import Select, literal, select, union_all
 from sqlmodel import col
 
 from db import Database, DeliveryJob, DeliveryState
-from federation.admin.deliveries import STATE, DeliveryStats, age_of, summed
+from federation.admin.deliveries import STATE, DeliveryStats, age, summed
 from federation.admin.server_pages import summary_of
 
 MOST_LOOKED_AT: Final = 100
@@ -23,7 +23,7 @@ async def backlog_of(database: Database, server_url: str) -> DeliveryStats:
     reasons and codes are then of the oldest hundred.
     """
     parts = [_oldest(server_url, state).subquery(f"oldest_{state.value}") for state in DeliveryState]
-    seen = summed(await database.rows(union_all(*(select(part) for part in parts))))
+    seen = summed(await database.rows(select(union_all(*(select(part) for part in parts)).subquery())))
     summary = await summary_of(database, server_url)
     if summary is None:
         return seen
@@ -44,7 +44,7 @@ def _oldest(server_url: str, state: DeliveryState) -> Select[*tuple[Any, ...]]:
             STATE.label("state"),
             col(DeliveryJob.held_reason),
             col(DeliveryJob.error_code),
-            age_of(made).label("age"),
+            age().label("age"),
             literal(1).label("number"),
             made,
         )

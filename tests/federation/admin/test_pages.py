@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final
 
 import pytest
-from sqlalchemy import Connection, insert, select, text, update
+from sqlalchemy import Connection, and_, insert, or_, select, text, update
 from sqlmodel import col
 
 from db import (
@@ -259,10 +259,15 @@ async def test_what_is_owed_to_a_server_is_counted_or_was_counted_last(filled: D
                          failed=8_000, expired=0, given_up=8_000)  # fmt: skip
     async with filled.transaction() as session:
         session.add(more)
-        moved = {"server_url": A_SERVER, "error_code": "TIMEOUT"}
-        await session.execute(update(DeliveryJob).where(STATE == FAILED).values(moved))
+        moved = {"server_url": A_SERVER, "error_code": "TIMEOUT", "state": FAILED}
+        others = and_(SERVER != A_SERVER, STATE.not_in((HELD, EXPIRED)))
+        await session.execute(update(DeliveryJob).where(or_(STATE == FAILED, others)).values(moved))
         await session.execute(update(DeliveryJob).where(STATE == EXPIRED, SERVER == A_SERVER).values(state=HELD))
-    seen = await backlog_of(filled, A_SERVER)
+        if not filled.is_sqlite:
+            await session.execute(text("ANALYZE delivery_jobs"))  # as the server itself does before long
+    with watched() as queries:
+        seen = await backlog_of(filled, A_SERVER)
+    assert await filled.transact(partial(cost, queries=queries)) <= 1_000
     assert (seen.ready, seen.held, seen.failed, seen.expired) == (exact.ready, exact.held + exact.expired, 8_000, 0)
     assert seen.open == seen.ready + seen.held
     assert seen.codes == {"TIMEOUT": MOST_LOOKED_AT}
