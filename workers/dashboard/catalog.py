@@ -115,6 +115,13 @@ class QueueCatalog:
         """Return a job as it stands."""
         return await answer(self.named(name).get_status(job_id))
 
+    async def held_back(self, name: str, job: JobStatus) -> str | None:
+        """Say which limit keeps a queued job back, and until when; None for any other job."""
+        if job.state is not JobState.QUEUED:
+            return None
+        back = await answer(self.named(name).held_back(job.id))
+        return None if back is None else str(back)
+
     async def close(self) -> None:
         """Close the connections."""
         for queue in self._queues.values():

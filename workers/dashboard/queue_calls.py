@@ -53,7 +53,10 @@ class JobsOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobAnswer:
-    """A job as it stands; `attempt` counts its runs so far, `progress` is what its handler reported last."""
+    """A job as it stands; `attempt` counts its runs so far, `progress` is what its handler reported last.
+
+    `waits` says which limit keeps it back, and until when; lists do not look for that.
+    """
 
     id: str
     name: str
@@ -67,6 +70,7 @@ class JobAnswer:
     worker_id: str | None
     last_error: ErrorInfo | None
     progress: object
+    waits: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,7 +232,7 @@ class QueueCalls:
         status = await self._queues.job(asked.queue, asked.id)
         if status is None:
             raise Refusal(404, f"Queue {short(asked.queue)} knows no job of that id: there was none, or it is over.")
-        return _told(status)
+        return _told(status, waits=await self._queues.held_back(asked.queue, status))
 
     async def workers(self, _caller: Caller, _asked: NothingAsked) -> Listing:
         """Return the workers of every queue."""
@@ -266,6 +270,7 @@ class QueueCalls:
         return JobsDone(asked=len(ids), done=done, problem=problem)
 
 
-def _told(job: JobStatus) -> JobAnswer:
-    shown: Mapping[str, object] = {name: getattr(job, name) for name in JobAnswer.__dataclass_fields__}
-    return JobAnswer(**shown)  # type: ignore[arg-type] # fields of the same names and types
+def _told(job: JobStatus, *, waits: str | None = None) -> JobAnswer:
+    names = [name for name in JobAnswer.__dataclass_fields__ if name != "waits"]
+    shown: Mapping[str, object] = {name: getattr(job, name) for name in names}
+    return JobAnswer(**shown, waits=waits)  # type: ignore[arg-type] # fields of the same names and types

@@ -127,6 +127,7 @@ class QueuePages:
             "job": status,
             "actions": actions,
             "progress": progress,
+            "waits": await self._queues.held_back(name, status),
             "back": back,
         }
         return visit.page("job.html", shown)

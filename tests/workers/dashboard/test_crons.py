@@ -24,6 +24,7 @@ from workers.gates import Limit
 from workers.jobs import JobState
 from workers.queue import Queue
 from workers.storage import open_storage
+from workers.testing import steps
 
 NIGHT = Cron(name="night", job="clean", pattern="0 3 * * *", timezone="Europe/Berlin")
 HOSTILE = "<b>\u202e'\"\x1b[31m\r\n" + "x" * 300
@@ -143,7 +144,7 @@ async def test_the_command_beside_it_is_one(verb: str) -> None:
 
 
 async def test_limits_are_listed_with_their_queue(make_site: MakeSite) -> None:
-    """To people and to programs, with the one of the whole queue."""
+    """To people and to programs, with the one of the whole queue; and a job that one keeps back says so."""
     limits = {"*": Limit(concurrency=50), "send": Limit("10/s", burst=5, concurrency=2)}
     async with Queue(open_storage(f"memory://{uuid.uuid4().hex}", queue="limited"), limits=limits) as queue:
         await queue.counts()
@@ -152,7 +153,15 @@ async def test_limits_are_listed_with_their_queue(make_site: MakeSite) -> None:
         assert "all together</td><td>\u2013</td>" in page
         assert "send</td><td>10/s</td>" in page
         assert "<h2>Limits</h2>" not in await Person(make_site(Access()).app).sees("/queue?name=mail")
-        found = (await Program(site.app).gets("/queue/limits", name="limited"))["items"]
+        program = Program(site.app)
+        found = (await program.gets("/queue/limits", name="limited"))["items"]
+        for number in range(3):  # of which two may run
+            await queue.enqueue(number, name="send", id=f"job-{number}")
+        assert len(await steps.claim(queue.storage, 3)) == 2
+        waits = {number: (await program.gets("/job", queue="limited", id=f"job-{number}"))["waits"] for number in "02"}
+        assert (waits["0"], (waits["2"] or "")[:17]) == (None, "for limit 'send',")
+        page = await Person(make_site(Access(), queue).app).sees("/job?queue=limited&id=job-2")
+        assert "<dt>Waits</dt><dd>for limit &#39;send&#39;" in page
     assert [(each["name"], each["rate"], each["burst"], each["concurrency"]) for each in found] == [
         ("*", None, None, 50),
         ("send", "10/s", 5, 2),
