@@ -1,5 +1,6 @@
 """The application's tables and the sessions that reach them; `db.migrate.upgrade` creates and updates the schema."""
 
+from db.among import among
 from db.analytics import AcceptedKey, RelayCandidate, ServerScorecard
 from db.columns import FederationTable, HostTable, new_id
 from db.deliveries import (
@@ -75,6 +76,7 @@ __all__ = [
     "ServerSummary",
     "SightingKind",
     "User",
+    "among",
     "create_host_tables",
     "new_id",
 ]

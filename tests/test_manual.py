@@ -17,6 +17,7 @@ import pytest
 from federation.analytics.cli import make_parser
 from federation.analytics.errors import AnalyticsError
 from tests.federation.deploy.commands import refusal, unknown_variables
+from tests.workers.test_migration import PEERS as MOVES
 
 ROOT = Path(__file__).parent.parent
 COMMAND = re.compile(
@@ -149,7 +150,8 @@ def test_the_manual_is_read() -> None:
         f"docs/queue/{page}.md"
         for page in ("commands", "dependencies", "failed", "handlers", "limits", "recurring", "storages", "tasks")
     }  # see tests/workers/test_readme.py
-    assert programs == {*readmes, *queue, "workers/recipes.md", "workers/storage/bull/PROTOCOL.md"}
+    moves = {f"docs/migration/{peer}.md" for peer in MOVES}
+    assert programs == {*readmes, *queue, *moves, "workers/recipes.md", "workers/storage/bull/PROTOCOL.md"}
     assert set(manual.readmes()) >= readmes
 
 

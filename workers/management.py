@@ -5,13 +5,15 @@ It is apart from what applications call, so that none drains a queue by mistake.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Final, Protocol
 
 from workers.details import READ_AT_ONCE, JobDetails, JobReader
-from workers.gates import Limit
+from workers.gates import HeldBack, Limit
 from workers.jobs import EnqueueStatus, JobState, JobStatus, Page, Repaired, SetAside, WorkerInfo
 from workers.specs import Enqueued, JobSpec
 from workers.storage.abilities import KeepsLimits, Repairable, Strandable
@@ -28,6 +30,16 @@ class Destination(Protocol):
 
     async def get_job(self, job_id: str) -> JobDetails | None:
         """See `Queue.get_job`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Throttled:
+    """How many queued jobs each limit keeps back, by its name, among those that were looked at."""
+
+    by_limit: Mapping[str, int]
+    looked_at: int
+    is_all: bool
+    """Whether these were all queued jobs."""
 
 
 class Management:
@@ -53,6 +65,31 @@ class Management:
         """
         await self._connect()
         return isinstance(self._storage, KeepsLimits) and await self._storage.remove_limit(name)
+
+    async def held_back(self, ids: Iterable[str]) -> Sequence[HeldBack | None]:
+        """Return which limit keeps each of these jobs back; None for one that none does. See `Queue.held_back`."""
+        ids = _several(ids)
+        await self._connect()
+        if not isinstance(self._storage, KeepsLimits):
+            return [None] * len(ids)
+        batches = [ids[start : start + BATCH] for start in range(0, len(ids), BATCH)]
+        return [back for batch in batches for back in await self._storage.held_back(batch)]
+
+    async def throttled(self, *, most: int = 10_000) -> Throttled:
+        """Count how many queued jobs each limit keeps back, by a look at up to about `most` of them.
+
+        Two round trips for 1 000 jobs, and none of them if there are no limits. Jobs that change meanwhile may be
+        missed.
+        """
+        if not await self.limits():
+            return Throttled(by_limit={}, looked_at=0, is_all=True)
+        counted, looked_at, cursor = Counter[str](), 0, None
+        while True:
+            page = await self.list(JobState.QUEUED, cursor=cursor, limit=min(most, BATCH))
+            counted.update(back.limit for back in await self.held_back([job.id for job in page.jobs]) if back)
+            looked_at, cursor = looked_at + len(page.jobs), page.cursor
+            if cursor is None or looked_at >= most:
+                return Throttled(by_limit=counted, looked_at=looked_at, is_all=cursor is None)
 
     async def pause(self) -> None:
         """Let no worker in any process claim a job of this queue until `resume`. Running jobs go on."""

@@ -25,7 +25,7 @@ from workers.retention import KEEP_FAILED, Retention, check_retention
 from workers.retry import RetryPolicy
 from workers.serde import JsonSerde, Serde
 from workers.specs import DEFAULT_NAME, Enqueued, JobOptions, JobSpec, as_ttl, new_job
-from workers.storage.abilities import Joinable, KeepsLimits, OfOneLoop
+from workers.storage.abilities import Joinable, KeepsLimits, KeepsSomeLimits, OfOneLoop
 from workers.storage.base import ANY_NAME, FlowStorage, Storage
 from workers.turns import in_turns, taking_turns
 from workers.waiting import check_timeout, end_of, result_of, wait_for_end
@@ -57,7 +57,7 @@ class Queue:
     workers give the same ones.
 
     Raises:
-        Unsupported: `limits` on a storage that keeps none.
+        Unsupported: `limits` on a storage that keeps none, or not these.
         ValueError, TypeError: a name that no limit can have; something else than a `Limit`.
     """
 
@@ -126,6 +126,8 @@ class Queue:
         check_limits(limits)
         if limits and not isinstance(self.storage, KeepsLimits):
             raise Unsupported(f"{self.storage!r} keeps no limits; see its `limits.limit_keys`")
+        if isinstance(self.storage, KeepsSomeLimits):
+            self.storage.refuse_limits(limits)
         self._limits.update(limits)
         self._undeclared.update(limits)
 
@@ -134,8 +136,7 @@ class Queue:
 
         See `KeepsLimits.held_back`.
         """
-        await self._connect()
-        return (await self.storage.held_back([job_id]))[0] if isinstance(self.storage, KeepsLimits) else None
+        return (await self.manage.held_back([job_id]))[0]
 
     @property
     def payload_serde(self) -> Serde:

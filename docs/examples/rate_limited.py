@@ -2,22 +2,15 @@
 
 import asyncio
 
-from workers import Queue, Tasks
+from workers import Limit, Queue
 from workers.storage.memory import MemoryStorage
-
-tasks = Tasks(queue := Queue(MemoryStorage(), concurrency=10))
-
-
-@tasks.task(rate="2/s", concurrency_per_key=1, key="customer")
-async def send(customer: str, number: int) -> None:
-    print(customer, number)
 
 
 async def main() -> None:
-    queue.execute(tasks.handlers())
-    async with queue:
-        mails = [await send.enqueue(customer, number) for number in range(3) for customer in ("ann", "bob")]
-        await asyncio.gather(*(mail.result() for mail in mails))
+    queue = Queue(MemoryStorage(), limits={"send": Limit("2/s")})
+    queue.execute({"send": lambda job: print(job.payload)})
+    async with queue:  # runs a worker until the block ends
+        await asyncio.gather(*(queue.enqueue_and_wait(to, name="send", limit_key=to) for to in ("ann", "bob") * 3))
 
 
 asyncio.run(main())

@@ -1,24 +1,13 @@
-"""A task that recurs, on however many workers once each time: `python recurring.py`."""
+"""A task that recurs, once each time over all workers: `python -m workers run recurring:tasks`."""
 
-import asyncio
 from datetime import timedelta
 
 from workers import Queue, Tasks
 from workers.storage.memory import MemoryStorage
 
-tasks, done = Tasks(queue := Queue(MemoryStorage())), asyncio.Event()
+tasks = Tasks(Queue(MemoryStorage()))  # SQLite, PostgreSQL or Redis for several processes
 
 
-@tasks.cron(every=timedelta(seconds=1))
+@tasks.cron(every=timedelta(seconds=1))  # or "0 3 * * *", timezone="Europe/Berlin"
 async def tick() -> None:
     print("tick")
-    done.set()
-
-
-async def main() -> None:
-    queue.execute(tasks.handlers())
-    async with queue:
-        await done.wait()
-
-
-asyncio.run(main())

@@ -18,7 +18,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Row, Select, bindparam, delete, func, select, tuple_, update
 from sqlalchemy.sql.dml import ReturningUpdate
 
-from db import AttemptOutcome, DeliveryState, Follow, HoldReason
+from db import AttemptOutcome, DeliveryState, Follow, HoldReason, among
 from federation.delivery.attempts import AttemptRecord, stalled_attempt, write_attempts
 from federation.delivery.codes import STALLED
 from federation.delivery.entries import (
@@ -277,7 +277,7 @@ def _answer(connection: Connection, statement: ReturningUpdate[Any], answers: Se
     return {(row.follower_id, row.following_id, row.follower_server_url) for row in follows}
 
 
-_ROWS = TABLE.c.id.in_(bindparam("rows", expanding=True))
+_ROWS = among(TABLE.c.id, "rows")
 _LOOKED_AT = (
     *("id", "state", "settled_at", "job_id", "job_name", "server_url", "payload_id", "ordering_key", "series"),
     *("attempts", "sending", "first_attempted_at", "last_attempted_at", "canary_at", "released_at", "holds", "suspect"),

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, bindparam, delete, func, select, text
 from sqlalchemy.orm import Session
 
-from db import HoldReason
+from db import HoldReason, among
 from federation.delivery.payloads import release
 from federation.delivery.rows import OPEN_STATES, TABLE
 from federation.servers.links import closed_among
@@ -88,7 +88,7 @@ def _lock(connection: Connection, ordering_key: str) -> None:
 
 
 _KEY_LOCK = text("SELECT pg_advisory_xact_lock(hashtextextended('federation ordering key ' || :key, 0))")
-_OF_KEY = (TABLE.c.ordering_key == bindparam("key"), TABLE.c.server_url.in_(bindparam("servers", expanding=True)))
+_OF_KEY = (TABLE.c.ordering_key == bindparam("key"), among(TABLE.c.server_url, "servers"))
 _LINES = (
     select(TABLE.c.server_url, func.max(TABLE.c.ordering_position).label("last"))
     .where(*_OF_KEY, TABLE.c.state.in_(OPEN_STATES))

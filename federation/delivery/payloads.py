@@ -16,7 +16,7 @@ from typing import Final
 from sqlalchemy import Connection, bindparam, delete, select, update
 from sqlmodel import col
 
-from db import Database, DeliveryPayload
+from db import Database, DeliveryPayload, among
 from federation.base.cache import LoadingCache
 
 SHARED_TTL: Final = timedelta(seconds=30)
@@ -60,9 +60,7 @@ def release(connection: Connection, payload_ids: Iterable[str | None]) -> None:
     if not counts:
         return
     connection.execute(_RELEASE, [{"text": text, "rows": rows} for text, rows in sorted(counts.items())])
-    connection.execute(
-        delete(DeliveryPayload).where(col(DeliveryPayload.id).in_(counts), col(DeliveryPayload.refs) <= 0)
-    )
+    connection.execute(_FREE, {"texts": list(counts)})
 
 
 _SHARED = select(col(DeliveryPayload.payload)).where(col(DeliveryPayload.id) == bindparam("text"))
@@ -70,3 +68,4 @@ _SHARED = select(col(DeliveryPayload.payload)).where(col(DeliveryPayload.id) == 
 _TABLE = DeliveryPayload.__table__  # type: ignore[attr-defined] # SQLModel adds it at run time
 
 _RELEASE = update(_TABLE).where(_TABLE.c.id == bindparam("text")).values(refs=_TABLE.c.refs - bindparam("rows"))
+_FREE = delete(_TABLE).where(among(_TABLE.c.id, "texts"), _TABLE.c.refs <= 0)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
-from sqlalchemy import bindparam, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 from sqlmodel import col
 
-from db import Database, DeliveryJob, DeliveryPayload
+from db import Database, DeliveryJob, DeliveryPayload, among
 from federation.base.job_queue import JobQueue
 from federation.delivery.origin import JobOrigin, OwnJobOrigin
 from workers.specs import Enqueued
@@ -19,10 +19,10 @@ Added: TypeAlias = tuple[str, object, Mapping[str, object] | None]
 """A job as `JobQueue.add_bulk` takes it."""
 
 _OWN_TEXTS: Final = select(col(DeliveryJob.id), col(DeliveryJob.payload)).where(
-    col(DeliveryJob.id).in_(bindparam("ids", expanding=True)), col(DeliveryJob.payload_id).is_(None)
+    among(col(DeliveryJob.id), "ids"), col(DeliveryJob.payload_id).is_(None)
 )
 _SHARED_TEXTS: Final = select(col(DeliveryPayload.id), col(DeliveryPayload.payload)).where(
-    col(DeliveryPayload.id).in_(bindparam("ids", expanding=True))
+    among(col(DeliveryPayload.id), "ids")
 )
 
 

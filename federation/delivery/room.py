@@ -24,12 +24,17 @@ from datetime import timedelta
 from typing import Final
 
 QUICK: Final = timedelta(seconds=1)
-NEW: Final = timedelta(milliseconds=250)
-"""How long an attempt at a server that has not answered this process yet may hold its slot."""
+NEW: Final = timedelta(milliseconds=50)
+"""How long an attempt at a server that has not answered this process yet may hold its slot, where others are as quick.
+
+A hundred servers that hang hold a slot for as long, each of them once.
+"""
 SLOWER: Final = 4
 """An attempt counts as slow once it takes this many times as long as others: if all are slow, it is not the server.
 Letting them out of their slots would only start more of them on a machine that has too many already.
 """
+USUAL: Final = timedelta(milliseconds=60)
+"""What an attempt is believed to take before any has been answered."""
 LONGEST_STAY: Final = timedelta(seconds=5)
 SUSPECT_FIRST_BYTE: Final = timedelta(seconds=5)
 MOST_BYTES: Final = 64 * 1024 * 1024
@@ -117,6 +122,7 @@ class Room:
         most_bytes: int = MOST_BYTES,
         quick: timedelta = QUICK,
         new: timedelta = NEW,
+        usual: timedelta = USUAL,
     ) -> None:
         self._per_server = per_server
         self._most = most
@@ -124,7 +130,7 @@ class Room:
         self._share = max(most // SHARE, per_server)
         self._quick = quick.total_seconds()
         self._new = new.total_seconds()
-        self._usual = 0.0  # about how long answered attempts take
+        self._usual = usual.total_seconds()  # about how long answered attempts take
         self._servers: OrderedDict[str, _Server] = OrderedDict()
         self._outside = 0
         self._bytes = 0

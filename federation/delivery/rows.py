@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 
 from sqlalchemy import Connection, Row, Text, bindparam, cast, delete, select, update
 
-from db import DeliveryJob, DeliveryState, HoldReason
+from db import DeliveryJob, DeliveryState, HoldReason, among
 from federation.base.jobs import FederationDeliveryJob
 
 OPEN_STATES: Final = (DeliveryState.READY, DeliveryState.HELD)
@@ -144,17 +144,17 @@ def places_of(rows: Sequence[Row[*tuple[Any, ...]]]) -> list[Place]:
 TABLE: Final = DeliveryJob.__table__  # type: ignore[attr-defined] # SQLModel adds it at run time; Core skips the ORM
 
 READY: Final = select(*(TABLE.c[field.name] for field in fields(OwedRow))).where(
-    TABLE.c.id.in_(bindparam("ids", expanding=True)), TABLE.c.state == DeliveryState.READY
+    among(TABLE.c.id, "ids"), TABLE.c.state == DeliveryState.READY
 )
 _LOCKED = (
     select(*(TABLE.c[field.name] for field in fields(OwedRow)), TABLE.c.state)
-    .where(TABLE.c.id.in_(bindparam("rows", expanding=True)))
+    .where(among(TABLE.c.id, "rows"))
     .order_by(TABLE.c.id)
     .with_for_update()
 )
 _READY = (
     update(TABLE)
-    .where(TABLE.c.id.in_(bindparam("rows", expanding=True)))
+    .where(among(TABLE.c.id, "rows"))
     .values(
         state=DeliveryState.READY,
         held_reason=None,
@@ -183,10 +183,10 @@ _FIRST = (
 _GIVEN_UP = (
     select(*(TABLE.c[name] for name in ("id", "payload_id", "server_url", "ordering_key", "ordering_position")))
     .where(
-        TABLE.c.ordering_key.in_(bindparam("keys", expanding=True)),
+        among(TABLE.c.ordering_key, "keys"),
         TABLE.c.state.not_in(OPEN_STATES),
     )
     .order_by(TABLE.c.id)
     .with_for_update()
 )
-_FORGOTTEN = delete(TABLE).where(TABLE.c.id.in_(bindparam("rows", expanding=True)))
+_FORGOTTEN = delete(TABLE).where(among(TABLE.c.id, "rows"))

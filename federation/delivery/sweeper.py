@@ -21,7 +21,7 @@ from typing import Final
 import structlog
 from sqlalchemy import Connection, bindparam, or_, select, update
 
-from db import Database, DeliveryState
+from db import Database, DeliveryState, among
 from federation.base.job_queue import JobQueue
 from federation.delivery.attempts import stalled_attempt, write_attempts
 from federation.delivery.rows import TABLE, OwedRow, series_job_id
@@ -168,8 +168,8 @@ _READY = (
     .order_by(TABLE.c.created_at)
     .limit(bindparam("most"))
 )
-_QUEUED = update(TABLE).where(TABLE.c.id.in_(bindparam("rows", expanding=True))).values(queued_at=bindparam("now"))
-_SENDING = select(TABLE).where(TABLE.c.id.in_(bindparam("rows", expanding=True)), TABLE.c.sending.is_not(None))
+_QUEUED = update(TABLE).where(among(TABLE.c.id, "rows")).values(queued_at=bindparam("now"))
+_SENDING = select(TABLE).where(among(TABLE.c.id, "rows"), TABLE.c.sending.is_not(None))
 _RENEWED = (
     update(TABLE)
     .where(

@@ -21,7 +21,7 @@ from sqlalchemy import Connection, Executable, Row, Select, bindparam, or_, sele
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlmodel import col
 
-from db import Database, LinkState, ServerLink
+from db import Database, LinkState, ServerLink, among
 from federation.base.cache import LoadingCache
 from federation.http.threat_policy import NetworkErrorCode
 from federation.servers import link_rules
@@ -376,10 +376,8 @@ def _inserts(dialect: str) -> _Inserts:
     return _Inserts(blank=insert.on_conflict_do_nothing(), acknowledged=acknowledged)
 
 
-_KNOWN = select(*(_TABLE.c[name] for name in _COLUMNS)).where(
-    _TABLE.c.server_url.in_(bindparam("urls", expanding=True))
-)
+_KNOWN = select(*(_TABLE.c[name] for name in _COLUMNS)).where(among(_TABLE.c.server_url, "urls"))
 _CLOSED = select(_TABLE.c.server_url).where(
-    _TABLE.c.server_url.in_(bindparam("urls", expanding=True)),
+    among(_TABLE.c.server_url, "urls"),
     or_(_TABLE.c.state != LinkState.UP, col(ServerLink.operator_hold).is_(True)),
 )

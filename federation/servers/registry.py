@@ -21,7 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 from sqlmodel import col
 
-from db import Database, Server, ServerHealth, ServerHealthEvent, new_id
+from db import Database, Server, ServerHealth, ServerHealthEvent, among, new_id
 from federation.base.cache import LoadingCache
 from federation.base.logs import crash
 from federation.servers.blacklist import Blacklist
@@ -300,5 +300,5 @@ _ROTATION_NOTED = _CHANGED.values(
     rotation_tried_at=bindparam("at"),
 )
 _KNOWN = select(*(col(getattr(Server, field.name)) for field in fields(KnownServer))).where(
-    col(Server.url).in_(bindparam("urls", expanding=True))
+    among(col(Server.url), "urls")
 )

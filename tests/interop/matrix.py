@@ -64,11 +64,19 @@ ROWS: Final[Mapping[str, tuple[str | None, ...]]] = {
         "test_bull_control.test_a_pause_from_node_holds_us_back",
         "test_bull_control.test_a_pause_from_here_holds_node_back",
     ),
-    "global concurrency": ("test_bullmq_limits.test_a_freed_slot_of_the_queue_is_taken_at_once", *[None] * 4),
-    "global rate limit": ("test_bullmq_limits.test_a_rate_limit_in_the_middle", *[None] * 4),
+    "global concurrency": (
+        "test_bullmq_limits.test_a_freed_slot_of_the_queue_is_taken_at_once",
+        "test_bullmq_limits.test_node_keeps_our_concurrency",
+        *[None] * 3,
+    ),
+    "global rate limit": (
+        "test_bullmq_limits.test_a_rate_limit_in_the_middle",
+        "test_bullmq_limits.test_node_keeps_our_rate",
+        *[None] * 3,
+    ),
     "job schedulers": (
         "test_node_schedulers.test_schedulers_live_on",
-        "test_node_schedulers.test_schedulers_live_on",
+        "test_our_schedulers.test_node_sees_and_turns_our_crons",
         *[None] * 3,
     ),
     "flows": (

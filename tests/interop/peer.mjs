@@ -1,5 +1,6 @@
 // The other side of the tests: one BullMQ queue in Node, driven by JSON lines on stdin, answering on stdout.
 // usage: node peer.mjs <npm package> <redis url> <queue> [<prefix>]
+import { setTimeout } from "node:timers/promises";
 import { obey } from "./obey.mjs";
 
 const [library, url, name, prefix = "bull"] = process.argv.slice(2);
@@ -10,9 +11,14 @@ const runs = [];
 let worker;
 let ended = 0;
 let onEnded = () => {};
+let inside = 0;
+let peak = 0;
 
 // Jobs say in their data what shall happen to them.
 async function processJob(job) {
+  peak = Math.max(peak, ++inside);
+  if (job.data.ms) await setTimeout(job.data.ms);
+  inside -= 1;
   runs.push({ id: job.id, name: job.name, data: job.data, attemptsMade: job.attemptsMade, at: Date.now() });
   if (job.data.unrecoverable) throw new UnrecoverableError(job.data.unrecoverable);
   if (job.attemptsMade < (job.data.failures ?? 0)) throw new TypeError(job.data.message ?? "failed on purpose");
@@ -36,6 +42,7 @@ async function readJob(id) {
 const calls = {
   add: async (jobs) => (await queue.addBulk(jobs)).map((job) => job.id),
   read: (ids) => Promise.all(ids.map(readJob)),
+  peak: () => peak,
   workers: async () => (await queue.getWorkers()).map((worker) => worker.rawname),
   logs: async (id) => (await queue.getJobLogs(id)).logs,
   counted: async (kind) => (await queue.getMetrics(kind)).meta.count,

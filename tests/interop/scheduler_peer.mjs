@@ -34,6 +34,7 @@ const calls = {
   upsert: async ([id, repeat, template]) => (await queue.upsertJobScheduler(id, repeat, template))?.id,
   remove: (id) => queue.removeJobScheduler(id),
   scheduler: (id) => queue.getJobScheduler(id),
+  schedulers: () => queue.getJobSchedulers(),
   options: async (id) => (await queue.getJob(id)).opts,
   promote: async (id) => (await queue.getJob(id)).promote(),
   occurrences: ([cases, count]) => cases.map(([pattern, tz, at]) => occurrences(pattern, tz, at, count)),

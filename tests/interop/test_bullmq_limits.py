@@ -11,7 +11,7 @@ from tests.interop.claims import LEASES
 from tests.interop.peer import NodePeer
 from tests.patience import until
 from tests.workers.running import Crowd, running
-from workers import JobState, NewJob, Worker
+from workers import JobState, Limit, NewJob, Worker
 from workers.jobs import ErrorInfo, Failed, Released
 from workers.storage.bullmq import BullMQStorage
 from workers.storage.bullmq import wait as bullmq_wait
@@ -91,6 +91,37 @@ async def test_a_rate_limit_in_the_middle(
         await node.manage("setGlobalRateLimit", 1_000, HOUR_MS)
         await until(lambda: _completed(storage, 6))
     assert len(set(crowd.runs)) == 6
+
+
+async def test_node_keeps_our_concurrency(storage: BullMQStorage, node: NodePeer) -> None:
+    """A worker of Node, with room for all jobs, runs as many at once as we declared for the queue."""
+    await storage.declare_limits({"*": Limit(concurrency=2)})
+    assert await node.manage("getGlobalConcurrency") == 2
+    await node.add(*({"name": "n", "data": {"ms": 20}} for _ in range(8)))
+    await node.work(8, concurrency=8)
+    assert await node.call("peak") == 2
+
+
+async def test_node_keeps_our_rate(storage: BullMQStorage, node: NodePeer) -> None:
+    """A worker of Node starts as many as we declared for the time, and ours none beside, until we raise the rate."""
+    await storage.declare_limits({"*": Limit("3/h")})
+    assert await node.manage("getGlobalRateLimit") == {"max": 3, "duration": HOUR_MS}
+    await _add(node, 6)
+    assert len(await node.work(3, concurrency=6)) == 3
+    assert await storage.claim("ours", leases=LEASES, limit=5) == []
+    assert await _completed(storage, 3)
+    await storage.declare_limits({"*": Limit("1000/h")})
+    assert len(await node.work(6, concurrency=6)) == 6
+
+
+async def test_limits_that_node_set_are_listed_and_removed(storage: BullMQStorage, node: NodePeer) -> None:
+    """As that of the whole queue."""
+    await node.manage("setGlobalConcurrency", 2)
+    await node.manage("setGlobalRateLimit", 30, 90_000)
+    assert await storage.declared_limits() == {"*": Limit("30/90s", concurrency=2)}
+    assert await storage.remove_limit("*")
+    assert await node.manage("getGlobalConcurrency") is None
+    assert await node.manage("getGlobalRateLimit") is None
 
 
 async def test_what_comes_during_nodes_pause_is_there_when_node_resumes(storage: BullMQStorage, node: NodePeer) -> None:

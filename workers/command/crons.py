@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
-from workers.command.jobs import NOTHING, with_queue
+from workers.command.commands import NOTHING, add_command
 from workers.command.tables import as_json, one_line, table
 from workers.crons import Crons, CronStatus
 from workers.queue import Queue
@@ -26,28 +25,14 @@ def add_to(commands: Commands) -> None:
     told = "list what recurs in a queue; pause, resume, remove it, or run it now"
     crons = commands.add_parser("crons", help=told, description=f"{told[0].upper()}{told[1:]}.")
     verbs = crons.add_subparsers(required=True, metavar="VERB")
-    _add(verbs, "list", _list, "list what recurs, with its next time")
+    add_command(verbs, "list", _list, "list what recurs, with its next time")
     for name, verb, shown in (
         ("pause", Crons.pause, "enqueue nothing for it until it is resumed"),
         ("resume", Crons.resume, "go on with its next time from now"),
         ("remove", Crons.remove, "let it not recur any more; only a higher version brings it back"),
     ):
-        _add(verbs, name, partial(_change, verb, name), shown).add_argument("name", metavar="NAME")
-    _add(verbs, "run", _run_now, "enqueue one job of it now").add_argument("name", metavar="NAME")
-
-
-def _add(
-    verbs: Commands, name: str, work: Callable[[Queue, argparse.Namespace], Awaitable[int]], told: str
-) -> argparse.ArgumentParser:
-    parser = verbs.add_parser(name, help=told, description=f"{told[0].upper()}{told[1:]}.")
-    parser.add_argument("queue", metavar="QUEUE", help="module:queue, or a storage's URL")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=partial(_run, work))
-    return parser
-
-
-def _run(work: Callable[[Queue, argparse.Namespace], Awaitable[int]], options: argparse.Namespace) -> int:
-    return asyncio.run(with_queue(options.queue, lambda queue: work(queue, options)))
+        add_command(verbs, name, partial(_change, verb, name), shown).add_argument("name", metavar="NAME")
+    add_command(verbs, "run", _run_now, "enqueue one job of it now").add_argument("name", metavar="NAME")
 
 
 async def _list(queue: Queue, options: argparse.Namespace) -> int:

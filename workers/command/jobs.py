@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import sys
-from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final
 
 from workers.command.arguments import checked, positive
+from workers.command.commands import NOTHING, Migratable, add_command
 from workers.command.durations import parse_duration
+from workers.command.limits import limits_table, look_at_limits
 from workers.command.problems import CommandError
 from workers.command.tables import age, as_json, one_line, table
-from workers.command.targets import queue_of
-from workers.errors import JobCancelledError, JobFailedError, WorkersError
+from workers.errors import JobCancelledError, JobFailedError
+from workers.gates import HeldBack
 from workers.jobs import CancelResult, JobState, JobStatus
 from workers.queue import Queue
 from workers.specs import DEFAULT_NAME
@@ -24,24 +23,12 @@ from workers.specs import DEFAULT_NAME
 if TYPE_CHECKING:
     from workers.command.arguments import Commands
 
-NOTHING: Final = 1
-"""The status if there was nothing to apply the command to."""
 _STATES: Final = [state.value for state in JobState]
-
-Work = Callable[[Queue, argparse.Namespace], Awaitable[int]]
-
-
-@runtime_checkable
-class _Migratable(Protocol):
-    """A storage in a database that other tables share."""
-
-    async def migrate(self) -> None:
-        """Make its tables, or bring them to this version."""
 
 
 def add_to(commands: Commands) -> None:
     """Add the commands to the parser."""
-    enqueue = _add(commands, "enqueue", _enqueue, "enqueue a job")
+    enqueue = add_command(commands, "enqueue", _enqueue, "enqueue a job")
     enqueue.add_argument("payload", nargs="?", default="null", help="JSON, or - to read it from stdin; default: null")
     enqueue.add_argument("--name", default=DEFAULT_NAME, help="what kind of job it is; default: %(default)s")
     enqueue.add_argument("--id", help="its id, which no other job may have; default: a new one")
@@ -57,64 +44,27 @@ def add_to(commands: Commands) -> None:
         help="wait for its result, at most so long, and print it",
     )
 
-    listing = _add(commands, "list", _list, "list jobs")
+    listing = add_command(commands, "list", _list, "list jobs")
     listing.add_argument("--state", choices=_STATES, help="only jobs in this state; default: all that are kept")
     listing.add_argument("--name", help="only jobs of this name")
     listing.add_argument(
         "--limit", type=checked(positive), default=20, metavar="N", help="at most; default: %(default)s"
     )
 
-    show = _add(commands, "show", _show, "show one job, with its result or last error")
+    show = add_command(commands, "show", _show, "show one job, with its result or last error")
     show.add_argument("id")
 
-    retry = _add(commands, "retry", _retry, "queue failed or cancelled jobs again, with fresh attempts")
+    retry = add_command(commands, "retry", _retry, "queue failed or cancelled jobs again, with fresh attempts")
     retry.add_argument("ids", nargs="*", metavar="ID")
     retry.add_argument("--all", action="store_true", help="every failed job")
     retry.add_argument("--name", help="with --all: those of this name")
     retry.add_argument("--error", metavar="TYPE", help="with --all: those whose last error is of this type")
 
-    cancel = _add(commands, "cancel", _cancel, "cancel jobs; a running one is asked to stop")
+    cancel = add_command(commands, "cancel", _cancel, "cancel jobs; a running one is asked to stop")
     cancel.add_argument("ids", nargs="+", metavar="ID")
 
-    _add(commands, "stats", _stats, "count jobs by state, and list workers")
-    _add(commands, "migrate", _migrate, "make the tables of a queue in a database, or bring them to this version")
-
-
-def _add(commands: Commands, name: str, work: Work, told: str) -> argparse.ArgumentParser:
-    parser = commands.add_parser(name, help=told, description=f"{told[0].upper()}{told[1:]}.")
-    parser.add_argument("queue", metavar="QUEUE", help="module:queue, or a storage's URL")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=partial(_run, work))
-    return parser
-
-
-def _run(work: Work, options: argparse.Namespace) -> int:
-    return asyncio.run(with_queue(options.queue, lambda queue: work(queue, options)))
-
-
-async def with_queue(target: str, work: Callable[[Queue], Awaitable[int]]) -> int:
-    """Return the status of `work` with the queue that `target` names, which runs no worker here.
-
-    Raises:
-        CommandError: it does not exist, or a memory storage's jobs would be gone with this command.
-    """
-    queue = queue_of(target)
-    if queue.storage.limits.processes == "one":
-        raise CommandError(f"{queue.storage!r} keeps its jobs in the process that works; no other one sees them")
-    try:
-        return await work(queue)
-    except WorkersError as error:
-        raise CommandError(_advised(error, queue, target)) from error
-    finally:
-        await queue.stop()
-
-
-def _advised(error: WorkersError, queue: Queue, target: str) -> str:
-    """Return the error with what to type where the tables are missing."""
-    if isinstance(queue.storage, _Migratable) and "migrate()" in str(error):
-        shown = "URL" if "://" in target else target
-        return f"{error}; or once: python -m workers migrate {shown}"
-    return f"{type(error).__name__}: {error}"
+    add_command(commands, "stats", _stats, "count jobs by state, and those that limits keep back; list workers")
+    add_command(commands, "migrate", _migrate, "make a queue's tables in a database, or bring them to this version")
 
 
 async def _enqueue(queue: Queue, options: argparse.Namespace) -> int:
@@ -158,11 +108,11 @@ async def _list(queue: Queue, options: argparse.Namespace) -> int:
     states = [JobState(options.state)] if options.state else list(JobState)
     jobs = [job for state in states for job in await _in_state(queue, state, options)]
     jobs = sorted(jobs, key=lambda job: job.created_at)[: options.limit]
+    waits = await queue.manage.held_back([job.id for job in jobs])
     if options.json:
-        print(as_json([_told(job) for job in jobs]))
+        print(as_json([_told(job, back) for job, back in zip(jobs, waits, strict=True)]))
     elif jobs:
-        rows = [(job.id, job.name, job.state.value, f"{job.attempt}/{job.max_attempts}", age(job.created_at), _why(job))
-                for job in jobs]  # fmt: skip
+        rows = [_row(job, back) for job, back in zip(jobs, waits, strict=True)]
         print(table(("id", "name", "state", "attempt", "age", ""), rows))
     else:
         print("no such jobs", file=sys.stderr)
@@ -186,11 +136,9 @@ async def _show(queue: Queue, options: argparse.Namespace) -> int:
     if job is None:
         print(f"there is no job {one_line(options.id)}, or none any more", file=sys.stderr)
         return NOTHING
-    told = _told(job)
+    told = _told(job, await queue.held_back(job.id))
     if job.state is JobState.COMPLETED:
         told["result"] = await queue.get_result(job.id)
-    if (back := await queue.held_back(job.id)) is not None:
-        told["waits"] = str(back)
     stack = "" if job.last_error is None else job.last_error.stack
     if options.json:
         print(as_json({**told, **({"stack": stack} if stack else {})}))
@@ -227,38 +175,49 @@ async def _cancel(queue: Queue, options: argparse.Namespace) -> int:
 
 async def _stats(queue: Queue, options: argparse.Namespace) -> int:
     counts, paused, workers = await queue.counts(), await queue.manage.is_paused(), await queue.manage.workers()
+    look = await look_at_limits(queue)
     if options.json:
         listed = [{"id": each.id, "seen_at": each.seen_at.isoformat(), "claims": each.claims} for each in workers]
         told = {
             "counts": {state.value: number for state, number in counts.items()},
             "paused": paused,
             "workers": listed,
+            "limits": look.as_rows(),
         }
         print(as_json(told))
         return 0
     print(table((), [(state.value, str(number)) for state, number in counts.items()]))
     if paused:
         print("the queue is paused: nothing is claimed")
+    if look.limits:
+        print(limits_table(look))
     rows = [(each.id, f"{each.claims} running", f"seen {age(each.seen_at)} ago") for each in workers]
     print(table(("workers", "", ""), rows) if rows else "no workers seen lately")
     return 0
 
 
 async def _migrate(queue: Queue, options: argparse.Namespace) -> int:
-    if not isinstance(queue.storage, _Migratable):
+    if not isinstance(queue.storage, Migratable):
         raise CommandError(f"{queue.storage!r} has no tables, and needs none")
     await queue.storage.migrate()
     print(as_json({"migrated": True}) if options.json else "the tables are ready")
     return 0
 
 
-def _why(job: JobStatus) -> str:
+def _row(job: JobStatus, back: HeldBack | None) -> tuple[str, ...]:
+    attempt = f"{job.attempt}/{job.max_attempts}"
+    return job.id, job.name, job.state.value, attempt, age(job.created_at), _why(job, back)
+
+
+def _why(job: JobStatus, back: HeldBack | None) -> str:
+    if back is not None:
+        return f"waits {back}"
     if job.last_error is not None:
         return f"{job.last_error.type}: {job.last_error.message}"[:60]
     return "" if job.next_run_at is None else f"due {job.next_run_at:%Y-%m-%d %H:%M:%S}"
 
 
-def _told(job: JobStatus) -> dict[str, object]:
+def _told(job: JobStatus, back: HeldBack | None) -> dict[str, object]:
     """Return what is known of a job, without what it has not."""
     error = job.last_error
     moments = {"created_at": job.created_at, "next_run_at": job.next_run_at, "finished_at": job.finished_at}
@@ -273,5 +232,6 @@ def _told(job: JobStatus) -> dict[str, object]:
         "worker_id": job.worker_id,
         "last_error": None if error is None else f"{error.type}: {error.message}",
         "progress": job.progress,
+        "waits": None if back is None else str(back),
     }
     return {name: value for name, value in told.items() if value is not None}

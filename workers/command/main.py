@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from workers.command import crons, jobs, running, top
+from workers.command import crons, jobs, limits, running, top
 from workers.command.problems import CommandError
 from workers.errors import WorkersError
 
@@ -55,5 +55,6 @@ def _parser() -> argparse.ArgumentParser:
     running.add_to(commands)
     jobs.add_to(commands)
     crons.add_to(commands)
+    limits.add_to(commands)
     top.add_to(commands)
     return parser

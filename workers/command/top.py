@@ -11,8 +11,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from workers.command.arguments import checked, positive
+from workers.command.commands import with_queue
 from workers.command.durations import parse_duration
-from workers.command.jobs import with_queue
+from workers.command.limits import limits_table, look_at_limits
 from workers.command.tables import age, table
 from workers.errors import StorageUnavailable, WorkersError
 from workers.jobs import JobState
@@ -24,13 +25,15 @@ if TYPE_CHECKING:
 
 _CLEAR: Final = "\x1b[H\x1b[2J"
 _SHOWN: Final = 15
+_LOOKED_AT: Final = 1_000
+"""At how many queued jobs a look asks whether a limit keeps them back."""
 LEAST_SECONDS: Final = 0.1
 _COUNTED: Final = (JobEventKind.QUEUED, JobEventKind.COMPLETED, JobEventKind.FAILING, JobEventKind.FAILED)
 
 
 def add_to(commands: Commands) -> None:
     """Add the command to the parser."""
-    told = "watch a queue: counts, rates, workers, running jobs"
+    told = "watch a queue: counts, rates, limits, workers, running jobs"
     parser = commands.add_parser("top", help=told, description=f"{told.capitalize()}. Ctrl-C ends it.")
     parser.add_argument("queue", metavar="QUEUE", help="module:queue, or a storage's URL")
     parser.add_argument(
@@ -93,6 +96,7 @@ async def _screen(queue: Queue, events: Counter[JobEventKind], seconds: float) -
     try:
         counts, paused = await queue.counts(), await queue.manage.is_paused()
         workers = await queue.manage.workers()
+        look = await look_at_limits(queue, _LOOKED_AT)
         running = (await queue.manage.list(JobState.PROCESSING, limit=_SHOWN)).jobs
     except WorkersError as error:
         return f"{head}\n{type(error).__name__}: {error}"
@@ -101,6 +105,8 @@ async def _screen(queue: Queue, events: Counter[JobEventKind], seconds: float) -
         table([state.value for state in counts], [[str(number) for number in counts.values()]]),
         "per second: " + ", ".join(f"{kind.value} {events[kind] / seconds:.1f}" for kind in _COUNTED),
     ]
+    if look.limits:
+        parts.append(limits_table(look))
     if workers:
         seen = [(each.id, str(each.claims), f"{age(each.seen_at)} ago") for each in workers[:_SHOWN]]
         parts.append(table(("worker", "running", "seen"), seen))

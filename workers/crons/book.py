@@ -4,32 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable
-from dataclasses import dataclass, replace
-from datetime import datetime
-from typing import Final
 
 from workers.checks import new_id
-from workers.crons.definition import Cron, KeptCron
-from workers.crons.ticks import first_due
-from workers.errors import StorageError, Unsupported
-from workers.jobs import CronLook, CronRow
-from workers.storage.abilities import KeepsCrons
+from workers.crons.definition import Cron, CronStatus
+from workers.crons.rows import CronRows
+from workers.crons.schedulers import CronSchedulers
+from workers.errors import Unsupported
+from workers.jobs import Declared
+from workers.storage.abilities import KeepsCrons, TurnsCrons
 from workers.storage.base import ANY_NAME, Storage
 
 _LOG = logging.getLogger(__name__)
-
-RACES: Final = 20
-"""How often a change is tried again because somebody else changed the row meanwhile."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CronStatus:
-    """What recurs, as it stands; `due` is None while it is paused, and once it never comes again."""
-
-    cron: Cron
-    due: datetime | None
-    paused: bool
-    last: datetime | None
 
 
 class Crons:
@@ -53,10 +38,10 @@ class Crons:
         """Declare what recurs; `declare`, or the start of a worker of this queue, stores it.
 
         Raises:
-            Unsupported: the storage keeps nothing that recurs.
+            Unsupported: the storage keeps nothing that recurs, or not in this way.
             ValueError: this process declared another definition of that name.
         """
-        keeper(self._storage)
+        kept(self._storage).refuse(cron)
         if self._declared.setdefault(cron.name, cron) != cron:
             raise ValueError(f"cron {cron.name!r} is declared already, with another definition")
 
@@ -77,21 +62,19 @@ class Crons:
             await store(self._storage, self._declared.values())
 
     async def pause(self, name: str) -> bool:
-        """Let it enqueue nothing until `resume`; False if there is none of that name."""
-        return await self._change(name, lambda kept, due, now: (replace(kept, paused=True), None))
+        """Let it enqueue nothing until `resume`; False if there is none of that name.
+
+        Raises:
+            Unsupported: see `limits.cron_rows`; so for `resume`.
+        """
+        return await (await self._kept()).pause(name)
 
     async def resume(self, name: str) -> bool:
         """Let it go on, with its first time from now; what it missed meanwhile is not made up for.
 
         This also cures what a clock, gone far ahead and put right again, has left due in the distant future.
         """
-
-        def resumed(kept: KeptCron, due: datetime | None, now: datetime) -> tuple[KeptCron, datetime | None]:
-            if not kept.paused and due is not None and due <= now:
-                return kept, due
-            return replace(kept, paused=False), first_due(kept.cron, now)
-
-        return await self._change(name, resumed)
+        return await (await self._kept()).resume(name)
 
     async def remove(self, name: str) -> bool:
         """Let it never recur again; False if there is none of that name.
@@ -99,37 +82,22 @@ class Crons:
         Its version is remembered, so that a process which still declares it does not bring it back. A higher version
         does.
         """
-        return await self._change(name, lambda kept, due, now: (replace(kept, removed=True, paused=False), None))
+        return await (await self._kept()).remove(name)
 
     async def run_now(self, name: str) -> str | None:
         """Enqueue one job of it, paused or not, and return the job's id; None if there is none of that name.
 
         When it recurs stays as it was.
         """
-        found = next((one for one in await self.list() if one.cron.name == name), None)
-        if found is None:
+        job = await (await self._kept()).job_now(name, f"now:{new_id()}")
+        if job is None:
             return None
-        job = found.cron.job_called(f"now:{new_id()}")
         await self._storage.enqueue([job])
         return job.id
 
-    async def _change(
-        self,
-        name: str,
-        change: Callable[[KeptCron, datetime | None, datetime], tuple[KeptCron, datetime | None]],
-    ) -> bool:
+    async def _kept(self) -> CronRows | CronSchedulers:
         await self._connect()
-        storage = keeper(self._storage)
-        for _ in range(RACES):
-            look = await storage.crons()
-            row = _row(look, name)
-            kept = None if row is None else KeptCron.decoded(name, row.body)
-            if row is None or kept is None or kept.removed:
-                return False
-            changed, due = change(kept, row.due, look.now)
-            if await storage.turn_cron(_next(row, changed, due)):
-                return True
-        raise _raced(name)
+        return kept(self._storage)
 
     # Last, because from here on `list` is this method and no longer the type.
     async def list(self) -> list[CronStatus]:
@@ -138,25 +106,20 @@ class Crons:
         Raises:
             StorageError: a newer version wrote one of them.
         """
-        await self._connect()
-        look = await keeper(self._storage).crons()
-        found = [(row, KeptCron.decoded(row.name, row.body)) for row in look.rows]
-        return [
-            CronStatus(cron=kept.cron, due=row.due, paused=kept.paused, last=kept.last)
-            for row, kept in found
-            if not kept.removed
-        ]
+        return await (await self._kept()).all()
 
 
-def keeper(storage: Storage) -> KeepsCrons:
-    """Return the storage as one that keeps what recurs.
+def kept(storage: Storage) -> CronRows | CronSchedulers:
+    """Return what recurs in the storage's queue, in the way in which the storage keeps it.
 
     Raises:
-        Unsupported: it does not.
+        Unsupported: it keeps nothing that recurs.
     """
-    if not storage.limits.crons or not isinstance(storage, KeepsCrons):
-        raise Unsupported(f"{type(storage).__name__} keeps nothing that recurs; enqueue by a scheduler of your own")
-    return storage
+    if storage.limits.crons and isinstance(storage, KeepsCrons):
+        return CronRows(storage)
+    if storage.limits.crons and isinstance(storage, TurnsCrons):
+        return CronSchedulers(storage)
+    raise Unsupported(f"{type(storage).__name__} keeps nothing that recurs; enqueue by a scheduler of your own")
 
 
 async def store(storage: Storage, crons: Iterable[Cron]) -> None:
@@ -165,58 +128,24 @@ async def store(storage: Storage, crons: Iterable[Cron]) -> None:
     A definition that differs from the stored one of the same version changes nothing, and an error is logged.
     """
     for cron in crons:
-        await _store(keeper(storage), cron)
+        _tell(cron, await kept(storage).declare(cron))
 
 
-async def _store(storage: KeepsCrons, cron: Cron) -> None:
-    for _ in range(RACES):
-        look = await storage.crons()
-        row = _row(look, cron.name)
-        if row is None:
-            row = CronRow(name=cron.name, revision=0, due=None, body="")
-            due, changed = first_due(cron, look.now), KeptCron(cron=cron)
-        else:
-            kept = KeptCron.decoded(cron.name, row.body)
-            if kept.cron.version >= cron.version:
-                _tell_of_difference(kept, cron)
-                return
-            due, changed = _due(row, kept, cron, look.now), kept.replaced(cron)
-        if await storage.turn_cron(_next(row, changed, due)):
-            return
-    raise _raced(cron.name)
-
-
-def _due(row: CronRow, kept: KeptCron, cron: Cron, now: datetime) -> datetime | None:
-    """Return when a newer definition is due first: if it recurs as before, as before."""
-    if kept.paused:
-        return None
-    if cron.recurs_as(kept.cron) and not kept.removed:
-        return row.due
-    # A time that had its turn has no second one, not even if the clock stepped back since.
-    return first_due(cron, now if kept.last is None else max(now, kept.last))
-
-
-def _tell_of_difference(kept: KeptCron, cron: Cron) -> None:
-    if kept.removed:
+def _tell(cron: Cron, declared: Declared) -> None:
+    if declared is Declared.REMOVED:
         _LOG.warning(
             "cron %r was removed and does not recur, although it is declared; raise its version to bring it back",
             cron.name,
         )
-    elif kept.cron.version == cron.version and kept.cron != cron:
+    elif declared is Declared.DIFFERENT:
         _LOG.error(
             "cron %r is stored with another definition of version %d, which stays; raise its version to replace it",
             cron.name,
             cron.version,
         )
-
-
-def _row(look: CronLook, name: str) -> CronRow | None:
-    return next((row for row in look.rows if row.name == name), None)
-
-
-def _next(row: CronRow, kept: KeptCron, due: datetime | None) -> CronRow:
-    return CronRow(name=row.name, revision=row.revision + 1, due=due, body=kept.encoded())
-
-
-def _raced(name: str) -> StorageError:
-    return StorageError(f"cron {name!r} was changed {RACES} times by others meanwhile; try again")
+    elif declared is Declared.FOREIGN:
+        _LOG.error(
+            "cron %r is stored by another program, and stays as that made it; give yours another name, or remove that"
+            " one first",
+            cron.name,
+        )

@@ -5,16 +5,14 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
 from typing import Final
 
 from workers.checks import MAX_ATTEMPTS, MAX_DELAY, MAX_PRIORITY, check_text, check_whole
 from workers.cron import UnreadablePattern, find_zone, read_pattern
 from workers.errors import StorageError
-from workers.jobs import DROP, NewJob, Retention, check_retention
-from workers.retention import KEEP_FAILED
+from workers.jobs import DROP, Missed, NewJob, Recurrence, Retention, check_retention
 
 SHORTEST_PERIOD: Final = timedelta(seconds=1)
 LONGEST_NAME: Final = 400
@@ -24,20 +22,8 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
-class Missed(StrEnum):
-    """What becomes of times at which no worker was there.
-
-    `skip`: nothing runs for a time that is more than a minute over. `once`: one job stands for all of them. `all`: each
-    has its job, up to 100 of the oldest.
-    """
-
-    SKIP = "skip"
-    ONCE = "once"
-    ALL = "all"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cron:
+class Cron(Recurrence):
     """What recurs: jobs of the name `job`, at the times of a cron `pattern` in a time zone, or `every` so often.
 
     Of an hour that the clocks skip, the jobs come in the hour after it; of an hour that comes twice, the first time. A
@@ -47,20 +33,6 @@ class Cron:
         ValueError: neither a pattern nor a period, or both; a pattern that never comes or cannot be read; an unknown
             time zone; a period below a second; a version below 1; whatever `NewJob` refuses.
     """
-
-    name: str
-    job: str
-    pattern: str | None = None
-    every: timedelta | None = None
-    timezone: str = "UTC"
-    version: int = 1
-    missed: Missed = Missed.ONCE
-    payload: bytes = field(default=b"null", repr=False)
-    max_attempts: int = 3
-    priority: int = 0
-    ordering_key: str | None = None
-    keep_completed: Retention = timedelta(hours=1)
-    keep_failed: Retention = KEEP_FAILED
 
     def __post_init__(self) -> None:
         check_text("name of a cron", self.name)
@@ -104,27 +76,22 @@ class Cron:
         """Return by how much the clocks of the time zone are ahead of UTC."""
         return moment.astimezone(find_zone(self.timezone)).utcoffset()
 
-    def recurs_as(self, other: Cron) -> bool:
-        """Tell whether both come at the same times."""
-        mine, theirs = ((one.pattern, one.every, one.timezone) for one in (self, other))
-        return mine == theirs
-
     def job_at(self, moment: datetime) -> NewJob:
         """Return the job for that time. Its id is that of no other time."""
         return self.job_called(str(as_milliseconds(moment)))
 
-    def job_called(self, suffix: str) -> NewJob:
-        """Return a job whose id ends with this."""
-        return NewJob(
-            id=f"cron:{self.name}:{suffix}",
-            name=self.job,
-            payload=self.payload,
-            max_attempts=self.max_attempts,
-            priority=self.priority,
-            ordering_key=self.ordering_key,
-            keep_completed=self.keep_completed,
-            keep_failed=self.keep_failed,
-        )
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CronStatus:
+    """What recurs, as it stands; `due` is None while it is paused, and once it never comes again.
+
+    `last` is the last time that had its turn; None if there was none, or nobody knows.
+    """
+
+    cron: Recurrence
+    due: datetime | None
+    paused: bool = False
+    last: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

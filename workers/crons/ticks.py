@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from workers.crons.definition import Cron, KeptCron, Missed, as_milliseconds, as_moment
-from workers.jobs import CronRow, NewJob
+from workers.crons.definition import Cron, KeptCron, as_milliseconds, as_moment
+from workers.jobs import CronRow, Missed, NewJob
 
 _LOG = logging.getLogger(__name__)
 

@@ -10,8 +10,9 @@ from typing import Final
 
 from workers.crons import CronStatus, Missed
 from workers.dashboard.catalog import NoAnswer, QueueCatalog, answer, told
+from workers.dashboard.text import short
 from workers.dashboard.visit import Refusal
-from workers.errors import WorkersError
+from workers.errors import Unsupported, WorkersError
 from workers.queue import Queue
 
 
@@ -20,7 +21,8 @@ class CronLine:
     """What recurs in one queue, by a cron `pattern` or `every` so often, as a job of the name `job`.
 
     `due` is its next time, null while it is paused, and once it never comes again; `last` is the last time that had its
-    turn. `missed` says what becomes of times at which no worker was there.
+    turn, null if there was none or nobody knows. `missed` says what becomes of times at which no worker was there. On
+    BullMQ nothing is `pausable`.
     """
 
     queue: str
@@ -31,6 +33,7 @@ class CronLine:
     timezone: str
     version: int
     missed: Missed
+    pausable: bool
     paused: bool
     due: datetime | None
     last: datetime | None
@@ -86,7 +89,8 @@ CRON_ACTIONS: Final[Mapping[str, CronAction]] = {
 
 def fitting(line: CronLine) -> Sequence[str]:
     """Return the actions that make a difference to it."""
-    return ("resume" if line.paused else "pause", "run", "remove")
+    turned = "resume" if line.paused else "pause"
+    return (turned, "run", "remove") if line.pausable else ("run", "remove")
 
 
 async def look_at_crons(queues: QueueCatalog) -> RecurringLook:
@@ -102,16 +106,17 @@ async def look_at_crons(queues: QueueCatalog) -> RecurringLook:
 
 async def _look(queues: QueueCatalog, name: str) -> Sequence[CronLine] | str:
     """Return what recurs in one queue, or what is wrong with it."""
+    queue = queues.named(name)
     try:
-        return [_line(name, each) for each in await answer(queues.named(name).crons.list())]
+        return [_line(name, queue, each) for each in await answer(queue.crons.list())]
     except (WorkersError, NoAnswer) as error:
         return told(error) or ""
 
 
-def _line(queue: str, status: CronStatus) -> CronLine:
+def _line(name: str, queue: Queue, status: CronStatus) -> CronLine:
     cron = status.cron
     return CronLine(
-        queue=queue,
+        queue=name,
         name=cron.name,
         job=cron.job,
         pattern=cron.pattern,
@@ -119,6 +124,7 @@ def _line(queue: str, status: CronStatus) -> CronLine:
         timezone=cron.timezone,
         version=cron.version,
         missed=cron.missed,
+        pausable=queue.storage.limits.cron_rows,
         paused=status.paused,
         due=status.due,
         last=status.last,
@@ -138,9 +144,16 @@ def keeper(queues: QueueCatalog, name: str) -> Queue:
 
 
 async def act_on_cron(queue: Queue, key: str, name: str) -> tuple[bool, str | None]:
-    """Do it, and return whether it recurred at all; and the id of the job that was enqueued."""
-    if key == "run":
-        job_id = await answer(queue.crons.run_now(name))
-        return job_id is not None, job_id
+    """Do it, and return whether it recurred at all; and the id of the job that was enqueued.
+
+    Raises:
+        Refusal: the storage cannot do this.
+    """
     verbs = {"pause": queue.crons.pause, "resume": queue.crons.resume, "remove": queue.crons.remove}
-    return await answer(verbs[key](name)), None
+    try:
+        if key == "run":
+            job_id = await answer(queue.crons.run_now(name))
+            return job_id is not None, job_id
+        return await answer(verbs[key](name)), None
+    except Unsupported as error:
+        raise Refusal(409, short(str(error), 400)) from None

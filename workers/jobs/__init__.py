@@ -1,7 +1,7 @@
 """The values that cross the Storage seam: jobs, claims, settlements and what became of them."""
 
 from workers.errors import MESSAGE_CHARACTERS, STACK_CHARACTERS, ErrorInfo
-from workers.jobs.crons import CronLook, CronRow
+from workers.jobs.crons import CronLook, CronRow, Declared, Missed, Recurrence, Scheduled
 from workers.jobs.flows import ChildFailure, ChildrenPage, FlowNode
 from workers.jobs.job import AfterFailure, Claim, JobRef, JobState, NewJob
 from workers.jobs.quarantine import Repaired, RepairOutcome, SetAside
@@ -56,6 +56,7 @@ __all__ = [
     "Continued",
     "CronLook",
     "CronRow",
+    "Declared",
     "Drop",
     "EnqueueResult",
     "EnqueueStatus",
@@ -71,18 +72,21 @@ __all__ = [
     "JobState",
     "JobStatus",
     "LogLine",
+    "Missed",
     "NewJob",
     "OutcomeKind",
     "Page",
     "PartlySettled",
     "ProgressReport",
     "Recovery",
+    "Recurrence",
     "Released",
     "Renewal",
     "RepairOutcome",
     "Repaired",
     "Retention",
     "Retried",
+    "Scheduled",
     "SetAside",
     "SettleOutcome",
     "SettleStatus",

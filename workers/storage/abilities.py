@@ -13,10 +13,13 @@ from workers.jobs import (
     Claim,
     CronLook,
     CronRow,
+    Declared,
     EnqueueResult,
     LogLine,
     NewJob,
+    Recurrence,
     Repaired,
+    Scheduled,
     SetAside,
     Settlement,
     SettleOutcome,
@@ -152,7 +155,7 @@ class TakesTurns(Protocol):
 
 @runtime_checkable
 class KeepsCrons(Protocol):
-    """A storage with `limits.crons`: it keeps the rows of what recurs, beside the jobs and whatever becomes of them."""
+    """A storage with `limits.crons` and `cron_rows`: it keeps rows of what recurs, beside the jobs and their fates."""
 
     async def crons(self, *, due: bool = False) -> CronLook:
         """Return all rows, by name; with `due` only those that are due, at most 100, the longest due first."""
@@ -164,6 +167,36 @@ class KeepsCrons(Protocol):
         of callers one turns a row from one revision to the next, and a call that is repeated because its answer was
         lost has no effect.
         """
+
+
+@runtime_checkable
+class TurnsCrons(Protocol):
+    """A storage with `limits.crons`, but no `cron_rows`: it turns what recurs by itself, as other programs know it."""
+
+    def refuse_cron(self, cron: Recurrence) -> None:
+        """Accept what can be kept. Nothing is connected for that.
+
+        Raises:
+            Unsupported: a policy, or an option of its jobs, that the storage has no word for, which the message names.
+        """
+
+    async def declare_cron(self, cron: Recurrence) -> Declared:
+        """Store the definition, unless it is stored already, or one as new is; in one step with its first job.
+
+        If it recurs as before, its next job is due as before. A schedule that lost its next job goes on.
+        """
+
+    async def scheduled(self) -> Sequence[Scheduled]:
+        """Return all that recurs in the queue, by name, also what other programs declared."""
+
+    async def remove_cron(self, name: str) -> bool:
+        """Let it never recur again, and remember its version; False if there is none of that name.
+
+        A job that is due already may still run.
+        """
+
+    async def cron_job(self, name: str, suffix: str) -> NewJob | None:
+        """Return a job of it, not enqueued, whose id ends with this; None if there is none of that name."""
 
 
 @runtime_checkable
@@ -194,6 +227,18 @@ class KeepsLimits(Protocol):
         """Return which limit keeps each queued job back, in the order of `ids`; None for any other job.
 
         The time is that at which the next job of its key may start. Others may be in front.
+        """
+
+
+@runtime_checkable
+class KeepsSomeLimits(KeepsLimits, Protocol):
+    """A `KeepsLimits` that keeps a limit as another program does, and has no word for others."""
+
+    def refuse_limits(self, limits: Mapping[str, Limit]) -> None:
+        """Accept what can be kept. Nothing is connected for that.
+
+        Raises:
+            Unsupported: a limit that cannot, which the message names.
         """
 
 

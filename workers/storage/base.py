@@ -70,7 +70,7 @@ class Limits:
     ordering_keys: bool = True
     limit_keys: bool = False
     """Whether jobs have limit keys and fair keys, and the storage is a `KeepsLimits`; otherwise `enqueue` refuses these
-    keys with `Unsupported`.
+    keys with `Unsupported`, and the storage keeps no limits, or only some: see `KeepsSomeLimits`.
     """
     transactions: bool = False
     """Whether `connection=` joins the caller's SQL transaction, and handlers have `job.transaction()`."""
@@ -102,7 +102,11 @@ class Limits:
     in the same way.
     """
     crons: bool = False
-    """Whether it keeps what recurs; see `KeepsCrons`."""
+    """Whether it keeps what recurs; see `KeepsCrons` and `TurnsCrons`."""
+    cron_rows: bool = True
+    """Whether it keeps that in rows which workers turn; otherwise it is a `TurnsCrons`: what recurs cannot be paused,
+    and one job stands for all times that were missed.
+    """
     cancelled_apart: bool = True
     """Whether a cancelled job has a state of its own; otherwise it is a failed record with a mark of ours. Other
     programs on the queue see a failed job and may retry it, after which it does not count as cancelled any more.

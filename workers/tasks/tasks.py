@@ -150,7 +150,7 @@ class Tasks:
         With `key`, the name of an argument or of an entry of the data, they count for each of its values alone.
 
         Raises:
-            Unsupported: a limit on a queue that keeps none.
+            Unsupported: a limit on a queue that keeps none, or none of tasks.
             ValueError: a rate or a concurrency that no `Limit` has, or a key without them; the name is taken, `"*"` or
                 not 1 to 512 bytes; a setting is out of its range.
             TypeError: `validate` is a coroutine function, or is given for a function that checks its own arguments; an
@@ -194,7 +194,7 @@ class Tasks:
         removed (`queue.crons.remove`, `python -m workers crons`): to delete the function is not enough.
 
         Raises:
-            Unsupported: the queue keeps nothing that recurs.
+            Unsupported: the queue keeps nothing that recurs, or not in this way.
             ValueError: neither a pattern nor `every`, or both, or bad ones; another setting is out of its range.
             TypeError: the function has an argument without a default.
         """

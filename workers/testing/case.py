@@ -58,6 +58,7 @@ ATOMIC_CONTINUATION: Final = Need(what="atomic_continuation", met=lambda harness
 BOUNDED_RECOVERY: Final = Need(what="bounded_recovery", met=lambda harness: harness.limits.bounded_recovery)
 FLOWS: Final = Need(what="flows", met=lambda harness: harness.limits.flows)
 CRONS: Final = Need(what="crons", met=lambda harness: harness.limits.crons)
+CRON_ROWS: Final = Need(what="cron_rows", met=lambda harness: harness.limits.cron_rows)
 LIMIT_KEYS: Final = Need(what="limit_keys", met=lambda harness: harness.limits.limit_keys)
 NAME_FILTER: Final = Need(what="name_filter", met=lambda harness: harness.limits.name_filter)
 ORDERING_KEYS: Final = Need(what="ordering_keys", met=lambda harness: harness.limits.ordering_keys)

@@ -9,10 +9,11 @@ from datetime import datetime
 from typing import Final
 
 from workers.crons import Cron
-from workers.crons.book import keeper, store
+from workers.crons.book import store
 from workers.crons.ticks import turn
 from workers.errors import StorageError, StorageUnavailable
 from workers.jobs import CronRow
+from workers.storage.abilities import KeepsCrons
 from workers.storage.base import Storage
 
 LOOK_SECONDS: Final = 30.0
@@ -56,19 +57,24 @@ class Ticker:
         return bool(declared)
 
     async def tick(self) -> float:
-        """Turn what is due, and return how many seconds later to look again."""
-        look = await keeper(self._storage).crons(due=True)
-        turned = [await self._turn(row, look.now) for row in look.rows] if look.rows else []
+        """Turn what is due, and return how many seconds later to look again.
+
+        What a storage turns by itself is left to it.
+        """
+        if not isinstance(self._storage, KeepsCrons):
+            return LOOK_SECONDS
+        look = await self._storage.crons(due=True)
+        turned = [await self._turn(self._storage, row, look.now) for row in look.rows] if look.rows else []
         if turned:
             return 0 if any(turned) else LOOK_SECONDS
         return LOOK_SECONDS if look.next_due is None else (look.next_due - look.now).total_seconds()
 
-    async def _turn(self, row: CronRow, now: datetime) -> bool:
+    async def _turn(self, storage: KeepsCrons, row: CronRow, now: datetime) -> bool:
         """Turn one row, or leave it to whoever did, or can; tell whether it can be turned here."""
         try:
             following = turn(row, now)
         except StorageError as error:
             self._report(error)
             return False
-        await keeper(self._storage).turn_cron(following.row, jobs=following.jobs)
+        await storage.turn_cron(following.row, jobs=following.jobs)
         return True

@@ -27,7 +27,7 @@ from tests.misbehaving import hang
 from tests.peer import Peer, acquaint
 
 B_URL, C_URL = "https://b.example", "https://c.example"
-NEVER = timedelta(days=1)
+NEVER, AT_ONCE = timedelta(days=1), timedelta(0)
 FEW = 5
 """Attempts of 15 s at a server that hangs, while 200 others are made."""
 
@@ -67,7 +67,7 @@ async def settle() -> None:
 
 async def test_a_new_server_gets_one_attempt_at_a_time_and_no_slot_for_long() -> None:
     """The first leaves its slot after a moment, and so does who waits behind it."""
-    room, slots = Room(per_server=3, most=10, quick=NEVER, new=timedelta(0)), Slots()
+    room, slots = Room(per_server=3, most=10, quick=NEVER, new=AT_ONCE, usual=AT_ONCE), Slots()
     async with held(room, slots=slots) as turn:
         waiting = asyncio.create_task(once(room, slots=slots))
         await settle()
@@ -75,6 +75,19 @@ async def test_a_new_server_gets_one_attempt_at_a_time_and_no_slot_for_long() ->
         turn.answered = True
     await waiting
     assert room.outside == 0
+
+
+async def test_how_long_a_new_server_may_hold_a_slot_goes_by_what_others_take() -> None:
+    """Where others take milliseconds, one that hangs does not hold a slot for as long as ten of them."""
+    room, slots = Room(per_server=1, most=10, new=AT_ONCE, usual=NEVER), Slots()
+    async with held(room, slots=slots):
+        await settle()
+        assert slots.left == 0
+    for _ in range(1000):
+        await once(room, C_URL)
+    async with held(room, "https://d.example", slots=slots):
+        while not slots.left:
+            await asyncio.sleep(0.001)
 
 
 async def test_a_quick_server_has_so_many_turns_and_keeps_its_slots() -> None:
@@ -122,7 +135,7 @@ async def test_a_first_quick_answer_gives_the_server_all_its_turns() -> None:
 
 async def test_an_attempt_that_takes_long_leaves_its_slot() -> None:
     """Also at a server that was quick; and the next answer decides again."""
-    room, slots = Room(per_server=1, most=10, quick=timedelta(milliseconds=1)), Slots()
+    room, slots = Room(per_server=1, most=10, quick=timedelta(milliseconds=1), usual=AT_ONCE), Slots()
     async with held(room) as turn:
         turn.answered = True
     room._servers[B_URL].quick = True  # as a real answer in under a millisecond would have it
@@ -163,7 +176,7 @@ async def test_a_fault_of_ours_says_nothing_of_the_server() -> None:
 
 async def test_without_room_an_attempt_is_sent_away() -> None:
     """By number and by size; a quick server's is not."""
-    room = Room(per_server=3, most=2, most_bytes=100, quick=NEVER, new=timedelta(0))
+    room = Room(per_server=3, most=2, most_bytes=100, quick=NEVER, new=AT_ONCE, usual=AT_ONCE)
     await known_as_quick(room, C_URL)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(held(room, "https://1.example"))
@@ -194,7 +207,7 @@ async def test_one_server_has_a_fifth_of_the_room() -> None:
 
 async def test_the_more_are_sent_away_the_longer_they_stay() -> None:
     """From five seconds to ten minutes, a quarter more or less."""
-    room = Room(per_server=1, most=1, quick=NEVER, new=timedelta(0))
+    room = Room(per_server=1, most=1, quick=NEVER, new=AT_ONCE, usual=AT_ONCE)
     pauses = list[timedelta]()
     async with held(room, C_URL):
         await settle()
@@ -208,7 +221,7 @@ async def test_the_more_are_sent_away_the_longer_they_stay() -> None:
 
 async def test_an_old_crowd_does_not_lengthen_pauses() -> None:
     """Once the server has answered quickly, whoever is sent away next stays as short a time as the first did."""
-    room = Room(per_server=1, most=1, quick=NEVER, new=timedelta(0))
+    room = Room(per_server=1, most=1, quick=NEVER, new=AT_ONCE, usual=AT_ONCE)
     async with held(room, C_URL):
         await settle()
         for _ in range(2_000):

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -17,7 +17,10 @@ import pytest
 from tests.patience import PATIENCE_SECONDS, until
 from tests.workers.manual import ROOT
 from workers import Queue
+from workers.command import main
 from workers.storage import open_storage
+
+Command = Callable[..., Awaitable[tuple[int, str, str]]]
 
 SHOP: Final = """
 import asyncio, os, time
@@ -107,3 +110,15 @@ async def shop(tmp_path: Path) -> AsyncIterator[Shop]:
     made = Shop(tmp_path, Queue(open_storage(f"file://{tmp_path}/jobs")))
     yield made
     await made.close()
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs a command in this process, and returns its status and what it printed."""
+
+    async def run(*arguments: str) -> tuple[int, str, str]:
+        status = await asyncio.to_thread(main, arguments)  # which has an event loop of its own
+        told = capsys.readouterr()
+        return status, told.out, told.err
+
+    return run

@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+import uuid
 from pathlib import Path
 
 import pytest
 
 from tests.patience import until
-from tests.workers.command.conftest import Shop
-from workers import JobState, Limit, Queue, UnrecoverableError
+from tests.workers.command.conftest import Command, Shop
+from workers import JobState, Queue, UnrecoverableError
 from workers.command import main
 from workers.command.durations import parse_duration
 from workers.crons import Cron
 from workers.storage import open_storage
 from workers.storage.sql import SqlStorage
 from workers.worker.handlers import Job
-
-Command = Callable[..., Awaitable[tuple[int, str, str]]]
-
-
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Command:
-    """Runs a command in this process, and returns its status and what it printed."""
-
-    async def run(*arguments: str) -> tuple[int, str, str]:
-        status = await asyncio.to_thread(main, arguments)  # which has an event loop of its own
-        told = capsys.readouterr()
-        return status, told.out, told.err
-
-    return run
 
 
 async def _settled(url: str) -> None:
@@ -164,26 +149,11 @@ async def test_a_missing_package_is_named(command: Command, monkeypatch: pytest.
     assert "pip install 'federation-delivery[redis]'" in error
 
 
-async def test_a_job_that_a_limit_keeps_back_says_so(tmp_path: Path, command: Command) -> None:
-    """With the limit, its key, and what it waits for."""
-    url = f"sqlite:///{tmp_path / 'limits.db'}"
-    storage = SqlStorage(url)
-    await storage.migrate()
-    queue = Queue(storage, limits={"send": Limit(concurrency=1)})
-    for job_id in ("one", "two"):
-        await queue.enqueue(1, name="send", id=job_id, limit_key="ann")
-    assert len(await storage.claim("worker", leases={"*": queue.lease}, limit=9)) == 1
-    _, shown, _ = await command("show", url, "two", "--json")
-    assert json.loads(shown)["waits"] == "for limit 'send' of key 'ann', until another one ends"
-    assert "waits" not in json.loads((await command("show", url, "one", "--json"))[1])
-    await queue.stop()
-
-
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
     told = capsys.readouterr().out
-    for name in ("run", "enqueue", "list", "show", "retry", "cancel", "stats", "top", "migrate"):
+    for name in ("run", "enqueue", "list", "show", "retry", "cancel", "stats", "top", "migrate", "crons", "limits"):
         assert f"\n    {name} " in told
 
 
@@ -239,3 +209,25 @@ async def test_what_recurs_is_listed_paused_resumed_run_and_removed(command: Com
     assert (await command("crons", "remove", url, name))[0] == 0
     for verb in ("pause", "resume", "run", "remove"):
         assert (await command("crons", verb, url, name))[0] == 1
+
+
+async def test_what_recurs_on_bullmq_is_listed_run_and_removed(command: Command, redis_url: str) -> None:
+    """Its job schedulers cannot be paused, which is told with a status of 2."""
+    name = f"crons-{uuid.uuid4().hex}"
+    url = f"bullmq+{redis_url}?queue={name}"
+    queue = Queue(open_storage(url))
+    queue.crons.add(Cron(name="night", job="clean", pattern="0 3 * * *", timezone="Europe/Berlin", version=3))
+    await queue.crons.declare()
+    await queue.stop()
+
+    told = json.loads((await command("crons", "list", url, "--json"))[1])
+    assert [(one["name"], one["paused"], one["version"], one["missed"]) for one in told] == [
+        ("night", False, 3, "once")
+    ]
+    assert "0 3 * * * Europe/Berlin" in (await command("crons", "list", url))[1]
+    for verb in ("pause", "resume"):
+        status, _, err = await command("crons", verb, url, "night")
+        assert (status, "cannot pause what recurs" in err) == (2, True)
+    assert (await command("crons", "run", url, "night"))[1].startswith("queued: cron:night:now:")
+    assert (await command("crons", "remove", url, "night"))[0] == 0
+    assert (await command("crons", "list", url))[0] == 1

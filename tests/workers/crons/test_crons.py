@@ -262,7 +262,7 @@ async def test_one_without_a_handler_is_refused_when_the_worker_starts(queue: Qu
         await queue.start()
 
 
-@pytest.mark.parametrize("url", ["file:///{}/jobs", "bullmq+redis://127.0.0.1:1", "bull+redis://127.0.0.1:1"])
+@pytest.mark.parametrize("url", ["file:///{}/jobs", "bull+redis://127.0.0.1:1"])
 def test_a_storage_that_keeps_none_says_so_where_it_is_declared(url: str, tmp_path: object) -> None:
     """Nothing is connected for that."""
     queue = Queue(open_storage(url.format(tmp_path)))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Final
 
 import pytest
 
 from tests.deployments import Cluster, cluster
 from tests.workers.harnesses import RedisHarness
-from workers import StorageError
+from workers import Limit, StorageError
+from workers.crons import Cron
+from workers.jobs import Declared
 from workers.storage.base import Limits, Storage
 from workers.storage.bullmq import BullMQStorage
 from workers.storage.redis import RedisStorage
@@ -37,6 +40,8 @@ IN_EVERY_RUN: Final = frozenset(
         "restart.every_verb_works_after_a_cut",
     }
 )
+
+HOURLY: Final = Cron(name="hourly", job="work", every=timedelta(hours=1))
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +95,21 @@ async def test_conformance_on_a_cluster(case: Case, harness: type[OnACluster], s
         verdict = await run(case, opened)
     if verdict.declared is not None:
         pytest.skip(f"declared: {verdict.declared}")
+
+
+async def test_what_recurs_on_bullmq_and_its_limit_on_a_cluster(servers: Cluster) -> None:
+    """BullMQ's scripts for both have their keys in one slot."""
+    await servers.ready()
+    async with BullMQOnACluster(servers) as harness:
+        storage = await harness.open()
+        assert isinstance(storage, BullMQStorage)
+        assert await storage.declare_cron(HOURLY) is Declared.STORED
+        assert await storage.declare_cron(HOURLY) is Declared.KEPT
+        await storage.declare_limits({"*": Limit("5/s", concurrency=2)})
+        assert await storage.declared_limits() == {"*": Limit("5/s", concurrency=2)}
+        assert await storage.drain() == 0
+        assert await storage.remove_cron("hourly")
+        assert await storage.declare_cron(HOURLY) is Declared.REMOVED
 
 
 @pytest.mark.parametrize("kind", [RedisStorage, BullMQStorage])

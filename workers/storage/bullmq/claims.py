@@ -230,6 +230,8 @@ class Claims:
         sound = [at for at, fault in outcomes.items() if fault is None]
         outcomes.update(zip(sound, await self._settle([settlements[at] for at in sound], ride), strict=True))
         refused = [at for at in sound if outcomes[at] is None]
+        if not refused:  # each step below costs something, even about nothing
+            return [outcome for outcome in outcomes.values() if outcome is not None]
         found = dict(zip(refused, await self._examine([settlements[at].claim for at in refused]), strict=True))
         again = [at for at in refused if found[at] is None]
         outcomes.update(zip(again, await self._settle([settlements[at] for at in again]), strict=True))

@@ -18,7 +18,7 @@ SCRIPTS: Final = (
     *("addStandardJob", "addDelayedJob", "addPrioritizedJob", "addParentJob", "moveToWaitingChildren"),
     *("moveToActive", "moveToFinished", "moveToDelayed", "moveJobFromActiveToWait", "extendLocks"),
     *("moveStalledJobsToWait", "getStateV2", "removeJob", "reprocessJob", "promote", "pause", "drain"),
-    *("cleanJobsInSet", "updateProgress", "updateJobScheduler", "addLog"),
+    *("cleanJobsInSet", "updateProgress", "addJobScheduler", "updateJobScheduler", "removeJobScheduler", "addLog"),
 )
 
 FRONTS: Final = {
@@ -29,7 +29,10 @@ FRONTS: Final = {
     "moveJobFromActiveToWait": "before_releasing",
     "moveStalledJobsToWait": "before_recovering",
     "extendLocks": "before_renewing",
+    "addJobScheduler": "before_declaring",
     "updateJobScheduler": "before_scheduling",
+    "removeJobScheduler": "before_unscheduling",
+    "drain": "before_draining",
 }
 """The Lua in front of a script of BullMQ, so that the script does not begin what it cannot end."""
 
@@ -41,11 +44,13 @@ BEHIND: Final = {
     "moveJobFromActiveToWait": ("string.sub(KEYS[1], 1, -7)", "park"),
     "moveStalledJobsToWait": ("ARGV[2]", "park", "origin", "give_up"),
     "moveToWaitingChildren": ("ARGV[5]", "wake"),
+    "addJobScheduler": ("ARGV[8]", "park"),
     "updateJobScheduler": ("ARGV[6]", "park"),
     "reprocessJob": ("string.sub(KEYS[4], 1, -5)", "park"),
     "promote": ("ARGV[1]", "park"),
     "removeJob": ("ARGV[3]", "wake"),
     "pause": ("string.sub(KEYS[3], 1, -5)", "park"),
+    "drain": ("ARGV[1]", "spare"),
 }
 """The Lua behind a script of BullMQ, whose answer stays: how it knows the prefix of the keys, then its files."""
 IN_FRONT: Final = frozenset({"moveJobFromActiveToWait", "moveStalledJobsToWait"})
@@ -119,8 +124,8 @@ def _read(name: str) -> tuple[str, int]:
 def scripts() -> Mapping[str, BullMQScript]:
     """Return every script that this storage calls, by BullMQ's name for it.
 
-    `continue` and `stop` are ours in front of one of them; `removeWaiting`, `guard`, `fitForFlows` and `cancelled` are
-    ours.
+    `continue` and `stop` are ours in front of one of them; `removeWaiting`, `guard`, `fitForFlows`, `cancelled` and
+    `declareLimits` are ours.
     """
     fronts = {name: own("kinds", front) for name, front in FRONTS.items()}
     fronts["moveToFinished"] = own("kinds", "unfit", FRONTS["moveToFinished"])
@@ -133,5 +138,6 @@ def scripts() -> Mapping[str, BullMQScript]:
         "removeWaiting": BullMQScript(joined(__package__, "remove_waiting"), 8),
         "guard": BullMQScript(own("kinds", "guarded", "quarantine", "faults", "guard"), 1),
         "fitForFlows": BullMQScript(own("kinds", "fit_for_flows"), 1),
+        "declareLimits": BullMQScript(own("kinds", "declare_limits"), 3),
     }
     return {name: packaged(name, fronts.get(name, "")) for name in SCRIPTS} | ours

@@ -118,7 +118,7 @@ class Schedules:
         command = partial(self._lua.schedule, one.scheduler, one.claim.raw, one.data, now_ms=now_ms)
         try:
             next_ms = next_time(one.options, now_ms)
-            return command(next_options(one, now_ms, next_ms), next_ms=next_ms, why_not="")
+            return command(next_options(one.options, one.scheduler, now_ms, next_ms), next_ms=next_ms, why_not="")
         except ScheduleEnded:
             return None
         except (StorageError, ValueError, OverflowError) as error:  # what MessagePack cannot hold is the last two
@@ -173,9 +173,9 @@ def next_time(options: Mapping[str, object], now_ms: int) -> int | None:
     return found
 
 
-def next_options(one: Iteration, now_ms: int, next_ms: int | None) -> dict[str, object]:
-    """Return the options of the next job, as Node writes them; BullMQ's script adds its id and its delay."""
-    repeat = one.options["repeat"]
+def next_options(options: Mapping[str, object], scheduler: str, now_ms: int, next_ms: int | None) -> dict[str, object]:
+    """Return the options of the job that follows, as Node writes them; BullMQ's script adds its id and its delay."""
+    repeat = options["repeat"]
     assert isinstance(repeat, dict)
     dates = {name: _moment_ms(repeat, name) for name in ("startDate", "endDate")}
     offset = repeat.get("offset") if repeat.get("every") else None
@@ -186,10 +186,10 @@ def next_options(one: Iteration, now_ms: int, next_ms: int | None) -> dict[str, 
         "count": whole(repeat.get("count")) + 1,
     }
     return {
-        **one.options,
+        **options,
         "timestamp": now_ms,
         "prevMillis": next_ms,
-        "repeatJobKey": one.scheduler,
+        "repeatJobKey": scheduler,
         "repeat": {name: value for name, value in following.items() if value is not None},
     }
 

@@ -24,6 +24,11 @@ READY_MARKER: Final = "0"
 CANCELLED: Final = "workers:cancelled"
 """A sorted set of ours: the jobs that may be cancelled, by when their records expire."""
 
+REMOVED_CRONS: Final = "workers:removed-crons"
+"""A hash of ours: the version in which each removed cron of ours was removed."""
+LIMITS: Final = "workers:limits"
+"""A hash of ours: which limits of the queue we declared, and in which version."""
+
 _pack = msgpack.Packer(use_bin_type=True, unicode_errors="surrogateescape").pack  # ids of others may be any bytes
 
 
@@ -59,7 +64,7 @@ class BullMQScripts:
     def __init__(self, queue: str, prefix: str) -> None:
         self._keys: dict[str, str] = QueueKeys(prefix).getKeys(queue)
         self.base: str = self._keys[""]
-        self._keys[CANCELLED] = self.base + CANCELLED
+        self._keys |= {name: self.base + name for name in (CANCELLED, REMOVED_CRONS, LIMITS)}
         self.metrics: int | None = None  # for how many minutes the queue counts what ended
         every = ("wait", "active", "prioritized", "events", "stalled", "limiter", "delayed", "paused", "meta", "pc")
         self._claim = self._head("claimMany", *every, "marker")
@@ -251,6 +256,38 @@ class BullMQScripts:
         moment = "" if next_ms is None else next_ms
         head = (*self._head("updateJobScheduler", "repeat"), *keys, self.job(raw), self._keys["active"])
         return (*head, moment, scheduler, data, _pack(options), now_ms, self.base, raw, why_not)
+
+    def add_scheduler(
+        self,
+        scheduler: str,
+        data: str | bytes,
+        template: Options,
+        recurs: Options,
+        options: Options,
+        *,
+        next_ms: int,
+        now_ms: int,
+        seen: tuple[str, str, str],
+    ) -> Command:
+        """Store a job scheduler and its next job; answers `[id, delay]`, or an error code where a job has that id.
+
+        `data` (JSON text) and `template` are those of its jobs, `options` are the next one's, and `recurs` says when,
+        for a period relative to `now_ms`. Answers None, and changes nothing, unless the scheduler is as it was `seen`:
+        when its next job is due, the options of its template, its removed version, as text, '' for none.
+        """
+        keys = self._named("delayed", "wait", "paused", "meta", "prioritized", "marker", "id", "events", "pc", "active")
+        head = (*self._head("addJobScheduler", "repeat"), *keys, next_ms, _pack(recurs), scheduler)
+        return (*head, data, _pack(template), _pack(options), now_ms, self.base, "", *seen)
+
+    def remove_scheduler(self, scheduler: str) -> Command:
+        """Remove a job scheduler, and its next job unless that is due; answers 1 if there is none."""
+        return (*self._head("removeJobScheduler", "repeat", "delayed", "events"), scheduler, self.base)
+
+    def declare_limits(self, version: int, concurrency: int | None, rate: tuple[int, int] | None) -> Command:
+        """Limit the queue, in this version; `rate` is how many jobs may start in how many milliseconds."""
+        counts = (concurrency, *(rate or (None, None)))
+        head = self._head("declareLimits", "meta", LIMITS, "marker")
+        return (*head, self.base, version, *("" if count is None else count for count in counts))
 
     def state(self, raw: str) -> Command:
         """Ask for BullMQ's name of the job's state, `unknown` if there is no job."""

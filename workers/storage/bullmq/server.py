@@ -104,19 +104,30 @@ class BullMQServer(on_redis.RedisServer):
     async def _transaction(self, commands: Sequence[Command], confirmed: bool) -> list[Reply]:
         if not commands:
             return []
+        if not (confirmed and self.confirms):
+            return _executed(await self._send(_transaction(commands))) or []
         async with self.borrowed() as connection:
             replies = await _execute(connection, commands) or []
-            if confirmed and not _lost_script(replies):  # else it will run again
+            if not _lost_script(replies):  # else it will run again
                 await self.confirm(connection)
             return replies
 
 
 async def _execute(connection: AbstractConnection, commands: Sequence[Command]) -> list[Reply] | None:
     """Run the commands in one transaction; None if a watched key has changed, and none of them has run."""
-    _, *queued, replies = await read_replies(connection, [("MULTI",), *commands, ("EXEC",)])
-    if isinstance(replies, exceptions.RedisError):  # none has run, mostly because one could not be queued
-        raise next((reply for reply in queued if isinstance(reply, exceptions.RedisError)), replies)
-    return None if replies is None else list(replies)
+    return _executed(await read_replies(connection, _transaction(commands)))
+
+
+def _transaction(commands: Sequence[Command]) -> list[Command]:
+    return [("MULTI",), *commands, ("EXEC",)]
+
+
+def _executed(replies: Sequence[Reply]) -> list[Reply] | None:
+    """Return the answers of a transaction's commands from the replies to it; None if none has run."""
+    _, *queued, answers = replies
+    if isinstance(answers, exceptions.RedisError):  # none has run, mostly because one could not be queued
+        raise translate(next((reply for reply in queued if isinstance(reply, exceptions.RedisError)), answers))
+    return None if answers is None else list(answers)
 
 
 def parse_url(url: str) -> tuple[str, str | None]:

@@ -2,12 +2,12 @@
 
 Every transition is BullMQ's own Lua from the installed `bullmq` package, on BullMQ's own keys. Beside them we keep what
 Node ignores: the hash fields `workers:settled`, `workers:uncounted`, `workers:cancel`, `workers:stopped`,
-`workers:keep` and `workers:error` of a job; its options `chainIndex` and `workers` (it is ours), and the members
-`maximum` and `multiplier` of its option `backoff`; the keys `<prefix>:<queue>:workers:seen` (when each worker was last
-seen) and `<prefix>:<queue>:workers:cancel-requests` (a stream for workers), each for an hour;
-`<prefix>:<queue>:workers:cancelled` (which of the failed jobs are cancelled ones), as long as their records last; and
-what was set aside, until `repair`, in `<prefix>:<queue>:workers:quarantine` and
-`<prefix>:<queue>:workers:quarantine:<id>`.
+`workers:keep` and `workers:error` of a job; its options `chainIndex`, `workers` (it is ours) and `cron` (see `crons`),
+and the members `maximum` and `multiplier` of its option `backoff`; the keys `<prefix>:<queue>:workers:seen` (when each
+worker was last seen) and `<prefix>:<queue>:workers:cancel-requests` (a stream for workers), each for an hour;
+`<prefix>:<queue>:workers:cancelled` (which of the failed jobs are cancelled ones), as long as their records last;
+`<prefix>:<queue>:workers:removed-crons` and `<prefix>:<queue>:workers:limits` (see `crons` and `limits`); and what was
+set aside, until `repair`, in `<prefix>:<queue>:workers:quarantine` and `<prefix>:<queue>:workers:quarantine:<id>`.
 
 A cancelled job is a failed one to BullMQ, with the time of its cancel in `workers:stopped`. It is cancelled as long as
 that is when BullMQ says that it ended, which a retry by Node takes away.
@@ -28,10 +28,12 @@ from redis.asyncio import Redis
 
 from workers.checks import check_text, check_whole
 from workers.errors import Unsupported
+from workers.gates import HeldBack, Limit
 from workers.jobs import (
     CancelResult,
     ChildrenPage,
     Claim,
+    Declared,
     EnqueueResult,
     FlowNode,
     JobOutcome,
@@ -43,9 +45,11 @@ from workers.jobs import (
     Page,
     ProgressReport,
     Recovery,
+    Recurrence,
     Renewal,
     Repaired,
     Retention,
+    Scheduled,
     SetAside,
     Settlement,
     SettleOutcome,
@@ -56,10 +60,12 @@ from workers.storage.base import Limits
 from workers.storage.bullmq.access import QueueAccess
 from workers.storage.bullmq.children import ChildrenReader
 from workers.storage.bullmq.claims import Claims
+from workers.storage.bullmq.crons import JobSchedulers, refuse_cron
 from workers.storage.bullmq.flows import Flows
 from workers.storage.bullmq.inspect import BullMQInspector
 from workers.storage.bullmq.jobs import Jobs
 from workers.storage.bullmq.library import Library
+from workers.storage.bullmq.limits import QueueLimits, refuse_limits
 from workers.storage.bullmq.listener import StreamListener
 from workers.storage.bullmq.logs import JobLogs
 from workers.storage.bullmq.options import bullmq_job
@@ -135,6 +141,8 @@ class BullMQStorage:
         dependencies=False,
         cancelled_apart=False,
         flows=True,
+        crons=True,
+        cron_rows=False,
     )
 
     def __init__(
@@ -178,6 +186,8 @@ class BullMQStorage:
         self._inspector = BullMQInspector(access)
         self._waiter = Waiter(access, self._presence)
         self._logs = JobLogs(access)
+        self._crons = JobSchedulers(access)
+        self._limits = QueueLimits(access)
         self._feed = StreamListener(access, access.lua["events"])
         self._cancels = StreamListener(access, access.cancels_key)
 
@@ -258,6 +268,36 @@ class BullMQStorage:
     async def log(self, lines: Sequence[LogLine]) -> None:
         """See `KeepsLogs.log`."""
         await self._logs.add(lines)
+
+    def refuse_cron(self, cron: Recurrence) -> None:
+        refuse_cron(cron)
+
+    async def declare_cron(self, cron: Recurrence) -> Declared:
+        return await self._crons.declare(cron)
+
+    async def scheduled(self) -> Sequence[Scheduled]:
+        return await self._crons.scheduled()
+
+    async def remove_cron(self, name: str) -> bool:
+        return await self._crons.remove(name)
+
+    async def cron_job(self, name: str, suffix: str) -> NewJob | None:
+        return await self._crons.job(name, suffix)
+
+    def refuse_limits(self, limits: Mapping[str, Limit]) -> None:
+        refuse_limits(limits)
+
+    async def declare_limits(self, limits: Mapping[str, Limit]) -> None:
+        await self._limits.declare(limits)
+
+    async def declared_limits(self) -> dict[str, Limit]:
+        return await self._limits.declared()
+
+    async def remove_limit(self, name: str) -> bool:
+        return await self._limits.remove(name)
+
+    async def held_back(self, ids: Sequence[str]) -> list[HeldBack | None]:
+        return await self._limits.held_back(await self.status(ids))
 
     async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
         await self._server.examine()

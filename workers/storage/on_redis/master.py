@@ -58,6 +58,10 @@ class Master:
         """Tell whether it is known to be elsewhere."""
         return self._address not in (None, address)
 
+    def is_at(self, address: Address) -> bool:
+        """Tell whether it is known to be there, beyond doubt."""
+        return self._address == address
+
     def doubt(self, address: Address) -> None:
         """Ask anew before the next connection, unless another address has been found since."""
         if address == self._address:
@@ -147,6 +151,15 @@ class MasterConnection(Connection):
         """Whether it goes to another server than new connections do."""
         return self._master.has_left((self.host, self.port))
 
+    @property
+    def is_certain(self) -> bool:
+        """Whether it goes to the master beyond doubt."""
+        return self._master.is_at((self.host, self.port))
+
+    async def is_right(self) -> bool:
+        """Tell whether it goes to where the master is, which is found out if it is doubtful."""
+        return await self._master.find() == (self.host, self.port)
+
     async def connect(self) -> None:
         address = await self._master.find()
         if self.is_connected and self.is_outdated:
@@ -163,12 +176,16 @@ class MasterConnection(Connection):
     async def read_response(self, *how: Any, **named: Any) -> Any:
         try:
             return await super().read_response(*how, **named)
-        except exceptions.MovedError as error:
+        except exceptions.ResponseError as error:
+            self.note(error)
+            raise
+
+    def note(self, error: Exception) -> None:
+        """Learn from an error that the server replied whether it is still the master, and which one is."""
+        if isinstance(error, exceptions.MovedError):
             self._master.moved((error.host or self.host, error.port))
-            raise
-        except (exceptions.ReadOnlyError, exceptions.ClusterDownError):
+        elif isinstance(error, exceptions.ReadOnlyError | exceptions.ClusterDownError):
             self._master.doubt((self.host, self.port))
-            raise
 
 
 class TlsMasterConnection(MasterConnection, SSLConnection):
@@ -212,3 +229,19 @@ def client_of(url: str, settings: Mapping[str, Any]) -> Redis:
 def is_outdated(connection: AbstractConnection) -> bool:
     """Tell whether the connection goes to a server that has been replaced since."""
     return isinstance(connection, MasterConnection) and connection.is_outdated
+
+
+def is_certain(connection: AbstractConnection) -> bool:
+    """Tell whether the connection goes to the right server beyond doubt."""
+    return not isinstance(connection, MasterConnection) or connection.is_certain
+
+
+async def is_right(connection: AbstractConnection) -> bool:
+    """Tell whether the connection goes to the right server; where that is doubtful, it is found out."""
+    return not isinstance(connection, MasterConnection) or await connection.is_right()
+
+
+def note_error(connection: AbstractConnection, error: Exception) -> None:
+    """Let the connection learn from an error that its server replied, if it is one to a master."""
+    if isinstance(connection, MasterConnection):
+        connection.note(error)

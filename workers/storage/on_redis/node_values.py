@@ -166,8 +166,14 @@ def json_object(text: str | None) -> Mapping[str, object]:
     return value if isinstance(value, dict) else {}
 
 
+_SURELY_COUNTS: Final = 15
+"""Numbers of no more digits are below `MAX_NUMBER`."""
+
+
 def number(value: object) -> float | None:
     """Return a number from 0 to 2^53, given as a number or as text; else None."""
+    if value is None:  # mostly, and each job asks for some ten
+        return None
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
     try:
@@ -181,6 +187,10 @@ def number(value: object) -> float | None:
 
 def whole(value: object) -> int:
     """Return a counter as the scripts keep it, 0 when missing."""
+    if value is None:
+        return 0
+    if isinstance(value, str) and len(value) <= _SURELY_COUNTS and value.isdecimal():
+        return int(value)
     return int(number(value) or 0)
 
 

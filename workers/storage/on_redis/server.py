@@ -4,7 +4,8 @@ Theory of operation. Queues on one target share one connection pool, opened by t
 closed by the last `close`. A client that is passed in lends only its settings, and its own connections stay untouched.
 Its retry policy is not used: redis-py blindly repeats a batch when a reply is lost, and a repeated claim would strand
 the jobs it claimed. Reads have no socket timeout, so that one pool serves blocking commands too. Instead every call is
-bounded from outside, and redis-py discards a connection with an unread reply.
+bounded from outside, and redis-py discards a connection with an unread reply. Most calls need none of their own, and
+share one (`shared_connection`).
 
 Where several servers stand in for each other, connections go to the one that has the queue (`master`). One that says it
 has it no more (MOVED) has done nothing for that call, which is repeated at the right one.
@@ -31,10 +32,11 @@ from redis.backoff import NoBackoff
 
 from workers.errors import ForeignLoop, StorageError
 from workers.homes import Home, keep_inherited
-from workers.storage.on_redis.errors import ALONE, NOT_RUN, Redirected, checked, good, translated
+from workers.storage.on_redis.errors import ALONE, NOT_RUN, Redirected, checked, good, translate, translated
 from workers.storage.on_redis.examination import Care, Examination, Lookout
-from workers.storage.on_redis.master import master_pool, slot_of
-from workers.storage.on_redis.wire import Command, Reply, packed, read_replies
+from workers.storage.on_redis.master import is_certain, is_right, master_pool, slot_of
+from workers.storage.on_redis.shared_connection import SharedConnection
+from workers.storage.on_redis.wire import Command, Reply, read_replies
 from workers.storage.redis_urls import read_deployment, take_parameter, take_replication
 
 T = TypeVar("T")
@@ -45,7 +47,7 @@ BLOCKING_SLACK_SECONDS: Final = 5.0
 """How much later than asked a blocking command may answer."""
 
 CALLS_AT_ONCE: Final = 64
-"""How many calls are under way on one pool at most; others wait, so that a burst costs time, not connections."""
+"""How many connections of one pool are lent for single calls at most; others wait, so that a burst costs time alone."""
 CONNECTIONS: Final = 2**31
 """The pool's own limit: redis-py's 100 would be used up by waits and subscriptions, which take no turn."""
 
@@ -68,6 +70,29 @@ class _Pool:
         self.turn = asyncio.Semaphore(CALLS_AT_ONCE)
         self.home = Home.here()
         self.lookout = Lookout()
+        self._shared: SharedConnection | None = None
+        self._opening = asyncio.Lock()
+
+    @property
+    def shared(self) -> SharedConnection | None:
+        """The connection that calls share, if there is one that works and goes to the right server."""
+        shared = self._shared
+        return shared if shared is not None and not shared.closed and is_certain(shared.connection) else None
+
+    async def share(self, seconds: float, *, text: bool) -> SharedConnection:
+        """Return the connection that calls share, and make it if there is none; that may last `seconds`."""
+        pool = self.client.connection_pool
+        async with asyncio.timeout(seconds), self._opening:
+            if (former := self._shared) is not None:
+                if not former.closed and await is_right(former.connection):
+                    return former
+                self._shared = None
+                former.close()
+                await former.connection.disconnect(nowait=True)
+                await pool.release(former.connection)
+            connection = await pool.get_connection()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
+            self._shared = SharedConnection(connection, seconds, text=text)
+            return self._shared
 
 
 _pools: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[object, _Pool]] = WeakKeyDictionary()
@@ -238,12 +263,9 @@ class RedisServer:
         return await attempt()
 
     async def _call(self, script: LoadableScript, arguments: Sequence[str | bytes | int], confirmed: bool) -> Reply:
-        async with self.borrowed() as connection:
-            reply = await _one(connection, ("EVALSHA", script.sha, 1, *arguments))
-            if isinstance(reply, exceptions.NoScriptError):  # nothing has run, and EVAL loads the script again
-                reply = await _one(connection, ("EVAL", script.text, 1, *arguments))
-            if confirmed and not isinstance(reply, exceptions.ResponseError):
-                await self.confirm(connection)
+        (reply,) = await self._send([("EVALSHA", script.sha, 1, *arguments)], confirmed=confirmed)
+        if isinstance(reply, exceptions.NoScriptError):  # nothing has run, and EVAL loads the script again
+            (reply,) = await self._send([("EVAL", script.text, 1, *arguments)], confirmed=confirmed)
         return good(reply)
 
     async def confirm(self, connection: AbstractConnection) -> None:
@@ -253,7 +275,7 @@ class RedisServer:
             NotReplicated: too few of them confirmed it.
         """
         if self._replication is not None:
-            self._replication.check(good(await _one(connection, self._replication.command)))
+            self._replication.check(await ask(connection, self._replication.command))
 
     async def run_blocking(self, command: Command, seconds: float) -> Reply:
         """Run a command that blocks up to `seconds` and changes nothing, and return its answer."""
@@ -278,9 +300,20 @@ class RedisServer:
     async def _send(self, commands: Sequence[Command], *, confirmed: bool = False) -> list[Reply]:
         if not commands:
             return []
+        if confirmed and self.confirms:
+            return await self._send_confirmed(commands)
+        opened = self._opened()
+        try:
+            shared = opened.shared or await opened.share(self._timeout, text=self._text)
+            return await shared.ask(commands)
+        except (exceptions.RedisError, OSError) as error:
+            raise translate(error) from error
+
+    async def _send_confirmed(self, commands: Sequence[Command]) -> list[Reply]:
         async with self.borrowed() as connection:
             replies = await read_replies(connection, commands)
-            if confirmed and not any(isinstance(reply, NOT_RUN) for reply in replies):  # else they will run again
+            ran = not any(isinstance(reply, NOT_RUN) for reply in replies)  # else they will run again
+            if ran and not all(isinstance(reply, exceptions.ResponseError) for reply in replies):
                 await self.confirm(connection)
             return replies
 
@@ -344,14 +377,6 @@ def check_target(target: str | Redis) -> None:
 async def ask(connection: AbstractConnection, command: Command) -> Reply:
     """Run one command on this connection, which the caller has borrowed, and return the answer."""
     return good((await read_replies(connection, [command]))[0])
-
-
-async def _one(connection: AbstractConnection, command: Command) -> Reply:
-    await connection.send_packed_command([packed(command)])
-    try:
-        return await connection.read_response()
-    except exceptions.ResponseError as error:  # the connection is as good as before
-        return error
 
 
 async def to_the_end(work: Coroutine[object, object, None]) -> None:

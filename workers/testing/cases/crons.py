@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from workers.jobs import CronLook, CronRow, JobState, NewJob
 from workers.storage.abilities import KeepsCrons
 from workers.storage.base import Storage
-from workers.testing.case import CRONS, MOVES_TIME, case
+from workers.testing.case import CRON_ROWS, CRONS, MOVES_TIME, case
 from workers.testing.harness import Harness
 from workers.testing.steps import HOUR, claim, claim_one, completed, ids, job, next_claim, settle, state
 
@@ -34,7 +34,7 @@ def row(name: str, revision: int, due: datetime | None, body: str = "{}") -> Cro
     return CronRow(name=name, revision=revision, due=due, body=body)
 
 
-@case(guarantees=(28,), needs=(CRONS,))
+@case(guarantees=(28,), needs=(CRONS, CRON_ROWS))
 async def a_row_is_kept_as_it_was_given(harness: Harness) -> None:
     """Whatever its name and body are; its time to the millisecond. Rows come by name."""
     storage = await harness.open()
@@ -46,7 +46,7 @@ async def a_row_is_kept_as_it_was_given(harness: Harness) -> None:
     assert (list(found.rows), found.next_due) == (rows, due)
 
 
-@case(guarantees=(28,), needs=(CRONS,))
+@case(guarantees=(28,), needs=(CRONS, CRON_ROWS))
 async def a_row_is_turned_once_from_each_revision(harness: Harness) -> None:
     """Of twenty callers one does it, and only its jobs are enqueued; a repeated call has no effect."""
     storage = await harness.open()
@@ -69,7 +69,7 @@ async def a_row_is_turned_once_from_each_revision(harness: Harness) -> None:
     assert await claim(storage, 30) == []
 
 
-@case(guarantees=(28,), needs=(CRONS,))
+@case(guarantees=(28,), needs=(CRONS, CRON_ROWS))
 async def the_jobs_of_a_turn_are_jobs_as_any(harness: Harness) -> None:
     """They wake whoever waits. One whose id is known is not enqueued again; the row is turned all the same."""
     storage = await harness.open()
@@ -86,7 +86,7 @@ async def the_jobs_of_a_turn_are_jobs_as_any(harness: Harness) -> None:
     assert await state(storage, "first") is JobState.COMPLETED
 
 
-@case(guarantees=(28,), needs=(CRONS,))
+@case(guarantees=(28,), needs=(CRONS, CRON_ROWS))
 async def a_paused_queue_gets_the_jobs_of_a_turn(harness: Harness) -> None:
     """They wait, as all others do."""
     storage = await harness.open()
@@ -97,7 +97,7 @@ async def a_paused_queue_gets_the_jobs_of_a_turn(harness: Harness) -> None:
     assert (await claim_one(storage)).job_id == "first"
 
 
-@case(guarantees=(28,), needs=(CRONS, MOVES_TIME))
+@case(guarantees=(28,), needs=(CRONS, CRON_ROWS, MOVES_TIME))
 async def what_is_due_is_found(harness: Harness) -> None:
     """The longest due first; what is never due, or later, is not among it, and says when the next look is worth it."""
     storage = await harness.open()
@@ -113,7 +113,7 @@ async def what_is_due_is_found(harness: Harness) -> None:
     assert found.now > now + 2 * HOUR
 
 
-@case(guarantees=(28,), needs=(CRONS,))
+@case(guarantees=(28,), needs=(CRONS, CRON_ROWS))
 async def rows_belong_to_their_queue(harness: Harness) -> None:
     """Another queue of the same database has none of them, and may have one of the same name."""
     storage, other = await harness.open(), await harness.open()
@@ -124,7 +124,7 @@ async def rows_belong_to_their_queue(harness: Harness) -> None:
     assert ids(await claim(storage, 10)) == ["mine"]
 
 
-@case(guarantees=(28,), needs=(CRONS,))
+@case(guarantees=(28,), needs=(CRONS, CRON_ROWS))
 async def rows_outlive_the_storage_object(harness: Harness) -> None:
     """And whatever becomes of their jobs."""
     storage = await harness.open()

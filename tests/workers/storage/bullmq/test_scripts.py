@@ -60,6 +60,7 @@ CASES: dict[str, tuple[Command, Callable[[Recorder], Any]]] = {
     ),
     "progress": (OURS.progress("id", '{"x":1}'), lambda their: their.scripts.updateProgress("id", {"x": 1})),
     "suspend": (OURS.suspend("id", "t", NOW), lambda their: their.scripts.moveToWaitingChildren("id", "t", {})),
+    "remove scheduler": (OURS.remove_scheduler("s"), lambda their: their.scripts.removeJobScheduler("s")),
     "state": (OURS.state("id"), lambda their: their.scripts.getState("id")),
     "remove": (OURS.remove("id")[1], lambda their: their.scripts.remove("id", False)),
     "pause": (OURS.pause(), lambda their: their.scripts.pause(True)),
@@ -154,6 +155,16 @@ async def test_scheduling_passes_what_the_package_passes() -> None:
     await their.scripts.updateJobSchedulerNextMillis("s", NOW, '{"x":1}', {"attempts": 3}, "id")
     command = OURS.schedule("s", "id", '{"x":1}', {"attempts": 3}, next_ms=NOW, why_not="", now_ms=NOW)
     assert _readable(command[1:]) == [*_readable(their.called), ""]
+
+
+async def test_declaring_passes_what_the_package_passes() -> None:
+    """The lines in front have three arguments of their own."""
+    their, recurs, options = Recorder(), {"name": "n", "every": 5}, {"attempts": 3, "delay": 1}
+    await their.scripts.addJobScheduler("s", NOW, '{"x":1}', {"attempts": 3}, recurs, options)
+    command = OURS.add_scheduler(
+        "s", '{"x":1}', {"attempts": 3}, recurs, options, next_ms=NOW, now_ms=NOW, seen=("a", "b", "c")
+    )
+    assert _readable(command[1:]) == [*_readable(their.called), "a", "b", "c"]
 
 
 def test_continuing_is_delaying_with_more_to_say() -> None:

@@ -6,6 +6,7 @@ local KINDS = {
   ['failed'] = 'zset', ['repeat'] = 'zset', ['marker'] = 'zset', ['events'] = 'stream', ['id'] = 'string',
   ['pc'] = 'string', ['limiter'] = 'string', ['stalled-check'] = 'string', ['workers:seen'] = 'zset',
   ['workers:cancel-requests'] = 'stream', ['workers:cancelled'] = 'zset', ['workers:quarantine'] = 'hash',
+  ['workers:removed-crons'] = 'hash', ['workers:limits'] = 'hash',
 }
 
 -- Return an error that names the first of these keys that has the wrong type.

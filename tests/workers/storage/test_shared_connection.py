@@ -1,0 +1,143 @@
+"""What calls that share one connection to a Redis server can do to each other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+
+import pytest
+from redis import exceptions
+from redis.asyncio import ConnectionPool, Redis
+
+from tests.servers import ValkeyProcess
+from workers import StorageUnavailable
+from workers.storage.on_redis.scripts import Script
+from workers.storage.on_redis.server import RedisServer
+from workers.storage.on_redis.shared_connection import SharedConnection
+from workers.testing.steps import PATIENCE
+
+BUSY = Script.of("local sum = 0 for n = 1, 200000 do sum = sum + n end return ARGV[1]")
+"""Keeps the server busy for about a millisecond."""
+SHORT = timedelta(milliseconds=100)
+LARGE = "x" * 1_000_000
+
+
+@asynccontextmanager
+async def shared(url: str, seconds: float = PATIENCE, *, text: bool = True) -> AsyncIterator[SharedConnection]:
+    pool = ConnectionPool.from_url(url, protocol=2, decode_responses=text)
+    try:
+        yield SharedConnection(
+            await pool.get_connection(),  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
+            seconds,
+            text=text,
+        )
+    finally:
+        await pool.disconnect()
+
+
+@asynccontextmanager
+async def answering(answer: bytes) -> AsyncIterator[str]:
+    """A server that says this to an ECHO, and then ends the connection."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"+OK\r\n+OK\r\n")  # to redis-py, which tells its name and version
+        await reader.readuntil(b"ECHO")
+        writer.write(answer)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def test_each_call_gets_its_own_answers(redis_url: str) -> None:
+    """Also if the calls beside it were given up, whose answers nobody takes."""
+    async with shared(redis_url) as connection:
+        calls = [
+            asyncio.create_task(connection.ask([("ECHO", str(number))] * (number % 3 + 1))) for number in range(100)
+        ]
+        await asyncio.sleep(0)  # all are sent
+        for call in calls[::2]:
+            call.cancel()
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert answers[1::2] == [[str(number)] * (number % 3 + 1) for number in range(1, 100, 2)]
+        assert await connection.ask([("ECHO", "last")]) == ["last"]
+
+
+async def test_an_error_is_an_answer(redis_url: str) -> None:
+    """The commands after it are answered, too."""
+    async with shared(redis_url) as connection:
+        before, wrong, after = await connection.ask([("ECHO", "1"), ("EVALSHA", "0" * 40, 0), ("ECHO", "2")])
+    assert (before, type(wrong), after) == ("1", exceptions.NoScriptError, "2")
+
+
+async def test_bytes_of_others_go_both_ways(redis_url: str) -> None:
+    """As surrogates where replies are text, and as they are elsewhere."""
+    async with shared(redis_url) as connection:
+        assert await connection.ask([("ECHO", "\udcff")]) == ["\udcff"]
+    async with shared(redis_url, text=False) as connection:
+        assert await connection.ask([("ECHO", b"\xff")]) == [b"\xff"]
+
+
+async def test_a_call_whose_time_is_over_fails_alone(own_server: ValkeyProcess) -> None:
+    """A server that answers others is busy, and not gone: the connection stays."""
+    async with shared(own_server.url, 0.5) as connection:
+        calls = (connection.ask([("EVAL", BUSY.text, 0, number)]) for number in range(3000))
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert answers[0] == ["0"]
+        assert isinstance(answers[-1], TimeoutError)
+        assert not connection.closed
+
+
+async def test_a_silent_server_is_given_up(own_server: ValkeyProcess) -> None:
+    """All calls fail in time, and the next one has a connection of its own."""
+    server = RedisServer(own_server.url, SHORT, scripts=lambda: [BUSY], text=True)
+    await server.open()
+    own_server.hang()
+    answers = await asyncio.gather(*(server.run([("PING",)]) for _ in range(3)), return_exceptions=True)
+    assert [type(answer) for answer in answers] == [StorageUnavailable] * 3
+    own_server.kill()
+    own_server.restart()
+    assert await server.run([("PING",)]) == ["PONG"]
+    await server.close()
+
+
+async def test_a_server_that_ends_the_connection_fails_its_calls(redis_url: str) -> None:
+    """At once, and what is asked next is asked on another one."""
+    server = RedisServer(redis_url, timedelta(seconds=PATIENCE), scripts=lambda: [BUSY], text=True)
+    await server.open()
+    [number] = await server.run([("CLIENT", "ID")])
+    waiting = asyncio.create_task(server.run([("BLPOP", "test-nothing", 0)]))
+    await asyncio.sleep(0)  # it is sent
+    async with Redis.from_url(redis_url) as client:
+        await client.client_kill_filter(_id=number)
+    with pytest.raises(StorageUnavailable):
+        await waiting
+    [another] = await server.run([("CLIENT", "ID")])
+    assert another != number
+    await server.close()
+
+
+@pytest.mark.parametrize("answer", [b"what is this\r\n", b"+1\r\n+unasked\r\n"])
+async def test_a_server_that_answers_something_else_is_not_listened_to(answer: bytes) -> None:
+    """Whose answer it would be is unknown, so the connection ends, and no later call gets it."""
+    async with asyncio.timeout(PATIENCE), answering(answer) as url, shared(url) as connection:
+        with contextlib.suppress(exceptions.ConnectionError):
+            assert await connection.ask([("ECHO", "1")]) == ["1"]
+        with pytest.raises(exceptions.ConnectionError):
+            await connection.ask([("ECHO", "2")])
+
+
+async def test_what_a_server_does_not_read_is_not_piled_up(own_server: ValkeyProcess) -> None:
+    """Calls wait until it reads on, or their time is over; they have not been sent then."""
+    async with shared(own_server.url, SHORT.total_seconds()) as connection:
+        own_server.hang()
+        calls = [asyncio.create_task(connection.ask([("ECHO", LARGE)])) for _ in range(30)]
+        await asyncio.sleep(0)
+        assert connection._transport.get_write_buffer_size() < 3 * len(LARGE)
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert {type(answer) for answer in answers} <= {TimeoutError, exceptions.ConnectionError}
