@@ -113,6 +113,23 @@ async def test_a_storage_that_keeps_none_says_so(make_site: MakeSite, tmp_path: 
     await away.stop()
 
 
+async def test_what_cannot_be_paused_has_no_button(make_site: MakeSite, redis_url: str) -> None:
+    """On BullMQ it is a job scheduler, which Node's workers turn as well."""
+    name = f"t-{uuid.uuid4().hex}"
+    async with Queue(open_storage(f"bullmq+{redis_url}", queue=name)) as queue:
+        await recurs(queue, NIGHT)
+        program = Program(make_site(Access(accounts=WITH_TOKENS), queue).app)
+        page = await Person(make_site(Access(allow_actions=True), queue).app).sees("/recurring")
+        assert "Run now: night" in page
+        assert "Pause: night" not in page
+        [line] = (await program.gets("/recurring"))["items"]
+        assert line["pausable"] is False
+        await program.posts("/recurring", queue=name, name="night", action="pause", status=409)
+        for action, done in (("run", True), ("remove", True), ("remove", False)):
+            assert (await program.posts("/recurring", queue=name, name="night", action=action))["done"] is done
+        await queue.manage.drain()
+
+
 async def test_programs_see_and_do_the_same(make_site: MakeSite, queue: Queue, done: list[ActionTaken]) -> None:
     """With the job that was enqueued, and the line in the log of a program."""
     await recurs(queue, NIGHT)
