@@ -170,17 +170,17 @@ async def deliver_all(profile: Any, *, pages: int) -> dict[str, float]:
     await enqueue(federation, [peer["url"] for peer in peers], deliveries)
 
     workers = FederationWorkers(federation)
-    set_aside_loaded()
-    started, cpu = time.perf_counter(), cpu_seconds()
-    if profile:
-        profile.enable()
-    workers.start()
     async with watched(federation, pages):
+        set_aside_loaded()
+        started, cpu = time.perf_counter(), cpu_seconds()
+        if profile:
+            profile.enable()
+        workers.start()
         left = True
         while left:
             await asyncio.sleep(0.05)
             left = await is_owed(federation)
-    seconds, cpu = time.perf_counter() - started, cpu_seconds() - cpu
+        seconds, cpu = time.perf_counter() - started, cpu_seconds() - cpu
     if profile:
         profile.disable()
     await workers.stop()

@@ -16,11 +16,15 @@ TOPICS: Final = ("overview", "attempts")
 
 @contextlib.asynccontextmanager
 async def open_pages(node: NodeSite, number: int) -> AsyncIterator[None]:
-    """Keep so many pages open, of the overview and of the live attempts in turn; each takes whatever is new."""
+    """Keep so many pages open, of the overview and of the live attempts in turn; each takes whatever is new.
+
+    Each has been read once by the time the block begins: what is done only once is not part of what it measures.
+    """
     async with contextlib.AsyncExitStack() as stack:
         reading = []
         for topic in islice(cycle(TOPICS), number):
             listener = await stack.enter_async_context(node.site.feed.listen(topic))
+            await listener.take()
             reading.append(asyncio.create_task(_read(listener)))
         try:
             yield
