@@ -20,7 +20,6 @@ import json
 import statistics
 import sys
 import time
-from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -32,6 +31,7 @@ from sqlalchemy import Connection, insert, text
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.node import fresh_places, machine, unwind_when_terminated
+from bench.pages import open_pages
 
 from db import AttemptOutcome, DeliveryAttempt, LinkState, Server, ServerLink
 from federation.app import Federation
@@ -172,19 +172,8 @@ async def timed(client: httpx.AsyncClient, path: str) -> dict[str, object]:
 async def cost_of_open_pages(federation: Federation, node: NodeSite, seconds: float) -> dict[str, object]:
     """Write attempts, without and with open pages."""
     alone = await written(federation, seconds)
-    async with AsyncExitStack() as stack:
-        drinking = []
-        for topic in ("overview", "attempts") * 5:
-            listener = await stack.enter_async_context(node.site.feed.listen(topic))
-
-            async def drink(listener=listener) -> None:  # type: ignore[no-untyped-def] # a listener of the feed
-                while await listener.take() is not None:
-                    pass
-
-            drinking.append(asyncio.create_task(drink()))
+    async with open_pages(node, 10):
         watched = await written(federation, seconds)
-        for each in drinking:
-            each.cancel()
     share = round((watched - alone) / seconds * 100, 2)
     say(f"  ten open pages take {share} % of a core at {A_MINUTE} attempts a minute")
     return {"cpu_s_alone": round(alone, 2), "cpu_s_with_ten_pages": round(watched, 2), "percent_of_a_core": share}

@@ -1,7 +1,7 @@
 """How fast one worker process delivers, and what a delivery costs it.
 
     python scripts/bench_delivery.py [--queue sqlite|bullmq] [--servers 1 200] [--deliveries 4000] [--concurrency 50]
-        [--processes 1 2] [--fanout [RECIPIENTS]]
+        [--processes 1 2] [--pages 0 10] [--fanout [RECIPIENTS]]
 
 Every run gets a fresh database (and Valkey, and PostgreSQL), peers in another process that answer each delivery with a
 canned, validly signed acknowledgment, and the worker in a third process. Half of the deliveries are follows, half
@@ -10,6 +10,9 @@ posts, of about 1.5 KB each.
 With `--processes` each run starts `federation workers run --processes N` instead, and measures it from outside,
 from the moment when all processes are ready. `worker_cores` is how much of the machine they had, `other_cores` what
 all else had: the peers, the servers, and other programs. On a machine without cores to spare, compare `cpu_ms_each`.
+
+With `--pages` the worker serves the dashboard, too, and so many pages are open: half of the overview, half of the live
+attempts. With `--pages 0 10 --repeat 5` runs with and without them take turns, and the difference is what they cost.
 
 `--fanout` delivers nothing. It measures what it takes to owe one post of 2.4 KB to 20 000 servers, or as many as are
 given, on BullMQ and PostgreSQL. The aim is at most 10 s, and 24 MB in Valkey.
@@ -31,6 +34,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +53,14 @@ def main() -> None:
     parser.add_argument("--deliveries", type=int, default=4000)
     parser.add_argument("--concurrency", type=int, default=50)
     parser.add_argument("--processes", nargs="+", type=int, default=[], metavar="N", help="see above")
+    parser.add_argument("--pages", nargs="+", type=int, default=[], metavar="N", help="see above")
     parser.add_argument("--repeat", type=int, default=1, help="runs of each kind, interleaved; medians are shown")
     parser.add_argument("--fanout", nargs="?", type=int, const=20_000, metavar="RECIPIENTS", help="see above")
     parser.add_argument("--profile", type=Path, help="write a cProfile of the worker here")
     parser.add_argument("--role", choices=["worker"], help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.pages and options.processes:
+        parser.error("--pages is for one process: only there is the dashboard beside what delivers")
     unwind_when_terminated()
 
     if options.role == "worker":
@@ -65,9 +72,8 @@ def main() -> None:
 
 
 def benchmark(options: argparse.Namespace) -> None:
-    processes = options.processes or [0]
-    kinds = list(itertools.product(options.queue, options.servers, processes))
-    results: dict[tuple[str, int, int], list[dict[str, float]]] = {kind: [] for kind in kinds}
+    kinds = list(itertools.product(options.queue, options.servers, options.processes or [0], options.pages or [0]))
+    results: dict[tuple[str, int, int, int], list[dict[str, float]]] = {kind: [] for kind in kinds}
     for _ in range(options.repeat):
         for kind in kinds:
             results[kind].append(run_once(*kind, options))
@@ -76,9 +82,10 @@ def benchmark(options: argparse.Namespace) -> None:
             "queue": queue,
             "servers": servers,
             **({"processes": number} if number else {}),
+            **({"pages": pages} if options.pages else {}),
             **{name: statistics.median(run[name] for run in runs) for name in runs[0]},
         }
-        for (queue, servers, number), runs in results.items()
+        for (queue, servers, number, pages), runs in results.items()
     ]
     show(rows)
     print(json.dumps({"deliveries": options.deliveries, "concurrency": options.concurrency, **machine(), "rows": rows}))
@@ -106,7 +113,7 @@ def show(rows: list[dict[str, Any]]) -> None:
         )
 
 
-def run_once(queue: str, servers: int, processes: int, options: argparse.Namespace) -> dict[str, float]:
+def run_once(queue: str, servers: int, processes: int, pages: int, options: argparse.Namespace) -> dict[str, float]:
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="fd-bench-"))
         environment = stack.enter_context(node_environment(queue))
@@ -121,6 +128,8 @@ def run_once(queue: str, servers: int, processes: int, options: argparse.Namespa
             command += ["--profile", str(options.profile)]
         if processes:
             command += ["--processes", str(processes)]
+        if pages:
+            command += ["--pages", str(pages)]
         finished = subprocess.run(
             command, env=environment, stdout=subprocess.PIPE, check=True, timeout=600, cwd=directory
         )
@@ -138,13 +147,13 @@ def run_worker(options: argparse.Namespace) -> None:
         import cProfile
 
         profile = cProfile.Profile()
-        print(json.dumps(asyncio.run(deliver_all(profile))))
+        print(json.dumps(asyncio.run(deliver_all(profile, pages=sum(options.pages)))))
         profile.dump_stats(options.profile)
     else:
-        print(json.dumps(asyncio.run(deliver_all(None))))
+        print(json.dumps(asyncio.run(deliver_all(None, pages=sum(options.pages)))))
 
 
-async def deliver_all(profile: Any) -> dict[str, float]:
+async def deliver_all(profile: Any, *, pages: int) -> dict[str, float]:
     from federation.app import Federation
     from federation.base.logs import configure_logging
     from federation.base.settings import Settings
@@ -161,16 +170,17 @@ async def deliver_all(profile: Any) -> dict[str, float]:
     await enqueue(federation, [peer["url"] for peer in peers], deliveries)
 
     workers = FederationWorkers(federation)
-    set_aside_loaded()
-    started, cpu = time.perf_counter(), cpu_seconds()
-    if profile:
-        profile.enable()
-    workers.start()
-    left = True
-    while left:
-        await asyncio.sleep(0.05)
-        left = await is_owed(federation)
-    seconds, cpu = time.perf_counter() - started, cpu_seconds() - cpu
+    async with watched(federation, pages):
+        set_aside_loaded()
+        started, cpu = time.perf_counter(), cpu_seconds()
+        if profile:
+            profile.enable()
+        workers.start()
+        left = True
+        while left:
+            await asyncio.sleep(0.05)
+            left = await is_owed(federation)
+        seconds, cpu = time.perf_counter() - started, cpu_seconds() - cpu
     if profile:
         profile.disable()
     await workers.stop()
@@ -187,6 +197,25 @@ async def deliver_all(profile: Any) -> dict[str, float]:
         "failed": failed,
         "held": held,
     }
+
+
+@contextlib.asynccontextmanager
+async def watched(federation: Any, pages: int) -> AsyncIterator[None]:
+    """Serve the dashboard, with so many open pages; nothing for none."""
+    if not pages:
+        yield
+        return
+    from bench.pages import open_pages
+
+    from federation.dashboard.node_site import NodeSite
+    from workers.dashboard.access import Access
+
+    site = NodeSite(federation, access=Access())
+    try:
+        async with open_pages(site, pages):
+            yield
+    finally:
+        await site.close()
 
 
 async def mishaps(federation: Any) -> tuple[int, int]:

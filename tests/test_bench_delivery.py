@@ -31,6 +31,20 @@ def test_a_post_to_many_servers_takes_at_most_1200_bytes_of_valkey_for_each(full
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
+def test_open_pages_are_measured_beside_none() -> None:
+    """In turns, each in a node of its own."""
+    few = ["--queue", "sqlite", "--servers", "2", "--deliveries", "40", "--pages", "0", "10"]
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *few], capture_output=True, text=True, timeout=LONG_PATIENCE_SECONDS
+    )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    assert [row["pages"] for row in rows] == [0, 10]
+    assert all(row["deliveries_per_s"] > 0 and not row["failed"] for row in rows)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
 def test_several_processes_are_measured_from_outside() -> None:
     """With their share of the machine, and their memory."""
     measure = [

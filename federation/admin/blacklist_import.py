@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
-from sqlalchemy.ext.asyncio import AsyncSession
-
 from db import Database
 from federation.admin.blacklist_csv import LineNote, ReadRules, read_csv
-from federation.admin.blacklist_rows import Entry, WantedRule, entries_in, lock, replace
+from federation.admin.blacklist_rows import Entry, WantedRule, entries_by_rule, lock, replace
 from federation.base.audit import UNRECORDED, Order, Record, noted
 
 
@@ -60,12 +58,14 @@ class BadRows(ValueError):
 async def plan_import(database: Database, file: IO[bytes], *, own_url: str | None = None) -> ImportPlan:
     """Return what importing *file*, ours or Mastodon's, would do. Nothing is written. See `read_csv` for the formats.
 
+    Of the blacklist only the rules that the file names are read, a thousand at a time.
+
     Raises:
         CsvError: the file cannot be read at all.
     """
     read = await asyncio.to_thread(read_csv, file, own_url=own_url)
     async with database.read() as session:
-        return await _plan(session, read)
+        return _plan(read, await entries_by_rule(session, read.rules))
 
 
 async def apply_import(
@@ -88,7 +88,8 @@ async def apply_import(
         raise BadRows(plan.bad)
     async with database.transaction() as session:
         await lock(session)
-        current = await _plan(session, ReadRules(rules={wanted.rule: wanted for wanted in plan.wanted}))
+        rules = {wanted.rule: wanted for wanted in plan.wanted}
+        current = _plan(ReadRules(rules=rules), await entries_by_rule(session, rules))
         changes: list[tuple[WantedRule, Sequence[Entry]]] = [(wanted, ()) for wanted in current.added]
         changes += [(change.after, change.before) for change in current.changed]
         await replace(session, changes)
@@ -98,14 +99,10 @@ async def apply_import(
     return Imported(added=len(current.added), changed=len(current.changed), unchanged=len(current.unchanged))
 
 
-async def _plan(session: AsyncSession, read: ReadRules) -> ImportPlan:
-    existing: dict[str, list[Entry]] = {}
-    async for entry in entries_in(session):
-        if entry.rule in read.rules:
-            existing.setdefault(entry.rule, []).append(entry)
+def _plan(read: ReadRules, existing: Mapping[str, Sequence[Entry]]) -> ImportPlan:
     added, changed, unchanged = [], [], []
     for rule, wanted in read.rules.items():
-        before = existing.get(rule, [])
+        before = existing.get(rule, ())
         if not before:
             added.append(wanted)
         elif wanted.is_met_by(before):

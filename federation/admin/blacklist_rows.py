@@ -6,9 +6,9 @@ import re
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, TypeAlias
 
-from sqlalchemy import delete, insert, select, text
+from sqlalchemy import Row, Select, delete, insert, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlmodel import col
 
@@ -19,9 +19,10 @@ from federation.servers.rules import canonical_rule, rules_covering
 
 BATCH: Final = 1_000
 SCAN_PAGE: Final = 5_000
-MOST_SPELT_OTHERWISE: Final = 750
-"""How many rows that may not be spelt canonically are looked at one by one."""
 MAX_REASON_CHARACTERS: Final = 2_000
+
+EntryRow: TypeAlias = Row[str, str, str, datetime, datetime | None]
+EntryQuery: TypeAlias = Select[str, str, str, datetime, datetime | None]
 
 ALL_ROWS: Final = select(
     col(BlacklistedServer.id),
@@ -116,32 +117,49 @@ async def lock(session: AsyncSession) -> None:
     await session.execute(select(col(BlacklistRevision.id)).with_for_update())
 
 
-async def entries_in(session: AsyncSession) -> AsyncIterator[Entry]:
-    """Yield every row; a few thousand are read at a time."""
-    row_id = col(BlacklistedServer.id)
-    query = ALL_ROWS.order_by(row_id).limit(SCAN_PAGE)
+async def entries_of(session: AsyncSession, rules: Collection[str]) -> list[Entry]:
+    """Return the rows of these rules, in whatever spelling."""
+    found = await entries_by_rule(session, rules)
+    return [entry for entries in found.values() for entry in entries]
+
+
+async def entries_by_rule(session: AsyncSession, rules: Collection[str]) -> dict[str, list[Entry]]:
+    """Return the rows of these rules, in whatever spelling, by rule.
+
+    Of other rules only rows that may be spelt otherwise than these are read. Each query looks for a thousand.
+    """
+    found: dict[str, dict[str, Entry]] = {}
+    async for row in _rows_of(session, rules):
+        entry = entry_of(*row)
+        if entry.rule in rules:
+            found.setdefault(entry.rule, {})[entry.id] = entry
+    return {rule: [*entries.values()] for rule, entries in found.items()}
+
+
+async def _rows_of(session: AsyncSession, rules: Collection[str]) -> AsyncIterator[EntryRow]:
+    """Yield every row that may be of one of these rules, some of them twice."""
     last: str | None = None
     while True:
-        rows = (await session.execute(query if last is None else query.where(row_id > last))).all()
-        for row in rows:
-            yield entry_of(*row)
-        if len(rows) < SCAN_PAGE:
-            return
-        last = rows[-1][0]
-
-
-async def entries_of(session: AsyncSession, rules: Collection[str]) -> list[Entry]:
-    """Return the rows of these rules, in whatever spelling. All rows are read only if very many are spelt oddly."""
-    url = col(BlacklistedServer.server_url)
-    is_sqlite = session.get_bind().dialect.name == "sqlite"
-    odd = text(SPELT_OTHERWISE_ON_SQLITE if is_sqlite else SPELT_OTHERWISE_ON_POSTGRES)
-    rows = [*(await session.execute(ALL_ROWS.where(odd).limit(MOST_SPELT_OTHERWISE + 1)))]
-    if len(rows) > MOST_SPELT_OTHERWISE:
-        return [entry async for entry in entries_in(session) if entry.rule in rules]
+        odd = (await session.execute(_spelt_otherwise(session, behind=last))).all()
+        for row in odd:
+            yield row
+        if len(odd) < BATCH:
+            break
+        last = odd[-1].id
     storable = [rule for rule in rules if not _UNSTORABLE.search(rule)]
-    rows += await session.execute(ALL_ROWS.where(url.in_(storable)))
-    found = {row[0]: entry_of(*row) for row in rows}
-    return [entry for entry in found.values() if entry.rule in rules]
+    for start in range(0, len(storable), BATCH):
+        named = ALL_ROWS.where(col(BlacklistedServer.server_url).in_(storable[start : start + BATCH]))
+        for row in (await session.execute(named)).all():
+            yield row
+
+
+def _spelt_otherwise(session: AsyncSession, *, behind: str | None) -> EntryQuery:
+    """Return the query for further rows that may be spelt otherwise than their rule, by an index that has only them."""
+    row_id = col(BlacklistedServer.id)
+    is_sqlite = session.get_bind().dialect.name == "sqlite"
+    condition = SPELT_OTHERWISE_ON_SQLITE if is_sqlite else SPELT_OTHERWISE_ON_POSTGRES
+    query = ALL_ROWS.where(text(f"({condition})"))
+    return (query if behind is None else query.where(row_id > behind)).order_by(row_id).limit(BATCH)
 
 
 async def replace(session: AsyncSession, changes: Sequence[tuple[WantedRule, Sequence[Entry]]]) -> list[Entry]:

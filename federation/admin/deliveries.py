@@ -5,13 +5,13 @@ A delivered delivery has no row. Ready and held ones are owed; failed and expire
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
-from sqlalchemy import ColumnElement, Executable, Select, and_, case, distinct, func, literal, or_, select
+from sqlalchemy import ColumnElement, Executable, Row, Select, and_, case, distinct, func, literal, or_, select
 from sqlmodel import col
 
 from db import Database, DeliveryAttempt, DeliveryJob, DeliveryState, HoldReason
@@ -39,13 +39,17 @@ class Age(StrEnum):
 _AGES: Final = ((Age.MINUTE, timedelta(minutes=1)), (Age.HOUR, timedelta(hours=1)), (Age.DAY, timedelta(days=1)))
 
 # Versions without states mark what they give up by `settled_at` alone, and may still run beside this one.
-_STATE: Final[ColumnElement[DeliveryState]] = case(
+STATE: Final[ColumnElement[DeliveryState]] = case(
     (
         and_(col(DeliveryJob.state) == DeliveryState.READY, col(DeliveryJob.settled_at).is_not(None)),
         literal(DeliveryState.FAILED, TextEnum(DeliveryState)),
     ),
     else_=col(DeliveryJob.state),
 )
+
+
+Group: TypeAlias = Row[DeliveryState, HoldReason | None, str | None, str, int, datetime]
+"""Deliveries that are alike: their state, why they are held, code, age, number, and when the first of them was made."""
 
 
 def is_in(state: AnyState) -> ColumnElement[bool]:
@@ -226,33 +230,43 @@ async def count(database: Database, conditions: Sequence[ColumnElement[bool]]) -
         return int((await session.execute(query)).scalar_one())
 
 
+def age() -> ColumnElement[str]:
+    """Return the expression for how long ago a delivery was made, by the clock of this process."""
+    created, now = col(DeliveryJob.created_at), datetime.now(UTC)
+    return case(*((created > now - limit, name.value) for name, limit in _AGES), else_=Age.OLDER.value)
+
+
 async def stats(database: Database, selection: Selection, *, servers: int = 10) -> DeliveryStats:
     """Count the selected deliveries by state, code, age, and for the *servers* that have the most of them."""
-    now = datetime.now(UTC)
     created = col(DeliveryJob.created_at)
-    age = case(*((created > now - limit, name.value) for name, limit in _AGES), else_=Age.OLDER.value)
-    keys = (_STATE, col(DeliveryJob.held_reason), col(DeliveryJob.error_code), age)
+    keys = (STATE, col(DeliveryJob.held_reason), col(DeliveryJob.error_code), age())
     groups: Executable = select(*keys, func.count(), func.min(created)).where(*selection.conditions()).group_by(*keys)
     held = select(func.count(distinct(col(DeliveryJob.server_url)))).where(
         *selection.conditions(), is_in(DeliveryState.HELD)
     )
-    counts = dict.fromkeys(DeliveryState, 0)
-    oldest = dict[DeliveryState, datetime]()
-    ages, reasons, codes = dict.fromkeys(Age, 0), dict[HoldReason, int](), dict[str, int]()
     async with database.read() as session:
-        for state, reason, code, group_age, number, first in await session.execute(groups):
-            counts[state] += number
-            oldest[state] = min(first, oldest.get(state, first))
-            if state in (DeliveryState.READY, DeliveryState.HELD):
-                ages[Age(group_age)] += number
-            if state is DeliveryState.HELD and reason is not None:
-                reasons[reason] = reasons.get(reason, 0) + number
-            if state is DeliveryState.FAILED:
-                codes[code or "?"] = codes.get(code or "?", 0) + number
-        held_servers = min(counts[DeliveryState.HELD], 1)
+        found = summed(await session.execute(groups))
+        held_servers = found.held_servers
         if selection.server_url is None and held_servers:  # for one server, SQLite would look through all that is held
             held_servers = (await session.execute(held)).scalar_one()
         by_server = [ServerCount(**row._mapping) for row in await session.execute(_by_server(selection, servers))]
+    return replace(found, held_servers=held_servers, servers=tuple(by_server))
+
+
+def summed(groups: Iterable[Group]) -> DeliveryStats:
+    """Return where these deliveries stand, as those of one server."""
+    counts = dict.fromkeys(DeliveryState, 0)
+    oldest = dict[DeliveryState, datetime]()
+    ages, reasons, codes = dict.fromkeys(Age, 0), dict[HoldReason, int](), dict[str, int]()
+    for state, reason, code, age, number, first in groups:
+        counts[state] += number
+        oldest[state] = min(first, oldest.get(state, first))
+        if state in (DeliveryState.READY, DeliveryState.HELD):
+            ages[Age(age)] += number
+        if state is DeliveryState.HELD and reason is not None:
+            reasons[reason] = reasons.get(reason, 0) + number
+        if state is DeliveryState.FAILED:
+            codes[code or "?"] = codes.get(code or "?", 0) + number
     oldest_ready, oldest_held = oldest.get(DeliveryState.READY), oldest.get(DeliveryState.HELD)
     return DeliveryStats(
         open=counts[DeliveryState.READY] + counts[DeliveryState.HELD],
@@ -262,9 +276,9 @@ async def stats(database: Database, selection: Selection, *, servers: int = 10) 
         oldest_held=oldest_held,
         ages=ages,
         held_by_reason=_most_first(reasons),
-        held_servers=held_servers,
+        held_servers=min(counts[DeliveryState.HELD], 1),
         codes=_most_first(codes),
-        servers=tuple(by_server),
+        servers=(),
     )
 
 
@@ -288,7 +302,7 @@ def delivery_rows() -> Select[*tuple[Any, ...]]:
     """Return the query for all deliveries, without their texts, for the caller to narrow down and to bound."""
     is_held = col(DeliveryJob.state) == DeliveryState.HELD
     given: dict[str, ColumnElement[Any]] = {
-        "state": _STATE,
+        "state": STATE,
         "held_until": case((is_held, col(DeliveryJob.next_attempt_at))),
     }
     names = [column.name for column in fields(DeliveryRow)]

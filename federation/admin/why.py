@@ -246,7 +246,9 @@ class Explanation:
             yield f"{counted(backlog.expired)} to it expired: held until too old."
         if backlog.failed:
             codes = ", ".join(f"{number} {code}" for code, number in backlog.codes.items())
-            yield f"{counted(backlog.failed)} to it failed for good in the last days: {codes}."
+            known = sum(backlog.codes.values())
+            of_some = f"; of the oldest {known}" if known < backlog.failed else ""
+            yield f"{counted(backlog.failed)} to it failed for good in the last days{of_some}: {codes}."
 
     def _attempt(self, attempt: AttemptRow) -> str:
         by = f" through {attempt.relayed_by}" if attempt.relayed_by else ""
@@ -256,8 +258,10 @@ class Explanation:
         return f"Attempt at {_moment(attempt.started_at)}: {ending} after {attempt.duration_ms} ms."
 
 
-async def explain(federation: Federation, url: str) -> Explanation:
+async def explain(federation: Federation, url: str, *, backlog: DeliveryStats | None = None) -> Explanation:
     """Return what is known of the server with the canonical URL *url*. The server itself is not asked.
+
+    Its deliveries are all counted, unless *backlog* says how many there are.
 
     Raises:
         Unreachable: the queue does not answer.
@@ -277,7 +281,7 @@ async def explain(federation: Federation, url: str) -> Explanation:
         rules=await blacklist.check(database, url),
         claims=await claims(database, url),
         scorecard=(await servers.scorecards(database, [url])).get(url),
-        backlog=await deliveries.stats(database, Selection(server_url=url), servers=1),
+        backlog=backlog or await deliveries.stats(database, Selection(server_url=url), servers=1),
         attempts=await deliveries.last_attempts(database, url),
         next_probe=await _next_probe(federation, server, link),
         max_age=federation.settings.federation_delivery_max_age,

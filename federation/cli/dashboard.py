@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from federation import interrupts
-from federation.cli.options import AsJson
+from federation.cli.options import AsJson, ShowPayloads
 from federation.cli.output import print_json, print_lines
 from federation.cli.problems import fail
 from federation.cli.session import LogLevel, load_settings, start_logging
@@ -26,12 +26,7 @@ def dashboard(
     allow_actions: Annotated[
         bool, typer.Option("--allow-actions", help="Without accounts: let everybody who reaches it act, not only look.")
     ] = False,
-    show_payloads: Annotated[
-        bool,
-        typer.Option(
-            "--show-payloads", help="Let operators see what a delivery says, if they ask; that goes into the audit log."
-        ),
-    ] = False,
+    show_payloads: ShowPayloads = False,
     new_account: Annotated[
         str | None,
         typer.Option("--new-account", metavar="NAME", help="Print an account for this name, and serve nothing."),
@@ -84,6 +79,8 @@ def _print_account(name: str, *, viewer: bool, token: bool, as_json: bool) -> No
 def beside(port: int | None, *, allow_actions: bool = False, shows_texts: bool = False) -> OpenBeside | None:
     """Return what opens the dashboard on the port, beside the other parts of a process; None for no port."""
     if port is None:
+        if shows_texts:
+            fail("--show-payloads is for the dashboard: add --dashboard-port")
         return None
     with needing_the_extra():
         from federation.dashboard.serving import NodeDashboard

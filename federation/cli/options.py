@@ -36,6 +36,13 @@ DashboardPort: TypeAlias = Annotated[
     int | None,
     typer.Option("--dashboard-port", metavar="PORT", help="Serve the dashboard on 127.0.0.1:PORT; see `dashboard`."),
 ]
+ShowPayloads: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--show-payloads",
+        help="Let operators see in the dashboard what a delivery says, if they ask; that goes into the audit log.",
+    ),
+]
 
 
 def _process_number(text: str | None) -> str | None:

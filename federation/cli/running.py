@@ -10,7 +10,7 @@ import typer
 
 from federation import interrupts
 from federation.cli.dashboard import beside
-from federation.cli.options import AsJson, DashboardPort, MemoryLimit, MetricsPort, Processes, group
+from federation.cli.options import AsJson, DashboardPort, MemoryLimit, MetricsPort, Processes, ShowPayloads, group
 from federation.cli.output import print_json, print_lines
 from federation.cli.problems import fail
 from federation.cli.queues import list_workers
@@ -19,6 +19,7 @@ from federation.cli.supervising import supervise
 
 if TYPE_CHECKING:
     from federation.base.settings import Settings
+    from federation.run import OpenBeside
     from workers.storage.sql import SqlStorage
     from workers.supervisor import Membership
 
@@ -157,18 +158,25 @@ async def _prepare(storage: SqlStorage) -> None:
     await storage.disconnect()
 
 
-def run_all(metrics_port: MetricsPort = None, dashboard_port: DashboardPort = None, as_json: AsJson = False) -> None:
+def run_all(
+    metrics_port: MetricsPort = None,
+    dashboard_port: DashboardPort = None,
+    show_payloads: ShowPayloads = False,
+    as_json: AsJson = False,
+) -> None:
     """Deliver and serve, in one process.
 
     Runs until SIGTERM or Ctrl-C; a second signal skips the grace.
     """
-    _run(deliver=True, serve=True, metrics_port=metrics_port, dashboard_port=dashboard_port, as_json=as_json)
+    opened = beside(dashboard_port, shows_texts=show_payloads)
+    _run(deliver=True, serve=True, metrics_port=metrics_port, opened=opened, as_json=as_json)
 
 
 @workers.command("run")
 def run_workers(
     metrics_port: MetricsPort = None,
     dashboard_port: DashboardPort = None,
+    show_payloads: ShowPayloads = False,
     processes: Processes = None,
     memory_limit: MemoryLimit = None,
     as_json: AsJson = False,
@@ -183,13 +191,14 @@ def run_workers(
     if membership is not None:
         _run(deliver=True, serve=False, metrics_port=metrics_port, as_json=False, membership=membership)
     elif processes is not None:
-        if dashboard_port is not None:
+        if dashboard_port is not None or show_payloads:
             fail("--dashboard-port is for one process; beside several, run `federation dashboard`")
         supervise(processes, memory_limit=memory_limit, metrics_port=metrics_port, as_json=as_json)
     elif memory_limit is not None:
         fail("--memory-limit is for each of several processes: add --processes, 1 of them if you like")
     else:
-        _run(deliver=True, serve=False, metrics_port=metrics_port, dashboard_port=dashboard_port, as_json=as_json)
+        opened = beside(dashboard_port, shows_texts=show_payloads)
+        _run(deliver=True, serve=False, metrics_port=metrics_port, opened=opened, as_json=as_json)
 
 
 @node.command("serve")
@@ -207,13 +216,12 @@ def _run(
     serve: bool,
     as_json: bool,
     metrics_port: int | None = None,
-    dashboard_port: int | None = None,
+    opened: OpenBeside | None = None,
     membership: Membership | None = None,
 ) -> None:
     from federation.run import run
 
     settings = load_settings(node=True)
-    opened = beside(dashboard_port)
     start_logging(LogLevel.INFO)
     if membership is not None:
         number_lines(membership.number)

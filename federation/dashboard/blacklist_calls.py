@@ -12,7 +12,7 @@ from federation.admin import blacklist
 from federation.admin.blacklist import Change, Changed, CsvError, Entry, ImportPlan, LineNote, RuleError, WantedRule
 from federation.admin.bulk_jobs import BulkJobs
 from federation.base.setting_types import parse_duration
-from federation.dashboard.import_pages import MOST_AT_ONCE, SHOWN
+from federation.dashboard.import_pages import SHOWN, is_long
 from federation.dashboard.orders import api_order
 from workers.dashboard.calls import LISTED, After, AnyCall, Call, Caller, Limit, Listing
 from workers.dashboard.shapes import Longest
@@ -93,7 +93,7 @@ class ImportAnswer:
     """How many rules an import adds, changes, and leaves as they are, and the first hundred of each kind.
 
     `skipped` lines say nothing that is ours to do, `bad` ones are wrong. `imported` tells whether it was done. An
-    import that changes more than 1 000 rules is done by the `job` of that number, and `GET /bulk` tells how far it is.
+    import of more than 1 000 rules is done by the `job` of that number, and `GET /bulk` tells how far it is.
     """
 
     imported: bool
@@ -210,7 +210,7 @@ class BlacklistCalls:
         if asked.dry_run or (plan.bad and not asked.skip_bad):
             return _answer(plan, imported=False)
         order = api_order(caller, "blacklist import", skip_bad=asked.skip_bad)
-        if len(plan.added) + len(plan.changed) > MOST_AT_ONCE:
+        if is_long(plan):
             job = await self._jobs.start_import(caller.uploaded, skip_bad=asked.skip_bad, order=order)
             return _answer(plan, imported=False, job=job)
         await blacklist.apply_import(self._database, plan, skip_bad=asked.skip_bad, order=order)

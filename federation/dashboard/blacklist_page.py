@@ -25,12 +25,12 @@ LONGEST_TEXT: Final = 2_500
 LASTS: Final = (("", "for good"), ("12h", "12 hours"), ("7d", "7 days"), ("30d", "30 days"), ("365d", "a year"))
 
 
-def blacklist_part(federation: Federation) -> SitePart:
-    """Return the page."""
-    pages, imports = BlacklistPages(federation), ImportPages(federation)
+def blacklist_part(federation: Federation, imports: ImportPages) -> SitePart:
+    """Return the page, and those of lists that are imported."""
+    pages = BlacklistPages(federation)
     return SitePart(
         menu=(BLACKLIST,),
-        pages={BLACKLIST.path: pages.all},
+        pages={BLACKLIST.path: pages.all, PLAN: imports.look},
         actions={"/blacklist/add": pages.add, "/blacklist/remove": pages.remove, APPLY: imports.apply},
         uploads={PLAN: imports.plan},
     )

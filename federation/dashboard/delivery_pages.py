@@ -190,7 +190,7 @@ class DeliveryPages:
             return visit.back(f"/bulk?{urlencode({'id': job})}", "The job is made.")
         bulk = BulkDeliveries(self._database, self._federation.delivery_queue)
         done = await (bulk.retry(selection, order=order) if verb == "retry" else bulk.drop(selection, order=order))
-        return visit.back(back, _report(done))
+        return visit.back(back, _report(done, asked=len(ids) or None))
 
 
 async def count_changed(database: Database, selection: Selection, verb: str) -> int:
@@ -220,10 +220,16 @@ def _question(verb: str, number: int, *, is_many: bool, back: str, line: str) ->
     return Confirmation(question=f"Drop {things}?", rows=rows, verb="Drop", back=back, command=line, is_grave=True)
 
 
-def _report(done: Retried | Dropped) -> str:
+def _report(done: Retried | Dropped, *, asked: int | None) -> str:
+    """Say what was done; of deliveries that were `asked` for by their ids, also how many had changed meanwhile."""
     if isinstance(done, Dropped):
-        told = f"{counted(done.dropped, 'delivery')} dropped."
-        return f"{told} {counted(done.busy, 'delivery')} under way, and left alone." if done.busy else told
-    told = f"{counted(done.retried, 'delivery')} owed again."
-    left = done.left + done.out_of_order
-    return f"{told} {counted(left, 'delivery')} left alone: sent now, they would undo what is newer." if left else told
+        number, left = done.dropped, done.busy
+        told = [f"{counted(number, 'delivery')} dropped."]
+        told += [f"{counted(left, 'delivery')} under way, and left alone."] if left else []
+    else:
+        number, left = done.retried, done.left + done.out_of_order
+        told = [f"{counted(number, 'delivery')} owed again."]
+        told += [f"{counted(left, 'delivery')} left alone: sent now, they would undo what is newer."] if left else []
+    if (changed := 0 if asked is None else asked - number - left) > 0:
+        told.append(f"{counted(changed, 'delivery')} had changed meanwhile.")
+    return " ".join(told)

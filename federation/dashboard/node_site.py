@@ -19,6 +19,7 @@ from federation.dashboard.bulk_page import bulk_part
 from federation.dashboard.delivery_calls import delivery_calls
 from federation.dashboard.delivery_pages import delivery_part
 from federation.dashboard.findings import Examinations
+from federation.dashboard.import_pages import ImportPages
 from federation.dashboard.live_page import live_part
 from federation.dashboard.orders import command
 from federation.dashboard.overview_calls import overview_calls
@@ -63,6 +64,7 @@ class NodeSite:
         self._shows_texts = shows_texts
         self._examinations = Examinations(federation)
         self._scheduler = SchedulerPages(federation)
+        self._imports = ImportPages(federation)
         self.site = Site(
             self._parts(),
             title=urlsplit(federation.own_url or "").netloc or "This node",
@@ -78,6 +80,7 @@ class NodeSite:
         await self.site.close()
         await self._examinations.close()
         await self._scheduler.close()
+        await self._imports.close()
 
     def _parts(self) -> list[SitePart]:
         federation, queues = self._federation, QueueCatalog(all_queues(self._federation))
@@ -90,9 +93,9 @@ class NodeSite:
             texts_part(federation) if self._shows_texts else SitePart(),
             bulk_part(federation),
             live_part(federation),
-            queue_part(queues, command=_queue_command),
+            queue_part(queues, command=_queue_command, of_crons=_cron_command),
             self._scheduler.part(),
-            blacklist_part(federation),
+            blacklist_part(federation, self._imports),
             actions_part(federation),
             analytics_part(federation),
             SitePart(
@@ -123,3 +126,9 @@ def _queue_command(verb: str, queue: Queue, ids: Sequence[str]) -> str:
         return command("queues", verb, name.removeprefix("federation-"))
     shown = ", ".join(repr(job_id) for job_id in ids[:3]) + (", ..." if len(ids) > 3 else "")
     return f"await queue.manage.{verb}([{shown}])  # in Python, on the queue {name!r}"
+
+
+def _cron_command(verb: str, queue: Queue, cron: str) -> str:
+    """Return the Python that does the same: the node's command has none for it."""
+    method = "run_now" if verb == "run" else verb
+    return f"await queue.crons.{method}({cron!r})  # in Python, on the queue {queue.storage.queue!r}"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from federation.admin import holds, servers
+from federation.admin.server_backlog import backlog_of
 from federation.admin.server_pages import ServerSort, SummaryRow, page_of_servers
 from federation.admin.servers import HealthEvent
 from federation.admin.why import Explanation, explain
@@ -41,7 +42,11 @@ class ServerAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerAnswer:
-    """What is known of a server, in sentences and as they are made."""
+    """What is known of a server, in sentences and as they are made.
+
+    Of a state with more than a hundred deliveries, `why.backlog` has the number of the last count, and what it says of
+    ages, reasons and codes is of the oldest hundred.
+    """
 
     url: str
     sentences: Sequence[str]
@@ -125,7 +130,7 @@ class ServerCalls:
     async def one(self, _caller: Caller, asked: ServerAsked) -> ServerAnswer:
         """Return what is known of one server."""
         url = named_server(asked.url)
-        why = await explain(self._federation, url)
+        why = await explain(self._federation, url, backlog=await backlog_of(self._database, url))
         events = await servers.health_events(self._database, url, limit=EVENTS)
         return ServerAnswer(url=url, sentences=[*why.sentences()], why=why, events=events)
 

@@ -13,6 +13,7 @@ from db import DeliveryState
 from federation.admin import deliveries, holds, servers
 from federation.admin.deliveries import Selection
 from federation.admin.delivery_pages import page_of_deliveries
+from federation.admin.server_backlog import backlog_of
 from federation.admin.servers import ServerRow
 from federation.admin.why import Explanation, explain
 from federation.dashboard.orders import command, ordered
@@ -67,7 +68,7 @@ class ServerPages:
     async def one(self, visit: Visit) -> Response:
         """Show one server."""
         url = named_server(visit.query.get("url", ""))
-        explanation = await explain(self._federation, url)
+        explanation = await explain(self._federation, url, backlog=await backlog_of(self._database, url))
         held = await page_of_deliveries(self._database, Selection(server_url=url, state=DeliveryState.HELD), limit=HELD)
         shown = {
             "here": SERVERS.path,
@@ -108,7 +109,7 @@ class ServerPages:
         return "It is well." if problem is None else f"It is not well: {short(problem, 300)}."
 
     async def _ask_hold(self, url: str) -> Confirmation:
-        owed = await self._count(url, "open")
+        owed = (await backlog_of(self._database, url)).open
         return Confirmation(
             question=f"Hold deliveries to {short(url)}?",
             rows=f"{_owed(owed)} to it. They and new ones wait until somebody releases them; attempts under way go on.",
@@ -122,7 +123,7 @@ class ServerPages:
         return f"Deliveries to it are held. {_owed(owed)} to it."
 
     async def _ask_release(self, url: str) -> Confirmation:
-        held = await self._count(url, DeliveryState.HELD)
+        held = (await backlog_of(self._database, url)).held
         return Confirmation(
             question=f"Release what is held for {short(url)}?",
             rows=f"{counted(held, 'delivery')} {'is' if held == 1 else 'are'} held for it. "
@@ -160,9 +161,6 @@ class ServerPages:
         if server is None:
             raise Refusal(404, f"{short(url)} is not in the registry.")
         return server
-
-    async def _count(self, url: str, state: deliveries.AnyState) -> int:
-        return await deliveries.count(self._database, Selection(server_url=url, state=state).conditions())
 
 
 def named_server(text: str) -> str:

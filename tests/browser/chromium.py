@@ -124,6 +124,10 @@ class Window:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         await self.send("Emulation.setEmulatedMedia", features=[scheme])
 
+    async def lives_in(self, zone: str) -> None:
+        """The time zone of its person."""
+        await self.send("Emulation.setTimezoneOverride", timezoneId=zone)
+
     async def scripts(self, allowed: bool) -> None:
         """Whether pages may run scripts from now on."""
         await self.send("Emulation.setScriptExecutionDisabled", value=not allowed)

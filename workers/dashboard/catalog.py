@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final, TypeVar
 
+from workers.dashboard.text import short
 from workers.dashboard.visit import Refusal
-from workers.errors import WorkersError
+from workers.errors import StorageError, WorkersError
+from workers.gates import Limit
 from workers.jobs import JobState, JobStatus, Page, WorkerInfo
 from workers.queue import Queue
 
@@ -93,12 +95,32 @@ class QueueCatalog:
         return await queue.manage.is_paused(), await queue.counts(), await queue.manage.workers()
 
     async def jobs(self, name: str, state: JobState, after: str | None, *, limit: int | None = None) -> Page:
-        """Return one page of the jobs in a state."""
-        return await answer(self.named(name).manage.list(state, cursor=after, limit=limit or PER_PAGE))
+        """Return one page of the jobs in a state.
+
+        Raises:
+            Refusal: the list does not go on at `after`.
+        """
+        try:
+            return await answer(self.named(name).manage.list(state, cursor=after, limit=limit or PER_PAGE))
+        except StorageError as error:
+            if after is None:
+                raise
+            raise Refusal(400, short(str(error), 400)) from None
+
+    async def limits(self, name: str) -> Mapping[str, Limit]:
+        """Return the limits that are stored with a queue, by name; none where the storage keeps none."""
+        return await answer(self.named(name).manage.limits())
 
     async def job(self, name: str, job_id: str) -> JobStatus | None:
         """Return a job as it stands."""
         return await answer(self.named(name).get_status(job_id))
+
+    async def held_back(self, name: str, job: JobStatus) -> str | None:
+        """Say which limit keeps a queued job back, and until when; None for any other job."""
+        if job.state is not JobState.QUEUED:
+            return None
+        back = await answer(self.named(name).held_back(job.id))
+        return None if back is None else str(back)
 
     async def close(self) -> None:
         """Close the connections."""

@@ -66,7 +66,7 @@ class Door:
         """
         token = next((value for name, value in form if name == FORM_TOKEN), "")
         origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site")
-        is_foreign = origin is not None and urlsplit(origin).netloc != request.headers.get("host")
+        is_foreign = origin is not None and _authority(origin) != request.headers.get("host")
         if session is None or not self._signer.is_form_token(session, token):
             raise Refusal(403, FOREIGN)
         if is_foreign or site not in (None, "same-origin"):
@@ -112,3 +112,11 @@ class Door:
         port = request.url.port
         prefix = "__Host-" if self._access.is_https else ""
         return f"{prefix}dashboard{f'-{port}' if port else ''}"
+
+
+def _authority(origin: str) -> str:
+    """Return the host and port of an `Origin` header; nothing of one that is none."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return ""

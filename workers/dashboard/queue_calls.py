@@ -12,7 +12,6 @@ from workers.dashboard.catalog import AT_ONCE, QueueCatalog, QueueLine, answer
 from workers.dashboard.job_actions import ACTIONS, act_on
 from workers.dashboard.text import short
 from workers.dashboard.visit import Refusal
-from workers.errors import StorageError
 from workers.jobs import ErrorInfo, JobState, JobStatus
 
 
@@ -54,7 +53,10 @@ class JobsOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobAnswer:
-    """A job as it stands; `attempt` counts its runs so far, `progress` is what its handler reported last."""
+    """A job as it stands; `attempt` counts its runs so far, `progress` is what its handler reported last.
+
+    `waits` says which limit keeps it back, and until when; lists do not look for that.
+    """
 
     id: str
     name: str
@@ -68,6 +70,7 @@ class JobAnswer:
     worker_id: str | None
     last_error: ErrorInfo | None
     progress: object
+    waits: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +88,20 @@ class QueueSwitched:
 
     queue: str
     paused: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitLine:
+    """A limit that is stored with a queue; `*` is that of all its jobs together.
+
+    Of each key up to `rate` jobs start, after a pause up to `burst` at once, and `concurrency` run at the same time.
+    """
+
+    name: str
+    rate: str | None
+    burst: int | None
+    concurrency: int | None
+    version: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +134,15 @@ def queue_calls(queues: QueueCatalog) -> Sequence[AnyCall]:
             asks=NamedQueue,
             answers=QueueLine,
             code=calls.one,
+        ),
+        Call(
+            method="GET",
+            path="/queue/limits",
+            summary="List the limits that are stored with a queue.",
+            asks=NamedQueue,
+            answers=LimitLine,
+            code=calls.limits,
+            lists=True,
         ),
         Call(
             method="GET",
@@ -178,14 +204,25 @@ class QueueCalls:
         """Return one queue."""
         return await self._queues.line(asked.name)
 
+    async def limits(self, _caller: Caller, asked: NamedQueue) -> Listing:
+        """Return the limits of one queue."""
+        found = await self._queues.limits(asked.name)
+        return Listing(
+            items=[
+                LimitLine(
+                    name=name,
+                    rate=each.rate,
+                    burst=each.burst,
+                    concurrency=each.concurrency,
+                    version=each.version,
+                )
+                for name, each in sorted(found.items())
+            ]
+        )
+
     async def jobs(self, _caller: Caller, asked: JobsAsked) -> Listing:
         """Return jobs of one state."""
-        try:
-            page = await self._queues.jobs(asked.queue, asked.state, asked.after, limit=asked.limit)
-        except StorageError as error:
-            if asked.after is None:
-                raise
-            raise Refusal(400, short(str(error), 400)) from None
+        page = await self._queues.jobs(asked.queue, asked.state, asked.after, limit=asked.limit)
         return Listing(
             items=[_told(job) for job in page.jobs], after=None if page.cursor is None else {"after": page.cursor}
         )
@@ -195,7 +232,7 @@ class QueueCalls:
         status = await self._queues.job(asked.queue, asked.id)
         if status is None:
             raise Refusal(404, f"Queue {short(asked.queue)} knows no job of that id: there was none, or it is over.")
-        return _told(status)
+        return _told(status, waits=await self._queues.held_back(asked.queue, status))
 
     async def workers(self, _caller: Caller, _asked: NothingAsked) -> Listing:
         """Return the workers of every queue."""
@@ -233,6 +270,7 @@ class QueueCalls:
         return JobsDone(asked=len(ids), done=done, problem=problem)
 
 
-def _told(job: JobStatus) -> JobAnswer:
-    shown: Mapping[str, object] = {name: getattr(job, name) for name in JobAnswer.__dataclass_fields__}
-    return JobAnswer(**shown)  # type: ignore[arg-type] # fields of the same names and types
+def _told(job: JobStatus, *, waits: str | None = None) -> JobAnswer:
+    names = [name for name in JobAnswer.__dataclass_fields__ if name != "waits"]
+    shown: Mapping[str, object] = {name: getattr(job, name) for name in names}
+    return JobAnswer(**shown, waits=waits)  # type: ignore[arg-type] # fields of the same names and types

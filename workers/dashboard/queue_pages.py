@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
-from urllib.parse import unquote, urlencode
+from urllib.parse import urlencode
 
 from starlette.responses import Response
 
 from workers.dashboard import charts
 from workers.dashboard.catalog import AT_ONCE, QueueCatalog, QueueLine, answer
+from workers.dashboard.cron_pages import CronCommand, cron_command, cron_part
 from workers.dashboard.feed import Fragments, LiveSource, Parameters
 from workers.dashboard.job_actions import ACTIONS, JobAction, act_on
 from workers.dashboard.queue_calls import queue_calls
@@ -17,7 +18,7 @@ from workers.dashboard.rendering import MenuItem, Templates
 from workers.dashboard.site import SitePart
 from workers.dashboard.task_pages import TASKS, task_calls, tasks_page
 from workers.dashboard.text import counted, grouped, short
-from workers.dashboard.visit import Confirmation, Refusal, Visit
+from workers.dashboard.visit import Confirmation, Refusal, Visit, uncarried
 from workers.jobs import JobState
 from workers.queue import Queue
 
@@ -46,25 +47,28 @@ def python_command(verb: str, queue: Queue, ids: Sequence[str]) -> str:
     return f"await queue.manage.{verb}([{shown}])  # queue {queue.storage.queue!r}"
 
 
-def queue_part(queues: QueueCatalog, *, command: Command = python_command) -> SitePart:
-    """Return the pages of these queues."""
-    pages = QueuePages(queues, command)
+def queue_part(
+    queues: QueueCatalog, *, command: Command = python_command, of_crons: CronCommand = cron_command
+) -> SitePart:
+    """Return the pages of these queues; `command` and `of_crons` return the commands that they show."""
+    pages, crons = QueuePages(queues, command), cron_part(queues, command=of_crons)
     return SitePart(
-        menu=(QUEUES, TASKS, WORKERS),
+        menu=(QUEUES, TASKS, *crons.menu, WORKERS),
         pages={
+            **crons.pages,
             "/queues": pages.all,
             "/queue": pages.one,
             "/job": pages.job,
             "/workers": pages.workers,
             TASKS.path: tasks_page(queues),
         },
-        actions={"/queue/pause": pages.pause, "/queue/resume": pages.resume, "/jobs": pages.act},
+        actions={"/queue/pause": pages.pause, "/queue/resume": pages.resume, "/jobs": pages.act, **crons.actions},
         live={
             "queues": lambda templates: _live(templates, queues, "parts/queues.html", "queues-live"),
             "workers": lambda templates: _live(templates, queues, "parts/workers.html", "workers-live"),
             "queue": lambda templates: _live_states(templates, queues),
         },
-        calls=(*queue_calls(queues), *task_calls(queues)),
+        calls=(*queue_calls(queues), *task_calls(queues), *crons.calls),
     )
 
 
@@ -94,6 +98,7 @@ class QueuePages:
             "line": line,
             "state": state,
             "listed": listed,
+            "limits": {} if line.problem else await self._queues.limits(name),
             "is_first": visit.query.get("after") is None,
             "actions": {key: each for key, each in ACTIONS.items() if state in each.states},
             "most": AT_ONCE,
@@ -104,7 +109,7 @@ class QueuePages:
         """Show one job."""
         name, job_id = visit.query.get("queue", ""), visit.query.get("id", "")
         if "carried" in visit.query:  # from the form that searches, into which somebody has pasted an id
-            name, job_id = unquote(visit.query["carried"]), job_id.strip()
+            name, job_id = uncarried(visit.query["carried"]), job_id.strip()
         if not job_id:
             raise Refusal(400, "Write the id of a job.")
         status = await self._queues.job(name, job_id)
@@ -122,6 +127,7 @@ class QueuePages:
             "job": status,
             "actions": actions,
             "progress": progress,
+            "waits": await self._queues.held_back(name, status),
             "back": back,
         }
         return visit.page("job.html", shown)

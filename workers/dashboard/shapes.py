@@ -22,6 +22,8 @@ T = TypeVar("T")
 LONGEST_TEXT: Final = 3_000
 """The most characters of a text that is sent to us, unless its field says otherwise."""
 MOST_ITEMS: Final = 1_000
+UNSTORABLE: Final = re.compile("[\x00\ud800-\udfff]")
+"""Characters that no database stores."""
 
 _PLAIN: Final[Mapping[object, Schema]] = {
     str: {"type": "string"},
@@ -199,7 +201,7 @@ def _check_bounds(value: object, notes: Sequence[object], at: str) -> None:
     longest = next((each.characters for each in notes if isinstance(each, Longest)), LONGEST_TEXT)
     if isinstance(value, str) and len(value) > longest:
         raise ShapeError(f"{at!r} has more than {longest} characters")
-    if isinstance(value, str) and _UNSTORABLE.search(value):
+    if isinstance(value, str) and UNSTORABLE.search(value):
         raise ShapeError(f"{at!r} has characters that no database stores")
     for note in notes:
         if isinstance(note, Between) and isinstance(value, int) and not note.least <= value <= note.most:
@@ -218,4 +220,3 @@ def _told(hint: Any) -> str:  # Any: an annotation
 
 _OTHER: Final = object()
 _DIGITS: Final = 19
-_UNSTORABLE: Final = re.compile("[\x00\ud800-\udfff]")

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final, TypeAlias
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -38,6 +38,7 @@ from workers.dashboard.visit import (
     Record,
     Refusal,
     Visit,
+    check_storable,
     read_form,
     read_upload,
 )
@@ -140,8 +141,7 @@ class Site:
             visit = self._visit(request, session, visitor)
 
             async def checked(visit: Visit) -> Response:
-                if any("\x00" in value for value in visit.query.values()):  # PostgreSQL stores none, and would say so
-                    raise Refusal(400, "There is no such thing: its name has a character that nothing stores.")
+                check_storable(visit.query.values())
                 return await code(visit)
 
             return self._kept(visit, session, await self._answered(visit, checked, PAGE_PATIENCE))
@@ -213,11 +213,18 @@ class Site:
         if topic not in self._live:
             return PlainTextResponse("there is no such topic\n", status_code=404)
         chosen = sorted((name, value[:300]) for name, value in request.query_params.items() if name != "topic")[:8]
+        try:
+            check_storable(value for _, value in chosen)
+        except Refusal as refusal:
+            return PlainTextResponse(f"{refusal.told}\n", status_code=refusal.status)
         return EventStream(self.feed.listen(topic, tuple(chosen)))
 
     def _trouble(self, error: Exception) -> str | None:
-        told = "What this page shows does not answer in time." if isinstance(error, TimeoutError) else None
-        told = told or self._teller(error)
+        if isinstance(error, Refusal):
+            told: str | None = error.told
+        else:
+            late = "What this page shows does not answer in time."
+            told = late if isinstance(error, TimeoutError) else self._teller(error)
         return None if told is None else self._templates.render("parts/trouble.html", told=told)
 
     async def _login_page(self, visit: Visit) -> Response:
@@ -263,6 +270,5 @@ def _address(request: Request) -> str:
 
 def _local(address: str) -> str:
     """Return the address if it is one of ours: nobody is sent to another site after a login."""
-    parts = urlsplit(address)
-    is_ours = address.startswith("/") and not address.startswith(("//", "/\\")) and not parts.netloc
-    return address if is_ours and address.isprintable() else "/"
+    is_path = address.startswith("/") and not address.startswith(("//", "/\\"))
+    return address if is_path and address.isprintable() else "/"

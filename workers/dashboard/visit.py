@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, TypeAlias
@@ -16,6 +16,7 @@ from workers.dashboard.access import Visitor
 from workers.dashboard.cookies import BrowserSession
 from workers.dashboard.feed import Parameters
 from workers.dashboard.rendering import Templates
+from workers.dashboard.shapes import UNSTORABLE
 
 LARGEST_FORM: Final = 256 * 1024
 LARGEST_UPLOAD: Final = 8 << 20
@@ -108,11 +109,11 @@ class Visit:
 
     def carried(self, name: str) -> str:
         """Return the text that a field carries (`rendering.carried`): browsers change ends of lines in plain ones."""
-        return unquote(self.field(name))
+        return uncarried(self.field(name))
 
     def all_carried(self, name: str) -> list[str]:
         """Return the texts of all fields that have the name, each once."""
-        return [*dict.fromkeys(unquote(value) for key, value in self.form if key == name)]
+        return [*dict.fromkeys(uncarried(value) for key, value in self.form if key == name)]
 
     def page(
         self,
@@ -159,6 +160,27 @@ class Visit:
 PageCode: TypeAlias = Callable[[Visit], Awaitable[Response]]
 
 
+def uncarried(value: str) -> str:
+    """Return the text that a hidden field carries.
+
+    Raises:
+        Refusal: no database stores it.
+    """
+    text = unquote(value)
+    check_storable([text])
+    return text
+
+
+def check_storable(texts: Iterable[str]) -> None:
+    """Accept texts that a database stores.
+
+    Raises:
+        Refusal: one of them has a character that none does; the database would say that it has failed.
+    """
+    if any(UNSTORABLE.search(text) for text in texts):
+        raise Refusal(400, "There is no such thing: its name has a character that nothing stores.")
+
+
 async def read_form(request: Request) -> Fields:
     """Read the form that a browser has sent.
 
@@ -169,9 +191,11 @@ async def read_form(request: Request) -> Fields:
         raise Refusal(415, "That is not a form of this dashboard.")
     body = await read_body(request, LARGEST_FORM)
     try:
-        return parse_qsl(body.decode("ascii"), keep_blank_values=True, max_num_fields=MOST_FIELDS)
+        fields = parse_qsl(body.decode("ascii"), keep_blank_values=True, max_num_fields=MOST_FIELDS)
     except ValueError:
         raise Refusal(400, "The form cannot be read.") from None
+    check_storable(value for _, value in fields)
+    return fields
 
 
 async def read_upload(request: Request) -> tuple[Fields, bytes]:
@@ -196,6 +220,7 @@ async def read_upload(request: Request) -> tuple[Fields, bytes]:
             file = content
         else:
             fields.append((name[1].decode("ascii", "replace"), content.decode("utf-8", "replace")))
+    check_storable(value for _, value in fields)
     return fields, file
 
 

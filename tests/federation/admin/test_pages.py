@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Final
 
 import pytest
-from sqlalchemy import Connection, insert, select, text
+from sqlalchemy import Connection, and_, insert, or_, select, text, update
 from sqlmodel import col
 
 from db import (
@@ -22,10 +23,11 @@ from db import (
     ServerSummary,
 )
 from federation.admin.attempts import attempts_at_delivery, page_of_attempts
-from federation.admin.deliveries import OPEN, Selection, show
+from federation.admin.deliveries import OPEN, Selection, show, stats
 from federation.admin.delivery_pages import estimate, page_of_deliveries
 from federation.admin.overview import last_hour, owed
 from federation.admin.scans import MOST_SCANNED, MOST_SHOWN, CursorError, ListPage
+from federation.admin.server_backlog import MOST_LOOKED_AT, backlog_of
 from federation.admin.server_pages import ServerSort, page_of_servers, summary_of
 from federation.rollups.attempts import BOUNDS_MS
 from tests.federation.rows_read import MANY, cost, watched
@@ -243,8 +245,33 @@ def pages() -> Iterator[tuple[str, Read]]:
     yield "attempts at a delivery", lambda database: attempts_at_delivery(database, "d3", limit=200)
     yield "a delivery", lambda database: show(database, "d3")
     yield "a server", lambda database: summary_of(database, "https://s9")
+    yield "what is owed to a server", lambda database: backlog_of(database, A_SERVER)
     yield "the last hour", lambda database: last_hour(database, now=NOW)
     yield "what is owed", owed
+
+
+async def test_what_is_owed_to_a_server_is_counted_or_was_counted_last(filled: Database) -> None:
+    """Up to a hundred of each state by looking at them; beyond, the number is that of the last count."""
+    exact = replace(await stats(filled, Selection(server_url=A_SERVER)), servers=())
+    assert await backlog_of(filled, A_SERVER) == exact
+    assert exact.ready > exact.held > 0
+    more = ServerSummary(server_url=A_SERVER, link="down", advice="", score=-1, ready=9, held=7_000, owed=7_009,
+                         failed=8_000, expired=0, given_up=8_000)  # fmt: skip
+    async with filled.transaction() as session:
+        session.add(more)
+        moved = {"server_url": A_SERVER, "error_code": "TIMEOUT", "state": FAILED}
+        others = and_(SERVER != A_SERVER, STATE.not_in((HELD, EXPIRED)))
+        await session.execute(update(DeliveryJob).where(or_(STATE == FAILED, others)).values(moved))
+        await session.execute(update(DeliveryJob).where(STATE == EXPIRED, SERVER == A_SERVER).values(state=HELD))
+        if not filled.is_sqlite:
+            await session.execute(text("ANALYZE delivery_jobs"))  # as the server itself does before long
+    with watched() as queries:
+        seen = await backlog_of(filled, A_SERVER)
+    assert await filled.transact(partial(cost, queries=queries)) <= 1_000
+    assert (seen.ready, seen.held, seen.failed, seen.expired) == (exact.ready, exact.held + exact.expired, 8_000, 0)
+    assert seen.open == seen.ready + seen.held
+    assert seen.codes == {"TIMEOUT": MOST_LOOKED_AT}
+    assert (seen.oldest_ready, seen.oldest_open) == (exact.oldest_ready, exact.oldest_open)
 
 
 async def test_no_page_reads_more_than_a_thousand_rows(overfilled: Database) -> None:

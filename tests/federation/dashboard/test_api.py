@@ -65,7 +65,9 @@ async def test_every_call_answers_what_the_document_says(federation: Federation,
         "/queues": {},
         "/queue": {"name": "federation-delivery"},
         "/jobs": {"queue": "federation-delivery", "state": "queued"},
+        "/queue/limits": {"name": "federation-delivery"},
         "/tasks": {},
+        "/recurring": {},
         "/workers": {},
         "/scheduler": {},
         "/blacklist": {},
@@ -80,6 +82,7 @@ async def test_every_call_answers_what_the_document_says(federation: Federation,
     for action in ("hold", "release", "forget"):
         await program.posts("/server", url=PEER, action=action)
     await program.posts("/deliveries", action="retry", ids=["failed"])
+    await program.posts("/recurring", queue="federation-tasks", name="none", action="remove")
     await program.posts("/queue/pause", name="federation-tasks")
     await program.posts("/queue/resume", name="federation-tasks")
     await program.posts("/scheduler/run", name="rollups")

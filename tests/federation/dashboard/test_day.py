@@ -140,6 +140,10 @@ async def test_an_operators_day(node: Federation, make_node_site: MakeNodeSite, 
         await window.sees("Nothing is owed. 4 delivered in the last hour")
         await window.click("Live")
         await window.sees("permanent")
+        await window.click("Pause")
+        await window.sees("paused")
+        await window.click("Go on")
+        await window.sees("live")
         await window.click("Actions")
         for told in ("servers probe", "deliveries retry", "scheduler run", "olga", "dashboard"):
             await window.sees(told)

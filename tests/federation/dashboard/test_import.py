@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import re
+from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import pytest
@@ -17,6 +19,7 @@ from federation.dashboard.node_site import NodeSite
 from tests.federation.dashboard.conftest import MakeNodeSite
 from tests.federation.dashboard.test_api import LIST, rules
 from tests.federation.dashboard.test_pages import HOSTILE, actions
+from tests.patience import eventually
 from tests.workers.dashboard.browsing import Person
 from tests.workers.dashboard.calling import VIEWER, WITH_TOKENS, Program
 from workers.dashboard.access import Access
@@ -31,8 +34,12 @@ async def uploads(person: Person, content: bytes, *, token: str | None = None) -
 
 
 async def agrees(person: Person, planned: httpx.Response) -> httpx.Response:
-    fields = re.findall(r'<input type="hidden" name="([^"]*)" value="([^"]*)">', planned.text)
-    return await person.posts("/blacklist/import", *fields)
+    return await person.posts("/blacklist/import", *hidden(planned.text))
+
+
+def hidden(page: str) -> list[tuple[str, str]]:
+    """The fields of its form that nobody sees."""
+    return re.findall(r'<input type="hidden" name="([^"]*)" value="([^"]*)">', page)
 
 
 async def test_a_list_is_shown_before_it_is_imported(federation: Federation, acting: NodeSite) -> None:
@@ -82,6 +89,41 @@ async def test_a_long_list_is_imported_by_a_job(
     [row] = await federation.database.rows(select(BulkJob.__table__.c.chosen))
     assert row.chosen == {}
     assert await actions(federation) == [("local", ActionSource.DASHBOARD, "blacklist import", 3)]
+
+
+async def test_a_list_that_takes_its_time_is_compared_beside_the_pages(
+    federation: Federation, acting: NodeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its page looks again until the result is there; nothing is imported before, and nobody else sees it."""
+    monkeypatch.setattr(import_pages, "WAITS", 0)
+    person = Person(acting.site.app)
+    async with acting._imports._one_at_a_time:
+        address = (await uploads(person, LIST)).headers["location"]
+        await blacklist.plan_import(federation.database, io.BytesIO(LIST))  # it would be done by then
+        page = await person.sees(address)
+        assert "is being compared with the rules" in page
+        assert 'data-again="2"' in page
+        key = parse_qs(urlsplit(address).query)["key"][0]
+        early = await person.sends("/blacklist/import", ("key", key), page="/blacklist")
+        assert early.status_code == 409
+        await person.sees("/blacklist/plan?key=another", status=410)
+    page = await eventually(lambda: person.sees(address), lambda text: "Import 3 rules?" in text)
+    await person.posts("/blacklist/import", *hidden(page))
+    assert await rules(federation) == 3
+    await person.sees(address, status=410)
+
+
+async def test_files_that_nobody_comes_back_to_are_forgotten(acting: NodeSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only so many are kept, also of those that wait for their turn; one that is no list is not kept at all."""
+    monkeypatch.setattr(import_pages, "WAITS", 0)
+    person, imports = Person(acting.site.app), acting._imports
+    async with imports._one_at_a_time:
+        addresses = [(await uploads(person, LIST)).headers["location"] for _ in range(import_pages.KEPT + 2)]
+        assert len(imports._lists) == import_pages.KEPT
+        await person.sees(addresses[0], status=410)
+    broken = (await uploads(person, b"\xff\xfe")).headers["location"]
+    await eventually(lambda: person.sees(broken, status=None), lambda text: "not UTF-8" in text)
+    await person.sees(broken, status=410)
 
 
 async def test_a_page_of_a_long_list_is_short(federation: Federation, acting: NodeSite) -> None:

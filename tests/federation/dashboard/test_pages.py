@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from html import unescape
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urlsplit
 
 import pytest
 from sqlalchemy import delete, insert, select, update
@@ -31,10 +31,11 @@ from federation.app import Federation
 from federation.cli.app import app as cli
 from federation.dashboard.node_site import NodeSite
 from federation.rollups.job import Rollups
-from tests.federation.conftest import MakeSettings
+from tests.federation.conftest import MakeSettings, alter
 from tests.federation.dashboard.conftest import MakeNodeSite
 from tests.workers.dashboard.browsing import Person
 from tests.workers.dashboard.conftest import ACCOUNTS, PASSWORD
+from workers.crons import Cron
 from workers.dashboard.access import Access
 from workers.dashboard.feed import TROUBLE
 
@@ -47,6 +48,7 @@ PAGES = (
     "/live-attempts",
     "/queues",
     "/tasks",
+    "/recurring",
     "/workers",
     "/scheduler",
     "/blacklist",
@@ -176,6 +178,28 @@ async def test_deliveries_are_chosen_retried_and_dropped(federation: Federation,
     assert [each[2:] for each in await actions(federation)] == [("deliveries retry", 1), ("deliveries drop", 2)]
 
 
+async def test_two_operators_act_on_the_same_deliveries(federation: Federation, acting: NodeSite) -> None:
+    """The second changes nothing, and is told so."""
+    await owe(federation, "a", "b", "c", state=DeliveryState.FAILED)
+    for action, ids, done in (("retry", "ab", "2 deliveries owed again."), ("drop", "bc", "2 deliveries dropped.")):
+        people = Person(acting.site.app), Person(acting.site.app)
+        fields = [("id", each) for each in ids] + [("action", action)]
+        asked = [await each.sends("/deliveries/act", *fields, page="/deliveries") for each in people]
+        answers = [await person.confirms(question) for person, question in zip(people, asked, strict=True)]
+        first, second = [
+            await person.sees(answer.headers["location"]) for person, answer in zip(people, answers, strict=True)
+        ]
+        assert done in first
+        assert "had changed" not in first
+        assert f"{done.replace('2', '0', 1)} 2 deliveries had changed meanwhile." in second
+    assert [each[2:] for each in await actions(federation)] == [
+        ("deliveries retry", 2),
+        ("deliveries retry", 0),
+        ("deliveries drop", 2),
+        ("deliveries drop", 0),
+    ]
+
+
 async def test_more_than_a_page_waits_for_is_a_job_of_the_node(
     federation: Federation, acting: NodeSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,7 +303,14 @@ async def test_what_is_done_to_a_queue_is_in_the_audit_log(federation: Federatio
     assert "federation queues pause delivery" in asked.text
     await person.confirms(asked)
     assert await federation.delivery_queue.manage.is_paused()
-    assert await actions(federation) == [("local", ActionSource.DASHBOARD, "queues pause", 1)]
+    federation.tasks_queue.crons.add(Cron(name="night", job="clean", pattern="@daily"))
+    await federation.tasks_queue.crons.declare()
+    fields = (("queue", "federation-tasks"), ("name", "night"), ("action", "pause"))
+    asked = await person.sends("/recurring", *fields, page="/recurring")
+    assert "await queue.crons.pause(&#39;night&#39;)" in asked.text
+    await person.confirms(asked)
+    by = ("local", ActionSource.DASHBOARD)
+    assert await actions(federation) == [(*by, "queues pause", 1), (*by, "crons pause", 1)]
     assert "federation-delivery</span> is paused" in await person.sees("/")
 
 
@@ -354,6 +385,38 @@ async def test_a_database_that_is_away_is_told(make_settings: MakeSettings, make
         told = await listener.take()
         assert told is not None
         assert "The database does not answer" in told[TROUBLE]
+    await node.close()
+    await federation.close()
+
+
+async def test_a_database_that_comes_back_is_used_again(
+    make_settings: MakeSettings, make_node_site: MakeNodeSite, migrated_postgres_url: str, postgres_server: str
+) -> None:
+    """By the pages and by those that are open, which said meanwhile that it was away; nobody does anything for that."""
+    federation = Federation(make_settings(database_url=migrated_postgres_url))
+    node = make_node_site(federation, Access())
+    person, name = Person(node.site.app), urlsplit(migrated_postgres_url).path[1:]
+    async with node.site.feed.listen("overview") as listener:
+
+        async def hears(told: str) -> None:
+            """The open page says this of what is wrong; nothing, if that is empty."""
+            while True:
+                news = await listener.take()
+                assert news is not None
+                if TROUBLE in news and bool(news[TROUBLE]) is bool(told) and told in news[TROUBLE]:
+                    return
+
+        await hears("")
+        alter(postgres_server, f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+        alter(postgres_server, f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")
+        await hears("The database does not answer")
+        for path in ("/", "/deliveries"):
+            assert 'data-again="5"' in await person.sees(path, status=503)
+        assert "4 queues do not answer." in await person.sees("/queues")
+        alter(postgres_server, f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+        await hears("")
+    assert "Nothing is owed." in await person.sees("/")
+    await person.sees("/deliveries")
     await node.close()
     await federation.close()
 

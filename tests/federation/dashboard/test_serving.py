@@ -46,9 +46,9 @@ async def node(empty_environment: Path) -> Path:
     return empty_environment
 
 
-@pytest.mark.parametrize("words", [["dashboard", "--port"], ["workers", "run", "--dashboard-port"]])
+@pytest.mark.parametrize("words", [["dashboard", "--port"], ["workers", "run", "--show-payloads", "--dashboard-port"]])
 async def test_it_serves_until_it_is_stopped(node: Path, words: list[str]) -> None:
-    """By itself, or beside what delivers; an open page does not keep it from ending."""
+    """By itself, or beside what delivers, with the same options; an open page does not keep it from ending."""
     port = free_port()
     process = await started(node, *words, str(port))
 
@@ -61,6 +61,8 @@ async def test_it_serves_until_it_is_stopped(node: Path, words: list[str]) -> No
 
     async with httpx.AsyncClient(trust_env=False, timeout=PATIENCE_SECONDS) as client:
         await eventually(answers, lambda status: status == 200)
+        described = (await client.get(f"http://127.0.0.1:{port}/api/v1/openapi.json")).json()
+        assert ("/api/v1/delivery/payload" in described["paths"]) is ("--show-payloads" in words)
         async with client.stream("GET", f"http://127.0.0.1:{port}/live?topic=queues") as stream:
             assert stream.status_code == 200
             process.send_signal(signal.SIGTERM)
@@ -77,6 +79,13 @@ async def test_a_port_that_is_taken_is_named(node: Path) -> None:
         status, _, err = await command(node, "run", "--dashboard-port", str(port))
     assert status == 2
     assert f"cannot listen on 127.0.0.1:{port}" in err
+
+
+async def test_what_a_delivery_says_is_shown_by_a_dashboard_only(node: Path) -> None:
+    """Whoever asks for it without one has forgotten something."""
+    status, _, err = await command(node, "run", "--show-payloads")
+    assert status == 2
+    assert "add --dashboard-port" in err
 
 
 async def test_an_account_is_made_by_the_command(node: Path) -> None:

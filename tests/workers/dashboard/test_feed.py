@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import socket
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
+from urllib.parse import urlsplit
 
 import pytest
 from starlette.types import Message
 
+from tests.browser.serving import served
 from tests.patience import PATIENCE_SECONDS, until
 from tests.workers.dashboard.conftest import MakeSite
 from workers.dashboard import feed as feeds
 from workers.dashboard.access import Access
 from workers.dashboard.feed import Feed, FeedFull, Fragments, Parameters
+from workers.dashboard.site import Site, SitePart
 from workers.dashboard.stream import EventStream
 from workers.queue import Queue
 
@@ -193,6 +198,33 @@ async def test_a_browser_that_never_reads_is_dropped(feed: Feed) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
         await EventStream(feed.listen("topic"), patience=timedelta(milliseconds=20))({}, wire.receive, wire.send)
     assert not feed._topics
+
+
+async def test_a_connection_that_is_never_read_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over a real socket: what it does not take waits for nobody, and its page is dropped."""
+    monkeypatch.setitem(EventStream.__init__.__kwdefaults__, "patience", timedelta(milliseconds=50))
+    numbers = itertools.count()
+
+    async def read(_parameters: Parameters) -> Fragments:
+        return {"part": f"{next(numbers)}" + "x" * 1_000_000}
+
+    part = SitePart(live={"much": lambda _templates: read})
+    site = Site([part], title="much", access=Access(), teller=str, interval=SOON)
+    async with served(site) as url:
+        address = urlsplit(url)
+        assert address.hostname is not None
+        assert address.port is not None
+        with socket.socket() as browser:
+            browser.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            browser.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(browser, (address.hostname, address.port))
+            host = f"Host: {address.hostname}:{address.port}"
+            await loop.sock_sendall(browser, f"GET /live?topic=much HTTP/1.1\r\n{host}\r\n\r\n".encode())
+            assert (await loop.sock_recv(browser, 15)).startswith(b"HTTP/1.1 200")
+            await until(lambda: not site.feed._topics)
+        read_by_then = next(numbers)
+    assert read_by_then > 1
 
 
 async def test_streams_end_when_the_dashboard_stops(feed: Feed) -> None:

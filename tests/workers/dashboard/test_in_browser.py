@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from tests.browser.serving import served
 from tests.patience import until
 from tests.workers.dashboard.conftest import ACCOUNTS, PASSWORD, MakeSite
 from tests.workers.dashboard.test_queue_pages import HOSTILE, fail_all
+from workers.crons import Cron
 from workers.dashboard.access import Access
+from workers.gates import Limit
 from workers.jobs import JobState
 from workers.queue import Queue
 from workers.specs import JobSpec
@@ -63,7 +66,7 @@ async def test_an_operator_retries_failed_jobs_by_clicking(make_site: MakeSite, 
 
 
 async def test_without_scripts_everything_but_liveness_works(make_site: MakeSite, queue: Queue, tmp_path: Path) -> None:
-    """Forms and links are all it takes."""
+    """Forms and links are all it takes. Scripts tell times in the reader's own zone, with UTC beside."""
     await queue.enqueue_many([JobSpec(payload=1, id=f"mail-{number}") for number in range(2)])
     await fail_all(queue, 2)
     site = make_site(Access(allow_actions=True))
@@ -77,6 +80,15 @@ async def test_without_scripts_everything_but_liveness_works(make_site: MakeSite
         await window.sees("1 job is removed.")
         assert (await queue.counts())[JobState.FAILED] == 1
         assert not site.feed._topics
+        await window.lives_in("Asia/Tokyo")
+        time = "document.querySelector('td time').innerText"
+        assert re.fullmatch(r"\d\d \w{3} \d\d:\d\d:\d\d UTC", await window.ask(time))
+        await window.scripts(allowed=True)
+        await window.open(f"{url}/queue?name=mail")
+        told = re.fullmatch(r"\d\d \w{3}, (\d\d):(\d\d:\d\d) · (\d\d):(\d\d:\d\d) UTC", await window.ask(time))
+        assert told is not None
+        assert (int(told[1]) - int(told[3])) % 24 == 9
+        assert told[2] == told[4]
 
 
 async def test_a_page_that_nobody_sees_listens_to_nothing(make_site: MakeSite, queue: Queue, tmp_path: Path) -> None:
@@ -103,9 +115,13 @@ async def test_people_who_do_not_see_the_pages_can_use_them(make_site: MakeSite,
     """By the rules of axe, in both themes and at three widths; and nothing is wider than the window."""
     await queue.enqueue_many([JobSpec(payload=1, id=text) for text in HOSTILE])
     await fail_all(queue, 3)
+    queue.declare_limits({"*": Limit("10/s", concurrency=2)})
+    queue.crons.add(Cron(name=HOSTILE[1], job="clean", pattern="@daily"))
+    await queue.crons.declare()
     open_, locked = make_site(Access(allow_actions=True)), make_site(Access(accounts=ACCOUNTS))
     async with served(open_) as url, served(locked) as other, chromium(tmp_path) as browser:
-        pages = (f"{url}/queues", f"{url}/queue?name=mail", f"{url}/queue?name=mail&state=completed", f"{url}/workers")
+        pages = (f"{url}/queues", f"{url}/queue?name=mail", f"{url}/queue?name=mail&state=completed", f"{url}/workers",
+                 f"{url}/recurring", f"{url}/tasks")  # fmt: skip
         for width in (390, 768, 1440):
             for dark in (False, True):
                 async with browser.window(width=width, dark=dark) as window:

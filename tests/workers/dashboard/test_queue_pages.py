@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from datetime import timedelta
 from urllib.parse import quote
@@ -211,6 +212,28 @@ async def test_a_queue_that_does_not_answer_is_only_that(make_site: MakeSite, qu
     assert refused.status_code == 503
     assert "http-equiv" not in refused.text
     await dead.stop()
+
+
+async def test_a_queue_whose_server_is_silent_is_only_that(
+    make_site: MakeSite, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes connections, and never answers: nobody waits for it for long."""
+    monkeypatch.setattr(catalog, "PATIENCE", timedelta(milliseconds=50))
+
+    async def listens(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
+
+    async with await asyncio.start_server(listens, "127.0.0.1", 0) as server:
+        silent = Queue(open_storage(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0", queue="silent"))
+        await queue.enqueue(1)
+        site = make_site(Access(allow_actions=True), silent)
+        page = await Person(site.app).sees("/queues")
+        assert "silent does not answer." in page
+        assert "queued</dt><dd>1</dd>" in page
+        assert "does not answer within" in await Person(site.app).sees("/recurring")
+        await silent.stop()
 
 
 async def test_what_is_not_there_is_said(acting: Site) -> None:

@@ -117,6 +117,7 @@ async def test_a_form_without_the_token_of_its_session_does_nothing(acting: Site
     [
         {"origin": "http://evil.test"},
         {"origin": "null"},
+        {"origin": "http://["},
         {"origin": "http://localhost:3000"},
         {"sec-fetch-site": "same-site"},
     ],
@@ -207,7 +208,7 @@ async def test_a_logout_ends_the_session_itself(with_accounts: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    "next_", ["//evil.test", "https://evil.test", "/\\evil.test", "javascript:alert(1)", "/\x01/x", ""]
+    "next_", ["//evil.test", "https://evil.test", "/\\evil.test", "javascript:alert(1)", "/\x01/x", "//[", ""]
 )
 async def test_the_login_leads_nowhere_else(with_accounts: Site, next_: str) -> None:
     """Only to pages of the dashboard."""
@@ -215,6 +216,14 @@ async def test_the_login_leads_nowhere_else(with_accounts: Site, next_: str) -> 
     fields = (("name", "olga"), ("secret", PASSWORD), ("next", next_))
     answer = await person.sends("/login", *fields, page="/login")
     assert answer.headers["location"] == "/"
+
+
+@pytest.mark.parametrize(("field", "status"), [("name", 400), ("secret", 400), ("next", 400)])
+async def test_a_login_with_what_nothing_stores_is_refused(with_accounts: Site, field: str, status: int) -> None:
+    """It is neither looked up nor counted as a guess."""
+    person = Person(with_accounts.app)
+    fields = {"name": "olga", "secret": PASSWORD, "next": "/", field: "a\x00b"}
+    assert (await person.sends("/login", *fields.items(), page="/login")).status_code == status
 
 
 def test_a_cookie_is_good_only_as_it_was_written() -> None:

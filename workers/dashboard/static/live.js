@@ -71,7 +71,13 @@ function follow(address) {
   open();
 }
 
+// A page that waits for something looks again, while somebody sees it.
+function lookAgain(seconds) {
+  setTimeout(() => (document.hidden ? lookAgain(seconds) : location.reload()), seconds * 1000);
+}
+
 tellTimes(document);
+if (document.body.dataset.again) lookAgain(Number(document.body.dataset.again));
 if (document.body.dataset.stream) follow(document.body.dataset.stream);
 for (const all of document.querySelectorAll("input[data-all]")) {
   all.closest("td, th").hidden = false;
