@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import uuid
 from datetime import timedelta
-from pathlib import Path
 from urllib.parse import quote
 
 import pytest
@@ -95,21 +94,22 @@ async def test_what_it_is_called_does_nothing(acting: Site, queue: Queue) -> Non
     assert [each.paused for each in await queue.crons.list()] == [True]
 
 
-async def test_a_storage_that_keeps_none_says_so(make_site: MakeSite, tmp_path: Path) -> None:
+async def test_a_storage_that_keeps_none_says_so(make_site: MakeSite, redis_url: str) -> None:
     """On the page and to programs; a queue that is away says that, and hides no other."""
-    filed = Queue(open_storage(f"file://{tmp_path}", queue="filed"))
+    name = f"t-{uuid.uuid4().hex}"
+    bull = Queue(open_storage(f"bull+{redis_url}", queue=name))
     away = Queue(open_storage("redis://127.0.0.1:1/0", queue="away"))
-    site = make_site(Access(accounts=WITH_TOKENS, allow_actions=True), filed, away)
+    site = make_site(Access(accounts=WITH_TOKENS, allow_actions=True), bull, away)
     program = Program(site.app)
     assert (await program.gets("/recurring"))["items"] == []
-    told = await program.posts("/recurring", queue="filed", name="night", action="pause", status=409)
+    told = await program.posts("/recurring", queue=name, name="night", action="pause", status=409)
     assert "keeps nothing that recurs" in told["detail"]
-    assert (await program.gets("/queue/limits", name="filed"))["items"] == []
+    assert (await program.gets("/queue/limits", name=name))["items"] == []
     await program.posts("/recurring", queue="away", name="night", action="run", status=503)
     page = await Person(make_site(Access(), away).app).sees("/recurring")
     assert 'class="alert">away: ' in page
     assert "Nothing recurs." in page
-    await filed.stop()
+    await bull.stop()
     await away.stop()
 
 
