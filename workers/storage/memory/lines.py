@@ -9,7 +9,8 @@ tokens open is noted in `gates` by the time at which it does.
 
 A fair key is a gate that never closes. Of each name one of its jobs stands in the ready line, the front, and the others
 are parked at once. When the front is claimed the next becomes the front, at the place of a job that was enqueued just
-now: so it comes after one job of every other key.
+now: so it comes after one job of every other key. A more urgent job takes the place of the front, or it would wait for
+all that come before that.
 """
 
 from __future__ import annotations
@@ -182,17 +183,26 @@ class LineTable(KeyTable):
 
     def _line_up(self, job: StoredJob) -> None:
         if job.state is JobState.QUEUED:
-            if (gate := job.new.gate) is not None and gate.startswith(FAIR_MARK):
-                turn = (gate, job.new.name)
-                if self._fronts.setdefault(turn, job.new.id) != job.new.id:
-                    self._park(job, gate)
-                    return
+            if (gate := job.new.gate) is not None and gate.startswith(FAIR_MARK) and not self._becomes_front(job, gate):
+                self._park(job, gate)
+                return
             self._stand(job, self._ready)
             self.on_claimable()
             return
         self._delayed.add((job.run_at,), job.new.id)
         if self.next_due() == job.run_at:
             self.on_claimable()
+
+    def _becomes_front(self, job: StoredJob, gate: str) -> bool:
+        """Make the job the front of its fair key, unless there is one; a less urgent one is parked."""
+        turn = (gate, job.new.name)
+        if (front := self._fronts.get(turn)) is not None:
+            if self._jobs[front].new.priority <= job.new.priority:
+                return False
+            self._step_out(self._jobs[front])
+            self._park(self._jobs[front], gate)
+        self._fronts[turn] = job.new.id
+        return True
 
     def _park(self, job: StoredJob, gate: str) -> None:
         self._stand(job, self._parked.setdefault(gate, {}))
