@@ -68,6 +68,8 @@ async def _enqueue(storage: Storage, order: Order, ledger: Ledger, ids: list[str
     jobs = [demands.job_of(order.seed, job_id) for job_id in ids]
     if not storage.limits.ordering_keys:
         jobs = [replace(job, ordering_key=None) for job in jobs]
+    if not storage.limits.limit_keys:
+        jobs = [replace(job, limit_key=None, fair_key=None) for job in jobs]
     if not storage.limits.dependencies:
         jobs = [replace(job, after=()) for job in jobs]
     tries = 0

@@ -9,7 +9,8 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Final
 
-from workers import DROP, AfterFailure, NewJob, Retry, RetryPolicy, UnrecoverableError
+from workers import DROP, AfterFailure, Limit, LimitKey, NewJob, Retry, RetryPolicy, UnrecoverableError
+from workers.crons import Cron, Missed
 from workers.worker.handlers import Job
 
 BACKOFF: Final = RetryPolicy(initial=timedelta(milliseconds=20), maximum=timedelta(milliseconds=200))
@@ -17,6 +18,10 @@ MORTAL_ATTEMPTS: Final = 2
 ENDLESS_ATTEMPTS: Final = 1_000_000
 FOLLOWERS: Final = 0.2
 """How many of the jobs follow others."""
+PACED: Final = 0.08
+"""How many of the batches have a limit on their rate."""
+LIMITS: Final = {"few": Limit(concurrency=2), "paced": Limit("20/s", burst=2)}
+TICK_EVERY: Final = timedelta(seconds=1)
 
 
 class Kind(StrEnum):
@@ -37,10 +42,31 @@ class Kind(StrEnum):
 
 
 _CHANCES: Final = {Kind.PLAIN: 55, Kind.FLAKY: 15, Kind.MORTAL: 8, Kind.DOOMED: 7, Kind.DROPPED: 8, Kind.CANCELLED: 7}
+_TICK: Final = {"id": "tick", "kind": Kind.DROPPED, "failures": 0, "seconds": 0, "filler": ""}
+CRONS: Final = {
+    name: Cron(
+        name=name,
+        job="work",
+        every=TICK_EVERY,
+        missed=Missed.ALL,
+        payload=json.dumps(_TICK).encode(),
+        max_attempts=ENDLESS_ATTEMPTS,
+        keep_completed=DROP,
+    )
+    for name in ("tick0", "tick1", "tick2", "tick3")
+}
+
+
+def cron_of(job_id: str) -> Cron | None:
+    """What recurs, if the job is one of its ticks."""
+    prefix, _, name = job_id.rpartition(":")[0].partition(":")
+    return CRONS.get(name) if prefix == "cron" else None
 
 
 def kind_of(seed: str, job_id: str) -> Kind:
     """How the job is to end."""
+    if cron_of(job_id):
+        return Kind.DROPPED
     return random.Random(f"{seed} {job_id}").choices([*_CHANCES], [*_CHANCES.values()])[0]
 
 
@@ -68,8 +94,11 @@ def may_give_up(seed: str, job_id: str) -> bool:
 
 def job_of(seed: str, job_id: str) -> NewJob:
     """The job as every producer enqueues it, however often."""
+    if cron := cron_of(job_id):
+        return cron.job_called(job_id.rpartition(":")[2])
     kind = kind_of(seed, job_id)
     chance = random.Random(f"{seed} {job_id} details")
+    gate, key = _gate(seed, job_id)
     payload = {
         "id": job_id,
         "kind": kind,
@@ -87,11 +116,22 @@ def job_of(seed: str, job_id: str) -> NewJob:
         max_attempts=MORTAL_ATTEMPTS if kind is Kind.MORTAL else ENDLESS_ATTEMPTS,
         keep_completed=DROP if kind is Kind.DROPPED else timedelta(hours=1),
         priority=chance.choice([0, 0, 0, 5]),
-        ordering_key=chance.choices([None, f"key {chance.randint(1, 40)}"], [90, 10])[0],
+        ordering_key=f"key {key}" if gate == "ordered" else None,
+        limit_key=LimitKey(gate, f"{key % 3}") if gate in LIMITS else None,
+        fair_key=f"tenant {key % 3}" if gate == "fair" else None,
         backoff=BACKOFF,
         after=others,
         after_failure=policy,
     )
+
+
+def _gate(seed: str, job_id: str) -> tuple[str | None, int]:
+    """What may keep the job back, and the number of its key. A rate is that of a whole batch, so that its jobs jam."""
+    batch = random.Random(f"{seed} {job_id.rpartition('-')[0]} pace")
+    if batch.random() < PACED:
+        return "paced", batch.randint(1, 40)
+    chance = random.Random(f"{seed} {job_id} gate")
+    return chance.choices(["ordered", "few", "fair", None], [10, 6, 10, 74])[0], chance.randint(1, 40)
 
 
 def run(job: Job) -> dict[str, object]:

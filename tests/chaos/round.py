@@ -9,16 +9,18 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Final
 
-from tests.chaos import ledger
+from tests.chaos import demands, ledger
 from tests.chaos.crew import CONSUMERS, QUEUE, Crew, crew_of
 from tests.chaos.findings import Findings
 from tests.chaos.places import PLACES, Place, prepare
-from tests.chaos.verdict import Books, Ending, judge
+from tests.chaos.ticks import Ticks
+from tests.chaos.verdict import Books, Ending, judge, limited
 from tests.patience import LONG_PATIENCE_SECONDS
 from workers import StorageUnavailable
+from workers.storage.abilities import KeepsLimits
 from workers.storage.base import Storage
 from workers.storage.urls import open_storage
 
@@ -40,13 +42,33 @@ async def run_round(storage: str, *, kills: int, seed: str) -> Findings:
     findings = Findings(storage, seed)
     with PLACES[storage](random.Random(f"{seed} place")) as place:
         await prepare(place.url)
+        ticks = await _lay_down_rules(place)
         with crew_of(place, findings) as crew:
             await _wreak_havoc(place, crew, findings, kills)
-            await _make_peace(place, crew, findings)
-            await _pass_judgement(place, crew, findings)
+            ticked = await _make_peace(place, crew, findings, ticks)
+            await _pass_judgement(place, crew, findings, ticked)
         findings.violations += place.check()
         findings.notes += place.notes
     return findings
+
+
+async def _lay_down_rules(place: Place) -> Ticks | None:
+    """Limits are declared and something recurs, where the storage can."""
+    async with _opened(place) as storage:
+        if storage.limits.limit_keys:
+            assert isinstance(storage, KeepsLimits)
+            await storage.declare_limits(demands.LIMITS)
+        return await Ticks.begin(storage) if storage.limits.crons else None
+
+
+@contextlib.asynccontextmanager
+async def _opened(place: Place) -> AsyncIterator[Storage]:
+    storage = open_storage(place.url, queue=QUEUE)
+    await storage.connect()
+    try:
+        yield storage
+    finally:
+        await storage.disconnect()
 
 
 def _schedule(chance: random.Random, faults: Iterable[str], kills: int) -> dict[int, str]:
@@ -75,13 +97,15 @@ async def _wreak_havoc(place: Place, crew: Crew, findings: Findings, kills: int)
         crew.kill(child)
 
 
-async def _make_peace(place: Place, crew: Crew, findings: Findings) -> None:
-    """Consumers nobody kills end what is left, and what a last producer adds; and again after they went deaf."""
-    storage = open_storage(place.url, queue=QUEUE)
-    await storage.connect()
-    try:
+async def _make_peace(place: Place, crew: Crew, findings: Findings, ticks: Ticks | None) -> dict[str, float]:
+    """Consumers nobody kills end what is left, and what a last producer adds; and again after they went deaf.
+
+    Returns the ticks that there had to be until then.
+    """
+    async with _opened(place) as storage:
         for _ in range(CONSUMERS):
             crew.spawn("consume")
+        ticked = {} if ticks is None else await ticks.end(storage)
         await _work_off(storage, crew, findings)
         if place.silence is not None:
             place.silence(crew.pids)
@@ -89,8 +113,7 @@ async def _make_peace(place: Place, crew: Crew, findings: Findings) -> None:
             await _work_off(storage, crew, findings)
         for child in list(crew.children):
             crew.end(child)
-    finally:
-        await storage.disconnect()
+    return ticked
 
 
 async def _work_off(storage: Storage, crew: Crew, findings: Findings) -> None:
@@ -111,19 +134,23 @@ async def _nothing_left(storage: Storage) -> bool:
     return False
 
 
-async def _pass_judgement(place: Place, crew: Crew, findings: Findings) -> None:
-    storage = open_storage(place.url, queue=QUEUE)
-    books = Books(findings.seed, ordered=storage.limits.ordering_keys, followed=storage.limits.dependencies)
-    for path in crew.ledgers:
-        books.read(ledger.lines(path))
-    await storage.connect()
-    try:
+async def _pass_judgement(place: Place, crew: Crew, findings: Findings, ticked: Mapping[str, float]) -> None:
+    async with _opened(place) as storage:
+        limits = storage.limits
+        books = Books(
+            findings.seed, ordered=limits.ordering_keys, followed=limits.dependencies, limited=limits.limit_keys
+        )
+        for path in crew.ledgers:
+            books.read(ledger.lines(path))
+        books.expect_ticks(ticked)
         endings = await _endings(storage, sorted(books.intended))
         findings.violations += judge(books, endings, await storage.counts())
-    finally:
-        await storage.disconnect()
+    if limits.crons:
+        findings.did["ticks"] = len(ticked)
+    if limits.limit_keys:
+        findings.did["claims under a limit"] = sum(map(len, limited(books).values()))
     findings.endings.update(ending.kind for ending in endings.values())
-    findings.did["jobs acknowledged"] = len(books.acknowledged)
+    findings.did["jobs acknowledged"] = len(books.acknowledged.difference(ticked))
     findings.did["jobs sent again"] = len(books.repeated)
     findings.did["claims"] = len(books.claims)
     findings.did["settlements refused"] = sum("lost" in claim.told for claim in books.claims.values())

@@ -52,6 +52,7 @@ async def test_promises_outlive_processes_servers_and_disks(
     assert findings.violations == []
     assert findings.endings["completed"] > 20
     assert findings.did.keys() >= {*ALWAYS, *FAULTS[storage]}
+    assert 0 not in {findings.did.get(what, 1) for what in ("ticks", "claims under a limit")}
 
 
 @pytest.fixture(params=PLACES)

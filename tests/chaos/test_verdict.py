@@ -13,7 +13,7 @@ import pytest
 from tests.chaos import demands
 from tests.chaos.demands import Kind
 from tests.chaos.verdict import Books, Ending, judge
-from workers import ErrorInfo, JobOutcome, JobState, JobStatus
+from workers import ErrorInfo, JobOutcome, JobState, JobStatus, LimitKey
 from workers.jobs import OutcomeKind
 
 SEED: Final = "verdict"
@@ -22,16 +22,23 @@ LEASE: Final = 0.5
 Line: TypeAlias = dict[str, Any]
 
 
-def job_id(kind: Kind = Kind.PLAIN, *, delayed: bool = False, key: str | None = None, after: str = "") -> str:
-    """The first such job of the seed, with no ordering key unless one is asked for."""
+def job_id(
+    kind: Kind = Kind.PLAIN,
+    *,
+    delayed: bool = False,
+    key: str | None = None,
+    limit_key: LimitKey | None = None,
+    after: str = "",
+) -> str:
+    """The first such job of the seed, with no key unless one is asked for."""
     for number in count():
-        name = f"job-{number:04}"
+        name = f"job{number:04}-0"
         new = demands.job_of(SEED, name)
         if (
             name > after
             and demands.kind_of(SEED, name) is kind
             and bool(new.delay) is delayed
-            and new.ordering_key == key
+            and (new.ordering_key, new.limit_key) == (key, limit_key)
         ):
             return name
     raise AssertionError
@@ -79,6 +86,7 @@ def problems(lines: list[Line], endings: dict[str, Ending], **counts: int) -> li
     """What the verdict says, of a storage that counts what it has unless it is said otherwise."""
     books = Books(SEED)
     books.read(lines)
+    books.expect_ticks({name: 1 for name in endings if demands.cron_of(name)})
     found = Counter(one.status.state for one in endings.values() if one.status)
     return judge(books, endings, {state: counts.get(state.value, found[state]) for state in JobState})
 
@@ -86,6 +94,15 @@ def problems(lines: list[Line], endings: dict[str, Ending], **counts: int) -> li
 A: Final = job_id()
 B: Final = job_id(key="key 1")
 C: Final = job_id(key="key 1", after=B)
+FEW: Final = LimitKey("few", "1")
+E: Final = job_id(limit_key=FEW)
+F: Final = job_id(limit_key=FEW, after=E)
+G: Final = job_id(limit_key=FEW, after=F)
+PACED: Final = LimitKey("paced", "1")
+P: Final = job_id(limit_key=PACED)
+Q: Final = job_id(limit_key=PACED, after=P)
+R: Final = job_id(limit_key=PACED, after=Q)
+TICK: Final = demands.CRONS["tick0"].job_called("1").id
 LATE: Final = job_id(delayed=True)
 MORTAL: Final = job_id(Kind.MORTAL)
 DOOMED: Final = job_id(Kind.DOOMED)
@@ -140,6 +157,26 @@ RIGHT: Final[dict[str, tuple[list[Line], dict[str, Ending]]]] = {
             *(claimed(C, "u", 1.15), *settled("u", 1.2)),
         ],
         {B: ending(B), C: ending(C)},
+    ),
+    "as many at once as may be": (
+        [
+            *(*sent(E), *sent(F), *sent(G), claimed(E, "t", 1), claimed(F, "u", 1.1), *settled("t", 1.15)),
+            *(claimed(G, "v", 1.2), *settled("u", 1.3), *settled("v", 1.3)),
+        ],
+        {E: ending(E), F: ending(F), G: ending(G)},
+    ),
+    "one instead of a lost one": (
+        [*sent(E), *sent(F), *sent(G), *(claimed(*one) for one in ((E, "t", 1), (F, "u", 1.1), (G, "v", 1.6)))],
+        {E: ending(E), F: ending(F), G: ending(G)},
+    ),
+    "at their pace": (
+        [*sent(P), *sent(Q), *sent(R), *(claimed(*one) for one in ((P, "t", 1), (Q, "u", 1.001), (R, "v", 1.05)))],
+        {P: ending(P), Q: ending(Q), R: ending(R)},
+    ),
+    "a tick": ([claimed(TICK, "t", 1), *settled("t", 1.1)], {TICK: GONE}),
+    "a tick of a worker that died": (
+        [claimed(TICK, "t", 1), claimed(TICK, "u", 1.6, attempt=2), *settled("u", 1.7)],
+        {TICK: GONE},
     ),
     "workers died": (
         [*sent(MORTAL), claimed(MORTAL, "t", 1), claimed(MORTAL, "u", 2, attempt=2)],
@@ -212,6 +249,32 @@ WRONG: Final[dict[str, tuple[str, list[Line], dict[str, Ending]]]] = {
         [*sent(B), *sent(C), claimed(B, "t", 1), claimed(C, "u", 1.2)],
         {B: ending(B), C: ending(C)},
     ),
+    "too many at once": (
+        "began while 2 of its key were live",
+        [*sent(E), *sent(F), *sent(G), *(claimed(*one) for one in ((E, "t", 1), (F, "u", 1.1), (G, "v", 1.2)))],
+        {E: ending(E), F: ending(F), G: ending(G)},
+    ),
+    "too many in one call": (
+        "began while 2 of its key were live",
+        [
+            *(*sent(E), *sent(F), *sent(G)),
+            {**claimed(E, "t", 1), "claims": [[one, f"of {one}", 1, LEASE] for one in (E, F, G)]},
+        ],
+        {E: ending(E), F: ending(F), G: ending(G)},
+    ),
+    "too many in a time": (
+        "began within a time that has no tokens for them",
+        [*sent(P), *sent(Q), *sent(R), *(claimed(*one) for one in ((P, "t", 1), (Q, "u", 1), (R, "v", 1.01)))],
+        {P: ending(P), Q: ending(Q), R: ending(R)},
+    ),
+    "a tick that was never enqueued": ("acknowledged and lost", [], {TICK: GONE}),
+    "a tick that was enqueued twice": (
+        "attempts were numbered [1, 1]",
+        [claimed(TICK, "t", 1), *settled("t", 1.1), claimed(TICK, "u", 1.2), *settled("u", 1.3)],
+        {TICK: GONE},
+    ),
+    "a tick before its time": ("before its delay", [claimed(TICK, "t", 0.9), *settled("t", 1.1)], {TICK: GONE}),
+    "of nobody": ("claimed, and nobody sent it", [claimed(TICK, "t", 1), *settled("t", 1.1)], {}),
     "one token twice": (
         "its token was handed out before",
         [*sent(A), claimed(A, "t", 1), claimed(A, "t", 2, attempt=2)],

@@ -16,6 +16,11 @@ and only what holds for every such instant counts.
   job's maximum, and the job's own count is no smaller.
 - *Not before its time:* a delayed job is not claimed before the delay is over, counted from its first enqueue; one that
   follows others not before somebody asked to settle each of them. It fails because of one only if that may fail.
+- *Limits are kept:* no job is claimed while as many of its limit key as may run at once surely hold theirs. Within any
+  time no more are claimed than the bucket had tokens for.
+- *A tick is enqueued once:* each time of what recurs has a job, that job runs, and its attempts are numbered as any
+  other's. Its record is gone when it has ended, so a second enqueue would run it again, from attempt 1.
+- *Nothing runs that nobody sent.*
 - *Cancelled means never run:* no claim is asked for after the cancellation was answered.
 - *The states add up,* and nothing is left queued or processing.
 """
@@ -31,7 +36,7 @@ from typing import Any, Final
 
 from tests.chaos import demands
 from tests.chaos.demands import Kind
-from workers import JobOutcome, JobState, JobStatus
+from workers import JobOutcome, JobState, JobStatus, Limit, LimitKey
 from workers.jobs import CancelResult, EnqueueStatus, OutcomeKind, SettleStatus
 
 SLACK_SECONDS: Final = 0.02
@@ -71,6 +76,10 @@ class Held:
     ended: bool = False
     """Whether a settlement that ends the job was applied."""
 
+    def began_before(self, other: Held) -> bool:
+        """Whether it was claimed before the other was asked for, or by the same call."""
+        return self.answered <= other.asked or (self.asked, self.answered) == (other.asked, other.answered)
+
     @property
     def surely_until(self) -> float:
         """Until when no other claim can have taken the job."""
@@ -89,6 +98,8 @@ class Books:
     """Whether the storage keeps ordering keys."""
     followed: bool = True
     """Whether it lets jobs follow others."""
+    limited: bool = True
+    """Whether it keeps limits."""
     intended: dict[str, float] = field(default_factory=dict)
     """By id, when it was first sent."""
     repeated: set[str] = field(default_factory=set)
@@ -108,6 +119,11 @@ class Books:
         for line in lines:
             if reader := getattr(self, f"_read_{line['what']}", None):
                 reader(line)
+
+    def expect_ticks(self, ticks: Mapping[str, float]) -> None:
+        """What recurred had to be enqueued, each tick at its time."""
+        self.intended.update(ticks)
+        self.acknowledged.update(ticks)
 
     def _read_intended(self, line: Mapping[str, Any]) -> None:
         for job_id in line["ids"]:
@@ -197,7 +213,9 @@ def judge(books: Books, endings: Mapping[str, Ending], counts: Mapping[JobState,
     return [
         *books.problems,
         *_wrong_sums(endings, counts),
+        *(f"{job_id}: claimed, and nobody sent it" for job_id in by_job if job_id not in endings),
         *_overlaps(books),
+        *(problem for key, claims in limited(books).items() for problem in _beyond(key, claims)),
         *_too_early(books, by_job),
         *(
             f"{job_id}: {problem}"
@@ -225,6 +243,37 @@ def _overlaps(books: Books) -> Iterator[str]:
         for one, other in combinations(claims, 2):
             if other.asked >= one.answered and other.answered < one.surely_until:
                 yield f"{what}: {other.job_id} ({other.attempt}) began while {one.job_id} ({one.attempt}) was live"
+
+
+def limited(books: Books) -> dict[LimitKey, list[Held]]:
+    """The claims of each limit key, by when they were answered."""
+    found: dict[LimitKey, list[Held]] = defaultdict(list)
+    for claim in sorted(books.claims.values(), key=lambda claim: claim.answered) if books.limited else ():
+        if (key := demands.job_of(books.seed, claim.job_id).limit_key) is not None:
+            found[key].append(claim)
+    return found
+
+
+def _beyond(key: LimitKey, claims: list[Held]) -> Iterator[str]:
+    limit = demands.LIMITS[key.limit]
+    for at, claim in enumerate(claims):
+        # Those of one call start at once, the earlier ones first.
+        live = [one for one in claims[:at] if one.began_before(claim) and claim.answered < one.surely_until]
+        if limit.concurrency is not None and len(live) >= limit.concurrency:
+            yield f"{key}: {claim.job_id} ({claim.attempt}) began while {len(live)} of its key were live"
+        if limit.interval is not None and (count := _too_many(limit, claim, claims)):
+            yield f"{key}: {count} began within a time that has no tokens for them, {claim.job_id} the first of them"
+
+
+def _too_many(limit: Limit, first: Held, claims: list[Held]) -> int:
+    """How many claims since this one are more than the bucket can have had tokens for; 0 if they never are."""
+    assert limit.interval is not None
+    since = [claim for claim in claims if claim.asked >= first.asked]
+    for count, claim in enumerate(since, 1):
+        seconds = claim.answered - first.asked + SLACK_SECONDS
+        if count > limit.capacity + seconds / limit.interval.total_seconds():
+            return count
+    return 0
 
 
 def _too_early(books: Books, by_job: Mapping[str, list[Held]]) -> Iterator[str]:

@@ -25,6 +25,7 @@ CLOCK_CHANGE: Final = timedelta(hours=3)
 """No change of the clocks makes an hour come again later than this."""
 MOST_MISSED: Final = 100
 """How many jobs stand for missed times at most."""
+_MICROSECOND: Final = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,7 @@ def _times(cron: Cron, due: datetime, now: datetime) -> list[datetime]:
         case Missed.ONCE:
             return [due]
         case Missed.SKIP:
-            kept = due if due >= now - LATE else _following(cron, due, now - LATE)
+            kept = due if due >= now - LATE else _following(cron, due, now - LATE - _MICROSECOND)
             return [kept] if kept is not None and kept <= now else []
         case Missed.ALL:
             return _all(cron, due, now)

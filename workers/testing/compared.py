@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from functools import partial
 
+from workers.gates import HeldBack
 from workers.jobs import FAILURES_KEPT, ErrorInfo, JobRecord, JobState, JobStatus
 from workers.testing.expected import ExpectedJob
 
@@ -31,6 +32,17 @@ def compare_record(found: JobRecord, job: ExpectedJob) -> None:
     assert found.result == (job.result if completed else None)
     failures = tuple(one.attempt for one in found.failures)
     assert failures == job.failures[-FAILURES_KEPT:] or (completed and not failures), f"{found.status.id!r}: {failures}"
+
+
+def compare_held_back(
+    job_id: str, found: HeldBack | None, best: HeldBack | None, worst: HeldBack | None, slack: timedelta
+) -> None:
+    """Compare what keeps a job back, where that is certain."""
+    if best != worst:
+        return
+    keys, times = zip(*[(None, None) if one is None else (one[:2], one.until) for one in (found, best)], strict=True)
+    assert keys[0] == keys[1], f"{job_id!r} is kept back {found}, expected {best}"
+    assert _near(slack, *times), f"{job_id!r} is kept back {found}, expected {best}"
 
 
 def _near(slack: timedelta, one: datetime | None, other: datetime | None) -> bool:

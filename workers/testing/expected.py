@@ -183,10 +183,10 @@ class ExpectedQueue:
             open_to = self._claimable(leases)
             job = self.jobs[claim.job_id]
             assert job in open_to, f"{claim.job_id!r} is {job.state}, and was handed out"
-            earlier = [other.new.id for other in open_to if other.must_precede(job)]
+            earlier = [other.new.id for other in open_to if self._precedes(other, job)]
             assert not earlier, f"{claim.job_id!r} was handed out before {earlier}"
             self._start(job, claim, worker_id, leases)
-        left = [] if len(claims) == limit else self._claimable(leases)
+        left = [] if len(claims) == limit else self._left_behind(leases)
         assert not left, f"{[job.new.id for job in left]} could have been handed out"
         assert len(claims) <= limit, f"{len(claims)} jobs were handed out, more than the limit of {limit}"
 
@@ -201,6 +201,14 @@ class ExpectedQueue:
             and (ANY_NAME in names or job.new.name in names)
             and job.new.ordering_key not in busy
         ]
+
+    def _left_behind(self, names: Collection[str]) -> list[ExpectedJob]:
+        """Return the jobs that the claim had to bring as well, if it could bring more."""
+        return self._claimable(names)
+
+    def _precedes(self, one: ExpectedJob, other: ExpectedJob) -> bool:
+        """Tell whether claiming `other` before the first job breaks the order."""
+        return one.must_precede(other)
 
     def _start(self, job: ExpectedJob, claim: Claim, worker_id: str, leases: Mapping[str, timedelta]) -> None:
         self._step(job, Step.CLAIM)

@@ -20,7 +20,7 @@ from enum import StrEnum
 from typing import Final, TypeAlias, cast
 
 from workers.errors import StorageUnavailable
-from workers.storage.abilities import TakesTurns
+from workers.storage.abilities import KeepsCrons, KeepsLimits, TakesTurns
 from workers.storage.base import Storage
 
 Call: TypeAlias = Callable[[], Awaitable[object]]
@@ -44,7 +44,8 @@ class Fault(StrEnum):
 
 _VERBS: Final = frozenset(
     name
-    for name, member in [*vars(Storage).items(), *vars(TakesTurns).items()]
+    for protocol in (Storage, TakesTurns, KeepsCrons, KeepsLimits)
+    for name, member in vars(protocol).items()
     if inspect.iscoroutinefunction(member) and name not in ("connect", "disconnect")
 )
 """The verbs of the contract whose repetition is safe; a lost `disconnect` would only leak in the test."""

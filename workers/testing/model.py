@@ -15,18 +15,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from abc import abstractmethod
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, TypeVar
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from workers.deduplication import Deduplication, DeduplicationMode
+from workers.crons import Cron
+from workers.deduplication import Deduplication
 from workers.errors import UnknownDependency
+from workers.gates import Limit
 from workers.jobs import (
-    DROP,
     AfterFailure,
     Cancelled,
     Claim,
@@ -42,138 +43,24 @@ from workers.jobs import (
     Retried,
     Settlement,
 )
-from workers.testing.compared import compare_errors, compare_record, compare_status
-from workers.testing.expected import FINISHED
-from workers.testing.expected_dependents import ExpectedGraph
+from workers.storage.abilities import KeepsLimits
+from workers.testing.calls import IDS, MINUTE, NOW, THEMES, HoldingKeys
+from workers.testing.compared import compare_errors, compare_held_back, compare_record, compare_status
+from workers.testing.driven_crons import DrivenCrons
+from workers.testing.expected_gates import ExpectedGates
 from workers.testing.harness import Harness
 
 T = TypeVar("T")
-Call: TypeAlias = tuple[str, Mapping[str, object]]
-
-IDS: Final = ("a", "b", "c", "d")
-MINUTE: Final = timedelta(minutes=1)
-TICK: Final = timedelta(seconds=1)
-"""The shortest time that passes: storages that number jobs by time may be off by some milliseconds in a run."""
-NOW: Final = timedelta(0)
+HOUR: Final = timedelta(hours=1)
+MORE_CLAIMS: Final = 6
+"""So many claims find what the first one only parked, or let come up."""
 ERROR: Final = ErrorInfo(type="ValueError", message="the handler said no", stack="line 1\nline 2")
 
 
-def _deduplication(key: str, mode: DeduplicationMode, ttl: timedelta) -> Deduplication:
-    return Deduplication(key=key, mode=mode, ttl=None if mode is DeduplicationMode.SIMPLE else ttl)
-
-
-_ids = st.lists(st.sampled_from(IDS), min_size=1, max_size=4)
-_id = st.sampled_from(IDS)
-_names = st.sampled_from(("work", "work", "other"))
-_delays = st.sampled_from((NOW, NOW, NOW, TICK, MINUTE, timedelta(minutes=30)))
-_leases = st.sampled_from((MINUTE, timedelta(hours=1)))
-_retentions: st.SearchStrategy[Retention] = st.sampled_from((DROP, MINUTE, timedelta(hours=2)))
-_priorities = st.sampled_from((0, 0, 0, 1))
-_keys = st.sampled_from((None, None, None, "key"))
-_deduplications = st.builds(
-    _deduplication,
-    key=st.sampled_from(("key", "key", "key", "key", "other")),
-    mode=st.sampled_from(DeduplicationMode),
-    ttl=st.sampled_from((TICK, TICK, MINUTE)),
-)
-_attempts = st.integers(min_value=1, max_value=4)
-_results = st.sampled_from((b"null", b"", b"1"))
-_picks = st.integers(min_value=0, max_value=7)
-"""Which claim to pick: up to 4, a live one, if there is any; otherwise any of the last."""
-
-
-def _call(weight: int, verb: str, /, **arguments: st.SearchStrategy[object]) -> list[st.SearchStrategy[Call]]:
-    return [st.tuples(st.just(verb), st.fixed_dictionaries(arguments)) for _ in range(weight)]
-
-
-_calls: Final = st.one_of(
-    *_call(
-        4,
-        "enqueue",
-        ids=_ids,
-        name=_names,
-        delay=_delays,
-        keep=_retentions,
-        priority=_priorities,
-        ordering_key=_keys,
-        max_attempts=_attempts,
-        deduplication=st.none(),
-    ),
-    *_call(
-        10,
-        "enqueue",
-        ids=st.lists(_id, min_size=1, max_size=2),
-        name=st.just("work"),
-        delay=st.sampled_from((NOW, NOW, TICK)),
-        keep=_retentions,
-        priority=_priorities,
-        ordering_key=_keys,
-        max_attempts=_attempts,
-        deduplication=_deduplications,
-    ),
-    *_call(
-        3,
-        "enqueue_after",
-        ids=st.lists(_id, min_size=1, max_size=2, unique=True),
-        after=st.lists(st.sampled_from((*IDS, *IDS, "nobody")), min_size=1, max_size=2),
-        with_them=st.sampled_from((True, True, False)),
-        after_failure=st.sampled_from(AfterFailure),
-        delay=_delays,
-        keep=_retentions,
-        ordering_key=_keys,
-        deduplication=st.none() | _deduplications,
-    ),
-    *_call(
-        6,
-        "claim",
-        worker=st.sampled_from(("one", "two")),
-        names=st.sampled_from((("*",), ("*",), ("work",), ("other", "*"))),
-        lease=_leases,
-        limit=st.integers(min_value=1, max_value=4),
-    ),
-    *_call(
-        3,
-        "complete",
-        pick=_picks,
-        result=_results,
-        keep=st.none() | _retentions,
-        then=st.none() | _id,
-        delay=_delays,
-    ),
-    *_call(
-        3,
-        "go_on",
-        pick=_picks,
-        name=_names,
-        delay=_delays,
-        keep=_retentions,
-        priority=_priorities,
-        ordering_key=_keys,
-        max_attempts=_attempts,
-    ),
-    *_call(2, "fail", pick=_picks, keep=st.none() | _retentions),
-    *_call(2, "retry_later", pick=_picks, delay=_delays, how=st.sampled_from(("counted", "uncounted", "snoozed"))),
-    *_call(1, "stop", pick=_picks, keep=st.none() | _retentions),
-    *_call(2, "release", pick=_picks),
-    *_call(1, "settle_again"),
-    *_call(1, "renew", picks=st.lists(_picks, min_size=1, max_size=4)),
-    *_call(1, "progress", picks=st.lists(_picks, min_size=1, max_size=4), value=st.sampled_from((b"1", b"2"))),
-    *_call(2, "recover", limit=st.sampled_from((1, 100)), max_stalls=st.integers(min_value=0, max_value=2)),
-    *_call(2, "cancel", job_id=_id),
-    *_call(1, "manage", verb=st.sampled_from(("retry", "promote")), ids=_ids),
-    *_call(1, "remove", ids=_ids, running=st.booleans()),
-    *_call(1, "complete_from_outside", job_id=_id, result=_results, keep=st.none() | _retentions),
-    *_call(1, "update_result_ttl", job_id=_id, ttl=st.sampled_from((MINUTE, timedelta(hours=2)))),
-    *_call(1, "clean", state=st.sampled_from(FINISHED), older_than=_delays),
-    *_call(1, "sweep", limit=st.sampled_from((1, 100))),
-    *_call(1, "pause_or_resume", paused=st.sampled_from((False, False, True))),
-    *_call(3, "let_time_pass", by=st.sampled_from((TICK, TICK, MINUTE, MINUTE, timedelta(hours=1)))),
-)
-# One rule for all of them, because hypothesis leaves whole rules out of a run, and a run without claims shows nothing.
-
-
 class StorageMachine(RuleBasedStateMachine):
-    """One storage, from the first call to the last; see the module."""
+    """One storage, from the first call to the last; see the module. Each run of calls has one of the `themes`."""
+
+    themes: Sequence[str] = tuple(THEMES)
 
     @abstractmethod
     def open_harness(self) -> Harness:
@@ -186,7 +73,8 @@ class StorageMachine(RuleBasedStateMachine):
         assert self.harness.moves_time, f"{type(self.harness).__name__} cannot move its clock"
         self.run(self.harness.__aenter__())
         self.storage = self.run(self.harness.open())
-        self.expected = ExpectedGraph(self.harness.now(), fresh_retries=self.harness.limits.fresh_retries)
+        self.expected = ExpectedGates(self.harness.now(), fresh_retries=self.harness.limits.fresh_retries)
+        self.crons = DrivenCrons(self.storage, self.expected) if self.harness.limits.crons else None
         self.claims: list[Claim] = []
         self.last: Settlement | None = None
         self.payloads = 0
@@ -200,9 +88,14 @@ class StorageMachine(RuleBasedStateMachine):
         self.run(self.loop.shutdown_asyncgens())
         self.loop.close()
 
-    @rule(call=_calls)
-    def call(self, call: Call) -> None:
-        verb, arguments = call
+    @initialize(data=st.data())
+    def choose(self, data: st.DataObject) -> None:
+        self.theme = data.draw(st.sampled_from(self.themes))
+
+    # One rule, because hypothesis leaves whole rules out of a run, and a run without claims shows nothing.
+    @rule(data=st.data())
+    def call(self, data: st.DataObject) -> None:
+        verb, arguments = data.draw(THEMES[self.theme])
         getattr(self, verb)(**arguments)
 
     # Calls
@@ -214,11 +107,11 @@ class StorageMachine(RuleBasedStateMachine):
         delay: timedelta,
         keep: Retention,
         priority: int,
-        ordering_key: str | None,
+        keys: HoldingKeys,
         max_attempts: int,
         deduplication: Deduplication | None,
     ) -> None:
-        jobs = [self.new_job(job_id, name, delay, keep, priority, ordering_key, max_attempts) for job_id in ids]
+        jobs = [self.new_job(job_id, name, delay, keep, priority, keys, max_attempts) for job_id in ids]
         if self.harness.limits.deduplication:
             jobs = [replace(new, deduplication=deduplication) for new in jobs]
         self._enqueue(jobs)
@@ -231,16 +124,16 @@ class StorageMachine(RuleBasedStateMachine):
         after_failure: AfterFailure,
         delay: timedelta,
         keep: Retention,
-        ordering_key: str | None,
+        keys: HoldingKeys,
         deduplication: Deduplication | None,
     ) -> None:
         if not self.harness.limits.dependencies:
             return
         # Mostly those to follow are enqueued with them, or there would rarely be one that has not ended.
         first = [one for one in after if one not in (*ids, "nobody")] if with_them else []
-        jobs = [self.new_job(one, "work", NOW, keep, 0, None, 2) for one in first]
+        jobs = [self.new_job(one, "work", NOW, keep, 0, HoldingKeys(), 2) for one in first]
         for job_id in ids:
-            new = self.new_job(job_id, "work", delay, keep, 0, ordering_key, 2)
+            new = self.new_job(job_id, "work", delay, keep, 0, keys, 2)
             others = tuple(one for one in after if one != job_id)
             jobs.append(replace(new, deduplication=deduplication, after=others, after_failure=after_failure))
         self._enqueue(jobs)
@@ -261,7 +154,7 @@ class StorageMachine(RuleBasedStateMachine):
         delay: timedelta,
         keep: Retention,
         priority: int,
-        ordering_key: str | None,
+        keys: HoldingKeys,
         max_attempts: int,
     ) -> NewJob:
         """Make a job of a kind that the storage can take."""
@@ -273,9 +166,16 @@ class StorageMachine(RuleBasedStateMachine):
             keep_completed=keep,
             keep_failed=keep,
             priority=priority if self.harness.limits.priority_order else 0,
-            ordering_key=ordering_key if self.harness.limits.ordering_keys else None,
+            **self.kept(keys)._asdict(),
             max_attempts=max_attempts,
         )
+
+    def kept(self, keys: HoldingKeys) -> HoldingKeys:
+        """Return those of the keys that the storage can keep."""
+        limits = self.harness.limits
+        if not limits.ordering_keys:
+            keys = keys._replace(ordering_key=None)
+        return keys if limits.limit_keys else HoldingKeys(keys.ordering_key)
 
     def new_payload(self) -> bytes:
         """Make a payload that no other job has."""
@@ -284,9 +184,14 @@ class StorageMachine(RuleBasedStateMachine):
 
     def claim(self, worker: str, names: Sequence[str], lease: timedelta, limit: int) -> None:
         leases = {name: lease if name == "*" else 2 * lease for name in names}
-        claims = self.run(self.storage.claim(worker, leases=leases, limit=limit))
-        self.expected.claimed(claims, worker, leases, limit)
-        self.claims += claims
+        for _ in range(MORE_CLAIMS):
+            claims = self.run(self.storage.claim(worker, leases=leases, limit=limit))
+            self.expected.claimed(claims, worker, leases, limit)
+            self.claims += claims
+            limit -= len(claims)
+            if not limit or not (owed := self.expected.owed(leases)):
+                return
+        raise AssertionError(f"{owed} are kept back by nothing, and never handed out")
 
     def complete(self, pick: int, result: bytes, keep: Retention | None, then: str | None, delay: timedelta) -> None:
         following = None if then is None else NewJob(id=then, name="work", payload=self.new_payload(), delay=delay)
@@ -300,11 +205,11 @@ class StorageMachine(RuleBasedStateMachine):
         delay: timedelta,
         keep: Retention,
         priority: int,
-        ordering_key: str | None,
+        keys: HoldingKeys,
         max_attempts: int,
     ) -> None:
         for held in self.picked(pick):
-            then = self.new_job(held.job_id, name, delay, keep, priority, ordering_key, max_attempts)
+            then = self.new_job(held.job_id, name, delay, keep, priority, keys, max_attempts)
             self.settle(Continued(claim=held, then=replace(then, chain_index=held.chain_index + 1)))
 
     def fail(self, pick: int, keep: Retention | None) -> None:
@@ -385,6 +290,54 @@ class StorageMachine(RuleBasedStateMachine):
         assert self.run(self.storage.is_paused()) is paused
         self.expected.paused = paused
 
+    # Limits
+
+    def declare_limit(self, name: str, limit: Limit) -> None:
+        if isinstance(self.storage, KeepsLimits):
+            self.run(self.storage.declare_limits({name: limit}))
+            self.expected.limits.declare({name: limit}, self.expected.now)
+            self.look_at_limits()
+
+    def remove_limit(self, name: str) -> None:
+        if isinstance(self.storage, KeepsLimits):
+            assert self.run(self.storage.remove_limit(name)) is self.expected.limits.remove(name)
+
+    def look_at_limits(self) -> None:
+        if isinstance(self.storage, KeepsLimits):
+            assert self.run(self.storage.declared_limits()) == self.expected.limits.declared
+            for job_id, found in zip(IDS, self.run(self.storage.held_back(IDS)), strict=True):
+                compare_held_back(job_id, found, *self.expected.held_back(job_id), self.harness.clock_slack)
+
+    # What recurs
+
+    def store_cron(self, cron: Cron) -> None:
+        if self.crons is not None:
+            self.run(self.crons.store(cron))
+
+    def change_cron(self, verb: str, name: str) -> None:
+        if self.crons is not None:
+            self.run(self.crons.change(verb, name))
+
+    def tick(self, late: bool) -> None:
+        if self.crons is not None:
+            self.run(self.crons.tick_late() if late else self.crons.tick())
+
+    # Time
+
+    def end_all(self) -> None:
+        """Let all jobs end: once the queue is not paused and time passes, nothing is stuck."""
+        self.pause_or_resume(False)
+        patience = 10 + 2 * len(self.expected.jobs)  # hours, of which a limit may take one for each start
+        while any(not job.state.is_final for job in self.expected.jobs.values()):
+            assert patience, f"never ended: {self.expected.jobs}"
+            patience -= 1
+            self.recover(100, max_stalls=2)
+            before = len(self.claims)
+            self.claim("one", ("*",), MINUTE, 4)
+            for held in self.claims[before:]:
+                self.settle(Completed(claim=held, result=b"1"))
+            self.let_time_pass(HOUR)
+
     def let_time_pass(self, by: timedelta) -> None:
         self.run(self.harness.advance(by))
         self.expected.pass_time(by)
@@ -393,7 +346,8 @@ class StorageMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_job_is_as_expected(self) -> None:
-        for job_id, found in zip(IDS, self.run(self.storage.status(IDS)), strict=True):
+        ids = tuple(dict.fromkeys([*IDS, *self.expected.jobs]))
+        for job_id, found in zip(ids, self.run(self.storage.status(ids)), strict=True):
             job = self.expected.jobs.get(job_id)
             assert (found is None) == (job is None), f"{job_id!r}: {found}, expected {job}"
             if found is not None and job is not None:

@@ -126,6 +126,16 @@ async def test_missed_times(queue: Queue, clock: ManualClock, missed: Missed, ho
     assert (await ticked(queue))[-1] == MIDNIGHT + 6 * HOUR
 
 
+@pytest.mark.parametrize(("late", "hours"), [(timedelta(minutes=1), [3]), (timedelta(seconds=61), [])])
+async def test_a_time_is_missed_after_a_minute(
+    queue: Queue, clock: ManualClock, late: timedelta, hours: list[int]
+) -> None:
+    """One that is a minute over is kept, whether or not others before it were missed."""
+    await declare(queue, every(HOUR, missed=Missed.SKIP))
+    clock.advance(3 * HOUR + late)
+    assert await ticked(queue) == [MIDNIGHT + hour * HOUR for hour in hours]
+
+
 async def test_very_many_missed_times_are_bounded(
     queue: Queue, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:

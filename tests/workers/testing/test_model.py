@@ -193,31 +193,52 @@ def test_bull_follows_the_table(redis_url: str, monkeypatch: pytest.MonkeyPatch)
     run_state_machine_as_test(BullMachine, settings=settings(QUICK, max_examples=40, phases=[Phase.generate]))
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        broken.NoTokenCheck,
-        broken.AttemptCountedAtTheEnd,
-        broken.CancelIgnoredWhileScheduled,
-        broken.ReleasedToTheEnd,
-        broken.OldGenerationLingers,
-        broken.ContinuedWithOldAttempts,
-        broken.RepeatsAreLost,
-        broken.CancelStrands,
-        pytest.param(broken.KeyKeptByTheClaim, marks=FAR_TO_FIND),
-        pytest.param(broken.KeyOfNobody, marks=FAR_TO_FIND),
-        broken.FirstPayloadStays,
-        broken.GroupsAreSplit,
-    ],
+WRONG_ABOUT_JOBS: Final = (
+    broken.NoTokenCheck,
+    broken.AttemptCountedAtTheEnd,
+    broken.CancelIgnoredWhileScheduled,
+    broken.ReleasedToTheEnd,
+    broken.OldGenerationLingers,
+    broken.ContinuedWithOldAttempts,
+    broken.RepeatsAreLost,
+    broken.CancelStrands,
+    pytest.param(broken.KeyKeptByTheClaim, marks=FAR_TO_FIND),
+    pytest.param(broken.KeyOfNobody, marks=FAR_TO_FIND),
+    broken.FirstPayloadStays,
+    broken.GroupsAreSplit,
 )
+WRONG_ABOUT_KEYS: Final = (
+    broken.CronTurnedByAnybody,
+    broken.CronJobsOfTheLate,
+    broken.TokenNotTaken,
+    broken.PlaceOfTheLost,
+    broken.ParkedForgotten,
+    pytest.param(broken.OpeningForgotten, marks=FAR_TO_FIND),
+    pytest.param(broken.ChangedLimitUnseen, marks=FAR_TO_FIND),
+    pytest.param(broken.TurnsInOrder, marks=FAR_TO_FIND),
+)
+
+
+@pytest.mark.parametrize("kind", WRONG_ABOUT_JOBS)
 def test_the_machine_finds_what_is_wrong(kind: type[MemoryStorage]) -> None:
     """A storage that is wrong in one way is found out without anybody having thought of the case."""
+    find_out(kind, theme="jobs")
 
+
+@pytest.mark.parametrize("kind", WRONG_ABOUT_KEYS)
+def test_the_machine_finds_what_is_wrong_about_limits_turns_and_crons(kind: type[MemoryStorage]) -> None:
+    """So is one that lets too many jobs start, forgets some, or lets the same time recur twice."""
+    find_out(kind, theme="keys")
+
+
+def find_out(kind: type[MemoryStorage], *, theme: str) -> None:
     class BrokenHarness(MemoryHarness):
         async def make(self, queue: str) -> Storage:
             return kind(self.space, queue)
 
     class BrokenMachine(StorageMachine):
+        themes = (theme,)
+
         def open_harness(self) -> Harness:
             return BrokenHarness()
 

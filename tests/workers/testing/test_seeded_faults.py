@@ -71,6 +71,14 @@ CAUGHT_BY: dict[type[MemoryStorage], tuple[str, ...]] = {
         "dependencies.what_did_not_complete_fails_its_dependents",
         "dependencies.a_long_line_of_dependents_ends_in_one_step",
     ),
+    broken.CronTurnedByAnybody: ("crons.a_row_is_turned_once_from_each_revision",),
+    broken.CronJobsOfTheLate: ("crons.a_row_is_turned_once_from_each_revision",),
+    broken.TokenNotTaken: ("limits.a_rate_is_kept", "limits.every_start_takes_a_token", "limits.both_limits_count"),
+    broken.PlaceOfTheLost: ("limits.a_crashed_worker_frees_its_place",),
+    broken.ParkedForgotten: ("limits.a_concurrency_is_kept", "limits.a_changed_limit_counts_at_once"),
+    broken.OpeningForgotten: ("limits.a_bucket_fills_at_its_rate", "limits.a_token_wakes_a_worker"),
+    broken.ChangedLimitUnseen: ("limits.a_changed_limit_counts_at_once",),
+    broken.TurnsInOrder: ("limits.fair_keys_take_turns", "limits.a_batch_is_fair_too"),
     broken.SpinningWait: ("wait.an_idle_wait_does_not_spin",),
 }
 """Each fault, and cases that fail because of it."""

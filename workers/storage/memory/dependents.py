@@ -100,8 +100,7 @@ class DependentTable(JobTable):
 
     def promote(self, job: StoredJob, now: datetime) -> None:
         if job.state is JobState.WAITING:
-            job.new = replace(job.new, delay=timedelta(0))
-            self._release(job, now)
+            self._release(job, now, timedelta(0))
         else:
             super().promote(job, now)
 
@@ -149,14 +148,14 @@ class DependentTable(JobTable):
         if not ended.lets_run(job.new):
             self._give_up(job, now, ended)
         elif not left:
-            self._release(job, now)
+            self._release(job, now, job.new.delay)
 
     def met(self, dependent: str, dependency: str) -> None:
         """Note that the job no longer waits for that one."""
 
-    def _release(self, job: StoredJob, now: datetime) -> None:
-        self._step(job, Step.FOLLOW_LATER if job.new.delay else Step.FOLLOW)
-        job.run_at, job.serial = now + job.new.delay, self._next_serial
+    def _release(self, job: StoredJob, now: datetime, delay: timedelta) -> None:
+        self._step(job, Step.FOLLOW_LATER if delay else Step.FOLLOW)
+        job.run_at, job.serial = now + delay, self._next_serial
         self._next_serial += 1
         self._line_up(job)
         self._publisher.publish(JobEventKind.QUEUED, job.new.id)

@@ -6,8 +6,8 @@ name becomes ready, and the next claim decides. A gate that a token opens is not
 which a claim does the same; so is each gate of a limit that has changed.
 
 Of a fair key one job of each name is the front, and the claim that takes it brings the next forward, with a new number,
-behind all that are ready. The others are held as claims meet them. Only claims write fronts and buckets: on PostgreSQL
-under the lock of the gate, so that no other transaction is waited for.
+behind all that are ready. The others are held as claims meet them, but for one that is more urgent than the front. Only
+claims write fronts and buckets: on PostgreSQL under the lock of the gate, so that no other transaction is waited for.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 from typing import Final
 
-from workers.deduplication import Deduplication
+from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import LossReason, UnknownDependency, Unsupported
 from workers.jobs import (
     DROP,
@@ -252,6 +252,17 @@ async def a_waiting_job_is_managed_like_others(harness: Harness) -> None:
     await apply(storage, completed(first))
     assert await claim(storage, 5) == []
     assert [await state(storage, name) for name in names] == [JobState.CANCELLED, None, JobState.COMPLETED]
+
+
+@case(guarantees=(22, 25), needs=(DEPENDENCIES, DEDUPLICATION))
+async def a_debounced_job_is_promoted_at_once(harness: Harness) -> None:
+    """Although it would wait on when those that it follows have ended."""
+    storage = await harness.open()
+    debounce = Deduplication(key="key", mode=DeduplicationMode.DEBOUNCE, ttl=HOUR)
+    await enqueue(storage, job("first"), follower("last", "first", deduplication=debounce))
+    assert await storage.promote(["last"]) == 1
+    assert await state(storage, "last") is JobState.QUEUED
+    assert ids(await claim(storage, 2)) == ["first", "last"]
 
 
 @case(guarantees=(21, 22, 25), needs=(DEPENDENCIES,))

@@ -405,6 +405,17 @@ async def turns_are_within_a_priority(harness: Harness) -> None:
 
 
 @case(guarantees=(15, 27), needs=(LIMIT_KEYS,))
+async def an_urgent_job_waits_for_no_turn(harness: Harness) -> None:
+    """A job of a lower priority goes first, also where another job of its fair key has come before."""
+    storage = await harness.open()
+    await enqueue(storage, *(job(name, fair_key="a", priority=5) for name in ("a1", "a2")))
+    assert (await claim_one(storage)).job_id == "a1"
+    await enqueue(storage, job("x", priority=1), job("a3", fair_key="a"), job("a4", fair_key="a", priority=5))
+    assert await first_claims(storage, 4) == ["a3", "x", "a2", "a4"]
+    assert await claimed(storage) == []
+
+
+@case(guarantees=(15, 27), needs=(LIMIT_KEYS,))
 async def a_turn_is_never_forgotten(harness: Harness) -> None:
     """When the next job of a fair key is cancelled, removed, put off or retried, the one after it has its turn."""
     storage = await harness.open()

@@ -42,15 +42,28 @@ from tests.workers.testing.broken_storages.telling import (
     SpinningWait,
     UnheardRequests,
 )
+from tests.workers.testing.broken_storages.turning import (
+    ChangedLimitUnseen,
+    CronJobsOfTheLate,
+    CronTurnedByAnybody,
+    OpeningForgotten,
+    ParkedForgotten,
+    PlaceOfTheLost,
+    TokenNotTaken,
+    TurnsInOrder,
+)
 
 __all__ = [
     "AttemptCountedAtTheEnd",
     "CancelIgnoredWhileScheduled",
     "CancelStrands",
+    "ChangedLimitUnseen",
     "ContinuationAfterState",
     "ContinuationLost",
     "ContinuedByAnybody",
     "ContinuedWithOldAttempts",
+    "CronJobsOfTheLate",
+    "CronTurnedByAnybody",
     "DoubleRecovery",
     "EnqueueRace",
     "ExpiresWithNeighbours",
@@ -66,6 +79,9 @@ __all__ = [
     "LostWakeUp",
     "NoTokenCheck",
     "OldGenerationLingers",
+    "OpeningForgotten",
+    "ParkedForgotten",
+    "PlaceOfTheLost",
     "ProgressOfAnybody",
     "ReleaseRace",
     "ReleasedToTheEnd",
@@ -79,5 +95,7 @@ __all__ = [
     "StateAfterResult",
     "SweepsNeighbours",
     "ThrottleEndsWithItsJob",
+    "TokenNotTaken",
+    "TurnsInOrder",
     "UnheardRequests",
 ]

@@ -123,12 +123,18 @@ if gated then
       end
     end
 
-    -- Put a job that is ready into the right line; returns whether it can be claimed there.
+    -- Put a job that is ready into the right line; returns whether it can be claimed there. A more urgent one takes the
+    -- place of its fair key's front.
     function gates.stand(gate, name, standing)
       if is_fair(gate) then
-        if gates.front(gate, name) then
+        local front = gates.front(gate, name)
+        local first = front and read_member(front)
+        if first and first.priority <= read_member(standing).priority then
           redis.call('ZADD', HELD, 0, text(gate) .. standing)
           return false
+        elseif front then
+          redis.call('ZREM', READY, front)
+          redis.call('ZADD', HELD, 0, text(gate) .. front)
         end
         redis.call('HSET', GATES, front_field(gate, name), standing)
       end

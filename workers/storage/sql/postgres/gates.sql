@@ -83,7 +83,7 @@ AS $$
     ON CONFLICT (queue, gate, name) DO UPDATE SET opens_at = excluded.opens_at
 $$;
 
--- Tell whether the fair key has a front for that name which is ready, and is not this job.
+-- Tell whether the fair key has a front for that name which is ready, as urgent as this job at least, and not the job.
 CREATE OR REPLACE FUNCTION workers_has_front(p_queue integer, p_gate text, p_name text, p_seq bigint)
 RETURNS boolean LANGUAGE sql
 SET enable_seqscan = off SET jit = off
@@ -91,6 +91,7 @@ AS $$
     SELECT EXISTS (
         SELECT FROM workers_gates g JOIN workers_jobs j ON j.seq = g.front
         WHERE g.queue = p_queue AND g.gate = p_gate AND g.name = p_name AND j.state = 'ready' AND j.seq <> p_seq
+            AND j.priority <= (SELECT mine.priority FROM workers_jobs mine WHERE mine.seq = p_seq)
     )
 $$;
 

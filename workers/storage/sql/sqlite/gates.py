@@ -30,7 +30,8 @@ _OPENS = text(
 )
 _FRONT = text(
     "SELECT front FROM workers_gates WHERE queue = :queue AND gate = :gate AND name = :name"
-    " AND EXISTS (SELECT 1 FROM workers_jobs WHERE seq = front AND state = 'ready')"
+    " AND EXISTS (SELECT 1 FROM workers_jobs WHERE seq = front AND state = 'ready'"
+    " AND priority <= (SELECT priority FROM workers_jobs WHERE seq = :seq))"
 )
 _NEXT = text(
     "SELECT seq FROM workers_jobs WHERE queue = :queue AND state = 'held' AND ordering_key = :gate AND name = :name"
@@ -97,8 +98,10 @@ class ClaimGates:
     def passes(self, seq: int, gate: str, name: str) -> bool:
         """Tell whether the job may be taken, and note it; otherwise it is to be held."""
         if gate.startswith(FAIR_MARK):
-            front = None if (gate, name) in self._turned else self._execute(_FRONT, gate=gate, name=name).scalar()
-            if (gate, name) in self._turned or (front is not None and front != seq):
+            if (gate, name) in self._turned:
+                return False
+            front = self._execute(_FRONT, gate=gate, name=name, seq=seq).scalar()
+            if front is not None and front != seq:
                 return False
             self._turned[gate, name] = None
             return True
