@@ -13,10 +13,10 @@ from tests.chaos.demands import CRONS, TICK_EVERY
 from tests.chaos.ledger import now
 from tests.patience import LONG_PATIENCE_SECONDS, eventually
 from workers.crons import Crons
-from workers.crons.book import keeper
 from workers.crons.definition import KeptCron
 from workers.jobs import CronLook, CronRow
 from workers.storage.base import Storage
+from workers.testing.cases.crons import keeper
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

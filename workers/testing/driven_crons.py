@@ -6,10 +6,11 @@ from collections import deque
 from typing import Final
 
 from workers.crons import Cron, Crons
-from workers.crons.book import keeper, store
+from workers.crons.book import store
 from workers.crons.ticks import CronTurn, turn
 from workers.jobs import CronRow
 from workers.storage.base import Storage
+from workers.testing.cases.crons import keeper
 from workers.testing.expected import ExpectedQueue
 from workers.testing.expected_crons import ExpectedCrons
 

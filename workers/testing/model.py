@@ -74,7 +74,7 @@ class StorageMachine(RuleBasedStateMachine):
         self.run(self.harness.__aenter__())
         self.storage = self.run(self.harness.open())
         self.expected = ExpectedGates(self.harness.now(), fresh_retries=self.harness.limits.fresh_retries)
-        self.crons = DrivenCrons(self.storage, self.expected) if self.harness.limits.crons else None
+        self.crons = DrivenCrons(self.storage, self.expected) if self.harness.limits.cron_rows else None
         self.claims: list[Claim] = []
         self.last: Settlement | None = None
         self.payloads = 0

@@ -9,8 +9,8 @@ tokens open is noted in `gates` by the time at which it does.
 
 A fair key is a gate that never closes. Of each name the first of its jobs stands in the ready line, the front, and the
 others are parked at once. When the front is claimed the next becomes the front, and its `turn` is the place of a job
-that was enqueued just now: so it comes after one job of every other key. A more urgent job takes the place of the front,
-or it would wait for all that come before that.
+that was enqueued just now: so it comes after one job of every other key. A more urgent job takes its place,
+or it would wait for all that come before it.
 """
 
 from __future__ import annotations
