@@ -142,16 +142,25 @@ class _Graph:
         self._found: dict[Followed, RowMapping] = {}
         self._ends: dict[Followed, tuple[JobState, ErrorInfo | None]] = {}
         self._marked: set[int] = set()
+        self._later: set[Followed] = set()
         for one, row in _rows(transaction, jobs, _FOUND[transaction.dialect]):
             self._found[one] = row
             if row["state"] in (RowState.COMPLETED, RowState.FAILED, RowState.CANCELLED):
                 self._ends[one] = JobState(row["state"]), decode_error(row["error"])
 
+    def insert_all(self, jobs: Sequence[NewJob]) -> None:
+        """Let each job wait; one that comes later in the call is unknown yet, or two could wait for each other."""
+        self._later.update(job.id for job in jobs)
+        for job in jobs:
+            if job.follows:
+                self.insert(job)
+            self._later.discard(job.id)
+
     def insert(self, job: NewJob) -> None:
         """Let the job wait for those of its others that have not ended, or fail it."""
         left: list[Followed] = []
         for one in job.follows:
-            if one in self._found and one not in self._ends:
+            if one in self._found and one not in self._ends and one not in self._later:
                 left.append(one)
                 continue
             state, error = self._ends.get(one, (None, None))
@@ -188,8 +197,7 @@ def insert(transaction: Transaction, jobs: Sequence[NewJob]) -> None:
     if not following:
         return
     graph = _Graph(transaction, {one for job in following for one in (job.id, *job.follows)})
-    for job in following:
-        graph.insert(job)
+    graph.insert_all(jobs)
     graph.mark()
 
 

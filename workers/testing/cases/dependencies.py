@@ -254,6 +254,17 @@ async def a_waiting_job_is_managed_like_others(harness: Harness) -> None:
     assert [await state(storage, name) for name in names] == [JobState.CANCELLED, None, JobState.COMPLETED]
 
 
+@case(guarantees=(25,), needs=(DEPENDENCIES,))
+async def two_jobs_never_wait_for_each_other(harness: Harness) -> None:
+    """Of one call a job follows earlier ones; a later one is unknown to it."""
+    storage = await harness.open()
+    await enqueue(storage, follower("a", "b", run=True), follower("b", "a", run=True))
+    first = await claim_one(storage)
+    assert first.job_id == "a"
+    await apply(storage, completed(first))
+    assert (await claim_one(storage)).job_id == "b"
+
+
 @case(guarantees=(22, 25), needs=(DEPENDENCIES, DEDUPLICATION))
 async def a_debounced_job_is_promoted_at_once(harness: Harness) -> None:
     """Although it would wait on when those that it follows have ended."""
