@@ -20,7 +20,7 @@ from tests.chaos.ticks import Ticks
 from tests.chaos.verdict import Books, Ending, judge, limited
 from tests.patience import LONG_PATIENCE_SECONDS
 from workers import StorageUnavailable
-from workers.storage.abilities import KeepsLimits
+from workers.storage.abilities import KeepsCrons, KeepsLimits
 from workers.storage.base import Storage
 from workers.storage.urls import open_storage
 
@@ -58,7 +58,7 @@ async def _lay_down_rules(place: Place) -> Ticks | None:
         if storage.limits.limit_keys:
             assert isinstance(storage, KeepsLimits)
             await storage.declare_limits(demands.LIMITS)
-        return await Ticks.begin(storage) if storage.limits.cron_rows else None
+        return await Ticks.begin(storage) if isinstance(storage, KeepsCrons) else None
 
 
 @contextlib.asynccontextmanager
@@ -145,7 +145,7 @@ async def _pass_judgement(place: Place, crew: Crew, findings: Findings, ticked: 
         books.expect_ticks(ticked)
         endings = await _endings(storage, sorted(books.intended))
         findings.violations += judge(books, endings, await storage.counts())
-    if limits.cron_rows:
+    if limits.crons and limits.cron_rows:
         findings.did["ticks"] = len(ticked)
     if limits.limit_keys:
         findings.did["claims under a limit"] = sum(map(len, limited(books).values()))

@@ -43,7 +43,7 @@ from workers.jobs import (
     Retried,
     Settlement,
 )
-from workers.storage.abilities import KeepsLimits
+from workers.storage.abilities import KeepsCrons, KeepsLimits
 from workers.testing.calls import IDS, MINUTE, NOW, THEMES, HoldingKeys
 from workers.testing.compared import compare_errors, compare_held_back, compare_record, compare_status
 from workers.testing.driven_crons import DrivenCrons
@@ -74,7 +74,7 @@ class StorageMachine(RuleBasedStateMachine):
         self.run(self.harness.__aenter__())
         self.storage = self.run(self.harness.open())
         self.expected = ExpectedGates(self.harness.now(), fresh_retries=self.harness.limits.fresh_retries)
-        self.crons = DrivenCrons(self.storage, self.expected) if self.harness.limits.cron_rows else None
+        self.crons = DrivenCrons(self.storage, self.expected) if isinstance(self.storage, KeepsCrons) else None
         self.claims: list[Claim] = []
         self.last: Settlement | None = None
         self.payloads = 0
