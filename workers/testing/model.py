@@ -68,7 +68,7 @@ _names = st.sampled_from(("work", "work", "other"))
 _delays = st.sampled_from((NOW, NOW, NOW, TICK, MINUTE, timedelta(minutes=30)))
 _leases = st.sampled_from((MINUTE, timedelta(hours=1)))
 _retentions: st.SearchStrategy[Retention] = st.sampled_from((DROP, MINUTE, timedelta(hours=2)))
-_priorities = st.sampled_from((0, 0, 0, 1))
+_priorities = st.sampled_from((0, 0, 0, 1, -1))
 _keys = st.sampled_from((None, None, None, "key"))
 _deduplications = st.builds(
     _deduplication,
@@ -272,10 +272,15 @@ class StorageMachine(RuleBasedStateMachine):
             delay=delay,
             keep_completed=keep,
             keep_failed=keep,
-            priority=priority if self.harness.limits.priority_order else 0,
+            priority=self.allowed_priority(priority),
             ordering_key=ordering_key if self.harness.limits.ordering_keys else None,
             max_attempts=max_attempts,
         )
+
+    def allowed_priority(self, priority: int) -> int:
+        """Return the priority, or 0 if the storage does not keep it."""
+        limits = self.harness.limits
+        return priority if limits.priority_order and (priority >= 0 or limits.urgent_priorities) else 0
 
     def new_payload(self) -> bytes:
         """Make a payload that no other job has."""

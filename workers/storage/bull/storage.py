@@ -139,6 +139,8 @@ class BullStorage(ScriptedStorage):
         deduplication=False,
         dependencies=False,
         priority_order=False,
+        urgent_priorities=False,
+        results_told=False,
         longest_delay=LONGEST_DELAY,
         fresh_retries=False,
         recovery_interval=RECOVERY_INTERVAL,

@@ -14,9 +14,10 @@ from workers.storage.file.directory import QueueDirectory
 from workers.storage.file.frames import PREAMBLE_BYTES, Damage, Frame
 from workers.storage.file.journal import Journal
 from workers.storage.file.state import FileState, JournalStep
+from workers.storage.subscribers import Told
 
-WITH_DEPENDENTS: Final = 2
-"""The version of journals with jobs that wait for others."""
+SECOND: Final = 2
+"""The version of journals with jobs that wait for others, or have a priority above the default."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -25,7 +26,7 @@ _LOG = logging.getLogger(__name__)
 class Announcements:
     """What to tell the waiters and subscribers of this process."""
 
-    events: list[tuple[JobEventKind, str]] = field(default_factory=list)
+    events: list[Told] = field(default_factory=list)
     wake: bool = False
 
     def add(self, step: JournalStep) -> None:
@@ -143,10 +144,10 @@ class QueueCopy:
             self.forget()
             raise
 
-    def let_jobs_wait(self, state: FileState) -> None:
-        """Replace the journal by one that may have jobs that wait for others, if it is none yet."""
-        if self.journal.version < WITH_DEPENDENTS:
-            self.journal.replace(state.snapshot(), continues=True, version=WITH_DEPENDENTS)
+    def make_second(self, state: FileState) -> None:
+        """Replace the journal by one of the second version, unless it is one."""
+        if self.journal.version < SECOND:
+            self.journal.replace(state.snapshot(), continues=True, version=SECOND)
 
     def compact(self, state: FileState) -> None:
         """Replace the journal by a snapshot of the state, unless the disk is too full for it."""
@@ -157,7 +158,7 @@ class QueueCopy:
             _LOG.warning("%s: the journal cannot be compacted: %s", self._directory.path, error)
 
 
-def _missed(old: FileState, new: FileState) -> Iterable[tuple[JobEventKind, str]]:
+def _missed(old: FileState, new: FileState) -> Iterable[Told]:
     """Yield the ends of jobs, and requests to cancel, that were missed.
 
     They happened while the state could not be followed step by step.
@@ -168,9 +169,9 @@ def _missed(old: FileState, new: FileState) -> Iterable[tuple[JobEventKind, str]
         job_id = job.new.id
         now = new.table.get(job_id)
         if job.token is not None and (now is None or now.token != job.token or now.cancel_requested):
-            yield JobEventKind.CANCEL_REQUESTED, job_id
+            yield JobEventKind.CANCEL_REQUESTED, job_id, None
         if now is not None and now.finished:
-            yield JobEventKind(now.state.value), job_id
+            yield JobEventKind(now.state.value), job_id, None
         elif now is None:
             buried = new.table.buried_until(job_id) is not None
-            yield (JobEventKind.CANCELLED if buried else JobEventKind.COMPLETED), job_id
+            yield (JobEventKind.CANCELLED if buried else JobEventKind.COMPLETED), job_id, None

@@ -5,7 +5,8 @@
     frame     marker · length of the entries, u32 · length of the blobs, u64 · CRC-32 of lengths, entries and blobs, u32
               · entries, JSON · blobs, raw
 
-The 1 is a 2 where there are, or were, jobs that wait for others: a version that knows no such entries leaves it alone.
+The 1 is a 2 where there are, or were, jobs that wait for others, or have a priority above the default: a version that
+knows no such entries leaves it alone.
 Numbers are little-endian. The marker differs from file to file and appears in no message. So the next frame can be
 found by it after damage, and a payload, which strangers may write, cannot pass for a frame.
 """
@@ -48,7 +49,7 @@ class Preamble:
     """The marker of the journal that this one replaced; its last state is this one's snapshot."""
     snapshot_end: int = PREAMBLE_BYTES
     version: int = 1
-    """2 where entries may be about jobs that wait for others, which version 1 takes for damage."""
+    """2 where there may be entries that version 1 takes for damage; see above."""
 
     def encode(self) -> bytes:
         """Return the bytes at the beginning of the file."""

@@ -39,8 +39,8 @@ delays a compaction.
 *Opening* reads the journal from its beginning. Damage in the middle costs the frames that it hit: they are copied to
 quarantine and reported, and the journal is rewritten without them. Foreign files, and a journal that does not begin
 like one, are moved to quarantine. A journal of a newer version is refused and left alone. One becomes such with the
-first job that waits for others: it is compacted into a journal of the next version, which processes of the version
-before do not take for damaged.
+first job that waits for others, or has a priority above the default: it is compacted into a journal of the next
+version, which processes of the version before do not take for damaged.
 
 *Wake-ups* within a process are direct. Changes by other processes are noticed by a look at the journal's size every
 50 ms, only while somebody waits or listens. It reads nothing unless the size has changed.
@@ -55,7 +55,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final, TypeVar
@@ -66,6 +66,8 @@ from workers.errors import StorageUnavailable, WorkersError
 from workers.jobs import (
     CancelResult,
     Claim,
+    Completed,
+    Continued,
     EnqueueResult,
     JobOutcome,
     JobRecord,
@@ -85,6 +87,7 @@ from workers.jobs import (
 from workers.storage.base import Limits
 from workers.storage.file.state import FileState
 from workers.storage.file.thread import POLL, QUEUE_NUMBER, FileThread, acquire, release
+from workers.storage.held_wakes import HeldWakes
 from workers.storage.rules import refuse_limit_keys, refuse_other_queues, refuse_transaction
 from workers.storage.subscribers import BufferedSubscription, LoopSubscribers
 
@@ -99,7 +102,7 @@ class FileStorage:
     blocked.
     """
 
-    limits: Final = Limits(clock="machine", durable=True, processes="machine", wakeup_latency=POLL)
+    limits: Final = Limits(clock="machine", durable=True, processes="machine", wakeup_latency=POLL, held_wake_ups=True)
 
     def __init__(
         self, directory: str | Path, queue: str = "default", *, clock: Clock | None = None, fsync: bool = True
@@ -111,6 +114,7 @@ class FileStorage:
         self._fsync = fsync
         self._users = 0
         self._connected: FileThread | None = None
+        self._held = HeldWakes(self._wake_for)
         if isinstance(self._clock, ManualClock):
             self._clock.watch(self._wake)
 
@@ -151,8 +155,17 @@ class FileStorage:
         refuse_transaction(connection, "FileStorage")
         refuse_other_queues(jobs, "FileStorage")
         refuse_limit_keys(jobs, "FileStorage")
-        waits = any(job.after for job in jobs)
-        return await self._write(lambda state, now: state.enqueue(jobs, now), waits=waits)
+        second = any(job.after or job.priority < 0 for job in jobs)
+        quiet = self._held.held(jobs)
+        return await self._write(lambda state, now: state.enqueue(jobs, now), second=second, quiet=quiet)
+
+    def with_notify(self, connection: object | None = None) -> AbstractAsyncContextManager[None]:
+        """See `HoldsWakeUps.with_notify`."""
+        refuse_transaction(connection, "FileStorage")
+        return self._held.hold()
+
+    async def _wake_for(self, _: Collection[str]) -> None:
+        self._wake()
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
         """See `Storage.claim`; if it is cancelled meanwhile, what it claimed is released."""
@@ -198,7 +211,11 @@ class FileStorage:
         self, settlements: Sequence[Settlement], *, connection: object | None = None
     ) -> list[SettleOutcome]:
         refuse_transaction(connection, "FileStorage")
-        return await self._write(lambda state, now: state.settle(settlements, now)) if settlements else []
+        thens = [one.then for one in settlements if isinstance(one, Completed | Continued)]
+        second = any(then is not None and then.priority < 0 for then in thens)
+        return (
+            await self._write(lambda state, now: state.settle(settlements, now), second=second) if settlements else []
+        )
 
     async def progress(self, reports: Sequence[ProgressReport]) -> None:
         await self._write(lambda state, now: state.progress(reports, now))
@@ -305,8 +322,8 @@ class FileStorage:
     async def _read(self, step: Callable[[FileState, datetime], T]) -> T:
         return await asyncio.wrap_future(self._thread().read(lambda state: step(state, self._clock.now())))
 
-    async def _write(self, step: Callable[[FileState, datetime], T], *, waits: bool = False) -> T:
-        work = self._thread().write(lambda state: step(state, self._clock.now()), waits=waits)
+    async def _write(self, step: Callable[[FileState, datetime], T], *, second: bool = False, quiet: bool = False) -> T:
+        work = self._thread().write(lambda state: step(state, self._clock.now()), second=second, quiet=quiet)
         return await asyncio.wrap_future(work)
 
     def _wake(self) -> None:

@@ -16,7 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Final, TypeVar
@@ -45,8 +45,10 @@ class _Task:
     future: Future[object]
     work: Callable[[FileState], object]
     writes: bool
-    waits: bool = False
-    """Whether it may leave jobs that wait for others."""
+    second: bool = False
+    """Whether it may leave what only journals of the second version have."""
+    quiet: bool = False
+    """Whether nobody is to be woken, because somebody else will do that."""
 
 
 class FileThread:
@@ -73,21 +75,23 @@ class FileThread:
         """Return the future of what `work` finds; it changes nothing, except what the clock changes."""
         return self._submit(work, writes=False)
 
-    def write(self, work: Callable[[FileState], T], *, waits: bool = False) -> Future[T]:
+    def write(self, work: Callable[[FileState], T], *, second: bool = False, quiet: bool = False) -> Future[T]:
         """Return the future of what `work` answers, resolved when all that it changed is on the disk.
 
-        `waits` says that it may leave jobs that wait for others.
+        `second` says that it may leave what only journals of the second version have, `quiet` that it wakes nobody.
         """
-        return self._submit(work, writes=True, waits=waits)
+        return self._submit(work, writes=True, second=second, quiet=quiet)
 
-    def _submit(self, work: Callable[[FileState], T], *, writes: bool, waits: bool = False) -> Future[T]:
+    def _submit(
+        self, work: Callable[[FileState], T], *, writes: bool, second: bool = False, quiet: bool = False
+    ) -> Future[T]:
         future: Future[T] = Future()
         if self._process != os.getpid():
             raise StorageError(f"{self.path} was opened before this process was forked; connect again")
         with self._lock:
             if self._stopped is not None:
                 raise StorageUnavailable(f"{self.path} was disconnected")
-            task = _Task(future=future, work=work, writes=writes, waits=waits)  # type: ignore[arg-type]  # its own T
+            task = _Task(future=future, work=work, writes=writes, second=second, quiet=quiet)  # type: ignore[arg-type]  # its own T
             self._tasks.put(task)
         return future
 
@@ -171,8 +175,8 @@ class FileThread:
         assert self._copy is not None, "opened with the directory"
         copy = self._copy
         state = copy.refresh(batch.heard)
-        if any(task.waits for task in batch.tasks):
-            copy.let_jobs_wait(state)
+        if any(task.second for task in batch.tasks):
+            copy.make_second(state)
         if copy.journal.is_long:
             copy.compact(state)
         frames: list[bytes] = []
@@ -241,7 +245,7 @@ def _take_step(batch: _Group, state: FileState, copy: QueueCopy, frames: list[by
             step = state.step()
             frames.append(copy.journal.encode(step.entries, step.blobs))
             state.written()
-            batch.done.add(step)
+            batch.done.add(replace(step, wake=False) if task.quiet else step)
     except Exception as error:
         answer = _Refused(error)
         batch.spoilt = state.changed

@@ -83,6 +83,10 @@ BEGIN
         END IF;
     END IF;
     FOREACH v_event IN ARRAY p_events LOOP
+        IF starts_with(v_event, 'result:') THEN
+            PERFORM pg_notify('workers_results', p_queue || ' ' || substr(v_event, 8));
+            CONTINUE;
+        END IF;
         v_event := replace(replace(v_event, '%', '%25'), ' ', '%20');
         IF octet_length(v_part) + octet_length(v_event) > 7000 THEN
             PERFORM pg_notify('workers_events', p_queue || v_part);
@@ -105,7 +109,7 @@ END $$;
 CREATE OR REPLACE FUNCTION workers_enqueue(
     p_queue integer, p_ids text[], p_names text[], p_delays bigint[], p_priorities integer[], p_max_attempts integer[],
     p_keep_completed bigint[], p_keep_failed bigint[], p_keys text[], p_backoffs text[], p_payloads bytea[],
-    p_chain_indexes integer[], p_sure boolean
+    p_chain_indexes integer[], p_sure boolean, p_wake boolean DEFAULT true
 ) RETURNS TABLE (id text, inserted boolean, state text, run_at bigint, now bigint, result bytea) LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
 AS $$
@@ -169,7 +173,7 @@ BEGIN
         EXIT WHEN cardinality(v_left) = 0;
     END LOOP;
     IF cardinality(v_inserted) > 0 THEN
-        PERFORM workers_tell(p_queue, ARRAY(SELECT 'queued:' || n FROM unnest(v_inserted) n), true, p_sure);
+        PERFORM workers_tell(p_queue, ARRAY(SELECT 'queued:' || n FROM unnest(v_inserted) n), p_wake, p_sure);
     END IF;
 END $$;
 
@@ -526,6 +530,10 @@ BEGIN
             v_keys := v_keys || v_job.ordering_key;
         END IF;
         IF v_kind IN ('completed', 'failed', 'capped') THEN
+            IF v_kind = 'completed' AND coalesce(v_job.keep, 0) < 60000 AND octet_length(v_job.result) <= 4096 THEN
+                v_events := v_events
+                    || ('result:' || translate(encode(v_job.result, 'base64'), E'\n', '') || ' ' || v_job.id);
+            END IF;
             v_events := v_events
                 || ((CASE WHEN v_kind = 'completed' THEN 'completed:' ELSE 'failed:' END) || v_job.id);
             IF v_job.keep IS NULL THEN
