@@ -37,6 +37,13 @@ def kept_for_waiters(result: bytes, keep: Retention) -> Retention:
     return keep
 
 
+def chosen_for_waiters(result: bytes, keep: Retention | None, own: Retention) -> Retention | None:
+    """Return the retention chosen for a result in place of its job's `own`; None where that stays."""
+    asked = own if keep is None else keep
+    kept = kept_for_waiters(result, asked)
+    return keep if kept == asked else kept
+
+
 def told_with_the_end(result: bytes, keep: Retention) -> bytes | None:
     """Return the result if it travels with the event: it is small, and its record may be gone before anybody looks."""
     soon_gone = keep is DROP or keep < LEAST_TO_READ

@@ -397,14 +397,17 @@ async def test_a_wake_up_that_fails_is_told_unless_the_block_did() -> None:
         async def _wake(self, _: Collection[str]) -> None:
             raise StorageUnavailable("away")
 
+    async def enqueue_and_raise(queue: Queue) -> None:
+        async with queue.with_notify():
+            await queue.enqueue(2)
+            raise ZeroDivisionError
+
     async with Queue(Mute()) as queue:
         with pytest.raises(StorageUnavailable):
             async with queue.with_notify():
                 await queue.enqueue(1)
         with pytest.raises(ZeroDivisionError):
-            async with queue.with_notify():
-                await queue.enqueue(2)
-                raise ZeroDivisionError
+            await enqueue_and_raise(queue)
         assert (await queue.counts())[JobState.QUEUED] == 2
 
 

@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 from workers.checks import check_progress
 from workers.errors import ErrorInfo, LossReason, StorageFull
 from workers.jobs.job import Claim, NewJob
-from workers.retention import TOLD_BYTES, Retention, kept_for_waiters
+from workers.retention import TOLD_BYTES, Retention, chosen_for_waiters
 
 UNCOUNTED_RETRIES: Final = 100  # in a row, before one is counted after all, so that none can loop for ever
 
@@ -39,8 +39,8 @@ class Completed:
 
     def __post_init__(self) -> None:
         if len(self.result) > TOLD_BYTES:
-            keep = self.claim.keep_completed if self.keep is None else self.keep
-            object.__setattr__(self, "keep", kept_for_waiters(self.result, keep))
+            keep = chosen_for_waiters(self.result, self.keep, self.claim.keep_completed)
+            object.__setattr__(self, "keep", keep)
         if self.then is not None and self.then.deduplication is not None:
             raise ValueError(f"job {self.then.id!r} follows a completion: it cannot have a deduplication key")
         _check_follows_nobody(self.then)

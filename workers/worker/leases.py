@@ -70,8 +70,7 @@ class LeaseKeeper:
                 self._report(error)
 
     async def _sleep(self, seconds: float) -> bool:
-        """Sleep in naps, because a blockage shows by no more than what it is longer than a nap; return whether one did.
-        """
+        """Sleep in naps, because a blockage shows by no more than what it is longer than a nap; return whether one did."""
         blocked, nap = False, seconds / NAPS
         for _ in range(NAPS):
             due = monotonic() + nap

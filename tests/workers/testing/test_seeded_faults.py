@@ -71,6 +71,20 @@ CAUGHT_BY: dict[type[MemoryStorage], tuple[str, ...]] = {
         "dependencies.what_did_not_complete_fails_its_dependents",
         "dependencies.a_long_line_of_dependents_ends_in_one_step",
     ),
+    broken.UrgentLast: (
+        "priorities.urgent_jobs_come_first",
+        "priorities.an_urgent_job_has_its_name",
+        "priorities.an_urgent_job_stays_urgent",
+        "priorities.an_urgent_job_of_a_key_is_the_next",
+        "priorities.an_urgent_job_of_a_fair_key_is_its_next",
+    ),
+    broken.ResultLeftBehind: ("events.a_small_result_travels_with_the_end",),
+    broken.LargeResultGone: ("events.a_large_result_waits_to_be_read",),
+    broken.HeldWakeUpForgotten: (
+        "wait.a_held_wake_up_comes_at_the_end",
+        "wait.a_held_wake_up_is_about_delayed_jobs_too",
+    ),
+    broken.HeldForEverybody: ("wait.others_wake_while_a_block_is_open",),
     broken.SpinningWait: ("wait.an_idle_wait_does_not_spin",),
 }
 """Each fault, and cases that fail because of it."""

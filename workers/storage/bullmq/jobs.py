@@ -13,6 +13,7 @@ from typing import Final
 
 from workers.errors import StorageError, Unsupported
 from workers.jobs import DROP, CancelResult, EnqueueResult, EnqueueStatus, JobState, NewJob, Retention
+from workers.retention import chosen_for_waiters
 from workers.storage.bullmq.access import QueueAccess, meant
 from workers.storage.bullmq.codec import (
     CANCEL_FIELD,
@@ -266,6 +267,7 @@ class Jobs:
         """
         token = secrets.token_hex(8)
         fields: dict[str, object] = {SETTLED_FIELD: token}
+        keep = chosen_for_waiters(result, keep, found.options.keep_completed)
         if keep is not None and keep is not DROP:
             fields[KEEP_FIELD] = str(to_ms(keep))
         ending = Finish(

@@ -114,7 +114,7 @@ class FileStorage:
         self._fsync = fsync
         self._users = 0
         self._connected: FileThread | None = None
-        self._held = HeldWakes(self._wake_for)
+        self._held_wakes = HeldWakes(self._wake_for)
         if isinstance(self._clock, ManualClock):
             self._clock.watch(self._wake)
 
@@ -156,13 +156,13 @@ class FileStorage:
         refuse_other_queues(jobs, "FileStorage")
         refuse_limit_keys(jobs, "FileStorage")
         second = any(job.after or job.priority < 0 for job in jobs)
-        quiet = self._held.held(jobs)
+        quiet = self._held_wakes.held(jobs)
         return await self._write(lambda state, now: state.enqueue(jobs, now), second=second, quiet=quiet)
 
     def with_notify(self, connection: object | None = None) -> AbstractAsyncContextManager[None]:
         """See `HoldsWakeUps.with_notify`."""
         refuse_transaction(connection, "FileStorage")
-        return self._held.hold()
+        return self._held_wakes.hold()
 
     async def _wake_for(self, _: Collection[str]) -> None:
         self._wake()

@@ -68,7 +68,7 @@ class MemoryStorage:
         self._space = space or MemorySpace(clock)
         self._name = queue
         self._queue = self._space.queue(queue)
-        self._held = HeldWakes(self._wake)
+        self._held_wakes = HeldWakes(self._wake)
 
     def __repr__(self) -> str:
         return f"MemoryStorage(queue={self._name!r})"
@@ -86,13 +86,13 @@ class MemoryStorage:
     async def enqueue(self, jobs: Sequence[NewJob], *, connection: object | None = None) -> list[EnqueueResult]:
         refuse_transaction(connection, "MemoryStorage")
         refuse_other_queues(jobs, "MemoryStorage")
-        with self._queue.quiet() if self._held.held(jobs) else nullcontext():
+        with self._queue.quiet() if self._held_wakes.held(jobs) else nullcontext():
             return self._queue.enqueue(jobs, self._now())
 
     def with_notify(self, connection: object | None = None) -> AbstractAsyncContextManager[None]:
         """See `HoldsWakeUps.with_notify`."""
         refuse_transaction(connection, "MemoryStorage")
-        return self._held.hold()
+        return self._held_wakes.hold()
 
     async def _wake(self, _: Collection[str]) -> None:
         self._queue.wake()

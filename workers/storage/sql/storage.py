@@ -98,7 +98,7 @@ class SqlStorage:
         self._connected: Database | None = None
         given = self._target.adopt(target) if isinstance(target, AsyncEngine) else None
         self._sessions = Sessions(given, self._target.async_engine)
-        self._held = HeldWakes(self._wake_for)
+        self._held_wakes = HeldWakes(self._wake_for)
         self._id = 0
         self._joined = Joined(queue, self._target.acquire, self._now)
         if isinstance(self._clock, ManualClock):
@@ -174,7 +174,7 @@ class SqlStorage:
     async def enqueue(self, jobs: Sequence[NewJob], *, connection: object | None = None) -> list[EnqueueResult]:
         if connection is not None:
             return await self._database().enqueue_with(connection, self._transaction, jobs)
-        begin = partial(self._transaction, quiet=self._held.held(jobs))
+        begin = partial(self._transaction, quiet=self._held_wakes.held(jobs))
         return await asyncio.wrap_future(self._writable().enqueue(begin, jobs))
 
     def enqueue_on(self, jobs: Sequence[NewJob], connection: object) -> list[EnqueueResult]:
@@ -385,7 +385,7 @@ class SqlStorage:
         Raises:
             TypeError: `connection` is not an SQLAlchemy connection or session.
         """
-        return self._held.hold() if connection is None else self._telling(connection)
+        return self._held_wakes.hold() if connection is None else self._telling(connection)
 
     async def _wake_for(self, _: Collection[str]) -> None:
         await asyncio.wrap_future(self._database().wake(self._transaction))

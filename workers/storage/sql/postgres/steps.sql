@@ -57,7 +57,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- With the commit, let waiters look again (p_wake) and subscribers hear the events, each as `kind:id`.
+-- With the commit, let waiters look again (p_wake) and subscribers hear the events, each as `kind:id`. In front of an end
+-- there may be its result, as `result:base64 id`, which goes to a channel of its own.
 --
 -- Events are only sent while somebody subscribes to the queue. A subscriber registers under an exclusive lock, which it
 -- gets when every step that did not see it has committed. A step that finds somebody registering sends its events to be
