@@ -94,7 +94,9 @@ async def _end(storage: Storage, job_id: str, events: Subscription, *, from_its_
             continue
         told = event if event is not None and begun else told
         try:
-            outcome = await storage.result(job_id) or await _end_without_record(storage, job_id, told)
+            outcome = await storage.result(job_id)
+            if outcome is None and (begun or event is None):
+                outcome = await _end_without_record(storage, job_id, told)
         except StorageUnavailable:
             patience = LOOK_AGAIN_SECONDS
             continue

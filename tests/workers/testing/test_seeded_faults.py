@@ -80,10 +80,7 @@ CAUGHT_BY: dict[type[MemoryStorage], tuple[str, ...]] = {
     ),
     broken.ResultLeftBehind: ("events.a_small_result_travels_with_the_end",),
     broken.LargeResultGone: ("events.a_large_result_waits_to_be_read",),
-    broken.HeldWakeUpForgotten: (
-        "wait.a_held_wake_up_comes_at_the_end",
-        "wait.a_held_wake_up_is_about_delayed_jobs_too",
-    ),
+    broken.HeldWakeUpForgotten: ("wait.a_held_wake_up_comes_at_the_end",),
     broken.HeldForEverybody: ("wait.others_wake_while_a_block_is_open",),
     broken.SpinningWait: ("wait.an_idle_wait_does_not_spin",),
 }

@@ -104,6 +104,6 @@ async def test_older_versions_take_urgent_jobs_for_the_last(
     await client.zadd(key(storage, "ready"), {again: 0})  # as an older release leaves it
     await storage.wait(names, timeout=HOUR)
     claims = await storage.claim("w", leases=dict.fromkeys(names, HOUR), limit=5)
-    assert [(held.job_id, held.priority) for held in claims] == [("urgent", -3), ("plain", 0)]
+    assert [(held.job_id, held.priority) for held in claims] == [("plain", 0), ("urgent", -3)]
     await storage.settle([Released(claim=held) for held in claims])
     assert await client.zrange(key(storage, "ready"), 1, -1) == [standing]
