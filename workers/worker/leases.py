@@ -70,7 +70,7 @@ class LeaseKeeper:
                 self._report(error)
 
     async def _sleep(self, seconds: float) -> bool:
-        """Sleep in naps, because a blockage shows by no more than what it is longer than a nap; return whether one did."""
+        """Sleep, and return whether the loop was blocked meanwhile: in naps, because a nap hides as much of a blockage."""
         blocked, nap = False, seconds / NAPS
         for _ in range(NAPS):
             due = monotonic() + nap

@@ -106,19 +106,21 @@ BEGIN
     ON CONFLICT (queue, process) DO UPDATE SET expires_at = excluded.expires_at;
 END $$;
 
--- Insert each job, or return what has its id already; one row for every id given.
+-- Insert each job, or return what has its id already; one row for every id given. Hash joins are only of what is given
+-- with what was inserted: there may be 100 000.
 CREATE OR REPLACE FUNCTION workers_enqueue(
     p_queue integer, p_ids text[], p_names text[], p_delays bigint[], p_priorities integer[], p_max_attempts integer[],
     p_keep_completed bigint[], p_keep_failed bigint[], p_keys text[], p_backoffs text[], p_payloads bytea[],
     p_chain_indexes integer[], p_sure boolean, p_wake boolean DEFAULT true
 ) RETURNS TABLE (id text, inserted boolean, state text, run_at bigint, now bigint, result bytea) LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
+SET enable_seqscan = off SET enable_mergejoin = off SET jit = off
 AS $$
 #variable_conflict use_column
 DECLARE
     v_now bigint := workers_now();
     v_first bigint;
     v_left text[] := p_ids;
+    v_first_round boolean := true;
     v_new text[];
     v_inserted text[] := '{}';
     v_stale bigint[];
@@ -140,7 +142,7 @@ BEGIN
                 ) WITH ORDINALITY AS a (
                     id, name, delay, priority, max_attempts, keep_completed, keep_failed, key, backoff, payload,
                     chain_index, place
-                ) WHERE a.id = ANY(v_left) ORDER BY place
+                ) WHERE v_first_round OR a.id = ANY(v_left) ORDER BY place  -- the array is searched from its beginning
             ) a
         ), jobs AS (
             -- Ordered by id, so that batches with ids in common cannot deadlock.
@@ -155,6 +157,7 @@ BEGIN
             INSERT INTO workers_payloads (seq, data) SELECT j.seq, a.payload FROM jobs j JOIN asked a USING (seq)
         )
         SELECT array_agg(j.id ORDER BY j.seq) INTO v_new FROM jobs j;
+        v_first_round := false;
         v_inserted := v_inserted || v_new;
         RETURN QUERY SELECT n, true, NULL::text, NULL::bigint, v_now, NULL::bytea FROM unnest(v_new) n;
         v_left := ARRAY(SELECT l FROM unnest(v_left) l EXCEPT SELECT n FROM unnest(v_new) n);
