@@ -373,19 +373,24 @@ async def test_wake_ups_are_held_in_a_block() -> None:
         await begin.wait()
         await queue.enqueue(2)
 
+    async def asleep() -> asyncio.Task[None]:
+        waiting = asyncio.create_task(storage.wait(["default"], timeout=MINUTE))
+        for _ in range(3):  # its own turn, and then one to look
+            await asyncio.sleep(0)
+        assert not waiting.done()
+        return waiting
+
     async with queue:
         other = asyncio.create_task(somebody_else())
-        woken = asyncio.create_task(storage.wait(["default"], timeout=MINUTE))
-        await asyncio.sleep(0)
+        woken = await asleep()
         async with queue.with_notify():
-            await asyncio.gather(*(queue.enqueue(1) for _ in range(3)))
             await queue.enqueue_many([JobSpec(payload=1)])
             assert not woken.done()
+            own = [asyncio.create_task(queue.enqueue(1)) for _ in range(3)]
             begin.set()
-            await asyncio.gather(other, asyncio.wait_for(woken, PATIENCE))
+            await asyncio.gather(*own, other, asyncio.wait_for(woken, PATIENCE))
             await storage.claim("w", leases={"*": MINUTE}, limit=9)
-            woken = asyncio.create_task(storage.wait(["default"], timeout=MINUTE))
-            await asyncio.sleep(0)
+            woken = await asleep()
             await queue.enqueue(3)
         await asyncio.wait_for(woken, PATIENCE)
 

@@ -70,7 +70,7 @@ class LeaseKeeper:
                 self._report(error)
 
     async def _sleep(self, seconds: float) -> bool:
-        """Sleep in naps, each of which may hide as much of a blockage; return whether the loop was blocked meanwhile."""
+        """Sleep in naps, each of which may hide as much of a blockage, and return whether the loop was blocked."""
         blocked, nap = False, seconds / NAPS
         for _ in range(NAPS):
             due = monotonic() + nap

@@ -181,8 +181,9 @@ async def an_urgent_job_of_a_fair_key_is_its_next(harness: Harness) -> None:
     await enqueue(storage, *(job(f"a{at}", fair_key="a") for at in range(1, 4)), job("b1", fair_key="b"))
     await enqueue(storage, job("urgent", fair_key="a", priority=-1))
     found: list[str] = []
-    while len(found) < 5:
-        found += ids(await claim(storage, 1))
+    async with asyncio.timeout(PATIENCE):
+        while len(found) < 5:
+            found += ids(await claim(storage, 1))
     assert found.index("urgent") < found.index("a2") < found.index("a3")
     assert found.index("urgent") <= 1
 
