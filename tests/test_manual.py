@@ -148,7 +148,10 @@ def test_the_manual_is_read() -> None:
     }
     queue = {
         f"docs/queue/{page}.md"
-        for page in ("commands", "dependencies", "failed", "handlers", "limits", "recurring", "storages", "tasks")
+        for page in (
+            *("commands", "dependencies", "enqueueing", "failed", "handlers", "limits", "recurring", "storages"),
+            "tasks",
+        )
     }  # see tests/workers/test_readme.py
     moves = {f"docs/migration/{peer}.md" for peer in MOVES}
     assert programs == {*readmes, *queue, *moves, "workers/recipes.md", "workers/storage/bull/PROTOCOL.md"}

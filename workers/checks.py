@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Final
 
 MAX_ID_BYTES: Final = 512
+MIN_PRIORITY: Final = -1_000
 MAX_PRIORITY: Final = 2_097_151
 MAX_ATTEMPTS: Final = 1_000_000
 MAX_CHAIN_INDEX: Final = 1_000_000

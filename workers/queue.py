@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
@@ -25,8 +25,9 @@ from workers.retention import KEEP_FAILED, Retention, check_retention
 from workers.retry import RetryPolicy
 from workers.serde import JsonSerde, Serde
 from workers.specs import DEFAULT_NAME, Enqueued, JobOptions, JobSpec, as_ttl, new_job
-from workers.storage.abilities import Joinable, KeepsLimits, KeepsSomeLimits, OfOneLoop
+from workers.storage.abilities import HoldsWakeUps, Joinable, KeepsLimits, KeepsSomeLimits, OfOneLoop
 from workers.storage.base import ANY_NAME, FlowStorage, Storage
+from workers.storage.held_wakes import some_are_held
 from workers.turns import in_turns, taking_turns
 from workers.waiting import check_timeout, end_of, result_of, wait_for_end
 from workers.worker import Worker
@@ -188,20 +189,18 @@ class Queue:
         Every job is checked before the first is stored. In a database, and with jobs that follow others or share a
         deduplication key, it is one round trip always, and all or none are stored.
         """
-        jobs = await in_turns(self._new_job, specs)
+        jobs: list[NewJob] = []
+        together = self.storage.limits.transactions
+        async for spec in taking_turns(specs):
+            jobs.append(job := self._new_job(spec))
+            together = together or _belongs_to_others(job)
         with _naming(jobs):
             await self._connect()
             results: list[EnqueueResult] = []
-            async for some in taking_turns(self._portions(jobs)):
+            async for some in taking_turns([jobs] if together else _portions(jobs)):
                 results += await self.storage.enqueue(some, connection=connection)
                 await asyncio.sleep(0)
         return await in_turns(self._decoded, results)
-
-    def _portions(self, jobs: Sequence[NewJob]) -> Iterable[Sequence[NewJob]]:
-        """Return the jobs as they go to the storage together."""
-        if self.storage.limits.transactions or any(job.deduplication is not None or job.follows for job in jobs):
-            return [jobs]
-        return (jobs[start : start + PORTION] for start in range(0, max(1, len(jobs)), PORTION))
 
     def enqueue_on(self, connection: object, specs: Iterable[JobSpec]) -> list[Enqueued]:
         """Enqueue on a synchronous connection or session, in the calling thread; as `enqueue_many` with `connection=`.
@@ -216,6 +215,20 @@ class Queue:
         if not isinstance(self.storage, Joinable):
             raise Unsupported(f"{self.storage!r} cannot join a transaction; enqueue after it has committed")
         return [self._decoded(result) for result in self.storage.enqueue_on(jobs, connection)]
+
+    @contextlib.asynccontextmanager
+    async def with_notify(self, connection: object | None = None) -> AsyncIterator[None]:
+        """Wake workers once, at the end of the block, for all that it enqueues; see `HoldsWakeUps.with_notify`.
+
+        Raises:
+            Unsupported: the storage has no `limits.held_wake_ups`, or no transactions.
+            StorageUnavailable: the jobs are stored, and perhaps nobody was woken.
+        """
+        if not isinstance(self.storage, HoldsWakeUps):
+            raise Unsupported(f"{self.storage!r} wakes for each job; see its `limits.held_wake_ups`")
+        await self._connect()
+        async with self.storage.with_notify(connection):
+            yield
 
     async def enqueue_flow(self, tree: FlowJob) -> EnqueuedFlow:
         """Enqueue a job and those it waits for, up to 1 000 in several queues: all or none; those that exist stay.
@@ -507,8 +520,8 @@ class Queue:
     async def _store(self, job: NewJob) -> EnqueueResult:
         # A task that holds its own transaction open must be refused alone, not together with its neighbours; so must a
         # job that follows an unknown one. Jobs of one call that share a deduplication key are one group.
-        alone = job.deduplication is not None or job.follows or len(job.payload) > BATCH_BYTES
-        if alone or self.storage.limits.transactions:
+        alone = _belongs_to_others(job) or len(job.payload) > BATCH_BYTES
+        if alone or self.storage.limits.transactions or some_are_held():
             return (await self.storage.enqueue([job]))[0]
         return await self._enqueues.ask(job)
 
@@ -532,6 +545,17 @@ class Queue:
             existing_state=result.existing_state,
             result=None if result.result is None else self._result_serde.loads(result.result),
         )
+
+
+def _belongs_to_others(job: NewJob) -> bool:
+    """Tell whether what becomes of the job may depend on those of its call."""
+    return job.deduplication is not None or bool(job.after or job.after_elsewhere)
+
+
+def _portions(jobs: Sequence[NewJob]) -> Iterator[Sequence[NewJob]]:
+    """Yield the jobs as they go to the storage together."""
+    for start in range(0, max(1, len(jobs)), PORTION):
+        yield jobs[start : start + PORTION]
 
 
 @contextlib.contextmanager

@@ -2,7 +2,9 @@
 
 Theory of operation. The waiter subscribes before it enqueues or looks, so it misses no end. An event is only a hint:
 the storage's `result` decides whether the job ended, because a new generation of the id may have begun since the event.
-Events can be lost with a connection, so a waiter that hears nothing for long looks at the result unasked.
+If no record is left by then, the event says how the job ended, and has the result of one that was to be kept for a
+short time. What is heard before the job that the waiter enqueued is about an older one of the same id. Events can be
+lost with a connection, so a waiter that hears nothing for long looks at the result unasked.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ async def end_of(
             return enqueued.result
         if enqueued.id != job_id:
             return await _end_of_known(storage, enqueued.id)
-        return result_of(job_id, await _end(storage, job_id, events))
+        is_new = enqueued.status is EnqueueStatus.QUEUED
+        return result_of(job_id, await _end(storage, job_id, events, from_its_enqueue=is_new))
 
 
 async def wait_for_end(storage: Storage, job_id: str, timeout: timedelta) -> bytes:
@@ -80,14 +83,20 @@ async def _within(timeout: timedelta, job_id: str) -> AsyncIterator[None]:
         raise JobTimeoutError(f"job {job_id!r} did not end within {timeout}; it goes on without its waiter") from None
 
 
-async def _end(storage: Storage, job_id: str, events: Subscription) -> JobOutcome:
-    patience = LOOK_SECONDS
+async def _end(storage: Storage, job_id: str, events: Subscription, *, from_its_enqueue: bool = False) -> JobOutcome:
+    patience, begun = LOOK_SECONDS, not from_its_enqueue
+    told: JobEvent | None = None
     while True:
         event = await _next(events, patience)
+        if event is not None and event.kind is JobEventKind.QUEUED:
+            begun, told = True, None
         if event is not None and event.kind not in TERMINAL_EVENTS:
             continue
+        told = event if event is not None and begun else told
         try:
-            outcome = await storage.result(job_id) or await _end_without_record(storage, job_id, event)
+            outcome = await storage.result(job_id)
+            if outcome is None and (begun or event is None):
+                outcome = await _end_without_record(storage, job_id, told)
         except StorageUnavailable:
             patience = LOOK_AGAIN_SECONDS
             continue
@@ -105,7 +114,7 @@ async def _next(events: Subscription, patience: float) -> JobEvent | None:
 
 
 async def _end_without_record(storage: Storage, job_id: str, event: JobEvent | None) -> JobOutcome | None:
-    """Tell how a job ended whose record was dropped; None if it has not ended.
+    """Tell how a job ended that has no record any more, by the event of its end; None if it has not ended.
 
     Raises:
         JobGoneError: it may have completed, and its result is lost.
@@ -117,6 +126,8 @@ async def _end_without_record(storage: Storage, job_id: str, event: JobEvent | N
             return JobOutcome(kind=OutcomeKind.FAILED)
         case JobEvent(kind=JobEventKind.CANCELLED):
             return JobOutcome(kind=OutcomeKind.CANCELLED)
+        case JobEvent(result=bytes() as result):
+            return JobOutcome(kind=OutcomeKind.COMPLETED, result=result)
         case JobEvent():
             raise JobGoneError(f"job {job_id!r} completed, but its result is not kept any more; keep it for longer")
         case None:

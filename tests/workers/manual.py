@@ -13,8 +13,9 @@ from tests.patience import PATIENCE_SECONDS
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "workers" / "README.md"
 RECIPES = ROOT / "workers" / "recipes.md"
-DEPENDENCIES, FAILED, HANDLERS, STORAGES, TASKS = (
-    ROOT / "docs" / "queue" / f"{page}.md" for page in ("dependencies", "failed", "handlers", "storages", "tasks")
+DEPENDENCIES, ENQUEUEING, FAILED, HANDLERS, STORAGES, TASKS = (
+    ROOT / "docs" / "queue" / f"{page}.md"
+    for page in ("dependencies", "enqueueing", "failed", "handlers", "storages", "tasks")
 )
 
 

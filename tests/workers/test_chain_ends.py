@@ -106,8 +106,11 @@ async def test_a_chain_that_never_was_is_missed(harness: Harness) -> None:
 
 
 async def test_a_result_that_is_not_kept_is_missed(harness: Harness) -> None:
-    """The retention of the first link holds for the last: nothing is left, and the waiter is told that."""
-    last = Holding("end")
+    """The retention of the first link holds for the last: nothing is left, and the waiter is told that.
+
+    A small one would come with the end.
+    """
+    last = Holding("end" * 2_000)
     async with serving(harness, {"first": add_one, "second": last}) as (queue, recorder):
         await queue.enqueue_many([JobSpec(payload=1, id="chain", name="first", keep_completed=DROP)])
         await recorder.seen(Kind.ACTIVE, 2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -11,11 +11,12 @@ import pytest
 from sqlalchemy import create_engine
 
 from workers.deduplication import Deduplication
-from workers.errors import StorageUnavailable, TransactionError
+from workers.errors import StorageUnavailable, TransactionError, Unsupported
 from workers.jobs import DROP, CancelResult, EnqueueStatus, JobState
 from workers.queue import JobSpec, Queue
 from workers.retry import RetryPolicy
 from workers.storage.base import Storage
+from workers.storage.bullmq import BullMQStorage
 from workers.storage.memory import MemoryStorage
 from workers.storage.sql import SqlStorage
 from workers.testing import steps
@@ -115,7 +116,7 @@ BAD_SPECS: Mapping[str, Callable[[], JobSpec]] = {
     "endless delay": lambda: JobSpec(payload=1, delay=timedelta(days=40_000)),
     "delay and at": lambda: JobSpec(payload=1, delay=MINUTE, at=datetime.now(UTC)),
     "naive at": lambda: JobSpec(payload=1, at=datetime(2030, 1, 1)),  # noqa: DTZ001 - the mistake under test
-    "priority": lambda: JobSpec(payload=1, priority=-1),
+    "priority": lambda: JobSpec(payload=1, priority=-1_001),
     "big priority": lambda: JobSpec(payload=1, priority=2_097_152),
     "attempts": lambda: JobSpec(payload=1, max_attempts=0),
     "ttl": lambda: JobSpec(payload=1, result_ttl=0),
@@ -360,3 +361,67 @@ async def test_jobs_that_belong_together_are_one_call() -> None:
         await queue.enqueue_many([*plain, JobSpec(payload=1, after=["1"])])
         assert calls["enqueue"] == 1
         assert await queue.enqueue_many([]) == []
+
+
+async def test_wake_ups_are_held_in_a_block() -> None:
+    """Those of its own enqueues, which share no call with those of other tasks; these wake at once."""
+    storage = MemoryStorage()
+    queue = Queue(storage)
+    begin = asyncio.Event()
+
+    async def somebody_else() -> None:
+        await begin.wait()
+        await queue.enqueue(2)
+
+    async def asleep() -> asyncio.Task[None]:
+        waiting = asyncio.create_task(storage.wait(["default"], timeout=MINUTE))
+        for _ in range(3):  # its own turn, and then one to look
+            await asyncio.sleep(0)
+        assert not waiting.done()
+        return waiting
+
+    async with queue:
+        other = asyncio.create_task(somebody_else())
+        woken = await asleep()
+        async with queue.with_notify():
+            await queue.enqueue_many([JobSpec(payload=1)])
+            assert not woken.done()
+            own = [asyncio.create_task(queue.enqueue(1)) for _ in range(3)]
+            begin.set()
+            await asyncio.gather(*own, other, asyncio.wait_for(woken, PATIENCE))
+            await storage.claim("w", leases={"*": MINUTE}, limit=9)
+            woken = await asleep()
+            await queue.enqueue(3)
+        await asyncio.wait_for(woken, PATIENCE)
+
+
+async def test_a_wake_up_that_fails_is_told_unless_the_block_did() -> None:
+    """The jobs are stored then; an error of the block's own is not hidden by it."""
+
+    class Mute(MemoryStorage):
+        async def _wake(self, _: Collection[str]) -> None:
+            raise StorageUnavailable("away")
+
+    async def enqueue_and_raise(queue: Queue) -> None:
+        async with queue.with_notify():
+            await queue.enqueue(2)
+            raise ZeroDivisionError
+
+    async with Queue(Mute()) as queue:
+        with pytest.raises(StorageUnavailable):
+            async with queue.with_notify():
+                await queue.enqueue(1)
+        with pytest.raises(ZeroDivisionError):
+            await enqueue_and_raise(queue)
+        assert (await queue.counts())[JobState.QUEUED] == 2
+
+
+async def test_a_storage_that_wakes_for_each_job_says_so() -> None:
+    """Before anything is connected; and one outside of a database knows no connection."""
+    queue = Queue(BullMQStorage("redis://127.0.0.1:1"))
+    with pytest.raises(Unsupported, match="held_wake_ups"):
+        async with queue.with_notify():
+            pass
+    with pytest.raises(Unsupported, match="connection"):
+        async with Queue(MemoryStorage()).with_notify(object()):
+            pass

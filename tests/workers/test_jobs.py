@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from workers.checks import MAX_ATTEMPTS, MAX_DELAY, MAX_PRIORITY, MAX_PROGRESS_BYTES, check_progress, new_id
+from workers.checks import (
+    MAX_ATTEMPTS,
+    MAX_DELAY,
+    MAX_PRIORITY,
+    MAX_PROGRESS_BYTES,
+    MIN_PRIORITY,
+    check_progress,
+    new_id,
+)
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import Retry
 from workers.jobs import (
@@ -48,7 +56,7 @@ def test_other_text_is_refused(text: str) -> None:
 
 def test_limits_of_numbers_are_inclusive() -> None:
     """The smallest and largest priority and delay are accepted."""
-    assert job(priority=0).priority == 0
+    assert job(priority=MIN_PRIORITY).priority == -1_000
     assert job(priority=MAX_PRIORITY).priority == 2_097_151
     assert job(delay=MAX_DELAY).delay == MAX_DELAY
     assert job(max_attempts=1).max_attempts == 1
@@ -57,8 +65,8 @@ def test_limits_of_numbers_are_inclusive() -> None:
 
 def test_numbers_outside_are_refused() -> None:
     """A priority, delay or number of attempts outside its range is refused with the job's id."""
-    for priority in (-1, MAX_PRIORITY + 1, True, 1.5, float("nan")):
-        with pytest.raises(ValueError, match=f"job 'id': priority must be a whole number from 0 to .*, not {priority}"):
+    for priority in (MIN_PRIORITY - 1, MAX_PRIORITY + 1, True, 1.5, float("nan")):
+        with pytest.raises(ValueError, match=f"'id': priority must be a whole number from -1000 to .*, not {priority}"):
             job("id", priority=priority)  # type: ignore[arg-type]  # as a careless caller might
     for delay in (timedelta(microseconds=-1), MAX_DELAY + timedelta(seconds=1), timedelta.max, timedelta.min):
         with pytest.raises(ValueError, match="job 'id': delay must be from 0 to 100 years"):

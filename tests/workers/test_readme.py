@@ -6,7 +6,17 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.workers.manual import DEPENDENCIES, FAILED, HANDLERS, README, STORAGES, TASKS, examples, run_example
+from tests.workers.manual import (
+    DEPENDENCIES,
+    ENQUEUEING,
+    FAILED,
+    HANDLERS,
+    README,
+    STORAGES,
+    TASKS,
+    examples,
+    run_example,
+)
 from workers.lifecycle import diagram
 from workers.testing import GUARANTEES, all_cases
 
@@ -108,3 +118,8 @@ def test_a_storage_of_ones_own_is_certified_as_shown(tmp_path: Path) -> None:
     """The manual's way to certify a storage runs as it stands and prints a certificate."""
     finished = run_example(examples(STORAGES)["Certify a storage"], tmp_path)
     assert "certified: none of" in finished.stdout
+
+
+def test_a_producers_program_runs(tmp_path: Path) -> None:
+    """The waiter has the result of a job that is kept for a millisecond."""
+    assert run_example(examples(ENQUEUEING)["Enqueueing"], tmp_path).stdout.splitlines() == ["soon forgotten"]

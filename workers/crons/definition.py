@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from workers.checks import MAX_ATTEMPTS, MAX_DELAY, MAX_PRIORITY, check_text, check_whole
+from workers.checks import MAX_ATTEMPTS, MAX_DELAY, MAX_PRIORITY, MIN_PRIORITY, check_text, check_whole
 from workers.cron import UnreadablePattern, find_zone, read_pattern
 from workers.errors import StorageError
 from workers.jobs import DROP, Missed, NewJob, Recurrence, Retention, check_retention
@@ -40,7 +40,7 @@ class Cron(Recurrence):
             raise ValueError(f"the name of a cron is at most {LONGEST_NAME} bytes long")
         object.__setattr__(self, "missed", Missed(self.missed))
         check_whole(f"cron {self.name!r}: version", self.version, 1, 2**31 - 1)
-        check_whole(f"cron {self.name!r}: priority", self.priority, 0, MAX_PRIORITY)
+        check_whole(f"cron {self.name!r}: priority", self.priority, MIN_PRIORITY, MAX_PRIORITY)
         check_whole(f"cron {self.name!r}: max_attempts", self.max_attempts, 1, MAX_ATTEMPTS)
         check_retention(self.keep_completed)
         check_retention(self.keep_failed)

@@ -13,6 +13,7 @@ from workers.checks import (
     MAX_DELAY,
     MAX_DEPENDENCIES,
     MAX_PRIORITY,
+    MIN_PRIORITY,
     check_text,
     check_whole,
 )
@@ -76,9 +77,10 @@ class NewJob:
 
     Raises:
         ValueError: an id or name that is not 1 to 512 bytes of UTF-8, a priority that is no whole number within
-            0 ... 2 097 151, a delay outside 0 ... 100 years, a retention that is not positive, attempts that are no
-            whole number within 1 ... 1 000 000, a chain index that is none within 0 ... 1 000 000, more than 1 000 jobs
-            to follow, or the job itself among them, two of the three keys, an ordering key that begins with U+001E.
+            -1 000 ... 2 097 151, a delay outside 0 ... 100 years, a retention that is not positive, attempts that are
+            no whole number within 1 ... 1 000 000, a chain index that is none within 0 ... 1 000 000, more than 1 000
+            jobs to follow, or the job itself among them, two of the three keys, an ordering key that begins with
+            U+001E.
         TypeError: a payload that is not bytes, an id or name that is not text, jobs to follow that are no tuple.
     """
 
@@ -112,7 +114,7 @@ class NewJob:
             self._check_gate()
         if not timedelta(0) <= self.delay <= MAX_DELAY:
             raise ValueError(f"job {self.id!r}: delay must be from 0 to 100 years, not {self.delay}")
-        check_whole(f"job {self.id!r}: priority", self.priority, 0, MAX_PRIORITY)
+        check_whole(f"job {self.id!r}: priority", self.priority, MIN_PRIORITY, MAX_PRIORITY)
         check_whole(f"job {self.id!r}: max_attempts", self.max_attempts, 1, MAX_ATTEMPTS)
         check_whole(f"job {self.id!r}: chain_index", self.chain_index, 0, MAX_CHAIN_INDEX)
         check_retention(self.keep_completed)

@@ -138,7 +138,11 @@ TERMINAL_EVENTS: Final = frozenset({JobEventKind.COMPLETED, JobEventKind.FAILED,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEvent:
-    """One change of one job."""
+    """One change of one job.
+
+    `result` is that of a job that completed, where it travels with the event; see `Storage.subscribe`.
+    """
 
     kind: JobEventKind
     job_id: str
+    result: bytes | None = field(default=None, repr=False)

@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 from workers.checks import check_progress
 from workers.errors import ErrorInfo, LossReason, StorageFull
 from workers.jobs.job import Claim, NewJob
-from workers.retention import Retention
+from workers.retention import TOLD_BYTES, Retention, chosen_for_waiters
 
 UNCOUNTED_RETRIES: Final = 100  # in a row, before one is counted after all, so that none can loop for ever
 
@@ -25,6 +25,9 @@ def _check_follows_nobody(then: NewJob | None) -> None:
 class Completed:
     """The attempt succeeded. `keep` overrides the job's own retention; `then` is enqueued in the same step.
 
+    A result of more than 4 KiB is kept for a minute at least, unless nothing is: too large for the event of the end,
+    it has to be read.
+
     Raises:
         ValueError: `then` has a deduplication key, or jobs to follow, which only `enqueue` takes.
     """
@@ -35,6 +38,9 @@ class Completed:
     then: NewJob | None = None
 
     def __post_init__(self) -> None:
+        if len(self.result) > TOLD_BYTES:
+            keep = chosen_for_waiters(self.result, self.keep, self.claim.keep_completed)
+            object.__setattr__(self, "keep", keep)
         if self.then is not None and self.then.deduplication is not None:
             raise ValueError(f"job {self.then.id!r} follows a completion: it cannot have a deduplication key")
         _check_follows_nobody(self.then)

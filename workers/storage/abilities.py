@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
@@ -150,6 +151,21 @@ class TakesTurns(Protocol):
         Fewer may be claimed than there are. Errors are those of `settle`: nothing is known of the settlements, which
         may be repeated. What was claimed nevertheless is given back, uncounted; if the answer was lost, it is recovered
         when its lease is over.
+        """
+
+
+@runtime_checkable
+class HoldsWakeUps(Protocol):
+    """A storage with `limits.held_wake_ups`: many enqueues wake those who wait once."""
+
+    def with_notify(self, connection: object | None = None) -> AbstractAsyncContextManager[None]:
+        """Let enqueues in the block wake nobody until it ends, also by an error; then wake all who wait for their jobs.
+
+        It is about the task that is in the block, and those begun inside; enqueues of others wake as ever. The jobs
+        are stored at once: who looks finds them, and on SQLite and in a directory other processes look every 50 ms. If
+        this process dies in the block, those who wait find the jobs when they look by themselves.
+
+        With `connection`, as in `enqueue`, the block tells of what that transaction commits, once it has committed.
         """
 
 

@@ -87,10 +87,16 @@ class Limits:
     """Whether `complete` works, and `remove` with `running`."""
     deduplication: bool = True
     """Whether `enqueue` keeps deduplication keys; otherwise it refuses them with `Unsupported`."""
+    results_told: bool = True
+    """Whether a small result that is soon gone travels with the event of the end, as `Storage.subscribe` says."""
     flows: bool = False
     """Whether jobs may have children in other queues, on whose results they wait; see `FlowStorage`."""
     priority_order: bool = True
     """Whether lower priorities always come first."""
+    urgent_priorities: bool = True
+    """Whether there are priorities above the default, -1 000 ... -1; otherwise `enqueue` refuses them with
+    `Unsupported`.
+    """
     works_when_full: bool = True
     """Whether jobs are claimed, settled, cancelled and removed while the server takes no new ones because its memory is
     full (`StorageFull`), so that it has room again when they are worked off.
@@ -107,6 +113,8 @@ class Limits:
     """Whether it keeps that in rows which workers turn; otherwise it is a `TurnsCrons`: what recurs cannot be paused,
     and one job stands for all times that were missed.
     """
+    held_wake_ups: bool = False
+    """Whether many enqueues can wake those who wait once; see `HoldsWakeUps`."""
     cancelled_apart: bool = True
     """Whether a cancelled job has a state of its own; otherwise it is a failed record with a mark of ours. Other
     programs on the queue see a failed job and may retry it, after which it does not count as cancelled any more.
@@ -320,7 +328,9 @@ class Storage(Protocol):
     def subscribe(self, job_id: str) -> AbstractAsyncContextManager[Subscription]:
         """Subscribe to one job's changes, from the moment the context is entered; several waiters are independent.
 
-        A subscriber that must not miss the end looks at `result` after entering, because events are not replayed.
+        A subscriber that must not miss the end looks at `result` after entering, because events are not replayed. A
+        result that is kept for less than a minute, or not at all, travels with the event `completed` if it has at most
+        4 KiB; see `limits.results_told`. Larger ones are kept for a minute, unless nothing is.
         """
 
     # Last, because from here on `list` is this method and no longer the type.

@@ -77,13 +77,13 @@ class Subscribers:
         self._of_job: dict[str, set[BufferedSubscription]] = {}
         self._cancel_requests: set[CancelRequests] = set()
 
-    def publish(self, kind: JobEventKind, job_id: str) -> None:
+    def publish(self, kind: JobEventKind, job_id: str, result: bytes | None = None) -> None:
         """Put the event into the buffers of the job's subscribers and of those who subscribed to every job."""
         if kind is _CANCEL_REQUESTED:
             self.request_cancel(job_id)
         if not self._everything and job_id not in self._of_job:
             return
-        event = JobEvent(kind=kind, job_id=job_id)
+        event = JobEvent(kind=kind, job_id=job_id, result=result)
         for subscription in self._everything | self._of_job.get(job_id, set()):
             subscription.put(event)
 
@@ -138,7 +138,9 @@ def _member_of(listeners: set[S], subscription: S) -> Iterator[S]:
         listeners.discard(subscription)
 
 
-Events: TypeAlias = Sequence[tuple[JobEventKind, str]]
+Told: TypeAlias = tuple[JobEventKind, str, bytes | None]
+"""What happened, to which job, and the result that travels with it, if any."""
+Events: TypeAlias = Sequence[Told]
 
 
 class LoopSubscribers:
@@ -154,8 +156,8 @@ class LoopSubscribers:
 
     def hear(self, events: Events, wake: bool) -> None:
         """Deliver the events to subscribers; with `wake`, make every waiter look again."""
-        for kind, job_id in events:
-            self.listening.publish(kind, job_id)
+        for told in events:
+            self.listening.publish(*told)
         if wake:
             for woken in self.waiting:
                 woken.set()

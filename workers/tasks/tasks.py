@@ -31,6 +31,7 @@ from workers.tasks.queue import EnqueueOptions, QueueTasks, TaskMessage, TaskQue
 from workers.tasks.recurring import Times, no_data, recur
 from workers.tasks.runs import TaskRuns
 from workers.tasks.typed import Declare, TypedTask, typed_task
+from workers.turns import in_turns
 from workers.worker.handlers import Handler, Job
 
 P = ParamSpec("P")
@@ -312,7 +313,7 @@ class Tasks:
         scope: _Scope | None,
         mode: DeduplicationMode,
     ) -> EnqueuedTasks:
-        messages = [self._message(task, data, options.ordering_key) for data in items]
+        messages = await in_turns(lambda data: self._message(task, data, options.ordering_key), items)
         if not messages:
             return EnqueuedTasks(status=EnqueueStatus.QUEUED, ids=())
         existing = await self._dispatch(messages, options, scope, mode)

@@ -50,7 +50,7 @@ _names = st.sampled_from(("work", "work", "other"))
 _delays = st.sampled_from((NOW, NOW, NOW, TICK, MINUTE, timedelta(minutes=30)))
 _leases = st.sampled_from((MINUTE, timedelta(hours=1)))
 _retentions: st.SearchStrategy[Retention] = st.sampled_from((DROP, MINUTE, timedelta(hours=2)))
-_priorities = st.sampled_from((0, 0, 0, 1))
+_priorities = st.sampled_from((0, 0, 0, 1, -1))
 _keys = st.sampled_from((HoldingKeys(), HoldingKeys(), HoldingKeys(), HoldingKeys(ordering_key="key")))
 _gates = st.sampled_from(
     (

@@ -165,10 +165,15 @@ class StorageMachine(RuleBasedStateMachine):
             delay=delay,
             keep_completed=keep,
             keep_failed=keep,
-            priority=priority if self.harness.limits.priority_order else 0,
+            priority=self.allowed_priority(priority),
             **self.kept(keys)._asdict(),
             max_attempts=max_attempts,
         )
+
+    def allowed_priority(self, priority: int) -> int:
+        """Return the priority, or 0 if the storage does not keep it."""
+        limits = self.harness.limits
+        return priority if limits.priority_order and (priority >= 0 or limits.urgent_priorities) else 0
 
     def kept(self, keys: HoldingKeys) -> HoldingKeys:
         """Return those of the keys that the storage can keep."""

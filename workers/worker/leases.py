@@ -13,6 +13,9 @@ from workers.jobs import Claim
 from workers.storage.base import Storage
 from workers.worker.loop_watch import LoopWatch
 
+NAPS = 5
+"""In how many parts a pause between renewals is slept."""
+
 
 class LeaseKeeper:
     """Renews all claims it holds every `interval`; reports which were lost and which are to be cancelled.
@@ -58,15 +61,22 @@ class LeaseKeeper:
         while True:
             # Jittered, so that many workers do not renew in step.
             pause = self._interval * random.uniform(0.9, 1.0)  # noqa: S311 - spreads load, guards nothing
-            due = monotonic() + pause
-            await asyncio.sleep(pause)
-            blocked = self._watch.woke(monotonic() - due)
+            blocked = await self._sleep(pause)
             over = [claim.token for claim in self._held.values() if blocked and not self.holds(claim)]
             try:
                 lost = await self.renew_jobs(None)
                 self._watch.lost([claim.job_id for claim in lost if claim.token in over])
             except (StorageUnavailable, StorageError) as error:
                 self._report(error)
+
+    async def _sleep(self, seconds: float) -> bool:
+        """Sleep in naps, each of which may hide as much of a blockage, and return whether the loop was blocked."""
+        blocked, nap = False, seconds / NAPS
+        for _ in range(NAPS):
+            due = monotonic() + nap
+            await asyncio.sleep(nap)
+            blocked |= self._watch.woke(monotonic() - due)
+        return blocked
 
     async def renew_jobs(self, ids: Collection[str] | None) -> list[Claim]:
         """Renew the claims for these jobs, or all with None, act on what the storage reports, and return those lost.

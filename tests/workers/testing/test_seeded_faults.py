@@ -79,6 +79,17 @@ CAUGHT_BY: dict[type[MemoryStorage], tuple[str, ...]] = {
     broken.OpeningForgotten: ("limits.a_bucket_fills_at_its_rate", "limits.a_token_wakes_a_worker"),
     broken.ChangedLimitUnseen: ("limits.a_changed_limit_counts_at_once",),
     broken.TurnsInOrder: ("limits.fair_keys_take_turns", "limits.a_batch_is_fair_too"),
+    broken.UrgentLast: (
+        "priorities.urgent_jobs_come_first",
+        "priorities.an_urgent_job_has_its_name",
+        "priorities.an_urgent_job_stays_urgent",
+        "priorities.an_urgent_job_of_a_key_is_the_next",
+        "priorities.an_urgent_job_of_a_fair_key_is_its_next",
+    ),
+    broken.ResultLeftBehind: ("events.a_small_result_travels_with_the_end",),
+    broken.LargeResultGone: ("events.a_large_result_waits_to_be_read",),
+    broken.HeldWakeUpForgotten: ("wait.a_held_wake_up_comes_at_the_end",),
+    broken.HeldForEverybody: ("wait.others_wake_while_a_block_is_open",),
     broken.SpinningWait: ("wait.an_idle_wait_does_not_spin",),
 }
 """Each fault, and cases that fail because of it."""

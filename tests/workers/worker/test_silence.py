@@ -112,6 +112,20 @@ async def test_a_blocked_loop_is_told_of_with_what_was_lost(caplog: pytest.LogCa
     assert "plain function" in lost
 
 
+async def test_a_blockage_of_a_third_of_the_lease_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    """Also one that begins right behind a renewal, and is over before the lease is."""
+    storage, recorder = MemoryStorage(), Recorder()
+
+    async def block(job: Job) -> None:
+        time.sleep(0.7)  # noqa: ASYNC251 - what the test is about
+
+    await steps.enqueue(storage, steps.job("job"))
+    async with running(Worker(storage, {"work": block}, lease=timedelta(seconds=1.5), observers=[recorder])):
+        await recorder.seen(Kind.COMPLETED)
+        await until(lambda: said(caplog, "the event loop was blocked for 0."))
+    assert not said(caplog, "leases were lost")
+
+
 def test_a_loop_is_watched_with_patience(caplog: pytest.LogCaptureFixture) -> None:
     """What a lease bears is no blockage; more is said once."""
     watch = LoopWatch(10.0)

@@ -155,7 +155,8 @@ def encode_job(job: NewJob, dialect: Dialect) -> Sequence[object]:
     """Return the job as `add.lua` takes it.
 
     Raises:
-        Unsupported: the dialect has no such id, the delay is longer than Node keeps, or the job has an ordering key.
+        Unsupported: the dialect has no such id, the delay is longer than Node keeps, or the job has an ordering key
+            or a priority above 0.
     """
     raw = encode_id(job.id, dialect)
     others = job.others if isinstance(job, BullJob) else {}
@@ -166,6 +167,8 @@ def _encode_content(job: NewJob, raw: str | None, others: Mapping[str, object]) 
     """Return everything but the id; `raw` is the id if the options name it, `others` are those that we do not know."""
     if job.gate is not None:
         raise Unsupported(f"job {job.id!r}: Bull has no ordering, limit or fair keys; see BullStorage.limits")
+    if job.priority < 0:
+        raise Unsupported(f"job {job.id!r}: Bull has no priority above 0; see BullStorage.limits")
     if job.delay > LONGEST_DELAY:
         raise Unsupported(
             f"job {job.id!r}: Bull 1.x breaks on delays of more than {LONGEST_DELAY.days} days;"

@@ -51,6 +51,7 @@ from workers.jobs import (
     WorkerInfo,
     check_retention,
 )
+from workers.retention import LEAST_TO_READ, TOLD_BYTES
 from workers.storage.base import ANY_NAME, Limits
 from workers.storage.bull import codec
 from workers.storage.bull.codec import (
@@ -139,6 +140,8 @@ class BullStorage(ScriptedStorage):
         deduplication=False,
         dependencies=False,
         priority_order=False,
+        urgent_priorities=False,
+        results_told=False,
         longest_delay=LONGEST_DELAY,
         fresh_retries=False,
         recovery_interval=RECOVERY_INTERVAL,
@@ -378,7 +381,8 @@ class BullStorage(ScriptedStorage):
         check_fits_redis(job_id, result)
         returnvalue, exact = codec.encode_result(result)
         kept = "" if keep is None else keep_ms(keep)
-        return STATES.get(await self._lua.run("complete", self._names(job_id), returnvalue, exact or b"", kept))
+        least = keep_ms(LEAST_TO_READ) if len(result) > TOLD_BYTES else 0
+        return STATES.get(await self._lua.run("complete", self._names(job_id), returnvalue, exact or b"", kept, least))
 
     def news(self) -> list[SetAside]:
         return self._quarantine.news()

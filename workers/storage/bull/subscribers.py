@@ -24,7 +24,8 @@ from workers.storage.bull.codec import decode_id
 from workers.storage.bull.scripts import EMITTER, BullScripts
 from workers.storage.on_redis.messages import KINDS, unpack
 from workers.storage.on_redis.node_values import whole
-from workers.storage.on_redis.subscribers import ChannelSubscribers, Event
+from workers.storage.on_redis.subscribers import ChannelSubscribers
+from workers.storage.subscribers import Told
 
 NODE_KINDS: Final[Mapping[str, JobEventKind]] = {
     "waiting": JobEventKind.QUEUED,
@@ -80,13 +81,13 @@ class BullSubscribers(ChannelSubscribers):
     def read_names(self, body: bytes) -> Collection[bytes]:
         return ()
 
-    def read_events(self, channel: bytes, body: bytes) -> Iterable[Event]:
+    def read_events(self, channel: bytes, body: bytes) -> Iterable[Told]:
         if channel != self.event_channels[0]:
             yield from _events_of_node(channel, body)
             return
         try:
             events = unpack(body)
-            found = [(KINDS[kind], decode_id(raw)) for kind, raw in zip(events[::2], events[1::2], strict=True)]
+            found = [(KINDS[kind], decode_id(raw), None) for kind, raw in zip(events[::2], events[1::2], strict=True)]
         except Exception:  # whatever msgpack makes of foreign bytes: the message is not ours
             return
         yield from found
@@ -98,7 +99,7 @@ class BullSubscribers(ChannelSubscribers):
         return await self._ends(ids)
 
 
-def _events_of_node(channel: bytes, body: bytes) -> Iterator[Event]:
+def _events_of_node(channel: bytes, body: bytes) -> Iterator[Told]:
     """Yield the event in a message of Node: `[who, job, ...]`, with the id among the job's options."""
     try:
         message = json.loads(body) if len(body) <= MOST_BYTES else None
@@ -109,4 +110,4 @@ def _events_of_node(channel: bytes, body: bytes) -> Iterator[Event]:
             kind = NODE_KINDS[channel.decode().partition("@")[0]]
             if kind is JobEventKind.FAILED and whole(job.get("attemptsMade")) < whole(job.get("attempts")):
                 kind = JobEventKind.FAILING
-            yield kind, decode_id(str(raw).encode(errors="surrogatepass"))
+            yield kind, decode_id(str(raw).encode(errors="surrogatepass")), None

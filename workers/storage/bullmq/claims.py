@@ -39,7 +39,7 @@ from workers.storage.bullmq.codec import (
     decode_id,
 )
 from workers.storage.bullmq.endings import Endings
-from workers.storage.bullmq.jobs import NO_ORDERING_KEYS
+from workers.storage.bullmq.jobs import unknown_to_bullmq
 from workers.storage.bullmq.quarantine import BullMQQuarantine
 from workers.storage.bullmq.record import (
     BullMQClaim,
@@ -324,9 +324,10 @@ def _without_hold(claim: Claim, found: BullMQRecord | None) -> SettleOutcome:
 def _fault(settlement: Settlement) -> SettleOutcome | None:
     """Return why the settlement cannot be carried out, whichever claim holds the job."""
     then = settlement.then if isinstance(settlement, Completed | Continued) else None
-    if then is None or then.gate is None:
+    what = None if then is None else unknown_to_bullmq(then)
+    if then is None or what is None:
         return unfit_for_redis(settlement)
-    return SettleOutcome(status=SettleStatus.ERROR, detail=f"continuation {then.id!r}: {NO_ORDERING_KEYS}")
+    return SettleOutcome(status=SettleStatus.ERROR, detail=f"continuation {then.id!r}: {what}")
 
 
 def _raw(claim: Claim) -> str:

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
-from workers.errors import LeaseLost, StorageError, Unsupported
+from workers.errors import LeaseLost, StorageError
 from workers.jobs import ChildFailure, Claim, EnqueueResult, EnqueueStatus, FlowNode, JobState
 from workers.storage.bullmq.access import QueueAccess
 from workers.storage.bullmq.children import ENDED, UNFINISHED, own_claim
 from workers.storage.bullmq.codec import OWN_KEYS, encode_id, encode_options
-from workers.storage.bullmq.jobs import NO_ORDERING_KEYS
+from workers.storage.bullmq.jobs import refuse_unknown_to_bullmq
 from workers.storage.bullmq.record import STATE_FIELDS, BullMQClaim, BullMQRecord, loss, reading, record, still_holds
 from workers.storage.bullmq.scripts import CANCELLED, BullMQScripts
 from workers.storage.bullmq.server import Contended, Reply
@@ -273,15 +273,14 @@ def _check(nodes: Sequence[FlowNode]) -> None:
     """Accept jobs that BullMQ can take together.
 
     Raises:
-        Unsupported: an ordering, limit or fair key, or a deduplication key.
+        Unsupported: an ordering, limit, fair or deduplication key, or a priority above 0.
         ValueError: a queue with a colon in its name.
         StorageError: payloads that are too large for one transaction.
     """
     refuse_deduplication((node.job for node in nodes), "BullMQStorage")
     refuse_dependencies((node.job for node in nodes), "BullMQStorage")
     for node in nodes:
-        if node.job.gate is not None:
-            raise Unsupported(f"job {node.job.id!r}: {NO_ORDERING_KEYS}")
+        refuse_unknown_to_bullmq(node.job)
         if ":" in node.queue:
             raise ValueError(f"a BullMQ queue cannot be named {node.queue!r}: names have no colons")
     if (size := sum(len(node.job.payload) for node in nodes)) > REDIS_VALUE_BYTES:

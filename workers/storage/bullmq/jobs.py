@@ -13,6 +13,7 @@ from typing import Final
 
 from workers.errors import StorageError, Unsupported
 from workers.jobs import DROP, CancelResult, EnqueueResult, EnqueueStatus, JobState, NewJob, Retention
+from workers.retention import chosen_for_waiters
 from workers.storage.bullmq.access import QueueAccess, meant
 from workers.storage.bullmq.codec import (
     CANCEL_FIELD,
@@ -59,7 +60,25 @@ that they may have missed some.
 """
 
 NO_ORDERING_KEYS: Final = "BullMQ has no ordering, limit or fair keys; see BullMQStorage.limits"
+NO_URGENT_PRIORITIES: Final = "BullMQ has no priority above 0; see BullMQStorage.limits"
 WAITING: Final = frozenset({JobState.QUEUED, JobState.SCHEDULED, JobState.WAITING, JobState.FAILING})
+
+
+def unknown_to_bullmq(job: NewJob) -> str | None:
+    """Return what BullMQ has no word for in the job; None if it has words for all."""
+    if job.gate is not None:
+        return NO_ORDERING_KEYS
+    return NO_URGENT_PRIORITIES if job.priority < 0 else None
+
+
+def refuse_unknown_to_bullmq(job: NewJob) -> None:
+    """Accept jobs that BullMQ can express.
+
+    Raises:
+        Unsupported: it has an ordering, limit or fair key, or a priority above 0.
+    """
+    if (what := unknown_to_bullmq(job)) is not None:
+        raise Unsupported(f"job {job.id!r}: {what}")
 
 
 class Jobs:
@@ -73,8 +92,7 @@ class Jobs:
         """See `Storage.enqueue`; without `confirmed` replicas are not waited for."""
         for job in jobs:
             check_fits_redis(job.id, job.payload)
-            if job.gate is not None:
-                raise Unsupported(f"job {job.id!r}: {NO_ORDERING_KEYS}")
+            refuse_unknown_to_bullmq(job)
         results: list[EnqueueResult] = []
         for start in range(0, len(jobs), TRANSACTION_JOBS):
             results += await self._add(jobs[start : start + TRANSACTION_JOBS], confirmed)
@@ -249,6 +267,7 @@ class Jobs:
         """
         token = secrets.token_hex(8)
         fields: dict[str, object] = {SETTLED_FIELD: token}
+        keep = chosen_for_waiters(result, keep, found.options.keep_completed)
         if keep is not None and keep is not DROP:
             fields[KEEP_FIELD] = str(to_ms(keep))
         ending = Finish(

@@ -23,9 +23,11 @@ from workers.backoff import Backoff
 from workers.errors import StorageError, StorageUnavailable
 from workers.homes import keep_inherited
 from workers.jobs import JobEventKind
+from workers.retention import TOLD_BYTES
 from workers.storage.bullmq.access import QueueAccess
 from workers.storage.bullmq.codec import decode_id
 from workers.storage.bullmq.server import Reply
+from workers.storage.on_redis.node_values import decode_bytes
 from workers.storage.subscribers import BufferedSubscription, CancelRequests, Subscribers
 
 CANCELLED_EVENT: Final = "cancelled"
@@ -161,7 +163,13 @@ class StreamListener:
             self._stopped = raw
         self._added = raw if name in ("added", CONTINUED_EVENT) else ""
         if kind is not None and raw:
-            self._listening.publish(kind, decode_id(raw))
+            self._listening.publish(kind, decode_id(raw), _result_in(event) if name == "completed" else None)
+
+
+def _result_in(event: Mapping[str, str]) -> bytes | None:
+    """Return the result that BullMQ puts into the event, if it is small."""
+    result = decode_bytes(event.get("returnvalue", "null"))
+    return result if len(result) <= TOLD_BYTES else None
 
 
 def _position(entry_id: Reply) -> Position:

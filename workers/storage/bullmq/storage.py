@@ -139,6 +139,7 @@ class BullMQStorage:
         atomic_continuation=False,
         deduplication=False,
         dependencies=False,
+        urgent_priorities=False,
         cancelled_apart=False,
         flows=True,
         crons=True,

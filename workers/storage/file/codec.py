@@ -4,6 +4,7 @@
     ["j", events, id, <job>, <state>]            a job is here for the first time, or goes on as another one
     ["s", events, id, <state>]                   a known job changed
     ["g", events, id]                            a job, or its tombstone, is gone
+    ["g", events, id, result]                    a job completed and is gone; the result, in base64, for those who wait
     ["t", events, id, until]                     a job was cancelled: the record that is known of it lasts until then
     ["w", worker id, seen at or null]            a worker was heard of, or forgotten
     ["p", paused]                                claims are stopped, or go on
@@ -29,15 +30,17 @@ a job back is one text, an ordering key or another gate (`workers.gates`).
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final, TypeAlias
 
 from workers.deduplication import DeduplicationMode
 from workers.gates import fair_key_of, limit_key_of, ordering_key_of
 from workers.jobs import DROP, ErrorInfo, JobEventKind, JobState, NewJob, Retention
+from workers.retention import told_with_the_end
 from workers.retry import RetryPolicy
 from workers.storage.file.crons import CronTurned, read_cron
 from workers.storage.file.frames import Entry, Frame
@@ -102,6 +105,13 @@ class JobChanged:
     result: bytes | None = field(repr=False)
     progress: bytes | None = field(repr=False)
 
+    @property
+    def told(self) -> bytes | None:
+        """The result, if it travels with the event of the end."""
+        if self.result is None or self.kept_until is None or self.finished_at is None:
+            return None
+        return told_with_the_end(self.result, self.kept_until - self.finished_at)
+
     def job(self, new: NewJob) -> StoredJob:
         """Return the job as the entry describes it."""
         return StoredJob(
@@ -129,11 +139,15 @@ class JobChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobGone:
-    """The job is gone; with `until` it was cancelled, and what is known of it lasts until then."""
+    """The job is gone; with `until` it was cancelled, and what is known of it lasts until then.
+
+    `told` is the result of one that completed and was not to be kept.
+    """
 
     id: str
     events: Events
     until: datetime | None = None
+    told: bytes | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,8 +206,11 @@ def job_entry(job: StoredJob, kept_until: datetime | None, events: Events, *, ad
     return (*head, *_state_values(job, kept_until)), blobs
 
 
-def gone_entry(job_id: str, until: datetime | None, events: Events) -> Entry:
-    return ("g", _digits(events), job_id) if until is None else ("t", _digits(events), job_id, number_of(until))
+def gone_entry(job_id: str, until: datetime | None, events: Events, told: bytes | None = None) -> Entry:
+    if until is not None:
+        return ("t", _digits(events), job_id, number_of(until))
+    entry = ("g", _digits(events), job_id)
+    return entry if told is None else (*entry, base64.b64encode(told).decode())
 
 
 def worker_entry(worker_id: str, at: datetime | None) -> Entry:
@@ -246,11 +263,12 @@ def _decode(values: Iterator[object], blobs: _Blobs) -> Change:
 
 
 def _gone(values: Iterator[object]) -> JobGone:
-    return JobGone(events=_events(next(values)), id=text_of(next(values)))
+    events, job_id, told = _events(next(values)), text_of(next(values)), optional_text_of(next(values, None))
+    return JobGone(events=events, id=job_id, told=None if told is None else base64.b64decode(told))
 
 
 def _buried(values: Iterator[object]) -> JobGone:
-    return replace(_gone(values), until=moment_of(next(values)))
+    return JobGone(events=_events(next(values)), id=text_of(next(values)), until=moment_of(next(values)))
 
 
 def _holder(values: Iterator[object]) -> KeyHolder | None:

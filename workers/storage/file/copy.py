@@ -13,6 +13,7 @@ from workers.storage.file.directory import QueueDirectory
 from workers.storage.file.frames import PREAMBLE_BYTES, Damage, Frame
 from workers.storage.file.journal import Journal
 from workers.storage.file.state import FileState, JournalStep
+from workers.storage.subscribers import Told
 
 _LOG = logging.getLogger(__name__)
 
@@ -21,7 +22,7 @@ _LOG = logging.getLogger(__name__)
 class Announcements:
     """What to tell the waiters and subscribers of this process."""
 
-    events: list[tuple[JobEventKind, str]] = field(default_factory=list)
+    events: list[Told] = field(default_factory=list)
     wake: bool = False
 
     def add(self, step: JournalStep) -> None:
@@ -153,7 +154,7 @@ class QueueCopy:
             _LOG.warning("%s: the journal cannot be compacted: %s", self._directory.path, error)
 
 
-def _missed(old: FileState, new: FileState) -> Iterable[tuple[JobEventKind, str]]:
+def _missed(old: FileState, new: FileState) -> Iterable[Told]:
     """Yield the ends of jobs, and requests to cancel, that were missed.
 
     They happened while the state could not be followed step by step.
@@ -164,9 +165,9 @@ def _missed(old: FileState, new: FileState) -> Iterable[tuple[JobEventKind, str]
         job_id = job.new.id
         now = new.table.get(job_id)
         if job.token is not None and (now is None or now.token != job.token or now.cancel_requested):
-            yield JobEventKind.CANCEL_REQUESTED, job_id
+            yield JobEventKind.CANCEL_REQUESTED, job_id, None
         if now is not None and now.finished:
-            yield JobEventKind(now.state.value), job_id
+            yield JobEventKind(now.state.value), job_id, None
         elif now is None:
             buried = new.table.buried_until(job_id) is not None
-            yield (JobEventKind.CANCELLED if buried else JobEventKind.COMPLETED), job_id
+            yield (JobEventKind.CANCELLED if buried else JobEventKind.COMPLETED), job_id, None

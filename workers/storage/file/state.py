@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
@@ -30,6 +30,7 @@ from workers.storage.file.limits import BucketChanged, LimitDeclared, bucket_ent
 from workers.storage.file.table import Changes, FileTable
 from workers.storage.file.waits import WaitBegun, WaitShortened, shortened_entry, wait_entry
 from workers.storage.memory.steps import QueueSteps
+from workers.storage.subscribers import Told
 
 _SEEN_AGAIN: Final = timedelta(seconds=30)
 """How old a worker's record must be before another sign of it is written down."""
@@ -44,8 +45,14 @@ class JournalStep:
 
     entries: list[Entry]
     blobs: list[bytes]
-    events: list[tuple[JobEventKind, str]]
+    events: list[Told]
     wake: bool
+
+
+def told(kinds: Sequence[JobEventKind], job_id: str, result: bytes | None) -> Iterator[Told]:
+    """Yield what happened to the job, with its result at its completion."""
+    for kind in kinds:
+        yield kind, job_id, result if kind is JobEventKind.COMPLETED else None
 
 
 class FileState(QueueSteps):
@@ -92,11 +99,12 @@ class FileState(QueueSteps):
 
     def step(self) -> JournalStep:
         """Return what has changed since `written` was last called."""
-        changes, events = self._changes, []
+        changes = self._changes
+        events: list[Told] = []
         entries: list[Entry] = []
         blobs: list[bytes] = []
         for job_id, kinds in changes.jobs.items():
-            events += [(kind, job_id) for kind in kinds]
+            events += told(kinds, job_id, changes.results.get(job_id))
             self._describe(job_id, kinds, job_id in changes.added, entries, blobs)
         for worker_id, at in changes.workers.items():
             entries.append(worker_entry(worker_id, at))
@@ -126,7 +134,8 @@ class FileState(QueueSteps):
     ) -> None:
         job = self.table.get(job_id)
         if job is None:
-            entries.append(gone_entry(job_id, self.table.buried_until(job_id), kinds))
+            result = self._changes.results.get(job_id)
+            entries.append(gone_entry(job_id, self.table.buried_until(job_id), kinds, result))
             return
         kept_until = self.table.kept_until(job_id)
         cancelled = job.state is JobState.CANCELLED
@@ -167,11 +176,11 @@ class FileState(QueueSteps):
         Raises:
             BadEntry: a change is about an unknown job, or another queue. Those before it have been applied.
         """
-        events: list[tuple[JobEventKind, str]] = []
+        events: list[Told] = []
         for change in changes:
             self._apply(change)
             if isinstance(change, JobChanged | JobGone):
-                events += [(kind, change.id) for kind in change.events]
+                events += told(change.events, change.id, change.told)
         wake, self._changes.wake = self._changes.wake, False
         return JournalStep(entries=[], blobs=[], events=events, wake=wake)
 

@@ -40,8 +40,9 @@ delays a compaction.
 *Opening* reads the journal from its beginning. Damage in the middle costs the frames that it hit: they are copied to
 quarantine and reported, and the journal is rewritten without them. Foreign files, and a journal that does not begin
 like one, are moved to quarantine. A journal of a newer version is refused and left alone. One becomes such with the
-first job that waits for others, and with the first limit, limit key, fair key or cron: it is compacted into a journal
-of a higher version (`versions`), which processes that do not know such entries do not take for damaged.
+first job that waits for others, and with the first limit, limit key, fair key, cron or priority above the default. It
+is compacted into a journal of a higher version (`versions`), which processes that do not know such entries do not take
+for damaged.
 
 *Wake-ups* within a process are direct. Changes by other processes are noticed by a look at the journal's size every
 50 ms, only while somebody waits or listens. It reads nothing unless the size has changed.
@@ -56,7 +57,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final, TypeVar
@@ -90,6 +91,7 @@ from workers.storage.base import Limits
 from workers.storage.file.state import FileState
 from workers.storage.file.thread import POLL, QUEUE_NUMBER, FileThread, acquire, release
 from workers.storage.file.versions import FIRST, WITH_LIMITS, version_after, version_for
+from workers.storage.held_wakes import HeldWakes
 from workers.storage.rules import refuse_other_queues, refuse_transaction
 from workers.storage.subscribers import BufferedSubscription, LoopSubscribers
 
@@ -105,7 +107,13 @@ class FileStorage:
     """
 
     limits: Final = Limits(
-        clock="machine", durable=True, processes="machine", wakeup_latency=POLL, limit_keys=True, crons=True
+        clock="machine",
+        durable=True,
+        processes="machine",
+        wakeup_latency=POLL,
+        limit_keys=True,
+        crons=True,
+        held_wake_ups=True,
     )
 
     def __init__(
@@ -118,6 +126,7 @@ class FileStorage:
         self._fsync = fsync
         self._users = 0
         self._connected: FileThread | None = None
+        self._held_wakes = HeldWakes()
         if isinstance(self._clock, ManualClock):
             self._clock.watch(self._wake)
 
@@ -157,7 +166,17 @@ class FileStorage:
     async def enqueue(self, jobs: Sequence[NewJob], *, connection: object | None = None) -> list[EnqueueResult]:
         refuse_transaction(connection, "FileStorage")
         refuse_other_queues(jobs, "FileStorage")
-        return await self._write(lambda state, now: state.enqueue(jobs, now), version=version_for(jobs))
+        quiet = self._held_wakes.held(jobs)
+        version = version_for(jobs)
+        return await self._write(lambda state, now: state.enqueue(jobs, now), version=version, quiet=quiet)
+
+    def with_notify(self, connection: object | None = None) -> AbstractAsyncContextManager[None]:
+        """See `HoldsWakeUps.with_notify`."""
+        refuse_transaction(connection, "FileStorage")
+        return self._held_wakes.hold(self._wake_for)
+
+    async def _wake_for(self, _: Collection[str]) -> None:
+        self._wake()
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
         """See `Storage.claim`; if it is cancelled meanwhile, what it claimed is released."""
@@ -334,8 +353,8 @@ class FileStorage:
     async def _read(self, step: Callable[[FileState, datetime], T]) -> T:
         return await asyncio.wrap_future(self._thread().read(lambda state: step(state, self._clock.now())))
 
-    async def _write(self, step: Callable[[FileState, datetime], T], *, version: int = FIRST) -> T:
-        work = self._thread().write(lambda state: step(state, self._clock.now()), version=version)
+    async def _write(self, step: Callable[[FileState, datetime], T], *, version: int = FIRST, quiet: bool = False) -> T:
+        work = self._thread().write(lambda state: step(state, self._clock.now()), version=version, quiet=quiet)
         return await asyncio.wrap_future(work)
 
     def _wake(self) -> None:

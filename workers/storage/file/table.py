@@ -24,6 +24,7 @@ class Changes:
 
     def __init__(self) -> None:
         self.jobs: dict[str, list[JobEventKind]] = {}
+        self.results: dict[str, bytes] = {}
         self.added: set[str] = set()
         self.workers: dict[str, datetime | None] = {}
         self.keys: set[str] = set()
@@ -41,6 +42,7 @@ class Changes:
     def clear(self) -> None:
         """Forget the changes: they were written down."""
         self.jobs.clear()
+        self.results.clear()
         self.added.clear()
         self.workers.clear()
         self.keys.clear()
@@ -51,8 +53,10 @@ class Changes:
         self.paused = None
         self.wake = False
 
-    def publish(self, kind: JobEventKind, job_id: str) -> None:
+    def publish(self, kind: JobEventKind, job_id: str, result: bytes | None = None) -> None:
         self.jobs.setdefault(job_id, []).append(kind)
+        if result is not None:
+            self.results[job_id] = result
 
     def claimable(self) -> None:
         self.wake = True

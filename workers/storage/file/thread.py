@@ -16,7 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Final, TypeVar
@@ -48,6 +48,8 @@ class _Task:
     writes: bool
     version: int = FIRST
     """Which version of journals it needs to write what it may change."""
+    quiet: bool = False
+    """Whether nobody is to be woken, because somebody else will do that."""
 
 
 class FileThread:
@@ -74,21 +76,23 @@ class FileThread:
         """Return the future of what `work` finds; it changes nothing, except what the clock changes."""
         return self._submit(work, writes=False)
 
-    def write(self, work: Callable[[FileState], T], *, version: int = FIRST) -> Future[T]:
+    def write(self, work: Callable[[FileState], T], *, version: int = FIRST, quiet: bool = False) -> Future[T]:
         """Return the future of what `work` answers, resolved when all that it changed is on the disk.
 
-        The journal is then of this version, or a newer one.
+        The journal is then of this version, or a newer one. With `quiet` nobody is woken.
         """
-        return self._submit(work, writes=True, version=version)
+        return self._submit(work, writes=True, version=version, quiet=quiet)
 
-    def _submit(self, work: Callable[[FileState], T], *, writes: bool, version: int = FIRST) -> Future[T]:
+    def _submit(
+        self, work: Callable[[FileState], T], *, writes: bool, version: int = FIRST, quiet: bool = False
+    ) -> Future[T]:
         future: Future[T] = Future()
         if self._process != os.getpid():
             raise StorageError(f"{self.path} was opened before this process was forked; connect again")
         with self._lock:
             if self._stopped is not None:
                 raise StorageUnavailable(f"{self.path} was disconnected")
-            task = _Task(future=future, work=work, writes=writes, version=version)  # type: ignore[arg-type]  # its own T
+            task = _Task(future=future, work=work, writes=writes, version=version, quiet=quiet)  # type: ignore[arg-type]  # its own T
             self._tasks.put(task)
         return future
 
@@ -241,7 +245,7 @@ def _take_step(batch: _Group, state: FileState, copy: QueueCopy, frames: list[by
             step = state.step()
             frames.append(copy.journal.encode(step.entries, step.blobs))
             state.written()
-            batch.done.add(step)
+            batch.done.add(replace(step, wake=False) if task.quiet else step)
     except Exception as error:
         answer = _Refused(error)
         batch.spoilt = state.changed

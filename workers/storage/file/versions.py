@@ -15,7 +15,7 @@ FIRST: Final = 1
 WITH_DEPENDENTS: Final = 2
 """There are jobs that wait for others."""
 WITH_LIMITS: Final = 3
-"""There are limits, jobs with limit keys or fair keys, or crons."""
+"""There are limits, jobs with limit keys, fair keys or a priority above the default, or crons."""
 NEWEST: Final = WITH_LIMITS
 
 _WITH_NEXT: Final = (Completed, Continued)
@@ -25,7 +25,7 @@ def version_for(jobs: Iterable[NewJob]) -> int:
     """Return which version a journal needs that has these jobs."""
     version = FIRST
     for job in jobs:
-        if job.limit_key is not None or job.fair_key is not None:
+        if job.limit_key is not None or job.fair_key is not None or job.priority < 0:
             return WITH_LIMITS
         if job.after:
             version = WITH_DEPENDENTS

@@ -17,6 +17,7 @@ from typing import Final
 from workers.gates import QUEUE_GATE, WHOLE_QUEUE
 from workers.jobs import DROP, ErrorInfo, JobEventKind, JobState, NewJob, Retention
 from workers.lifecycle import Step, after
+from workers.retention import kept_for_waiters, told_with_the_end
 from workers.storage.memory.line import Line, is_over
 from workers.storage.memory.lines import LineTable, Publisher, StoredJob
 from workers.storage.rules import bounded
@@ -190,7 +191,8 @@ class JobTable(LineTable):
         """Complete the unfinished job from outside of any attempt."""
         self._take(job, Step.COMPLETE_FROM_OUTSIDE)
         job.result, job.settled_by = result, None
-        self._finish(job, now, job.new.keep_completed if keep is None else keep)
+        keep = job.new.keep_completed if keep is None else keep
+        self._finish(job, now, kept_for_waiters(result, keep))
 
     def retry_later(self, job: StoredJob, error: ErrorInfo, due: datetime) -> None:
         job.last_error = error
@@ -241,7 +243,8 @@ class JobTable(LineTable):
             self.expire(job)
         else:
             self.keep(job, now + bounded(keep))
-        self._publisher.publish(told, job.new.id)
+        result = None if job.result is None else told_with_the_end(job.result, keep)
+        self._publisher.publish(told, job.new.id, result)
 
     # Steps out of the table
 

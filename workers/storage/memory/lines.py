@@ -34,8 +34,8 @@ Turn: TypeAlias = tuple[datetime, int]
 class Publisher(Protocol):
     """The receiver of what happens to the jobs."""
 
-    def publish(self, kind: JobEventKind, job_id: str) -> None:
-        """Announce what has just happened."""
+    def publish(self, kind: JobEventKind, job_id: str, result: bytes | None = None) -> None:
+        """Announce what has just happened; `result` travels with it."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -9,8 +9,8 @@ loop at a time and is not thread-safe.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -38,6 +38,7 @@ from workers.jobs import (
     WorkerInfo,
 )
 from workers.storage.base import Limits
+from workers.storage.held_wakes import HeldWakes
 from workers.storage.memory.dependents import DependentTable
 from workers.storage.memory.steps import QueueSteps
 from workers.storage.rules import refuse_other_queues, refuse_transaction
@@ -51,7 +52,13 @@ class MemoryStorage:
     """
 
     limits: Final = Limits(
-        clock="machine", durable=False, processes="one", delay_resolution=timedelta(0), limit_keys=True, crons=True
+        clock="machine",
+        durable=False,
+        processes="one",
+        delay_resolution=timedelta(0),
+        limit_keys=True,
+        crons=True,
+        held_wake_ups=True,
     )
 
     def __init__(self, space: MemorySpace | None = None, queue: str = "default", *, clock: Clock | None = None) -> None:
@@ -61,6 +68,7 @@ class MemoryStorage:
         self._space = space or MemorySpace(clock)
         self._name = queue
         self._queue = self._space.queue(queue)
+        self._held_wakes = HeldWakes()
 
     def __repr__(self) -> str:
         return f"MemoryStorage(queue={self._name!r})"
@@ -78,7 +86,16 @@ class MemoryStorage:
     async def enqueue(self, jobs: Sequence[NewJob], *, connection: object | None = None) -> list[EnqueueResult]:
         refuse_transaction(connection, "MemoryStorage")
         refuse_other_queues(jobs, "MemoryStorage")
-        return self._queue.enqueue(jobs, self._now())
+        with self._queue.quiet() if self._held_wakes.held(jobs) else nullcontext():
+            return self._queue.enqueue(jobs, self._now())
+
+    def with_notify(self, connection: object | None = None) -> AbstractAsyncContextManager[None]:
+        """See `HoldsWakeUps.with_notify`."""
+        refuse_transaction(connection, "MemoryStorage")
+        return self._held_wakes.hold(self._wake)
+
+    async def _wake(self, _: Collection[str]) -> None:
+        self._queue.wake()
 
     async def crons(self, *, due: bool = False) -> CronLook:
         return self._queue.crons(due, self._now())
@@ -216,8 +233,20 @@ class MemoryQueue(QueueSteps):
         self.listening = Subscribers()
         super().__init__(DependentTable(self.listening, self.wake))
         self._sleepers: dict[asyncio.Future[None], None] = {}  # first come, first woken
+        self._quiet = False
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Wake nobody in the block, which is one step of the event loop."""
+        self._quiet = True
+        try:
+            yield
+        finally:
+            self._quiet = False
 
     def wake(self) -> None:
+        if self._quiet:
+            return
         for sleeper in self._sleepers:
             if not sleeper.done():
                 sleeper.set_result(None)

@@ -16,7 +16,6 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from workers.errors import WorkersError
 from workers.homes import keep_inherited
@@ -24,9 +23,7 @@ from workers.jobs import JobEventKind
 from workers.storage.base import ANY_NAME
 from workers.storage.on_redis.listener import RedisListener
 from workers.storage.on_redis.server import RedisServer
-from workers.storage.subscribers import BufferedSubscription, Subscribers
-
-Event: TypeAlias = tuple[JobEventKind, str]
+from workers.storage.subscribers import BufferedSubscription, Subscribers, Told
 
 
 @dataclass(slots=True, eq=False)
@@ -69,7 +66,7 @@ class ChannelSubscribers(ABC):
         """Return the names that a wake-up is for; none means all."""
 
     @abstractmethod
-    def read_events(self, channel: bytes, body: bytes) -> Iterable[Event]:
+    def read_events(self, channel: bytes, body: bytes) -> Iterable[Told]:
         """Return the events in a message."""
 
     @abstractmethod
@@ -147,8 +144,8 @@ class ChannelSubscribers(ABC):
         elif self._subscribers == 0:
             return False
         else:
-            for kind, job_id in self.read_events(channel, body):
-                self._listening.publish(kind, job_id)
+            for told in self.read_events(channel, body):
+                self._listening.publish(*told)
         return True
 
     async def _tell_ended(self) -> None:

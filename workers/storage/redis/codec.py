@@ -73,6 +73,8 @@ _BACKOFF: Final = struct.Struct(">dddd")
 _LENGTH: Final = struct.Struct(">H")
 _LONG_LENGTH: Final = struct.Struct(">I")
 _LINK: Final = struct.Struct(">I")
+_UNSIGNED: Final = (1 << 31) - 1
+_ABOVE_ALL: Final = 1 << 30
 _HAS_PROGRESS: Final = 2
 
 _PLAIN, _EXHAUSTED, _STALLED, _BECAUSE_OF = b"\0", b"\1", b"\2", b"\3"
@@ -100,7 +102,7 @@ def encode_job(job: NewJob) -> Packed:
     rest = b"".join(
         (
             _REST.pack(
-                job.priority,
+                job.priority & _UNSIGNED,  # as `lua/queue.lua` says
                 min(job.max_attempts, 0xFFFFFFFF),
                 encode_retention(job.keep_completed),
                 encode_retention(job.keep_failed),
@@ -176,6 +178,8 @@ class RedisRecord(NamedTuple):
 def decode_record(record: bytes) -> RedisRecord:
     """Decode the head of the record."""
     version, place, created, priority, max_attempts, keep_completed, keep_failed = _HEAD.unpack_from(record)
+    if priority >= _ABOVE_ALL:
+        priority -= _UNSIGNED + 1
     at = _HEAD.size
     finish = at + 2 + _LENGTH.unpack_from(record, at)[0]
     name = record[at + 2 : finish]

@@ -21,8 +21,9 @@ Theory of operation. All keys of a queue begin with `{<prefix>:<queue>}`, which 
 | `:busy`, `:workers`, `:sleepers`, `:meta` | hash, set | busy ordering keys; workers seen; who to wake; pause |
 
 Each transition is one Lua script, so it happens as a whole or not at all, and a batch is one round trip. A waiting job
-is in exactly one of the sets, in order of name, priority and place. Claims read the first of each name wanted, so their
-cost does not grow with the backlog. It grows with the number of different names that have jobs ready.
+is in exactly one of the sets, in order of name, priority and place; one with a priority above the default stands under
+a name of its own there. Claims read the first of each name wanted, so their cost does not grow with the backlog. It
+grows with the number of different names that have jobs ready.
 
 A waiter that finds nothing notes its names in `:sleepers` in the same script. A script that makes a job of such a name
 claimable removes the note and publishes a wake-up. So one message wakes all waiters, and busy workers cause none.
@@ -32,6 +33,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Final
@@ -68,6 +70,7 @@ from workers.jobs import (
     check_retention,
 )
 from workers.storage.base import ANY_NAME, Limits
+from workers.storage.held_wakes import HeldWakes
 from workers.storage.on_redis.batches import AT_ONCE, in_steps, portions
 from workers.storage.on_redis.claiming import claimed
 from workers.storage.on_redis.eviction import take_eviction
@@ -126,7 +129,7 @@ class RedisStorage(ScriptedStorage):
         StorageError: a target that is no Redis URL.
     """
 
-    limits = Limits(clock="server", durable=None, processes="many", limit_keys=True, crons=True)
+    limits = Limits(clock="server", durable=None, processes="many", limit_keys=True, crons=True, held_wake_ups=True)
 
     def __init__(
         self,
@@ -149,6 +152,7 @@ class RedisStorage(ScriptedStorage):
         super().__init__(queue, server, RedisSubscribers(self._lua), allow_eviction=allow_eviction)
         self._gated = False  # whether this storage has let the queue have gates
         self._quarantine = RedisQuarantine(self._lua, self.enqueue)
+        self._held_wakes = HeldWakes()
         self._results = Batcher(partial(inspect.ends, self._lua), RESULTS_AT_ONCE)
 
     def __repr__(self) -> str:
@@ -193,10 +197,19 @@ class RedisStorage(ScriptedStorage):
         follow = any(job.after for job in jobs)
         whole = follow or len(keys) > len(set(keys))
         script = "enqueue_after" if follow else "enqueue_once" if keys else "enqueue"
+        how = ("quiet",) if self._held_wakes.held(jobs) else ()
         for some in [jobs] if whole else portions(jobs, lambda job: len(job.payload)):
-            answer = await self._lua.run(script, pack([codec.encode_job(job) for job in some]))
+            answer = await self._lua.run(script, pack([codec.encode_job(job) for job in some]), *how)
             results += codec.enqueue_results(some, unpack(answer))
         return results
+
+    def with_notify(self, connection: object | None = None) -> AbstractAsyncContextManager[None]:
+        """See `HoldsWakeUps.with_notify`."""
+        refuse_transaction(connection, "RedisStorage")
+        return self._held_wakes.hold(self._wake)
+
+    async def _wake(self, names: Collection[str]) -> None:
+        await self._lua.run("wake", *(name.encode() for name in names))
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
         """See `Storage.claim`; if it is cancelled meanwhile, what it claimed is released.

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import Final
 
 from workers.jobs import JobEventKind
 from workers.storage.on_redis.messages import KINDS, end_kind, unpack
-from workers.storage.on_redis.subscribers import ChannelSubscribers, Event
+from workers.storage.on_redis.subscribers import ChannelSubscribers
 from workers.storage.redis import inspect
 from workers.storage.redis.codec import bytes_of, text_of
 from workers.storage.redis.scripts import RedisScripts
+from workers.storage.subscribers import Told
+
+RESULT: Final = 9
+"""Stands in the place of an event in front of the end that it is the result of; `lua/queue.lua` has the same."""
 
 
 class RedisSubscribers(ChannelSubscribers):
@@ -35,11 +40,12 @@ class RedisSubscribers(ChannelSubscribers):
         names: Collection[bytes] = unpack(body)
         return names
 
-    def read_events(self, channel: bytes, body: bytes) -> Iterable[Event]:
-        events = unpack(body)
-        for kind, job_id in zip(events[::2], events[1::2], strict=True):
+    def read_events(self, channel: bytes, body: bytes) -> Iterable[Told]:
+        events, result = unpack(body), None
+        for kind, about in zip(events[::2], events[1::2], strict=True):
             if kind in KINDS:
-                yield KINDS[kind], text_of(job_id)
+                yield KINDS[kind], text_of(about), result
+            result = about if kind == RESULT else None
 
     def read_id(self, body: bytes) -> str:
         return text_of(body)

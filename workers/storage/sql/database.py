@@ -92,6 +92,9 @@ class Database(Protocol):
     def look_now(self) -> None:
         """Tell those who wait or listen at once what a caller's connection has committed."""
 
+    def wake(self, begin: Begin) -> Future[None]:
+        """Wake those who wait for jobs of the queue."""
+
     def hear(self) -> None:
         """Tell waiters, from now on, what other processes commit; once that works, they look again."""
 

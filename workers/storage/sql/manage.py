@@ -9,6 +9,7 @@ from typing import Final
 from sqlalchemy import RowMapping, text
 
 from workers.jobs import CancelResult, JobEventKind, JobState, Retention
+from workers.retention import kept_for_waiters, told_with_the_end
 from workers.storage.rules import STARTS_ANEW, check_cleanable
 from workers.storage.sql.dependents import tell_end
 from workers.storage.sql.endings import delete, unhold
@@ -20,6 +21,7 @@ from workers.storage.sql.rows import (
     RowState,
     Transaction,
     batches,
+    decode_retention,
     duration,
     encode_retention,
     expanding,
@@ -62,7 +64,7 @@ _WAITING: Final = [
     locking(_OF_QUEUE + condition + " AND seq <= :last LIMIT :limit", SKIP)
     for condition in (
         " AND state = 'waiting' AND run_at >= 0",
-        " AND state = 'ready' AND priority >= 0",
+        " AND state = 'ready' AND priority >= -1000",
         " AND state = 'held' AND ordering_key >= ''",
         " AND state IN ('scheduled', 'failing') AND run_at >= 0",
     )
@@ -169,9 +171,10 @@ def complete(transaction: Transaction, job_id: str, result: bytes, keep: Retenti
     row = found[0]
     if row["state"] not in ENDED:
         _tell_workers(transaction, found)
-        _store_result(transaction, row, result, row["keep_completed"] if keep is None else encode_retention(keep))
+        kept = kept_for_waiters(result, decode_retention(row["keep_completed"]) if keep is None else keep)
+        _store_result(transaction, row, result, encode_retention(kept))
         unhold(transaction, [row["ordering_key"]])
-        transaction.announce(JobEventKind.COMPLETED, [job_id])
+        transaction.events.append((JobEventKind.COMPLETED, job_id, told_with_the_end(result, kept)))
     return public_state(row["state"], row["run_at"], transaction.now)
 
 

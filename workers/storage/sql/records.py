@@ -50,7 +50,7 @@ _OUTCOME = text(
 # Each condition contains that of the partial index that is to serve it, and a term on one of the index's columns. The
 # term is always true, but without it the planner prefers the unique index on queue and id.
 _DELAYED_STATES = "state IN ('scheduled', 'failing')"
-_READY = "state = 'ready' AND priority >= 0"
+_READY = "state = 'ready' AND priority >= -1000"
 _HELD = "state = 'held' AND ordering_key >= ''"
 _PROCESSING = "state = 'processing' AND lease_until >= 0"
 _CONDITIONS: Final = {

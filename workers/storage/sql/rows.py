@@ -25,6 +25,7 @@ from workers.jobs import (
 )
 from workers.retry import RetryPolicy
 from workers.storage.rules import bounded, dependency_error
+from workers.storage.subscribers import Told
 
 T = TypeVar("T")
 
@@ -64,10 +65,12 @@ class Transaction:
     connection: Connection
     queue: int
     clock: Callable[[Connection], int]
-    events: list[tuple[JobEventKind, str]] = field(default_factory=list)
+    events: list[Told] = field(default_factory=list)
     wake: bool = False
     ends: bool = False
     """Whether jobs may have ended that others follow; on SQLite these are released before the commit."""
+    quiet: bool = False
+    """Whether it wakes nobody on this queue, because the caller will."""
     lasting: bool = False
     """Whether it is a caller's, who commits at any time: by then, more may have subscribed than now."""
     _elsewhere: dict[int, Transaction] = field(default_factory=dict)
@@ -90,7 +93,7 @@ class Transaction:
         return decode_text(text) if self.dialect == "postgresql" else text
 
     def announce(self, kind: JobEventKind, ids: Iterable[str]) -> None:
-        self.events.extend([(kind, job_id) for job_id in ids])
+        self.events.extend([(kind, job_id, None) for job_id in ids])
 
     def on(self, queue: int) -> Transaction:
         """Return the same transaction on another queue, with announcements of its own."""

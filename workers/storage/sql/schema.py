@@ -35,7 +35,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 
 from workers.errors import StorageError
 
-VERSION: Final = 7
+VERSION: Final = 8
 
 metadata: Final = MetaData()
 _FUNCTIONS: Final = (
@@ -65,6 +65,7 @@ _DROP_FUNCTIONS: Final = text(
     " WHERE pronamespace = current_schema()::regnamespace AND proname IN ('workers_claim', 'workers_enqueue',"
     " 'workers_settle', 'workers_candidates') LOOP EXECUTE 'DROP FUNCTION ' || v_one; END LOOP; END $$"
 )
+_ADD_RESULTS: Final = text("ALTER TABLE workers_events ADD COLUMN result BLOB")
 _BY_DEDUPLICATION_KEY: Final = "workers_jobs_by_deduplication_key"
 _WAITING: Final = "workers_jobs_waiting"
 _ONLY_SQLITE: Final = frozenset({"workers_events"})
@@ -248,6 +249,7 @@ Table(
     Column("kind", Text, nullable=False),
     Column("job_id", Text, nullable=False),
     Column("at", BigInteger, nullable=False),
+    Column("result", LargeBinary),
     # Numbers are never reused, even when all events were swept: readers remember how far they have read.
     sqlite_autoincrement=True,
 )
@@ -350,6 +352,8 @@ def _upgrade(connection: Connection, found: int) -> None:
         connection.execute(text("ALTER TABLE workers_jobs ADD COLUMN failures TEXT"))
     if found < 7:
         _add_gates_and_crons(connection)
+    if found < 8:
+        connection.execute(_DROP_FUNCTIONS if postgres else _ADD_RESULTS)
 
 
 def _add_gates_and_crons(connection: Connection) -> None:

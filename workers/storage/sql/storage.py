@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Final, TypeVar
@@ -41,6 +41,7 @@ from workers.jobs import (
 )
 from workers.storage.abilities import Admission
 from workers.storage.base import Limits
+from workers.storage.held_wakes import HeldWakes
 from workers.storage.rules import bounded_count, check_claim
 from workers.storage.sql import crons, gates, manage, records, schema
 from workers.storage.sql.admitted import admission
@@ -97,6 +98,7 @@ class SqlStorage:
         self._connected: Database | None = None
         given = self._target.adopt(target) if isinstance(target, AsyncEngine) else None
         self._sessions = Sessions(given, self._target.async_engine)
+        self._held_wakes = HeldWakes()
         self._id = 0
         self._joined = Joined(queue, self._target.acquire, self._now)
         if isinstance(self._clock, ManualClock):
@@ -172,7 +174,8 @@ class SqlStorage:
     async def enqueue(self, jobs: Sequence[NewJob], *, connection: object | None = None) -> list[EnqueueResult]:
         if connection is not None:
             return await self._database().enqueue_with(connection, self._transaction, jobs)
-        return await asyncio.wrap_future(self._writable().enqueue(self._transaction, jobs))
+        begin = partial(self._transaction, quiet=self._held_wakes.held(jobs))
+        return await asyncio.wrap_future(self._writable().enqueue(begin, jobs))
 
     def enqueue_on(self, jobs: Sequence[NewJob], connection: object) -> list[EnqueueResult]:
         """Enqueue in the transaction of `connection`, a synchronous one, in the calling thread; see `enqueue`.
@@ -371,17 +374,24 @@ class SqlStorage:
             await database.change_with(session, self._transaction, lambda _: None)
             yield session
 
-    @asynccontextmanager
-    async def with_notify(self, connection: object) -> AsyncIterator[None]:
-        """Tell waiters and subscribers of this process of the block's jobs as soon as `connection` has committed them.
+    def with_notify(self, connection: object | None = None) -> AbstractAsyncContextManager[None]:
+        """Wake those who wait once, at the end of the block, as `HoldsWakeUps.with_notify` says.
 
-        Nobody ever hears of them before the commit. A session announces its commit by itself, and so does PostgreSQL; a
-        bare connection on SQLite does not, and without this its jobs are noticed up to 50 ms later. The transaction may
-        end in the block or after it. A block that raises tells of what was committed too.
+        With `connection`, tell waiters and subscribers of this process of the block's jobs as soon as that has
+        committed them. Nobody ever hears of them before the commit. A session announces its commit by itself, and so
+        does PostgreSQL; a bare connection on SQLite does not, and without this its jobs are noticed up to 50 ms later.
+        The transaction may end in the block or after it. A block that raises tells of what was committed too.
 
         Raises:
             TypeError: `connection` is not an SQLAlchemy connection or session.
         """
+        return self._held_wakes.hold(self._wake_for) if connection is None else self._telling(connection)
+
+    async def _wake_for(self, _: Collection[str]) -> None:
+        await asyncio.wrap_future(self._database().wake(self._transaction))
+
+    @asynccontextmanager
+    async def _telling(self, connection: object) -> AsyncIterator[None]:
         database = self._database()
         try:
             yield
@@ -400,8 +410,8 @@ class SqlStorage:
         database.refuse_nested()
         return database
 
-    def _transaction(self, connection: Connection) -> Transaction:
-        return Transaction(connection=connection, queue=self._id, clock=self._now)
+    def _transaction(self, connection: Connection, *, quiet: bool = False) -> Transaction:
+        return Transaction(connection=connection, queue=self._id, clock=self._now, quiet=quiet)
 
     def _now(self, connection: Connection) -> int:
         if self.limits.clock == "server":

@@ -12,6 +12,7 @@ MODULES: Final = (
         "enqueue",
         "claim",
         "ordering",
+        "priorities",
         "limits",
         "crons",
         "wait",

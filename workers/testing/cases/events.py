@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 
-from workers.jobs import JobEvent, JobEventKind
+from workers.jobs import DROP, TERMINAL_EVENTS, JobEvent, JobEventKind, JobOutcome, OutcomeKind
 from workers.storage.base import Storage, Subscription
-from workers.testing.case import case
+from workers.testing.case import RESULTS_TOLD, case
 from workers.testing.harness import Harness
 from workers.testing.steps import (
     HOUR,
     PATIENCE,
     apply,
+    claim,
     claim_one,
     completed,
+    continued,
     crash,
     enqueue,
     expect,
@@ -22,6 +25,7 @@ from workers.testing.steps import (
     recover,
     released,
     retried,
+    state,
 )
 
 KIND = JobEventKind
@@ -128,6 +132,65 @@ async def the_result_is_there_when_the_end_is_told(harness: Harness) -> None:
         async with other.subscribe(f"job-{number}") as subscription:
             held = await claim_one(storage)
             await asyncio.gather(apply(storage, completed(held, b"1")), _read_at_the_end(other, subscription, number))
+
+
+@case(guarantees=(6, 20), needs=(RESULTS_TOLD,))
+async def a_small_result_travels_with_the_end(harness: Harness) -> None:
+    """A result of up to 4 KiB that is soon gone, or not kept at all, is in the event.
+
+    So is that of a chain's last link, and of a completion from outside.
+    """
+    storage = await harness.open()
+    other = await harness.open(storage.queue)
+    results = {"soon": b"", "now": b"x" * 4_096, "chain": b"\x00 \n:%\xff", "outside": b'"1"'}
+    for name, result in results.items():
+        if name == "outside" and not harness.limits.outside_endings:
+            continue
+        await enqueue(storage, job(name, keep=harness.moment if name == "soon" else DROP))
+        async with other.subscribe(name) as subscription:
+            if name != "outside":
+                held = await claim_one(storage)
+                if name == "chain":
+                    await apply(storage, continued(held, keep=DROP))
+                    held = await claim_one(storage)
+                await apply(storage, completed(held, result))
+            else:
+                await storage.complete(name, result)
+            told = await _end_told(subscription)
+        assert (told.kind, told.job_id, told.result) == (KIND.COMPLETED, name, result)
+        if name != "soon":
+            assert await state(storage, name) is None
+
+
+@case(guarantees=(6, 20))
+async def a_large_result_waits_to_be_read(harness: Harness) -> None:
+    """One of more than 4 KiB is kept for a minute at least, however short its job is to be kept, unless nothing is."""
+    storage = await harness.open()
+    large = b"x" * 4_097
+    await enqueue(storage, *(job(name, keep=harness.moment) for name in ("short", "chosen", "outside", "dropped")))
+    short, chosen, outside, dropped = await claim(storage, 4)
+    await apply(storage, completed(short, large), completed(chosen, large, keep=harness.moment))
+    async with storage.subscribe("dropped") as subscription:
+        await apply(storage, completed(dropped, large, keep=DROP))
+        assert (await _end_told(subscription)).result is None
+    ended = [short.job_id, chosen.job_id]
+    if harness.limits.outside_endings:
+        await storage.complete(outside.job_id, large)
+        ended.append(outside.job_id)
+    assert await state(storage, "dropped") is None
+    await harness.advance(harness.moment * 2)
+    for name in ended:
+        assert await storage.result(name) == JobOutcome(kind=OutcomeKind.COMPLETED, result=large)
+    if harness.moves_time and harness.limits.retention_per_job:
+        await harness.advance(timedelta(minutes=1))
+        assert [await storage.result(name) for name in ended] == [None] * len(ended)
+
+
+async def _end_told(subscription: Subscription) -> JobEvent:
+    async with asyncio.timeout(PATIENCE):
+        while (event := await subscription.get()).kind not in TERMINAL_EVENTS:
+            pass
+    return event
 
 
 async def _read_at_the_end(storage: Storage, subscription: Subscription, number: int) -> None:

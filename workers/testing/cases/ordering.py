@@ -40,7 +40,7 @@ async def first_come_first_served(harness: Harness) -> None:
 
 @case(guarantees=(15,), needs=(PRIORITY_ORDER,))
 async def lower_priorities_come_first(harness: Harness) -> None:
-    """A job of a lower priority goes first, whenever it was enqueued; 0 is the first and 2 097 151 the last."""
+    """A job of a lower priority goes first, whenever it was enqueued; 2 097 151 is the last."""
     storage = await harness.open()
     await enqueue(storage, job("last", priority=MAX_PRIORITY), job("middle", priority=10), job("second", priority=1))
     await enqueue(storage, job("first", priority=0), job("middle too", priority=10))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 from typing import Final
 
 from workers.jobs import Claim
+from workers.storage.abilities import HoldsWakeUps
 from workers.storage.base import Storage
-from workers.testing.case import NAME_FILTER, ORDERING_KEYS, case
+from workers.testing.case import HELD_WAKE_UPS, NAME_FILTER, ORDERING_KEYS, case
 from workers.testing.harness import Harness
 from workers.testing.steps import (
     HOUR,
@@ -242,3 +244,75 @@ async def _waits_in(storage: Storage, seconds: float, *, name: str = "*") -> int
         await storage.wait([name], timeout=timedelta(seconds=0.2))
         rounds += 1
     return rounds
+
+
+@case(guarantees=(19,), needs=(HELD_WAKE_UPS,))
+async def a_held_wake_up_comes_at_the_end(harness: Harness) -> None:
+    """A block of `with_notify` wakes workers of all names that it enqueued when it ends, also by an error."""
+    storage = await harness.open()
+    for fails in (False, True):
+        workers = [asyncio.create_task(next_claim(storage, leases={name: LEASE})) for name in "abc"]
+        async with background(*workers):
+            await asyncio.sleep(SETTLE_IN)
+            try:
+                async with _holding(storage):
+                    await enqueue(
+                        storage, *(job(name=name, ordering_key="k" if name == "a" else None) for name in "ab")
+                    )
+                    await enqueue(storage, job(name="c"), job("later", name="a", delay=HOUR))
+                    if fails:
+                        raise ZeroDivisionError
+            except ZeroDivisionError:
+                assert fails
+            claims = await asyncio.gather(*workers)
+        assert sorted(held.name for held in claims) == ["a", "b", "c"]
+        await apply(storage, *map(completed, claims))
+        assert await storage.remove(["later"]) == 1
+
+
+@case(guarantees=(16, 19), needs=(HELD_WAKE_UPS,))
+async def a_held_wake_up_is_about_delayed_jobs_too(harness: Harness) -> None:
+    """A worker that slept when a delayed job came in such a block gets it when it is due."""
+    storage = await harness.open()
+    worker = asyncio.create_task(next_claim(storage))
+    async with background(worker):
+        await asyncio.sleep(SETTLE_IN)
+        async with _holding(storage):
+            await enqueue(storage, job("soon", delay=harness.moment))
+        await asyncio.sleep(SETTLE_IN)
+        await harness.advance(harness.moment)
+        assert (await worker).job_id == "soon"
+
+
+@case(guarantees=(19,), needs=(HELD_WAKE_UPS,))
+async def others_wake_while_a_block_is_open(harness: Harness) -> None:
+    """An enqueue of somebody else wakes at once, and so does one by a task of the block when that has ended."""
+    storage = await harness.open()
+    begin, went_on = asyncio.Event(), asyncio.Event()
+
+    async def go_on() -> None:
+        await went_on.wait()
+        await enqueue(storage, job("of its task"))
+
+    async def somebody_else() -> None:
+        await begin.wait()
+        await enqueue(storage, job("of another"))
+
+    tasks = [asyncio.create_task(somebody_else())]
+    async with background(*tasks):
+        async with _holding(storage):
+            async with _holding(storage):
+                pass
+            tasks.append(asyncio.create_task(go_on()))
+            await _wakes(storage, "of another", lambda: _set(begin))
+        await _wakes(storage, "of its task", lambda: _set(went_on))
+        await asyncio.gather(*tasks)
+
+
+def _holding(storage: Storage) -> AbstractAsyncContextManager[None]:
+    assert isinstance(storage, HoldsWakeUps)
+    return storage.with_notify()
+
+
+async def _set(event: asyncio.Event) -> None:
+    event.set()

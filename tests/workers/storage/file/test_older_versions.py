@@ -18,6 +18,7 @@ from workers.clock import ManualClock
 from workers.errors import StorageError
 from workers.gates import HeldBack, Limit, LimitKey
 from workers.jobs import (
+    DROP,
     Cancelled,
     Completed,
     Continued,
@@ -33,7 +34,7 @@ from workers.storage.file import frames as file_frames
 from workers.storage.file.codec import JobChanged, JobGone, decode
 from workers.storage.file.frames import PREAMBLE_BYTES, Frame, Preamble, encode, scan
 from workers.storage.file.limits import LimitDeclared
-from workers.testing.steps import ERROR, enqueue, job, status
+from workers.testing.steps import ERROR, continued, enqueue, job, status
 
 CANCELLED = JobOutcome(kind=OutcomeKind.CANCELLED)
 HOUR = timedelta(hours=1)
@@ -240,6 +241,38 @@ async def test_a_queue_with_waiting_jobs_is_of_a_newer_version(tmp_path: Path) -
     assert [found.job_id for found in await other.claim("w", leases=LEASES, limit=5)] == ["second"]
     await one.disconnect()
     await other.disconnect()
+
+
+async def test_a_queue_with_urgent_jobs_is_of_a_newer_version(tmp_path: Path) -> None:
+    """Older versions would take such a priority for damage; also one that comes by an attempt's end."""
+    for number in range(3):
+        folder = tmp_path / str(number)
+        storage = await reopened(folder)
+        await enqueue(storage, job("first"))
+        (held,) = await storage.claim("w", leases=LEASES, limit=1)
+        assert journal_of(folder).read_bytes().startswith(b"workers-queue 1\n")
+        if number == 0:
+            await enqueue(storage, job("urgent", priority=-1))
+        elif number == 1:
+            await storage.settle([Completed(claim=held, result=b"", then=job("urgent", priority=-1))])
+        else:
+            await storage.settle([continued(held, priority=-1)])
+        assert journal_of(folder).read_bytes().startswith(b"workers-queue 3\n")
+        await storage.disconnect()
+        again = await reopened(folder)
+        assert [held.priority for held in await again.claim("w", leases=LEASES, limit=5)] == [-1]
+        await again.disconnect()
+
+
+async def test_older_versions_read_past_results(tmp_path: Path) -> None:
+    """The result of a job that is gone comes last in its entry, and belongs to no blob."""
+    storage = await reopened(tmp_path)
+    await enqueue(storage, job("gone", keep=DROP))
+    (held,) = await storage.claim("w", leases=LEASES, limit=1)
+    await storage.settle([Completed(claim=held, result=b"\xff")])
+    await storage.disconnect()
+    last = frames_of(tmp_path)[-1]
+    assert (json.loads(last.entries), last.blobs) == ([["g", "2", "gone", "/w=="]], b"")
 
 
 async def test_older_versions_read_past_failures(tmp_path: Path) -> None:

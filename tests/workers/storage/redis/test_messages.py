@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
 
 from redis.asyncio import Redis
 
 from tests.servers import ValkeyProcess
-from tests.workers.storage.redis.steps import enter, key
+from tests.workers.storage.redis.steps import LEASES, enter, key
 from workers.jobs import (
     JobEventKind,
 )
+from workers.storage.on_redis.messages import unpack
 from workers.storage.redis import RedisStorage
-from workers.testing.steps import PATIENCE, claim_one, job, until
+from workers.testing.steps import PATIENCE, claim_one, completed, job, until
 
 
 async def test_an_idle_wait_asks_the_server_once(own_server: ValkeyProcess) -> None:
@@ -66,3 +68,48 @@ async def test_databases_of_one_server_hear_nothing_of_each_other(redis_url: str
         await storage.enqueue([job("mine")])
         assert (await events.get()).job_id == "mine"
     await other.disconnect()
+
+
+async def test_a_block_of_many_enqueues_publishes_one_wake_up(storage: RedisStorage, client: Any) -> None:
+    """For all the names in it, at its end, however many waited; a block without jobs publishes none."""
+    names = ("a", "b", "c")
+    waits = [asyncio.create_task(storage.wait([name], timeout=timedelta(minutes=1))) for name in names]
+    sleepers = key(storage, "sleepers")
+
+    async def all_sleep() -> bool:
+        return bool(await client.hlen(sleepers) == len(names))
+
+    await until(all_sleep)
+    async with client.pubsub() as heard, asyncio.timeout(PATIENCE):
+        await heard.subscribe(key(storage, "wake@0"))
+        async with storage.with_notify():
+            pass
+        async with storage.with_notify():
+            for at in range(9):
+                await storage.enqueue([job(f"job-{at}", name=names[at % 3])])
+            assert await client.hlen(sleepers) == len(names)
+        await asyncio.gather(*waits)
+        await client.publish(key(storage, "wake@0"), b"the end")
+        told = [message["data"] async for message in _until(heard, b"the end")]
+    assert sorted(unpack(told[0])) == [b"a", b"b", b"c"]
+    assert len(told) == 1
+
+
+async def _until(heard: Any, last: bytes) -> AsyncIterator[Any]:
+    async for message in heard.listen():
+        if message.get("data") == last:
+            return
+        if message["type"] == "message":
+            yield message
+
+
+async def test_only_results_that_are_soon_gone_are_published(storage: RedisStorage, client: Any) -> None:
+    """An older process skips them, because it knows no such event; of those that are kept nothing travels."""
+    await storage.enqueue([job("short", keep=timedelta(seconds=1)), job("long")])
+    short, long = await storage.claim("w", leases=LEASES, limit=2)
+    async with client.pubsub() as heard, asyncio.timeout(PATIENCE):
+        await heard.subscribe(key(storage, "events@0"))
+        await storage.settle([completed(short, b"1"), completed(long, b"2")])
+        await client.publish(key(storage, "events@0"), b"the end")
+        [told] = [message["data"] async for message in _until(heard, b"the end")]
+    assert unpack(told) == [9, b"1", 3, b"short", 3, b"long"]

@@ -7,10 +7,12 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+import pytest
+
 from tests.workers.storage.redis.steps import LEASES, key
-from workers.jobs import Cancelled, EnqueueStatus, JobOutcome, JobState, OutcomeKind, Retried
+from workers.jobs import Cancelled, EnqueueStatus, JobOutcome, JobState, OutcomeKind, Released, Retried
 from workers.storage.redis import RedisStorage
-from workers.testing.steps import ERROR, completed, enqueue, failed, job
+from workers.testing.steps import ERROR, HOUR, completed, enqueue, failed, job
 
 CANCELLED_CODE = 6
 
@@ -85,3 +87,23 @@ async def test_older_versions_take_failures_for_no_result(storage: RedisStorage,
     [found] = await storage.read(["job"])
     assert found is not None
     assert (found.failures, found.status.last_error) == ((), ERROR)
+
+
+@pytest.mark.parametrize("names", [("*",), ("work",)], ids=["every name", "its name"])
+async def test_older_versions_take_urgent_jobs_for_the_last(
+    storage: RedisStorage, client: Any, names: tuple[str, ...]
+) -> None:
+    """They claim one under a name that none of theirs has, and put it back behind all others: that loses nothing."""
+    await enqueue(storage, job("urgent", priority=-3), job("plain"))
+    place, priority = struct.unpack_from(">BQQI", await client.hget(key(storage, "jobs"), "urgent"))[1::2]
+    assert priority == 2**31 - 3
+    name, strange = struct.pack(">H", 4) + b"work", struct.pack(">H", 5) + b"\xffwork"
+    standing = strange + struct.pack(">IQ", 997, place) + b"urgent"
+    assert await client.zrem(key(storage, "ready"), standing) == 1
+    again = name + struct.pack(">IQ", priority, place) + b"urgent"
+    await client.zadd(key(storage, "ready"), {again: 0})  # as an older release leaves it
+    await storage.wait(names, timeout=HOUR)
+    claims = await storage.claim("w", leases=dict.fromkeys(names, HOUR), limit=5)
+    assert [(held.job_id, held.priority) for held in claims] == [("plain", 0), ("urgent", -3)]
+    await storage.settle([Released(claim=held) for held in claims])
+    assert await client.zrange(key(storage, "ready"), 1, -1) == [standing]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import psycopg
 import pytest
 
 from tests.workers.storage.sql.steps import MINUTE, claim_all, connected, ids
+from workers.deduplication import Deduplication
 from workers.errors import StorageUnavailable
-from workers.jobs import Completed, JobEventKind
+from workers.jobs import DROP, Completed, JobEventKind
 from workers.storage.sql import SqlStorage
 from workers.testing.steps import PATIENCE, job, until
 
@@ -182,3 +184,30 @@ async def test_nobody_is_told_while_nobody_subscribes(storage: SqlStorage, admin
     await claim_all(storage)
     told = [*admin.notifies(timeout=PATIENCE, stop_after=1), *admin.notifies(timeout=0.1)]
     assert [notice.channel for notice in told] == ["workers_wake"]
+
+
+async def test_a_block_of_many_enqueues_is_one_wake_up(storage: SqlStorage, admin: psycopg.Connection) -> None:
+    """It comes at the end of the block; jobs that follow others, which take a transaction, send none either."""
+    admin.execute("LISTEN workers_wake")
+    async with storage.with_notify():
+        await storage.enqueue([job("a"), job("b")])
+        await storage.enqueue([replace(job("c"), after=("a",))])
+        await storage.enqueue([job("d", deduplication=Deduplication(key="d"))])
+        assert [*admin.notifies(timeout=0.1)] == []
+    told = [*admin.notifies(timeout=PATIENCE, stop_after=1), *admin.notifies(timeout=0.1)]
+    assert [notice.channel for notice in told] == ["workers_wake"]
+
+
+async def test_only_results_that_are_soon_gone_are_sent(storage: SqlStorage, admin: psycopg.Connection) -> None:
+    """On a channel of their own, of which an older process knows nothing, in front of the end."""
+    await storage.enqueue([job("short one", keep=DROP), job("long")])
+    short, long = await claim_all(storage)
+    admin.execute("LISTEN workers_results")
+    admin.execute("LISTEN workers_events")
+    async with storage.events():
+        await storage.settle([Completed(claim=short, result=b"1"), Completed(claim=long, result=b"2")])
+    told = [*admin.notifies(timeout=PATIENCE, stop_after=2), *admin.notifies(timeout=0.1)]
+    assert [(notice.channel, notice.payload.split(" ", 1)[1]) for notice in told] == [
+        ("workers_results", "MQ== short one"),
+        ("workers_events", "completed:short%20one completed:long"),
+    ]

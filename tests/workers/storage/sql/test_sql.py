@@ -94,9 +94,12 @@ async def test_anybody_may_migrate_at_once(empty_url: str, outsider: Engine) -> 
         assert connection.execute(text("SELECT version FROM workers_schema")).all() == [(sql_schema.VERSION,)]
 
 
-@pytest.mark.parametrize("version", [1, 2, 3, 4, 5, 6])
+@pytest.mark.parametrize("version", [1, 2, 3, 4, 5, 6, 7])
 async def test_older_tables_are_brought_forward(url: str, outsider: Engine, database: str, version: int) -> None:
-    """Jobs from before there was progress, chains, keys, dependents, failures or gates stay, and can have all then."""
+    """Jobs from before there was progress, chains, keys, dependents, failures, gates or results in events stay.
+
+    They can have all then.
+    """
     async with connected(SqlStorage(url)) as storage:
         await storage.enqueue([job("a")])
     age = {"sqlite": take_back_on_sqlite, "postgres": take_back_on_postgres}[database]
@@ -129,7 +132,9 @@ _TABLES_OF_7 = ("workers_limits", "workers_gates", "workers_crons")
 
 def take_back_on_sqlite(outsider: Engine, version: int) -> None:
     """The tables are as that version made them."""
-    change(outsider, *(f"DROP TABLE {table}" for table in _TABLES_OF_7))
+    change(outsider, "ALTER TABLE workers_events DROP COLUMN result")
+    if version < 7:
+        change(outsider, *(f"DROP TABLE {table}" for table in _TABLES_OF_7))
     if version < 5:
         for name in ("ended", "gone", "waited", "waited_gone"):
             change(outsider, f"DROP TRIGGER workers_jobs_{name}")
@@ -139,7 +144,7 @@ def take_back_on_sqlite(outsider: Engine, version: int) -> None:
     lacking = ("failures", "dependents", "deduplication_key", "deduplication_mode", "chain_index", "progress")
     change(
         outsider,
-        *(f"ALTER TABLE workers_jobs DROP COLUMN {column}" for column in lacking[: (0, 1, 2, 4, 5, 6)[6 - version]]),
+        *(f"ALTER TABLE workers_jobs DROP COLUMN {column}" for column in lacking[: (0, 0, 1, 2, 4, 5, 6)[7 - version]]),
         f"UPDATE workers_schema SET version = {version}",
     )
 
@@ -154,7 +159,8 @@ _CANDIDATES_OF_OLD = (
 
 def take_back_on_postgres(outsider: Engine, version: int) -> None:
     """The tables and functions are as that version made them."""
-    change(outsider, *(f"DROP TABLE {table}" for table in _TABLES_OF_7), *_CANDIDATES_OF_OLD)
+    if version < 7:
+        change(outsider, *(f"DROP TABLE {table}" for table in _TABLES_OF_7), *_CANDIDATES_OF_OLD)
     if version < 6:
         change(outsider, "ALTER TABLE workers_jobs DROP COLUMN failures")
     change(outsider, f"UPDATE workers_schema SET version = {version}")

@@ -87,6 +87,27 @@ async def test_an_event_of_a_newer_version_hides_no_cancel_request(storage: SqlS
     assert (heard.kind, heard.job_id) == (JobEventKind.CANCEL_REQUESTED, "a")
 
 
+async def test_results_that_are_soon_gone_travel_between_processes(storage: SqlStorage, url: str) -> None:
+    """They are written down beside the event for a process that listens, and read from there; others are not."""
+    await storage.enqueue([job("short", keep=DROP), job("long")])
+    claims = await claim_all(storage)
+    with sqlite3.connect(url.removeprefix("sqlite:///")) as database:
+        database.execute("INSERT INTO workers_listeners SELECT id, 'other', 1 << 60 FROM workers_queues")
+        database.commit()
+        await storage.settle([Completed(claim=claim, result=b"1") for claim in claims])
+        written = database.execute("SELECT job_id, result FROM workers_events WHERE kind = 'completed'").fetchall()
+        assert written == [("short", b"1"), ("long", None)]
+        async with storage.subscribe("elsewhere") as events:
+            database.execute(
+                "INSERT INTO workers_events (queue, process, kind, job_id, at, result)"
+                " SELECT id, 'other', 'completed', 'elsewhere', 0, x'32' FROM workers_queues"
+            )
+            database.commit()
+            heard = await asyncio.wait_for(events.get(), PATIENCE)
+    database.close()
+    assert (heard.kind, heard.result) == (JobEventKind.COMPLETED, b"2")
+
+
 async def test_events_are_written_down_for_other_processes_only(storage: SqlStorage, url: str) -> None:
     """With no other process listening, events cost no row."""
     async with storage.events():

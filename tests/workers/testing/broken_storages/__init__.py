@@ -9,6 +9,7 @@ from tests.workers.testing.broken_storages.enqueueing import (
     KeyRace,
     OldGenerationLingers,
     ThrottleEndsWithItsJob,
+    UrgentLast,
 )
 from tests.workers.testing.broken_storages.following import CancelStrands, FollowsNobody, ReleaseRace
 from tests.workers.testing.broken_storages.keeping import (
@@ -36,8 +37,12 @@ from tests.workers.testing.broken_storages.settling import (
 from tests.workers.testing.broken_storages.telling import (
     CancelIgnoredWhileScheduled,
     ForgottenRequests,
+    HeldForEverybody,
+    HeldWakeUpForgotten,
+    LargeResultGone,
     LostWakeUp,
     ProgressOfAnybody,
+    ResultLeftBehind,
     SilentCancel,
     SpinningWait,
     UnheardRequests,
@@ -71,11 +76,14 @@ __all__ = [
     "FollowsNobody",
     "ForgottenRequests",
     "GroupsAreSplit",
+    "HeldForEverybody",
+    "HeldWakeUpForgotten",
     "KeepIgnored",
     "KeyHeldWhileWaiting",
     "KeyKeptByTheClaim",
     "KeyOfNobody",
     "KeyRace",
+    "LargeResultGone",
     "LostWakeUp",
     "NoTokenCheck",
     "OldGenerationLingers",
@@ -88,6 +96,7 @@ __all__ = [
     "RenewsWhatIsLost",
     "RepeatsAreLost",
     "ResultAfterState",
+    "ResultLeftBehind",
     "RetentionIgnored",
     "SilentCancel",
     "SpinningWait",
@@ -98,4 +107,5 @@ __all__ = [
     "TokenNotTaken",
     "TurnsInOrder",
     "UnheardRequests",
+    "UrgentLast",
 ]

@@ -117,3 +117,10 @@ class ThrottleEndsWithItsJob(Fallible):
             if holder.job_id == settlement.claim.job_id:
                 self._table.give(key, None)
         return super()._settle(settlement, now)
+
+
+class UrgentLast(Fallible):
+    """Knows priorities by their size alone, as one that keeps them as numbers without a sign."""
+
+    def _enqueue(self, new: NewJob, groups: dict[str, KeyHolder | None], now: datetime) -> EnqueueResult:
+        return super()._enqueue(replace(new, priority=abs(new.priority)), groups, now)

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from tests.workers.testing.broken_storages.fallible import Fallible, elsewhere
+from workers.clock import Clock
 from workers.jobs import (
     CancelResult,
+    Completed,
+    EnqueueResult,
     JobState,
+    NewJob,
     ProgressReport,
+    Settlement,
+    SettleOutcome,
 )
 from workers.lifecycle import Step
+from workers.storage.memory import MemorySpace
 from workers.storage.subscribers import BufferedSubscription
 
 
@@ -87,3 +94,51 @@ class ProgressOfAnybody(Fallible):
             job = self._table.find(report.claim.job_id, self._now())
             if job is not None:
                 self._table.report(job, report.value)
+
+
+class ResultLeftBehind(Fallible):
+    """Tells of the end of a job without the result that nobody can read any more."""
+
+    @asynccontextmanager
+    async def subscribe(self, job_id: str) -> AsyncIterator[BufferedSubscription]:
+        async with super().subscribe(job_id) as subscription:
+            put = subscription.put
+            subscription.put = lambda event: put(replace(event, result=None))
+            yield subscription
+
+
+class LargeResultGone(Fallible):
+    """Keeps a result for as short as it was asked to, though it is too large for the event of the end."""
+
+    def _settle(self, settlement: Settlement, now: datetime) -> SettleOutcome:
+        if isinstance(settlement, Completed) and isinstance(settlement.claim.keep_completed, timedelta):
+            object.__setattr__(settlement, "keep", settlement.claim.keep_completed)
+        return super()._settle(settlement, now)
+
+
+class HeldWakeUpForgotten(Fallible):
+    """Wakes nobody at the end of a block in which jobs were enqueued."""
+
+    async def _wake(self, _: Collection[str]) -> None:
+        pass
+
+
+class HeldForEverybody(Fallible):
+    """Wakes nobody for the jobs of others either while a block is open."""
+
+    def __init__(self, space: MemorySpace | None = None, queue: str = "default", *, clock: Clock | None = None) -> None:
+        super().__init__(space, queue, clock=clock)
+        self._blocks = 0
+
+    @asynccontextmanager
+    async def with_notify(self, connection: object | None = None) -> AsyncIterator[None]:
+        self._blocks += 1
+        try:
+            async with super().with_notify(connection):
+                yield
+        finally:
+            self._blocks -= 1
+
+    async def enqueue(self, jobs: Sequence[NewJob], *, connection: object | None = None) -> list[EnqueueResult]:
+        with self._queue.quiet() if self._blocks else nullcontext():
+            return self._queue.enqueue(jobs, self._now())

@@ -33,9 +33,11 @@ local function heads(count)
   local lines = {}
   if default_lease == 0 then
     for name in pairs(leases) do
-      local line = of_name(name, count)
-      if #line > 0 then
-        lines[#lines + 1] = line
+      for _, called in ipairs({ URGENT .. name, name }) do
+        local line = of_name(called, count)
+        if #line > 0 then
+          lines[#lines + 1] = line
+        end
       end
     end
     return lines
@@ -48,8 +50,8 @@ local function heads(count)
     end
     local read = read_member(first)
     if read then
-      lines[#lines + 1] = of_name(read.name, count)
-      from = '(' .. text(read.name) .. '\255'
+      lines[#lines + 1] = of_name(read.line, count)
+      from = '(' .. text(read.line) .. '\255'
     else
       redis.call('ZREM', READY, first) -- not ours: no job of ours has such a member
     end

@@ -10,7 +10,11 @@ if not LINE_OF[found.state] then
   local job, run = found.job, found.run
   take(id, job, run)
   run.token, run.result = NO_TOKEN, ARGV[3]
-  conclude(id, record, job, run, STATE.completed, tonumber(ARGV[4]) or job.keep_completed)
+  local keep = tonumber(ARGV[4]) or job.keep_completed
+  if keep > 0 and #run.result > TOLD_BYTES then
+    keep = math.max(keep, MINUTE)
+  end
+  conclude(id, record, job, run, STATE.completed, keep)
 end
 finish()
 return found.state

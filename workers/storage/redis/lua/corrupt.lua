@@ -13,7 +13,7 @@ local function set_aside(id, name, priority, place, record, packed)
   write_down(id, CORRUPT_BECAUSE, kept)
   local run = fresh_run(place)
   run.error = CORRUPT
-  record = struct.pack('>BI8I8I4I4I8I8', PLAIN, place, place, priority, 1, 0, HOUR)
+  record = struct.pack('>BI8I8I4I4I8I8', PLAIN, place, place, priority % 2 ^ 31, 1, 0, HOUR)
     .. text(name) .. text('') .. text('') .. (record or '')
   redis.call('HSET', JOBS, id, record)
   conclude(id, record, {}, run, STATE.failed, HOUR)

@@ -159,12 +159,21 @@ if gated then
       end
     end
 
+    local function first_held(prefix, name)
+      for _, line in ipairs({ URGENT .. name, name }) do
+        local range = prefix .. text(line)
+        local held = redis.call('ZRANGEBYLEX', HELD, '[' .. range, '(' .. range .. '\255', 'LIMIT', 0, 1)[1]
+        if held then
+          return held
+        end
+      end
+    end
+
     -- Make the first parked job of the name the front, behind all that are ready.
     local function bring_forward(gate, name)
       local prefix = text(gate)
-      local range = prefix .. text(name)
       while true do
-        local held = redis.call('ZRANGEBYLEX', HELD, '[' .. range, '(' .. range .. '\255', 'LIMIT', 0, 1)[1]
+        local held = first_held(prefix, name)
         if not held then
           return false
         end
@@ -197,7 +206,7 @@ if gated then
         if not first then
           redis.call('ZREM', HELD, held)
         else
-          local range = prefix .. text(first.name)
+          local range = prefix .. text(first.line)
           if is_fair(gate) then
             if not gates.front(gate, first.name) then
               bring_forward(gate, first.name)

@@ -6,11 +6,12 @@ if gated then
 end
 if room > 0 and redis.call('HEXISTS', META, 'paused') == 0 then
   for at = 2, #ARGV do
-    local name = ARGV[at]
-    local prefix = text(name)
-    local range = name == '*' and { '-', '+' } or { '[' .. prefix, '(' .. prefix .. '\255' }
-    if redis.call('ZRANGEBYLEX', READY, range[1], range[2], 'LIMIT', 0, 1)[1] then
-      return false
+    for _, name in ipairs({ ARGV[at], URGENT .. ARGV[at] }) do
+      local prefix = text(name)
+      local range = name == '*' and { '-', '+' } or { '[' .. prefix, '(' .. prefix .. '\255' }
+      if redis.call('ZRANGEBYLEX', READY, range[1], range[2], 'LIMIT', 0, 1)[1] then
+        return false
+      end
     end
   end
 end

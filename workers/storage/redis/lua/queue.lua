@@ -37,7 +37,7 @@ local END_OF = { [STATE.completed] = EVENT.completed, [STATE.failed] = EVENT.fai
 local STARTS_ANEW = { [STATE.failed] = true, [STATE.cancelled] = true }
 local LINE_OF = { [STATE.completed] = COMPLETED, [STATE.failed] = FAILED, [STATE.cancelled] = CANCELLED }
 
-local HOUR = 3600 * 1000000
+local MINUTE, HOUR = 60 * 1000000, 3600 * 1000000
 
 local function fetch(key, ids)
   local found = {}
@@ -58,6 +58,16 @@ local PLAIN, LINKED = 1, 2
 local HEAD = '>BI8I8I4I4I8I8I2c0I2c0'
 local FORMATS = { [PLAIN] = HEAD, [LINKED] = HEAD .. 'I4' }
 
+-- A priority above the default, which is below 0, has 2^31 added in a record: to a version that knows of none it is the
+-- last. In a line, where no priority has a sign, such a job stands under a name of its own, URGENT and its name, and has
+-- ABOVE added. No job is called so, because that is no UTF-8. A version that knows of none claims it only with every other
+-- name.
+local URGENT, ABOVE = '\255', 1000
+
+local function signed(priority)
+  return priority >= 2 ^ 30 and priority - 2 ^ 31 or priority
+end
+
 local function read_job(record)
   local format = record and FORMATS[string.byte(record)]
   if not format then
@@ -69,7 +79,7 @@ local function read_job(record)
     return nil
   end
   return {
-    place = place, created = created, priority = priority, max_attempts = max_attempts, keep_completed = keep_completed,
+    place = place, created = created, priority = signed(priority), max_attempts = max_attempts, keep_completed = keep_completed,
     keep_failed = keep_failed, name = name, key = key, finish = finish or link, -- where there is no link it comes last
   }
 end
@@ -118,22 +128,31 @@ local function write_run(run)
 end
 
 -- Lines. A member contains its place and its job's id, so that no line needs to look a job up. In READY all scores are
--- 0 and members are ordered by name, priority, place; HELD has the ordering key in front of that. In SCHEDULED and
+-- 0 and members are ordered by name (`line` below), priority, place; HELD has the ordering key in front of that. In SCHEDULED and
 -- FAILING the score is the place, which is when the job is due.
 local function text(value)
   return struct.pack('>I2', #value) .. value
 end
 
 local function member(name, priority, place, id)
+  if priority < 0 then
+    name, priority = URGENT .. name, priority + ABOVE
+  end
   return text(name) .. struct.pack('>I4I8', priority, place) .. id
 end
 
 local function read_member(value)
-  local good, name, priority, place, finish = pcall(struct.unpack, '>I2c0I4I8', value)
+  local good, line, priority, place, finish = pcall(struct.unpack, '>I2c0I4I8', value)
   if not good then
     return nil
   end
-  return { name = name, priority = priority, place = place, id = string.sub(value, finish), member = value }
+  local name = line
+  if string.byte(line) == 255 then
+    name, priority = string.sub(line, 2), priority - ABOVE
+  end
+  return {
+    name = name, priority = signed(priority), place = place, id = string.sub(value, finish), member = value, line = line,
+  }
 end
 
 -- Split a member of HELD: its ordering key, and the member that would be in READY.
@@ -258,7 +277,7 @@ local function free(key)
     if first then
       redis.call('ZADD', READY, 0, first.member)
       wake(first.name)
-      from = '(' .. prefix .. text(first.name) .. '\255'
+      from = '(' .. prefix .. text(first.line) .. '\255'
     end
   end
 end
@@ -334,6 +353,10 @@ local function unmark(id, mode)
   end
 end
 
+-- In a message of events RESULT, and a result, stand in front of the end that this is the result of, where its record
+-- may be gone before anybody looks. A larger result is kept for a minute at least, if at all.
+local RESULT, TOLD_BYTES = 9, 4096
+
 -- End the job in `state`; without `keep` nothing is left of it.
 local function conclude(id, record, job, run, state, keep)
   unmark(id)
@@ -347,6 +370,9 @@ local function conclude(id, record, job, run, state, keep)
     if state == STATE.completed then
       redis.call('HSET', JOBS, id, string.sub(record, 1, job.finish - 1))
     end
+  end
+  if state == STATE.completed and keep < MINUTE and #run.result <= TOLD_BYTES then
+    tell(RESULT, run.result)
   end
   tell(END_OF[state], id)
   if followed then

@@ -14,7 +14,7 @@ for _ = 1, FIRSTS do
   local read = read_member(first)
   if read then
     note(read.place)
-    from = '(' .. text(read.name) .. struct.pack('>I4', read.priority) .. '\255'
+    from = '(' .. string.sub(first, 1, #text(read.line) + 4) .. '\255'
   else
     from = '(' .. first
   end

@@ -12,9 +12,10 @@ All storages of a process on one database share one `PostgresDatabase`, whatever
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import select
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
@@ -53,7 +54,7 @@ from workers.storage.sql.postgres import steps
 from workers.storage.sql.postgres.listener import REGISTERED, PostgresListener, new_process
 from workers.storage.sql.recovery import recover
 from workers.storage.sql.rows import Transaction
-from workers.storage.subscribers import DatabaseSubscribers
+from workers.storage.subscribers import DatabaseSubscribers, Told
 
 T = TypeVar("T")
 
@@ -94,9 +95,13 @@ class PostgresDatabase:
 
     def enqueue(self, begin: Begin, jobs: Sequence[NewJob]) -> Future[list[EnqueueResult]]:
         work = partial(steps.enqueue, jobs=jobs)
-        if any(job.deduplication is not None or job.follows for job in jobs):
-            return self.change(begin, work)
-        return self._step(self._patient, begin, work)
+
+        def run() -> list[EnqueueResult]:
+            # Looked at in the thread, because there may be many.
+            several = any(job.deduplication is not None or job.follows for job in jobs)
+            return (self._changing(begin, work) if several else self._stepping(begin, work))()
+
+        return self._submit(self._patient, run)
 
     async def enqueue_with(self, connection: object, begin: Begin, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         return await self.change_with(connection, begin, partial(steps.enqueue, jobs=jobs))
@@ -178,6 +183,9 @@ class PostgresDatabase:
     def look_now(self) -> None:
         """Do nothing: the server tells everybody."""
 
+    def wake(self, begin: Begin) -> Future[None]:
+        return self._step(self._patient, begin, _wake)
+
     def hear(self) -> None:
         self._listener.start()
 
@@ -216,11 +224,16 @@ class PostgresDatabase:
         self._engine.dispose()
 
     def _step(self, thread: ThreadPoolExecutor, begin: Begin, work: Callable[[Transaction], T]) -> Future[T]:
+        return self._submit(thread, self._stepping(begin, work))
+
+    def _stepping(self, begin: Begin, work: Callable[[Transaction], T]) -> Callable[[], T]:
+        """Return what does the work in one statement outside of any transaction."""
+
         def run() -> T:
             with self._single.connect() as connection:
                 return work(begin(connection))
 
-        return self._submit(thread, run)
+        return run
 
     def _submit(self, thread: ThreadPoolExecutor, run: Callable[[], T]) -> Future[T]:
         def translated() -> T:
@@ -239,17 +252,31 @@ class PostgresDatabase:
 
 def _tell(transaction: Transaction) -> None:
     """Let waiters and subscribers hear, with the commit, what the transaction has to announce."""
-    if not (transaction.events or transaction.wake):
+    wake = transaction.wake and not transaction.quiet
+    if not (transaction.events or wake):
         return
-    told = [f"{kind.value}:{transaction.encode(job_id)}" for kind, job_id in transaction.events]
-    values = {"queue": transaction.queue, "events": told, "wake": transaction.wake, "sure": transaction.lasting}
+    told = [text for event in transaction.events for text in _texts(transaction, event)]
+    values = {"queue": transaction.queue, "events": told, "wake": wake, "sure": transaction.lasting}
     transaction.connection.execute(_TELL, values)
     _request_cancels(transaction)
 
 
+def _wake(transaction: Transaction) -> None:
+    values = {"queue": transaction.queue, "events": [], "wake": True, "sure": False}
+    transaction.connection.execute(_TELL, values)
+
+
+def _texts(transaction: Transaction, event: Told) -> Iterator[str]:
+    """Yield the event as `workers_tell` takes it, and in front of it the result that it has."""
+    kind, job_id, result = event
+    if result is not None:
+        yield f"result:{base64.b64encode(result).decode()} {transaction.encode(job_id)}"
+    yield f"{kind.value}:{transaction.encode(job_id)}"
+
+
 def _request_cancels(transaction: Transaction) -> None:
     """Tell workers of the requests when they are committed; workers hear of them without being registered."""
-    for kind, job_id in transaction.events:
+    for kind, job_id, _ in transaction.events:
         if kind is JobEventKind.CANCEL_REQUESTED:
             request = f"{transaction.queue} {transaction.encode(job_id)}"
             transaction.connection.execute(_REQUEST_CANCEL, {"request": request})
@@ -285,6 +312,7 @@ class PostgresTarget:
         dependencies_across_queues=True,
         limit_keys=True,
         crons=True,
+        held_wake_ups=True,
     )
     connections: ClassVar[int] = _PROMPT + _PATIENT + 1  # and the listener's
 

@@ -1,7 +1,8 @@
 """The one connection of a process that hears what is committed in a PostgreSQL database.
 
-Theory of operation. A thread listens to three channels. By `workers_wake` waiters are told to look. `workers_events`
-carries job events while anybody subscribes. By `workers_cancels` workers hear of requests to cancel jobs that they run.
+Theory of operation. A thread listens to four channels. By `workers_wake` waiters are told to look. `workers_events`
+carries job events while anybody subscribes, and `workers_results` the result that belongs to an end, in front of it. By
+`workers_cancels` workers hear of requests to cancel jobs that they run.
 The connection is opened when somebody first wants to hear, and again whenever it breaks. What was committed meanwhile
 went unheard. So after each start every waiter looks at the tables, and the subscribers of a job that has ended by then
 are told so. Requests to cancel are not kept: those who listen to them are told that some may be missing, and look at
@@ -10,6 +11,7 @@ the jobs they run.
 
 from __future__ import annotations
 
+import base64
 import logging
 import os
 import selectors
@@ -25,7 +27,7 @@ import psycopg
 from workers.backoff import Backoff
 from workers.jobs import JobEventKind
 from workers.storage.sql.rows import decode_text, encode_text
-from workers.storage.subscribers import DatabaseSubscribers
+from workers.storage.subscribers import DatabaseSubscribers, Told
 
 REGISTERED: Final = 60_000
 """How many milliseconds a process counts as subscribed; renewed after a third of them."""
@@ -34,6 +36,7 @@ FIRST_PAUSE_SECONDS: Final = 0.05
 LONGEST_PAUSE_SECONDS: Final = 5.0
 _LOG = logging.getLogger(__name__)
 
+_COMPLETED: Final = JobEventKind.COMPLETED.value
 _REGISTER = "SELECT workers_listen(%s, %s, %s)"
 _ENDED = (
     "SELECT id, state FROM workers_jobs WHERE queue = %s AND id = ANY(%s)"
@@ -57,6 +60,7 @@ class PostgresListener:
         self._armed: Future[None] = Future()
         self._alarm: socket.socket | None = None  # with the thread: it wakes it up
         self._renewed: dict[int, float] = {}
+        self._results: dict[tuple[int, str], bytes] = {}  # touched in the thread alone; their ends come right behind
 
     def start(self) -> Future[None]:
         """Start listening.
@@ -125,11 +129,13 @@ class PostgresListener:
             selector.select(seconds)
 
     def _arm(self, connection: psycopg.Connection, first: bool) -> None:
+        self._results.clear()
         # The driver reads a notification that arrives with the answer to a statement, and gives it to handlers alone.
         connection.add_notify_handler(lambda notice: self._deliver(notice.channel, notice.payload))
         connection.execute("LISTEN workers_wake")
         connection.execute("LISTEN workers_events")
         connection.execute("LISTEN workers_cancels")
+        connection.execute("LISTEN workers_results")
         for queue in self._subscribers.subscribed():
             self._register(connection, queue)
         with self._lock:
@@ -145,7 +151,7 @@ class PostgresListener:
     def _tell_ended(self, connection: psycopg.Connection) -> None:
         for queue, jobs in self._subscribers.awaited().items():
             for job_id, state in connection.execute(_ENDED, (queue, [encode_text(job_id) for job_id in jobs])):
-                self._subscribers.tell(queue, [(JobEventKind(state), decode_text(job_id))], wake=False)
+                self._subscribers.tell(queue, [(JobEventKind(state), decode_text(job_id), None)], wake=False)
 
     def _hear(self, connection: psycopg.Connection, alarmed: socket.socket) -> None:
         with selectors.DefaultSelector() as selector:
@@ -169,14 +175,19 @@ class PostgresListener:
             number, _, job_id = payload.partition(" ")
             self._subscribers.request_cancel(int(number), decode_text(job_id))
             return
+        if channel == "workers_results":
+            number, data, job_id = payload.split(" ", 2)
+            self._results[int(number), job_id] = base64.b64decode(data)
+            return
         queue, *events = payload.split(" ")
         if channel == "workers_wake":
             self._subscribers.tell(int(queue), (), wake=True)
             return
-        told = []
+        told: list[Told] = []
         for event in events:
             kind, _, job_id = event.replace("%20", " ").replace("%25", "%").partition(":")
-            told.append((JobEventKind(kind), decode_text(job_id)))
+            result = self._results.pop((int(queue), job_id), None) if kind == _COMPLETED else None
+            told.append((JobEventKind(kind), decode_text(job_id), result))
         self._subscribers.tell(int(queue), told, wake=False)
 
 

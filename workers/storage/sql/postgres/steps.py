@@ -63,7 +63,7 @@ _ENQUEUE = text(
     "SELECT * FROM workers_enqueue(:queue, CAST(:ids AS text[]), CAST(:names AS text[]), CAST(:delays AS bigint[]),"
     " CAST(:priorities AS integer[]), CAST(:max_attempts AS integer[]), CAST(:keep_completed AS bigint[]),"
     " CAST(:keep_failed AS bigint[]), CAST(:keys AS text[]), CAST(:backoffs AS text[]), CAST(:payloads AS bytea[]),"
-    " CAST(:chain_indexes AS integer[]), :sure)"
+    " CAST(:chain_indexes AS integer[]), :sure, :wake)"
 )
 _CLAIM = text(
     "SELECT * FROM workers_claim(:queue, :worker, CAST(:names AS text[]), CAST(:leases AS bigint[]),"
@@ -119,6 +119,7 @@ def _insert(transaction: Transaction, jobs: Sequence[NewJob]) -> list[EnqueueRes
         "payloads": [job.payload for job in new.values()],
         "chain_indexes": [job.chain_index for job in new.values()],
         "sure": transaction.lasting,
+        "wake": not transaction.quiet,
     }
     found = {row.id: row for row in transaction.connection.execute(_ENQUEUE, values)}
     results = []

@@ -57,7 +57,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- With the commit, let waiters look again (p_wake) and subscribers hear the events, each as `kind:id`.
+-- With the commit, let waiters look again (p_wake) and subscribers hear the events, each as `kind:id`. In front of an end
+-- there may be its result, as `result:base64 id`, which goes to a channel of its own.
 --
 -- Events are only sent while somebody subscribes to the queue. A subscriber registers under an exclusive lock, which it
 -- gets when every step that did not see it has committed. A step that finds somebody registering sends its events to be
@@ -83,6 +84,10 @@ BEGIN
         END IF;
     END IF;
     FOREACH v_event IN ARRAY p_events LOOP
+        IF starts_with(v_event, 'result:') THEN
+            PERFORM pg_notify('workers_results', p_queue || ' ' || substr(v_event, 8));
+            CONTINUE;
+        END IF;
         v_event := replace(replace(v_event, '%', '%25'), ' ', '%20');
         IF octet_length(v_part) + octet_length(v_event) > 7000 THEN
             PERFORM pg_notify('workers_events', p_queue || v_part);
@@ -101,19 +106,21 @@ BEGIN
     ON CONFLICT (queue, process) DO UPDATE SET expires_at = excluded.expires_at;
 END $$;
 
--- Insert each job, or return what has its id already; one row for every id given.
+-- Insert each job, or return what has its id already; one row for every id given. Hash joins are only of what is given
+-- with what was inserted: there may be 100 000.
 CREATE OR REPLACE FUNCTION workers_enqueue(
     p_queue integer, p_ids text[], p_names text[], p_delays bigint[], p_priorities integer[], p_max_attempts integer[],
     p_keep_completed bigint[], p_keep_failed bigint[], p_keys text[], p_backoffs text[], p_payloads bytea[],
-    p_chain_indexes integer[], p_sure boolean
+    p_chain_indexes integer[], p_sure boolean, p_wake boolean DEFAULT true
 ) RETURNS TABLE (id text, inserted boolean, state text, run_at bigint, now bigint, result bytea) LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
+SET enable_seqscan = off SET enable_mergejoin = off SET jit = off
 AS $$
 #variable_conflict use_column
 DECLARE
     v_now bigint := workers_now();
     v_first bigint;
     v_left text[] := p_ids;
+    v_first_round boolean := true;
     v_new text[];
     v_inserted text[] := '{}';
     v_stale bigint[];
@@ -135,7 +142,7 @@ BEGIN
                 ) WITH ORDINALITY AS a (
                     id, name, delay, priority, max_attempts, keep_completed, keep_failed, key, backoff, payload,
                     chain_index, place
-                ) WHERE a.id = ANY(v_left) ORDER BY place
+                ) WHERE v_first_round OR a.id = ANY(v_left) ORDER BY place  -- the array is searched from its beginning
             ) a
         ), jobs AS (
             -- Ordered by id, so that batches with ids in common cannot deadlock.
@@ -150,6 +157,7 @@ BEGIN
             INSERT INTO workers_payloads (seq, data) SELECT j.seq, a.payload FROM jobs j JOIN asked a USING (seq)
         )
         SELECT array_agg(j.id ORDER BY j.seq) INTO v_new FROM jobs j;
+        v_first_round := false;
         v_inserted := v_inserted || v_new;
         RETURN QUERY SELECT n, true, NULL::text, NULL::bigint, v_now, NULL::bytea FROM unnest(v_new) n;
         v_left := ARRAY(SELECT l FROM unnest(v_left) l EXCEPT SELECT n FROM unnest(v_new) n);
@@ -169,7 +177,7 @@ BEGIN
         EXIT WHEN cardinality(v_left) = 0;
     END LOOP;
     IF cardinality(v_inserted) > 0 THEN
-        PERFORM workers_tell(p_queue, ARRAY(SELECT 'queued:' || n FROM unnest(v_inserted) n), true, p_sure);
+        PERFORM workers_tell(p_queue, ARRAY(SELECT 'queued:' || n FROM unnest(v_inserted) n), p_wake, p_sure);
     END IF;
 END $$;
 
@@ -526,6 +534,10 @@ BEGIN
             v_keys := v_keys || v_job.ordering_key;
         END IF;
         IF v_kind IN ('completed', 'failed', 'capped') THEN
+            IF v_kind = 'completed' AND coalesce(v_job.keep, 0) < 60000 AND octet_length(v_job.result) <= 4096 THEN
+                v_events := v_events
+                    || ('result:' || translate(encode(v_job.result, 'base64'), E'\n', '') || ' ' || v_job.id);
+            END IF;
             v_events := v_events
                 || ((CASE WHEN v_kind = 'completed' THEN 'completed:' ELSE 'failed:' END) || v_job.id);
             IF v_job.keep IS NULL THEN

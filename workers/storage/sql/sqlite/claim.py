@@ -241,8 +241,8 @@ def _grant(transaction: Transaction, worker_id: str, lease: timedelta, seqs: Seq
             )
 
 
-# `priority >= 0` is always true, but makes the planner choose the right index.
-_HAS_READY = text("SELECT 1 FROM workers_jobs WHERE queue = :queue AND state = 'ready' AND priority >= 0 LIMIT 1")
+# `priority >= -1000` is always true, but makes the planner choose the right index.
+_HAS_READY = text("SELECT 1 FROM workers_jobs WHERE queue = :queue AND state = 'ready' AND priority >= -1000 LIMIT 1")
 _HAS_READY_OF = expanding(
     "SELECT 1 FROM workers_jobs WHERE queue = :queue AND state = 'ready' AND name IN :names LIMIT 1", "names"
 )

@@ -134,7 +134,7 @@ class SqliteDatabase:
                 for each in transaction.on_all_queues():
                     self.events.record(each, own=True)
             for each in transaction.on_all_queues():
-                self.subscribers.tell(each.queue, each.events, wake=each.wake)
+                self.subscribers.tell(each.queue, each.events, wake=each.wake and not each.quiet)
             return result
 
         return self._writer.submit(run)
@@ -164,6 +164,9 @@ class SqliteDatabase:
         self.subscribers.wake_all()
         with contextlib.suppress(StorageUnavailable):  # disconnected meanwhile
             self._reader.submit(self.events.read)
+
+    def wake(self, begin: Begin) -> Future[None]:
+        return self.look(begin, lambda transaction: self.subscribers.tell(transaction.queue, (), wake=True))
 
     def refuse_nested(self) -> None:
         self.callers.refuse_nested()
@@ -251,6 +254,7 @@ class SqliteTarget:
         transactions=True,
         limit_keys=True,
         crons=True,
+        held_wake_ups=True,
     )
 
     connections: ClassVar[int] = 0

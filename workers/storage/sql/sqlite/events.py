@@ -34,7 +34,8 @@ _LISTENED = text(
     "SELECT 1 FROM workers_listeners WHERE queue = :queue AND process <> :process AND expires_at > :now LIMIT 1"
 )
 _LOG = text(
-    "INSERT INTO workers_events (queue, process, kind, job_id, at) VALUES (:queue, :process, :kind, :job_id, :at)"
+    "INSERT INTO workers_events (queue, process, kind, job_id, at, result)"
+    " VALUES (:queue, :process, :kind, :job_id, :at, :result)"
 )
 _LISTEN = text(
     "INSERT INTO workers_listeners (queue, process, expires_at) VALUES (:queue, :process, :expires_at)"
@@ -42,7 +43,7 @@ _LISTEN = text(
 )
 _NEWEST = text("SELECT coalesce(max(seq), 0) FROM workers_events")
 _LATER = text(
-    "SELECT seq, queue, kind, job_id FROM workers_events"
+    "SELECT seq, queue, kind, job_id, result FROM workers_events"
     " WHERE seq > :seq AND process <> :process ORDER BY seq LIMIT :limit"
 )
 
@@ -74,7 +75,7 @@ class EventLog:
         if not events:
             return
         common = {"queue": transaction.queue, "process": process, "at": transaction.now}
-        rows = [{**common, "kind": kind.value, "job_id": job_id} for kind, job_id in events]
+        rows = [{**common, "kind": kind.value, "job_id": job_id, "result": told} for kind, job_id, told in events]
         transaction.connection.execute(_LOG, rows)
 
     def is_listening(self, queue: int) -> bool:
@@ -120,8 +121,8 @@ class EventLog:
         while True:
             place = {"seq": self._position, "process": self._process, "limit": BATCH}
             rows = connection.execute(_LATER, place).all()
-            for seq, queue, kind, job_id in rows:
+            for seq, queue, kind, job_id, result in rows:
                 self._position = seq
-                self._subscribers.tell(queue, [(JobEventKind(kind), job_id)], wake=False)
+                self._subscribers.tell(queue, [(JobEventKind(kind), job_id, result)], wake=False)
             if len(rows) < BATCH:
                 return

@@ -27,6 +27,7 @@ from workers.jobs import (
     SettleOutcome,
     SettleStatus,
 )
+from workers.retention import told_with_the_end
 from workers.storage.rules import count_retry
 from workers.storage.sql.dependents import tell_end
 from workers.storage.sql.endings import delete, outcomes_by_id, unhold
@@ -35,6 +36,7 @@ from workers.storage.sql.rows import (
     RowState,
     Transaction,
     batches,
+    decode_retention,
     decode_token,
     duration,
     encode_error,
@@ -43,6 +45,7 @@ from workers.storage.sql.rows import (
     next_seq,
 )
 from workers.storage.sql.sqlite.enqueue import enqueue, fields
+from workers.storage.subscribers import Told
 
 Values: TypeAlias = dict[str, int | str | bytes | None]
 
@@ -110,7 +113,7 @@ class _Writes:
     freed_keys: list[str | None] = field(default_factory=list)
     continued: list[tuple[int, NewJob]] = field(default_factory=list)
     continuations: list[NewJob] = field(default_factory=list)
-    events: list[tuple[JobEventKind, str]] = field(default_factory=list)
+    events: list[Told] = field(default_factory=list)
 
     def apply(self, attempt: _Attempt, settlement: Settlement) -> None:
         """Note the settlement of an attempt that holds its job."""
@@ -134,13 +137,14 @@ class _Writes:
         keep = attempt.keep_completed if settlement.keep is None else encode_retention(settlement.keep)
         if keep is not None:
             self.results.append({"seq": attempt.seq, "data": settlement.result})
-        self._finish(attempt, RowState.COMPLETED, JobEventKind.COMPLETED, keep, None)
+        told = told_with_the_end(settlement.result, decode_retention(keep))
+        self._finish(attempt, RowState.COMPLETED, JobEventKind.COMPLETED, keep, None, told)
         if settlement.then is not None:
             self.continuations.append(settlement.then)
 
     def _continue(self, attempt: _Attempt, then: NewJob) -> None:
         attempt.state = RowState.SCHEDULED if then.delay else RowState.READY
-        self.events.append((JobEventKind.QUEUED, attempt.id))
+        self.events.append((JobEventKind.QUEUED, attempt.id, None))
         self.continued.append((attempt.seq, then))
 
     def _fail(self, attempt: _Attempt, error: ErrorInfo, keep: Retention | None) -> None:
@@ -162,10 +166,16 @@ class _Writes:
         )
 
     def _finish(
-        self, attempt: _Attempt, state: RowState, kind: JobEventKind, keep: int | None, error: str | None
+        self,
+        attempt: _Attempt,
+        state: RowState,
+        kind: JobEventKind,
+        keep: int | None,
+        error: str | None,
+        told: bytes | None = None,
     ) -> None:
         attempt.state = state
-        self.events.append((kind, attempt.id))
+        self.events.append((kind, attempt.id, told))
         self.ends = self.ends or bool(attempt.dependents)
         if keep is None:
             if attempt.dependents:
@@ -195,7 +205,7 @@ class _Writes:
     ) -> None:
         """Let the job run again after `delay`; None: at once, in its old place."""
         attempt.state = RowState.FAILING if delay else RowState.READY
-        self.events.append((kind, attempt.id))
+        self.events.append((kind, attempt.id, None))
         self.waiting.append(
             {
                 "seq": attempt.seq,
