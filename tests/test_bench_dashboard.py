@@ -21,4 +21,4 @@ def test_each_page_is_measured() -> None:
     [result] = json.loads(done.stdout)["results"]
     assert {"/", "/deliveries?state=held", "/tasks"} < {page["page"] for page in result["pages"]}
     assert all(0 < page["bytes"] < 100_000 for page in result["pages"])
-    assert result["open"]["cpu_s_with_ten_pages"] > 0
+    assert result["open"]["cpu_s_with_ten_pages"] >= 0  # the system counts it in steps of 10 ms

@@ -134,6 +134,17 @@ async def test_a_silent_server_is_given_up(own_server: ValkeyProcess) -> None:
     await server.close()
 
 
+async def test_a_connection_that_is_given_up_answers_first(redis_url: str) -> None:
+    """What was asked on it before, as when a cluster's queue has moved meanwhile; it takes nothing more."""
+    async with shared(redis_url) as connection:
+        asked = asyncio.create_task(connection.ask([("BLPOP", "test-nothing", 0.1)]))
+        await asyncio.sleep(0)  # it is sent
+        await connection.close_when_answered()
+        assert await asked == [None]
+        with pytest.raises(exceptions.ConnectionError):
+            await connection.ask([("PING",)])
+
+
 async def test_a_server_that_ends_the_connection_fails_its_calls(redis_url: str) -> None:
     """At once, and what is asked next is asked on another one."""
     server = RedisServer(redis_url, timedelta(seconds=PATIENCE), scripts=list, text=True)

@@ -72,6 +72,7 @@ class _Pool:
         self.lookout = Lookout()
         self._shared: SharedConnection | None = None
         self._opening = asyncio.Lock()
+        self._leaving: set[asyncio.Task[None]] = set()
 
     @property
     def shared(self) -> SharedConnection | None:
@@ -80,19 +81,32 @@ class _Pool:
         return shared if shared is not None and not shared.closed and is_certain(shared.connection) else None
 
     async def share(self, seconds: float, *, text: bool) -> SharedConnection:
-        """Return the connection that calls share, and make it if there is none; that may last `seconds`."""
-        pool = self.client.connection_pool
+        """Return the connection that calls share, and make it if there is none; that may last `seconds`.
+
+        One that goes to the wrong server is given up when what was asked on it is answered.
+        """
         async with asyncio.timeout(seconds), self._opening:
             if (former := self._shared) is not None:
                 if not former.closed and await is_right(former.connection):
                     return former
                 self._shared = None
-                former.close()
-                await former.connection.disconnect(nowait=True)
-                await pool.release(former.connection)
-            connection = await pool.get_connection()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
+                leaving = asyncio.create_task(self._leave(former), name="redis-connection-left")
+                self._leaving.add(leaving)
+                leaving.add_done_callback(self._leaving.discard)
+            connection = await self.client.connection_pool.get_connection()  # type: ignore[no-untyped-call]  # as below
             self._shared = SharedConnection(connection, seconds, text=text)
             return self._shared
+
+    async def close(self) -> None:
+        """Close all connections; what is asked on them fails."""
+        await self.client.connection_pool.disconnect()
+        if self._leaving:
+            await asyncio.wait(self._leaving)
+
+    async def _leave(self, shared: SharedConnection) -> None:
+        await shared.close_when_answered()
+        await shared.connection.disconnect(nowait=True)
+        await self.client.connection_pool.release(shared.connection)
 
 
 _pools: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[object, _Pool]] = WeakKeyDictionary()
@@ -195,7 +209,7 @@ class RedisServer:
             self._pool = None
         if pool.users == 0:
             _pools.get(asyncio.get_running_loop(), {}).pop(self._shared, None)
-            await pool.client.connection_pool.disconnect()
+            await pool.close()
 
     def _make_pool(self) -> ConnectionPool:
         settings = {

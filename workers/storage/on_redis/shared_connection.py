@@ -85,7 +85,14 @@ class SharedConnection(asyncio.Protocol):
         self._transport.write(_packed(commands[0]) if call.count == 1 else b"".join(map(_packed, commands)))
         return await call.answered
 
-    def close(self) -> None:
+    async def close_when_answered(self) -> None:
+        """Take no more calls, and close it as soon as those under way are over."""
+        self.closed = True
+        if self._calls:
+            await asyncio.wait([call.answered for call in self._calls])
+        self._transport.abort()
+
+    def _close(self) -> None:
         """Close it at once; calls that are under way fail."""
         self.closed = True
         self._transport.abort()
@@ -97,7 +104,7 @@ class SharedConnection(asyncio.Protocol):
             while (reply := self._replies.gets()) is not _NOTHING:
                 self._take(reply)
         except (exceptions.InvalidResponse, IndexError):  # garbage, or an answer to nothing
-            self.close()
+            self._close()
 
     def _take(self, reply: Reply) -> None:
         if isinstance(reply, exceptions.RedisError):
@@ -118,7 +125,7 @@ class SharedConnection(asyncio.Protocol):
             if not call.answered.done():
                 call.answered.set_exception(TimeoutError())
         if self._calls and max(self._calls[0].deadline, self._heard + self._seconds) <= now:
-            self.close()
+            self._close()
 
     def pause_writing(self) -> None:
         self._writable = self._loop.create_future()
