@@ -177,7 +177,7 @@ async def test_a_dashboard_is_served(tmp_path: Path, queue: Queue) -> None:
 async def test_what_failed_runs_again(tmp_path: Path, queue: Queue, run: Run) -> None:
     """When what it needed is there."""
     async with at_work(tmp_path, "retry_failed:queue") as printed:
-        await queue.enqueue("letter.txt", id="one")
+        await queue.enqueue("letter.txt", id="one", max_attempts=1)
         await until(lambda: _is(queue, "one", JobState.FAILED))
         (tmp_path / "letter.txt").write_text("dear bob")
         assert await asyncio.to_thread(run, "retry_failed") == "queued again: 1\n"
@@ -190,7 +190,7 @@ async def test_what_fails_for_good_moves_to_another_queue(tmp_path: Path, queue:
         at_work(tmp_path, "dead_letters:queue") as printed,
         Queue(FileStorage(tmp_path / "jobs", "dead")) as dead,
     ):
-        await queue.enqueue(0, id="one")
+        await queue.enqueue(0, id="one", max_attempts=1)
         await until(lambda: _is(dead, "one", JobState.QUEUED))
         await until(lambda: _is(queue, "one", None))
         assert printed() == ["one 0 division by zero"]
