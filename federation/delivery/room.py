@@ -3,7 +3,8 @@
 Theory of operation. An attempt that waits for its server needs memory, not CPU. So after `QUICK` it leaves its slot to
 another attempt and goes on in overtime. A server that answered this process quickly the last time may have `per_server`
 attempts at once. Any other server gets one at a time: if it is known to be slow, outside the slots from the beginning;
-if it is new, after `NEW`. If all turns at a server are taken, an attempt waits in line, under the same rule. No server
+if it is new, after `NEW`. Both times are longer where all servers take long: `SLOWER` times what an attempt usually
+takes. If all turns at a server are taken, an attempt waits in line, under the same rule. No server
 may have more than a fifth of the room, so a long backlog to a new one waits a moment in the slots. An attempt that gets
 no answer ends the wait of all behind it: their deliveries are held for a while, and so are those for which there is no
 room left. So a server that hangs costs no slot anything, and takes room for one attempt at a time.
@@ -25,10 +26,7 @@ from typing import Final
 
 QUICK: Final = timedelta(seconds=1)
 NEW: Final = timedelta(milliseconds=50)
-"""How long an attempt at a server that has not answered this process yet may hold its slot, where others are as quick.
-
-A hundred servers that hang hold a slot for as long, each of them once.
-"""
+"""How long an attempt at a server that has not answered this process yet may hold its slot, where others are quick."""
 SLOWER: Final = 4
 """An attempt counts as slow once it takes this many times as long as others: if all are slow, it is not the server.
 Letting them out of their slots would only start more of them on a machine that has too many already.

@@ -64,7 +64,7 @@ class Recurrence:
 
 
 class Declared(StrEnum):
-    """What became of a definition that was declared to a storage which turns it by itself."""
+    """What became of a definition that was declared."""
 
     STORED = "stored"
     KEPT = "kept"

@@ -189,6 +189,8 @@ def refuse_cron(cron: Recurrence) -> None:
         why = "BullMQ lets one job stand for all times that were missed: leave `missed` out"
     elif cron.ordering_key is not None:
         why = "BullMQ has no ordering keys"
+    elif cron.priority < 0:
+        why = "BullMQ has no priority above 0: a lower number goes first, and 0 is the lowest"
     elif _LIKE_A_JOB.search(cron.name):
         why = "BullMQ takes a name that ends with a colon and a number for one of a cron's jobs"
     if why is not None:

@@ -105,7 +105,7 @@ class BullMQServer(on_redis.RedisServer):
         if not commands:
             return []
         if not (confirmed and self.confirms):
-            return _executed(await self._send(_transaction(commands))) or []
+            return _executed(await self._send(_in_transaction(commands))) or []
         async with self.borrowed() as connection:
             replies = await _execute(connection, commands) or []
             if not _lost_script(replies):  # else it will run again
@@ -115,10 +115,10 @@ class BullMQServer(on_redis.RedisServer):
 
 async def _execute(connection: AbstractConnection, commands: Sequence[Command]) -> list[Reply] | None:
     """Run the commands in one transaction; None if a watched key has changed, and none of them has run."""
-    return _executed(await read_replies(connection, _transaction(commands)))
+    return _executed(await read_replies(connection, _in_transaction(commands)))
 
 
-def _transaction(commands: Sequence[Command]) -> list[Command]:
+def _in_transaction(commands: Sequence[Command]) -> list[Command]:
     return [("MULTI",), *commands, ("EXEC",)]
 
 

@@ -93,12 +93,13 @@ class _Pool:
                 leaving = asyncio.create_task(self._leave(former), name="redis-connection-left")
                 self._leaving.add(leaving)
                 leaving.add_done_callback(self._leaving.discard)
-            connection = await self.client.connection_pool.get_connection()  # type: ignore[no-untyped-call]  # as below
+            pool = self.client.connection_pool
+            connection = await pool.get_connection()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
             self._shared = SharedConnection(connection, seconds, text=text)
             return self._shared
 
     async def close(self) -> None:
-        """Close all connections; what is asked on them fails."""
+        """Close all connections: what was asked on them fails."""
         await self.client.connection_pool.disconnect()
         if self._leaving:
             await asyncio.wait(self._leaving)

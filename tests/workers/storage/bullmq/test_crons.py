@@ -329,6 +329,7 @@ async def test_crons_of_a_queue(storage: BullMQStorage, other: BullMQStorage, ca
         ({"missed": Missed.SKIP}, "leave `missed` out"),
         ({"missed": Missed.ALL}, "leave `missed` out"),
         ({"ordering_key": "one"}, "no ordering keys"),
+        ({"priority": -1}, "no priority above 0"),
         ({"name": "night:17"}, "for one of a cron's jobs"),
     ],
 )

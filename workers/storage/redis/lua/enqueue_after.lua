@@ -1,5 +1,5 @@
--- ARGV[2]: the jobs, some of which follow others, or have deduplication keys, [3]: as in enqueue.lua. Answers `{-1, place, ids}` if a job is to
--- follow unknown ones: then nothing was added.
+-- ARGV[2]: the jobs, some of which follow others, or have deduplication keys, [3]: as in enqueue.lua. Answers
+-- `{-1, place, ids}` if a job is to follow unknown ones: then nothing was added.
 local jobs = cmsgpack.unpack(ARGV[2])
 local broken = foreign(WAITING, 'zset') or foreign(AFTER, 'hash')
 if broken then

@@ -128,8 +128,8 @@ local function write_run(run)
 end
 
 -- Lines. A member contains its place and its job's id, so that no line needs to look a job up. In READY all scores are
--- 0 and members are ordered by name (`line` below), priority, place; HELD has the ordering key in front of that. In SCHEDULED and
--- FAILING the score is the place, which is when the job is due.
+-- 0, and members are ordered by name (`line` below), priority, place; HELD has the ordering key in front of that. In
+-- SCHEDULED and FAILING the score is the place, which is when the job is due.
 local function text(value)
   return struct.pack('>I2', #value) .. value
 end
