@@ -17,6 +17,7 @@ from typing import Any
 from workers.jobs import Claim, Completed, Failed, Released, Renewal, Settlement, SettleOutcome
 from workers.storage.abilities import TakesTurns, Turn
 from workers.storage.base import Storage
+from workers.testing.stand_in import StandIn
 
 now = time.monotonic
 
@@ -39,15 +40,15 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
         yield from map(json.loads, whole.splitlines())
 
 
-class RecordedStorage:
+class RecordedStorage(StandIn):
     """A storage whose claims, renewals and settlements are in a ledger before anybody acts on the answer."""
 
     def __init__(self, storage: Storage, ledger: Ledger) -> None:
-        self._storage = storage
+        super().__init__(storage)
         self._ledger = ledger
 
     def __getattr__(self, name: str) -> Any:
-        value = getattr(self._storage, name)
+        value = super().__getattr__(name)
         return self._settle_and_claim if name == "settle_and_claim" else value  # which not every storage can
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:

@@ -14,6 +14,7 @@ from workers import Storage, StorageUnavailable
 from workers.jobs import JobState
 from workers.storage.memory import MemorySpace, MemoryStorage
 from workers.storage.memory.storage import MemoryQueue
+from workers.testing.stand_in import StandIn
 
 _FOREVER: Final = timedelta(days=30)
 
@@ -61,16 +62,16 @@ class Queues:
         return {job for state in (JobState.QUEUED, JobState.SCHEDULED, JobState.FAILING) for job in table[state]}
 
 
-class _Remote:
+class _Remote(StandIn):
     """Every verb fails while the line is cut."""
 
     def __init__(self, storage: MemoryStorage, line: Line, queues: Queues) -> None:
-        self._storage = storage
+        super().__init__(storage)
         self._line = line
         self._queues = queues
 
     def __getattr__(self, verb: str) -> object:
-        member = getattr(self._storage, verb)
+        member = super().__getattr__(verb)
         if not inspect.iscoroutinefunction(member):
             return member
 

@@ -29,6 +29,7 @@ from workers.storage.base import Storage, Subscription
 from workers.storage.memory import MemoryStorage
 from workers.testing import Harness, all_cases, steps
 from workers.testing.faults import counting, faulty
+from workers.testing.stand_in import StandIn
 from workers.testing.steps import PATIENCE, until
 from workers.worker import Worker
 from workers.worker.events import WorkerEventKind as Kind
@@ -39,17 +40,14 @@ LARGE = "x" * 5_000
 ORDINARY = next(case for case in all_cases() if not case.needs)
 
 
-class Watched:
+class Watched(StandIn):
     """A storage that counts its subscribers, notes what they did, and, `deaf`, tells them nothing."""
 
     def __init__(self, storage: Storage, *, deaf: bool = False) -> None:
-        self._storage = storage
+        super().__init__(storage)
         self._deaf = deaf
         self.subscribers = 0
         self.story: list[str] = []
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._storage, name)
 
     @asynccontextmanager
     async def subscribe(self, job_id: str) -> AsyncIterator[Subscription]:

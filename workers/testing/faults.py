@@ -22,6 +22,7 @@ from typing import Final, TypeAlias, cast
 from workers.errors import StorageUnavailable
 from workers.storage.abilities import KeepsCrons, KeepsLimits, TakesTurns
 from workers.storage.base import Storage
+from workers.testing.stand_in import StandIn
 
 Call: TypeAlias = Callable[[], Awaitable[object]]
 Around: TypeAlias = Callable[[str, Call], Awaitable[object]]
@@ -105,15 +106,15 @@ class RandomFaults(Faults):
         return fault
 
 
-class _Wrapped:
+class _Wrapped(StandIn):
     """A storage whose coroutine methods are all called through `around`; everything else is unchanged."""
 
     def __init__(self, storage: Storage, around: Around) -> None:
-        self._storage = storage
+        super().__init__(storage)
         self._around = around
 
     def __getattr__(self, verb: str) -> object:
-        member = getattr(self._storage, verb)
+        member = super().__getattr__(verb)
         if not inspect.iscoroutinefunction(member):
             return member
 

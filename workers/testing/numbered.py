@@ -31,6 +31,7 @@ from workers.jobs import (
     Settlement,
 )
 from workers.storage.base import Storage, Subscription
+from workers.testing.stand_in import StandIn
 
 T = TypeVar("T")
 
@@ -88,13 +89,13 @@ def numbered(storage: Storage, ids: GivenIds) -> Storage:
     return cast("Storage", _Numbered(storage, ids))
 
 
-class _Numbered:
+class _Numbered(StandIn):
     def __init__(self, storage: Storage, ids: GivenIds) -> None:
-        self._storage = storage
+        super().__init__(storage)
         self._ids = ids
 
     def __getattr__(self, verb: str) -> object:
-        member = getattr(self._storage, verb)
+        member = super().__getattr__(verb)
         if not inspect.iscoroutinefunction(member):
             return member
 

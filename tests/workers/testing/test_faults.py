@@ -27,8 +27,10 @@ from workers.jobs import (
     SettleOutcome,
     SettleStatus,
 )
+from workers.storage.abilities import HoldsWakeUps, KeepsCrons, KeepsLimits, OfOneLoop, Pooled, TakesTurns
 from workers.storage.base import Storage
 from workers.storage.memory import MemorySpace, MemoryStorage
+from workers.storage.redis import RedisStorage
 from workers.storage.sql import SqlStorage
 from workers.testing import Fault, Faults, RandomFaults, counting, faulty
 from workers.testing.steps import PATIENCE, claim_one, job, state
@@ -226,3 +228,10 @@ async def _insist(storage: Storage, jobs: Sequence[NewJob]) -> None:
 async def _unfinished(storage: Storage) -> bool:
     counts = await storage.counts()
     return sum(number for kept, number in counts.items() if kept.value not in ("completed", "failed")) > 0
+
+
+@pytest.mark.parametrize("ability", [HoldsWakeUps, KeepsCrons, KeepsLimits, OfOneLoop, Pooled, TakesTurns])
+def test_a_wrapped_storage_has_the_abilities_of_the_one_behind_it(ability: type) -> None:
+    """Also where `isinstance` looks past `__getattr__`, as it does from Python 3.12 on."""
+    for storage in (MemoryStorage(), RedisStorage("redis://127.0.0.1:1", queue="q")):
+        assert isinstance(faulty(storage)[0], ability) == isinstance(storage, ability)

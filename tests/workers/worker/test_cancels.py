@@ -21,6 +21,7 @@ from workers.storage.sql.postgres import listener as sql_postgres_listener
 from workers.storage.subscribers import BUFFER
 from workers.testing import Harness, MemoryHarness, all_cases, steps
 from workers.testing.faults import faulty
+from workers.testing.stand_in import StandIn
 from workers.testing.steps import PATIENCE
 from workers.worker import Worker
 from workers.worker.cancels import MOST_REMEMBERED
@@ -29,19 +30,16 @@ from workers.worker.events import WorkerEventKind as Kind
 ORDINARY: Final = next(case for case in all_cases() if not case.needs)
 
 
-class Slow:
+class Slow(StandIn):
     """A storage whose answers to claims, and whose cancel requests, arrive when the test lets them."""
 
     def __init__(self, storage: Storage) -> None:
-        self._storage = storage
+        super().__init__(storage)
         self.may_answer = asyncio.Event()
         self.may_listen = asyncio.Event()
         self.claimed = asyncio.Event()
         self.listening = asyncio.Event()
         self.heard = asyncio.Event()
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._storage, name)
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
         claims = await self._storage.claim(worker_id, leases=leases, limit=limit)
