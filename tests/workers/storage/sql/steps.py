@@ -16,6 +16,8 @@ from tests import warm
 from workers.jobs import Claim
 from workers.storage.base import Storage
 from workers.storage.sql import SqlStorage
+from workers.storage.sql.sqlite.database import SqliteDatabase
+from workers.storage.sql.sqlite.watcher import SqliteWatcher
 from workers.testing import steps
 from workers.testing.steps import PATIENCE
 
@@ -70,6 +72,18 @@ async def child(verb: str, url: str, argument: str = "") -> AsyncIterator[asynci
         if process.returncode is None:
             process.kill()
         await process.communicate()
+
+
+def database_of(storage: SqlStorage) -> SqliteDatabase:
+    """The file of a connected storage, as this process uses it."""
+    database = storage._database()
+    assert isinstance(database, SqliteDatabase)
+    return database
+
+
+def watcher_of(storage: SqlStorage) -> SqliteWatcher:
+    """The thread that looks for others' commits to that file."""
+    return database_of(storage)._reader
 
 
 async def rows_read(storage: SqlStorage, admin: psycopg.Connection) -> int:

@@ -21,7 +21,6 @@ from workers.errors import StorageError, StorageUnavailable, Unsupported
 from workers.jobs import DROP, CancelResult, Completed, ErrorInfo, Failed, JobEventKind, JobState, Released
 from workers.storage.base import Storage
 from workers.storage.sql import SqlStorage
-from workers.storage.sql.sqlite import thread
 from workers.testing import Case, all_cases, run
 from workers.testing.steps import PATIENCE, claim, job, until
 
@@ -34,10 +33,10 @@ def database() -> str:
 _NEARBY = [case for case in all_cases() if case.verb in ("wait", "events", "cancel")]
 
 
+@pytest.mark.usefixtures("no_watcher")
 @pytest.mark.parametrize("case", _NEARBY, ids=lambda case: case.id)
-async def test_one_process_needs_no_poll(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_process_needs_no_poll(case: Case, tmp_path: Path) -> None:
     """Within a process the step that changes something tells waiters and subscribers; no watcher has to notice it."""
-    monkeypatch.setattr(thread, "POLL", timedelta(hours=1))
     async with SqliteHarness(tmp_path / "jobs.db") as harness:
         await harness.migrate()
         await run(case, harness)

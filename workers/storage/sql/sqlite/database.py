@@ -3,8 +3,10 @@
 Theory of operation. SQLite has one writer at a time and its driver blocks, so a whole transition runs in the writer's
 thread: one hop per transition, and commits queue up in order instead of polling for the file's lock. `BEGIN IMMEDIATE`
 takes that lock before the first read, so what a transition has read is still true when it writes. The reader's thread
-never waits for a writer (write-ahead log). While somebody waits or listens, it reads `PRAGMA data_version` every 50 ms,
-which costs no table access and changes when any other connection has committed.
+never waits for a writer (write-ahead log). While somebody waits or listens, it looks whether anybody has committed, a
+moment after each write to the file's log, and every second (`watcher`). It asks for `PRAGMA data_version`, which costs
+no table access and changes when any other connection has committed. The answer that the writer's connection gets to the
+same question leaves out what this process has committed by its own steps, of which everybody here was told.
 
 With `synchronous = NORMAL` a commit survives the death of the process. A crash of the operating system may lose the
 last commits, but never tears the file.
@@ -18,6 +20,7 @@ import asyncio
 import contextlib
 import os
 import secrets
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -53,13 +56,16 @@ from workers.storage.sql.sqlite import claim, enqueue, leases, settle
 from workers.storage.sql.sqlite.connections import (
     async_engine,
     connect,
+    data_version,
     migrate,
     open_writer,
     pragma,
     undo_when_cancelled,
 )
 from workers.storage.sql.sqlite.events import EventLog
-from workers.storage.sql.sqlite.thread import POLL, SqliteThread
+from workers.storage.sql.sqlite.pace import POLL, Seen
+from workers.storage.sql.sqlite.thread import AtWork, SqliteThread
+from workers.storage.sql.sqlite.watcher import SqliteWatcher
 from workers.storage.subscribers import DatabaseSubscribers
 
 T = TypeVar("T")
@@ -74,14 +80,18 @@ class SqliteDatabase:
         self.subscribers = DatabaseSubscribers()
         self.callers = Callers(path, self.name)
         self.users = 0
-        self._data_version: object = None
+        # What the connections of the two threads said at the last look; both are touched by the reader's alone.
+        self._seen: int | None = None
+        self._seen_by_writer: int | None = None
+        self._unsure_since: float | None = None
         self._writer = SqliteThread("workers-sqlite-writer", self.name, lambda: open_writer(path, busy_timeout))
-        self._reader = SqliteThread(
+        self._reader = SqliteWatcher(
             "workers-sqlite-reader",
             self.name,
             lambda: self._open_reader(busy_timeout),
-            tick=self._watch,
-            ticking=lambda: self.subscribers.wanted,
+            path=path,
+            look=self._look,
+            wanted=lambda: self.subscribers.wanted,
         )
         self.events = EventLog(secrets.token_hex(8), self.subscribers, self._write_later)
 
@@ -100,7 +110,13 @@ class SqliteDatabase:
         return self.change(begin, partial(claim.claim, worker_id=worker_id, leases=leases, limit=limit))
 
     def claimable_in(self, begin: Begin, names: Collection[str]) -> Future[timedelta | None]:
-        return self.look(begin, partial(claim.claimable_in, names=names))
+        def run(transaction: Transaction) -> timedelta | None:
+            due = claim.claimable_in(transaction, names=names)
+            if due == timedelta(0):
+                self._reader.find()
+            return due
+
+        return self.look(begin, run)
 
     def renew(self, begin: Begin, claims: Sequence[Claim]) -> Future[Renewal]:
         return self.change(begin, partial(leases.renew, claims=claims))
@@ -166,7 +182,10 @@ class SqliteDatabase:
             self._reader.submit(self.events.read)
 
     def wake(self, begin: Begin) -> Future[None]:
-        return self.look(begin, lambda transaction: self.subscribers.tell(transaction.queue, (), wake=True))
+        def run(transaction: Transaction) -> None:
+            self.subscribers.tell(transaction.queue, (), wake=True)
+
+        return self.look(begin, run)
 
     def refuse_nested(self) -> None:
         self.callers.refuse_nested()
@@ -200,7 +219,8 @@ class SqliteDatabase:
     def _open_reader(self, busy_timeout: timedelta) -> Connection:
         connection = connect(self.path, busy_timeout)
         pragma(connection, "query_only = ON")
-        self._data_version = None  # the versions of two connections cannot be compared
+        data_version(connection)  # SQLite opens the log with the first reading, and makes it if it is missing
+        self._seen = None  # the versions of two connections cannot be compared
         return connection
 
     def _write_later(self, work: Callable[[Connection], None]) -> None:
@@ -210,14 +230,30 @@ class SqliteDatabase:
 
         self._writer.submit(run)
 
-    def _watch(self, connection: Connection) -> None:
-        version = pragma(connection, "data_version")
-        if version != self._data_version:
-            self.events.read(connection)
-            # Set last, to the version before the reading: what was not read, or came since, is seen at the next look.
-            self._data_version = version
-            self.subscribers.wake_all()
+    def _look(self, connection: Connection) -> Seen:
         self.events.keep_listening()
+        version = data_version(connection)
+        if version == self._seen:
+            return Seen.NOTHING
+        try:
+            by_writer = self._writer.peek(data_version)
+        except AtWork:
+            if not self._was_unsure_for(POLL):
+                return Seen.UNSURE
+            by_writer = None
+        self._unsure_since = None
+        seen = Seen.OURS
+        if by_writer is None or by_writer != self._seen_by_writer:
+            seen = Seen.NEWS if self.events.read(connection) else Seen.OTHERS
+            self.subscribers.wake_all()
+        # Set last, to the versions before the reading: what was not read, or came since, is seen at the next look.
+        self._seen, self._seen_by_writer = version, by_writer
+        return seen
+
+    def _was_unsure_for(self, time_enough: timedelta) -> bool:
+        now = time.monotonic()
+        self._unsure_since = self._unsure_since or now
+        return now - self._unsure_since >= time_enough.total_seconds()
 
 
 _lock = ForkLock()

@@ -110,19 +110,23 @@ class EventLog:
         except StorageUnavailable:
             return  # disconnecting
 
-    def read(self, connection: Connection) -> None:
-        """Deliver what others wrote since the last call; the first call only notes where the table ends."""
+    def read(self, connection: Connection) -> bool:
+        """Deliver what others wrote since the last call, and tell whether anybody here had asked for any of it.
+
+        The first call only notes where the table ends.
+        """
         if not (self._subscribers.subscribed() or self._subscribers.awaits_cancels):
             self._position = None
-            return
+            return False
         if self._position is None:
             self._position = int(connection.execute(_NEWEST).scalar_one())
-            return
+            return False
+        asked = False
         while True:
             place = {"seq": self._position, "process": self._process, "limit": BATCH}
             rows = connection.execute(_LATER, place).all()
             for seq, queue, kind, job_id, result in rows:
                 self._position = seq
-                self._subscribers.tell(queue, [(JobEventKind(kind), job_id, result)], wake=False)
+                asked |= self._subscribers.tell(queue, [(JobEventKind(kind), job_id, result)], wake=False)
             if len(rows) < BATCH:
-                return
+                return asked
