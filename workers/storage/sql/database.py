@@ -7,8 +7,6 @@ from concurrent.futures import Future
 from datetime import timedelta
 from typing import Protocol, TypeAlias, TypeVar
 
-from sqlalchemy import Connection
-
 from workers.jobs import (
     Claim,
     CronRow,
@@ -21,12 +19,13 @@ from workers.jobs import (
     SettleOutcome,
 )
 from workers.storage.sql.caller import Caller
+from workers.storage.sql.direct import Executor
 from workers.storage.sql.rows import Transaction
 from workers.storage.subscribers import DatabaseSubscribers
 
 T = TypeVar("T")
 
-Begin: TypeAlias = Callable[[Connection], Transaction]
+Begin: TypeAlias = Callable[[Executor], Transaction]
 """Makes a queue's transaction of a connection."""
 
 

@@ -125,13 +125,16 @@ def _break(thread: SqliteThread, _: object) -> None:
 @pytest.mark.usefixtures("no_rest_ends")
 async def test_others_are_heard_beside_our_own_commits(storage: SqlStorage, url: str) -> None:
     """A commit of our own right behind another's hides that from nobody, whatever the watcher was doing meanwhile."""
-    async with connected(SqlStorage(url, "other")) as other, child("enqueue", url, argument="a") as process:
-        async with a_waiter(storage):
-            release = block(watcher_of(storage))
-            go(process)
-            await process.wait()
-            await other.enqueue([job("b")])
-            release.set()
+    async with (
+        connected(SqlStorage(url, "other")) as other,
+        child("enqueue", url, argument="a") as process,
+        a_waiter(storage),
+    ):
+        release = block(watcher_of(storage))
+        go(process)
+        await process.wait()
+        await other.enqueue([job("b")])
+        release.set()
 
 
 @pytest.mark.usefixtures("no_rest_ends")
@@ -163,7 +166,7 @@ def _saw_more(storage: SqlStorage, seen: int | None) -> bool:
 def block(thread: SqliteThread) -> threading.Event:
     """The thread does nothing until the event is set."""
     release = threading.Event()
-    thread.submit(lambda _: release.wait(PATIENCE))
+    thread.submit(lambda _: release.wait(10 * PATIENCE))
     return release
 
 
@@ -234,6 +237,7 @@ async def test_what_nobody_reads_does_not_pile_up(storage: SqlStorage, file: str
     """Any number of writes while nobody waits are one event in the kernel."""
     async with a_waiter(storage):
         await storage.enqueue([job("a")])
+    await storage.counts()  # after which the watcher waits for its next task, and for nothing else
     ear = watcher_of(storage)._ear
     assert ear is not None
     change(file, *["UPDATE workers_queues SET paused = paused"] * 500)

@@ -48,6 +48,7 @@ from workers.storage.base import Limits
 from workers.storage.sql import crons
 from workers.storage.sql.caller import Caller, connection_of, run_on, translated
 from workers.storage.sql.database import Begin
+from workers.storage.sql.direct import Executor
 from workers.storage.sql.errors import translate
 from workers.storage.sql.failures import fails
 from workers.storage.sql.postgres import steps
@@ -282,7 +283,7 @@ def _request_cancels(transaction: Transaction) -> None:
             transaction.connection.execute(_REQUEST_CANCEL, {"request": request})
 
 
-def _look(connection: Connection) -> Transaction:
+def _look(connection: Executor) -> Transaction:
     """Make a transaction that belongs to no queue."""
     return Transaction(connection=connection, queue=0, clock=lambda _: 0)
 

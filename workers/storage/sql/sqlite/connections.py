@@ -15,7 +15,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Final, TypeVar
 
-from sqlalchemy import URL, AsyncAdaptedQueuePool, Connection, Engine, NullPool, create_engine, event
+from sqlalchemy import URL, AsyncAdaptedQueuePool, Connection, Engine, NullPool, create_engine, event, text
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
@@ -23,10 +23,12 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.util import await_only
 
 from workers.errors import StorageError
+from workers.storage.sql.direct import Direct
 from workers.storage.sql.errors import is_busy, translate
 
 T = TypeVar("T")
 
+_DATA_VERSION: Final = text("PRAGMA data_version")
 _BUSY_PAUSE: Final = (0.000_5, 0.002)
 _undoing: set[asyncio.Task[None]] = set()  # the event loop itself keeps no strong reference
 
@@ -100,13 +102,7 @@ def pragma(connection: Connection, name: str) -> object:
 
 def data_version(connection: Connection) -> int:
     """Return a number that is another one when another connection has committed to the file since the last call."""
-    # Asked a thousand times a second while others are busy, hence without SQLAlchemy's twenty times longer way.
-    raw = connection.connection.dbapi_connection
-    assert isinstance(raw, sqlite3.Connection)
-    try:
-        return int(raw.execute("PRAGMA data_version").fetchone()[0])
-    except sqlite3.Error as error:
-        raise DBAPIError("PRAGMA data_version", None, error) from error
+    return int(Direct(connection).execute(_DATA_VERSION).scalar_one())
 
 
 def connect(path: str, busy_timeout: timedelta) -> Connection:

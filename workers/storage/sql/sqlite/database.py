@@ -50,6 +50,7 @@ from workers.storage.sql import crons
 from workers.storage.sql.caller import Caller, Callers, real_path, run_on, translated
 from workers.storage.sql.database import Begin
 from workers.storage.sql.dependents import resolve
+from workers.storage.sql.direct import Direct, Executor
 from workers.storage.sql.recovery import recover
 from workers.storage.sql.rows import Transaction
 from workers.storage.sql.sqlite import claim, enqueue, leases, settle
@@ -138,12 +139,12 @@ class SqliteDatabase:
     # Running them
 
     def look(self, begin: Begin, work: Callable[[Transaction], T]) -> Future[T]:
-        return self._reader.submit(lambda connection: work(begin(connection)))
+        return self._reader.submit(lambda connection: work(begin(Direct(connection))))
 
     def change(self, begin: Begin, work: Callable[[Transaction], T]) -> Future[T]:
         def run(connection: Connection) -> T:
             with connection.begin():
-                transaction = begin(connection)
+                transaction = begin(Direct(connection))
                 result = work(transaction)
                 if transaction.ends:
                     resolve(transaction)
@@ -179,7 +180,7 @@ class SqliteDatabase:
         """Look for what was committed, without waiting for the watcher."""
         self.subscribers.wake_all()
         with contextlib.suppress(StorageUnavailable):  # disconnected meanwhile
-            self._reader.submit(self.events.read)
+            self._reader.submit(self._read_events)
 
     def wake(self, begin: Begin) -> Future[None]:
         def run(transaction: Transaction) -> None:
@@ -200,7 +201,7 @@ class SqliteDatabase:
         await self.listen_for_cancels()
 
     async def listen_for_cancels(self) -> None:
-        await asyncio.wrap_future(self._reader.submit(self.events.read))
+        await asyncio.wrap_future(self._reader.submit(self._read_events))
 
     async def release(self) -> None:
         with _lock:
@@ -223,10 +224,10 @@ class SqliteDatabase:
         self._seen = None  # the versions of two connections cannot be compared
         return connection
 
-    def _write_later(self, work: Callable[[Connection], None]) -> None:
+    def _write_later(self, work: Callable[[Executor], None]) -> None:
         def run(connection: Connection) -> None:
             with connection.begin():
-                work(connection)
+                work(Direct(connection))
 
         self._writer.submit(run)
 
@@ -244,11 +245,14 @@ class SqliteDatabase:
         self._unsure_since = None
         seen = Seen.OURS
         if by_writer is None or by_writer != self._seen_by_writer:
-            seen = Seen.NEWS if self.events.read(connection) else Seen.OTHERS
+            seen = Seen.NEWS if self._read_events(connection) else Seen.OTHERS
             self.subscribers.wake_all()
         # Set last, to the versions before the reading: what was not read, or came since, is seen at the next look.
         self._seen, self._seen_by_writer = version, by_writer
         return seen
+
+    def _read_events(self, connection: Connection) -> bool:
+        return self.events.read(Direct(connection))
 
     def _was_unsure_for(self, time_enough: timedelta) -> bool:
         now = time.monotonic()

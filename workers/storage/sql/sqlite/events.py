@@ -17,10 +17,11 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Final
 
-from sqlalchemy import Connection, text
+from sqlalchemy import text
 
 from workers.errors import StorageUnavailable
 from workers.jobs import JobEventKind
+from workers.storage.sql.direct import Executor
 from workers.storage.sql.rows import BATCH, Transaction
 from workers.storage.subscribers import DatabaseSubscribers
 
@@ -52,7 +53,7 @@ class EventLog:
     """This process's side of the event table of one database."""
 
     def __init__(
-        self, process: str, subscribers: DatabaseSubscribers, write: Callable[[Callable[[Connection], None]], None]
+        self, process: str, subscribers: DatabaseSubscribers, write: Callable[[Callable[[Executor], None]], None]
     ) -> None:
         self._process = process
         self._subscribers = subscribers
@@ -102,7 +103,7 @@ class EventLog:
                 self._renew(queue)
 
     def _renew(self, queue: int) -> None:
-        def listen(connection: Connection) -> None:
+        def listen(connection: Executor) -> None:
             self.listen(Transaction(connection=connection, queue=queue, clock=lambda _: time.time_ns() // 1_000_000))
 
         try:
@@ -110,7 +111,7 @@ class EventLog:
         except StorageUnavailable:
             return  # disconnecting
 
-    def read(self, connection: Connection) -> bool:
+    def read(self, connection: Executor) -> bool:
         """Deliver what others wrote since the last call, and tell whether anybody here had asked for any of it.
 
         The first call only notes where the table ends.
