@@ -1,22 +1,20 @@
 """Our own statements on the driver's own connection, without SQLAlchemy's way there.
 
-Theory of operation. For a short statement SQLAlchemy takes several times as long as SQLite and its driver do. So the
-steps that run in our own transactions go past it. They are written for an SQLAlchemy connection all the same, because a
-caller's transaction is one, and `Direct` answers them as that would. SQLAlchemy still opens the connection, begins and
-ends its transactions, and translates errors.
+Theory of operation. For a short statement SQLAlchemy takes longer than the driver does. So the steps that run on our
+own connections go past it. They are written for an SQLAlchemy connection all the same, because a caller's transaction
+is one, and `Direct` answers them as that would. SQLAlchemy still opens connections, and begins and ends transactions.
 """
 
 from __future__ import annotations
 
 import re
-import sqlite3
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 from sqlalchemy import Connection, Dialect, TextClause
 from sqlalchemy.engine.result import IteratorResult, SimpleResultMetaData
-from sqlalchemy.exc import DBAPIError
 
 Values: TypeAlias = Mapping[str, object]
 
@@ -31,12 +29,11 @@ class Answer(IteratorResult[Any]):  # rows of any columns, as SQLAlchemy's own f
         self.rowcount = rowcount
 
 
-class Direct:
-    """An SQLite connection that carries out `text()` statements at once, and has read every row when it returns."""
+class Direct(ABC):
+    """A connection that carries out `text()` statements at once, and has read every row when it answers."""
 
     def __init__(self, connection: Connection) -> None:
         self.plain = connection
-        self._driver = driver(connection)
 
     @property
     def dialect(self) -> Dialect:
@@ -46,24 +43,20 @@ class Direct:
         """Carry out the statement, once for each of several values.
 
         Raises:
-            DBAPIError: the database refused.
+            DBAPIError: the database refused; the error quotes no values.
         """
         sql = statement.text
-        try:
-            if isinstance(values, Mapping):
-                cursor = self._driver.execute(*_with_lists(sql, values))
-            elif len(values) == 1:
-                cursor = self._driver.execute(sql, values[0])
-            elif values:
-                cursor = self._driver.executemany(sql, values)
-            else:
-                cursor = self._driver.execute(sql)
-            found = cursor.description
-            if found is None:
-                return Answer((), (), cursor.rowcount)
-            return Answer(tuple([column[0] for column in found]), cursor.fetchall(), cursor.rowcount)
-        except sqlite3.Error as error:
-            raise refused(sql, error) from error
+        if isinstance(values, Mapping):
+            return self._once(*_with_lists(sql, values))
+        if len(values) > 1:
+            return self._for_each(sql, values)
+        return self._once(sql, values[0] if values else {})
+
+    @abstractmethod
+    def _once(self, sql: str, values: Values) -> Answer: ...
+
+    @abstractmethod
+    def _for_each(self, sql: str, values: Sequence[Values]) -> Answer: ...
 
 
 Executor: TypeAlias = Connection | Direct
@@ -73,18 +66,6 @@ Executor: TypeAlias = Connection | Direct
 def plain(executor: Executor) -> Connection:
     """Return the SQLAlchemy connection."""
     return executor.plain if isinstance(executor, Direct) else executor
-
-
-def driver(connection: Connection) -> sqlite3.Connection:
-    """Return the driver's connection inside of an SQLAlchemy connection to an SQLite file."""
-    found = connection.connection.dbapi_connection
-    assert isinstance(found, sqlite3.Connection)
-    return found
-
-
-def refused(sql: str, error: sqlite3.Error) -> DBAPIError:
-    """Return the error as SQLAlchemy would have raised it; it quotes no values."""
-    return DBAPIError(sql, None, error, hide_parameters=True)
 
 
 @lru_cache(1_000)
@@ -121,6 +102,9 @@ def _expanded(sql: str, counts: tuple[int, ...]) -> str:
     left = iter(counts)
 
     def expand(match: re.Match[str]) -> str:
-        return f"IN ({', '.join(f':{match[1]}_{place}' for place in range(next(left)))})"
+        count = next(left)
+        return (
+            f"IN ({', '.join(f':{match[1]}_{place}' for place in range(count)) if count else 'SELECT 1 WHERE 1 = 0'})"
+        )
 
     return _LIST.sub(expand, sql)

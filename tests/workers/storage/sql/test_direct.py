@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, TextClause, text
 from sqlalchemy.exc import DBAPIError
 
-from workers.storage.sql.direct import Direct, Executor, plain
+from workers.storage.sql.direct import Executor, plain
 from workers.storage.sql.rows import expanding
 from workers.storage.sql.sqlite.connections import connect
+from workers.storage.sql.sqlite.direct import SqliteDirect
 
 _ADD = text("INSERT INTO things (id, name) VALUES (:id, :name)")
 _SOME = expanding("SELECT id, name FROM things WHERE id IN :ids AND name <> :name ORDER BY id", "ids")
@@ -35,7 +36,7 @@ def things(connection: Connection) -> Iterator[Connection]:
     """Twenty of them, which nothing that a test does outlasts."""
     with connection.begin() as transaction:
         connection.exec_driver_sql("BEGIN")
-        Direct(connection).execute(_ADD, [{"id": number, "name": f"n{number}"} for number in range(20)])
+        SqliteDirect(connection).execute(_ADD, [{"id": number, "name": f"n{number}"} for number in range(20)])
         yield connection
         transaction.rollback()
 
@@ -45,11 +46,11 @@ def test_lists_of_every_length(connection: Connection, ids: list[int]) -> None:
     """An empty list matches nothing, and a list that is filled up no more than itself."""
     with connection.begin() as transaction:
         connection.exec_driver_sql("BEGIN")
-        Direct(connection).execute(_ADD, [{"id": number, "name": f"n{number}"} for number in range(20)])
+        SqliteDirect(connection).execute(_ADD, [{"id": number, "name": f"n{number}"} for number in range(20)])
         values = {"ids": ids, "name": "n3"}
-        found = Direct(connection).execute(_SOME, values).all()
+        found = SqliteDirect(connection).execute(_SOME, values).all()
         assert found == connection.execute(_SOME, values).all()
-        renamed = Direct(connection).execute(_RENAME, {"ids": ids, "name": "x"})
+        renamed = SqliteDirect(connection).execute(_RENAME, {"ids": ids, "name": "x"})
         assert sorted(renamed.scalars()) == sorted({number for number in ids if number < 20})
         transaction.rollback()
 
@@ -57,7 +58,7 @@ def test_lists_of_every_length(connection: Connection, ids: list[int]) -> None:
 def test_answers_look_alike(things: Connection) -> None:
     """Whoever reads a row by place, by name or as a mapping need not know who carried the statement out."""
     one = text("SELECT id, name AS called FROM things WHERE id = :id")
-    answers = [_looks(executor, one) for executor in (Direct(things), things)]
+    answers = [_looks(executor, one) for executor in (SqliteDirect(things), things)]
     assert answers[0] == answers[1]
 
 
@@ -79,15 +80,15 @@ def _looks(executor: Executor, one: TextClause) -> list[object]:
 
 def test_a_statement_is_over_when_it_was_answered(things: Connection) -> None:
     """No row is left unread in the driver, where it would hold back checkpoints and the end of a transaction."""
-    answer = Direct(things).execute(text("SELECT id FROM things ORDER BY id"))
-    Direct(things).execute(text("DELETE FROM things"))
+    answer = SqliteDirect(things).execute(text("SELECT id FROM things ORDER BY id"))
+    SqliteDirect(things).execute(text("DELETE FROM things"))
     assert answer.scalars().all() == list(range(20))
 
 
 def test_what_the_database_refuses_is_told_without_values(things: Connection) -> None:
     """As SQLAlchemy's error, which the storage translates; a payload is in none."""
     with pytest.raises(DBAPIError) as caught:
-        Direct(things).execute(_ADD, {"id": 1, "name": "a secret"})
+        SqliteDirect(things).execute(_ADD, {"id": 1, "name": "a secret"})
     assert getattr(caught.value.orig, "sqlite_errorname", None) == "SQLITE_CONSTRAINT_PRIMARYKEY"
     assert "secret" not in str(caught.value)
-    assert plain(Direct(things)) is plain(things) is things
+    assert plain(SqliteDirect(things)) is plain(things) is things

@@ -52,6 +52,7 @@ from workers.storage.sql.direct import Executor
 from workers.storage.sql.errors import translate
 from workers.storage.sql.failures import fails
 from workers.storage.sql.postgres import steps
+from workers.storage.sql.postgres.direct import PostgresDirect
 from workers.storage.sql.postgres.listener import REGISTERED, PostgresListener, new_process
 from workers.storage.sql.recovery import recover
 from workers.storage.sql.rows import Transaction
@@ -88,7 +89,6 @@ class PostgresDatabase:
         self._timeout = target.busy_timeout
         self._process = new_process()
         self._engine = target.engine(_PROMPT + _PATIENT)
-        self._single = self._engine.execution_options(isolation_level="AUTOCOMMIT")
         self._prompt = ThreadPoolExecutor(_PROMPT, "workers-postgres")
         self._patient = ThreadPoolExecutor(_PATIENT, "workers-postgres-patient")
         self._listener = PostgresListener(self.name, self._process, target.listening_connection, self.subscribers)
@@ -149,11 +149,13 @@ class PostgresDatabase:
         """Return what does the work in a transaction of several statements."""
 
         def run() -> T:
-            with self._engine.begin() as connection:
-                transaction = begin(connection)
-                result = work(transaction)
-                _tell(transaction)
-                return result
+            with self._engine.connect() as connection:
+                direct = PostgresDirect(connection, alone=False)
+                with connection.begin():
+                    transaction = begin(direct)
+                    result = work(transaction)
+                    _tell(transaction)
+                    return result
 
         return run
 
@@ -231,8 +233,8 @@ class PostgresDatabase:
         """Return what does the work in one statement outside of any transaction."""
 
         def run() -> T:
-            with self._single.connect() as connection:
-                return work(begin(connection))
+            with self._engine.connect() as connection:
+                return work(begin(PostgresDirect(connection, alone=True)))
 
         return run
 
@@ -355,6 +357,7 @@ class PostgresTarget:
             pool_size=connections,
             max_overflow=0,
             pool_use_lifo=True,
+            pool_reset_on_return=None,  # whoever has one ends the transactions that he begins
             connect_args=self._connect_args(),
         )
         event.listen(engine, "checkout", _refuse_closed)

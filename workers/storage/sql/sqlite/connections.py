@@ -23,8 +23,8 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.util import await_only
 
 from workers.errors import StorageError
-from workers.storage.sql.direct import Direct
 from workers.storage.sql.errors import is_busy, translate
+from workers.storage.sql.sqlite.direct import SqliteDirect
 
 T = TypeVar("T")
 
@@ -102,7 +102,7 @@ def pragma(connection: Connection, name: str) -> object:
 
 def data_version(connection: Connection) -> int:
     """Return a number that is another one when another connection has committed to the file since the last call."""
-    return int(Direct(connection).execute(_DATA_VERSION).scalar_one())
+    return int(SqliteDirect(connection).execute(_DATA_VERSION).scalar_one())
 
 
 def connect(path: str, busy_timeout: timedelta) -> Connection:

@@ -50,7 +50,7 @@ from workers.storage.sql import crons
 from workers.storage.sql.caller import Caller, Callers, real_path, run_on, translated
 from workers.storage.sql.database import Begin
 from workers.storage.sql.dependents import resolve
-from workers.storage.sql.direct import Direct, Executor
+from workers.storage.sql.direct import Executor
 from workers.storage.sql.recovery import recover
 from workers.storage.sql.rows import Transaction
 from workers.storage.sql.sqlite import claim, enqueue, leases, settle
@@ -63,6 +63,7 @@ from workers.storage.sql.sqlite.connections import (
     pragma,
     undo_when_cancelled,
 )
+from workers.storage.sql.sqlite.direct import SqliteDirect
 from workers.storage.sql.sqlite.events import EventLog
 from workers.storage.sql.sqlite.pace import POLL, Seen
 from workers.storage.sql.sqlite.thread import AtWork, SqliteThread
@@ -139,12 +140,12 @@ class SqliteDatabase:
     # Running them
 
     def look(self, begin: Begin, work: Callable[[Transaction], T]) -> Future[T]:
-        return self._reader.submit(lambda connection: work(begin(Direct(connection))))
+        return self._reader.submit(lambda connection: work(begin(SqliteDirect(connection))))
 
     def change(self, begin: Begin, work: Callable[[Transaction], T]) -> Future[T]:
         def run(connection: Connection) -> T:
             with connection.begin():
-                transaction = begin(Direct(connection))
+                transaction = begin(SqliteDirect(connection))
                 result = work(transaction)
                 if transaction.ends:
                     resolve(transaction)
@@ -227,7 +228,7 @@ class SqliteDatabase:
     def _write_later(self, work: Callable[[Executor], None]) -> None:
         def run(connection: Connection) -> None:
             with connection.begin():
-                work(Direct(connection))
+                work(SqliteDirect(connection))
 
         self._writer.submit(run)
 
@@ -252,7 +253,7 @@ class SqliteDatabase:
         return seen
 
     def _read_events(self, connection: Connection) -> bool:
-        return self.events.read(Direct(connection))
+        return self.events.read(SqliteDirect(connection))
 
     def _was_unsure_for(self, time_enough: timedelta) -> bool:
         now = time.monotonic()
