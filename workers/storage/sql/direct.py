@@ -102,9 +102,7 @@ def _expanded(sql: str, counts: tuple[int, ...]) -> str:
     left = iter(counts)
 
     def expand(match: re.Match[str]) -> str:
-        count = next(left)
-        return (
-            f"IN ({', '.join(f':{match[1]}_{place}' for place in range(count)) if count else 'SELECT 1 WHERE 1 = 0'})"
-        )
+        elements = [f":{match[1]}_{place}" for place in range(next(left))]
+        return f"IN ({', '.join(elements) or 'NULL'})"
 
     return _LIST.sub(expand, sql)

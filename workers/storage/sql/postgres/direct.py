@@ -26,7 +26,7 @@ class PostgresDirect(Direct):
 
     def __init__(self, connection: Connection, *, alone: bool) -> None:
         super().__init__(connection)
-        found = connection.connection.dbapi_connection
+        found: object = connection.connection.dbapi_connection
         assert isinstance(found, psycopg.Connection)
         self._driver: psycopg.Connection[tuple[object, ...]] = found
         if found.autocommit is not alone:

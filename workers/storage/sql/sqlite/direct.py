@@ -16,7 +16,7 @@ class SqliteDirect(Direct):
 
     def __init__(self, connection: Connection) -> None:
         super().__init__(connection)
-        found = connection.connection.dbapi_connection
+        found: object = connection.connection.dbapi_connection
         assert isinstance(found, sqlite3.Connection)
         self._driver = found
 
