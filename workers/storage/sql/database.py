@@ -97,8 +97,11 @@ class Database(Protocol):
     def hear(self) -> None:
         """Tell waiters, from now on, what other processes commit; once that works, they look again."""
 
-    async def subscribe(self, begin: Begin, queue: int) -> None:
-        """Let every event of the queue that is committed from now on reach `subscribers`."""
+    async def subscribe(self, begin: Begin, queue: int, *, of_one_job: bool = False) -> None:
+        """Let every event of the queue that is committed from now on reach `subscribers`.
+
+        With `of_one_job` some from before may reach them too, as a subscriber of one job has to expect.
+        """
 
     async def listen_for_cancels(self) -> None:
         """Let every request to cancel a running job that is committed from now on reach `subscribers`."""

@@ -297,7 +297,7 @@ class SqlStorage:
     async def subscribe(self, job_id: str) -> AsyncIterator[BufferedSubscription]:
         database = self._database()
         with database.subscribers.listen(self._id, subscribe=True) as subscribers:
-            await database.subscribe(self._transaction, self._id)
+            await database.subscribe(self._transaction, self._id, of_one_job=True)
             with subscribers.listening.of_job(job_id) as subscription:
                 yield subscription
 

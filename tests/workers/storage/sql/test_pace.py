@@ -61,6 +61,17 @@ def test_a_busy_writer_in_another_process_costs_twenty_looks_a_second() -> None:
     assert pace.closed(20 + CLOSEST_SECONDS) <= 0
 
 
+def test_our_own_commits_cost_few_looks_and_make_nobody_late() -> None:
+    """While only we write, looks are four milliseconds apart; others are heard within that, and then at once again."""
+    pace = Pace()
+    found = looks(pace, 1, Seen.OURS, heard=True)
+    assert len(found) < 260
+    pace.hear()
+    assert pace.left(found[-1]) < 5 * CLOSEST_SECONDS
+    pace.looked(1.1, Seen.NEWS, heard=True, rest=REST)
+    assert pace.left(1.1) < 1.5 * CLOSEST_SECONDS
+
+
 def test_a_busy_writer_whose_commits_are_of_use_costs_a_look_per_millisecond() -> None:
     """Not more, however many there are."""
     found = looks(Pace(), 1, Seen.NEWS, heard=True)

@@ -91,6 +91,20 @@ async def test_another_processs_events_are_heard(storage: SqlStorage, url: str) 
 
 
 @pytest.mark.usefixtures("no_rest_ends")
+async def test_the_second_of_two_who_wait_for_a_job_is_told_too(storage: SqlStorage, url: str) -> None:
+    """The watcher, which nobody wanted between them, is set going again."""
+    await storage.enqueue([job("a"), job("b")])
+    async with child("complete", url) as process:
+        async with storage.subscribe("a"):
+            await resting(storage)
+        await storage.counts()  # after which the watcher waits for its next task, and for nothing else
+        async with storage.subscribe("b") as events:
+            go(process)
+            while (await asyncio.wait_for(events.get(), PATIENCE)).kind is not JobEventKind.COMPLETED:
+                pass
+
+
+@pytest.mark.usefixtures("no_rest_ends")
 async def test_a_checkpoint_that_empties_the_log_hides_nothing(storage: SqlStorage, url: str, file: str) -> None:
     """The log is cut to nothing and begun anew; what is written to it then is heard."""
     change(file, "PRAGMA wal_checkpoint(TRUNCATE)")

@@ -192,7 +192,7 @@ class PostgresDatabase:
     def hear(self) -> None:
         self._listener.start()
 
-    async def subscribe(self, begin: Begin, queue: int) -> None:
+    async def subscribe(self, begin: Begin, queue: int, *, of_one_job: bool = False) -> None:
         await self.listen_for_cancels()
         if not self._listener.is_registered(queue):
             await asyncio.wrap_future(self._step(self._patient, begin, self._register))

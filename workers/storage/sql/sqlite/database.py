@@ -195,11 +195,14 @@ class SqliteDatabase:
     def hear(self) -> None:
         """Do nothing: the watcher ticks whenever somebody waits."""
 
-    async def subscribe(self, begin: Begin, queue: int) -> None:
+    async def subscribe(self, begin: Begin, queue: int, *, of_one_job: bool = False) -> None:
         if not self.events.is_listening(queue):
             self.refuse_nested()
             await asyncio.wrap_future(self.change(begin, self.events.listen))
-        await self.listen_for_cancels()
+        if of_one_job and self.events.is_reading:
+            self._reader.submit(self._read_events)  # which sets the watcher going, if nobody was waiting or listening
+        else:
+            await self.listen_for_cancels()
 
     async def listen_for_cancels(self) -> None:
         await asyncio.wrap_future(self._reader.submit(self._read_events))

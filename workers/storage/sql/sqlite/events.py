@@ -58,7 +58,8 @@ class EventLog:
         self._process = process
         self._subscribers = subscribers
         self._write = write
-        # The last event that was read, None while nobody subscribes; touched by the reader's thread alone.
+        # The last event that was read, None while nobody subscribes; written by the reader's thread, to None only under
+        # the lock: who has registered before he sees that it is set will not see it taken back.
         self._position: int | None = None
         self._lock = threading.Lock()
         # When each queue's row was last renewed, on the monotonic clock; guarded by the lock.
@@ -84,6 +85,12 @@ class EventLog:
         with self._lock:
             renewed = self._renewed.get(queue)
         return renewed is not None and time.monotonic() - renewed < _RENEW_AFTER.total_seconds()
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether whoever has registered is told of all events from now on, perhaps after some from before."""
+        with self._lock:
+            return self._position is not None
 
     def listen(self, transaction: Transaction) -> None:
         """Let other processes write down their events of the queue, from this transaction's commit on."""
@@ -116,9 +123,10 @@ class EventLog:
 
         The first call only notes where the table ends.
         """
-        if not (self._subscribers.subscribed() or self._subscribers.awaits_cancels):
-            self._position = None
-            return False
+        with self._lock:
+            if not (self._subscribers.subscribed() or self._subscribers.awaits_cancels):
+                self._position = None
+                return False
         if self._position is None:
             self._position = int(connection.execute(_NEWEST).scalar_one())
             return False
