@@ -65,7 +65,7 @@ from workers.storage.sql.sqlite.connections import (
 )
 from workers.storage.sql.sqlite.direct import SqliteDirect
 from workers.storage.sql.sqlite.events import EventLog
-from workers.storage.sql.sqlite.pace import POLL, Seen
+from workers.storage.sql.sqlite.pace import POLL, Sight
 from workers.storage.sql.sqlite.thread import AtWork, SqliteThread
 from workers.storage.sql.sqlite.watcher import SqliteWatcher
 from workers.storage.subscribers import DatabaseSubscribers
@@ -235,21 +235,21 @@ class SqliteDatabase:
 
         self._writer.submit(run)
 
-    def _look(self, connection: Connection) -> Seen:
+    def _look(self, connection: Connection) -> Sight:
         self.events.keep_listening()
         version = data_version(connection)
         if version == self._seen:
-            return Seen.NOTHING
+            return Sight.NOTHING
         try:
             by_writer = self._writer.peek(data_version)
         except AtWork:
             if not self._was_unsure_for(POLL):
-                return Seen.UNSURE
+                return Sight.UNSURE
             by_writer = None
         self._unsure_since = None
-        seen = Seen.OURS
+        seen = Sight.OURS
         if by_writer is None or by_writer != self._seen_by_writer:
-            seen = Seen.NEWS if self._read_events(connection) else Seen.OTHERS
+            seen = Sight.NEWS if self._read_events(connection) else Sight.OTHERS
             self.subscribers.wake_all()
         # Set last, to the versions before the reading: what was not read, or came since, is seen at the next look.
         self._seen, self._seen_by_writer = version, by_writer

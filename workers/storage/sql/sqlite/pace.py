@@ -17,7 +17,7 @@ CLOSEST_SECONDS: Final = 0.001
 CLOSEST_WHILE_WE_WRITE_SECONDS: Final = 0.004
 
 
-class Seen(Enum):
+class Sight(Enum):
     """What a look has seen."""
 
     NOTHING = auto()
@@ -32,7 +32,7 @@ class Seen(Enum):
     """Others have, and somebody here had asked for it."""
 
 
-class Pace:
+class LookPace:
     """When to look next; all times are seconds, of the monotonic clock.
 
     Theory of operation. The first write after a pause causes a look at once. SQLite writes to its log before it makes
@@ -72,17 +72,17 @@ class Pace:
         """Note a look where no writes are heard."""
         self._looked, self._closest, self._gap = now, CLOSEST_SECONDS, POLL.total_seconds()
 
-    def looked(self, now: float, seen: Seen, *, heard: bool, rest: timedelta) -> None:
+    def looked(self, now: float, seen: Sight, *, heard: bool, rest: timedelta) -> None:
         """Note a look, whether a write had been heard before it, and how long to rest when nothing happens any more."""
         poll = POLL.total_seconds()
-        if seen is Seen.OTHERS:
+        if seen is Sight.OTHERS:
             self._closest = min(2 * self._closest, poll)
-        elif seen is Seen.OURS:
+        elif seen is Sight.OURS:
             self._closest = max(self._closest, min(2 * self._closest, CLOSEST_WHILE_WE_WRITE_SECONDS))
-        elif seen is Seen.NEWS:
+        elif seen is Sight.NEWS:
             self._closest = CLOSEST_SECONDS
-        elif seen is Seen.NOTHING:
+        elif seen is Sight.NOTHING:
             self._closest = max(self._closest / 2, CLOSEST_SECONDS)
-        again = self._closest if heard or seen is not Seen.NOTHING else 2 * self._gap
+        again = self._closest if heard or seen is not Sight.NOTHING else 2 * self._gap
         self._gap = again if again <= poll else rest.total_seconds()
         self._looked = now

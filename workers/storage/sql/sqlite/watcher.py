@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 
 from workers.storage.sql.sqlite import pace
 from workers.storage.sql.sqlite.inotify import Ear
-from workers.storage.sql.sqlite.pace import Pace, Seen
+from workers.storage.sql.sqlite.pace import LookPace, Sight
 from workers.storage.sql.sqlite.thread import SqliteThread, Task
 
 _LOG: Final = logging.getLogger(__name__)
@@ -22,9 +22,9 @@ class SqliteWatcher(SqliteThread):
     """Calls `look` soon after each write to the file's log for as long as anything is `wanted`.
 
     Theory of operation. A commit is a write to the write-ahead log, the file `<path>-wal`, of which `inotify` tells.
-    `Pace` says how a look follows it. Where the system has no inotify, or has no more of it to give, a look comes every
-    50 ms, and every second the watcher tries anew. Once a second it looks unasked. If there is something of which no
-    write was heard, inotify is not to be relied on here, and until a write is heard the looks come every 50 ms again.
+    `LookPace` says how a look follows it. Where the system has no inotify, or has no more of it to give, a look comes
+    every 50 ms, and every second the watcher tries anew. Once a second it looks unasked. If there is something of which
+    no write was heard, inotify is not to be relied on here, and until a write is heard the looks come every 50 ms again.
     """
 
     def __init__(
@@ -34,13 +34,13 @@ class SqliteWatcher(SqliteThread):
         connect: Callable[[], Connection],
         *,
         path: str,
-        look: Callable[[Connection], Seen],
+        look: Callable[[Connection], Sight],
         wanted: Callable[[], bool],
     ) -> None:
         self._log_path = f"{path}-wal"
         self._look = look
         self._wanted = wanted
-        self._pace = Pace()
+        self._pace = LookPace()
         self._ear: Ear | None = None
         self._relies = True  # on the ear
         self._watched_until = 0.0
@@ -100,11 +100,11 @@ class SqliteWatcher(SqliteThread):
             return
         if heard:
             self._relies = True
-        elif seen is not Seen.NOTHING and self._pace.rests:
+        elif seen is not Sight.NOTHING and self._pace.rests:
             self._relies = False
         self._pace.looked(time.monotonic(), seen, heard=heard, rest=pace.REST if self._relies else pace.POLL)
 
-    def _listen_and_look(self, connection: Connection) -> tuple[bool, Seen]:
+    def _listen_and_look(self, connection: Connection) -> tuple[bool, Sight]:
         # The file is watched before the look: what is committed after the look is heard.
         if time.monotonic() >= self._watched_until:
             self._watch()
