@@ -28,6 +28,7 @@ from workers.storage.sql.sqlite.direct import SqliteDirect
 
 T = TypeVar("T")
 
+_BEGIN: Final = text("BEGIN IMMEDIATE")
 _DATA_VERSION: Final = text("PRAGMA data_version")
 _BUSY_PAUSE: Final = (0.000_5, 0.002)
 _undoing: set[asyncio.Task[None]] = set()  # the event loop itself keeps no strong reference
@@ -50,23 +51,34 @@ def open_writer(path: str, busy_timeout: timedelta) -> Connection:
         connection.close()
         raise
 
-    _begin_as_writer(connection, path, busy_timeout, pause=time.sleep)
+    _begin_as_writer(
+        connection,
+        path,
+        busy_timeout,
+        begin=lambda connection: SqliteDirect(connection).execute(_BEGIN),
+        pause=time.sleep,
+    )
     return connection
 
 
 def _begin_as_writer(
-    target: Connection | Engine, path: str, busy_timeout: timedelta, *, pause: Callable[[float], object]
+    target: Connection | Engine,
+    path: str,
+    busy_timeout: timedelta,
+    *,
+    begin: Callable[[Connection], object],
+    pause: Callable[[float], object],
 ) -> None:
-    """Let every transaction of `target` take the write lock as it begins."""
+    """Let every transaction of `target` take the write lock, by `begin`, as it begins."""
     opened = _file(path)
 
-    def begin(connection: Connection) -> None:
+    def begin_or_wait(connection: Connection) -> None:
         # A file that was deleted or replaced accepts writes without an error, and nobody would ever see them.
         if _file(path) != opened:
             raise StorageError(f"SQLite database {path!r} was deleted or replaced while in use; start again")
-        _retry_while_busy(lambda: connection.exec_driver_sql("BEGIN IMMEDIATE"), busy_timeout, pause=pause)
+        _retry_while_busy(lambda: begin(connection), busy_timeout, pause=pause)
 
-    event.listen(target, "begin", begin)
+    event.listen(target, "begin", begin_or_wait)
 
 
 def _file(path: str) -> tuple[int, int] | None:
@@ -142,7 +154,13 @@ def async_engine(path: str, busy_timeout: timedelta) -> AsyncEngine:
 
     event.listen(engine.sync_engine, "connect", configure)
     # This runs in the event loop, so the waiting must be awaited.
-    _begin_as_writer(engine.sync_engine, path, busy_timeout, pause=lambda seconds: await_only(asyncio.sleep(seconds)))
+    _begin_as_writer(
+        engine.sync_engine,
+        path,
+        busy_timeout,
+        begin=lambda connection: connection.execute(_BEGIN),
+        pause=lambda seconds: await_only(asyncio.sleep(seconds)),
+    )
     undo_when_cancelled(engine)
     return engine
 

@@ -24,7 +24,7 @@ class SqliteWatcher(SqliteThread):
     Theory of operation. A commit is a write to the write-ahead log, the file `<path>-wal`, of which `inotify` tells.
     `LookPace` says how a look follows it. Where the system has no inotify, or has no more of it to give, a look comes
     every 50 ms, and every second the watcher tries anew. Once a second it looks unasked. If there is something of which
-    no write was heard, inotify is not to be relied on here, and until a write is heard the looks come every 50 ms again.
+    no write was heard, inotify is not to be relied on here: until a write is heard, the looks come every 50 ms again.
     """
 
     def __init__(
