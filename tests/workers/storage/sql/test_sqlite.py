@@ -122,6 +122,8 @@ def test_a_forked_process_opens_its_own(tmp_path: Path) -> None:
     """A fork finds none of its parent's threads: what the parent connected says so at once, a new storage works."""
     code = f"""
 import asyncio, os
+from tests.patience import until
+from tests.workers.storage.sql.steps import watcher_of
 from workers.errors import StorageError
 from workers.storage.sql import SqlStorage
 
@@ -130,7 +132,10 @@ async def child(parents, url):
         await parents.counts()
     except StorageError as error:
         assert "forked" in str(error), error
+    assert watcher_of(parents)._ear is not None
     await parents.disconnect()
+    for number in os.listdir("/proc/self/fd"):
+        assert not os.path.exists(path := f"/proc/self/fd/{{number}}") or "inotify" not in os.readlink(path)
     mine = SqlStorage(url)
     await mine.connect()
     await mine.counts()
@@ -139,6 +144,8 @@ async def child(parents, url):
 async def parent(storage):
     await storage.migrate()
     await storage.connect()
+    async with storage.cancel_requests():
+        await until(lambda: watcher_of(storage)._ear is not None)
 
 url = "sqlite:///{tmp_path}/jobs.db"
 storage = SqlStorage(url)

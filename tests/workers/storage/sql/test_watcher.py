@@ -19,6 +19,7 @@ from tests.workers.storage.sql.steps import MINUTE, child, claim_all, connected,
 from workers.jobs import JobEventKind
 from workers.storage.sql import SqlStorage
 from workers.storage.sql.sqlite import inotify, pace
+from workers.storage.sql.sqlite.direct import SqliteDirect
 from workers.storage.sql.sqlite.thread import SqliteThread
 from workers.testing.steps import PATIENCE, job
 
@@ -159,6 +160,16 @@ async def test_others_are_heard_while_our_writer_is_at_work(storage: SqlStorage,
             release = block(database_of(storage)._writer)
             go(process)
         release.set()
+
+
+@pytest.mark.usefixtures("no_rest_ends")
+async def test_others_are_heard_while_our_writers_connection_is_broken(storage: SqlStorage, url: str) -> None:
+    """It is of no use to ask it who has committed; the waiter looks all the same."""
+    writer = database_of(storage)._writer
+    async with child("enqueue", url, argument="a") as process, a_waiter(storage):
+        await asyncio.wrap_future(writer.submit(lambda connection: SqliteDirect(connection)._driver.close()))
+        go(process)
+    await asyncio.wrap_future(writer.submit(partial(_break, writer)))
 
 
 @pytest.mark.usefixtures("no_rest_ends")

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from sqlalchemy import URL, Connection
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from workers.errors import StorageError, StorageUnavailable
@@ -245,6 +246,8 @@ class SqliteDatabase:
         except AtWork:
             if not self._was_unsure_for(POLL):
                 return Sight.UNSURE
+            by_writer = None
+        except DBAPIError:  # the writer's next step will find its connection broken
             by_writer = None
         self._unsure_since = None
         seen = Sight.OURS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import select
@@ -26,8 +25,13 @@ class Ear:
     def __init__(self, path: str) -> None:
         if sys.platform != "linux":
             raise OSError(errno.ENOSYS, "this system has no inotify")
+        try:
+            import ctypes
+        except ImportError:
+            raise OSError(errno.ENOSYS, "this Python was built without ctypes") from None
         self._path = os.fsencode(path)
         self._library = ctypes.CDLL(None, use_errno=True)
+        self._errno = ctypes.get_errno
         self._watched: int | None = None
         self._inotify = self._checked(self._library.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
         try:
@@ -80,6 +84,6 @@ class Ear:
 
     def _checked(self, result: int) -> int:
         if result < 0:
-            code = ctypes.get_errno()
+            code = self._errno()
             raise OSError(code, os.strerror(code))
         return result

@@ -6,6 +6,7 @@ import logging
 import queue
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Final
 
 from sqlalchemy import Connection
@@ -51,6 +52,12 @@ class SqliteWatcher(SqliteThread):
     def find(self) -> None:
         """Say that the last look was worth it; to be called in this thread."""
         self._pace.find()
+
+    def stop(self) -> Future[None]:
+        stopped = super().stop()
+        if self._of_another_process:
+            self._forget_ear()  # a fork's copies of its descriptors
+        return stopped
 
     def _next(self) -> Task | None:
         if not self._wanted():
