@@ -6,13 +6,16 @@ from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
+import psycopg
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlalchemy import Connection, TextClause, text
+from sqlalchemy import Connection, Engine, TextClause, text
 from sqlalchemy.exc import DBAPIError
 
+from tests.workers.storage.sql.steps import on_postgres
 from workers.storage.sql.direct import Executor, plain
+from workers.storage.sql.postgres.direct import PostgresDirect
 from workers.storage.sql.rows import expanding
 from workers.storage.sql.sqlite.connections import connect
 from workers.storage.sql.sqlite.direct import SqliteDirect
@@ -53,6 +56,32 @@ def test_lists_of_every_length(connection: Connection, ids: list[int]) -> None:
         renamed = SqliteDirect(connection).execute(_RENAME, {"ids": ids, "name": "x"})
         assert sorted(renamed.scalars()) == sorted({number for number in ids if number < 20})
         transaction.rollback()
+
+
+@on_postgres
+def test_arrays_of_every_length(sync_engine: Engine) -> None:
+    """An array of one element goes to PostgreSQL as that element, and arrives as the array that it is."""
+    both = text("SELECT CAST(:names AS text[]) AS names, CAST(:numbers AS bigint[]) AS numbers, :plain AS plain")
+    with sync_engine.connect() as connection:
+        for names, numbers in (([], []), (["a%"], [1]), ([None], [None]), (["{,}"], [1, 2]), (["a", None], [1 << 40])):
+            values = {"names": names, "numbers": numbers, "plain": "x"}
+            found = PostgresDirect(connection, alone=True).execute(both, values).one()
+            assert tuple(found) == (names, numbers, "x")
+
+
+@on_postgres
+def test_a_connection_that_broke_is_given_up(sync_engine: Engine, admin: psycopg.Connection) -> None:
+    """The pool gets another one in its place, and who asked is told."""
+    which = text("SELECT pg_backend_pid()")
+    with sync_engine.connect() as connection:
+        direct = PostgresDirect(connection, alone=True)
+        pid = direct.execute(which).scalar()
+        admin.execute("SELECT pg_terminate_backend(%s, 30000)", (pid,))
+        with pytest.raises(DBAPIError):
+            direct.execute(which)
+        assert connection.invalidated
+    with sync_engine.connect() as connection:
+        assert PostgresDirect(connection, alone=False).execute(which).scalar() != pid
 
 
 def test_answers_look_alike(things: Connection) -> None:

@@ -14,6 +14,7 @@ from sqlalchemy.exc import DBAPIError
 
 from workers.storage.sql.direct import Answer, Direct, Values
 
+_ARRAY: Final = re.compile(r"CAST\(:(\w+) AS (\w+)\[\]\)")
 _PARAMETER: Final = re.compile(r"(?<![:\w]):(\w+)(?!:)")  # as SQLAlchemy has it
 
 
@@ -34,6 +35,7 @@ class PostgresDirect(Direct):
                 found.autocommit = alone
 
     def _once(self, sql: str, values: Values) -> Answer:
+        sql, values = _of_single_values(sql, values)
         with self._giving_up(sql):
             return _answer(self._driver.execute(_as_psycopg_has_it(sql), values))
 
@@ -57,6 +59,30 @@ def _answer(cursor: psycopg.Cursor[tuple[object, ...]]) -> Answer:
     if cursor.description is None:
         return Answer((), (), cursor.rowcount)
     return Answer(tuple([column.name for column in cursor.description]), cursor.fetchall(), cursor.rowcount)
+
+
+def _of_single_values(sql: str, values: Values) -> tuple[str, Values]:
+    """Return the statement and its values without arrays, if each has one element.
+
+    An array takes psycopg and the server several times as long as the value in it, and most steps are about one job.
+    """
+    found: dict[str, object] = {}
+    for name in _arrays(sql):
+        elements = values[name]
+        if not isinstance(elements, list) or len(elements) != 1:
+            return sql, values
+        found[name] = elements[0]
+    return (_without_arrays(sql), {**values, **found}) if found else (sql, values)
+
+
+@lru_cache(1_000)
+def _arrays(sql: str) -> tuple[str, ...]:
+    return tuple(name for name, _ in _ARRAY.findall(sql))
+
+
+@lru_cache(1_000)
+def _without_arrays(sql: str) -> str:
+    return _ARRAY.sub(r"ARRAY[CAST(:\1 AS \2)]", sql)
 
 
 @lru_cache(1_000)
