@@ -14,13 +14,14 @@ from functools import partial
 from types import TracebackType
 from typing import Final, Self, TypeAlias, TypeVar
 
-from sqlalchemy import URL, BigInteger, Column, Connection, Engine, LargeBinary, MetaData, Table, TextClause, text
+from sqlalchemy import URL, BigInteger, Column, Engine, LargeBinary, MetaData, Table, TextClause, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from workers.clock import Clock, SystemClock
 from workers.errors import StorageUnavailable, Unsupported
 from workers.kv.base import Key, check_value, encode_key, ttl_ms
 from workers.storage.sql.database import Database
+from workers.storage.sql.direct import Executor
 from workers.storage.sql.rows import Transaction, milliseconds
 from workers.storage.sql.target import parse_target
 
@@ -180,7 +181,7 @@ class SqlKvStore:
         database.refuse_nested()
         return await asyncio.wrap_future(database.change(self._begin, work))
 
-    def _begin(self, connection: Connection) -> Transaction:
+    def _begin(self, connection: Executor) -> Transaction:
         return Transaction(connection=connection, queue=0, clock=lambda _: milliseconds(self._clock.now()))
 
 

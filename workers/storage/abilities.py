@@ -162,8 +162,9 @@ class HoldsWakeUps(Protocol):
         """Let enqueues in the block wake nobody until it ends, also by an error; then wake all who wait for their jobs.
 
         It is about the task that is in the block, and those begun inside; enqueues of others wake as ever. The jobs
-        are stored at once: who looks finds them, and on SQLite and in a directory other processes look every 50 ms. If
-        this process dies in the block, those who wait find the jobs when they look by themselves.
+        are stored at once: who looks finds them. On SQLite other processes hear of every commit, and in a directory
+        they look every 50 ms. If this process dies in the block, those who wait find the jobs when they look by
+        themselves.
 
         With `connection`, as in `enqueue`, the block tells of what that transaction commits, once it has committed.
         """

@@ -232,13 +232,16 @@ class DatabaseSubscribers:
                 found.setdefault(queue, set()).update(subscribers.listening.awaited())
             return found
 
-    def tell(self, queue: int, events: Events, *, wake: bool) -> None:
-        """Tell those who subscribed to `queue`, and with `wake` wake its waiters; from any thread."""
+    def tell(self, queue: int, events: Events, *, wake: bool) -> bool:
+        """Tell those who subscribed to `queue`, and with `wake` wake its waiters; from any thread.
+
+        Returns whether there was anybody.
+        """
         if not events and not wake:
-            return
+            return False
         with self._lock:
             found = [(key, subscribers) for key, subscribers in self._by_loop.items() if key[0] == queue]
-        self._deliver(found, events, wake)
+        return self._deliver(found, events, wake)
 
     def request_cancel(self, queue: int, job_id: str) -> None:
         """Tell those who subscribed to cancel requests alone of this one; from any thread."""
@@ -262,12 +265,15 @@ class DatabaseSubscribers:
 
     def _deliver(
         self, found: Sequence[tuple[tuple[int, asyncio.AbstractEventLoop], LoopSubscribers]], events: Events, wake: bool
-    ) -> None:
+    ) -> bool:
+        told = False
         for key, subscribers in found:
             wanted = subscribers.wants(events)
             # Waiters register before they check the queue, so if none is registered, there is nobody to wake.
             if wanted or (wake and subscribers.waiting):
                 self._call(key, partial(subscribers.hear, wanted, wake))
+                told = True
+        return told
 
     def _call(self, key: tuple[int, asyncio.AbstractEventLoop], hear: Callable[[], None]) -> None:
         try:

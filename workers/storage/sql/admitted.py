@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from sqlalchemy import Connection, text
+from sqlalchemy import text
 
 from workers.storage.abilities import Admission
+from workers.storage.sql.direct import Executor
 
 _ADMITTED: Final = text(
     """
@@ -19,7 +20,7 @@ _ADMITTED: Final = text(
 )
 
 
-def admission(connection: Connection) -> Admission:
+def admission(connection: Executor) -> Admission:
     """Ask the PostgreSQL server of this connection."""
     maximum, reserved, role, database = connection.execute(_ADMITTED).one()
     return Admission(maximum=maximum, reserved=reserved, limit=min(filter(None, (role, database)), default=None))

@@ -2,7 +2,7 @@
 
 Theory of operation. The statements run on the caller's connection, so they commit or vanish with its other writes.
 Their effects are announced after the commit. When a session commits, it wakes the waiters of this process. A bare
-connection tells nobody after its commit, so there the database's watcher wakes them, at most 50 ms later, or
+connection tells nobody after its commit, so there the database's watcher wakes them, as after another process's, or
 `when_committed` does. On SQLite the transaction holds the only write lock from then on: another step of ours from the
 same task could only wait for itself, so it is refused at once.
 """

@@ -7,8 +7,6 @@ from concurrent.futures import Future
 from datetime import timedelta
 from typing import Protocol, TypeAlias, TypeVar
 
-from sqlalchemy import Connection
-
 from workers.jobs import (
     Claim,
     CronRow,
@@ -21,12 +19,13 @@ from workers.jobs import (
     SettleOutcome,
 )
 from workers.storage.sql.caller import Caller
+from workers.storage.sql.direct import Executor
 from workers.storage.sql.rows import Transaction
 from workers.storage.subscribers import DatabaseSubscribers
 
 T = TypeVar("T")
 
-Begin: TypeAlias = Callable[[Connection], Transaction]
+Begin: TypeAlias = Callable[[Executor], Transaction]
 """Makes a queue's transaction of a connection."""
 
 
@@ -98,8 +97,11 @@ class Database(Protocol):
     def hear(self) -> None:
         """Tell waiters, from now on, what other processes commit; once that works, they look again."""
 
-    async def subscribe(self, begin: Begin, queue: int) -> None:
-        """Let every event of the queue that is committed from now on reach `subscribers`."""
+    async def subscribe(self, begin: Begin, queue: int, *, of_one_job: bool = False) -> None:
+        """Let every event of the queue that is committed from now on reach `subscribers`.
+
+        With `of_one_job` some from before may reach them too, as a subscriber of one job has to expect.
+        """
 
     async def listen_for_cancels(self) -> None:
         """Let every request to cancel a running job that is committed from now on reach `subscribers`."""

@@ -18,23 +18,24 @@ from workers.jobs import EnqueueResult, NewJob
 from workers.storage.sql import schema
 from workers.storage.sql.caller import Caller
 from workers.storage.sql.database import Database
+from workers.storage.sql.direct import Executor, plain
 from workers.storage.sql.rows import Transaction, encode_text
 
 _FIND_QUEUE = text("SELECT id FROM workers_queues WHERE name = :name")
 _ADD_QUEUE = text("INSERT INTO workers_queues (name) VALUES (:name) ON CONFLICT (name) DO NOTHING")
 
 
-def find_queue(connection: Connection, name: str) -> int:
+def find_queue(connection: Executor, name: str) -> int:
     """Return the queue's number, 0 if it has none yet.
 
     Raises:
         StorageError: the tables are not there, or of another version.
     """
-    schema.check(connection)
+    schema.check(plain(connection))
     return int(connection.execute(_FIND_QUEUE, _named(connection, name)).scalar() or 0)
 
 
-def add_queue(connection: Connection, name: str) -> int:
+def add_queue(connection: Executor, name: str) -> int:
     """Give the queue a number if it has none, and return it."""
     connection.execute(_ADD_QUEUE, _named(connection, name))
     return find_queue(connection, name)
@@ -46,7 +47,7 @@ class Joined:
     The database is held from the first use to `release`, because it tells the waiters of this process.
     """
 
-    def __init__(self, name: str, acquire: Callable[[], Database], clock: Callable[[Connection], int]) -> None:
+    def __init__(self, name: str, acquire: Callable[[], Database], clock: Callable[[Executor], int]) -> None:
         self._name = name
         self._acquire = acquire
         self._clock = clock
@@ -74,8 +75,8 @@ class Joined:
                 self._held = (os.getpid(), self._acquire())
             return self._held[1]
 
-    def _begin(self, connection: Connection) -> Transaction:
-        return Transaction(connection=connection, queue=self._id or self._number(connection), clock=self._clock)
+    def _begin(self, connection: Executor) -> Transaction:
+        return Transaction(connection=connection, queue=self._id or self._number(plain(connection)), clock=self._clock)
 
     def _number(self, connection: Connection) -> int:
         transaction = connection.get_transaction()
@@ -89,5 +90,5 @@ class Joined:
         return found
 
 
-def _named(connection: Connection, name: str) -> dict[str, str]:
+def _named(connection: Executor, name: str) -> dict[str, str]:
     return {"name": encode_text(name) if connection.dialect.name == "postgresql" else name}

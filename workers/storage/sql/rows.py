@@ -11,7 +11,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Final, TypeVar
 
-from sqlalchemy import Connection, TextClause, bindparam, text
+from sqlalchemy import TextClause, bindparam, text
 
 from workers.jobs import (
     DROP,
@@ -25,6 +25,7 @@ from workers.jobs import (
 )
 from workers.retry import RetryPolicy
 from workers.storage.rules import bounded, dependency_error
+from workers.storage.sql.direct import Executor
 from workers.storage.subscribers import Told
 
 T = TypeVar("T")
@@ -62,9 +63,9 @@ ENDED: Final = frozenset({RowState.COMPLETED, RowState.FAILED, RowState.CANCELLE
 class Transaction:
     """One short transaction on one queue; `events` and `wake` are announced when it has committed."""
 
-    connection: Connection
+    connection: Executor
     queue: int
-    clock: Callable[[Connection], int]
+    clock: Callable[[Executor], int]
     events: list[Told] = field(default_factory=list)
     wake: bool = False
     ends: bool = False

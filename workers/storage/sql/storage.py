@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Final, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, text
+from sqlalchemy import URL, Engine, text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
 from workers.checks import check_text
@@ -47,6 +47,7 @@ from workers.storage.sql import crons, gates, manage, records, schema
 from workers.storage.sql.admitted import admission
 from workers.storage.sql.caller import Sessions, checked, when_committed
 from workers.storage.sql.database import Database
+from workers.storage.sql.direct import Executor
 from workers.storage.sql.joined import Joined, add_queue, find_queue
 from workers.storage.sql.rows import Transaction, milliseconds
 from workers.storage.sql.target import parse_target
@@ -296,7 +297,7 @@ class SqlStorage:
     async def subscribe(self, job_id: str) -> AsyncIterator[BufferedSubscription]:
         database = self._database()
         with database.subscribers.listen(self._id, subscribe=True) as subscribers:
-            await database.subscribe(self._transaction, self._id)
+            await database.subscribe(self._transaction, self._id, of_one_job=True)
             with subscribers.listening.of_job(job_id) as subscription:
                 yield subscription
 
@@ -379,7 +380,7 @@ class SqlStorage:
 
         With `connection`, tell waiters and subscribers of this process of the block's jobs as soon as that has
         committed them. Nobody ever hears of them before the commit. A session announces its commit by itself, and so
-        does PostgreSQL; a bare connection on SQLite does not, and without this its jobs are noticed up to 50 ms later.
+        does PostgreSQL; a bare connection on SQLite does not, and without this its jobs may be noticed 50 ms later.
         The transaction may end in the block or after it. A block that raises tells of what was committed too.
 
         Raises:
@@ -410,10 +411,10 @@ class SqlStorage:
         database.refuse_nested()
         return database
 
-    def _transaction(self, connection: Connection, *, quiet: bool = False) -> Transaction:
+    def _transaction(self, connection: Executor, *, quiet: bool = False) -> Transaction:
         return Transaction(connection=connection, queue=self._id, clock=self._now, quiet=quiet)
 
-    def _now(self, connection: Connection) -> int:
+    def _now(self, connection: Executor) -> int:
         if self.limits.clock == "server":
             return int(connection.execute(_POSTGRES_CLOCK).scalar_one())
         return milliseconds(self._clock.now())

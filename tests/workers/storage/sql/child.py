@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
 import sys
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
+from tests.patience import until
+from tests.workers.storage.sql.steps import watcher_of
 from workers.jobs import Completed, NewJob
 from workers.storage.sql import SqlStorage
 
@@ -18,6 +22,26 @@ async def enqueue(storage: SqlStorage, job_id: str) -> None:
     print("ready", flush=True)
     await asyncio.to_thread(sys.stdin.readline)
     await storage.enqueue([NewJob(id=job_id, name="work", payload=b"{}")])
+
+
+async def wait_without_descriptors(storage: SqlStorage, _: str) -> None:
+    """Waits for a job in a process that may open nothing more, then in one that may again."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    await storage.counts()
+    os.close(free := os.dup(0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    listening = asyncio.to_thread(sys.stdin.readline)
+    waiting = asyncio.create_task(storage.wait(["work"], timeout=MINUTE))
+    await until(lambda: watcher_of(storage)._watched_until)
+    assert watcher_of(storage)._ear is None
+    print("ready", flush=True)
+    await listening
+    await waiting
+    print("heard", flush=True)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    async with storage.cancel_requests():
+        await until(lambda: watcher_of(storage)._ear is not None)
+    print("listens", flush=True)
 
 
 async def complete(storage: SqlStorage, _: str) -> None:
@@ -52,6 +76,7 @@ async def migrate(storage: SqlStorage, _: str) -> None:
 
 VERBS: dict[str, Callable[[SqlStorage, str], Awaitable[None]]] = {
     "enqueue": enqueue,
+    "wait_without_descriptors": wait_without_descriptors,
     "complete": complete,
     "cancel": cancel,
     "race": race,

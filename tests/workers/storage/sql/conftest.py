@@ -6,7 +6,9 @@ A test that is about one of them says so by `on_sqlite` or `on_postgres`, a file
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import psycopg
 import pytest
@@ -15,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from tests.workers.storage.sql.steps import connected
 from workers.storage.sql import SqlStorage
+from workers.storage.sql.sqlite import inotify, pace
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -72,3 +75,15 @@ def admin(postgres_url: str) -> Iterator[psycopg.Connection]:
     """A connection to the PostgreSQL database that nobody else uses."""
     with psycopg.connect(postgres_url.replace("+psycopg", ""), autocommit=True) as connection:
         yield connection
+
+
+@pytest.fixture
+def no_inotify(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A system that tells nobody of writes to a file."""
+    monkeypatch.setattr(inotify, "sys", SimpleNamespace(platform="plan9"))
+
+
+@pytest.fixture
+def no_watcher(no_inotify: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite's watcher looks once as it starts, and then never again."""
+    monkeypatch.setattr(pace, "POLL", timedelta(hours=1))

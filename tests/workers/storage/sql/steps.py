@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
 from pathlib import Path
 
 import psycopg
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, TextClause, event, text
 
 from tests import warm
 from workers.jobs import Claim
 from workers.storage.base import Storage
 from workers.storage.sql import SqlStorage
+from workers.storage.sql.direct import Answer, Direct, Values
+from workers.storage.sql.sqlite.database import SqliteDatabase
+from workers.storage.sql.sqlite.watcher import SqliteWatcher
 from workers.testing import steps
 from workers.testing.steps import PATIENCE
 
@@ -44,6 +47,28 @@ async def ids(storage: Storage) -> list[str]:
     return steps.ids(await claim_all(storage))
 
 
+@contextmanager
+def carried_out(tell: Callable[[str], None]) -> Iterator[None]:
+    """Each statement that a step of ours has carried out meanwhile, on either database, is told of."""
+    execute = Direct.execute
+
+    def directly(self: Direct, statement: TextClause, values: Values | Sequence[Values] = ()) -> Answer:
+        answer = execute(self, statement, values)
+        tell(statement.text)
+        return answer
+
+    def by_sqlalchemy(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        tell(statement)
+
+    event.listen(Engine, "after_cursor_execute", by_sqlalchemy)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Direct, "execute", directly)
+            yield
+    finally:
+        event.remove(Engine, "after_cursor_execute", by_sqlalchemy)
+
+
 def change(engine: Engine, *statements: str) -> None:
     """The statements are carried out, in one connection."""
     with engine.connect() as connection:
@@ -70,6 +95,18 @@ async def child(verb: str, url: str, argument: str = "") -> AsyncIterator[asynci
         if process.returncode is None:
             process.kill()
         await process.communicate()
+
+
+def database_of(storage: SqlStorage) -> SqliteDatabase:
+    """The file of a connected storage, as this process uses it."""
+    database = storage._database()
+    assert isinstance(database, SqliteDatabase)
+    return database
+
+
+def watcher_of(storage: SqlStorage) -> SqliteWatcher:
+    """The thread that looks for others' commits to that file."""
+    return database_of(storage)._reader
 
 
 async def rows_read(storage: SqlStorage, admin: psycopg.Connection) -> int:

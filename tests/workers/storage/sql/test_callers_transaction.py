@@ -20,7 +20,6 @@ from workers.errors import StorageError, StorageUnavailable, TransactionError
 from workers.jobs import EnqueueStatus, JobEventKind
 from workers.storage.sql import SqlStorage
 from workers.storage.sql import caller as sql_caller
-from workers.storage.sql.sqlite import thread
 from workers.testing.steps import PATIENCE, job, until
 
 
@@ -90,11 +89,9 @@ async def test_synchronous_connections_are_accepted(storage: SqlStorage, sync_en
 
 
 @on_sqlite
-async def test_the_commit_wakes_waiters_at_once(
-    storage: SqlStorage, engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A waiter of this process hears of a session's commit from the session, not from the poll, and not before it."""
-    monkeypatch.setattr(thread, "POLL", timedelta(hours=1))
+@pytest.mark.usefixtures("no_watcher")
+async def test_the_commit_wakes_waiters_at_once(storage: SqlStorage, engine: AsyncEngine) -> None:
+    """A waiter of this process hears of a session's commit from the session, not by looking, and not before it."""
     waiting = asyncio.create_task(storage.wait(["work"], timeout=MINUTE))
     async with AsyncSession(engine) as session, session.begin():
         await storage.enqueue([job("a")], connection=session)

@@ -7,9 +7,9 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import Engine, event, text
+from sqlalchemy import Engine, text
 
-from tests.workers.storage.sql.steps import MINUTE, change, child, claim_all, connected, go, ids
+from tests.workers.storage.sql.steps import MINUTE, carried_out, change, child, claim_all, connected, go, ids
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import StorageError
 from workers.jobs import Completed, Continued, Failed, JobEventKind, JobState, ProgressReport, SettleStatus
@@ -201,16 +201,13 @@ async def test_a_job_that_moves_is_counted_once(storage: SqlStorage, outsider: E
     await claim_all(storage)
     released: list[str] = []
 
-    def release(connection: object, cursor: object, statement: str, *_: object) -> None:
+    def release(statement: str) -> None:
         if "count(*)" in statement:
             change(outsider, "UPDATE workers_jobs SET state = 'ready', token = NULL, worker = NULL, lease_until = NULL")
             released.append(statement)
 
-    event.listen(Engine, "after_cursor_execute", release)
-    try:
+    with carried_out(release):
         assert sum((await storage.counts()).values()) == 1
-    finally:
-        event.remove(Engine, "after_cursor_execute", release)
     assert released
     assert (await storage.counts())[JobState.QUEUED] == 1
 
@@ -247,14 +244,11 @@ async def test_an_idle_wait_asks_next_to_nothing(storage: SqlStorage, looks: int
     """
     statements: list[str] = []
 
-    def count(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+    def count(statement: str) -> None:
         if not statement.startswith("PRAGMA"):
             statements.append(statement)
 
     await storage.wait(["work"], timeout=timedelta(milliseconds=1))
-    event.listen(Engine, "before_cursor_execute", count)
-    try:
+    with carried_out(count):
         await storage.wait(["work"], timeout=timedelta(milliseconds=800))
-    finally:
-        event.remove(Engine, "before_cursor_execute", count)
     assert 0 < len(statements) <= looks, statements

@@ -21,7 +21,6 @@ from workers.errors import StorageError, StorageUnavailable, Unsupported
 from workers.jobs import DROP, CancelResult, Completed, ErrorInfo, Failed, JobEventKind, JobState, Released
 from workers.storage.base import Storage
 from workers.storage.sql import SqlStorage
-from workers.storage.sql.sqlite import thread
 from workers.testing import Case, all_cases, run
 from workers.testing.steps import PATIENCE, claim, job, until
 
@@ -34,10 +33,10 @@ def database() -> str:
 _NEARBY = [case for case in all_cases() if case.verb in ("wait", "events", "cancel")]
 
 
+@pytest.mark.usefixtures("no_watcher")
 @pytest.mark.parametrize("case", _NEARBY, ids=lambda case: case.id)
-async def test_one_process_needs_no_poll(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_process_needs_no_poll(case: Case, tmp_path: Path) -> None:
     """Within a process the step that changes something tells waiters and subscribers; no watcher has to notice it."""
-    monkeypatch.setattr(thread, "POLL", timedelta(hours=1))
     async with SqliteHarness(tmp_path / "jobs.db") as harness:
         await harness.migrate()
         await run(case, harness)
@@ -123,6 +122,8 @@ def test_a_forked_process_opens_its_own(tmp_path: Path) -> None:
     """A fork finds none of its parent's threads: what the parent connected says so at once, a new storage works."""
     code = f"""
 import asyncio, os
+from tests.patience import until
+from tests.workers.storage.sql.steps import watcher_of
 from workers.errors import StorageError
 from workers.storage.sql import SqlStorage
 
@@ -131,7 +132,10 @@ async def child(parents, url):
         await parents.counts()
     except StorageError as error:
         assert "forked" in str(error), error
+    assert watcher_of(parents)._ear is not None
     await parents.disconnect()
+    for number in os.listdir("/proc/self/fd"):
+        assert not os.path.exists(path := f"/proc/self/fd/{{number}}") or "inotify" not in os.readlink(path)
     mine = SqlStorage(url)
     await mine.connect()
     await mine.counts()
@@ -140,6 +144,8 @@ async def child(parents, url):
 async def parent(storage):
     await storage.migrate()
     await storage.connect()
+    async with storage.cancel_requests():
+        await until(lambda: watcher_of(storage)._ear is not None)
 
 url = "sqlite:///{tmp_path}/jobs.db"
 storage = SqlStorage(url)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import TypeAlias
 
@@ -16,7 +15,6 @@ from tests.workers.storage.sql.steps import MINUTE, claim_all, ids, on_postgres,
 from workers.errors import StorageError, TransactionError
 from workers.jobs import Claim, Completed, Continued, JobEventKind, JobState, NewJob, SettleStatus
 from workers.storage.sql import SqlStorage
-from workers.storage.sql.sqlite import thread
 from workers.testing.steps import PATIENCE, job, state
 
 Ending: TypeAlias = Callable[[SqlStorage, Claim, AsyncSession], Awaitable[object]]
@@ -176,11 +174,9 @@ async def a_waiter(storage: SqlStorage) -> AsyncIterator[asyncio.Task[None]]:
 
 @pytest.mark.parametrize("commit_inside", [True, False], ids=["committed inside", "committed after"])
 @on_sqlite
-async def test_a_bare_commit_is_told_at_once(
-    storage: SqlStorage, engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch, commit_inside: bool
-) -> None:
+@pytest.mark.usefixtures("no_watcher")
+async def test_a_bare_commit_is_told_at_once(storage: SqlStorage, engine: AsyncEngine, commit_inside: bool) -> None:
     """With `with_notify` a bare connection's jobs need no watcher to be noticed, and are not told of before."""
-    monkeypatch.setattr(thread, "POLL", timedelta(hours=1))
     async with a_waiter(storage) as waiting, AsyncConnection(engine) as connection:
         async with storage.with_notify(connection):
             await storage.enqueue([job("a")], connection=connection)
@@ -196,11 +192,9 @@ async def test_a_bare_commit_is_told_at_once(
 
 
 @on_sqlite
-async def test_a_block_that_raises_tells_of_its_commit(
-    storage: SqlStorage, engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("no_watcher")
+async def test_a_block_that_raises_tells_of_its_commit(storage: SqlStorage, engine: AsyncEngine) -> None:
     """What was committed before the error is noticed at once, and the error goes on."""
-    monkeypatch.setattr(thread, "POLL", timedelta(hours=1))
 
     async def commit_and_raise(connection: AsyncConnection) -> None:
         async with storage.with_notify(connection):

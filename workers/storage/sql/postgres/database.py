@@ -48,9 +48,11 @@ from workers.storage.base import Limits
 from workers.storage.sql import crons
 from workers.storage.sql.caller import Caller, connection_of, run_on, translated
 from workers.storage.sql.database import Begin
+from workers.storage.sql.direct import Executor
 from workers.storage.sql.errors import translate
 from workers.storage.sql.failures import fails
 from workers.storage.sql.postgres import steps
+from workers.storage.sql.postgres.direct import PostgresDirect
 from workers.storage.sql.postgres.listener import REGISTERED, PostgresListener, new_process
 from workers.storage.sql.recovery import recover
 from workers.storage.sql.rows import Transaction
@@ -87,7 +89,6 @@ class PostgresDatabase:
         self._timeout = target.busy_timeout
         self._process = new_process()
         self._engine = target.engine(_PROMPT + _PATIENT)
-        self._single = self._engine.execution_options(isolation_level="AUTOCOMMIT")
         self._prompt = ThreadPoolExecutor(_PROMPT, "workers-postgres")
         self._patient = ThreadPoolExecutor(_PATIENT, "workers-postgres-patient")
         self._listener = PostgresListener(self.name, self._process, target.listening_connection, self.subscribers)
@@ -148,11 +149,13 @@ class PostgresDatabase:
         """Return what does the work in a transaction of several statements."""
 
         def run() -> T:
-            with self._engine.begin() as connection:
-                transaction = begin(connection)
-                result = work(transaction)
-                _tell(transaction)
-                return result
+            with self._engine.connect() as connection:
+                direct = PostgresDirect(connection, alone=False)
+                with connection.begin():
+                    transaction = begin(direct)
+                    result = work(transaction)
+                    _tell(transaction)
+                    return result
 
         return run
 
@@ -189,7 +192,7 @@ class PostgresDatabase:
     def hear(self) -> None:
         self._listener.start()
 
-    async def subscribe(self, begin: Begin, queue: int) -> None:
+    async def subscribe(self, begin: Begin, queue: int, *, of_one_job: bool = False) -> None:
         await self.listen_for_cancels()
         if not self._listener.is_registered(queue):
             await asyncio.wrap_future(self._step(self._patient, begin, self._register))
@@ -230,8 +233,8 @@ class PostgresDatabase:
         """Return what does the work in one statement outside of any transaction."""
 
         def run() -> T:
-            with self._single.connect() as connection:
-                return work(begin(connection))
+            with self._engine.connect() as connection:
+                return work(begin(PostgresDirect(connection, alone=True)))
 
         return run
 
@@ -282,7 +285,7 @@ def _request_cancels(transaction: Transaction) -> None:
             transaction.connection.execute(_REQUEST_CANCEL, {"request": request})
 
 
-def _look(connection: Connection) -> Transaction:
+def _look(connection: Executor) -> Transaction:
     """Make a transaction that belongs to no queue."""
     return Transaction(connection=connection, queue=0, clock=lambda _: 0)
 
@@ -354,6 +357,7 @@ class PostgresTarget:
             pool_size=connections,
             max_overflow=0,
             pool_use_lifo=True,
+            pool_reset_on_return=None,  # whoever has one ends the transactions that he begins
             connect_args=self._connect_args(),
         )
         event.listen(engine, "checkout", _refuse_closed)

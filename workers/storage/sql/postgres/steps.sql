@@ -125,6 +125,20 @@ DECLARE
     v_inserted text[] := '{}';
     v_stale bigint[];
 BEGIN
+    IF cardinality(p_ids) = 1 THEN  -- what most producers do, and most often it is new
+        INSERT INTO workers_jobs (seq, queue, id, name, state, priority, run_at, created_at, max_attempts,
+            keep_completed, keep_failed, ordering_key, backoff, chain_index)
+        VALUES (nextval('workers_jobs_seq_seq'), p_queue, p_ids[1], p_names[1],
+            CASE WHEN p_delays[1] > 0 THEN 'scheduled' ELSE 'ready' END, p_priorities[1], v_now + p_delays[1], v_now,
+            p_max_attempts[1], p_keep_completed[1], p_keep_failed[1], p_keys[1], p_backoffs[1], p_chain_indexes[1])
+        ON CONFLICT (queue, id) DO NOTHING RETURNING seq INTO v_first;
+        IF v_first IS NOT NULL THEN
+            INSERT INTO workers_payloads (seq, data) VALUES (v_first, p_payloads[1]);
+            PERFORM workers_tell(p_queue, ARRAY['queued:' || p_ids[1]], p_wake, p_sure);
+            RETURN QUERY SELECT p_ids[1], true, NULL::text, NULL::bigint, v_now, NULL::bytea;
+            RETURN;
+        END IF;
+    END IF;
     LOOP
         SELECT array_agg(j.seq) INTO v_stale FROM (
             SELECT seq FROM workers_jobs WHERE queue = p_queue AND id = ANY(v_left)

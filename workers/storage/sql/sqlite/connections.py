@@ -15,7 +15,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Final, TypeVar
 
-from sqlalchemy import URL, AsyncAdaptedQueuePool, Connection, Engine, NullPool, create_engine, event
+from sqlalchemy import URL, AsyncAdaptedQueuePool, Connection, Engine, NullPool, create_engine, event, text
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
@@ -24,9 +24,12 @@ from sqlalchemy.util import await_only
 
 from workers.errors import StorageError
 from workers.storage.sql.errors import is_busy, translate
+from workers.storage.sql.sqlite.direct import SqliteDirect
 
 T = TypeVar("T")
 
+_BEGIN: Final = text("BEGIN IMMEDIATE")
+_DATA_VERSION: Final = text("PRAGMA data_version")
 _BUSY_PAUSE: Final = (0.000_5, 0.002)
 _undoing: set[asyncio.Task[None]] = set()  # the event loop itself keeps no strong reference
 
@@ -48,23 +51,34 @@ def open_writer(path: str, busy_timeout: timedelta) -> Connection:
         connection.close()
         raise
 
-    _begin_as_writer(connection, path, busy_timeout, pause=time.sleep)
+    _begin_as_writer(
+        connection,
+        path,
+        busy_timeout,
+        begin=lambda connection: SqliteDirect(connection).execute(_BEGIN),
+        pause=time.sleep,
+    )
     return connection
 
 
 def _begin_as_writer(
-    target: Connection | Engine, path: str, busy_timeout: timedelta, *, pause: Callable[[float], object]
+    target: Connection | Engine,
+    path: str,
+    busy_timeout: timedelta,
+    *,
+    begin: Callable[[Connection], object],
+    pause: Callable[[float], object],
 ) -> None:
-    """Let every transaction of `target` take the write lock as it begins."""
+    """Let every transaction of `target` take the write lock, by `begin`, as it begins."""
     opened = _file(path)
 
-    def begin(connection: Connection) -> None:
+    def begin_or_wait(connection: Connection) -> None:
         # A file that was deleted or replaced accepts writes without an error, and nobody would ever see them.
         if _file(path) != opened:
             raise StorageError(f"SQLite database {path!r} was deleted or replaced while in use; start again")
-        _retry_while_busy(lambda: connection.exec_driver_sql("BEGIN IMMEDIATE"), busy_timeout, pause=pause)
+        _retry_while_busy(lambda: begin(connection), busy_timeout, pause=pause)
 
-    event.listen(target, "begin", begin)
+    event.listen(target, "begin", begin_or_wait)
 
 
 def _file(path: str) -> tuple[int, int] | None:
@@ -98,6 +112,11 @@ def pragma(connection: Connection, name: str) -> object:
         connection.rollback()
 
 
+def data_version(connection: Connection) -> int:
+    """Return a number that is another one when another connection has committed to the file since the last call."""
+    return int(SqliteDirect(connection).execute(_DATA_VERSION).scalar_one())
+
+
 def connect(path: str, busy_timeout: timedelta) -> Connection:
     """Open a connection whose transactions begin only when told to."""
     engine = create_engine(
@@ -105,7 +124,12 @@ def connect(path: str, busy_timeout: timedelta) -> Connection:
         poolclass=NullPool,
         hide_parameters=True,
         # With isolation_level None the driver begins no transaction by itself.
-        connect_args={"timeout": busy_timeout.total_seconds(), "isolation_level": None},
+        # One thread at a time uses it, but not always the same one.
+        connect_args={
+            "timeout": busy_timeout.total_seconds(),
+            "isolation_level": None,
+            "check_same_thread": False,
+        },
     )
     return engine.connect()
 
@@ -130,7 +154,13 @@ def async_engine(path: str, busy_timeout: timedelta) -> AsyncEngine:
 
     event.listen(engine.sync_engine, "connect", configure)
     # This runs in the event loop, so the waiting must be awaited.
-    _begin_as_writer(engine.sync_engine, path, busy_timeout, pause=lambda seconds: await_only(asyncio.sleep(seconds)))
+    _begin_as_writer(
+        engine.sync_engine,
+        path,
+        busy_timeout,
+        begin=lambda connection: connection.execute(_BEGIN),
+        pause=lambda seconds: await_only(asyncio.sleep(seconds)),
+    )
     undo_when_cancelled(engine)
     return engine
 

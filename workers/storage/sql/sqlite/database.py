@@ -3,8 +3,10 @@
 Theory of operation. SQLite has one writer at a time and its driver blocks, so a whole transition runs in the writer's
 thread: one hop per transition, and commits queue up in order instead of polling for the file's lock. `BEGIN IMMEDIATE`
 takes that lock before the first read, so what a transition has read is still true when it writes. The reader's thread
-never waits for a writer (write-ahead log). While somebody waits or listens, it reads `PRAGMA data_version` every 50 ms,
-which costs no table access and changes when any other connection has committed.
+never waits for a writer (write-ahead log). While somebody waits or listens, it looks whether anybody has committed, a
+moment after each write to the file's log, and every second (`watcher`). It asks for `PRAGMA data_version`, which costs
+no table access and changes when any other connection has committed. The answer that the writer's connection gets to the
+same question leaves out what this process has committed by its own steps, of which everybody here was told.
 
 With `synchronous = NORMAL` a commit survives the death of the process. A crash of the operating system may lose the
 last commits, but never tears the file.
@@ -18,6 +20,7 @@ import asyncio
 import contextlib
 import os
 import secrets
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -27,6 +30,7 @@ from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from sqlalchemy import URL, Connection
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from workers.errors import StorageError, StorageUnavailable
@@ -47,19 +51,24 @@ from workers.storage.sql import crons
 from workers.storage.sql.caller import Caller, Callers, real_path, run_on, translated
 from workers.storage.sql.database import Begin
 from workers.storage.sql.dependents import resolve
+from workers.storage.sql.direct import Executor
 from workers.storage.sql.recovery import recover
 from workers.storage.sql.rows import Transaction
 from workers.storage.sql.sqlite import claim, enqueue, leases, settle
 from workers.storage.sql.sqlite.connections import (
     async_engine,
     connect,
+    data_version,
     migrate,
     open_writer,
     pragma,
     undo_when_cancelled,
 )
+from workers.storage.sql.sqlite.direct import SqliteDirect
 from workers.storage.sql.sqlite.events import EventLog
-from workers.storage.sql.sqlite.thread import POLL, SqliteThread
+from workers.storage.sql.sqlite.pace import POLL, Sight
+from workers.storage.sql.sqlite.thread import AtWork, SqliteThread
+from workers.storage.sql.sqlite.watcher import SqliteWatcher
 from workers.storage.subscribers import DatabaseSubscribers
 
 T = TypeVar("T")
@@ -74,14 +83,18 @@ class SqliteDatabase:
         self.subscribers = DatabaseSubscribers()
         self.callers = Callers(path, self.name)
         self.users = 0
-        self._data_version: object = None
+        # What the connections of the two threads said at the last look; both are touched by the reader's alone.
+        self._seen: int | None = None
+        self._seen_by_writer: int | None = None
+        self._unsure_since: float | None = None
         self._writer = SqliteThread("workers-sqlite-writer", self.name, lambda: open_writer(path, busy_timeout))
-        self._reader = SqliteThread(
+        self._reader = SqliteWatcher(
             "workers-sqlite-reader",
             self.name,
             lambda: self._open_reader(busy_timeout),
-            tick=self._watch,
-            ticking=lambda: self.subscribers.wanted,
+            path=path,
+            look=self._look,
+            wanted=lambda: self.subscribers.wanted,
         )
         self.events = EventLog(secrets.token_hex(8), self.subscribers, self._write_later)
 
@@ -100,7 +113,13 @@ class SqliteDatabase:
         return self.change(begin, partial(claim.claim, worker_id=worker_id, leases=leases, limit=limit))
 
     def claimable_in(self, begin: Begin, names: Collection[str]) -> Future[timedelta | None]:
-        return self.look(begin, partial(claim.claimable_in, names=names))
+        def run(transaction: Transaction) -> timedelta | None:
+            due = claim.claimable_in(transaction, names=names)
+            if due == timedelta(0):
+                self._reader.find()
+            return due
+
+        return self.look(begin, run)
 
     def renew(self, begin: Begin, claims: Sequence[Claim]) -> Future[Renewal]:
         return self.change(begin, partial(leases.renew, claims=claims))
@@ -122,12 +141,12 @@ class SqliteDatabase:
     # Running them
 
     def look(self, begin: Begin, work: Callable[[Transaction], T]) -> Future[T]:
-        return self._reader.submit(lambda connection: work(begin(connection)))
+        return self._reader.submit(lambda connection: work(begin(SqliteDirect(connection))))
 
     def change(self, begin: Begin, work: Callable[[Transaction], T]) -> Future[T]:
         def run(connection: Connection) -> T:
             with connection.begin():
-                transaction = begin(connection)
+                transaction = begin(SqliteDirect(connection))
                 result = work(transaction)
                 if transaction.ends:
                     resolve(transaction)
@@ -163,10 +182,13 @@ class SqliteDatabase:
         """Look for what was committed, without waiting for the watcher."""
         self.subscribers.wake_all()
         with contextlib.suppress(StorageUnavailable):  # disconnected meanwhile
-            self._reader.submit(self.events.read)
+            self._reader.submit(self._read_events)
 
     def wake(self, begin: Begin) -> Future[None]:
-        return self.look(begin, lambda transaction: self.subscribers.tell(transaction.queue, (), wake=True))
+        def run(transaction: Transaction) -> None:
+            self.subscribers.tell(transaction.queue, (), wake=True)
+
+        return self.look(begin, run)
 
     def refuse_nested(self) -> None:
         self.callers.refuse_nested()
@@ -174,14 +196,17 @@ class SqliteDatabase:
     def hear(self) -> None:
         """Do nothing: the watcher ticks whenever somebody waits."""
 
-    async def subscribe(self, begin: Begin, queue: int) -> None:
+    async def subscribe(self, begin: Begin, queue: int, *, of_one_job: bool = False) -> None:
         if not self.events.is_listening(queue):
             self.refuse_nested()
             await asyncio.wrap_future(self.change(begin, self.events.listen))
-        await self.listen_for_cancels()
+        if of_one_job and self.events.is_reading:
+            self._reader.submit(self._read_events)  # which sets the watcher going, if nobody was waiting or listening
+        else:
+            await self.listen_for_cancels()
 
     async def listen_for_cancels(self) -> None:
-        await asyncio.wrap_future(self._reader.submit(self.events.read))
+        await asyncio.wrap_future(self._reader.submit(self._read_events))
 
     async def release(self) -> None:
         with _lock:
@@ -200,24 +225,46 @@ class SqliteDatabase:
     def _open_reader(self, busy_timeout: timedelta) -> Connection:
         connection = connect(self.path, busy_timeout)
         pragma(connection, "query_only = ON")
-        self._data_version = None  # the versions of two connections cannot be compared
+        data_version(connection)  # SQLite opens the log with the first reading, and makes it if it is missing
+        self._seen = None  # the versions of two connections cannot be compared
         return connection
 
-    def _write_later(self, work: Callable[[Connection], None]) -> None:
+    def _write_later(self, work: Callable[[Executor], None]) -> None:
         def run(connection: Connection) -> None:
             with connection.begin():
-                work(connection)
+                work(SqliteDirect(connection))
 
         self._writer.submit(run)
 
-    def _watch(self, connection: Connection) -> None:
-        version = pragma(connection, "data_version")
-        if version != self._data_version:
-            self.events.read(connection)
-            # Set last, to the version before the reading: what was not read, or came since, is seen at the next look.
-            self._data_version = version
-            self.subscribers.wake_all()
+    def _look(self, connection: Connection) -> Sight:
         self.events.keep_listening()
+        version = data_version(connection)
+        if version == self._seen:
+            return Sight.NOTHING
+        try:
+            by_writer = self._writer.peek(data_version)
+        except AtWork:
+            if not self._was_unsure_for(POLL):
+                return Sight.UNSURE
+            by_writer = None
+        except DBAPIError:  # the writer's next step will find its connection broken
+            by_writer = None
+        self._unsure_since = None
+        seen = Sight.OURS
+        if by_writer is None or by_writer != self._seen_by_writer:
+            seen = Sight.NEWS if self._read_events(connection) else Sight.OTHERS
+            self.subscribers.wake_all()
+        # Set last, to the versions before the reading: what was not read, or came since, is seen at the next look.
+        self._seen, self._seen_by_writer = version, by_writer
+        return seen
+
+    def _read_events(self, connection: Connection) -> bool:
+        return self.events.read(SqliteDirect(connection))
+
+    def _was_unsure_for(self, time_enough: timedelta) -> bool:
+        now = time.monotonic()
+        self._unsure_since = self._unsure_since or now
+        return now - self._unsure_since >= time_enough.total_seconds()
 
 
 _lock = ForkLock()

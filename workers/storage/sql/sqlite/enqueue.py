@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import Connection, text
+from sqlalchemy import text
 
 from workers.jobs import EnqueueResult, JobEventKind, NewJob
 from workers.storage.sql.decision import decide
 from workers.storage.sql.dependents import insert, refuse_unknown
+from workers.storage.sql.direct import Executor
 from workers.storage.sql.endings import delete
 from workers.storage.sql.rows import (
     RowState,
@@ -33,7 +34,7 @@ _INSERT = text(
 _INSERT_PAYLOAD = text("INSERT INTO workers_payloads (seq, data) VALUES (:seq, :data)")
 
 
-def lock(connection: Connection) -> None:
+def lock(connection: Executor) -> None:
     """Take the write lock, because the caller's transaction may have begun without it. Nothing is changed.
 
     A transaction that read first could not get the lock any more once another connection has written.

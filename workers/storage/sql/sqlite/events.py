@@ -17,10 +17,11 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Final
 
-from sqlalchemy import Connection, text
+from sqlalchemy import text
 
 from workers.errors import StorageUnavailable
 from workers.jobs import JobEventKind
+from workers.storage.sql.direct import Executor
 from workers.storage.sql.rows import BATCH, Transaction
 from workers.storage.subscribers import DatabaseSubscribers
 
@@ -52,12 +53,13 @@ class EventLog:
     """This process's side of the event table of one database."""
 
     def __init__(
-        self, process: str, subscribers: DatabaseSubscribers, write: Callable[[Callable[[Connection], None]], None]
+        self, process: str, subscribers: DatabaseSubscribers, write: Callable[[Callable[[Executor], None]], None]
     ) -> None:
         self._process = process
         self._subscribers = subscribers
         self._write = write
-        # The last event that was read, None while nobody subscribes; touched by the reader's thread alone.
+        # The last event that was read, None while nobody subscribes; written by the reader's thread, to None only under
+        # the lock: who has registered before he sees that it is set will not see it taken back.
         self._position: int | None = None
         self._lock = threading.Lock()
         # When each queue's row was last renewed, on the monotonic clock; guarded by the lock.
@@ -84,6 +86,12 @@ class EventLog:
             renewed = self._renewed.get(queue)
         return renewed is not None and time.monotonic() - renewed < _RENEW_AFTER.total_seconds()
 
+    @property
+    def is_reading(self) -> bool:
+        """Whether whoever has registered is told of all events from now on, perhaps after some from before."""
+        with self._lock:
+            return self._position is not None
+
     def listen(self, transaction: Transaction) -> None:
         """Let other processes write down their events of the queue, from this transaction's commit on."""
         until = transaction.now + _LISTENING // timedelta(milliseconds=1)
@@ -102,7 +110,7 @@ class EventLog:
                 self._renew(queue)
 
     def _renew(self, queue: int) -> None:
-        def listen(connection: Connection) -> None:
+        def listen(connection: Executor) -> None:
             self.listen(Transaction(connection=connection, queue=queue, clock=lambda _: time.time_ns() // 1_000_000))
 
         try:
@@ -110,19 +118,24 @@ class EventLog:
         except StorageUnavailable:
             return  # disconnecting
 
-    def read(self, connection: Connection) -> None:
-        """Deliver what others wrote since the last call; the first call only notes where the table ends."""
-        if not (self._subscribers.subscribed() or self._subscribers.awaits_cancels):
-            self._position = None
-            return
+    def read(self, connection: Executor) -> bool:
+        """Deliver what others wrote since the last call, and tell whether anybody here had asked for any of it.
+
+        The first call only notes where the table ends.
+        """
+        with self._lock:
+            if not (self._subscribers.subscribed() or self._subscribers.awaits_cancels):
+                self._position = None
+                return False
         if self._position is None:
             self._position = int(connection.execute(_NEWEST).scalar_one())
-            return
+            return False
+        asked = False
         while True:
             place = {"seq": self._position, "process": self._process, "limit": BATCH}
             rows = connection.execute(_LATER, place).all()
             for seq, queue, kind, job_id, result in rows:
                 self._position = seq
-                self._subscribers.tell(queue, [(JobEventKind(kind), job_id, result)], wake=False)
+                asked |= self._subscribers.tell(queue, [(JobEventKind(kind), job_id, result)], wake=False)
             if len(rows) < BATCH:
-                return
+                return asked

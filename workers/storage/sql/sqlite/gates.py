@@ -8,6 +8,7 @@ from typing import Any, Final
 from sqlalchemy import CursorResult, TextClause, text
 
 from workers.gates import FAIR_MARK, QUEUE_GATE, RESERVED, WHOLE_QUEUE
+from workers.storage.sql.direct import Answer
 from workers.storage.sql.endings import unhold
 from workers.storage.sql.gates import WHEN_ONE_ENDS, Buckets, microseconds
 from workers.storage.sql.rows import Transaction, next_seq
@@ -178,7 +179,7 @@ class ClaimGates:
         self._execute(_SET_FRONT, gate=gate, name=name, front=numbers["next"])
         return True
 
-    def _execute(self, statement: TextClause, **values: int | str) -> CursorResult[Any]:
+    def _execute(self, statement: TextClause, **values: int | str) -> CursorResult[Any] | Answer:
         return self._transaction.connection.execute(statement, {"queue": self._transaction.queue, **values})
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import queue
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from datetime import timedelta
-from typing import Final, TypeVar
+from typing import TypeAlias, TypeVar
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
@@ -20,33 +17,22 @@ from workers.storage.sql.errors import is_busy, translate
 
 T = TypeVar("T")
 
-POLL: Final = timedelta(milliseconds=50)
-_LOG = logging.getLogger(__name__)
+Task: TypeAlias = Callable[[], None]
+
+
+class AtWork(Exception):
+    """The thread has its connection in use."""
 
 
 class SqliteThread:
-    """One thread with one connection, which does its tasks in order; it connects when first needed.
+    """One thread with one connection, which does its tasks in order; it connects when first needed."""
 
-    `tick` is called about every 50 ms for as long as `ticking()` is true.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        database: str,
-        connect: Callable[[], Connection],
-        *,
-        tick: Callable[[Connection], None] | None = None,
-        ticking: Callable[[], bool] = lambda: False,
-    ) -> None:
+    def __init__(self, name: str, database: str, connect: Callable[[], Connection]) -> None:
         self._database = database
         self._connect = connect
         self._connection: Connection | None = None
-        self._tick = tick
-        self._ticking = ticking
-        self._ticked = 0.0
-        self._tick_failed = False
-        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._in_use = threading.Lock()  # held by whoever uses the connection
+        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._stopped: Future[None] | None = None
         self._process = os.getpid()
@@ -72,7 +58,7 @@ class SqliteThread:
             raise StorageError(f"{self._database} was opened before this process was forked; connect again")
         with self._lock:
             if self._stopped is None:
-                self._tasks.put(run)
+                self._put(run)
                 return future
         raise StorageUnavailable(f"{self._database} was disconnected")
 
@@ -85,7 +71,7 @@ class SqliteThread:
                 if self._of_another_process:
                     self._stopped.set_result(None)  # the connection is left alone: it is the parent's
                 else:
-                    self._tasks.put(None)
+                    self._put(None)
             return self._stopped
 
     @property
@@ -93,53 +79,60 @@ class SqliteThread:
         """Whether this is a fork's copy. It has no thread, so waiting for one would never end."""
         return self._process != os.getpid()
 
+    def peek(self, work: Callable[[Connection], T]) -> T | None:
+        """Return `work`'s result on this thread's connection, done at once in the calling thread; None without one.
+
+        Raises:
+            AtWork: the thread uses it.
+        """
+        if not self._in_use.acquire(blocking=False):
+            raise AtWork
+        try:
+            return None if self._connection is None else work(self._connection)
+        finally:
+            self._in_use.release()
+
     def _run(self) -> None:
         while self._step():
             pass
-        self._close()
+        self._end()
         assert self._stopped is not None, "only stop() ends the thread"
         self._stopped.set_result(None)
 
     def _step(self) -> bool:
         # A method of its own, so that an idle thread keeps no reference to its last task.
-        poll = POLL.total_seconds()
-        timeout = poll if self._tick is not None and self._ticking() else None
-        try:
-            task = self._tasks.get(timeout=timeout)
-        except queue.Empty:
-            pass
-        else:
-            if task is None:
-                return False
-            task()
-        if timeout is not None and time.monotonic() - self._ticked >= poll:
-            self._do_tick()
+        task = self._next()
+        if task is None:
+            return False
+        task()
         return True
 
-    def _do_tick(self) -> None:
-        assert self._tick is not None
-        try:
-            self._with_connection(self._tick)
-        except Exception as error:  # whatever it is, the thread must live: others wait for their tasks
-            if not self._tick_failed:
-                _LOG.warning("cannot watch %s for others' commits: %s", self._database, error)
-            self._tick_failed = True
-        else:
-            self._tick_failed = False
-        self._ticked = time.monotonic()
+    def _next(self) -> Task | None:
+        """Wait for the next task, None for the end."""
+        return self._tasks.get()
+
+    def _put(self, task: Task | None) -> None:
+        """Add a task; called with the lock."""
+        self._tasks.put(task)
+
+    def _end(self) -> None:
+        """Give back what the thread holds, as the last thing that it does."""
+        with self._in_use:
+            self._close()
 
     def _with_connection(self, work: Callable[[Connection], T]) -> T:
-        try:
-            if self._connection is None:
-                self._connection = self._connect()
-            return work(self._connection)
-        except DBAPIError as error:
-            if not is_busy(error):
-                self._close()
-            raise translate(error, self._database) from error
-        finally:
-            if self._connection is not None:
-                self._connection.rollback()
+        with self._in_use:
+            try:
+                if self._connection is None:
+                    self._connection = self._connect()
+                return work(self._connection)
+            except DBAPIError as error:
+                if not is_busy(error):
+                    self._close()
+                raise translate(error, self._database) from error
+            finally:
+                if self._connection is not None:
+                    self._connection.rollback()
 
     def _close(self) -> None:
         if self._connection is not None:

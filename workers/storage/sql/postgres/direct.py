@@ -1,0 +1,90 @@
+"""Our own statements on the driver's connection to a PostgreSQL database."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Final
+
+import psycopg
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from workers.storage.sql.direct import Answer, Direct, Values
+
+_ARRAY: Final = re.compile(r"CAST\(:(\w+) AS (\w+)\[\]\)")
+_PARAMETER: Final = re.compile(r"(?<![:\w]):(\w+)(?!:)")  # as SQLAlchemy has it
+
+
+class PostgresDirect(Direct):
+    """See `Direct`; a connection that broke is given up.
+
+    With `alone`, each statement is a transaction of its own; otherwise all of them belong to the one that SQLAlchemy
+    has begun.
+    """
+
+    def __init__(self, connection: Connection, *, alone: bool) -> None:
+        super().__init__(connection)
+        found: object = connection.connection.dbapi_connection
+        assert isinstance(found, psycopg.Connection)
+        self._driver: psycopg.Connection[tuple[object, ...]] = found
+        if found.autocommit is not alone:
+            with self._giving_up("SET autocommit"):
+                found.autocommit = alone
+
+    def _once(self, sql: str, values: Values) -> Answer:
+        sql, values = _of_single_values(sql, values)
+        with self._giving_up(sql):
+            return _answer(self._driver.execute(_as_psycopg_has_it(sql), values))
+
+    def _for_each(self, sql: str, values: Sequence[Values]) -> Answer:
+        with self._giving_up(sql):
+            cursor = self._driver.cursor()
+            cursor.executemany(_as_psycopg_has_it(sql), values)
+            return Answer((), (), cursor.rowcount)
+
+    @contextmanager
+    def _giving_up(self, sql: str) -> Iterator[None]:
+        try:
+            yield
+        except psycopg.Error as error:
+            if self._driver.closed:
+                self.plain.invalidate()
+            raise DBAPIError(sql, None, error, hide_parameters=True) from error
+
+
+def _answer(cursor: psycopg.Cursor[tuple[object, ...]]) -> Answer:
+    if cursor.description is None:
+        return Answer((), (), cursor.rowcount)
+    return Answer(tuple([column.name for column in cursor.description]), cursor.fetchall(), cursor.rowcount)
+
+
+def _of_single_values(sql: str, values: Values) -> tuple[str, Values]:
+    """Return the statement and its values without arrays, if each has one element.
+
+    An array takes psycopg and the server several times as long as the value in it, and most steps are about one job.
+    """
+    found: dict[str, object] = {}
+    for name in _arrays(sql):
+        elements = values[name]
+        if not isinstance(elements, list) or len(elements) != 1:
+            return sql, values
+        found[name] = elements[0]
+    return (_without_arrays(sql), {**values, **found}) if found else (sql, values)
+
+
+@lru_cache(1_000)
+def _arrays(sql: str) -> tuple[str, ...]:
+    return tuple(name for name, _ in _ARRAY.findall(sql))
+
+
+@lru_cache(1_000)
+def _without_arrays(sql: str) -> str:
+    return _ARRAY.sub(r"ARRAY[CAST(:\1 AS \2)]", sql)
+
+
+@lru_cache(1_000)
+def _as_psycopg_has_it(sql: str) -> bytes:
+    return _PARAMETER.sub(r"%(\1)s", sql.replace("%", "%%")).encode()
