@@ -158,7 +158,8 @@ def _oldest(*names: str, where: Sequence[ColumnElement[bool]]) -> Subquery:
 def _is_up(server_url: ColumnElement[str]) -> ColumnElement[bool]:
     """Return the condition for servers whose link is up. A server without a link is up."""
     is_closed = or_(col(ServerLink.state) != LinkState.UP, col(ServerLink.operator_hold).is_(True))
-    return server_url.not_in(select(col(ServerLink.server_url)).where(is_closed))
+    # Not a list of all that are closed: once that is longer than `work_mem`, PostgreSQL walks along it for each row.
+    return ~select(col(ServerLink.server_url)).where(col(ServerLink.server_url) == server_url, is_closed).exists()
 
 
 _STATE: Final = col(DeliveryJob.state)
