@@ -138,7 +138,7 @@ class _Rows:
             return f"CASE WHEN {is_held} THEN {held} WHEN {is_ready} THEN {ready} ELSE {failed} END"
 
         return {
-            "id": self._id(),
+            "id": self._timed_id(f"{made} ELSE 120 + {settled} END"),
             "target_url": f"{server} || '/api/auth/social/posts'",
             "payload": "''",
             "payload_id": self._text_id(f"n / {SHARED_BY}"),
@@ -161,7 +161,7 @@ class _Rows:
         """Return the columns of the log, in which time goes on from row to row."""
         failed = "n % 7 = 0"
         return {
-            "delivery_id": self._id(),
+            "delivery_id": self._timed_id(f"86400 * {DAYS_OF_ATTEMPTS} * (1 - n * 1.0 / {count})"),
             "job_name": "'deliver-post'",
             "method": "'FEDERATE_POST'",
             "server_url": url(f"n % {servers}"),
@@ -182,10 +182,19 @@ class _Rows:
         parts = " || '-' || ".join(f"hex(randomblob({size}))" for size in (4, 2, 2, 2, 6))
         return f"lower({parts})"
 
+    def _timed_id(self, seconds: str) -> str:
+        """Return an id as it was made so many seconds ago."""
+        if self._is_postgres:
+            return f"uuidv7(-({seconds}) * interval '1 second')::text"
+        made = f"printf('%012x', CAST((strftime('%s', 'now') - ({seconds})) * 1000 AS integer))"
+        three, six = "substr(lower(hex(randomblob(2))), 2)", "lower(hex(randomblob(6)))"
+        return f"substr({made}, 1, 8) || '-' || substr({made}, 9) || '-7' || {three} || '-8' || {three} || '-' || {six}"
+
     def _text(self) -> str:
         """Return a text that can hardly be compressed."""
         if self._is_postgres:
-            return f"(SELECT string_agg(md5(random()::text), '') FROM generate_series(1, {TEXT_BYTES // 32}))"
+            parts = f"generate_series(1, {TEXT_BYTES // 32})"
+            return f"(SELECT string_agg(md5(random()::text), '') FROM {parts})"  # noqa: S608 - a number of ours
         return f"hex(randomblob({TEXT_BYTES // 2}))"
 
     def _text_id(self, number: str) -> str:
