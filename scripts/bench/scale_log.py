@@ -12,7 +12,7 @@ from typing import Final
 
 from sqlalchemy import Connection, create_engine, text
 
-from bench.scale_growth import bytes_of_tables, measuring, vacuum
+from bench.scale_growth import bytes_of_tables, measuring, rest, vacuum
 from bench.scale_rows import DAYS_OF_ATTEMPTS, attempt_columns, build_indexes, inserted
 from bench.server_cpu import PostgresCpu
 from db import FederationTable
@@ -43,6 +43,7 @@ Tell = Callable[[str], None]
 
 def compared(settings: Settings, attempts: int, tell: Tell) -> list[dict[str, object]]:
     """Measure each layout with as many attempts."""
+    rest(settings.database_url.get_secret_value())
     return [asyncio.run(_measured(settings, name, attempts, tell)) for name in ("as it is", "brin", "partitions")]
 
 
