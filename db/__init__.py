@@ -2,7 +2,7 @@
 
 from db.among import among
 from db.analytics import AcceptedKey, RelayCandidate, ServerScorecard
-from db.columns import FederationTable, HostTable, new_id
+from db.columns import FederationTable, HostTable, new_id, new_timed_id
 from db.deliveries import (
     AttemptOutcome,
     DeliveryAttempt,
@@ -79,4 +79,5 @@ __all__ = [
     "among",
     "create_host_tables",
     "new_id",
+    "new_timed_id",
 ]

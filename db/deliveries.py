@@ -6,7 +6,7 @@ from enum import StrEnum
 from sqlalchemy import BigInteger, Index, Integer, Text, text
 from sqlmodel import Field
 
-from db.columns import FederationTable, TextEnum, UtcDateTime, new_id
+from db.columns import FederationTable, TextEnum, UtcDateTime, new_timed_id
 
 
 class DeliveryPayload(FederationTable, table=True):
@@ -15,7 +15,7 @@ class DeliveryPayload(FederationTable, table=True):
     __tablename__ = "delivery_payloads"
 
     # Written by delivery/owing, once.
-    id: str = Field(default_factory=new_id, sa_type=Text, primary_key=True)
+    id: str = Field(default_factory=new_timed_id, sa_type=Text, primary_key=True)
     payload: str = Field(sa_type=Text, repr=False)
     # Written by delivery/owing, delivery/payloads (rows that go).
     refs: int
@@ -101,7 +101,7 @@ class DeliveryJob(FederationTable, table=True):
     # what was held. delivery/sweeper replaces lost jobs. delivery/release chooses canaries. admin/deliveries_bulk is
     # `federation deliveries retry`.
     # Written by delivery/owing, once.
-    id: str = Field(default_factory=new_id, sa_type=Text, primary_key=True)
+    id: str = Field(default_factory=new_timed_id, sa_type=Text, primary_key=True)
     target_url: str = Field(sa_type=Text)
     payload: str = Field(sa_type=Text, repr=False)
     # Written by delivery/owing, delivery/group, admin/deliveries_bulk.

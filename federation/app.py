@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from db import Database, new_id
+from db import Database, new_timed_id
 from federation.base.errors import ConfigurationError
 from federation.base.meter import NO_METER, Meter, Metrics
 from federation.base.own_keys import own_key_ring
@@ -98,7 +98,7 @@ class Federation:
         clock: Clock | None = None,
         database: Database | None = None,
         storage: OpenStorage | None = None,
-        new_id: Callable[[], str] = new_id,
+        new_id: Callable[[], str] = new_timed_id,
     ) -> None:
         self.settings = settings
         self.clock: Clock = clock or SystemClock()

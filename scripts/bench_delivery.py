@@ -7,6 +7,9 @@ Every run gets a fresh database (and Valkey, and PostgreSQL), peers in another p
 canned, validly signed acknowledgment, and the worker in a third process. Half of the deliveries are follows, half
 posts, of about 1.5 KB each.
 
+`database_ms_each` and `queue_ms_each` are the CPU of PostgreSQL and of Valkey. On SQLite both are 0, as that
+is the worker's own.
+
 With `--processes` each run starts `federation workers run --processes N` instead, and measures it from outside,
 from the moment when all processes are ready. `worker_cores` is how much of the machine they had, `other_cores` what
 all else had: the peers, the servers, and other programs. On a machine without cores to spare, compare `cpu_ms_each`.
@@ -43,6 +46,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from bench.deliveries import cpu_seconds, enqueue, is_owed, node_environment, own_keys, register
 from bench.node import machine, unwind_when_terminated
 from bench.peer_servers import peer_process
+from bench.server_cpu import cpu_of
 
 
 def main() -> None:
@@ -172,6 +176,8 @@ async def deliver_all(profile: Any, *, pages: int) -> dict[str, float]:
     workers = FederationWorkers(federation)
     async with watched(federation, pages):
         set_aside_loaded()
+        servers = [cpu_of(os.environ["DATABASE_URL"]), cpu_of(os.environ.get("REDIS_URL", ""))]
+        before = [each.seconds() for each in servers]
         started, cpu = time.perf_counter(), cpu_seconds()
         if profile:
             profile.enable()
@@ -181,6 +187,7 @@ async def deliver_all(profile: Any, *, pages: int) -> dict[str, float]:
             await asyncio.sleep(0.05)
             left = await is_owed(federation)
         seconds, cpu = time.perf_counter() - started, cpu_seconds() - cpu
+        database, queue = (each.seconds() - first for each, first in zip(servers, before, strict=True))
     if profile:
         profile.disable()
     await workers.stop()
@@ -191,6 +198,8 @@ async def deliver_all(profile: Any, *, pages: int) -> dict[str, float]:
     return {
         "deliveries_per_s": deliveries / seconds,
         "cpu_ms_each": cpu * 1000 / deliveries,
+        "database_ms_each": database * 1000 / deliveries,
+        "queue_ms_each": queue * 1000 / deliveries,
         "p50_ms": statistics.median(durations),
         "p99_ms": statistics.quantiles(durations, n=100)[98],
         "memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,

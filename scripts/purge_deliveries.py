@@ -43,7 +43,7 @@ async def _purge() -> Mapping[str, object]:
     database = Database(settings.database_url.get_secret_value())
     try:
         await require_schema(database)
-        return await Purge(database)()
+        return await Purge(database, keep_attempts=settings.federation_keep_attempts)()
     finally:
         await database.close()
 

@@ -16,8 +16,9 @@ from typing import Any, Final, TypeAlias
 import structlog
 from sqlalchemy import ColumnElement, Connection, and_, bindparam, func, or_, select, update
 from sqlalchemy.sql.dml import ReturningUpdate
+from sqlmodel import col
 
-from db import AttemptOutcome, Database, DeliveryState, HoldReason, LinkState
+from db import AttemptOutcome, Database, DeliveryState, HoldReason, LinkState, ServerLink
 from federation.base.job_queue import JobQueue
 from federation.base.meter import NO_METER, Meter
 from federation.delivery.rows import OPEN_STATES, TABLE, OwedRow, made_ready, next_in_order, places_of
@@ -122,10 +123,10 @@ class HeldDeliveries:
             if await self._registry.is_blacklisted(row.server_url):
                 failed += await self._fail_blacklisted(row.server_url)
                 continue
-            if not row.waits:
+            if not row.is_back:
                 continue
             link = await self._links.view(row.server_url)
-            if link.state is LinkState.UP and link.release_at is None and link.hold(self._clock.now()) is None:
+            if link.release_at is None and link.hold(self._clock.now()) is None:
                 await self._links.release_held(row.server_url)
                 releasing += 1
         return failed, releasing
@@ -272,7 +273,18 @@ _NEXT = (
     .scalar_subquery()
 )
 _ALL = _STEPS.union_all(select(_NEXT).where(_STEPS.c.server_url.is_not(None)))
+# Most of them are away. Their links are left out here, as looking at each takes a query of its own.
+_STAYS_HELD = or_(
+    col(ServerLink.state) != LinkState.UP,
+    col(ServerLink.operator_hold).is_(True),
+    col(ServerLink.release_at).is_not(None),
+)
 _HELD_SERVERS = select(
     _ALL.c.server_url,
-    select(TABLE.c.id).where(_WAITING, TABLE.c.server_url == _ALL.c.server_url).limit(1).exists().label("waits"),
+    and_(
+        select(TABLE.c.id).where(_WAITING, TABLE.c.server_url == _ALL.c.server_url).limit(1).exists(),
+        ~select(col(ServerLink.server_url))
+        .where(col(ServerLink.server_url) == _ALL.c.server_url, _STAYS_HELD)
+        .exists(),
+    ).label("is_back"),
 ).where(_ALL.c.server_url.is_not(None))

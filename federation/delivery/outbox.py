@@ -18,7 +18,7 @@ import structlog
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from db import Database, new_id
+from db import Database, new_timed_id
 from federation.base.job_queue import JobQueue
 from federation.delivery.following import Pending, follow_commit, pending_of, set_pending
 from federation.delivery.owing import BATCH, Owing, Planned, batches
@@ -43,7 +43,7 @@ class Outbox:
         *,
         joins: bool,
         clock: Clock | None = None,
-        new_id: Callable[[], str] = new_id,
+        new_id: Callable[[], str] = new_timed_id,
     ) -> None:
         self._database = database
         self._queue = queue

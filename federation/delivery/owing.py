@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 from sqlalchemy import insert, text
 from sqlalchemy.orm import Session
 
-from db import DeliveryJob, DeliveryPayload, DeliveryState, OwnDatabase, new_id
+from db import DeliveryJob, DeliveryPayload, DeliveryState, OwnDatabase, new_timed_id
 from federation.base.job_queue import JobQueue
 from federation.delivery.order import PlaceInOrder, stand
 from federation.delivery.rows import PlannedJob, delivery_job
@@ -67,7 +67,7 @@ class Owing:
         *,
         joins: bool,
         clock: Clock | None = None,
-        new_id: Callable[[], str] = new_id,
+        new_id: Callable[[], str] = new_timed_id,
     ) -> None:
         self._database = database
         self._queue = queue

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeAlias
 
-from sqlalchemy import ColumnElement, Connection, Row, delete, insert, null, select
+from sqlalchemy import ColumnElement, Connection, Row, and_, delete, insert, null, select
 from sqlalchemy.orm import aliased
 from sqlmodel import col
 
@@ -31,6 +31,7 @@ from workers.clock import Clock, SystemClock
 
 KEEP_SETTLED_ROWS: Final = timedelta(days=7)
 KEEP_ATTEMPTS: Final = timedelta(days=30)
+"""How long attempts are kept unless the settings say otherwise."""
 KEEP_FOLLOW_NEWS: Final = timedelta(days=30)
 KEEP_HISTORY: Final = timedelta(days=365)
 """How long losses and changes of health are kept, for the analytics, and what operators did, for whoever asks."""
@@ -57,15 +58,18 @@ _OF_LOSS: Final = tuple(
 class Purge:
     """Deletes what has been kept long enough. Repeating it does nothing.
 
-    It deletes settled deliveries after 7 days, and writes down which were lost; attempts and the notes on follows after
-    30 days, registrations that led to nothing after 30 (`UnusedServers`), what was written down of losses, of what
-    operators did and of changes of health after a year, but not the last change of a server's, expired rotation
-    challenges and blacklist rules, and shared texts without a row, which are left when somebody deletes rows by hand.
-    It works in batches: one transaction must not hold SQLite's write lock for long.
+    It deletes settled deliveries after 7 days, and writes down which were lost; attempts after `keep_attempts`; the
+    notes on follows after 30 days, registrations that led to nothing after 30 (`UnusedServers`), what was written down
+    of losses, of what operators did and of changes of health after a year, but not the last change of a server's,
+    expired rotation challenges and blacklist rules, and shared texts without a row, which are left when somebody
+    deletes rows by hand. It works in batches: one transaction must not hold SQLite's write lock for long.
     """
 
-    def __init__(self, database: Database, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self, database: Database, *, keep_attempts: timedelta = KEEP_ATTEMPTS, clock: Clock | None = None
+    ) -> None:
         self._database = database
+        self._keep_attempts = keep_attempts
         self._clock = clock or SystemClock()
         self._unused_servers = UnusedServers(database, clock=self._clock)
 
@@ -77,8 +81,10 @@ class Purge:
         """
         now = self._clock.now()
         return {
-            "deliveries": await self._delete(DeliveryJob, col(DeliveryJob.settled_at) < now - KEEP_SETTLED_ROWS),
-            "attempts": await self._delete(DeliveryAttempt, col(DeliveryAttempt.started_at) < now - KEEP_ATTEMPTS),
+            "deliveries": await self._delete(DeliveryJob, _was_settled(now - KEEP_SETTLED_ROWS)),
+            "attempts": await self._delete(
+                DeliveryAttempt, col(DeliveryAttempt.started_at) < now - self._keep_attempts
+            ),
             "rotations": await self._delete(RotateChallengeToken, col(RotateChallengeToken.expires_at) < now),
             "follow_news": await self._delete(FollowNews, col(FollowNews.noted_at) < now - KEEP_FOLLOW_NEWS),
             "rules": await purge_expired(self._database, before=now),
@@ -125,6 +131,20 @@ def _loss(row: Row[*tuple[Any, ...]]) -> dict[str, object]:
         "created_at": row.created_at,
         "lost_at": row.settled_at,
     }
+
+
+def _was_settled(before: datetime) -> ColumnElement[bool]:
+    """Tell which deliveries were settled before that.
+
+    They were made earlier still, and are not held: so an index by state and time has them together. Without it, each
+    batch would look at all that is held.
+    """
+    settled = [state for state in DeliveryState if state is not DeliveryState.HELD]
+    return and_(
+        col(DeliveryJob.state).in_(settled),
+        col(DeliveryJob.created_at) < before,
+        col(DeliveryJob.settled_at) < before,
+    )
 
 
 def _is_told_by_a_later(before: datetime) -> ColumnElement[bool]:

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from datetime import datetime, timedelta
-from typing import Final
+from datetime import UTC, datetime, timedelta
+from typing import Final, TypeAlias
 
 import structlog
-from sqlalchemy import Connection, bindparam, or_, select, update
+from sqlalchemy import Connection, bindparam, or_, select, tuple_, update
 
 from db import Database, DeliveryState, among
 from federation.base.job_queue import JobQueue
@@ -37,6 +37,9 @@ MAX_ROWS: Final = 20_000
 ASK_AGAIN: Final = timedelta(minutes=10)
 
 _OWED: Final = tuple(field.name for field in fields(OwedRow))
+_Place: TypeAlias = tuple[datetime, str]
+"""Where a row stands among the ready ones: when it was made, and its id."""
+_START: Final[_Place] = (datetime.min.replace(tzinfo=UTC), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +57,7 @@ class _ReadyRow:
 
     row: OwedRow
     attempted: bool
+    place: _Place
 
 
 class OutboxSweeper:
@@ -80,10 +84,11 @@ class OutboxSweeper:
         await self._queue.start()
         now = self._clock.now()
         rows = added = 0
-        complete = False
+        complete, after = False, _START
         while rows < MAX_ROWS and not complete:
-            page = await self._page(now)
+            page = await self._page(now, after)
             if page:
+                after = page[-1].place
                 added += await self._add_missing(page)
                 await self._note_queued(page, now)
             rows += len(page)
@@ -92,17 +97,20 @@ class OutboxSweeper:
             log.warning("outbox_jobs_added", count=added, rows=rows)
         return Swept(rows=rows, added=added, complete=complete)
 
-    async def _page(self, now: datetime) -> Sequence[_ReadyRow]:
+    async def _page(self, now: datetime, after: _Place) -> Sequence[_ReadyRow]:
         values = {
             "made_before": now - self._min_age,
             "asked_before": max(now - ASK_AGAIN, self._began),
             "latest": now + ASK_AGAIN,
+            "after_made": after[0],
+            "after_id": after[1],
             "most": PAGE,
         }
         return [
             _ReadyRow(
                 row=OwedRow(**{name: found._mapping[name] for name in _OWED}),
                 attempted=found.first_attempted_at is not None,
+                place=(found.created_at, found.id),
             )
             for found in await self._database.rows(_READY, values)
         ]
@@ -152,11 +160,14 @@ def _renewal(row: OwedRow) -> dict[str, object]:
 
 
 _READY = (
-    select(*(TABLE.c[name] for name in _OWED), TABLE.c.first_attempted_at)
+    select(*(TABLE.c[name] for name in _OWED), TABLE.c.first_attempted_at, TABLE.c.created_at)
     .where(
         TABLE.c.state == DeliveryState.READY,
         TABLE.c.settled_at.is_(None),
         TABLE.c.job_name.is_not(None),
+        # Behind the page before, without another walk past all that it had.
+        tuple_(TABLE.c.created_at, TABLE.c.id)
+        > tuple_(bindparam("after_made", type_=TABLE.c.created_at.type), bindparam("after_id", type_=TABLE.c.id.type)),
         # A time in the future was written before the clock was set back.
         or_(TABLE.c.created_at < bindparam("made_before"), TABLE.c.created_at > bindparam("latest")),
         or_(
@@ -165,7 +176,7 @@ _READY = (
             TABLE.c.queued_at > bindparam("latest"),
         ),
     )
-    .order_by(TABLE.c.created_at)
+    .order_by(TABLE.c.created_at, TABLE.c.id)
     .limit(bindparam("most"))
 )
 _QUEUED = update(TABLE).where(among(TABLE.c.id, "rows")).values(queued_at=bindparam("now"))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from sqlalchemy import ColumnElement, Subquery, Text, case, func, or_, select, type_coerce
+from sqlalchemy import ColumnElement, FromClause, Subquery, Text, case, func, or_, select, type_coerce
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlmodel import col
 
@@ -128,19 +128,22 @@ async def _ready(session: AsyncSession, now: datetime) -> _ReadyRows:
         col(DeliveryJob.settled_at).is_(None),
         col(DeliveryJob.job_name).is_not(None),
     )
-    row = _oldest(*names, where=ours).c
+    oldest = _oldest(*names, where=ours)
+    row = oldest.c
     jobless = row.queued_at.is_(None) & row.last_attempted_at.is_(None) & (row.created_at < now - JOBLESS_AFTER)
     since = func.min(func.coalesce(row.released_at, row.created_at))
-    while_up = func.min(row.created_at).filter(_is_up(row.server_url))
-    query = select(func.count(), since, while_up, func.count().filter(jobless))
+    while_up = func.min(row.created_at).filter(_IS_UP)
+    query = select(func.count(), since, while_up, func.count().filter(jobless)).select_from(_with_links(oldest))
     count, longest, oldest_while_up, without_job = (await session.execute(query)).one()
     return _ReadyRows(count=count, longest=longest, oldest_while_up=oldest_while_up, without_job=without_job)
 
 
 async def _held(session: AsyncSession) -> _Held:
-    row = _oldest("server_url", "created_at", "held_reason", where=(_STATE == DeliveryState.HELD,)).c
-    while_up = func.min(row.created_at).filter(_is_up(row.server_url))
-    query = select(row.held_reason, func.count(), func.min(row.created_at), while_up).group_by(row.held_reason)
+    oldest = _oldest("server_url", "created_at", "held_reason", where=(_STATE == DeliveryState.HELD,))
+    row = oldest.c
+    while_up = func.min(row.created_at).filter(_IS_UP)
+    by_reason = select(row.held_reason, func.count(), func.min(row.created_at), while_up).group_by(row.held_reason)
+    query = by_reason.select_from(_with_links(oldest))
     found = (await session.execute(query)).all()
     counts = dict.fromkeys(HoldReason, 0) | {reason: count for reason, count, _, _ in found if reason is not None}
     return _Held(
@@ -155,10 +158,18 @@ def _oldest(*names: str, where: Sequence[ColumnElement[bool]]) -> Subquery:
     return select(*columns).where(*where).order_by(col(DeliveryJob.created_at)).limit(MAX_ROWS).subquery()
 
 
-def _is_up(server_url: ColumnElement[str]) -> ColumnElement[bool]:
-    """Return the condition for servers whose link is up. A server without a link is up."""
-    is_closed = or_(col(ServerLink.state) != LinkState.UP, col(ServerLink.operator_hold).is_(True))
-    return server_url.not_in(select(col(ServerLink.server_url)).where(is_closed))
+def _with_links(rows: Subquery) -> FromClause:
+    """Join the links that are closed; a server without a link is up.
+
+    As a list in `NOT IN` they would be walked along for each row, once they are too many for PostgreSQL's `work_mem`.
+    """
+    return rows.outerjoin(_CLOSED, _CLOSED.c.server_url == rows.c.server_url)
 
 
+_CLOSED: Final = (
+    select(col(ServerLink.server_url))
+    .where(or_(col(ServerLink.state) != LinkState.UP, col(ServerLink.operator_hold).is_(True)))
+    .subquery("closed")
+)
+_IS_UP: Final = _CLOSED.c.server_url.is_(None)
 _STATE: Final = col(DeliveryJob.state)

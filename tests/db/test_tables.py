@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
@@ -21,6 +22,7 @@ from db import (
     ServerHealthEvent,
     User,
     create_host_tables,
+    new_timed_id,
 )
 
 NOW = datetime(2025, 3, 30, 2, 30, 0, 123456, tzinfo=UTC)
@@ -154,3 +156,15 @@ def test_a_repr_shows_no_payload() -> None:
     """Log lines may carry a row."""
     assert "top-secret" not in repr(job())
     assert "https://b.example/x" in repr(job())
+
+
+def test_ids_by_time_sort_as_they_were_made() -> None:
+    """From one millisecond to the next; within one they are at random, and none comes twice."""
+    made = [new_timed_id()]
+    while len({each[:13] for each in made}) < 4:
+        made.append(new_timed_id())
+    assert [each[:13] for each in made] == sorted(each[:13] for each in made)
+    assert len(set(made)) == len(made)
+    assert {(uuid.UUID(each).version, uuid.UUID(each).variant) for each in made} == {(7, uuid.RFC_4122)}
+    now = datetime.now(UTC).timestamp() * 1000
+    assert now - 60_000 < uuid.UUID(made[-1]).int >> 80 <= now

@@ -21,12 +21,12 @@ INSTRUCTIONS_OF_A_ROW: Final = 45
 
 
 @contextmanager
-def watched() -> Iterator[list[tuple[str, Any]]]:
-    """The queries of the block, as the drivers get them."""
+def watched(verbs: tuple[str, ...] = ("SELECT",)) -> Iterator[list[tuple[str, Any]]]:
+    """The queries of the block, as the drivers get them, and statements that begin with another of the verbs."""
     seen: list[tuple[str, Any]] = []
 
     def note(_connection: object, _cursor: object, statement: str, parameters: object, *_: object) -> None:
-        if statement.startswith("SELECT"):
+        if statement.startswith(verbs):
             seen.append((statement, parameters))
 
     event.listen(Engine, "before_cursor_execute", note)
@@ -36,7 +36,30 @@ def watched() -> Iterator[list[tuple[str, Any]]]:
         event.remove(Engine, "before_cursor_execute", note)
 
 
-def cost(connection: Connection, *, queries: list[tuple[str, Any]]) -> int:
+@contextmanager
+def costed() -> Iterator[list[int]]:
+    """The rows that each query of the block reads, counted when it is asked: later it may find others."""
+    costs: list[int] = []
+    is_counting = False
+
+    def count(connection: Connection, _cursor: object, statement: str, parameters: object, *_: object) -> None:
+        nonlocal is_counting
+        if statement.startswith("SELECT") and not is_counting:
+            is_counting = True
+            costs.append(cost(connection, queries=[(statement, parameters)]))
+            is_counting = False
+
+    event.listen(Engine, "before_cursor_execute", count)
+    try:
+        yield costs
+    finally:
+        event.remove(Engine, "before_cursor_execute", count)
+
+
+def cost(connection: Connection, *, queries: list[tuple[str, Any]], work_mem: str | None = None) -> int:
+    """The rows that the queries read. With little `work_mem` lists are too long for it, as of very many rows."""
+    if work_mem is not None and connection.dialect.name == "postgresql":
+        connection.exec_driver_sql(f"SET LOCAL work_mem = '{work_mem}'")
     one = _rows_on_postgres if connection.dialect.name == "postgresql" else _rows_on_sqlite
     return sum(one(connection, statement, parameters) for statement, parameters in queries)
 
@@ -48,9 +71,9 @@ def _rows_on_postgres(connection: Connection, statement: str, parameters: Any) -
 
 
 def _rows_of_plan(plan: dict[str, Any]) -> int:
-    """The rows that scans of tables have read, those that they left out included."""
+    """The rows that scans of tables, or walks along lists, have read, those that they left out included."""
     below = sum(map(_rows_of_plan, plan.get("Plans", [])))
-    if "Relation Name" not in plan:
+    if "Relation Name" not in plan and plan["Node Type"] != "Materialize":
         return below
     left_out = plan.get("Rows Removed by Filter", 0) + plan.get("Rows Removed by Index Recheck", 0)
     return below + int((plan["Actual Rows"] + left_out) * plan["Actual Loops"])

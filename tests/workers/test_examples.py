@@ -97,6 +97,15 @@ def test_a_task_runs_once_per_key_and_once_a_day(run: Run) -> None:
     assert one == other
 
 
+def test_a_servers_jobs_are_in_one_of_four_queues_in_order(run: Run) -> None:
+    """However its queue's neighbours do."""
+    lines = run("sharded").splitlines()
+    for server in ("a.example", "b.example", "c.example"):
+        mine = [line for line in lines if line.startswith(server)]
+        assert mine == [f"{server} {text}" for text in ("first", "second", "last")]
+    assert len(lines) == 9
+
+
 def test_a_rate_is_kept_for_each_customer(run: Run) -> None:
     """The bucket has two tokens, so the third mail of each waits for half a second."""
     began = time.monotonic()
@@ -204,7 +213,7 @@ async def _is(queue: Queue, job_id: str, state: JobState | None) -> bool:
 def test_every_example_is_run_and_small() -> None:
     """By a test here, in `tests/test_readme.py` or in `tests/federation/sync/test_examples.py`."""
     applications = {"django_app", "fastapi_app", "flask_app"}
-    small = {*PRINTED, "once_per_key", "owe_delivery", "script"}
+    small = {*PRINTED, "once_per_key", "owe_delivery", "script", "sharded"}
     assert {path.stem for path in EXAMPLES.glob("*.py")} == TEN | small | applications
     assert [name for name in sorted(small) if _lines(name) >= 40] == []
     assert [name for name in sorted(TEN) if _lines(name) >= 15] == []

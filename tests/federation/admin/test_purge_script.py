@@ -31,7 +31,9 @@ async def test_what_is_past_its_time_goes(database: Database, database_url: str,
     now = datetime.now(UTC)
     async with database.transaction() as session:
         for name, settled_at in (("open", None), ("fresh", now), ("old", now - timedelta(days=8))):
-            row = DeliveryJob(id=name, target_url="t", payload="{}", created_at=now, settled_at=settled_at)
+            row = DeliveryJob(
+                id=name, target_url="t", payload="{}", created_at=settled_at or now, settled_at=settled_at
+            )
             session.add(row)
     done = run(tmp_path, database_url)
     assert (done.returncode, done.stderr) == (0, "")

@@ -83,6 +83,7 @@ def test_without_any_variable_the_documented_defaults_hold() -> None:
         "federation_per_server": 3,
         "federation_overtime": 500,
         "federation_delivery_max_age": timedelta(days=7),
+        "federation_keep_attempts": timedelta(days=30),
         "federation_release_rate": 50,
         "federation_max_stalls": 3,
     }
@@ -155,6 +156,7 @@ def test_without_any_variable_the_documented_defaults_hold() -> None:
         ("FEDERATION_OVERTIME", "0", 0),
         ("FEDERATION_DELIVERY_MAX_AGE", "30d", timedelta(days=30)),
         ("FEDERATION_DELIVERY_MAX_AGE", "0", None),
+        ("FEDERATION_KEEP_ATTEMPTS", "3d", timedelta(days=3)),
         ("FEDERATION_RELEASE_RATE", "7", 7),
         ("FEDERATION_MAX_STALLS", "0", 0),
     ],
@@ -213,6 +215,7 @@ def test_every_variable_has_a_case_above() -> None:
         ("FEDERATION_PORT", "s3cret"),
         ("FEDERATION_QUEUE_PREFIX", "s3cret" * 20),
         ("FEDERATION_DELIVERY_ATTEMPTS", "0"),
+        ("FEDERATION_KEEP_ATTEMPTS", "47h"),
         ("FEDERATION_DELIVERY_BACKOFF", "0s"),
         ("FEDERATION_DELIVERY_BACKOFF", "-1s"),
         ("FEDERATION_DELIVERY_BACKOFF", "5 parsecs s3cret"),

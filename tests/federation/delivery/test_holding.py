@@ -13,6 +13,7 @@ from db import Database, DeliveryState, HoldReason, LinkState
 from federation.admin import blacklist
 from federation.delivery import holding
 from tests.federation.delivery.held import URL, Node
+from tests.federation.rows_read import watched
 from workers.clock import ManualClock, SystemClock
 
 HOUR = timedelta(hours=1)
@@ -210,3 +211,15 @@ async def test_each_server_with_held_deliveries_is_found_once(node: Node) -> Non
     found = {link.server_url for link in await node.links.due_for_release(100)}
     assert found == {f"https://{name}.example" for name in "abc"}
     assert {link.state for link in await node.links.due_for_release(100)} == {LinkState.UP}
+
+
+async def test_a_sweep_does_not_ask_for_each_absent_server(node: Node) -> None:
+    """A look at the link of each would be a query for each, every half minute."""
+    for name in range(60):
+        url = f"https://s{name}.example"
+        await node.add_held(url=url)
+        await node.links.hold(url)
+        node.links.forget(url)
+    with watched() as queries:
+        assert (await node.held().sweep())["servers_to_release"] == 0
+    assert len(queries) < 20

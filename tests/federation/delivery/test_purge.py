@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import insert, select, text, update
 from sqlmodel import col
 
 from db import (
@@ -29,7 +30,9 @@ from db import (
     create_host_tables,
 )
 from federation.delivery import purge as module
+from federation.delivery import strangers
 from federation.delivery.purge import Purge
+from tests.federation.rows_read import cost, watched
 
 NOW = datetime.now(UTC)
 HOUR = timedelta(hours=1)
@@ -141,6 +144,30 @@ async def test_a_purge_goes_on_until_nothing_is_left(database: Database, monkeyp
     assert await left(database) == set()
 
 
+async def test_a_purge_looks_at_nothing_that_is_held(database: Database) -> None:
+    """However much that is: a look at all of it for each batch would take longer than the batch."""
+    held = 5_000
+    values = {"target_url": "t", "payload": "", "created_at": NOW - timedelta(days=6), "state": DeliveryState.HELD}
+    async with database.transaction() as session:
+        await session.execute(insert(DeliveryJob), [{"id": f"held-{number}", **values} for number in range(held)])
+        session.add_all([settled(f"row-{number}", timedelta(days=8)) for number in range(3)])
+        await session.flush()
+        if session.get_bind().dialect.name == "postgresql":  # which analyzes by itself; SQLite does not
+            await session.execute(text("ANALYZE"))
+    with watched(("DELETE FROM delivery_jobs",)) as statements:
+        assert (await Purge(database)())["deliveries"] == 3
+    assert statements
+    assert await database.transact(partial(cost, queries=statements)) < held / 10
+
+
+async def test_attempts_are_kept_for_as_long_as_is_asked(database: Database) -> None:
+    """A node with very many of them has no room for a month of them."""
+    async with database.transaction() as session:
+        session.add_all([attempt("young", timedelta(days=2)), attempt("old", timedelta(days=4))])
+    assert (await Purge(database, keep_attempts=timedelta(days=3))())["attempts"] == 1
+    assert await left(database) == {"young"}
+
+
 async def test_expired_rotations_and_rules_and_texts_nobody_refers_to_are_purged(database: Database) -> None:
     """What has not expired stays, and so do a text in use and one too young to judge."""
     day = timedelta(days=1)
@@ -212,6 +239,24 @@ async def test_where_posts_cannot_be_seen_no_registration_goes(database: Databas
         session.add(server("unused", timedelta(days=31)))
     assert (await Purge(database)())["servers"] == 0
     assert await registered(database) == {url_of("unused")}
+
+
+async def test_unused_registrations_are_found_however_much_is_held(database: Database) -> None:
+    """Without a walk along the list of all deliveries for each."""
+    held, servers = 3_000, 100
+    values = {"target_url": "t", "payload": "", "created_at": NOW, "state": DeliveryState.HELD}
+    async with database.transaction() as session:
+        await (await session.connection()).run_sync(create_host_tables)
+        session.add_all([server(f"unused-{number}", timedelta(days=31)) for number in range(servers)])
+        rows = [{"id": f"held-{number}", "server_url": url_of(str(number)), **values} for number in range(held)]
+        await session.execute(insert(DeliveryJob), rows)
+        await session.flush()
+        if session.get_bind().dialect.name == "postgresql":  # which analyzes by itself; SQLite does not
+            await session.execute(text("ANALYZE"))
+    with watched(("SELECT server_registry.id",)) as queries:
+        ids = select(col(Server.id)).where(*strangers._is_unused())
+        assert len(await database.rows(ids)) == servers
+    assert await database.transact(partial(cost, queries=queries, work_mem="64kB")) < 10 * held
 
 
 async def registered(database: Database) -> set[str]:

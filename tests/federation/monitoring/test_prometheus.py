@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
+from sqlalchemy import insert, text
 from starlette.routing import Route
 from structlog.testing import capture_logs
 
@@ -30,6 +32,7 @@ from federation.monitoring.labels import ATTEMPT_CODES, ENDPOINTS, OWN_FAULTS, c
 from federation.monitoring.monitor import watch
 from federation.monitoring.numbers import age, read_numbers
 from federation.monitoring.prometheus import ProcessMetrics
+from tests.federation import rows_read
 from tests.patience import PATIENCE_SECONDS
 from workers import Claim, Job, Queue, WorkerEvent, WorkerEventKind
 from workers.jobs import DROP
@@ -230,6 +233,22 @@ async def test_the_database_tells_of_servers_rules_deliveries_and_jobs(database:
     metrics.set_database(numbers, at=NOW)
     assert samples(metrics, "federation_servers") == {("healthy",): 2, ("unhealthy",): 1}
     assert samples(metrics, "federation_deliveries_without_job") == {(): 1}
+
+
+async def test_the_links_of_what_is_owed_are_looked_up(database: Database) -> None:
+    """Very many servers may be away. A walk along all of them, for each delivery, would take minutes every time."""
+    owed, away = 500, 6_000
+    made = [{"id": new_id(), "target_url": "t", "payload": "", "created_at": NOW, "job_name": "n"} for _ in range(owed)]
+    links = [{"server_url": f"https://s{n}.example", "since": NOW, "state": LinkState.DOWN} for n in range(away)]
+    async with database.transaction() as session:
+        rows = [{**row, "server_url": f"https://up{number}.example"} for number, row in enumerate(made)]
+        await session.execute(insert(DeliveryJob), rows)
+        await session.execute(insert(ServerLink), links)
+        if session.get_bind().dialect.name == "postgresql":  # which analyzes by itself; SQLite does not
+            await session.execute(text("ANALYZE"))
+    with rows_read.watched() as queries:
+        assert (await read_numbers(database, recurring=())).oldest_while_up == NOW
+    assert await database.transact(partial(rows_read.cost, queries=queries, work_mem="64kB")) < 10 * (owed + away)
 
 
 async def test_an_empty_database_owes_nothing(database: Database) -> None:

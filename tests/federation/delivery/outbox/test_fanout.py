@@ -157,12 +157,13 @@ async def test_a_purged_row_takes_its_reference_along(database: Database) -> Non
         await session.execute(
             update(DeliveryJob)
             .where(col(DeliveryJob.id) == ids[0])
-            .values(settled_at=long_ago, outcome=AttemptOutcome.PERMANENT)
+            .values(created_at=long_ago, settled_at=long_ago, outcome=AttemptOutcome.PERMANENT)
         )
     await Purge(database)()
     assert await texts_of(database) == [1]
     async with database.transaction() as session:
-        await session.execute(update(DeliveryJob).values(settled_at=long_ago, outcome=AttemptOutcome.PERMANENT))
+        settled = {"created_at": long_ago, "settled_at": long_ago, "outcome": AttemptOutcome.PERMANENT}
+        await session.execute(update(DeliveryJob).values(**settled))
     await Purge(database)()
     assert await texts_of(database) == []
 

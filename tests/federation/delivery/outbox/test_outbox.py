@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from datetime import timedelta
@@ -94,6 +95,14 @@ async def test_many_deliveries_of_one_transaction_are_all_there_afterwards(place
     async with place.outbox.transaction() as session:
         ids = {await place.enqueue(session) for _ in range(50)}
     assert await place.jobs() == (await place.rows()).keys() == ids
+
+
+async def test_ids_of_deliveries_grow_with_time(place: Place) -> None:
+    """So that indexes of many millions grow at one end: of one delivery, and of those of a fan-out."""
+    async with place.outbox.transaction() as session:
+        one = await place.enqueue(session)
+        others = await place.outbox.enqueue_fanout(session, "deliver-post", "/inbox", [SERVER], PAYLOAD)
+    assert {uuid.UUID(each).version for each in (one, *others)} == {7}
 
 
 async def test_a_savepoint_rolled_back_takes_its_deliveries_with_it(place: Place) -> None:
