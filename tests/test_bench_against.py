@@ -68,13 +68,19 @@ class Checkout:
             check=False,
         )
 
-    def refusal(self, *command: str, **variables: str) -> str:
-        """What it says when it refuses: one line, and nothing is left behind."""
-        done = self.run(*command, **variables)
-        assert done.returncode == 1, done.stderr
+    def refused(self, commit: str, **variables: str) -> str:
+        """What is said of the commit when it cannot be compared, as every benchmark would: without its imports."""
+        code = "import sys; from bench.trees import trees\nwith trees(sys.argv[1]): print('measured')"
+        environment = {**self.environment, "PYTHONPATH": str(self.directory / "scripts"), **variables}
+        command = [sys.executable, "-c", code, commit]
+        return self.line(subprocess.run(command, env=environment, capture_output=True, text=True, check=False))
+
+    def line(self, done: subprocess.CompletedProcess[str]) -> str:
+        """What it said, which is one line, when it ended; nothing is left behind."""
+        assert (done.returncode, done.stdout) == (1, ""), done.stderr
         assert list(self.temporary.iterdir()) == []
         (line,) = done.stderr.splitlines()
-        return line
+        return line.removeprefix("--against: ")
 
 
 @pytest.fixture
@@ -124,29 +130,26 @@ def test_the_measured_code_is_the_commits(checkout: Checkout, few: tuple[str, ..
     package.write_text(complete)
     checkout.commit()
     problem = f"this checkout's benchmark cannot measure {old} there: ImportError: it was written later"
-    assert checkout.refusal(*few, "--against", old) == f"--against: {problem}"
+    assert checkout.line(checkout.run(*few, "--against", old)) == problem
 
 
 def test_what_cannot_be_compared_is_refused(checkout: Checkout) -> None:
-    """Before anything is measured, by each benchmark alike."""
+    """In one line, before anything is measured."""
     first = checkout.commit()
     shutil.move(checkout.directory / "db", checkout.directory / "database")
     without_db = checkout.commit()
     shutil.move(checkout.directory / "database", checkout.directory / "db")
     checkout.commit()
-    refusal = checkout.refusal(*FEW_APART, "--against", "no-such-branch")
-    assert refusal == "--against: no such commit"
-    refusal = checkout.refusal(*FEW_APART, "--against=--all")
-    assert "no such commit" in refusal
-    refusal = checkout.refusal(*FEW_APART, "--against", without_db)
-    assert refusal.startswith(f"--against: {without_db} has other packages: ")
+    assert checkout.refused("no-such-branch") == "no such commit"
+    assert checkout.refused("--all") == "no such commit"
+    refusal = checkout.refused(without_db)
+    assert refusal.startswith(f"{without_db} has other packages: ")
     assert "db" in refusal
-    assert checkout.refusal(*FEW_APART, "--against", first, PATH="/nowhere") == "--against: git is not installed"
+    assert checkout.refused(first, PATH="/nowhere") == "git is not installed"
     (checkout.directory / "workers" / "jobs" / "new.py").write_text('"""New."""\n')
-    refusal = checkout.refusal(*FEW_APART, "--against", first)
-    assert refusal == "--against: workers/jobs/new.py has changes that are not committed"
+    assert checkout.refused(first) == "workers/jobs/new.py has changes that are not committed"
     shutil.rmtree(checkout.directory / ".git")
-    assert "not a git repository" in checkout.refusal(*FEW_APART, "--against", first)
+    assert "not a git repository" in checkout.refused(first)
 
 
 def test_an_interrupted_comparison_leaves_nothing_behind(checkout: Checkout) -> None:

@@ -2,13 +2,16 @@
 
 Theory of operation. The kernel sends a signal for every few milliseconds of CPU time that the process has used, and the
 handler adds what each thread has used since the signal before to the stack that it is in now. So the sum is exact, C
-code counts for the function that called it, and a delivery costs about as much as without. What is below the event loop
-is the same for all tasks and left out. A stack belongs to the part of its innermost frame that has one: a write to a
-socket belongs to whoever writes, and what pydantic or json does to whoever calls them.
+code counts for the function that called it, and a delivery costs about as much as without. The handler runs in the main
+thread, which may be waiting while the signal came to another one: the event loop is woken then, as by any signal that
+it handles. What is below the event loop is the same for all tasks and left out. A stack belongs to the part of its
+innermost frame that has one: a write to a socket belongs to whoever writes, and what pydantic or json does to whoever
+calls them.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
 import sys
@@ -42,6 +45,7 @@ _OF_PATHS: Final[Mapping[str, Sequence[str]]] = {
     "benchmark": ("bench/", "bench_delivery.py"),
 }
 PARTS: Final = (*_OF_PATHS, _LOOP, OTHER)
+_LOOPS_OWN: Final = ("asyncio/", "selectors.py", "concurrent/futures/")
 _BELOW: Final = ("Handle._run", "BaseEventLoop.run_forever")
 
 
@@ -54,15 +58,17 @@ class Samples:
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[None]:
-        """Take samples of this process during the block; only its main thread may."""
+        """Take samples of this process during the block, which runs in the event loop of the main thread."""
         self._used = {thread: _used_by(thread) for thread in sys._current_frames()}
-        before = signal.signal(signal.SIGPROF, self._sample)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGPROF, lambda: None)  # the signal wakes the loop from now on
+        signal.signal(signal.SIGPROF, self._sample)  # a handler of the loop's would not see what it interrupts
         signal.setitimer(signal.ITIMER_PROF, INTERVAL_SECONDS, INTERVAL_SECONDS)
         try:
             yield
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
-            signal.signal(signal.SIGPROF, before)
+            loop.remove_signal_handler(signal.SIGPROF)
 
     def folded(self) -> dict[str, int]:
         """Return microseconds by stack, as tools for flame graphs read them: `outer;inner`."""
@@ -133,7 +139,7 @@ def _part(stack: Sequence[str]) -> str:
         for part, paths in _OF_PATHS.items():
             if _starts(frame, paths):
                 return part
-    return _LOOP if any(_starts(frame, ("asyncio/", "selectors.py")) for frame in stack) else OTHER
+    return _LOOP if any(_starts(frame, _LOOPS_OWN) for frame in stack) else OTHER
 
 
 def _starts(frame: str, paths: Sequence[str]) -> bool:
