@@ -193,7 +193,7 @@ def tell(
     if compared:
         show(compared)
     profiles = list(profile(groups, options)) if options.profile else []
-    more = {"ratios": compared} if several else {}
+    more: dict[str, object] = {"ratios": compared} if several else {}
     more |= {"profiles": profiles} if profiles else {}
     more |= {"tls": True} if options.tls else {}
     print(json.dumps({**told, **more, "rows": rows}))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 Contender = TypeVar("Contender")
 Run: TypeAlias = Mapping[str, float]
@@ -32,7 +32,7 @@ class Row:
 
     table: str
     labels: Mapping[str, object]
-    measure: partial[Awaitable[Run]]
+    measure: partial[Coroutine[Any, Any, dict[str, float]]]
     baseline: Row | None = None
     """The row with whose speed this one's is compared."""
     runs: list[Run] = field(default_factory=list)

@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, FrameType
@@ -53,7 +53,7 @@ class Samples:
     """Seconds of CPU time by stack, outermost frame first."""
 
     def __init__(self) -> None:
-        self.seconds: Counter[tuple[CodeType, ...]] = Counter()
+        self.seconds: defaultdict[tuple[CodeType, ...], float] = defaultdict(float)
         self._used: dict[int, float] = {}
 
     @contextlib.contextmanager
