@@ -55,7 +55,7 @@ sys.path.insert(0, measured_tree())
 from bench import sampling
 from bench.deliveries import node_environment, own_keys
 from bench.node import machine, unwind_when_terminated
-from bench.peer_servers import peer_process
+from bench.peer_servers import Peers, peer_process
 from bench.report import in_turn, ratios
 
 NODE: Final = "node"
@@ -98,8 +98,8 @@ def parse() -> argparse.Namespace:
         parser.error("--pages is for one process: only there is the dashboard beside what delivers")
     if options.processes and (options.profile or options.warm_up):
         parser.error("--profile, --peer and --warm-up are for one process, which is measured from inside")
-    if options.fanout and (options.against or options.peer or options.profile):
-        parser.error("--fanout takes neither --against, --peer nor --profile")
+    if options.fanout and (options.against or options.peer or options.profile or options.tls):
+        parser.error("--fanout delivers nothing: it takes neither --against, --peer, --profile nor --tls")
     if options.peer and "bullmq" not in options.queue:
         parser.error("--peer node works jobs of BullMQ: add --queue bullmq")
     return options
@@ -237,34 +237,14 @@ def _cell(value: object) -> str:
 
 
 def run_once(kind: Kind, contender: Contender, options: argparse.Namespace) -> dict[str, Any]:
-    """Run one worker on a fresh node.
+    """Run one worker on a fresh node, and return what it measured of itself.
 
     Exits if the worker fails, or if its deliveries did not all arrive.
     """
-    with contextlib.ExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fd-bench-")))
-        environment = stack.enter_context(node_environment(kind.queue))
-        certificate = make_certificate(directory) if options.tls else None
-        peers = stack.enter_context(peer_process(kind.servers, own_keys(environment), certificate=certificate))
-        if certificate is not None:
-            environment["SSL_CERT_FILE"] = str(directory / AUTHORITY)
-        environment |= contender.tree.variables()
-        environment["FEDERATION_DELIVERY_CONCURRENCY"] = str(options.concurrency)
-        # The limit per server protects from slow ones; with one server, only the limit would be measured.
-        environment["FEDERATION_PER_SERVER"] = str(options.concurrency)
-        environment["BENCH_PEERS"] = json.dumps(peers.servers)
-        environment["BENCH_DELIVERIES"] = str(options.deliveries)
-        environment["BENCH_WARM_UP"] = str(options.warm_up)
-        command = [sys.executable, __file__, "--role", contender.role]
-        if options.profile and contender.role != NODE:
-            command += ["--profile", str(options.profile)]
-        if kind.processes:
-            command += ["--processes", str(kind.processes)]
-        if kind.pages:
-            command += ["--pages", str(kind.pages)]
+    with fresh_node(kind, options) as (directory, environment, peers):
         finished = subprocess.run(
-            command,
-            env=environment,
+            role_command(kind, contender, options),
+            env={**environment, **contender.tree.variables()},
             capture_output=True,
             check=False,
             timeout=LONGEST_RUN_SECONDS,
@@ -275,22 +255,49 @@ def run_once(kind: Kind, contender: Contender, options: argparse.Namespace) -> d
         sys.stderr.write(finished.stderr.decode())
         if (taken := peers.tell("taken")) < options.deliveries + options.warm_up:
             sys.exit(f"{contender.name}: only {taken} deliveries have arrived")
-        result: dict[str, Any] = json.loads(finished.stdout)
-        return result
+    found: dict[str, Any] = json.loads(finished.stdout)
+    return found
 
 
-AUTHORITY: Final = "authority.pem"
+@contextlib.contextmanager
+def fresh_node(kind: Kind, options: argparse.Namespace) -> Iterator[tuple[Path, dict[str, str], Peers]]:
+    """Yield a directory, the settings of a fresh node, and the peers that it is to deliver to."""
+    with contextlib.ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fd-bench-")))
+        environment = stack.enter_context(node_environment(kind.queue))
+        certificate = None
+        if options.tls:
+            certificate, authority = make_certificate(directory)
+            environment["SSL_CERT_FILE"] = str(authority)
+        peers = stack.enter_context(peer_process(kind.servers, own_keys(environment), certificate=certificate))
+        environment["FEDERATION_DELIVERY_CONCURRENCY"] = str(options.concurrency)
+        # The limit per server protects from slow ones; with one server, only the limit would be measured.
+        environment["FEDERATION_PER_SERVER"] = str(options.concurrency)
+        environment["BENCH_PEERS"] = json.dumps(peers.servers)
+        environment["BENCH_DELIVERIES"] = str(options.deliveries)
+        environment["BENCH_WARM_UP"] = str(options.warm_up)
+        yield directory, environment, peers
 
 
-def make_certificate(directory: Path) -> Path:
-    """Write a certificate for the peers with its key, and that of its authority, for who asks them."""
+def role_command(kind: Kind, contender: Contender, options: argparse.Namespace) -> list[str]:
+    command = [sys.executable, __file__, "--role", contender.role]
+    if options.profile and contender.role != NODE:
+        command += ["--profile", str(options.profile)]
+    if kind.processes:
+        command += ["--processes", str(kind.processes)]
+    if kind.pages:
+        command += ["--pages", str(kind.pages)]
+    return command
+
+
+def make_certificate(directory: Path) -> tuple[Path, Path]:
+    """Write a certificate for the peers with its key, and that of the authority that vouches for them."""
     import trustme
 
-    authority = trustme.CA()
-    authority.cert_pem.write_to_path(str(directory / AUTHORITY))
-    file = directory / "peers.pem"
-    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(file))
-    return file
+    authority, certificate = trustme.CA(), directory / "peers.pem"
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(certificate))
+    authority.cert_pem.write_to_path(str(directory / "authority.pem"))
+    return certificate, directory / "authority.pem"
 
 
 def worker(options: argparse.Namespace) -> dict[str, Any]:

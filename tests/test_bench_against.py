@@ -17,9 +17,11 @@ import pytest
 from tests.patience import LONG_PATIENCE_SECONDS, PATIENCE_SECONDS
 
 ROOT: Final = Path(__file__).parent.parent
-FEW_APART: Final = ("bench_apart.py", "--systems", "sqlite", "--jobs", "20", "--repeat", "1", "--concurrency", "5")
-FEW_IN_QUEUE: Final = ("bench_queue.py", "--storage", "memory", "--jobs", "20", "--repeat", "1", "--concurrency", "5")
-FEW_DELIVERIES: Final = ("bench_delivery.py", "--queue", "sqlite", "--servers", "2", "--deliveries", "20")
+FEW: Final = {
+    "bench_apart.py": ("--systems", "sqlite", "--jobs", "20", "--repeat", "1", "--concurrency", "5"),
+    "bench_queue.py": ("--storage", "memory", "--jobs", "20", "--repeat", "1", "--concurrency", "5"),
+    "bench_delivery.py": ("--queue", "sqlite", "--servers", "2", "--deliveries", "20"),
+}
 OF_TESTS: Final = ("__init__.py", "patience.py", "servers.py", "interop/__init__.py", "interop/peer.py")
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
@@ -95,8 +97,8 @@ def test_a_commits_storages_are_measured_beside_ours(checkout: Checkout) -> None
     before = checkout.commit()
     (checkout.directory / "workers" / "new.py").write_text('"""New."""\n')
     now = checkout.commit()
-    for few in (FEW_APART, FEW_IN_QUEUE):
-        done = checkout.run(*few, "--against", "HEAD~1")
+    for script in ("bench_apart.py", "bench_queue.py"):
+        done = checkout.run(script, *FEW[script], "--against", "HEAD~1")
         assert done.returncode == 0, done.stderr
         (rows,) = json.loads(done.stdout)["tables"].values()
         assert [row["code"] for row in rows] == [f"{now} here", f"{before} there", "ratio"]
@@ -110,7 +112,7 @@ def test_a_commits_storages_are_measured_beside_ours(checkout: Checkout) -> None
 def test_a_commits_worker_is_measured_beside_ours(checkout: Checkout) -> None:
     """Each delivers as much, on nodes of their own."""
     name = checkout.commit()
-    done = checkout.run(*FEW_DELIVERIES, "--against", "HEAD", "--repeat", "2")
+    done = checkout.run("bench_delivery.py", *FEW["bench_delivery.py"], "--against", "HEAD", "--repeat", "2")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert [row["worker"] for row in told["rows"]] == [f"{name} here", f"{name} there"]
@@ -120,17 +122,19 @@ def test_a_commits_worker_is_measured_beside_ours(checkout: Checkout) -> None:
     assert ratio["deliveries_per_s"] > 0
 
 
-@pytest.mark.parametrize("few", [FEW_APART, FEW_IN_QUEUE, FEW_DELIVERIES], ids=lambda few: few[0])
-def test_the_measured_code_is_the_commits(checkout: Checkout, few: tuple[str, ...]) -> None:
+@pytest.mark.spread("script")
+@pytest.mark.parametrize("script", FEW)
+def test_the_measured_code_is_the_commits(checkout: Checkout, script: str) -> None:
     """Where that has not what the benchmark uses, the one line says what is missing."""
-    package = checkout.directory / ("federation/app.py" if few is FEW_DELIVERIES else "workers/__init__.py")
+    changed = "federation/app.py" if script == "bench_delivery.py" else "workers/__init__.py"
+    package = checkout.directory / changed
     complete = package.read_text()
     package.write_text("raise ImportError('it was written later')\n")
     old = checkout.commit()
     package.write_text(complete)
     checkout.commit()
     problem = f"this checkout's benchmark cannot measure {old} there: ImportError: it was written later"
-    assert checkout.line(checkout.run(*few, "--against", old)) == problem
+    assert checkout.line(checkout.run(script, *FEW[script], "--against", old)) == problem
 
 
 def test_what_cannot_be_compared_is_refused(checkout: Checkout) -> None:
