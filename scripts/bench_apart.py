@@ -1,7 +1,7 @@
 """How fast a queue is as users run it: the producer and the worker in processes of their own, with default settings.
 
     python scripts/bench_apart.py [--systems redis bullmq node-bullmq bull node-bull ...] [--jobs 10000]
-        [--concurrency 50 10] [--repeat 7] [--markdown]
+        [--concurrency 50 10] [--repeat 7] [--against COMMIT] [--markdown]
 
 Each measurement has a fresh server, a producer process and a worker process, ours in Python or a peer's in Node:
 
@@ -14,6 +14,9 @@ Each measurement has a fresh server, a producer process and a worker process, ou
 Payloads are 1 KB. Completed jobs are kept for an hour by both sides, as our default is. Systems are measured in turn
 and the medians of `--repeat` rounds are shown: tables on stderr, one JSON object on stdout; with `--markdown` the
 tables on stdout instead. Node's systems need Node; the `dev` extra brings the servers.
+
+`--against COMMIT` measures our systems with the code of that commit, too, in turns with this checkout's. Under each
+such pair stands the ratio, the median of those of the runs side by side (`bench/trees.py` says what is another's).
 """
 
 from __future__ import annotations
@@ -22,14 +25,16 @@ import argparse
 import asyncio
 import json
 import sys
+from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from bench.trees import Tree, measured_tree, trees
+
+sys.path.insert(0, measured_tree())
 
 from bench import apart
 from bench.node import machine, unwind_when_terminated
-from bench.report import Row, by_table, markdown
+from bench.report import Row, by_table, in_turn, markdown, with_ratios
 
 
 def main() -> None:
@@ -37,22 +42,32 @@ def main() -> None:
     options = parse()
     unwind_when_terminated()
     apart.install(options.systems)
-    rows = [
-        Row(
-            table=f"producer and worker apart, concurrency {concurrency}",
-            labels={"queue": system},
-            measure=partial(apart.measured, system, concurrency, options.jobs),
-        )
-        for concurrency in options.concurrency
-        for system in options.systems
-    ]
-    for _ in range(options.repeat):
-        for row in rows:
-            row.runs.append(asyncio.run(row.measure()))
+    with trees(options.against) as measured:
+        groups = list(rows_to_compare(options, measured))
+        for turn in range(options.repeat):
+            for group in groups:
+                for row in in_turn(group, turn):
+                    row.runs.append(asyncio.run(row.measure()))
+    rows = [row for group in groups for row in with_ratios(group)]
     told = {"jobs": options.jobs, "repeat": options.repeat, **machine(), **apart.versions(options.systems)}
     print(f"{markdown(rows)}\n\n{told}", file=sys.stdout if options.markdown else sys.stderr)
     if not options.markdown:
         print(json.dumps({**told, "tables": by_table(rows)}))
+
+
+def rows_to_compare(options: argparse.Namespace, measured: Sequence[Tree]) -> Iterator[list[Row]]:
+    """Yield the rows of each system, which take turns: of ours one for each tree."""
+    for concurrency in options.concurrency:
+        for system in options.systems:
+            own = apart.SYSTEMS[system].package is None
+            yield [
+                Row(
+                    table=f"producer and worker apart, concurrency {concurrency}",
+                    labels={"queue": system, **({"code": tree.name} if own and len(measured) > 1 else {})},
+                    measure=partial(apart.measured, system, concurrency, options.jobs, tree),
+                )
+                for tree in (measured if own else measured[:1])
+            ]
 
 
 def parse() -> argparse.Namespace:
@@ -61,6 +76,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=10_000)
     parser.add_argument("--concurrency", nargs="+", type=int, default=[50, 10])
     parser.add_argument("--repeat", type=int, default=7)
+    parser.add_argument("--against", metavar="COMMIT", help="see above")
     parser.add_argument("--markdown", action="store_true")
     return parser.parse_args()
 

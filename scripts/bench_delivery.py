@@ -1,11 +1,18 @@
 """How fast one worker process delivers, and what a delivery costs it.
 
     python scripts/bench_delivery.py [--queue sqlite|bullmq] [--servers 1 200] [--deliveries 4000] [--concurrency 50]
-        [--processes 1 2] [--pages 0 10] [--fanout [RECIPIENTS]]
+        [--tls] [--processes 1 2] [--pages 0 10] [--repeat 5] [--against COMMIT] [--peer node] [--profile DIRECTORY]
+        [--fanout [RECIPIENTS]]
 
 Every run gets a fresh database (and Valkey, and PostgreSQL), peers in another process that answer each delivery with a
 canned, validly signed acknowledgment, and the worker in a third process. Half of the deliveries are follows, half
-posts, of about 1.5 KB each.
+posts, of about 1.5 KB each. With `--tls` the peers speak TLS, with a certificate of an authority made for the run.
+
+`--against COMMIT` measures the code of that commit, too, and `--peer node` a worker in Node (`bench/node_delivery.mjs`)
+that does the same steps for the same jobs of BullMQ, and writes the same rows. All take turns, in one run, each time in
+the other order, so that none has the machine's better hours; a ratio is the median of those of the runs side by side.
+Of a commit only the packages are another's (`bench/trees.py`). With `--peer` each worker delivers `--warm-up` other
+deliveries first (1 000), which are not measured, as Node compiles what it runs often.
 
 `database_ms_each` and `queue_ms_each` are the CPU of PostgreSQL and of Valkey. On SQLite both are 0, as that
 is the worker's own.
@@ -17,10 +24,14 @@ all else had: the peers, the servers, and other programs. On a machine without c
 With `--pages` the worker serves the dashboard, too, and so many pages are open: half of the overview, half of the live
 attempts. With `--pages 0 10 --repeat 5` runs with and without them take turns, and the difference is what they cost.
 
+`--profile DIRECTORY` also shows where the CPU time of a delivery goes, part by part, from samples of our worker's
+stacks (`bench/sampling.py`), and writes these there, a file for each row: `flamegraph.pl`, inferno and speedscope read
+them.
+
 `--fanout` delivers nothing. It measures what it takes to owe one post of 2.4 KB to 20 000 servers, or as many as are
 given, on BullMQ and PostgreSQL. The aim is at most 10 s, and 24 MB in Valkey.
 
-Prints a table on stderr and one JSON object on stdout. Needs the `dev` extra.
+Prints a table on stderr and one JSON object on stdout. Needs the `dev` extra, and `--peer` Node 20.
 """
 
 from __future__ import annotations
@@ -30,69 +41,178 @@ import asyncio
 import contextlib
 import itertools
 import json
-import os
-import resource
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from bench.trees import HERE, Tree, measured_tree, trees
 
-from bench.deliveries import cpu_seconds, enqueue, is_owed, node_environment, own_keys, register
+sys.path.insert(0, measured_tree())
+
+from bench import sampling
+from bench.deliveries import node_environment, own_keys
 from bench.node import machine, unwind_when_terminated
-from bench.peer_servers import peer_process
-from bench.server_cpu import cpu_of
+from bench.peer_servers import Peers, peer_process
+from bench.report import in_turn, ratios
+
+NODE: Final = "node"
+WARM_UP: Final = 1_000
+LONGEST_RUN_SECONDS: Final = 600
 
 
 def main() -> None:
     """Run the benchmark, or one of its child roles."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--queue", nargs="+", default=["sqlite", "bullmq"], choices=["sqlite", "bullmq"])
-    parser.add_argument("--servers", nargs="+", type=int, default=[1, 200])
-    parser.add_argument("--deliveries", type=int, default=4000)
-    parser.add_argument("--concurrency", type=int, default=50)
-    parser.add_argument("--processes", nargs="+", type=int, default=[], metavar="N", help="see above")
-    parser.add_argument("--pages", nargs="+", type=int, default=[], metavar="N", help="see above")
-    parser.add_argument("--repeat", type=int, default=1, help="runs of each kind, interleaved; medians are shown")
-    parser.add_argument("--fanout", nargs="?", type=int, const=20_000, metavar="RECIPIENTS", help="see above")
-    parser.add_argument("--profile", type=Path, help="write a cProfile of the worker here")
-    parser.add_argument("--role", choices=["worker"], help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.pages and options.processes:
-        parser.error("--pages is for one process: only there is the dashboard beside what delivers")
+    options = parse()
     unwind_when_terminated()
-
-    if options.role == "worker":
-        run_worker(options)
+    if options.role:
+        print(json.dumps(ROLES[options.role](options)))
     elif options.fanout:
         benchmark_fan_out(options)
     else:
         benchmark(options)
 
 
-def benchmark(options: argparse.Namespace) -> None:
-    kinds = list(itertools.product(options.queue, options.servers, options.processes or [0], options.pages or [0]))
-    results: dict[tuple[str, int, int, int], list[dict[str, float]]] = {kind: [] for kind in kinds}
-    for _ in range(options.repeat):
-        for kind in kinds:
-            results[kind].append(run_once(*kind, options))
-    rows = [
-        {
-            "queue": queue,
-            "servers": servers,
-            **({"processes": number} if number else {}),
-            **({"pages": pages} if options.pages else {}),
-            **{name: statistics.median(run[name] for run in runs) for name in runs[0]},
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--queue", nargs="+", default=["sqlite", "bullmq"], choices=["sqlite", "bullmq"])
+    parser.add_argument("--servers", nargs="+", type=int, default=[1, 200])
+    parser.add_argument("--deliveries", type=int, default=4000)
+    parser.add_argument("--concurrency", type=int, default=50)
+    parser.add_argument("--tls", action="store_true", help="see above")
+    parser.add_argument("--processes", nargs="+", type=int, default=[], metavar="N", help="see above")
+    parser.add_argument("--pages", nargs="+", type=int, default=[], metavar="N", help="see above")
+    parser.add_argument("--repeat", type=int, default=1, help="runs of each kind, interleaved; medians are shown")
+    parser.add_argument("--against", metavar="COMMIT", help="see above")
+    parser.add_argument("--peer", choices=[NODE], help="see above")
+    parser.add_argument("--warm-up", type=int, metavar="N", help="deliveries before those that are measured")
+    parser.add_argument("--fanout", nargs="?", type=int, const=20_000, metavar="RECIPIENTS", help="see above")
+    parser.add_argument("--profile", type=Path, metavar="DIRECTORY", help="see above")
+    parser.add_argument("--role", choices=list(ROLES), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.warm_up is None:
+        options.warm_up = WARM_UP if options.peer else 0
+    if options.pages and options.processes:
+        parser.error("--pages is for one process: only there is the dashboard beside what delivers")
+    if options.processes and (options.profile or options.warm_up):
+        parser.error("--profile, --peer and --warm-up are for one process, which is measured from inside")
+    if options.fanout and (options.against or options.peer or options.profile or options.tls):
+        parser.error("--fanout delivers nothing: it takes neither --against, --peer, --profile nor --tls")
+    if options.peer and "bullmq" not in options.queue:
+        parser.error("--peer node works jobs of BullMQ: add --queue bullmq")
+    return options
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """What the runs of a row have in common, whoever is measured."""
+
+    queue: str
+    servers: int
+    processes: int
+    pages: int
+
+    def labels(self, options: argparse.Namespace) -> dict[str, object]:
+        """Return the columns that tell the kinds apart."""
+        return {
+            "queue": self.queue,
+            "servers": self.servers,
+            **({"processes": self.processes} if self.processes else {}),
+            **({"pages": self.pages} if options.pages else {}),
         }
-        for (queue, servers, number, pages), runs in results.items()
-    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """Who is measured; `tree` is whose code runs, and makes the node that the worker belongs to."""
+
+    name: str
+    tree: Tree = HERE
+    role: str = "worker"
+
+    def can(self, kind: Kind) -> bool:
+        return self.role != NODE or kind.queue == "bullmq"
+
+
+@dataclass(slots=True)
+class Entry:
+    """A row of the table, with what its runs found."""
+
+    kind: Kind
+    contender: Contender
+    runs: list[dict[str, float]] = field(default_factory=list)
+    folded: Counter[str] = field(default_factory=Counter)
+
+    def measure(self, options: argparse.Namespace) -> None:
+        """Run once more."""
+        found = run_once(self.kind, self.contender, options)
+        self.folded.update(found.pop("folded", {}))
+        self.runs.append(found)
+
+    def medians(self) -> dict[str, float]:
+        return {name: statistics.median(run[name] for run in self.runs) for name in self.runs[0]}
+
+
+def benchmark(options: argparse.Namespace) -> None:
+    told: dict[str, object] = {"deliveries": options.deliveries, "concurrency": options.concurrency, **machine()}
+    with trees(options.against) as measured:
+        contenders = [Contender(name=tree.name, tree=tree) for tree in measured]
+        if options.peer:
+            from bench import in_node
+
+            in_node.install()
+            contenders.append(Contender(name=NODE, tree=measured[0], role=NODE))
+            told |= in_node.versions()
+        kinds = itertools.product(options.queue, options.servers, options.processes or [0], options.pages or [0])
+        groups = [
+            [Entry(kind, contender) for contender in contenders if contender.can(kind)]
+            for kind in (Kind(queue=q, servers=s, processes=n, pages=p) for q, s, n, p in kinds)
+        ]
+        for turn in range(options.repeat):
+            for group in groups:
+                for entry in in_turn(group, turn):
+                    entry.measure(options)
+    tell(groups, options, told, several=len(contenders) > 1)
+
+
+def tell(
+    groups: Sequence[Sequence[Entry]], options: argparse.Namespace, told: Mapping[str, object], *, several: bool
+) -> None:
+    """Show tables on stderr, and print one JSON object."""
+    rows: list[dict[str, Any]] = []
+    compared: list[dict[str, Any]] = []
+    for group in groups:
+        labels = group[0].kind.labels(options)
+        rows += [{**labels, **({"worker": e.contender.name} if several else {}), **e.medians()} for e in group]
+        for other in group[1:]:
+            names = f"{group[0].contender.name} / {other.contender.name}"
+            compared.append({**labels, "worker": names, **ratios(group[0].runs, other.runs)})
     show(rows)
-    print(json.dumps({"deliveries": options.deliveries, "concurrency": options.concurrency, **machine(), "rows": rows}))
+    if compared:
+        show(compared)
+    profiles = list(profile(groups, options)) if options.profile else []
+    more: dict[str, object] = {"ratios": compared} if several else {}
+    more |= {"profiles": profiles} if profiles else {}
+    more |= {"tls": True} if options.tls else {}
+    print(json.dumps({**told, **more, "rows": rows}))
+
+
+def profile(groups: Sequence[Sequence[Entry]], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Write the stacks of each row of ours, show its parts, and yield these."""
+    for entry in itertools.chain.from_iterable(groups):
+        if not entry.folded:
+            continue
+        labels = {**entry.kind.labels(options), "worker": entry.contender.name}
+        file = options.profile / f"{'-'.join(str(value).replace(' ', '-') for value in labels.values())}.folded"
+        sampling.write_folded(entry.folded, file)
+        parts, deliveries = sampling.by_part(entry.folded), options.deliveries * options.repeat
+        print(f"\n{file}: a delivery's CPU time\n{sampling.table(parts, deliveries)}", file=sys.stderr)
+        yield {**labels, "file": str(file), "us": {name: spent / deliveries for name, spent in parts.items()}}
 
 
 def benchmark_fan_out(options: argparse.Namespace) -> None:
@@ -107,146 +227,101 @@ def benchmark_fan_out(options: argparse.Namespace) -> None:
     print(json.dumps({**machine(), "rows": [row]}))
 
 
-def show(rows: list[dict[str, Any]]) -> None:
-    columns = list(rows[0])
-    print(*(f"{name:>16}" for name in columns), file=sys.stderr)
-    for row in rows:
-        print(
-            *(f"{row[name]:>16}" if isinstance(row[name], str) else f"{row[name]:>16.6g}" for name in columns),
-            file=sys.stderr,
+def show(rows: Sequence[Mapping[str, Any]]) -> None:
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    shown = [columns, *([_cell(row.get(name, "")) for name in columns] for row in rows)]
+    widths = [max(16, *map(len, cells)) for cells in zip(*shown, strict=True)]
+    for cells in shown:
+        print(*(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)), file=sys.stderr)
+
+
+def _cell(value: object) -> str:
+    return value if isinstance(value, str) else f"{value:.6g}"
+
+
+def run_once(kind: Kind, contender: Contender, options: argparse.Namespace) -> dict[str, Any]:
+    """Run one worker on a fresh node, and return what it measured of itself.
+
+    Exits if the worker fails, or if its deliveries did not all arrive.
+    """
+    with fresh_node(kind, options) as (directory, environment, peers):
+        finished = subprocess.run(
+            role_command(kind, contender, options),
+            env={**environment, **contender.tree.variables()},
+            capture_output=True,
+            check=False,
+            timeout=LONGEST_RUN_SECONDS,
+            cwd=directory,
         )
+        if finished.returncode:
+            contender.tree.give_up(finished.stderr.decode())
+        sys.stderr.write(finished.stderr.decode())
+        if (taken := peers.tell("taken")) < options.deliveries + options.warm_up:
+            sys.exit(f"{contender.name}: only {taken} deliveries have arrived")
+    found: dict[str, Any] = json.loads(finished.stdout)
+    return found
 
 
-def run_once(queue: str, servers: int, processes: int, pages: int, options: argparse.Namespace) -> dict[str, float]:
+@contextlib.contextmanager
+def fresh_node(kind: Kind, options: argparse.Namespace) -> Iterator[tuple[Path, dict[str, str], Peers]]:
+    """Yield a directory, the settings of a fresh node, and the peers that it is to deliver to."""
     with contextlib.ExitStack() as stack:
-        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="fd-bench-"))
-        environment = stack.enter_context(node_environment(queue))
-        peers = stack.enter_context(peer_process(servers, own_keys(environment)))
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fd-bench-")))
+        environment = stack.enter_context(node_environment(kind.queue))
+        certificate = None
+        if options.tls:
+            certificate, authority = make_certificate(directory)
+            environment["SSL_CERT_FILE"] = str(authority)
+        peers = stack.enter_context(peer_process(kind.servers, own_keys(environment), certificate=certificate))
         environment["FEDERATION_DELIVERY_CONCURRENCY"] = str(options.concurrency)
         # The limit per server protects from slow ones; with one server, only the limit would be measured.
         environment["FEDERATION_PER_SERVER"] = str(options.concurrency)
         environment["BENCH_PEERS"] = json.dumps(peers.servers)
         environment["BENCH_DELIVERIES"] = str(options.deliveries)
-        command = [sys.executable, __file__, "--role", "worker"]
-        if options.profile:
-            command += ["--profile", str(options.profile)]
-        if processes:
-            command += ["--processes", str(processes)]
-        if pages:
-            command += ["--pages", str(pages)]
-        finished = subprocess.run(
-            command, env=environment, stdout=subprocess.PIPE, check=True, timeout=600, cwd=directory
-        )
-        result: dict[str, float] = json.loads(finished.stdout)
-        return result
+        environment["BENCH_WARM_UP"] = str(options.warm_up)
+        yield directory, environment, peers
 
 
-def run_worker(options: argparse.Namespace) -> None:
-    """Fill a fresh queue, then measure how long the workers take to empty it."""
+def role_command(kind: Kind, contender: Contender, options: argparse.Namespace) -> list[str]:
+    command = [sys.executable, __file__, "--role", contender.role]
+    if options.profile and contender.role != NODE:
+        command += ["--profile", str(options.profile)]
+    if kind.processes:
+        command += ["--processes", str(kind.processes)]
+    if kind.pages:
+        command += ["--pages", str(kind.pages)]
+    return command
+
+
+def make_certificate(directory: Path) -> tuple[Path, Path]:
+    """Write a certificate for the peers with its key, and that of the authority that vouches for them."""
+    import trustme
+
+    authority, certificate = trustme.CA(), directory / "peers.pem"
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(certificate))
+    authority.cert_pem.write_to_path(str(directory / "authority.pem"))
+    return certificate, directory / "authority.pem"
+
+
+def worker(options: argparse.Namespace) -> dict[str, Any]:
+    """Fill a fresh queue, then measure how long our workers take to empty it."""
     if options.processes:
         from bench.several import deliver_in_several
 
-        print(json.dumps(deliver_in_several(options.processes[0])))
-    elif options.profile:
-        import cProfile
+        return deliver_in_several(options.processes[0])
+    from bench.delivering import deliver_all
 
-        profile = cProfile.Profile()
-        print(json.dumps(asyncio.run(deliver_all(profile, pages=sum(options.pages)))))
-        profile.dump_stats(options.profile)
-    else:
-        print(json.dumps(asyncio.run(deliver_all(None, pages=sum(options.pages)))))
+    return asyncio.run(deliver_all(pages=sum(options.pages), profiled=options.profile is not None))
 
 
-async def deliver_all(profile: Any, *, pages: int) -> dict[str, float]:
-    from federation.app import Federation
-    from federation.base.logs import configure_logging
-    from federation.base.settings import Settings
-    from federation.cli.running import upgrade
-    from federation.node_workers import FederationWorkers
-    from federation.process import set_aside_loaded
+def node(_options: argparse.Namespace) -> dict[str, Any]:
+    """Do the same with Node's worker."""
+    from bench.in_node import deliver_in_node
 
-    configure_logging("warning")
-    settings = Settings.from_values(os.environ)
-    await asyncio.to_thread(upgrade, settings)
-    federation = Federation(settings)
-    peers, deliveries = json.loads(os.environ["BENCH_PEERS"]), int(os.environ["BENCH_DELIVERIES"])
-    await register(federation, peers)
-    await enqueue(federation, [peer["url"] for peer in peers], deliveries)
-
-    workers = FederationWorkers(federation)
-    async with watched(federation, pages):
-        set_aside_loaded()
-        servers = [cpu_of(os.environ["DATABASE_URL"]), cpu_of(os.environ.get("REDIS_URL", ""))]
-        before = [each.seconds() for each in servers]
-        started, cpu = time.perf_counter(), cpu_seconds()
-        if profile:
-            profile.enable()
-        workers.start()
-        left = True
-        while left:
-            await asyncio.sleep(0.05)
-            left = await is_owed(federation)
-        seconds, cpu = time.perf_counter() - started, cpu_seconds() - cpu
-        database, queue = (each.seconds() - first for each, first in zip(servers, before, strict=True))
-    if profile:
-        profile.disable()
-    await workers.stop()
-    await federation.attempts.close()
-    durations = await attempt_durations(federation)
-    failed, held = await mishaps(federation)
-    await federation.close()
-    return {
-        "deliveries_per_s": deliveries / seconds,
-        "cpu_ms_each": cpu * 1000 / deliveries,
-        "database_ms_each": database * 1000 / deliveries,
-        "queue_ms_each": queue * 1000 / deliveries,
-        "p50_ms": statistics.median(durations),
-        "p99_ms": statistics.quantiles(durations, n=100)[98],
-        "memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "failed": failed,
-        "held": held,
-    }
+    return asyncio.run(deliver_in_node())
 
 
-@contextlib.asynccontextmanager
-async def watched(federation: Any, pages: int) -> AsyncIterator[None]:
-    """Serve the dashboard, with so many open pages; nothing for none."""
-    if not pages:
-        yield
-        return
-    from bench.pages import open_pages
-
-    from federation.dashboard.node_site import NodeSite
-    from workers.dashboard.access import Access
-
-    site = NodeSite(federation, access=Access())
-    try:
-        async with open_pages(site, pages):
-            yield
-    finally:
-        await site.close()
-
-
-async def mishaps(federation: Any) -> tuple[int, int]:
-    """Count the deliveries that failed, and the attempts made after a delivery had been held: both should be none."""
-    from sqlalchemy import func, select
-    from sqlmodel import col
-
-    from db import DeliveryAttempt, DeliveryJob
-
-    failed = (await federation.database.rows(select(func.count()).select_from(DeliveryJob)))[0][0]
-    again = select(func.count()).select_from(DeliveryAttempt).where(col(DeliveryAttempt.series) > 0)
-    return failed, (await federation.database.rows(again))[0][0]
-
-
-async def attempt_durations(federation: Any) -> list[int]:
-    from sqlalchemy import select
-    from sqlmodel import col
-
-    from db import DeliveryAttempt
-
-    async with federation.database.read() as session:
-        return list((await session.execute(select(col(DeliveryAttempt.duration_ms)))).scalars())
+ROLES: Final = {"worker": worker, NODE: node}
 
 
 if __name__ == "__main__":

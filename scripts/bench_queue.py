@@ -2,7 +2,7 @@
 
     python scripts/bench_queue.py [--storage memory file sqlite postgres redis bullmq bull] [--jobs 10000]
         [--concurrency 50 10] [--backlog 0] [--repeat 3] [--peers [NAME ...]] [--peers-python PYTHON] [--wait]
-        [--memory] [--chains [LINKS]] [--expiry [RECORDS]] [--markdown]
+        [--memory] [--chains [LINKS]] [--expiry [RECORDS]] [--against COMMIT] [--markdown]
 
 Measures, in one process: jobs enqueued per second in batches of 500; jobs processed per second and the CPU time of one
 job, with `--backlog` other jobs waiting behind; and, idle, the time from an enqueue to the start of its handler.
@@ -25,6 +25,10 @@ procrastinate and pgqueuer, which need an environment of their own (`bench/peers
 package's own worker, and Node's `bull` 1.x, which needs Node. Their settings are in `bench/peer_process.py` and
 `bench/node_bull.mjs`.
 
+`--against COMMIT` measures everything with the code of that commit, too, in turns with this checkout's, each time in a
+process of its own. Under each such pair stands the ratio, the median of those of the runs side by side
+(`bench/trees.py` says what is another's).
+
 Every run gets a fresh queue on a fresh server; kinds are interleaved and medians of `--repeat` runs shown: tables on
 stderr, one JSON object on stdout; with `--markdown` the tables on stdout instead. Needs the `dev` extra.
 """
@@ -36,16 +40,18 @@ import asyncio
 import gc
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Final
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from bench.trees import Tree, measured_tree, trees
 
-from bench import chains, expiry, ours, peers, storages
+sys.path.insert(0, measured_tree())
+
+from bench import chains, expiry, ours, ours_process, peers, storages
 from bench.node import machine, unwind_when_terminated
-from bench.report import Row, by_table, markdown
+from bench.report import Row, by_table, in_turn, markdown, with_ratios
 
 CONCURRENCY: Final = [50, 10]
 
@@ -55,11 +61,15 @@ def main() -> None:
     options = parse()
     unwind_when_terminated()
     others = [] if options.peers is None else peers.installed(options.peers or list(peers.PEERS), options.peers_python)
-    rows = [*throughput_rows(options, others), *extra_rows(options), *chain_rows(options), *expiry_rows(options)]
-    for _ in range(options.repeat):
-        for row in rows:
-            row.runs.append(asyncio.run(row.measure()))
-            gc.collect()
+    own = [*throughput_rows(options, others), *extra_rows(options), *chain_rows(options), *expiry_rows(options)]
+    with trees(options.against) as measured:
+        groups = [of_trees(row, measured) for row in own]
+        for turn in range(options.repeat):
+            for group in groups:
+                for row in in_turn(group, turn):
+                    row.runs.append(asyncio.run(row.measure()))
+                    gc.collect()
+    rows = [row for group in groups for row in with_ratios(group)]
     versions = {**storages.versions(options.storage), **{peer.name: peer.version for peer in others}}
     told = {"jobs": options.jobs, "repeat": options.repeat, **machine(), **versions}
     print(f"{markdown(rows)}\n\n{told}", file=sys.stdout if options.markdown else sys.stderr)
@@ -80,8 +90,28 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--chains", metavar="LINKS", nargs="?", type=int, const=5)
     parser.add_argument("--expiry", metavar="RECORDS", nargs="?", type=int, const=1_000_000)
+    parser.add_argument("--against", metavar="COMMIT", help="see above")
     parser.add_argument("--markdown", action="store_true")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.against and options.peers is not None:
+        parser.error("--against compares our own code, and --peers other queues with it")
+    return options
+
+
+def of_trees(row: Row, measured: Sequence[Tree]) -> list[Row]:
+    """Return the row, or with several trees one for each."""
+    if len(measured) == 1:
+        return [row]
+    return [
+        replace(
+            row,
+            labels={**row.labels, "code": tree.name},
+            measure=partial(ours_process.measured, tree, row.measure.func, *row.measure.args),
+            baseline=None,
+            runs=[],
+        )
+        for tree in measured
+    ]
 
 
 def throughput_rows(options: argparse.Namespace, others: list[peers.Peer]) -> Iterator[Row]:
@@ -116,7 +146,7 @@ def extra_rows(options: argparse.Namespace) -> Iterator[Row]:
         for storage in options.storage:
             yield Row(table="enqueue_and_wait", labels={"queue": storage}, measure=partial(ours.waiting, storage))
     if options.memory:
-        yield Row(table="memory of a waiting job", labels={"queue": "redis"}, measure=ours.memory)
+        yield Row(table="memory of a waiting job", labels={"queue": "redis"}, measure=partial(ours.memory))
 
 
 def chain_rows(options: argparse.Namespace) -> Iterator[Row]:

@@ -22,9 +22,10 @@ def measured(*options: str) -> list[dict[str, object]]:
     return figures
 
 
-def test_every_figure_is_measured_and_says_whether_its_bar_is_met() -> None:
-    """Of ten servers, one of which hangs, and a few deliveries each."""
-    figures = measured("--scale", "0.003", "--figure", "hanging", "fanout", "--kind", "known")
+def test_every_figure_is_measured_and_says_whether_its_bar_is_met(tmp_path: Path) -> None:
+    """Of ten servers, one of which hangs, and a few deliveries each; with a profile of each run."""
+    few = ("--scale", "0.003", "--figure", "hanging", "fanout", "--kind", "known")
+    figures = measured(*few, "--profile", str(tmp_path))
     names = [str(figure["figure"]) for figure in figures]
     assert [name.split(",")[0].split(" of ")[0] for name in names] == [
         "speed to the same healthy servers",
@@ -36,3 +37,6 @@ def test_every_figure_is_measured_and_says_whether_its_bar_is_met() -> None:
         value, bar = float(str(figure["value"])), float(str(figure["bar"]))
         assert figure["met"] is (value >= bar if least else value <= bar)
     assert figures[0]["healthy_failed"] == 0
+    profiles = sorted(tmp_path.iterdir())
+    assert [path.name for path in profiles] == ["sqlite-10-10-known-0.folded", "sqlite-10-10-known-1.folded"]
+    assert all("federation/delivery/process.py:" in path.read_text() for path in profiles)

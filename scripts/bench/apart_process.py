@@ -13,8 +13,11 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from bench.trees import measured_tree
+
+sys.path.insert(0, measured_tree())
 
 from bench.ours import cpu_seconds
 from bench.storages import BATCH, PAYLOAD

@@ -23,6 +23,9 @@ from federation.protocol.keys import OwnKeys, generate_own_keys
 
 ENQUEUE_BATCH: Final = 500
 
+_OWED: Final = select(col(DeliveryJob.id)).where(col(DeliveryJob.settled_at).is_(None)).limit(1)
+"""Made once: it is asked often, by the process that is measured."""
+
 
 @contextlib.contextmanager
 def node_environment(queue: str) -> Iterator[dict[str, str]]:
@@ -114,8 +117,7 @@ async def redis_of(federation: Federation) -> AsyncIterator[Redis | None]:
 
 async def is_owed(federation: Federation) -> bool:
     """Tell whether a delivery is not over: this counts rows, not the queue's jobs, as a held delivery has none."""
-    query = select(col(DeliveryJob.id)).where(col(DeliveryJob.settled_at).is_(None)).limit(1)
-    return bool(await federation.database.rows(query))
+    return bool(await federation.database.rows(_OWED))
 
 
 def cpu_seconds() -> float:

@@ -1,7 +1,7 @@
 """Other servers, in one process of their own on loopback.
 
 Each answers `/discover`, and every delivery with a canned, validly signed acknowledgment. Some may hang for ever, and
-all may go away and come back.
+all may go away and come back. With a certificate they speak TLS.
 
 Theory of operation. The process reads one JSON object per line and answers each with one. The first says how many
 servers there are; later ones let them go away (`down`: connections are refused), come back on the same ports (`up`), or
@@ -14,11 +14,13 @@ import asyncio
 import contextlib
 import json
 import os
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Final
 
 from federation.protocol.acks import ack_response, follow_ack, post_ack
@@ -47,8 +49,11 @@ class Peers:
 
 
 @contextlib.contextmanager
-def peer_process(servers: int, keys: OwnKeys, *, hanging: int = 0) -> Iterator[Peers]:
-    """Run `servers` servers for the node with these keys. The last `hanging` accept connections and never answer."""
+def peer_process(servers: int, keys: OwnKeys, *, hanging: int = 0, certificate: Path | None = None) -> Iterator[Peers]:
+    """Run `servers` servers for the node with these keys. The last `hanging` accept connections and never answer.
+
+    `certificate` is a PEM file with their common certificate and its key; without one they speak plain HTTP.
+    """
     process = subprocess.Popen(
         [sys.executable, "-m", "bench.peer_servers"],
         stdin=subprocess.PIPE,
@@ -57,7 +62,12 @@ def peer_process(servers: int, keys: OwnKeys, *, hanging: int = 0) -> Iterator[P
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
     try:
-        request = {"servers": servers, "hanging": hanging, "encryption": keys.encryption.public_text}
+        request = {
+            "servers": servers,
+            "hanging": hanging,
+            "encryption": keys.encryption.public_text,
+            "certificate": certificate and str(certificate),
+        }
         yield Peers(_ask(process, request), process)
     finally:
         process.kill()
@@ -78,6 +88,7 @@ class _Server:
 
     recipient: bytes
     hangs: bool
+    context: ssl.SSLContext | None = None
     url: str = ""
     port: int = 0
     taken: int = 0
@@ -88,9 +99,9 @@ class _Server:
 
     async def up(self) -> None:
         """Listen, on the port that it had before."""
-        self._listener = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self._listener = await asyncio.start_server(self._serve, "127.0.0.1", self.port, ssl=self.context)
         self.port = self._listener.sockets[0].getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"{'https' if self.context else 'http'}://127.0.0.1:{self.port}"
         self._answers = self._answers or self._canned()
 
     async def down(self) -> None:
@@ -154,11 +165,20 @@ def _http(body: bytes) -> bytes:
     return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
 
 
+def _context(certificate: str | None) -> ssl.SSLContext | None:
+    if certificate is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate)
+    return context
+
+
 async def _serve() -> None:
     request = json.loads(sys.stdin.readline())
     recipient = decode_key(request["encryption"], what="recipient")
     quick = request["servers"] - request["hanging"]
-    servers = [_Server(recipient, hangs=number >= quick) for number in range(request["servers"])]
+    context = _context(request["certificate"])
+    servers = [_Server(recipient, hangs=number >= quick, context=context) for number in range(request["servers"])]
     for server in servers:
         await server.up()
     keys = [

@@ -1,15 +1,29 @@
-"""Medians of what was measured, as tables."""
+"""Medians of what was measured, as tables, and what two that took turns have to do with each other."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from functools import partial
+from typing import Any, Final, TypeAlias, TypeVar
 
+Contender = TypeVar("Contender")
 Run: TypeAlias = Mapping[str, float]
 
 _UNITS: Final = {"_per_s": "/s", "_ms": " (ms)", "_us": " (µs)", "_kib": " (KiB)", "_s": " (s)"}
+
+
+def in_turn(contenders: Sequence[Contender], turn: int) -> Sequence[Contender]:
+    """Return who is measured one after the other in that turn: each time in the other order."""
+    return contenders if turn % 2 == 0 else contenders[::-1]
+
+
+def ratios(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, float]:
+    """Return the medians of the ratios of runs side by side, of all figures that are never 0."""
+    names = [name for name in runs[0] if all(run.get(name) for run in (*runs, *others))]
+    pairs = list(zip(runs, others, strict=True))
+    return {name: statistics.median(run[name] / other[name] for run, other in pairs) for name in names}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -18,7 +32,7 @@ class Row:
 
     table: str
     labels: Mapping[str, object]
-    measure: Callable[[], Awaitable[Run]]
+    measure: partial[Coroutine[Any, Any, dict[str, float]]]
     baseline: Row | None = None
     """The row with whose speed this one's is compared."""
     runs: list[Run] = field(default_factory=list)
@@ -36,7 +50,29 @@ class Row:
         return cells
 
 
-def by_table(rows: Sequence[Row]) -> dict[str, list[dict[str, object]]]:
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A row that says how one row's figures stand to another's, which took turns with it."""
+
+    row: Row
+    other: Row
+
+    @property
+    def table(self) -> str:
+        return self.row.table
+
+    @property
+    def cells(self) -> dict[str, object]:
+        """Everything that the row shows, by column."""
+        return {**self.row.labels, "code": "ratio", **ratios(self.row.runs, self.other.runs)}
+
+
+def with_ratios(group: Sequence[Row]) -> list[Row | Ratio]:
+    """Return the rows, and how the first stands to each other one."""
+    return [*group, *(Ratio(group[0], other) for other in group[1:])]
+
+
+def by_table(rows: Sequence[Row | Ratio]) -> dict[str, list[dict[str, object]]]:
     """Return the cells of every row of every table."""
     tables: dict[str, list[dict[str, object]]] = {}
     for row in rows:
@@ -44,7 +80,7 @@ def by_table(rows: Sequence[Row]) -> dict[str, list[dict[str, object]]]:
     return tables
 
 
-def markdown(rows: Sequence[Row]) -> str:
+def markdown(rows: Sequence[Row | Ratio]) -> str:
     """Return every table under its name."""
     return "\n\n".join(f"{name}:\n\n" + "\n".join(_lines(table)) for name, table in by_table(rows).items())
 

@@ -8,14 +8,13 @@ deliveries of the run without hanging servers, which nine tenths can reach only 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import cProfile
 import json
 import os
 import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -27,6 +26,7 @@ from sqlmodel import col
 from bench.deliveries import cpu_seconds, enqueue, node_environment, own_keys, register
 from bench.outage.figure import Figure
 from bench.peer_servers import peer_process
+from bench.sampling import Samples, by_part, table, write_folded
 from db import AttemptOutcome, DeliveryAttempt, DeliveryJob
 from federation.app import Federation
 from federation.base.logs import configure_logging
@@ -119,7 +119,7 @@ def _run(world: World, *, hangs: bool, profile: Path | None) -> dict[str, float]
             "peers": peers.servers,
             "hanging": hanging,
             "known": world.known,
-            "profile": profile and f"{profile}.{hanging}",
+            "profiled": profile is not None,
         }
         finished = subprocess.run(
             [sys.executable, "-m", "bench.outage.hanging"],
@@ -130,12 +130,21 @@ def _run(world: World, *, hangs: bool, profile: Path | None) -> dict[str, float]
             text=True,
             timeout=LONGEST_RUN.total_seconds() + 120,
         )
-    print(f"{world.labels} hanging={hanging}: {finished.stdout.strip()}", file=sys.stderr)
-    result: dict[str, float] = json.loads(finished.stdout)
+    found = json.loads(finished.stdout)
+    result: dict[str, float] = found["result"]
+    print(f"{world.labels} hanging={hanging}: {result}", file=sys.stderr)
+    if profile is not None:
+        file = profile / f"{'-'.join(map(str, world.labels.values()))}-{hanging}.folded".replace(" ", "-")
+        write_folded(found["folded"], file)
+        print(
+            f"{file}: a delivery's CPU time\n{table(by_part(found['folded']), EACH * world.servers)}", file=sys.stderr
+        )
     return result
 
 
-async def _deliver(peers: list[dict[str, str]], *, hanging: int, known: bool, profile: str | None) -> dict[str, float]:
+async def _deliver(
+    peers: list[dict[str, str]], *, hanging: int, known: bool, samples: Samples | None
+) -> dict[str, float]:
     """Start the workers on a full queue, and measure what the healthy servers get until they have everything."""
     settings = Settings.from_values(os.environ)
     await asyncio.to_thread(upgrade, settings)
@@ -150,7 +159,7 @@ async def _deliver(peers: list[dict[str, str]], *, hanging: int, known: bool, pr
     workers = FederationWorkers(federation)
     set_aside_loaded()
     began, cpu = datetime.now(UTC), cpu_seconds()
-    with _profiled(profile):
+    with samples.taken() if samples else nullcontext():
         workers.start()
         await _until_done(federation, EACH * (len(peers) - hanging), began)
     cpu = cpu_seconds() - cpu
@@ -194,23 +203,9 @@ async def _seen(federation: Federation, sick: list[str], began: datetime) -> dic
     }
 
 
-@contextlib.contextmanager
-def _profiled(path: str | None) -> Iterator[None]:
-    """Run the block under cProfile, if a file for it is named."""
-    if path is None:
-        yield
-        return
-    with cProfile.Profile() as profile:
-        yield
-    profile.dump_stats(path)
-
-
 if __name__ == "__main__":
     configure_logging("critical")
     task = json.load(sys.stdin)
-    print(
-        json.dumps(
-            asyncio.run(_deliver(task["peers"], hanging=task["hanging"], known=task["known"], profile=task["profile"]))
-        ),
-        flush=True,
-    )
+    samples = Samples() if task["profiled"] else None
+    work = _deliver(task["peers"], hanging=task["hanging"], known=task["known"], samples=samples)
+    print(json.dumps({"result": asyncio.run(work), "folded": samples.folded() if samples else {}}), flush=True)
