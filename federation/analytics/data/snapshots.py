@@ -182,8 +182,8 @@ class Snapshot:
         name = f"{DATA}/{self._run}/probe"
         if not self._store.put_if_absent(name, b"1") or self._store.put_if_absent(name, b"2"):
             raise StoreUnusable(
-                f"{self.url} writes over what is there although asked not to (If-None-Match), so two runs could lose"
-                " each other's results; use another store"
+                f"{self.url} writes over what is there although asked not to, so two runs could lose each other's"
+                " results; use another store"
             )
         self._store.delete([name])
 
