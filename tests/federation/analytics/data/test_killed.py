@@ -112,7 +112,9 @@ def kill_exports(root: Path, *, most_missing: int = 0) -> int:
             assert found == sorted(found, reverse=True), (step, found)  # what comes first is in place first
             assert set(found) <= {old, fresh}, (step, found)
             assert len(EXPORTED) - len(there) <= most_missing, (step, there)
-            is_killed(tidy, root, step)
+            is_killed(tidy, root, 1 + step % 20)
+            tidy(root)
+            assert {exported_generation(root, name) for name in EXPORTED} <= {old, fresh}, step
             put_exports(root, healed, today)
             assert [exported_generation(root, name) for name in EXPORTED] == [healed] * len(EXPORTED), step
             assert exported_generation(root, EARLIER_SERVERS) == old, step
@@ -124,9 +126,9 @@ def kill_exports(root: Path, *, most_missing: int = 0) -> int:
     raise AssertionError("it does not end")
 
 
-def tidy(root: Path, step: int) -> None:
+def tidy(root: Path, step: int = 0) -> None:
     """The first thing that the next run does, which may be killed, too."""
-    arm(1 + step % 20)
+    arm(step)
     with staging_in(root):
         pass
 
