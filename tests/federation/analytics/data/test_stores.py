@@ -154,7 +154,9 @@ def test_what_passes_is_asked_again(statuses: tuple[int, ...], outcome: bool) ->
     assert asked == [("/upload/storage/v1/b/b/o?uploadType=multipart&ifGenerationMatch=0", None)] * len(statuses)
 
 
-@pytest.mark.parametrize(("statuses", "problem"), [((403,), "it answered 403"), ((500,) * 4, "500"), ((0,) * 4, "aborted")])
+@pytest.mark.parametrize(
+    ("statuses", "problem"), [((403,), "it answered 403"), ((500,) * 4, "500"), ((0,) * 4, "aborted")]
+)
 def test_what_does_not_pass_is_told(statuses: tuple[int, ...], problem: str) -> None:
     """It is not known whether it was written."""
     with answering(*statuses) as (url, asked), pytest.raises(StoreUnusable, match=f"^gs://b/out cannot .*{problem}"):
