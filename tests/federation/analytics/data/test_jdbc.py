@@ -21,7 +21,7 @@ from sqlalchemy import text
 from db.url import parse_url
 from federation.analytics.data.export import export
 from federation.analytics.data.inputs import read_exports
-from federation.analytics.data.jdbc import JdbcTables, jdbc_options, time_parts
+from federation.analytics.data.jdbc import DRIVERS, JdbcTables, jdbc_options, time_parts
 from federation.analytics.data.source import SourceTables
 from federation.analytics.data.tables import TABLES
 from federation.analytics.errors import DatabaseUnavailable, DriverNotFound
@@ -66,8 +66,9 @@ def test_tables_without_a_time_are_read_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("url", [POSTGRES, "sqlite:///node.db"], ids=["postgres", "sqlite"])
-def test_a_missing_driver_is_told(spark: SparkSession, url: str) -> None:
+def test_a_missing_driver_is_told(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     """In one line that names it, says what to do and shows no password."""
+    monkeypatch.setitem(DRIVERS, "postgresql", "org.example.Driver")  # Spark may have the real one by now
     with pytest.raises(DriverNotFound, match=r"no JDBC driver org\..*--jdbc /path/to/driver\.jar") as error:
         JdbcTables(spark=spark, url=url).read("server_registry")
     assert "s3cret" not in str(error.value)
