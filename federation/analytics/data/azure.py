@@ -55,7 +55,7 @@ class AzurePuts:
         try:
             self._client.upload_blob(f"{self._folder}/{name}".lstrip("/"), data, overwrite=over)
         except HttpResponseError as error:
-            if error.error_code == _TAKEN:
+            if getattr(error, "error_code", None) == _TAKEN:  # none, if it was no answer of Azure's
                 return False
             raise self._unusable(error) from None
         except AzureError as error:

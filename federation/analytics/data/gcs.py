@@ -99,4 +99,4 @@ def _session(url: StoreUrl) -> Session:
         credentials, _ = google.auth.default(scopes=[_SCOPE])
     except GoogleAuthError as error:
         raise StoreUnusable(f"{url} cannot be used: {' '.join(str(error).split())}") from None
-    return AuthorizedSession(credentials)
+    return AuthorizedSession(credentials)  # type: ignore[no-untyped-call] # it is not typed

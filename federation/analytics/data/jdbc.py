@@ -48,9 +48,13 @@ class JdbcTables:
         """
         options = jdbc_options(self.url, table, since=since, until=until)
         parts = time_parts(self.url, table, since=since, until=until, partitions=self.partitions)
-        driver, url, query = (options.pop(name) for name in ("driver", "url", "dbtable"))
+        driver, url, query = options["driver"], options.pop("url"), options.pop("dbtable")
+        read = self.spark.read
         try:
-            loaded = self.spark.read.jdbc(url, query, predicates=parts, properties={**options, "driver": driver})
+            if parts is None:
+                loaded = read.jdbc(url, query, properties=options)
+            else:
+                loaded = read.jdbc(url, query, predicates=parts, properties=options)
         except Py4JJavaError as error:
             raise _translated(error, driver) from None
         columns = [F.col(field.name).cast(field.dataType) for field in TABLES[table].schema.fields]
