@@ -113,6 +113,10 @@ class Snapshot:
     def rows(self, partition: str) -> int:
         return sum(file.rows for file in self.files(partition))
 
+    def size(self, partition: str) -> int:
+        """Return how many bytes the files have."""
+        return sum(file.size for file in self.files(partition))
+
     def read(self, spark: SparkSession, schema: StructType, *partitions: str) -> DataFrame:
         """Read the rows of these partitions; those that are not there have none."""
         return self.read_files(spark, schema, [file for name in partitions for file in self.files(name)])

@@ -119,24 +119,24 @@ def test_tasks_read_and_write_stores_of_each_kind(
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ["gs", "abfs"])
 def test_a_night_in_a_store_of_each_kind(
-    spark: SparkSession, sqlite_only: str, request: pytest.FixtureRequest, kind: str, tmp_path: Path
+    spark: SparkSession, sqlite_only: str, request: pytest.FixtureRequest, kind: str
 ) -> None:
-    """From a database to the report: exports and results are those in a directory."""
+    """From a database to the report, and a server is forgotten: all in one place."""
     folder: StoreUrl = request.getfixturevalue(f"{kind}_folder")
-    request.addfinalizer(lambda: spark.conf.set("spark.sql.adaptive.enabled", "false"))
-    spark.conf.set("spark.sql.adaptive.enabled", "true")  # as in every other night: tasks of few rows are one
     fill(sqlite_only, attempts(10, 3))
     tables, window = SourceTables(spark=spark, url=sqlite_only), Window(since=DAY, until=DAY + timedelta(days=3))
-    export(tables, tmp_path / "exports", now=NOW)
     export_to_store(tables, spark, Snapshot(folder / "exports"), now=NOW)
-    expected = pipeline.run(spark, tmp_path / "exports", tmp_path / "out", window, now=NOW)
-    assert pipeline.run(spark, Snapshot(folder / "exports"), Snapshot(folder), window, now=NOW) == expected
-    stored = Snapshot(folder)
-    for result in DATED:
-        there, local = (read_dated(spark, place, result, window.as_of) for place in (stored, tmp_path / "out"))
-        assert rows(there) == rows(local), result.name
-    assert stored.read_text("report.html") == Store(folder).read("report.html").decode()
-    assert forget(Snapshot(folder), SERVERS[0]).rows > 0
+    summary = pipeline.run(spark, Snapshot(folder / "exports"), Snapshot(folder), window, now=moment(3, 1))
+    assert spark.conf.get("spark.sql.shuffle.partitions") == "2"  # of little, though Spark does not know its size
+    totals, stored = summary["totals"], Snapshot(folder)
+    assert isinstance(totals, dict)
+    assert (totals["attempts"], totals["servers"]) == (30, 3)
+    assert json.loads(Store(folder).read("summary.json")) == summary
+    assert Store(folder).read("report.html").decode() == stored.read_text("report.html")
+    assert {row.server_url for row in read_dated(spark, stored, DATED[0], window.as_of).collect()} == set(SERVERS)
+    forget(stored, SERVERS[0])
+    left = read_dated(spark, Snapshot(folder), DATED[0], window.as_of).collect()
+    assert {row.server_url for row in left} == set(SERVERS[1:])
 
 
 def test_an_export_to_a_store_is_that_to_a_directory(
