@@ -141,9 +141,8 @@ def _days(text: str) -> int:
 
 
 def _add_output(parser: argparse.ArgumentParser, content: str) -> None:
-    parser.add_argument(
-        "--out", type=_place, required=True, metavar="OUT", help=f"directory of {content}, made if need be; or s3://…"
-    )
+    described = f"directory of {content}, made if need be; or s3://…, gs://…, abfs://…"
+    parser.add_argument("--out", type=_place, required=True, metavar="OUT", help=described)
 
 
 def _add_jdbc(parser: argparse.ArgumentParser) -> None:

@@ -15,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from federation.analytics.data.computed import Computed, computed_days, note_computed
 from federation.analytics.data.export import exported_days
-from federation.analytics.data.inputs import read_exports
+from federation.analytics.data.inputs import read_exports, stored_size
 from federation.analytics.data.publish import Published, publish
 from federation.analytics.data.results import (
     KEY_ANOMALIES,
@@ -87,7 +87,7 @@ def run(
     with _explained():
         told(f"reading exports from {window.since} to {window.as_of}")
         inputs = with_stored_days(spark, read_exports(spark, exports, window), out, window)
-        divide_work(inputs.attempts)
+        divide_work(inputs.attempts, stored_size(exports, window))
         write_outputs(compute(inputs, window=window, now=now), out, window, told=told)
     computed = computed_days(out)
     if read_at is not None:

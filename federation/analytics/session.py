@@ -177,15 +177,17 @@ def open_session(
     return session
 
 
-def divide_work(rows: DataFrame) -> None:
+def divide_work(rows: DataFrame, size: int | None = None) -> None:
     """Let Spark shuffle in as many parts as the size of `rows`, which files hold, asks for.
 
+    `size` is in bytes, for rows of which Spark does not know it, those in a store: it would expect as many as can be.
     Each task that counts one of them has them in memory; of few rows, many tasks would be all the work. A session on
     a cluster keeps what it was told.
     """
     session = rows.sparkSession
     if str(session.sparkContext.master).startswith("local["):
-        size = int(str(rows._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
+        if size is None:
+            size = int(str(rows._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
         parts = min(max(size // _BYTES_PER_PART, _FEWEST_PARTS), _MOST_PARTS)
         session.conf.set("spark.sql.shuffle.partitions", str(parts))
 

@@ -117,18 +117,26 @@ def export(
         window = window_of_export(tables.url, directory, since, until, today)
         try:
             told(f"reading attempts from {window.since} to {window.as_of}")
-            fresh = _stage_attempts(tables, staging / ATTEMPTS, window, today)
+            _stage_attempts(tables, staging / ATTEMPTS, window, today)
             for name, table in SNAPSHOTS.items():
                 told(f"reading {name}")
                 tables.snapshot(table, staging / name)
         except (PySparkException, Py4JJavaError, SQLAlchemyError) as error:
             raise AnalyticsError(f"the export failed, all exports stay as they were: {first_cause(error)}") from error
         told("putting the exports in place")
-        _rotate_servers(directory, staging, today)
-        for name in SNAPSHOTS:
-            replace_directory(staging / name, directory / name)
-        done = _place_attempts(fresh, directory, window)
-        return replace(done, removed=_remove_old(directory, today, keep_days))
+        return put_in_place(staging, directory, window, today, keep_days)
+
+
+def put_in_place(staging: Path, directory: Path, window: Window, today: date, keep_days: int | None) -> Export:
+    """Replace exports in `directory` by those in `staging`, one after the other, each of them whole.
+
+    Days come last, oldest first: where one is the fresh one, so are all before it, and the other tables.
+    """
+    _rotate_servers(directory, staging, today)
+    for name in SNAPSHOTS:
+        replace_directory(staging / name, directory / name)
+    done = _place_attempts(staging / ATTEMPTS, directory, window)
+    return replace(done, removed=_remove_old(directory, today, keep_days))
 
 
 def exported_days(place: Place) -> list[date]:
@@ -186,12 +194,11 @@ def _remove_old(directory: Path, today: date, keep_days: int | None) -> tuple[da
     return removed
 
 
-def _stage_attempts(tables: Tables, staging: Path, window: Window, today: date) -> Path:
+def _stage_attempts(tables: Tables, staging: Path, window: Window, today: date) -> None:
     """Write all days in one pass, each to a directory of its own."""
     rows = attempts_of(tables, window, today)
     if rows is not None:
         rows.write.partitionBy("day").parquet(local(staging))
-    return staging
 
 
 def attempts_of(tables: Tables, window: Window, today: date) -> DataFrame | None:

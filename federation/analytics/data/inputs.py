@@ -62,6 +62,13 @@ def read_exports(spark: SparkSession, exports: Place, window: Window) -> Inputs:
     )
 
 
+def stored_size(exports: Place, window: Window) -> int | None:
+    """Return how many bytes the attempts of these days have in a store; of a directory, Spark knows it."""
+    if not isinstance(exports, Snapshot):
+        return None
+    return sum(exports.size(f"{ATTEMPTS}/day={day.isoformat()}") for day in window.days)
+
+
 def _is_there(exports: Place, name: str) -> bool:
     return exports.has(name) if isinstance(exports, Snapshot) else (exports / name).is_dir()
 

@@ -22,8 +22,8 @@ _IN_CONFLICT: Final = 409
 _CONFLICT_SECONDS: Final = 0.2
 
 
-class ConditionalPuts:
-    """Writes objects below `url`, those alone that are not there."""
+class S3Puts:
+    """Writes objects below `url`, each of them whole."""
 
     def __init__(self, url: StoreUrl) -> None:
         try:
@@ -43,8 +43,8 @@ class ConditionalPuts:
             "s3", endpoint_url=url.endpoint, region_name=url.region, config=config
         )
 
-    def put(self, name: str, data: bytes) -> bool:
-        """Write the object. Return False if there is one of that name.
+    def put(self, name: str, data: bytes, *, over: bool = False) -> bool:
+        """Write the object. Return False if there is one of that name, unless it is to be written `over`.
 
         If an answer was lost and the request sent again, that one may be ours.
 
@@ -54,9 +54,10 @@ class ConditionalPuts:
         from botocore.exceptions import BotoCoreError, ClientError
 
         key = f"{self._folder}/{name}".lstrip("/")
+        condition = {} if over else {"IfNoneMatch": "*"}
         for attempt in range(_ATTEMPTS):
             try:
-                self._client.put_object(Bucket=self._bucket, Key=key, Body=data, IfNoneMatch="*")
+                self._client.put_object(Bucket=self._bucket, Key=key, Body=data, **condition)
             except ClientError as error:
                 status = error.response["ResponseMetadata"]["HTTPStatusCode"]
                 if status == _TAKEN:

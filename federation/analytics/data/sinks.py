@@ -27,7 +27,7 @@ from federation.analytics.days import DAY
 from federation.analytics.frames import no_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
@@ -97,9 +97,14 @@ def _write_to_directory(outputs: Outputs, directory: Path, window: Window, told:
             frame = getattr(outputs, result.name)
             renames.append((_stage_dated(frame, result, staging), result.file(directory, window.as_of)))
         told("putting the results in place")
-        for source, target in renames:
-            replace_file(source, target)
-        _remove_impossible(directory, window)
+        put_in_place(renames, directory, window)
+
+
+def put_in_place(renames: Iterable[tuple[Path, Path]], directory: Path, window: Window) -> None:
+    """Replace one file after the other, and then remove results of days to come."""
+    for source, target in renames:
+        replace_file(source, target)
+    _remove_impossible(directory, window)
 
 
 def _stage_days(frame: DataFrame, result: Result, window: Window, target: Path) -> dict[date | None, Path]:

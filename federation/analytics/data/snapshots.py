@@ -113,6 +113,10 @@ class Snapshot:
     def rows(self, partition: str) -> int:
         return sum(file.rows for file in self.files(partition))
 
+    def size(self, partition: str) -> int:
+        """Return how many bytes the files have."""
+        return sum(file.size for file in self.files(partition))
+
     def read(self, spark: SparkSession, schema: StructType, *partitions: str) -> DataFrame:
         """Read the rows of these partitions; those that are not there have none."""
         return self.read_files(spark, schema, [file for name in partitions for file in self.files(name)])
@@ -182,8 +186,8 @@ class Snapshot:
         name = f"{DATA}/{self._run}/probe"
         if not self._store.put_if_absent(name, b"1") or self._store.put_if_absent(name, b"2"):
             raise StoreUnusable(
-                f"{self.url} writes over what is there although asked not to (If-None-Match), so two runs could lose"
-                " each other's results; use another store"
+                f"{self.url} writes over what is there although asked not to, so two runs could lose each other's"
+                " results; use another store"
             )
         self._store.delete([name])
 

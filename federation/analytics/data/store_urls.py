@@ -1,4 +1,4 @@
-"""The URLs of stores: `s3://bucket/folder`, and `file:///folder` on a mount that all machines share.
+"""The URLs of stores: `s3://`, `gs://`, `abfs://`, and `file:///folder` on a mount that all machines share.
 
 This module travels to the executors with `stored_files`. They have pyarrow, and nothing else of what we need.
 """
@@ -7,20 +7,52 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Final
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
 import pyarrow.fs
 
 S3: Final = "s3"
+GS: Final = "gs"
+ABFS: Final = "abfs"
 FILE: Final = "file"
 
-_OPTIONS: Final = {S3: ("endpoint_override", "region"), FILE: ()}
 _CONNECT_SECONDS: Final = 3.0
 _ATTEMPTS: Final = 4
 """Of each request, with pauses that grow to a second."""
+_PATIENCE: Final = timedelta(seconds=30)
+"""How long Google's client repeats a request that fails; its default is a quarter of an hour."""
+
+_HADOOPS: Final = ("hdfs", "viewfs", "webhdfs", "swebhdfs", "ofs", "o3fs")
+_ACCOUNT: Final = re.compile(r"[a-z0-9-]+\.dfs\.[a-z0-9.-]+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Kind:
+    """What there is to say of all stores of a scheme."""
+
+    example: str
+    options: tuple[str, ...] = ()
+    credentials: str = ""
+    """A variable that has some."""
+
+
+_KINDS: Final = {
+    S3: _Kind(example="s3://bucket/folder", options=("endpoint_override", "region"), credentials="AWS_ACCESS_KEY_ID"),
+    GS: _Kind(
+        example="gs://bucket/folder", options=("endpoint_override",), credentials="GOOGLE_APPLICATION_CREDENTIALS"
+    ),
+    ABFS: _Kind(
+        example="abfs://container@account.dfs.core.windows.net/folder",
+        options=("endpoint_override",),
+        credentials="AZURE_STORAGE_KEY",
+    ),
+    FILE: _Kind(example="file:///mount/folder"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,11 +61,14 @@ class StoreUrl:
 
     scheme: str
     folder: str
-    """With its bucket, or from the root of the disk; no slash at its end."""
+    """With its bucket or container, or from the root of the disk; no slash at its end."""
+    host: str = ""
+    """Of an account of Azure's, as `account.dfs.core.windows.net`."""
     options: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.scheme}://{self.folder}"
+        bucket, slash, path = self.folder.partition("/")
+        return f"{self.scheme}://{bucket}{self.host and '@'}{self.host}{slash}{path}"
 
     def __truediv__(self, name: str) -> StoreUrl:
         return replace(self, folder=f"{self.folder}/{name}")
@@ -44,38 +79,66 @@ class StoreUrl:
 
     @property
     def endpoint(self) -> str | None:
-        """Return the URL of a server that is not Amazon's."""
+        """Return the URL of a server that is not the vendor's."""
         given = dict(self.options).get("endpoint_override")
         return given and (given if "://" in given else f"https://{given}")
+
+    @property
+    def is_plain(self) -> bool:
+        """Tell whether everybody on the way could read what is sent, so that no token should be."""
+        return (self.endpoint or "").startswith("http://")
 
     @property
     def region(self) -> str | None:
         return dict(self.options).get("region")
 
+    @property
+    def account(self) -> str:
+        """Return the name of the account at Azure."""
+        return self.host.partition(".")[0]
+
 
 def parse_store_url(text: str) -> StoreUrl:
-    """Return the store that a URL names.
+    """Return the store that a URL names; `abfss` is another name for `abfs`, which is always encrypted here.
 
     Raises:
         ValueError: there is no such store; the message says what to write, and quotes no credentials.
     """
     parts = urlsplit(text)
     scheme = parts.scheme.lower()
-    if scheme not in _OPTIONS:
-        raise ValueError(f"{scheme}:// cannot be served: name a directory, s3://bucket/folder or file:///mount/folder")
-    if "@" in parts.netloc:
-        raise ValueError("credentials do not belong in the URL, where `ps` shows them: see AWS_ACCESS_KEY_ID")
-    folder = f"{parts.netloc}{unquote(parts.path)}".rstrip("/")
-    if scheme == S3 and not parts.netloc:
-        raise ValueError(f"{scheme}:// lacks its bucket: s3://bucket/folder")
-    if scheme == FILE and (parts.netloc or not folder):
-        raise ValueError("file:// names a folder by its absolute path: file:///mount/folder")
+    scheme = ABFS if scheme == "abfss" else scheme
+    kind = _KINDS.get(scheme)
+    if kind is None:
+        raise ValueError(_refusal(scheme))
+    bucket, host = _bucket_and_host(scheme, parts)
+    folder = f"{bucket}{unquote(parts.path)}".rstrip("/")
+    if scheme == FILE and (bucket or not folder):
+        raise ValueError(f"file:// names a folder by its absolute path: {kind.example}")
     if parts.fragment or any(name in ("", ".", "..") for name in folder.split("/")[1:]):
         raise ValueError(f"{scheme}://{folder} has an empty name in it, a dot, or a #")
     options = tuple(sorted(parse_qsl(parts.query, keep_blank_values=True)))
-    if unknown := [name for name, _ in options if name not in _OPTIONS[scheme]]:
-        raise ValueError(f"{scheme}:// knows no option {unknown[0]!r} ({', '.join(_OPTIONS[scheme]) or 'nor any'})")
-    return StoreUrl(scheme=scheme, folder=folder, options=options)
+    if unknown := [name for name, _ in options if name not in kind.options]:
+        raise ValueError(f"{scheme}:// knows no option {unknown[0]!r} ({', '.join(kind.options) or 'nor any'})")
+    return StoreUrl(scheme=scheme, folder=folder, host=host, options=options)
+
+
+def _bucket_and_host(scheme: str, parts: SplitResult) -> tuple[str, str]:
+    kind = _KINDS[scheme]
+    bucket, at, host = parts.netloc.partition("@")
+    if ":" in bucket or (at and scheme != ABFS):
+        raise ValueError(f"credentials do not belong in the URL, where `ps` shows them: see {kind.credentials}")
+    if scheme != FILE and not bucket:
+        raise ValueError(f"{scheme}:// lacks its {'container' if scheme == ABFS else 'bucket'}: {kind.example}")
+    if scheme == ABFS and not _ACCOUNT.fullmatch(host):
+        raise ValueError(f"{scheme}:// lacks its account: {kind.example}")
+    return bucket, host
+
+
+def _refusal(scheme: str) -> str:
+    *others, last = (kind.example for kind in _KINDS.values())
+    known = f"{', '.join(others)} or {last}"
+    untested = ", as nothing here was tested on Hadoop's file systems (`hadoop fs -get` copies exports to a directory)"
+    return f"{scheme}:// cannot be served{untested if scheme in _HADOOPS else ''}: name a directory, {known}"
 
 
 def open_filesystem(url: StoreUrl) -> pyarrow.fs.FileSystem:
@@ -87,9 +150,34 @@ def _whole(url: StoreUrl) -> pyarrow.fs.FileSystem:
     if url.scheme == FILE:
         return pyarrow.fs.LocalFileSystem()
     scheme, _, host = (url.endpoint or "https://").partition("://")
+    if url.scheme == ABFS:
+        return _azure(url, scheme, host)
     chosen = {name: value for name, value in (("endpoint_override", host), ("region", url.region)) if value}
+    if url.scheme == GS:
+        return pyarrow.fs.GcsFileSystem(anonymous=url.is_plain, scheme=scheme, retry_time_limit=_PATIENCE, **chosen)
     retries = pyarrow.fs.AwsStandardS3RetryStrategy(max_attempts=_ATTEMPTS)
     return pyarrow.fs.S3FileSystem(scheme=scheme, connect_timeout=_CONNECT_SECONDS, retry_strategy=retries, **chosen)
+
+
+def _azure(url: StoreUrl, scheme: str, host: str) -> pyarrow.fs.FileSystem:
+    return pyarrow.fs.AzureFileSystem(
+        url.account,
+        account_key=azure_key(),
+        blob_storage_authority=host or f".{blob_host(url).partition('.')[2]}",
+        blob_storage_scheme=scheme,
+        dfs_storage_authority=host or f".{url.host.partition('.')[2]}",
+        dfs_storage_scheme=scheme,
+    )
+
+
+def azure_key() -> str | None:
+    """Return the account's key, or None where Azure's own ways to find credentials are to be gone."""
+    return os.environ.get("AZURE_STORAGE_KEY") or None
+
+
+def blob_host(url: StoreUrl) -> str:
+    """Return the host of an account of Azure's that serves blobs; that in its URL serves directories."""
+    return url.host.replace(".dfs.", ".blob.", 1)
 
 
 @contextlib.contextmanager

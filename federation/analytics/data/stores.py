@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import pyarrow.fs
 
-from federation.analytics.data.s3 import ConditionalPuts
-from federation.analytics.data.store_urls import FILE, StoreUrl, open_filesystem, open_output
+from federation.analytics.data.azure import AzurePuts
+from federation.analytics.data.gcs import GcsPuts
+from federation.analytics.data.s3 import S3Puts
+from federation.analytics.data.store_urls import ABFS, FILE, GS, S3, StoreUrl, open_filesystem, open_output
 from federation.analytics.errors import StoreUnusable
 
 _AT_ONCE: Final = 16
@@ -37,7 +39,7 @@ class Store:
         self.url = url
         with self._explained():
             self.files = open_filesystem(url)
-        self._puts = _FilePuts(url) if url.scheme == FILE else ConditionalPuts(url)
+        self._puts = _PUTS[url.scheme](url)
 
     def list(self, folder: str) -> Iterator[StoredObject]:
         """Return what lies anywhere below `folder`, which need not exist."""
@@ -69,11 +71,7 @@ class Store:
     def write(self, name: str, data: bytes) -> None:
         """Write an object whole, in place of one that is there."""
         with self._explained():
-            if self.url.scheme == FILE:
-                _put_file(Path(self.url.folder, name), data, os.replace)
-            else:
-                with self.writing(name) as output:
-                    output.write(data)
+            self._puts.put(name, data, over=True)
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
         """Write an object whole, unless there is one of that name: then return False. Of two at once, one does."""
@@ -94,20 +92,26 @@ class Store:
     def _explained(self) -> Iterator[None]:
         try:
             yield
-        except OSError as error:  # pyarrow has no other for what S3 answers
+        except (OSError, ImportError) as error:  # pyarrow has no others for what a store answers, and for what it lacks
             first_line = (str(error).splitlines() or [type(error).__name__])[0]
             raise StoreUnusable(f"{self.url} cannot be used: {first_line}") from error
 
 
+class _Puts(Protocol):
+    def put(self, name: str, data: bytes, *, over: bool = False) -> bool:
+        """Write an object whole. Return False if there is one of that name, unless it is to be written `over`."""
+        ...
+
+
 class _FilePuts:
-    """Writes files on a disk, those alone that are not there: a link is made only where there is no file."""
+    """Writes files on a disk, each of them whole: a link is made only where there is no file."""
 
     def __init__(self, url: StoreUrl) -> None:
         self._folder = Path(url.folder)
 
-    def put(self, name: str, data: bytes) -> bool:
+    def put(self, name: str, data: bytes, *, over: bool = False) -> bool:
         try:
-            _put_file(self._folder / name, data, os.link)
+            _put_file(self._folder / name, data, os.replace if over else os.link)
         except FileExistsError:
             return False
         return True
@@ -125,3 +129,7 @@ def _put_file(place: Path, data: bytes, put: Callable[[Path, Path], None]) -> No
         put(beside, place)
     finally:
         beside.unlink(missing_ok=True)
+
+
+_PUTS: Final[Mapping[str, Callable[[StoreUrl], _Puts]]] = {S3: S3Puts, GS: GcsPuts, ABFS: AzurePuts, FILE: _FilePuts}
+"""What writes small objects, of each kind of store."""

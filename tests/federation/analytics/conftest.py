@@ -14,6 +14,8 @@ from federation.analytics.data.sinks import write_outputs
 from federation.analytics.data.store_urls import StoreUrl, parse_store_url
 from federation.analytics.errors import JavaNotFound
 from federation.analytics.session import open_session
+from tests.federation.analytics.azure_server import ACCOUNT, AZURE_CREDENTIALS, AzureServer, azure_server
+from tests.federation.analytics.gcs_server import GcsServer, gcs_server
 from tests.federation.analytics.history import THREE_DAYS, fill
 from tests.federation.analytics.s3_server import CARELESS, CREDENTIALS, S3Server, start_s3
 from tests.federation.analytics.script_run import ScriptRun
@@ -39,7 +41,7 @@ def spark() -> Iterator[SparkSession]:
     """This machine's Spark; do not stop it. Without Java the test is not run, and says so."""
     few_tasks = {"spark.sql.shuffle.partitions": "2", "spark.sql.adaptive.enabled": "false"}
     with pytest.MonkeyPatch.context() as patched:
-        for name, value in CREDENTIALS.items():  # its workers inherit them
+        for name, value in {**CREDENTIALS, **AZURE_CREDENTIALS}.items():  # its workers inherit them
             patched.setenv(name, value)
         try:
             session = open_session("local[2]", name="tests", settings={**INTERPRETED, **few_tasks})
@@ -104,13 +106,44 @@ def s3_folder(s3: S3Server, s3_credentials: None) -> StoreUrl:
     return parse_store_url(f"s3://analytics/{uuid.uuid4().hex}{s3.options}")
 
 
-@pytest.fixture(params=["file", "s3"])
+@pytest.fixture(scope="session")
+def gcs() -> Iterator[GcsServer]:
+    """A server of Google's kind with a bucket `analytics`."""
+    with gcs_server() as server:
+        server.make_bucket("analytics")
+        yield server
+
+
+@pytest.fixture
+def gs_folder(gcs: GcsServer) -> StoreUrl:
+    """An empty folder on that server."""
+    return parse_store_url(f"gs://analytics/{uuid.uuid4().hex}{gcs.options}")
+
+
+@pytest.fixture(scope="session")
+def azure() -> Iterator[AzureServer]:
+    """A server of Azure's kind with a container `analytics`."""
+    with azure_server() as server:
+        server.make_container("analytics")
+        yield server
+
+
+@pytest.fixture
+def abfs_folder(azure: AzureServer, monkeypatch: pytest.MonkeyPatch) -> StoreUrl:
+    """An empty folder on that server."""
+    for name, value in AZURE_CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    account = f"analytics@{ACCOUNT}.dfs.core.windows.net"
+    return parse_store_url(f"abfs://{account}/{uuid.uuid4().hex}{azure.options}")
+
+
+@pytest.fixture(params=["file", "s3", "gs", "abfs"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> StoreUrl:
     """An empty folder in a store of each kind."""
-    if request.param == "s3":
-        found: StoreUrl = request.getfixturevalue("s3_folder")
-        return found
-    return parse_store_url(f"file://{tmp_path}/store")
+    if request.param == "file":
+        return parse_store_url(f"file://{tmp_path}/store")
+    found: StoreUrl = request.getfixturevalue(f"{request.param}_folder")
+    return found
 
 
 @pytest.fixture(scope="session")

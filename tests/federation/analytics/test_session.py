@@ -92,5 +92,7 @@ def test_what_is_shuffled_is_divided_by_its_size(spark: SparkSession) -> None:
             divide_work(spark.range(rows))  # 8 bytes each
             found.append(spark.conf.get(setting))
         assert found == ["2", "64", "1000"]
+        divide_work(spark.range(2**40), 2**30)
+        assert spark.conf.get(setting) == "64"
     finally:
         spark.conf.set(setting, before)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
@@ -25,11 +22,9 @@ from federation.analytics.figures.checks import check_attempts
 from federation.analytics.figures.tally import bad, tally
 from federation.analytics.frames import Window
 from tests.federation.analytics.history import DAY, SERVERS, add, attempt, attempts, execute, fill, moment
-from tests.patience import PATIENCE_SECONDS
 from tests.servers import free_port
 
 NOW = moment(2, 15)
-ROOT = Path(__file__).resolve().parents[4]
 
 
 def days(*numbers: int) -> list[date]:
@@ -264,66 +259,6 @@ def test_a_directory_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "a").rename(tmp_path / STAGING / "a.old")
     with staging_in(tmp_path):
         assert (tmp_path / "a" / "second").exists()
-
-
-KILLED_AT_EVERY_STEP = """
-import os, signal, sys
-from pathlib import Path
-from federation.analytics.data.directories import replace_directory, staging_in
-
-root, left = Path(sys.argv[1]), 0
-days = [root / "attempts" / name for name in ("day=1", "day=2")]
-
-def count_down(event, _arguments):
-    global left
-    if left and event.startswith(("os.", "open", "shutil.", "ctypes.dlsym")):
-        left -= 1
-        if not left:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-def export(generation):
-    with staging_in(root) as staging:
-        for day in days:
-            fresh = staging / "attempts" / day.name
-            fresh.mkdir(parents=True)
-            for number in range(3):
-                (fresh / f"{number}-{generation}").write_text("")
-        for day in days:
-            replace_directory(staging / "attempts" / day.name, day)
-
-def generation_of(day):
-    numbers, generations = zip(*(name.split("-") for name in sorted(os.listdir(day))))
-    assert numbers == ("0", "1", "2") and len(set(generations)) == 1, sorted(os.listdir(day))
-    return int(generations[0])
-
-sys.addaudithook(count_down)
-export(0)
-for step in range(1, 1000):
-    child = os.fork()
-    if not child:
-        left = step
-        export(step)
-        os._exit(0)
-    killed = os.WIFSIGNALED(os.waitpid(child, 0)[1])
-    for day in days:
-        assert not day.exists() or generation_of(day) in (step - 1, step), step
-    with staging_in(root) as staging:
-        assert not list(staging.iterdir())
-    assert all(day.exists() for day in days), step
-    export(step)
-    if not killed:
-        break
-print(step)
-"""
-
-
-def test_a_killed_run_leaves_no_half_day(tmp_path: Path) -> None:
-    """`kill -9` before each of its steps: every day is of one generation, and the next run clears what is left."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", KILLED_AT_EVERY_STEP, str(tmp_path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 30
 
 
 def test_an_unreachable_database_is_told_at_once(tmp_path: Path) -> None:

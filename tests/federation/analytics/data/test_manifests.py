@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -18,9 +19,8 @@ from federation.analytics.data.store_urls import StoreUrl, parse_store_url
 from federation.analytics.data.stored_files import DataFile
 from federation.analytics.data.stores import Store
 from federation.analytics.errors import StoreChanged, StoreUnusable
-from tests.patience import PATIENCE_SECONDS
+from tests.federation.analytics.killing import MOST_STEPS, arm, is_killed, read_meanwhile, run_apart, watch
 
-ROOT = Path(__file__).parents[4]
 PARTITIONS = ("a/day=1", "a/day=2", "b/as_of=2")
 
 
@@ -151,82 +151,54 @@ def test_manifests_of_others_are_told(folder: StoreUrl) -> None:
             Snapshot(folder)
 
 
-KILLED_AT_EVERY_STEP = """
-import os, pathlib, signal, sys
-from federation.analytics.data.manifests import KEPT
-from federation.analytics.data.snapshots import Snapshot
-from federation.analytics.data.store_urls import parse_store_url
-from federation.analytics.data.stores import Store
-from federation.analytics.errors import StoreUnusable
-from tests.federation.analytics.data.test_manifests import age, generation_of, prepare, write
-
-folder, left = pathlib.Path(sys.argv[1]), 0
-url = parse_store_url(f"file://{folder}")
-
-def count_down(event, _arguments):
-    global left
-    if left and event.startswith(("os.", "open", "store.")):
-        left -= 1
-        if not left:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-def audited(done):
-    def call(store, name, *arguments):
+def audited(done: Callable[..., None]) -> Callable[..., None]:
+    def call(store: Store, name: str, *arguments: object) -> None:
         sys.audit("store.before")
-        result = done(store, name, *arguments)
+        done(store, name, *arguments)
         sys.audit("store.after")
-        return result
+
     return call
 
-Store.write, Store._delete = audited(Store.write), audited(Store._delete)  # pyarrow's own steps tell nobody
-sys.addaudithook(count_down)
-write(url, 1)
 
-reading, writing = os.pipe()
-reader = os.fork()
-if not reader:
-    os.close(writing)
-    os.set_blocking(reading, False)
-    seen = [1]
+def commit(snapshot: Snapshot, step: int) -> None:
+    arm(step)
+    snapshot.commit()
+
+
+def current_generation(url: StoreUrl) -> int:
     while True:
-        try:
-            seen.append(generation_of(Snapshot(url)))
-        except StoreUnusable:
-            continue  # it took more than the day that has passed meanwhile
-        assert seen[-1] >= seen[-2], seen[-2:]
-        try:
-            if not os.read(reading, 1):
-                break
-        except BlockingIOError:
-            pass
-    os._exit(0 if len(set(seen)) > 1 else 1)
-os.close(reading)
+        with contextlib.suppress(StoreUnusable):  # it took more than the day that has passed meanwhile
+            return generation_of(Snapshot(url))
 
-for step in range(1, 1000):
-    write(url, 10 * step)
-    fresh = prepare(url, 10 * step + 1)
-    age(folder, KEPT)  # so that there is something to remove
-    child = os.fork()
-    if not child:
-        left = step
-        fresh.commit()
-        os._exit(0)
-    killed = os.WIFSIGNALED(os.waitpid(child, 0)[1])
-    assert generation_of(Snapshot(url)) in (10 * step, 10 * step + 1), step
-    write(url, 10 * step + 2)
-    assert generation_of(Snapshot(url)) == 10 * step + 2, step
-    if not killed:
-        break
-os.close(writing)
-assert os.waitstatus_to_exitcode(os.waitpid(reader, 0)[1]) == 0
-print(step)
-"""
+
+def kill_commits(folder: Path) -> int:
+    url = parse_store_url(f"file://{folder}")
+    Store.write, Store._delete = audited(Store.write), audited(Store._delete)  # pyarrow's own steps tell nobody
+    watch()
+    write(url, 1)
+    seen = 1
+
+    def look() -> int:
+        nonlocal seen
+        before, seen = seen, current_generation(url)
+        assert seen >= before
+        return seen
+
+    with read_meanwhile(look):
+        for step in range(1, MOST_STEPS):
+            old, fresh, healed = 10 * step, 10 * step + 1, 10 * step + 2
+            write(url, old)
+            prepared = prepare(url, fresh)
+            age(folder, KEPT)  # so that there is something to remove
+            killed = is_killed(commit, prepared, step)
+            assert generation_of(Snapshot(url)) in (old, fresh), step
+            write(url, healed)
+            assert generation_of(Snapshot(url)) == healed, step
+            if not killed:
+                return step
+    raise AssertionError("it does not end")
 
 
 def test_a_commit_that_is_killed_is_visible_whole_or_not_at_all(tmp_path: Path) -> None:
     """Killed before and after each operation on a file, with a reader meanwhile: all find one run, the next goes on."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", KILLED_AT_EVERY_STEP, str(tmp_path / "store")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 20
+    assert run_apart(kill_commits, tmp_path / "store") > 20

@@ -16,7 +16,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from db import DeliveryAttempt
-from federation.analytics import frames
+from federation.analytics import frames, pipeline
 from federation.analytics.data.export import Export, export
 from federation.analytics.data.forget import FORGOTTEN, Forgotten, forget
 from federation.analytics.data.inputs import read_exports
@@ -35,9 +35,10 @@ from federation.analytics.data.source import SourceTables
 from federation.analytics.data.store_urls import StoreUrl
 from federation.analytics.data.stored_exports import export_to_store
 from federation.analytics.data.stored_files import GROUP_ROWS, DataFile, Piece, share
+from federation.analytics.data.stores import Store
 from federation.analytics.errors import AnalyticsError, DirectoryUnusable, StoreChanged, first_cause
 from federation.analytics.frames import Inputs, Outputs, Window
-from tests.federation.analytics.history import DAY, add, attempt, attempts, execute, fill, moment
+from tests.federation.analytics.history import DAY, SERVERS, add, attempt, attempts, execute, fill, moment
 from tests.federation.analytics.story import AS_OF, SICK, make_outputs
 
 LAST_DAYS = Window(since=AS_OF - timedelta(days=1), until=AS_OF + timedelta(days=1))
@@ -97,6 +98,45 @@ def test_a_run_is_visible_whole_or_not_at_all(spark: SparkSession, s3_folder: St
     assert urls(spark, out) == [*before[: sum(file.rows for file in kept)], "https://late.example"]
     assert out.files(SERVER_DAILY.place(THREE_DAYS.since)) == kept
     assert (out.has(QUARANTINE.place(AS_OF)), out.files(QUARANTINE.place(AS_OF))) == (True, ())
+
+
+@pytest.mark.parametrize("kind", ["gs", "abfs"])
+def test_tasks_read_and_write_stores_of_each_kind(
+    spark: SparkSession, request: pytest.FixtureRequest, kind: str
+) -> None:
+    """With the credentials of their own processes; what is committed is read back as it was."""
+    folder: StoreUrl = request.getfixturevalue(f"{kind}_folder")
+    out, day = Snapshot(folder), sf.date_add(sf.lit(DAY), (sf.col("id") % 3).cast("int"))
+    numbers = spark.range(3000, numPartitions=2).withColumn("day", day)
+    out.place(out.write(numbers, "numbers", "day"))
+    out.commit()
+    stored = Snapshot(folder)
+    names = [f"numbers/{name}" for name in stored.partitions("numbers")]
+    assert [stored.rows(name) for name in names] == [1000] * 3
+    assert rows(stored.read(spark, numbers.schema, *names)) == rows(numbers)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["gs", "abfs"])
+def test_a_night_in_a_store_of_each_kind(
+    spark: SparkSession, sqlite_only: str, request: pytest.FixtureRequest, kind: str
+) -> None:
+    """From a database to the report, and a server is forgotten: all in one place."""
+    folder: StoreUrl = request.getfixturevalue(f"{kind}_folder")
+    fill(sqlite_only, attempts(10, 3))
+    tables, window = SourceTables(spark=spark, url=sqlite_only), Window(since=DAY, until=DAY + timedelta(days=3))
+    export_to_store(tables, spark, Snapshot(folder / "exports"), now=NOW)
+    summary = pipeline.run(spark, Snapshot(folder / "exports"), Snapshot(folder), window, now=moment(3, 1))
+    assert spark.conf.get("spark.sql.shuffle.partitions") == "2"  # of little, though Spark does not know its size
+    totals, stored = summary["totals"], Snapshot(folder)
+    assert isinstance(totals, dict)
+    assert (totals["attempts"], totals["servers"]) == (30, 3)
+    assert json.loads(Store(folder).read("summary.json")) == summary
+    assert Store(folder).read("report.html").decode() == stored.read_text("report.html")
+    assert {row.server_url for row in read_dated(spark, stored, DATED[0], window.as_of).collect()} == set(SERVERS)
+    forget(stored, SERVERS[0])
+    left = read_dated(spark, Snapshot(folder), DATED[0], window.as_of).collect()
+    assert {row.server_url for row in left} == set(SERVERS[1:])
 
 
 def test_an_export_to_a_store_is_that_to_a_directory(

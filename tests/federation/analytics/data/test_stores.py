@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 
+from federation.analytics.data import store_urls
 from federation.analytics.data.snapshots import open_for_writing
 from federation.analytics.data.store_urls import StoreUrl, parse_store_url
 from federation.analytics.data.stores import Store
 from federation.analytics.errors import StoreUnusable
+from tests.federation.analytics.azure_server import AZURE_CREDENTIALS
 from tests.federation.analytics.s3_server import CARELESS, S3Server
 from tests.servers import free_port
+
+SECRETS = ("s3cret", *AZURE_CREDENTIALS.values())
 
 
 def names(store: Store, folder: str) -> list[str]:
@@ -47,6 +58,26 @@ def test_a_name_is_given_once(folder: StoreUrl) -> None:
     assert names(store, "names") == ["names/1"]
 
 
+def test_what_is_written_again_is_never_less_than_whole(folder: StoreUrl) -> None:
+    """Whoever reads it meanwhile finds one or the other: people open the report while it is replaced."""
+    store, done = Store(folder), Event()
+    texts = [bytes([number]) * 100_000 for number in range(2)]
+    store.write("report.html", texts[0])
+
+    def read() -> set[bytes]:
+        found = set()
+        while not done.is_set():
+            found.add(store.read("report.html"))
+        return found
+
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read)
+        for number in range(20):
+            store.write("report.html", texts[number % 2])
+        done.set()
+        assert reading.result() <= set(texts)
+
+
 def test_a_store_that_writes_over_what_is_there_is_refused(folder: StoreUrl, s3: S3Server) -> None:
     """Before anything is computed; nothing of the check stays in the store that does as it is told."""
     open_for_writing(folder)
@@ -56,26 +87,97 @@ def test_a_store_that_writes_over_what_is_there_is_refused(folder: StoreUrl, s3:
             open_for_writing(parse_store_url(f"s3://{CARELESS}/out{s3.options}"))
 
 
-def test_a_store_that_does_not_answer_is_told(s3_folder: StoreUrl, s3: S3Server) -> None:
-    """In a line, with its name: a server that is not there, and a bucket that is not."""
-    wrong = [f"s3://analytics/out?endpoint_override=http://127.0.0.1:{free_port()}", f"s3://none/out{s3.options}"]
-    for text in wrong:
+@pytest.mark.parametrize("kind", ["s3", "gs", "abfs"])
+def test_a_store_that_does_not_answer_is_told(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """In a line, with its name and no secret: a server that is not there, and a bucket that is not."""
+    monkeypatch.setattr(store_urls, "_PATIENCE", timedelta(seconds=1))
+    there: StoreUrl = request.getfixturevalue(f"{kind}_folder")
+    nowhere = replace(there, options=(("endpoint_override", f"http://127.0.0.1:{free_port()}"),))
+    no_bucket = there.text.replace("//analytics", "//none")
+    for text in (nowhere.text, no_bucket):
         url = parse_store_url(text)
         with pytest.raises(StoreUnusable) as error:
             open_for_writing(url)
         assert str(error.value).startswith(f"{url} cannot be ")
         assert "\n" not in str(error.value)
-        assert "s3cret" not in str(error.value)
+        assert not [secret for secret in SECRETS if secret in str(error.value)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "module"), [("s3", "botocore"), ("gs", "google.auth"), ("abfs", "azure.storage.blob")]
+)
+def test_a_missing_extra_is_told(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, kind: str, module: str
+) -> None:
+    """By its name."""
+    for name in [module, *(name for name in sys.modules if name.startswith(f"{module}."))]:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(StoreUnusable, match=r"needs the extra `(s3|gcs|azure)`"):
+        Store(request.getfixturevalue(f"{kind}_folder"))
+
+
+@contextlib.contextmanager
+def answering(*statuses: int) -> Iterator[tuple[StoreUrl, list[tuple[str, str | None]]]]:
+    """A server that gives one of these answers after the other; 0 breaks the connection. With what it was asked."""
+    asked: list[tuple[str, str | None]] = []
+    left = iter(statuses)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked.append((self.path, self.headers["Authorization"]))
+            self.rfile.read(int(self.headers["Content-Length"]))
+            if status := next(left):
+                self.send_response(status)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+            else:
+                self.close_connection = True
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield parse_store_url(f"gs://b/out?endpoint_override=http://127.0.0.1:{server.server_port}"), asked
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("statuses", "outcome"), [((200,), True), ((503, 0, 200), True), ((0, 412), False), ((429, 429, 429, 200), True)]
+)
+def test_what_passes_is_asked_again(statuses: tuple[int, ...], outcome: bool) -> None:
+    """Of Google's: S3's and Azure's libraries do it. No credentials go where everybody could read them."""
+    with answering(*statuses) as (url, asked):
+        assert Store(url).put_if_absent("names/a b", b"1") is outcome
+    assert asked == [("/upload/storage/v1/b/b/o?uploadType=multipart&ifGenerationMatch=0", None)] * len(statuses)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "problem"), [((403,), "it answered 403"), ((500,) * 4, "500"), ((0,) * 4, "aborted")]
+)
+def test_what_does_not_pass_is_told(statuses: tuple[int, ...], problem: str) -> None:
+    """It is not known whether it was written."""
+    with answering(*statuses) as (url, asked), pytest.raises(StoreUnusable, match=f"^gs://b/out cannot .*{problem}"):
+        Store(url).put_if_absent("names/a b", b"1")
+    assert len(asked) == len(statuses)
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("s3a://bucket/out", "s3a:// cannot be served: name a directory, s3://bucket/folder"),
-        ("gs://bucket/out", "gs:// cannot be served"),
-        ("abfs://container/out", "abfs:// cannot be served"),
-        ("hdfs://host/out", "hdfs:// cannot be served"),
+        ("s3a://bucket/out", "s3a:// cannot be served: name a directory, s3://bucket/folder, gs://.* or file:///mount"),
+        ("hdfs://host/out", r"hdfs:// cannot be served, as nothing .* tested .*`hadoop fs -get` .* name a directory"),
         ("s3:///out", "lacks its bucket"),
+        ("gs:///out", "lacks its bucket: gs://bucket/folder"),
+        ("gs://user@bucket/out", "credentials do not belong in the URL.*GOOGLE_APPLICATION_CREDENTIALS"),
+        ("gs://bucket/out?region=eu", "knows no option 'region'"),
+        ("abfs://container/out", "lacks its account: abfs://container@account.dfs.core.windows.net/folder"),
+        ("abfs://container@account.blob.core.windows.net/out", "lacks its account"),
+        ("abfs:///out", "lacks its container"),
+        ("abfs://c:s3cret@account.dfs.core.windows.net/out", "credentials do not belong in the URL.*AZURE_STORAGE_KEY"),
+        ("abfs://container@account.dfs.core.windows.net/out?sas_token=s3cret", "knows no option 'sas_token'"),
         ("s3:/bucket/out", "lacks its bucket"),
         ("s3://key:s3cret@bucket/out", "credentials do not belong in the URL"),
         ("s3://bucket/a//b", "empty name"),
@@ -97,5 +199,9 @@ def test_a_url_names_a_folder(tmp_path: Path) -> None:
     url = parse_store_url("s3://bucket/a%20b/?region=eu-1&endpoint_override=http://h:1") / "c"
     assert (str(url), url.region, url.endpoint) == ("s3://bucket/a b/c", "eu-1", "http://h:1")
     assert str(parse_store_url("s3://bucket")) == "s3://bucket"
+    url = parse_store_url("abfss://container@account.dfs.core.windows.net/a?endpoint_override=https://h") / "c"
+    assert str(url) == "abfs://container@account.dfs.core.windows.net/a/c"
+    assert (url.folder, url.account, url.endpoint) == ("container/a/c", "account", "https://h")
+    assert parse_store_url(url.text) == url
     assert parse_store_url(f"file://{tmp_path}").folder == str(tmp_path)
     assert parse_store_url("S3://Bucket/Out").folder == "Bucket/Out"
