@@ -24,7 +24,8 @@ from tests.federation.analytics.history import DAY, Row, attempt
 
 DAYS: Final = [DAY + timedelta(days=number) for number in range(5)]
 NOW: Final = datetime.combine(DAYS[-1] + timedelta(days=1), datetime.min.time(), UTC)
-RUNS: Final = 5
+RUNS: Final = 3
+"""Days that are new, days of which some are known, and all of them; two more with `--full`."""
 UNDATED: Final = [None, datetime(1970, 1, 1, tzinfo=UTC), NOW + timedelta(days=400)]
 
 
@@ -62,14 +63,14 @@ def without_the_rest(outputs: Outputs) -> Outputs:
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.full)])
-def test_what_goes_in_is_counted_or_set_aside(spark: SparkSession, tmp_path: Path, seed: int) -> None:
+def test_what_goes_in_is_counted_or_set_aside(spark: SparkSession, tmp_path: Path, seed: int, full: bool) -> None:
     """Over all of OUT, after each of some runs, whose days change meanwhile."""
     chance = random.Random(seed)
     exports, out = tmp_path / "exports", tmp_path / "out"
     (exports / "servers").mkdir(parents=True)
     rows = {day: rows_of(chance, day) for day in DAYS}
     seen: dict[date, int] = {}
-    for _ in range(RUNS):
+    for _ in range(RUNS + 2 * full):
         changed = chance.choice(DAYS)
         rows[changed] = rows[changed] + rows_of(chance, changed)
         for day in DAYS:
