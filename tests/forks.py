@@ -7,7 +7,6 @@ Their reports come back to the process that forks, which tells of them as if the
 from __future__ import annotations
 
 import contextlib
-import gc
 import multiprocessing
 from collections import deque
 from collections.abc import Iterable
@@ -19,6 +18,8 @@ from typing import Any, Final
 from warnings import WarningMessage
 
 import pytest
+
+from federation.process import set_aside_loaded
 
 _CONTEXT: Final = multiprocessing.get_context("fork")
 
@@ -53,8 +54,7 @@ class Forks:
             (self._left_to_first if together else self._left).append(index)
         session.config.pluginmanager.getplugin("terminalreporter").showfspath = False
         _directory(session.config)  # is made, and emptied, once
-        gc.collect()
-        gc.freeze()  # no fork need look through what all of them share
+        set_aside_loaded()  # no fork need look through what all of them share
         try:
             self._run(session)
         finally:

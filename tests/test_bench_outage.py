@@ -7,6 +7,8 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 from tests import warm
 from tests.patience import LONG_PATIENCE_SECONDS
 
@@ -22,6 +24,7 @@ def measured(*options: str) -> list[dict[str, object]]:
     return figures
 
 
+@pytest.mark.timeout(900)
 def test_every_figure_is_measured_and_says_whether_its_bar_is_met(tmp_path: Path) -> None:
     """Of ten servers, one of which hangs, and a few deliveries each; with a profile of each run."""
     few = ("--scale", "0.003", "--figure", "hanging", "fanout", "--kind", "known")

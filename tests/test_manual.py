@@ -30,7 +30,7 @@ SOURCES = (
     *("workers/testing", "workers/command", "federation/analytics"),
 )
 """Where the options of our scripts are declared."""
-PYTESTS = {"-k", "--help"}
+PYTESTS = {"-k", "--help", "--durations"}
 """Options that are declared elsewhere."""
 
 

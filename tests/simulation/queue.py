@@ -52,6 +52,11 @@ class Queues:
         ]
         return min(ends, default=float("inf"))
 
+    def first_recurrence(self) -> float:
+        """When the first of what recurs is due; infinite if nothing does."""
+        dues = [row.due for queue in self._queues.values() for row in queue.cron_rows.values() if row.due is not None]
+        return min(map(self._clock.loop_time, dues), default=float("inf"))
+
     def has_claims(self) -> bool:
         """Whether some worker is at work."""
         return any(queue.table.by_state[JobState.PROCESSING] for queue in self._queues.values())

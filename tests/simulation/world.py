@@ -128,6 +128,7 @@ class _Needs:
             "range": Need(lambda _: math.inf, DAY),
             "purge": Need(lambda _: math.inf, 2 * DAY),
             "reap": Need(lambda _: self.queues.first_lease_end(), DAY),
+            "tick": Need(lambda _: self.queues.first_recurrence(), DAY),
             "renew": Need(self._renewal, DAY),
         }
 
