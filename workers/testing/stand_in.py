@@ -18,7 +18,7 @@ class StandIn:
         self._storage = storage
 
     @property
-    def __class__(self) -> type[Self]:
+    def __class__(self) -> type[Self]:  # type: ignore[misc] # `object` lets it be set, which nobody does
         return cast("type[Self]", type(self._storage))
 
     def __getattr__(self, name: str) -> object:
