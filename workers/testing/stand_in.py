@@ -17,8 +17,8 @@ class StandIn:
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
 
-    @property
-    def __class__(self) -> type[Self]:  # type: ignore[misc] # `object` lets it be set, which nobody does
+    @property  # type: ignore[misc] # `object` lets it be set, which nobody does
+    def __class__(self) -> type[Self]:
         return cast("type[Self]", type(self._storage))
 
     def __getattr__(self, name: str) -> object:
