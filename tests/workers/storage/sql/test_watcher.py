@@ -265,7 +265,7 @@ async def test_what_nobody_reads_does_not_pile_up(storage: SqlStorage, file: str
     await storage.counts()  # after which the watcher waits for its next task, and for nothing else
     ear = watcher_of(storage)._ear
     assert ear is not None
-    change(file, *["UPDATE workers_queues SET paused = paused"] * 500)
+    change(file, *["UPDATE workers_jobs SET priority = priority"] * 500)
     assert len(os.read(ear._inotify, 1 << 20)) <= 64
 
 
