@@ -17,7 +17,7 @@ from bullmq.queue_keys import QueueKeys
 from workers.jobs import DROP, NewJob, Retention
 from workers.retry import AT_ONCE, NamedBackoff, RetryPolicy
 from workers.storage.on_redis import node_values
-from workers.storage.on_redis.node_values import FOREVER, encode_bytes, from_ms, number, to_ms, whole
+from workers.storage.on_redis.node_values import FOREVER, encode_bytes, from_ms, json_object, number, to_ms, whole
 
 # Fields of a job's hash that are ours. Node BullMQ reads its own fields by name and ignores these.
 SETTLED_FIELD: Final = "workers:settled"
@@ -47,6 +47,8 @@ _REWRITTEN: Final = frozenset(
     ("attempts", "jobId", "removeOnComplete", "removeOnFail", "delay", "priority", _CHAIN_OPTION, _OURS_OPTION)
 )
 """What the options of a chain's next link say anew; whatever else a job's options hold stays."""
+_SHARED_CHARACTERS: Final = 1_000
+_NAMELESS: Final = '"jobId":""'
 LOGS_KEPT: Final = 1_000
 """How many log lines a job keeps at most; BullMQ's own default is all of them."""
 
@@ -78,7 +80,8 @@ def raw_ids(job_id: str) -> tuple[str, ...]:
 class BullMQJobOptions:
     """What a claim needs of a job's `opts`; `remove_on_*` are kept as written, for `keep_jobs`.
 
-    `written` is all of it, for what we do not know. `ours`: this package enqueued the job.
+    `written` is all of it, for what we do not know, though its `jobId` may be missing. `ours`: this package enqueued
+    the job.
     """
 
     ours: bool = False
@@ -88,17 +91,11 @@ class BullMQJobOptions:
     named_backoff: NamedBackoff | None = None
     remove_on_complete: object = None
     remove_on_fail: object = None
+    keep_completed: Retention = FOREVER
+    keep_failed: Retention = FOREVER
     logs_kept: int = LOGS_KEPT
     stacks_kept: int | None = None
     written: Mapping[str, object] = field(default_factory=dict, repr=False)
-
-    @property
-    def keep_completed(self) -> Retention:
-        return retention_of(self.remove_on_complete)
-
-    @property
-    def keep_failed(self) -> Retention:
-        return retention_of(self.remove_on_fail)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,10 +150,28 @@ def decode_options(options: Mapping[str, object]) -> BullMQJobOptions:
         named_backoff=backoff if isinstance(backoff, NamedBackoff) else None,
         remove_on_complete=options.get("removeOnComplete"),
         remove_on_fail=options.get("removeOnFail"),
+        keep_completed=retention_of(options.get("removeOnComplete")),
+        keep_failed=retention_of(options.get("removeOnFail")),
         logs_kept=min(logs or LOGS_KEPT, LOGS_KEPT),
         stacks_kept=None if stacks is None else int(stacks),
         written=options,
     )
+
+
+def read_options(text: str | None, raw: str) -> BullMQJobOptions:
+    """Decode the options in a job's record. What many jobs say, all but their ids, is decoded once."""
+    if text is None or len(text) > _SHARED_CHARACTERS:
+        return decode_options(json_object(text))
+    nameless = text.replace(f'"jobId":"{raw}"', _NAMELESS, 1)
+    options = _read_options(nameless)
+    if nameless == text or options.written.get("jobId") == "":
+        return options
+    return decode_options(json_object(text))  # it was the `jobId` of something within the options
+
+
+@lru_cache(maxsize=256)
+def _read_options(text: str) -> BullMQJobOptions:
+    return decode_options(json_object(text))
 
 
 def link_fields(job: NewJob, raw: str, before: Mapping[str, object]) -> dict[str, object]:

@@ -81,7 +81,6 @@ class Endings:
         remove: object,
         fields: dict[str, object],
     ) -> Finish:
-        fields[SETTLED_FIELD] = claim.token
         if keep is not None and keep is not DROP:
             fields[KEEP_FIELD] = str(to_ms(keep))
         return Finish(

@@ -36,8 +36,8 @@ from workers.storage.bullmq.codec import (
     UNCOUNTED_FIELD,
     BullMQJobOptions,
     decode_id,
-    decode_options,
     encode_id,
+    read_options,
 )
 from workers.storage.bullmq.scripts import BullMQScripts
 from workers.storage.failures import decode_failures, with_failure
@@ -48,7 +48,6 @@ from workers.storage.on_redis.node_values import (
     decode_error,
     due_ms,
     error_fields,
-    json_object,
     moment,
     number,
     to_ms,
@@ -249,7 +248,7 @@ def record(raw: str, replies: Sequence[object], now_ms: int, names: Sequence[str
         lock=lock if isinstance(lock, str) else None,
         due_ms=due_ms(score),
         now_ms=now_ms,
-        options=decode_options(json_object(fields.get("opts"))),
+        options=read_options(fields.get("opts"), raw),
     )
 
 
@@ -257,7 +256,7 @@ def make_claim(reply: Reply, token: str, worker_id: str, leases: Mapping[str, ti
     """Return the claim of a job as `moveToActive` answered it; missing fields give an empty name, payload or date."""
     flat, raw, *_ = reply
     fields: dict[str, str] = dict(zip(flat[::2], flat[1::2], strict=True))
-    options = decode_options(json_object(fields.get("opts")))
+    options = read_options(fields.get("opts"), raw)
     name = fields.get("name", "")
     ended, stalls = whole(fields.get("atm")), whole(fields.get("stc"))
     spent, reason = _spent(ended, stalls, options), fields.get(STALLED_REASON_FIELD)

@@ -1,0 +1,142 @@
+"""What ends and claims many jobs by one call, against BullMQ's own script, called for one job after the other."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+import msgpack
+import pytest
+from bullmq.redis_connection import loadScript
+
+from tests.workers.storage.bullmq.steps import LEASES
+from workers.jobs import SettleStatus
+from workers.storage.abilities import Turn
+from workers.storage.bullmq import BullMQStorage
+from workers.storage.bullmq.codec import SETTLED_FIELD
+from workers.storage.bullmq.lua_files import scripts
+from workers.storage.bullmq.scripts import BullMQScripts, Finish, Wanted
+from workers.testing import steps
+
+NOW: Final = 1_800_000_000_000
+LASTS: Final = 3_600
+LOCK_MS: Final = 30_000
+
+
+class Side:
+    """One of two queues that are to be alike."""
+
+    def __init__(self, client: Any, kind: str) -> None:
+        self.name = f"{kind}-{uuid.uuid4().hex}"
+        self.client = client
+        self.lua = BullMQScripts(self.name, "bull")
+        self.lua.metrics = 10
+
+    async def run(self, *commands: tuple[Any, ...]) -> list[Any]:
+        return [await self.client.execute_command(*command) for command in commands]
+
+    async def fill(self, waiting: int) -> None:
+        """Jobs of every kind that may end, all active; behind them some that wait, by priority too, or for their time."""
+        add, base = self.lua.add, self.lua.base
+        for at in range(2):
+            old = f"old-{at}"
+            await self.client.hset(base + old, "name", "n")
+            await self.client.zadd(self.lua["completed"], {old: NOW - LASTS * 1000 + at})
+        parents = [add(f"parent-{at}", "n", "{}", {}, NOW, awaits=True) for at in range(2)]
+        children = [
+            add(f"child-{at}-{of}", "n", "{}", {}, NOW, {"id": f"parent-{of}", "queueKey": base[:-1]})
+            for at, of in ((0, 0), (0, 1), (1, 1))
+        ]
+        unique = add("unique", "n", "{}", {"de": {"id": "key"}}, NOW)
+        await self.run(*parents, *children, unique, *(add(f"plain-{at}", "n", "{}", {}, NOW) for at in range(8)))
+        again = {"name": "n", "data": '"again"', "opts": json.dumps({"de": {"id": "key"}}), "jid": "again"}
+        await self.client.hset(f"{base}dn:key", mapping=again)
+        await self.run(self.lua.claim("first:", LOCK_MS, NOW, count=100))
+        later = add("later", "n", "{}", {"delay": 1000}, NOW)
+        urgent = [add("urgent", "n", "{}", {"priority": 3}, NOW)] if waiting else []
+        await self.run(later, *urgent, *(add(f"next-{at}", "n", "{}", {}, NOW) for at in range(waiting)))
+        await self.client.set(self.lua.lock("plain-3"), "another's")
+        await self.client.delete(self.lua.lock("plain-4"))
+        await self.client.lrem(self.lua["active"], 1, "plain-5")
+        await self.client.sadd(f"{base}plain-6:dependencies", "unfinished")
+        await self.client.hset(base + "plain-2", "defa", "no")
+
+    async def contents(self) -> dict[str, object]:
+        """Everything there is, under names that the other has, too."""
+        found: dict[str, object] = {}
+        async for key in self.client.scan_iter(f"{self.lua.base}*"):
+            kind = await self.client.type(key)
+            read: dict[str, tuple[Any, ...]] = {
+                "hash": ("HGETALL", key),
+                "list": ("LRANGE", key, 0, -1),
+                "set": ("SMEMBERS", key),
+                "zset": ("ZRANGE", key, 0, -1, "WITHSCORES"),
+                "stream": ("XRANGE", key, "-", "+"),
+                "string": ("GET", key),
+            }
+            value = await self.client.execute_command(*read[kind])
+            if kind == "stream":  # by job: an order between jobs is nobody's
+                value = sorted((fields for _, fields in value), key=lambda fields: str(fields.get("jobId", "")))
+            found[key.removeprefix(self.lua.base)] = json.loads(json.dumps(value, default=sorted).replace(self.name, "q"))
+        return found
+
+
+def endings(tokens: dict[str, str]) -> Iterator[Finish]:
+    """How these jobs end, whose claims have these tokens."""
+    ways: dict[str, tuple[str, dict[str, object]]] = {
+        "plain-1": ("completed", {"count": 0}),
+        "plain-2": ("failed", {"age": LASTS}),
+        "plain-7": ("failed", {"count": 1}),
+        "child-1-1": ("failed", {"count": -1}),
+    }
+    for raw, token in tokens.items():
+        target, keep = ways.get(raw, ("completed", {"age": LASTS, "limit": 1}))
+        fields = {"one": "more"} if target == "failed" else {}
+        yield Finish(raw=raw, token=token, target=target, value="1", keep=keep, max_attempts=1, fields=fields)
+
+
+LINES: Final = ("wait", "active", "prioritized", "events", "stalled", "limiter", "delayed", "paused", "meta", "pc")
+
+
+def stock_ending(lua: BullMQScripts, ending: Finish) -> tuple[Any, ...]:
+    """The call of BullMQ's own script that ends a job."""
+    options = {"token": ending.token, "keepJobs": ending.keep, "attempts": 1, "maxMetricsSize": lua.metrics}
+    fields = [part for field in {**ending.fields, SETTLED_FIELD: ending.token}.items() for part in field]
+    named = (*LINES, ending.target)
+    keys = (*(lua[name] for name in named), lua.job(ending.raw), f"{lua.base}metrics:{ending.target}", lua["marker"])
+    field = "returnvalue" if ending.target == "completed" else "failedReason"
+    said = (ending.raw, NOW, field, ending.value, ending.target, "", lua.base)
+    return ("EVAL", loadScript("moveToFinished-14.lua"), 14, *keys, *said, msgpack.packb(options), msgpack.packb(fields))
+
+
+def stock_claim(lua: BullMQScripts, token: str) -> tuple[Any, ...]:
+    """The call of BullMQ's own script that claims a job."""
+    options = {"token": token, "lockDuration": LOCK_MS, "name": token}
+    keys = [lua[name] for name in (*LINES, "marker")]
+    return ("EVAL", loadScript("moveToActive-11.lua"), 11, *keys, lua.base, NOW, msgpack.packb(options))
+
+
+@pytest.mark.usefixtures("storage")  # whose scripts are loaded
+@pytest.mark.parametrize("waiting", [0, 3, 30])
+async def test_a_turn_leaves_a_queue_as_bullmqs_own_script_does(client: Any, waiting: int) -> None:
+    """Every key, field, event, marker and metric is the same, and so are the answers."""
+    ours, theirs = Side(client, "ours"), Side(client, "theirs")
+    answers: list[list[Any]] = []
+    for side in (ours, theirs):
+        await side.fill(waiting)
+        active = await client.lrange(side.lua["active"], 0, -1)
+        tokens = {raw: await client.hget(side.lua.job(raw), "pb") for raw in (*active[::-1], "plain-5", "nobody")}
+        ends, wanted = list(endings({raw: token or "t" for raw, token in tokens.items()})), min(waiting, 10)
+        if side is ours:
+            claims = Wanted(count=wanted, now_ms=NOW, tokens="next:", lock_ms=LOCK_MS)
+            [[codes, claimed, _]] = await side.run(side.lua.turn(ends, NOW, claims))
+        else:
+            codes = await side.run(*(stock_ending(side.lua, ending) for ending in ends))
+            claimed = await side.run(*(stock_claim(side.lua, f"next:{at:x}") for at in range(wanted)))
+        answers.append([codes, [claim[1:] for claim in claimed]])
+    assert answers[0] == answers[1]
+    assert set(answers[0][0]) == {-1, -2, -3, -4, -6, 0}
+    assert await ours.contents() == await theirs.contents()
