@@ -21,7 +21,10 @@ from workers.storage.on_redis.node_values import FOREVER, encode_bytes, from_ms,
 
 # Fields of a job's hash that are ours. Node BullMQ reads its own fields by name and ignores these.
 SETTLED_FIELD: Final = "workers:settled"
-"""The token of the claim that last settled the job, which tells a repeated settle from a late one."""
+"""The token of the claim that last settled the job, which tells a repeated settle from a late one.
+
+A job that completes and has none gets none: nobody has claimed it since, so `pb` still holds the token.
+"""
 UNCOUNTED_FIELD: Final = "workers:uncounted"
 """Uncounted retries in a row."""
 CANCEL_FIELD: Final = "workers:cancel"

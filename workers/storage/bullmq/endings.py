@@ -81,6 +81,8 @@ class Endings:
         remove: object,
         fields: dict[str, object],
     ) -> Finish:
+        if target == "failed" or claim.marked:
+            fields[SETTLED_FIELD] = claim.token
         if keep is not None and keep is not DROP:
             fields[KEEP_FIELD] = str(to_ms(keep))
         return Finish(
@@ -91,6 +93,7 @@ class Endings:
             keep=keep_jobs(keep, remove),
             max_attempts=claim.max_attempts,
             fields=fields,
+            related=claim.related,
         )
 
     def _retry(self, claim: BullMQClaim, settlement: Retried, now_ms: int) -> Finish | Command:

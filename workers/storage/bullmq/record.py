@@ -88,7 +88,8 @@ class BullMQClaim(Claim):
     """A claim with what settling needs of BullMQ's record.
 
     That is the id in Redis, the options as written, the leases lost before, the stacks of earlier failures, those
-    failures, and the uncounted retries.
+    failures, the uncounted retries, whether the job has a parent in a flow or a deduplication key, and whether it has
+    the mark of a claim that settled it before.
     """
 
     key_id: str
@@ -97,6 +98,8 @@ class BullMQClaim(Claim):
     stacks: str | None = field(default=None, repr=False)
     failures: str | None = field(default=None, repr=False)
     uncounted: int = 0
+    related: bool = True
+    marked: bool = True
 
     def failure(self, error: ErrorInfo, noted: str | None, now_ms: int) -> dict[str, object]:
         """Return the hash fields that tell of this failure, `noted` if it counts, and of those before it."""
@@ -283,6 +286,8 @@ def make_claim(reply: Reply, token: str, worker_id: str, leases: Mapping[str, ti
         stacks=fields.get("stacktrace"),
         failures=fields.get(FAILURES_FIELD),
         uncounted=whole(fields.get(UNCOUNTED_FIELD)),
+        related="parentKey" in fields or "deid" in fields or "parent" in fields,
+        marked=SETTLED_FIELD in fields,
     )
 
 
@@ -353,13 +358,12 @@ def verdict(claim: BullMQClaim, found: BullMQRecord) -> SettleOutcome:
 
     Either its token settled the job before, or the claim is lost.
     """
-    settled_here = found.fields.get(SETTLED_FIELD) == claim.token and found.place != "active"
-    # Neither a release nor a wait for children leaves a mark. But then nobody has claimed the job since this claim.
-    released_here = (
-        found.place in ("waiting", "prioritized", "waiting-children")
-        and found.fields.get("pb") == claim.token
-        and _is_the_run_of(claim, found)
-    )
-    if settled_here or released_here:
+    mark, was_last = found.fields.get(SETTLED_FIELD), found.fields.get("pb") == claim.token
+    settled_here = mark == claim.token and found.place != "active"
+    # The first completion, releases and waits for children leave no mark. But then nobody has claimed the job since.
+    ended = (found.spent, found.stalls) == (claim.attempt, claim.stalls)
+    completed_here = found.place == "completed" and mark is None and ended
+    released_here = found.place in ("waiting", "prioritized", "waiting-children") and _is_the_run_of(claim, found)
+    if settled_here or (was_last and (completed_here or released_here)):
         return SettleOutcome(status=SettleStatus.ALREADY_APPLIED)
     return SettleOutcome(status=SettleStatus.LOST, reason=loss(found))

@@ -13,7 +13,6 @@ from typing import Final, TypeAlias
 import msgpack
 from bullmq.queue_keys import QueueKeys
 
-from workers.storage.bullmq.codec import SETTLED_FIELD
 from workers.storage.bullmq.lua_files import scripts
 from workers.storage.on_redis.wire import Command
 
@@ -37,7 +36,8 @@ _pack = msgpack.Packer(use_bin_type=True, unicode_errors="surrogateescape").pack
 class Finish:
     """How an active job ends: as `completed` with a `value` that is JSON text, or as `failed` for the reason `value`.
 
-    `fields` are set with it, beside the mark of the token, and `keep` is BullMQ's `keepJobs`.
+    `fields` are set with it, and `keep` is BullMQ's `keepJobs`. `related`: it has a parent in a flow or a deduplication
+    key, or may have.
     """
 
     raw: str
@@ -47,6 +47,7 @@ class Finish:
     keep: Options
     max_attempts: int
     fields: Options
+    related: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,11 +158,11 @@ class BullMQScripts:
         those claimed; 0 if none was claimed because it takes a look of `guard` before.
         """
         claims = (0, 0, "", 0) if wanted is None else (wanted.count, wanted.now_ms, wanted.tokens, wanted.lock_ms)
-        ways: dict[tuple[str, bytes], int] = {}
+        ways: dict[tuple[str | bytes, ...], int] = {}
         jobs: list[str | bytes | int] = []
         for one in endings:
-            way = ways.setdefault((one.target, self._options(one)), len(ways) + 1)
-            jobs += (way, one.raw, one.token, one.value, _flat(one.fields))
+            way = (one.target, "related" if one.related else "", self._options(one))
+            jobs += (ways.setdefault(way, len(ways) + 1), one.raw, one.token, one.value, _flat(one.fields))
         return (*self._turn, now_ms, *claims, len(ways), *(part for way in ways for part in way), *jobs)
 
     def _options(self, ending: Finish, **more: object) -> bytes:
@@ -173,7 +174,7 @@ class BullMQScripts:
         """Complete or fail a job; answers 0 or an error code."""
         raw, target, value = ending.raw, ending.target, ending.value
         options = self._options(ending, token=ending.token)
-        fields = _flat({**ending.fields, SETTLED_FIELD: ending.token})
+        fields = _flat(ending.fields)
         return (
             *self._finish[ending.target],
             *(self.base + ending.raw, f"{self.base}metrics:{ending.target}", self._keys["marker"]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from workers.jobs import DROP, Retention
 from workers.storage.bullmq.codec import (
     KEEP_FIELD,
+    SETTLED_FIELD,
     STOPPED_FIELD,
     BullMQJobOptions,
     decode_id,
@@ -20,7 +21,11 @@ def stop(
 ) -> Command:
     """End an active job that this token holds; `keep` as in `Cancelled`. Answers 0 or an error code."""
     error = cancelled_error(decode_id(raw))
-    fields: dict[str, object] = {ERROR_FIELD: error_facts(error, bare=True), STOPPED_FIELD: str(now_ms)}
+    fields: dict[str, object] = {
+        ERROR_FIELD: error_facts(error, bare=True),
+        SETTLED_FIELD: token,
+        STOPPED_FIELD: str(now_ms),
+    }
     if keep is not None and keep is not DROP:
         fields[KEEP_FIELD] = str(to_ms(keep))
     lasts = options.keep_failed if keep is None else keep

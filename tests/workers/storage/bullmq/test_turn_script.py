@@ -16,7 +16,6 @@ from tests.workers.storage.bullmq.steps import LEASES
 from workers.jobs import SettleStatus
 from workers.storage.abilities import Turn
 from workers.storage.bullmq import BullMQStorage
-from workers.storage.bullmq.codec import SETTLED_FIELD
 from workers.storage.bullmq.lua_files import scripts
 from workers.storage.bullmq.scripts import BullMQScripts, Finish, Wanted
 from workers.testing import steps
@@ -104,7 +103,7 @@ LINES: Final = ("wait", "active", "prioritized", "events", "stalled", "limiter",
 def stock_ending(lua: BullMQScripts, ending: Finish) -> tuple[Any, ...]:
     """The call of BullMQ's own script that ends a job."""
     options = {"token": ending.token, "keepJobs": ending.keep, "attempts": 1, "maxMetricsSize": lua.metrics}
-    fields = [part for field in {**ending.fields, SETTLED_FIELD: ending.token}.items() for part in field]
+    fields = [part for field in ending.fields.items() for part in field]
     named = (*LINES, ending.target)
     keys = (*(lua[name] for name in named), lua.job(ending.raw), f"{lua.base}metrics:{ending.target}", lua["marker"])
     field = "returnvalue" if ending.target == "completed" else "failedReason"

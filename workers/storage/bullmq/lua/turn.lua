@@ -2,15 +2,20 @@
 -- are moveToFinished's, KEYS[11] is its marker; then the completed and the failed jobs. ARGV[1]: prefix of the queue's keys,
 -- [2]: now, by which jobs end, [3]: how many jobs to claim, [4]: now, by which they are claimed, [5]: what their tokens begin
 -- with, [6]: the duration of their locks in ms, [7]: how many ways to end there are; then for each of these `completed` or
--- `failed` and moveToFinished's options but for the token; then for each job the number of its way, its id and token,
--- moveToFinished's value, and fields beside the mark of the token, packed, or empty.
+-- `failed`, `related` if its jobs were claimed with a parent or a deduplication key, and moveToFinished's options but for the
+-- token; then for each job the number of its way, its id and token, and moveToFinished's value and fields.
 -- Answers `{endings, claims, tried}`: what moveToFinished does, or an error, for each that ends; what moveToActive would, for
 -- each claim up to the first that finds no job, or fails; 0 if nothing was claimed because it takes a look of `guard` before.
 local P, IN_FRONT = ARGV[1], false
 local rules = redis.pcall('HMGET', KEYS[9], 'paused', 'concurrency', 'max')
-local broken = damage(P, { 'wait', 'active', 'prioritized', 'stalled', 'events', rules.err and 'meta' })
-if broken then
-  return broken
+local waiting = redis.pcall('LLEN', KEYS[1])
+local lengths = { -- an error, for a key of another type, or a number
+  waiting, redis.pcall('LLEN', KEYS[2]), redis.pcall('ZCARD', KEYS[3]), redis.pcall('XLEN', KEYS[4]), redis.pcall('SCARD', KEYS[5]),
+}
+for at = 1, 5 do
+  if rules.err or type(lengths[at]) == 'table' then
+    return damage(P, { 'meta', 'wait', 'active', 'prioritized', 'events', 'stalled' }) or rules.err and rules or lengths[at]
+  end
 end
 
 -- What BullMQ does for each job is done once where once a call has the same effect.
@@ -34,38 +39,56 @@ removeJobsByMaxAge = function(now, age, line, ...)
   end
 end
 trimEvents = once(trimEvents)
+-- With a job in line the queue is not drained; that is what there is to fetch, for those that end.
+local fetch_next = fetchNextJob
+fetchNextJob = function()
+  return 0
+end
 
 local function ways_to_end(count)
   local ways = {}
   for way = 1, count do
-    local target = ARGV[6 + 2 * way]
+    local target = ARGV[5 + 3 * way]
     ways[way] = {
       target = target, key = target == 'completed' and KEYS[12] or KEYS[13], broken = damage(P, { target }),
       metrics = P .. 'metrics:' .. target, field = target == 'completed' and 'returnvalue' or 'failedReason',
-      options = cmsgpack.unpack(ARGV[7 + 2 * way]),
+      is_related = ARGV[6 + 3 * way] == 'related', options = cmsgpack.unpack(ARGV[7 + 3 * way]),
     }
   end
   return ways
 end
 
-local function finish(keys, arguments)
+local function finish_related(keys, arguments)
   return refusal(P, keys[12], arguments[5]) or theirs(keys, arguments)
 end
 
+-- Keep a job where a recovery finds it: BullMQ's Lua has stopped half-way, at what was not there when the job was claimed.
+local function keep(way, id)
+  if redis.call('EXISTS', P .. id) == 1 and not redis.call('ZSCORE', way.key, id) then
+    redis.call('LREM', KEYS[2], -1, id)
+    redis.call('RPUSH', KEYS[2], id)
+  end
+end
+
 local function end_all()
-  local answers, keys, arguments = {}, { unpack(KEYS, 1, 10) }, { [2] = ARGV[2], [6] = '', [7] = P }
+  local answers, keys, arguments = {}, { unpack(KEYS, 1, 10) }, { [2] = ARGV[2], [6] = waiting > 0 and '1' or '', [7] = P }
   local count = tonumber(ARGV[7])
   local ways = ways_to_end(count)
   keys[14] = KEYS[11]
-  for at = 8 + 2 * count, #ARGV, 5 do
-    local way, id, token, packed = ways[tonumber(ARGV[at])], ARGV[at + 1], ARGV[at + 2], ARGV[at + 4]
-    local fields = packed == '' and {} or cmsgpack.unpack(packed)
-    fields[#fields + 1], fields[#fields + 2] = 'workers:settled', token
-    way.options.token = token
+  for at = 8 + 3 * count, #ARGV, 5 do
+    local way, id = ways[tonumber(ARGV[at])], ARGV[at + 1]
+    way.options.token = ARGV[at + 2]
     keys[11], keys[12], keys[13] = way.key, P .. id, way.metrics
     arguments[1], arguments[3], arguments[4], arguments[5] = id, way.field, ARGV[at + 3], way.target
-    arguments[8], arguments[9] = way.options, fields
-    answers[#answers + 1] = way.broken or attempt(finish, keys, arguments)
+    arguments[8], arguments[9] = way.options, ARGV[at + 4]
+    local answer, good = way.broken, true
+    if not answer then
+      answer, good = attempt(way.is_related and finish_related or theirs, keys, arguments)
+    end
+    if not good then
+      pcall(keep, way, id)
+    end
+    answers[#answers + 1] = answer
   end
   return answers
 end
@@ -96,7 +119,7 @@ local function claim(count)
   end
 
   local function fetch()
-    local answer = fetchNextJob(KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[6], KEYS[7], KEYS[9], KEYS[10], KEYS[11], P, ARGV[4], options)
+    local answer = fetch_next(KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[6], KEYS[7], KEYS[9], KEYS[10], KEYS[11], P, ARGV[4], options)
     local fault = taken and fault_in(answer[1])
     if fault then
       error(redis.error_reply(fault))
