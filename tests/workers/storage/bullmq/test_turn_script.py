@@ -103,12 +103,12 @@ LINES: Final = ("wait", "active", "prioritized", "events", "stalled", "limiter",
 def stock_ending(lua: BullMQScripts, ending: Finish) -> tuple[Any, ...]:
     """The call of BullMQ's own script that ends a job."""
     options = {"token": ending.token, "keepJobs": ending.keep, "attempts": 1, "maxMetricsSize": lua.metrics}
-    fields = [part for field in ending.fields.items() for part in field]
+    fields = msgpack.packb([part for field in ending.fields.items() for part in field]) if ending.fields else ""
     named = (*LINES, ending.target)
     keys = (*(lua[name] for name in named), lua.job(ending.raw), f"{lua.base}metrics:{ending.target}", lua["marker"])
     field = "returnvalue" if ending.target == "completed" else "failedReason"
     said = (ending.raw, NOW, field, ending.value, ending.target, "", lua.base)
-    return ("EVAL", loadScript("moveToFinished-14.lua"), 14, *keys, *said, msgpack.packb(options), msgpack.packb(fields))
+    return ("EVAL", loadScript("moveToFinished-14.lua"), 14, *keys, *said, msgpack.packb(options), fields)
 
 
 def stock_claim(lua: BullMQScripts, token: str) -> tuple[Any, ...]:
