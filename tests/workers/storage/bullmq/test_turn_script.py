@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator, Sequence
-from datetime import timedelta
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import msgpack
@@ -13,10 +12,9 @@ import pytest
 from bullmq.redis_connection import loadScript
 
 from tests.workers.storage.bullmq.steps import LEASES
-from workers.jobs import SettleStatus
+from workers.jobs import Claim, JobState, Settlement, SettleStatus
 from workers.storage.abilities import Turn
 from workers.storage.bullmq import BullMQStorage
-from workers.storage.bullmq.lua_files import scripts
 from workers.storage.bullmq.scripts import BullMQScripts, Finish, Wanted
 from workers.testing import steps
 
@@ -38,7 +36,7 @@ class Side:
         return [await self.client.execute_command(*command) for command in commands]
 
     async def fill(self, waiting: int) -> None:
-        """Jobs of every kind that may end, all active; behind them some that wait, by priority too, or for their time."""
+        """Jobs of every kind that may end, all active; behind them some that wait, or are delayed."""
         add, base = self.lua.add, self.lua.base
         for at in range(2):
             old = f"old-{at}"
@@ -79,7 +77,9 @@ class Side:
             value = await self.client.execute_command(*read[kind])
             if kind == "stream":  # by job: an order between jobs is nobody's
                 value = sorted((fields for _, fields in value), key=lambda fields: str(fields.get("jobId", "")))
-            found[key.removeprefix(self.lua.base)] = json.loads(json.dumps(value, default=sorted).replace(self.name, "q"))
+            found[key.removeprefix(self.lua.base)] = json.loads(
+                json.dumps(value, default=sorted).replace(self.name, "q")
+            )
         return found
 
 
@@ -139,3 +139,66 @@ async def test_a_turn_leaves_a_queue_as_bullmqs_own_script_does(client: Any, wai
     assert answers[0] == answers[1]
     assert set(answers[0][0]) == {-1, -2, -3, -4, -6, 0}
     assert await ours.contents() == await theirs.contents()
+
+
+async def take_turn(storage: BullMQStorage, *ends: Settlement, limit: int) -> Turn:
+    return await storage.settle_and_claim(ends, "w", leases=LEASES, limit=limit)
+
+
+@pytest.mark.parametrize("line", ["wait", "prioritized"])
+@pytest.mark.parametrize(
+    ("raw", "spoil"),
+    [
+        ("bad", ("SET", "no hash")),
+        ("bad", ("HSET", "ats", "many")),
+        ("bad", ("HSET", "atm", "1.5")),
+        ("bad", ("HSET", "stc", "9" * 20)),
+        ("meta", ("HSET", "of", "the queue")),
+        ("workers:seen", ("ZADD", 1, "somebody")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[1],
+)
+async def test_a_turn_claims_up_to_a_job_with_a_fault(
+    storage: BullMQStorage, client: Any, raw: str, spoil: tuple[Any, ...], line: str
+) -> None:
+    """What comes before it runs; it is back in line, without a lock, and set aside before the next claim."""
+    base = f"bull:{storage.queue}:"
+    await steps.enqueue(storage, steps.job("first"))
+    first = await steps.claim_one(storage)
+    priority = 1 if line == "prioritized" else 0
+    await steps.enqueue(storage, *(steps.job(name, priority=priority) for name in ("before", "between", "behind")))
+    command, *rest = spoil
+    await client.execute_command(command, base + raw, *rest)
+    if line == "wait":
+        await client.linsert(f"{base}wait", "BEFORE", "between", raw)
+    else:
+        await client.zadd(f"{base}prioritized", {raw: 1.5 * 2**32})
+        await client.zadd(f"{base}prioritized", {"between": 1.4 * 2**32, "behind": 1.6 * 2**32})
+    turn = await take_turn(storage, steps.completed(first), limit=9)
+    assert (turn.outcomes[0].status, steps.ids(turn.claims or ())) == (SettleStatus.APPLIED, ["before", "between"])
+    assert sorted(await client.lrange(f"{base}active", 0, -1)) == ["before", "between"]
+    assert not await client.exists(f"{base}{raw}:lock")
+    assert steps.ids(await steps.claim(storage, 9)) == ["behind"]
+    assert [entry.id for entry in await storage.quarantine()] == [raw]
+
+
+@pytest.mark.parametrize("end", [steps.completed, steps.failed])
+async def test_a_job_that_changes_while_it_runs_is_in_a_line_whatever_happens(
+    storage: BullMQStorage, client: Any, end: Callable[[Claim], Settlement]
+) -> None:
+    """BullMQ stops half-way at a deduplication key it cannot use: a recovery finds the job, its neighbours end."""
+    await steps.enqueue(storage, *map(steps.job, ("a", "b", "c")))
+    claims = await steps.claim(storage, 3)
+    base = f"bull:{storage.queue}:"
+    await client.hset(f"{base}b", "deid", "key")
+    await client.rpush(f"{base}de:key", "no string")
+    turn = await take_turn(storage, *map(end, claims), limit=1)
+    statuses = [outcome.status for outcome in turn.outcomes]
+    assert statuses == [SettleStatus.APPLIED, SettleStatus.ERROR, SettleStatus.APPLIED]
+    assert await client.lrange(f"{base}active", 0, -1) == ["b"]
+    recoveries = [await storage.recover(10) for _ in range(storage.limits.recovery_passes)]
+    assert recoveries[-1].requeued == ("b",)
+    again = await steps.claim_one(storage)
+    assert (await steps.settle(storage, steps.completed(again))).status is SettleStatus.ERROR
+    await steps.apply(storage, steps.failed(again))  # and loses the key
+    assert (await steps.status(storage, "b")).state is JobState.FAILED
