@@ -81,7 +81,7 @@ def raw_ids(job_id: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BullMQJobOptions:
-    """What a claim needs of a job's `opts`; `remove_on_*` are kept as written, for `keep_jobs`.
+    """What a claim needs of a job's `opts`; `remove_on_*` are as BullMQ's `keepJobs` says it.
 
     `written` is all of it, for what we do not know, though its `jobId` may be missing. `ours`: this package enqueued
     the job.
@@ -92,8 +92,8 @@ class BullMQJobOptions:
     chain_index: int = 0
     backoff: RetryPolicy | None = None
     named_backoff: NamedBackoff | None = None
-    remove_on_complete: object = None
-    remove_on_fail: object = None
+    remove_on_complete: Mapping[str, object] = field(default_factory=lambda: keep_limits(None))
+    remove_on_fail: Mapping[str, object] = field(default_factory=lambda: keep_limits(None))
     keep_completed: Retention = FOREVER
     keep_failed: Retention = FOREVER
     logs_kept: int = LOGS_KEPT
@@ -151,8 +151,8 @@ def decode_options(options: Mapping[str, object]) -> BullMQJobOptions:
         chain_index=whole(options.get(_CHAIN_OPTION)),
         backoff=backoff if isinstance(backoff, RetryPolicy) else None,
         named_backoff=backoff if isinstance(backoff, NamedBackoff) else None,
-        remove_on_complete=options.get("removeOnComplete"),
-        remove_on_fail=options.get("removeOnFail"),
+        remove_on_complete=keep_limits(options.get("removeOnComplete")),
+        remove_on_fail=keep_limits(options.get("removeOnFail")),
         keep_completed=retention_of(options.get("removeOnComplete")),
         keep_failed=retention_of(options.get("removeOnFail")),
         logs_kept=min(logs or LOGS_KEPT, LOGS_KEPT),
@@ -224,13 +224,8 @@ def _lasting_seconds(age: float) -> Retention:
     return timedelta(seconds=min(age, FOREVER.total_seconds())) or DROP
 
 
-def keep_jobs(keep: Retention | None, remove: object) -> dict[str, object]:
-    """Return what BullMQ is to keep of the queue's finished jobs, as the job's own option says.
-
-    If a settlement says otherwise with `keep`, only its own record is affected: it goes at once, or stays for a sweep.
-    """
-    if keep is not None:
-        return {"count": 0 if keep is DROP else -1}
+def keep_limits(remove: object) -> dict[str, object]:
+    """Return BullMQ's `keepJobs` for its `removeOn...`: what is to be kept of the queue's finished jobs."""
     if isinstance(remove, dict):
         limits = {name: number(remove.get(name)) for name in ("age", "count", "limit")}
         return {name: value for name, value in limits.items() if value is not None}
@@ -238,6 +233,14 @@ def keep_jobs(keep: Retention | None, remove: object) -> dict[str, object]:
         return {"count": 0}
     count = number(remove)
     return {"count": -1 if count is None else count}
+
+
+def keep_jobs(keep: Retention | None, own: Mapping[str, object]) -> Mapping[str, object]:
+    """Return what BullMQ is to keep of the queue's finished jobs, `own` as the job's option says.
+
+    If a settlement says otherwise with `keep`, only its own record is affected: it goes at once, or stays for a sweep.
+    """
+    return own if keep is None else {"count": 0 if keep is DROP else -1}
 
 
 def _encode_backoff(policy: RetryPolicy) -> dict[str, object]:

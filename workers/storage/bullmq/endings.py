@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from workers.jobs import (
@@ -78,7 +79,7 @@ class Endings:
         target: str,
         value: str | bytes,
         keep: Retention | None,
-        remove: object,
+        remove: Mapping[str, object],
         fields: dict[str, object],
     ) -> Finish:
         if target == "failed" or claim.marked:

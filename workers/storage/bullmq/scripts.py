@@ -158,12 +158,16 @@ class BullMQScripts:
         those claimed; 0 if none was claimed because it takes a look of `guard` before.
         """
         claims = (0, 0, "", 0) if wanted is None else (wanted.count, wanted.now_ms, wanted.tokens, wanted.lock_ms)
-        ways: dict[tuple[str | bytes, ...], int] = {}
+        ways: dict[tuple[object, ...], int] = {}  # by what is the same object for many jobs
+        settings: list[str | bytes] = []
         jobs: list[str | bytes | int] = []
         for one in endings:
-            way = (one.target, "related" if one.related else "", self._options(one))
-            jobs += (ways.setdefault(way, len(ways) + 1), one.raw, one.token, one.value, _flat(one.fields))
-        return (*self._turn, now_ms, *claims, len(ways), *(part for way in ways for part in way), *jobs)
+            key = one.target, one.related, one.max_attempts, id(one.keep)
+            way = ways.setdefault(key, len(ways) + 1)
+            if way * 3 > len(settings):
+                settings += one.target, "related" if one.related else "", self._options(one)
+            jobs += way, one.raw, one.token, one.value, _flat(one.fields)
+        return (*self._turn, now_ms, *claims, len(ways), *settings, *jobs)
 
     def _options(self, ending: Finish, **more: object) -> bytes:
         """Pack the options of `moveToFinished`."""

@@ -129,7 +129,7 @@ def test_a_jittered_node_backoff_has_the_same_range() -> None:
 def test_removal_options(remove: object, keep: Retention, keep_jobs: dict[str, object]) -> None:
     """Each form of `removeOnComplete` is read as BullMQ means it, and handed on as it was."""
     assert codec.retention_of(remove) == keep
-    assert codec.keep_jobs(None, remove) == keep_jobs
+    assert codec.keep_limits(remove) == keep_jobs
 
 
 @pytest.mark.parametrize("attempts", [None, 0, -3, "x", True, 1e300, float("nan"), [], {}])
@@ -152,7 +152,7 @@ def test_any_options_can_be_read(options: dict[str, object]) -> None:
     read = codec.decode_options(options)
     assert read.max_attempts >= 1
     assert read.backoff is None or read.backoff.delay(99) >= timedelta(0)
-    assert isinstance(codec.keep_jobs(None, read.remove_on_complete), dict)
+    assert isinstance(read.remove_on_complete, dict)
 
 
 def test_errors_round_trip() -> None:
