@@ -12,6 +12,7 @@ import pytest
 from bullmq.redis_connection import loadScript
 
 from tests.workers.storage.bullmq.steps import LEASES
+from workers.errors import StorageUnavailable
 from workers.jobs import Claim, JobState, Settlement, SettleStatus
 from workers.storage.abilities import Turn
 from workers.storage.bullmq import BullMQStorage
@@ -35,7 +36,7 @@ class Side:
     async def run(self, *commands: tuple[Any, ...]) -> list[Any]:
         return [await self.client.execute_command(*command) for command in commands]
 
-    async def fill(self, waiting: int) -> None:
+    async def fill(self, waiting: int, *, refused: bool) -> None:
         """Jobs of every kind that may end, all active; behind them some that wait, or are delayed."""
         add, base = self.lua.add, self.lua.base
         for at in range(2):
@@ -47,23 +48,29 @@ class Side:
             add(f"child-{at}-{of}", "n", "{}", {}, NOW, {"id": f"parent-{of}", "queueKey": base[:-1]})
             for at, of in ((0, 0), (0, 1), (1, 1))
         ]
+        flows = [*parents, *children] if waiting or refused else []  # which put their parents in line
         unique = add("unique", "n", "{}", {"de": {"id": "key"}}, NOW)
-        await self.run(*parents, *children, unique, *(add(f"plain-{at}", "n", "{}", {}, NOW) for at in range(8)))
-        again = {"name": "n", "data": '"again"', "opts": json.dumps({"de": {"id": "key"}}), "jid": "again"}
-        await self.client.hset(f"{base}dn:key", mapping=again)
+        await self.run(*flows, unique, *(add(f"plain-{at}", "n", "{}", {}, NOW) for at in range(8)))
+        if waiting:
+            again = {"name": "n", "data": '"again"', "opts": json.dumps({"de": {"id": "key"}}), "jid": "again"}
+            await self.client.hset(f"{base}dn:key", mapping=again)
         await self.run(self.lua.claim("first:", LOCK_MS, NOW, count=100))
         later = add("later", "n", "{}", {"delay": 1000}, NOW)
         urgent = [add("urgent", "n", "{}", {"priority": 3}, NOW)] if waiting else []
         await self.run(later, *urgent, *(add(f"next-{at}", "n", "{}", {}, NOW) for at in range(waiting)))
+        await self.client.hset(base + "plain-2", "defa", "no")
+        await self.client.hdel(self.lua["meta"], "opts.maxLenEvents")
+        await self.client.delete(self.lua["marker"])
+        if not refused:
+            return
         await self.client.set(self.lua.lock("plain-3"), "another's")
         await self.client.delete(self.lua.lock("plain-4"))
         await self.client.lrem(self.lua["active"], 1, "plain-5")
         await self.client.sadd(f"{base}plain-6:dependencies", "unfinished")
-        await self.client.hset(base + "plain-2", "defa", "no")
 
-    async def contents(self) -> dict[str, object]:
+    async def contents(self) -> dict[str, Any]:
         """Everything there is, under names that the other has, too."""
-        found: dict[str, object] = {}
+        found: dict[str, Any] = {}
         async for key in self.client.scan_iter(f"{self.lua.base}*"):
             kind = await self.client.type(key)
             read: dict[str, tuple[Any, ...]] = {
@@ -119,13 +126,13 @@ def stock_claim(lua: BullMQScripts, token: str) -> tuple[Any, ...]:
 
 
 @pytest.mark.usefixtures("storage")  # whose scripts are loaded
-@pytest.mark.parametrize("waiting", [0, 3, 30])
-async def test_a_turn_leaves_a_queue_as_bullmqs_own_script_does(client: Any, waiting: int) -> None:
+@pytest.mark.parametrize(("waiting", "refused"), [(0, False), (0, True), (3, True), (30, False), (30, True)])
+async def test_a_turn_leaves_a_queue_as_bullmqs_own_script_does(client: Any, waiting: int, refused: bool) -> None:
     """Every key, field, event, marker and metric is the same, and so are the answers."""
     ours, theirs = Side(client, "ours"), Side(client, "theirs")
     answers: list[list[Any]] = []
     for side in (ours, theirs):
-        await side.fill(waiting)
+        await side.fill(waiting, refused=refused)
         active = await client.lrange(side.lua["active"], 0, -1)
         tokens = {raw: await client.hget(side.lua.job(raw), "pb") for raw in (*active[::-1], "plain-5", "nobody")}
         ends, wanted = list(endings({raw: token or "t" for raw, token in tokens.items()})), min(waiting, 10)
@@ -137,8 +144,10 @@ async def test_a_turn_leaves_a_queue_as_bullmqs_own_script_does(client: Any, wai
             claimed = await side.run(*(stock_claim(side.lua, f"next:{at:x}") for at in range(wanted)))
         answers.append([codes, [claim[1:] for claim in claimed]])
     assert answers[0] == answers[1]
-    assert set(answers[0][0]) == {-1, -2, -3, -4, -6, 0}
-    assert await ours.contents() == await theirs.contents()
+    assert set(answers[0][0]) == ({-1, -2, -3, -4, -6, 0} if refused else {0, -1})
+    contents = await ours.contents()
+    assert contents == await theirs.contents()
+    assert ({"event": "drained"} in contents["events"]) == (not waiting and not refused)
 
 
 async def take_turn(storage: BullMQStorage, *ends: Settlement, limit: int) -> Turn:
@@ -177,9 +186,30 @@ async def test_a_turn_claims_up_to_a_job_with_a_fault(
     turn = await take_turn(storage, steps.completed(first), limit=9)
     assert (turn.outcomes[0].status, steps.ids(turn.claims or ())) == (SettleStatus.APPLIED, ["before", "between"])
     assert sorted(await client.lrange(f"{base}active", 0, -1)) == ["before", "between"]
+    assert await client.lindex(f"{base}wait", -1) == raw
     assert not await client.exists(f"{base}{raw}:lock")
     assert steps.ids(await steps.claim(storage, 9)) == ["behind"]
     assert [entry.id for entry in await storage.quarantine()] == [raw]
+
+
+@pytest.mark.parametrize("name", ["meta", "wait", "active", "prioritized", "events", "stalled"])
+async def test_no_job_ends_at_a_key_in_the_way(storage: BullMQStorage, client: Any, name: str) -> None:
+    """Nothing of it is changed, and it ends as soon as the key is gone."""
+    await steps.enqueue(storage, steps.job("a"))
+    claim = await steps.claim_one(storage)
+    base = f"bull:{storage.queue}:"
+    before = await client.hgetall(f"{base}a")
+    if moved := await client.exists(base + name):
+        await client.rename(base + name, f"{base}moved")
+    await client.set(base + name, "no queue's")
+    with pytest.raises(StorageUnavailable, match=f"{name} is a string"):
+        await take_turn(storage, steps.failed(claim), limit=1)
+    assert (await client.hgetall(f"{base}a"), await client.get(f"{base}a:lock")) == (before, claim.token)
+    if moved:
+        await client.rename(f"{base}moved", base + name)
+    else:
+        await client.delete(base + name)
+    await steps.apply(storage, steps.failed(claim))
 
 
 @pytest.mark.parametrize("end", [steps.completed, steps.failed])
