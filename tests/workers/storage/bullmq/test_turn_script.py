@@ -48,10 +48,10 @@ class Side:
             add(f"child-{at}-{of}", "n", "{}", {}, NOW, {"id": f"parent-{of}", "queueKey": base[:-1]})
             for at, of in ((0, 0), (0, 1), (1, 1))
         ]
-        flows = [*parents, *children] if waiting or refused else []  # which put their parents in line
+        flows = [*parents, *children] if refused else []  # which put their parents in line
         unique = add("unique", "n", "{}", {"de": {"id": "key"}}, NOW)
         await self.run(*flows, unique, *(add(f"plain-{at}", "n", "{}", {}, NOW) for at in range(8)))
-        if waiting:
+        if refused:
             again = {"name": "n", "data": '"again"', "opts": json.dumps({"de": {"id": "key"}}), "jid": "again"}
             await self.client.hset(f"{base}dn:key", mapping=again)
         await self.run(self.lua.claim("first:", LOCK_MS, NOW, count=100))
