@@ -172,7 +172,9 @@ class BullMQScripts:
     def _options(self, ending: Finish, **more: object) -> bytes:
         """Pack the options of `moveToFinished`."""
         metrics = self.metrics or ""
-        return _pack({"keepJobs": ending.keep, "attempts": ending.max_attempts, "maxMetricsSize": metrics, **more})
+        options = {"keepJobs": ending.keep, "attempts": ending.max_attempts, "maxMetricsSize": metrics, **more}
+        packed: bytes = _pack(options)
+        return packed
 
     def finish(self, ending: Finish, now_ms: int) -> Command:
         """Complete or fail a job; answers 0 or an error code."""
