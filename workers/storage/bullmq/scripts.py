@@ -158,16 +158,16 @@ class BullMQScripts:
         those claimed; 0 if none was claimed because it takes a look of `guard` before.
         """
         claims = (0, 0, "", 0) if wanted is None else (wanted.count, wanted.now_ms, wanted.tokens, wanted.lock_ms)
-        ways: dict[tuple[object, ...], int] = {}  # by what is the same object for many jobs
-        settings: list[str | bytes] = []
+        ways: dict[tuple[str | bytes, ...], int] = {}
+        known: dict[tuple[object, ...], int] = {}  # by the `keep` that many jobs have in common
         jobs: list[str | bytes | int] = []
         for one in endings:
             key = one.target, one.related, one.max_attempts, id(one.keep)
-            way = ways.setdefault(key, len(ways) + 1)
-            if way * 3 > len(settings):
-                settings += one.target, "related" if one.related else "", self._options(one)
-            jobs += way, one.raw, one.token, one.value, _flat(one.fields)
-        return (*self._turn, now_ms, *claims, len(ways), *settings, *jobs)
+            if key not in known:
+                way = one.target, "related" if one.related else "", self._options(one)
+                known[key] = ways.setdefault(way, len(ways) + 1)
+            jobs += known[key], one.raw, one.token, one.value, _flat(one.fields)
+        return (*self._turn, now_ms, *claims, len(ways), *(part for way in ways for part in way), *jobs)
 
     def _options(self, ending: Finish, **more: object) -> bytes:
         """Pack the options of `moveToFinished`."""
