@@ -138,6 +138,18 @@ def test_attempts_without_sense_are_one(attempts: object) -> None:
     assert codec.decode_options({"attempts": attempts}).max_attempts == 1
 
 
+def test_options_that_differ_by_the_jobs_id_are_decoded_once() -> None:
+    """One id, in the place of ids, makes no difference; within what a producer says of his own it does."""
+    first, second = (codec.read_options(f'{{"attempts":3,"jobId":"{raw}","mine":[1]}}', raw) for raw in ("a", "b"))
+    assert first is second
+    assert (first.max_attempts, first.written) == (3, {"attempts": 3, "jobId": "", "mine": [1]})
+    nested = '{"mine":{"jobId":"a"},"jobId":"a"}'
+    assert codec.read_options(nested, "a").written == {"mine": {"jobId": "a"}, "jobId": "a"}
+    assert codec.read_options(None, "a").written == codec.read_options("junk", "a").written == {}
+    long = json.dumps({"jobId": "a", "mine": "x" * 2_000})
+    assert codec.read_options(long, "a").written == json.loads(long)
+
+
 SCALARS = (
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from(["fixed", "exponential"])
 )
