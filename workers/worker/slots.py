@@ -52,8 +52,7 @@ class Slots:
             yield
         finally:
             self._reserved -= count
-            if self.free:
-                self.freed.set()
+            self._note_free()
 
     def take(self, token: str) -> None:
         """Put the attempt into a slot; in the event loop only."""
@@ -82,15 +81,17 @@ class Slots:
             if token in self._taken:
                 self._taken.remove(token)
                 self._ending.add(token)
-        if self.free:
-            self.freed.set()
+        self._note_free()
 
     def end(self, token: str) -> None:
         """Give back what the attempt held, a slot or room for overtime; in the event loop only."""
         with self._lock:
             for attempts in (self._taken, self._ending, self._overtime):
                 attempts.discard(token)
-        if self.free:
+        self._note_free()
+
+    def _note_free(self) -> None:
+        if not self.freed.is_set() and self.free:  # it is mostly known
             self.freed.set()
 
     def _tell(self) -> None:

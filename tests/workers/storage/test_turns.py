@@ -188,5 +188,6 @@ async def test_what_is_out_of_the_ordinary_on_bullmq_is_left_to_a_claim(redis_ur
             turn = await take_turn(storage, steps.completed(claim))
             assert (turn.outcomes[0].status, turn.claims) == (SettleStatus.APPLIED, None)
             assert await client.llen(f"bull:{storage.queue}:active") == 0
+            assert await client.hget(f"bull:{storage.queue}:a", "ats") in (None, b"x")
     finally:
         await storage.disconnect()

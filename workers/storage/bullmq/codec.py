@@ -17,11 +17,14 @@ from bullmq.queue_keys import QueueKeys
 from workers.jobs import DROP, NewJob, Retention
 from workers.retry import AT_ONCE, NamedBackoff, RetryPolicy
 from workers.storage.on_redis import node_values
-from workers.storage.on_redis.node_values import FOREVER, encode_bytes, from_ms, number, to_ms, whole
+from workers.storage.on_redis.node_values import FOREVER, encode_bytes, from_ms, json_object, number, to_ms, whole
 
 # Fields of a job's hash that are ours. Node BullMQ reads its own fields by name and ignores these.
 SETTLED_FIELD: Final = "workers:settled"
-"""The token of the claim that last settled the job, which tells a repeated settle from a late one."""
+"""The token of the claim that last settled the job, which tells a repeated settle from a late one.
+
+A job that completes and has none gets none: nobody has claimed it since, so `pb` still holds the token.
+"""
 UNCOUNTED_FIELD: Final = "workers:uncounted"
 """Uncounted retries in a row."""
 CANCEL_FIELD: Final = "workers:cancel"
@@ -47,6 +50,8 @@ _REWRITTEN: Final = frozenset(
     ("attempts", "jobId", "removeOnComplete", "removeOnFail", "delay", "priority", _CHAIN_OPTION, _OURS_OPTION)
 )
 """What the options of a chain's next link say anew; whatever else a job's options hold stays."""
+_SHARED_CHARACTERS: Final = 1_000
+_NAMELESS: Final = '"jobId":""'
 LOGS_KEPT: Final = 1_000
 """How many log lines a job keeps at most; BullMQ's own default is all of them."""
 
@@ -76,9 +81,10 @@ def raw_ids(job_id: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BullMQJobOptions:
-    """What a claim needs of a job's `opts`; `remove_on_*` are kept as written, for `keep_jobs`.
+    """What a claim needs of a job's `opts`; `remove_on_*` are as BullMQ's `keepJobs` says it.
 
-    `written` is all of it, for what we do not know. `ours`: this package enqueued the job.
+    `written` is all of it, for what we do not know, though its `jobId` may be missing. `ours`: this package enqueued
+    the job.
     """
 
     ours: bool = False
@@ -86,19 +92,13 @@ class BullMQJobOptions:
     chain_index: int = 0
     backoff: RetryPolicy | None = None
     named_backoff: NamedBackoff | None = None
-    remove_on_complete: object = None
-    remove_on_fail: object = None
+    remove_on_complete: Mapping[str, object] = field(default_factory=lambda: keep_limits(None))
+    remove_on_fail: Mapping[str, object] = field(default_factory=lambda: keep_limits(None))
+    keep_completed: Retention = FOREVER
+    keep_failed: Retention = FOREVER
     logs_kept: int = LOGS_KEPT
     stacks_kept: int | None = None
     written: Mapping[str, object] = field(default_factory=dict, repr=False)
-
-    @property
-    def keep_completed(self) -> Retention:
-        return retention_of(self.remove_on_complete)
-
-    @property
-    def keep_failed(self) -> Retention:
-        return retention_of(self.remove_on_fail)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,12 +151,30 @@ def decode_options(options: Mapping[str, object]) -> BullMQJobOptions:
         chain_index=whole(options.get(_CHAIN_OPTION)),
         backoff=backoff if isinstance(backoff, RetryPolicy) else None,
         named_backoff=backoff if isinstance(backoff, NamedBackoff) else None,
-        remove_on_complete=options.get("removeOnComplete"),
-        remove_on_fail=options.get("removeOnFail"),
+        remove_on_complete=keep_limits(options.get("removeOnComplete")),
+        remove_on_fail=keep_limits(options.get("removeOnFail")),
+        keep_completed=retention_of(options.get("removeOnComplete")),
+        keep_failed=retention_of(options.get("removeOnFail")),
         logs_kept=min(logs or LOGS_KEPT, LOGS_KEPT),
         stacks_kept=None if stacks is None else int(stacks),
         written=options,
     )
+
+
+def read_options(text: str | None, raw: str) -> BullMQJobOptions:
+    """Decode the options in a job's record. What many jobs say, all but their ids, is decoded once."""
+    if text is None or len(text) > _SHARED_CHARACTERS:
+        return decode_options(json_object(text))
+    nameless = text.replace(f'"jobId":"{raw}"', _NAMELESS, 1)
+    options = _read_options(nameless)
+    if nameless == text or options.written.get("jobId") == "":
+        return options
+    return decode_options(json_object(text))  # it was the `jobId` of something within the options
+
+
+@lru_cache(maxsize=256)
+def _read_options(text: str) -> BullMQJobOptions:
+    return decode_options(json_object(text))
 
 
 def link_fields(job: NewJob, raw: str, before: Mapping[str, object]) -> dict[str, object]:
@@ -206,13 +224,8 @@ def _lasting_seconds(age: float) -> Retention:
     return timedelta(seconds=min(age, FOREVER.total_seconds())) or DROP
 
 
-def keep_jobs(keep: Retention | None, remove: object) -> dict[str, object]:
-    """Return what BullMQ is to keep of the queue's finished jobs, as the job's own option says.
-
-    If a settlement says otherwise with `keep`, only its own record is affected: it goes at once, or stays for a sweep.
-    """
-    if keep is not None:
-        return {"count": 0 if keep is DROP else -1}
+def keep_limits(remove: object) -> dict[str, object]:
+    """Return BullMQ's `keepJobs` for its `removeOn...`: what is to be kept of the queue's finished jobs."""
     if isinstance(remove, dict):
         limits = {name: number(remove.get(name)) for name in ("age", "count", "limit")}
         return {name: value for name, value in limits.items() if value is not None}
@@ -220,6 +233,14 @@ def keep_jobs(keep: Retention | None, remove: object) -> dict[str, object]:
         return {"count": 0}
     count = number(remove)
     return {"count": -1 if count is None else count}
+
+
+def keep_jobs(keep: Retention | None, own: Mapping[str, object]) -> Mapping[str, object]:
+    """Return what BullMQ is to keep of the queue's finished jobs, `own` as the job's option says.
+
+    If a settlement says otherwise with `keep`, only its own record is affected: it goes at once, or stays for a sweep.
+    """
+    return own if keep is None else {"count": 0 if keep is DROP else -1}
 
 
 def _encode_backoff(policy: RetryPolicy) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from workers.jobs import (
@@ -78,10 +79,11 @@ class Endings:
         target: str,
         value: str | bytes,
         keep: Retention | None,
-        remove: object,
+        remove: Mapping[str, object],
         fields: dict[str, object],
     ) -> Finish:
-        fields[SETTLED_FIELD] = claim.token
+        if target == "failed" or claim.marked:
+            fields[SETTLED_FIELD] = claim.token
         if keep is not None and keep is not DROP:
             fields[KEEP_FIELD] = str(to_ms(keep))
         return Finish(
@@ -92,6 +94,7 @@ class Endings:
             keep=keep_jobs(keep, remove),
             max_attempts=claim.max_attempts,
             fields=fields,
+            related=claim.related,
         )
 
     def _retry(self, claim: BullMQClaim, settlement: Retried, now_ms: int) -> Finish | Command:

@@ -106,7 +106,7 @@ def looped(name: str, key_count: int, *parts: str) -> BullMQScript:
     `answers`, and what `BEHIND` names comes behind it, once.
     """
     text, _ = _read(name)
-    functions = "\n".join(("local rcall = redis.call", *DEFINITION.findall(text)))
+    functions = "\n".join(("local rcall = redis.call", joined(__package__, "opened"), *DEFINITION.findall(text)))
     theirs = f"local function theirs(KEYS, ARGV)\n{DEFINITION.sub('', text)}\nend\n"
     behind = joined(__package__, *BEHIND[name][1:])
     return BullMQScript(f"{functions}\n{theirs}{own('kinds', 'each', *parts)}{behind}return answers\n", key_count)

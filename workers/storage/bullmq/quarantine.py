@@ -4,7 +4,8 @@ Theory of operation. Other producers choose ids, and everybody who reaches the s
 with the id `completed` has its hash where the queue's set of completed jobs belongs. BullMQ's scripts stop there, after
 they have taken jobs out of one line and before they put them into another. So a script of ours, `guard`, looks before
 they run: at the keys of the queue, and at the jobs that the next claims or the next recovery will meet. What comes
-between that look and the claim is found among the active jobs, by a recovery.
+between that look and the claim is found among the active jobs, by a recovery. Claims that travel with settlements are
+made without it: a job at which they stop is put back in line, where the look of the next claim finds it.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ from workers.storage.bullmq.codec import (
     UNCOUNTED_FIELD,
     BullMQJobOptions,
     decode_id,
-    decode_options,
     encode_id,
+    read_options,
 )
 from workers.storage.bullmq.scripts import BullMQScripts
 from workers.storage.failures import decode_failures, with_failure
@@ -48,7 +48,6 @@ from workers.storage.on_redis.node_values import (
     decode_error,
     due_ms,
     error_fields,
-    json_object,
     moment,
     number,
     to_ms,
@@ -89,7 +88,8 @@ class BullMQClaim(Claim):
     """A claim with what settling needs of BullMQ's record.
 
     That is the id in Redis, the options as written, the leases lost before, the stacks of earlier failures, those
-    failures, and the uncounted retries.
+    failures, the uncounted retries, whether the job has a parent in a flow or a deduplication key, and whether it has
+    the mark of a claim that settled it before.
     """
 
     key_id: str
@@ -98,6 +98,8 @@ class BullMQClaim(Claim):
     stacks: str | None = field(default=None, repr=False)
     failures: str | None = field(default=None, repr=False)
     uncounted: int = 0
+    related: bool = True
+    marked: bool = True
 
     def failure(self, error: ErrorInfo, noted: str | None, now_ms: int) -> dict[str, object]:
         """Return the hash fields that tell of this failure, `noted` if it counts, and of those before it."""
@@ -249,7 +251,7 @@ def record(raw: str, replies: Sequence[object], now_ms: int, names: Sequence[str
         lock=lock if isinstance(lock, str) else None,
         due_ms=due_ms(score),
         now_ms=now_ms,
-        options=decode_options(json_object(fields.get("opts"))),
+        options=read_options(fields.get("opts"), raw),
     )
 
 
@@ -257,7 +259,7 @@ def make_claim(reply: Reply, token: str, worker_id: str, leases: Mapping[str, ti
     """Return the claim of a job as `moveToActive` answered it; missing fields give an empty name, payload or date."""
     flat, raw, *_ = reply
     fields: dict[str, str] = dict(zip(flat[::2], flat[1::2], strict=True))
-    options = decode_options(json_object(fields.get("opts")))
+    options = read_options(fields.get("opts"), raw)
     name = fields.get("name", "")
     ended, stalls = whole(fields.get("atm")), whole(fields.get("stc"))
     spent, reason = _spent(ended, stalls, options), fields.get(STALLED_REASON_FIELD)
@@ -284,6 +286,8 @@ def make_claim(reply: Reply, token: str, worker_id: str, leases: Mapping[str, ti
         stacks=fields.get("stacktrace"),
         failures=fields.get(FAILURES_FIELD),
         uncounted=whole(fields.get(UNCOUNTED_FIELD)),
+        related="parentKey" in fields or "deid" in fields or "parent" in fields,
+        marked=SETTLED_FIELD in fields,
     )
 
 
@@ -354,13 +358,12 @@ def verdict(claim: BullMQClaim, found: BullMQRecord) -> SettleOutcome:
 
     Either its token settled the job before, or the claim is lost.
     """
-    settled_here = found.fields.get(SETTLED_FIELD) == claim.token and found.place != "active"
-    # Neither a release nor a wait for children leaves a mark. But then nobody has claimed the job since this claim.
-    released_here = (
-        found.place in ("waiting", "prioritized", "waiting-children")
-        and found.fields.get("pb") == claim.token
-        and _is_the_run_of(claim, found)
-    )
-    if settled_here or released_here:
+    mark, was_last = found.fields.get(SETTLED_FIELD), found.fields.get("pb") == claim.token
+    settled_here = mark == claim.token and found.place != "active"
+    # The first completion, releases and waits for children leave no mark. But then nobody has claimed the job since.
+    ended = (found.spent, found.stalls) == (claim.attempt, claim.stalls)
+    completed_here = found.place == "completed" and mark is None and ended
+    released_here = found.place in ("waiting", "prioritized", "waiting-children") and _is_the_run_of(claim, found)
+    if settled_here or (was_last and (completed_here or released_here)):
         return SettleOutcome(status=SettleStatus.ALREADY_APPLIED)
     return SettleOutcome(status=SettleStatus.LOST, reason=loss(found))

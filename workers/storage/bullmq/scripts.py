@@ -36,7 +36,8 @@ _pack = msgpack.Packer(use_bin_type=True, unicode_errors="surrogateescape").pack
 class Finish:
     """How an active job ends: as `completed` with a `value` that is JSON text, or as `failed` for the reason `value`.
 
-    `fields` are set with it, and `keep` is BullMQ's `keepJobs`.
+    `fields` are set with it, and `keep` is BullMQ's `keepJobs`. `related`: it has a parent in a flow or a deduplication
+    key, or may have.
     """
 
     raw: str
@@ -46,6 +47,7 @@ class Finish:
     keep: Options
     max_attempts: int
     fields: Options
+    related: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,16 +158,29 @@ class BullMQScripts:
         those claimed; 0 if none was claimed because it takes a look of `guard` before.
         """
         claims = (0, 0, "", 0) if wanted is None else (wanted.count, wanted.now_ms, wanted.tokens, wanted.lock_ms)
-        return (*self._turn, now_ms, *claims, *(part for ending in endings for part in self._parts(ending)))
+        ways: dict[tuple[str | bytes, ...], int] = {}
+        known: dict[tuple[object, ...], int] = {}  # by the `keep` that many jobs have in common
+        jobs: list[str | bytes | int] = []
+        for one in endings:
+            key = one.target, one.related, one.max_attempts, id(one.keep)
+            if key not in known:
+                way = one.target, "related" if one.related else "", self._options(one)
+                known[key] = ways.setdefault(way, len(ways) + 1)
+            jobs += known[key], one.raw, one.token, one.value, _flat(one.fields)
+        return (*self._turn, now_ms, *claims, len(ways), *(part for way in ways for part in way), *jobs)
 
-    def _parts(self, ending: Finish) -> tuple[str | bytes, ...]:
-        options = {"token": ending.token, "keepJobs": ending.keep, "attempts": ending.max_attempts}
-        packed = _pack(options | {"maxMetricsSize": self.metrics or ""})
-        return ending.raw, ending.target, ending.value, packed, _flat(ending.fields)
+    def _options(self, ending: Finish, **more: object) -> bytes:
+        """Pack the options of `moveToFinished`."""
+        metrics = self.metrics or ""
+        options = {"keepJobs": ending.keep, "attempts": ending.max_attempts, "maxMetricsSize": metrics, **more}
+        packed: bytes = _pack(options)
+        return packed
 
     def finish(self, ending: Finish, now_ms: int) -> Command:
         """Complete or fail a job; answers 0 or an error code."""
-        raw, target, value, options, fields = self._parts(ending)
+        raw, target, value = ending.raw, ending.target, ending.value
+        options = self._options(ending, token=ending.token)
+        fields = _flat(ending.fields)
         return (
             *self._finish[ending.target],
             *(self.base + ending.raw, f"{self.base}metrics:{ending.target}", self._keys["marker"]),

@@ -45,6 +45,8 @@ class BullMQServer(on_redis.RedisServer):
         Raises:
             StorageUnavailable: either all have run or none.
         """
+        if not units:
+            return []
         answers: list[list[Reply]] = [[] for _ in units]
         missing = list(range(len(units)))
         for _ in range(ROUNDS):

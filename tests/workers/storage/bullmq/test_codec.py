@@ -129,13 +129,25 @@ def test_a_jittered_node_backoff_has_the_same_range() -> None:
 def test_removal_options(remove: object, keep: Retention, keep_jobs: dict[str, object]) -> None:
     """Each form of `removeOnComplete` is read as BullMQ means it, and handed on as it was."""
     assert codec.retention_of(remove) == keep
-    assert codec.keep_jobs(None, remove) == keep_jobs
+    assert codec.keep_limits(remove) == keep_jobs
 
 
 @pytest.mark.parametrize("attempts", [None, 0, -3, "x", True, 1e300, float("nan"), [], {}])
 def test_attempts_without_sense_are_one(attempts: object) -> None:
     """BullMQ's missing or zero attempts mean one run; junk means the same."""
     assert codec.decode_options({"attempts": attempts}).max_attempts == 1
+
+
+def test_options_that_differ_by_the_jobs_id_are_decoded_once() -> None:
+    """One id, in the place of ids, makes no difference; within what a producer says of his own it does."""
+    first, second = (codec.read_options(f'{{"attempts":3,"jobId":"{raw}","mine":[1]}}', raw) for raw in ("a", "b"))
+    assert first is second
+    assert (first.max_attempts, first.written) == (3, {"attempts": 3, "jobId": "", "mine": [1]})
+    nested = '{"mine":{"jobId":"a"},"jobId":"a"}'
+    assert codec.read_options(nested, "a").written == {"mine": {"jobId": "a"}, "jobId": "a"}
+    assert codec.read_options(None, "a").written == codec.read_options("junk", "a").written == {}
+    long = json.dumps({"jobId": "a", "mine": "x" * 2_000})
+    assert codec.read_options(long, "a").written == json.loads(long)
 
 
 SCALARS = (
@@ -152,7 +164,7 @@ def test_any_options_can_be_read(options: dict[str, object]) -> None:
     read = codec.decode_options(options)
     assert read.max_attempts >= 1
     assert read.backoff is None or read.backoff.delay(99) >= timedelta(0)
-    assert isinstance(codec.keep_jobs(None, read.remove_on_complete), dict)
+    assert isinstance(read.remove_on_complete, dict)
 
 
 def test_errors_round_trip() -> None:

@@ -20,7 +20,7 @@ if count > 1 and is_crowded() then
 end
 for at = first, first + count - 1 do
   local token = ARGV[3] .. string.format('%x', at)
-  arguments[3] = cmsgpack.pack({ token = token, lockDuration = lasts, name = token })
+  arguments[3] = { token = token, lockDuration = lasts, name = token }
   local answer, good = attempt(theirs, KEYS, arguments)
   answers[#answers + 1] = answer
   if good and answer[2] == 0 then

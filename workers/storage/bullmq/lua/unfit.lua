@@ -5,8 +5,6 @@ local function is_one_of(key, kind)
   return found == 'none' or found == kind
 end
 
-local PARENTS_LINES = { 'wait', 'active', 'prioritized', 'delayed', 'waiting-children', 'failed', 'events', 'marker', 'meta', 'pc' }
-
 -- Tell whether BullMQ can use what a job says of its parent, and return the error about that parent's queue.
 local function is_parent(text, key)
   local good, parent = pcall(cjson.decode, text)
@@ -19,7 +17,8 @@ local function is_parent(text, key)
       return false
     end
   end
-  return true, damage(parent.queueKey .. ':', PARENTS_LINES)
+  return true, damage(parent.queueKey .. ':',
+    { 'wait', 'active', 'prioritized', 'delayed', 'waiting-children', 'failed', 'events', 'marker', 'meta', 'pc' })
 end
 
 -- Return the error for which a job cannot end as `target`; one that fails loses the fields that are to blame.
