@@ -112,11 +112,12 @@ class Ledger:
         Raises:
             SQLAlchemyError: the entry was not committed; the whole attempt is worth repeating.
         """
-        usual = isinstance(entry, Gone) or (isinstance(entry, Begin) and entry.hold is None)
-        if self._database.is_sqlite or not usual:
-            return await self._batcher.put(entry)
-        result = await self._usual.put(entry)
-        return await result if isinstance(result, asyncio.Future) else result
+        if not self._database.is_sqlite and (
+            isinstance(entry, Gone) or (isinstance(entry, Begin) and entry.hold is None)
+        ):
+            result = await self._usual.put(entry)
+            return await result if isinstance(result, asyncio.Future) else result
+        return await self._batcher.put(entry)
 
     async def _write_usual(self, entries: Sequence[UsualEntry]) -> Sequence[object]:
         """Write what is as usual, and hand in the others, whether or not anybody waits for them any more."""

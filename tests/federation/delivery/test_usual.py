@@ -221,8 +221,9 @@ async def add_follow(database: Database, number: int = 0) -> None:
             session.add(Server(id="s", url=SERVER, **server))
             await session.flush()
         name = f"user-{number}" if number else "user-a"
-        follow = {"follower_id": name, "following_id": "user-b", "follower_server_url": SERVER}
-        session.add(Follow(id=name, created_at=NOW, **follow))
+        session.add(
+            Follow(id=name, created_at=NOW, follower_id=name, following_id="user-b", follower_server_url=SERVER)
+        )
 
 
 async def everything(database: Database, table: type[SQLModel]) -> list[dict[str, object]]:
