@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, Row, Select, TextualSelect
+from sqlalchemy import URL, Connection, Engine, Row, Select
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.util import greenlet_spawn
 
 from db.engines import SQLITE_READERS, sqlite_engines, unwrapped
 
 T = TypeVar("T")
-Query: TypeAlias = Select[*tuple[Any, ...]] | TextualSelect
+Query: TypeAlias = Select[*tuple[Any, ...]]
 Rows: TypeAlias = Sequence[Row[*tuple[Any, ...]]]
 
 

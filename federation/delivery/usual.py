@@ -12,20 +12,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from datetime import UTC
 from typing import Any, Final, TypeAlias
 
 import msgspec
-from sqlalchemy import Boolean, Connection, Integer, Row, Text, column, text
+from sqlalchemy import Connection
 
 from db import Database
-from db.columns import UtcDateTime
 from federation.delivery.attempts import LEARNED_LATE, AttemptRecord
 from federation.delivery.codes import STALLED
 from federation.delivery.entries import Begin, Begun, Gone, NotBegun, Series
 from federation.delivery.payloads import free
 
 UsualEntry: TypeAlias = Begin | Gone
-Rows: TypeAlias = Sequence[Row[*tuple[Any, ...]]]
+Rows: TypeAlias = Sequence[Any]
 
 
 async def write_usual(database: Database, entries: Sequence[UsualEntry]) -> list[object]:
@@ -48,7 +48,7 @@ async def write_usual(database: Database, entries: Sequence[UsualEntry]) -> list
     values = {"begins": _begins(begins), "arrivals": _arrivals(gone), "attempts": _attempts(gone), "shared": shares}
 
     def write(connection: Connection) -> Rows:
-        rows = connection.execute(_USUAL, values).all()
+        rows = connection.exec_driver_sql(_USUAL, values).all()
         free(connection, [row.id for row in rows if row.kind == "unused"])
         return rows
 
@@ -112,15 +112,15 @@ def _results(rows: Rows, begins: Sequence[Begin], gone: Sequence[Gone]) -> dict[
     return results
 
 
-def _series(row: Row[*tuple[Any, ...]], entry: Begin) -> Series:
+def _series(row: Any, entry: Begin) -> Series:
     return Series(
         delivery_id=row.id,
         job_id=entry.job_id,
         number=row.series,
-        first_attempted_at=row.first,
+        first_attempted_at=row.first.replace(tzinfo=UTC),
         attempts=row.attempts,
         holds=row.holds,
-        canary_at=row.canary,
+        canary_at=row.canary and row.canary.replace(tzinfo=UTC),
         is_canary=row.is_canary,
         shared=row.other is not None,
     )
@@ -132,10 +132,10 @@ _TYPES: Final = {
 }
 """Those of an attempt's columns that are no texts."""
 _COLUMNS: Final = tuple(field.name for field in fields(AttemptRecord))
-_USUAL: Final = text(f"""
+_USUAL: Final = f"""
 WITH b AS MATERIALIZED (
     SELECT id, job, number, at AT TIME ZONE 'UTC' AS at
-    FROM json_to_recordset(CAST(:begins AS json)) AS j(id text, job text, number integer, at timestamptz)
+    FROM json_to_recordset(CAST(%(begins)s AS json)) AS j(id text, job text, number integer, at timestamptz)
 ), locked AS MATERIALIZED (
     SELECT id, state, settled_at, job_id, job_name, sending, released_at, canary_at
     FROM delivery_jobs WHERE id = ANY (ARRAY(SELECT id FROM b)) ORDER BY id FOR UPDATE
@@ -150,16 +150,17 @@ WITH b AS MATERIALIZED (
         CASE WHEN d.payload_id IS NULL THEN d.payload END AS payload,
         coalesce(locked.canary_at = locked.released_at, false) AS is_canary
 ), g AS MATERIALIZED (
-    SELECT * FROM json_to_recordset(CAST(:arrivals AS json))
+    SELECT * FROM json_to_recordset(CAST(%(arrivals)s AS json))
         AS j(id text, follower_id text, following_id text, server_url text, accepted boolean)
 ), gone AS (
     DELETE FROM delivery_jobs
-    WHERE id = ANY (ARRAY(SELECT id FROM g)) AND ordering_key IS NULL AND (payload_id IS NULL OR :shared)
+    WHERE id = ANY (ARRAY(SELECT id FROM g)) AND ordering_key IS NULL AND (payload_id IS NULL OR %(shared)s)
     RETURNING id, payload_id
 ), noted AS (
     INSERT INTO delivery_attempts ({", ".join(_COLUMNS)})
     SELECT {", ".join("a.started_at AT TIME ZONE 'UTC'" if c == "started_at" else f"a.{c}" for c in _COLUMNS)}
-    FROM json_to_recordset(CAST(:attempts AS json)) AS a({", ".join(f"{c} {_TYPES.get(c, 'text')}" for c in _COLUMNS)})
+    FROM json_to_recordset(CAST(%(attempts)s AS json))
+        AS a({", ".join(f"{c} {_TYPES.get(c, 'text')}" for c in _COLUMNS)})
     JOIN gone ON gone.id = a.delivery_id
     ON CONFLICT (delivery_id, series, attempt) DO UPDATE
     SET {", ".join(f"{c} = excluded.{c}" for c in LEARNED_LATE)} WHERE delivery_attempts.error_code = '{STALLED}'
@@ -186,9 +187,4 @@ SELECT 'begun' AS kind, id, payload_id AS other, payload AS text, series, attemp
 UNION ALL SELECT 'gone', id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM gone
 UNION ALL SELECT 'known', follower_id, following_id, follower_server_url, NULL, NULL, NULL, NULL, NULL, NULL FROM known
 UNION ALL SELECT 'unused', id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM released WHERE refs <= 0
-""").columns(  # noqa: S608 - it is made of names of columns
-    *(column(name, Text) for name in ("kind", "id", "other", "text")),
-    *(column(name, Integer) for name in ("series", "attempts", "holds")),
-    *(column(name, UtcDateTime) for name in ("first", "canary")),
-    column("is_canary", Boolean),
-)
+"""  # noqa: S608 - it is made of names of columns
