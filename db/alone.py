@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from sqlalchemy import PoolProxiedConnection
 from sqlalchemy.exc import DBAPIError
@@ -55,7 +55,7 @@ class Alone:
         from psycopg.rows import namedtuple_row
 
         async with (await self._connection()).cursor(row_factory=namedtuple_row) as cursor:
-            await cursor.execute(statement, values)  # type: ignore[call-overload] # it wants a literal
+            await cursor.execute(statement, values)
             return await cursor.fetchall()
 
     async def _connection(self) -> AsyncConnection[Any]:
@@ -83,8 +83,7 @@ class Alone:
 
 
 def _driver(held: PoolProxiedConnection) -> AsyncConnection[Any]:
-    driver: AsyncConnection[Any] = held.driver_connection
-    return driver
+    return cast("AsyncConnection[Any]", held.driver_connection)
 
 
 def _is_about_statement(error: BaseException) -> bool:

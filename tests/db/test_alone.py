@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import timedelta
-from typing import Any
 
 import pytest
-from sqlalchemy import Pool, text
+from sqlalchemy import QueuePool, text
 from sqlalchemy.exc import DataError, IntegrityError, OperationalError
 
 from db import Database, alone
@@ -27,8 +26,10 @@ async def database(postgres_url: str) -> AsyncIterator[Database]:
     assert pool(opened).checkedout() == 0
 
 
-def pool(database: Database) -> Pool | Any:
-    return database._writer.sync_engine.pool
+def pool(database: Database) -> QueuePool:
+    pool = database._writer.sync_engine.pool
+    assert isinstance(pool, QueuePool)
+    return pool
 
 
 async def backend(database: Database) -> int:
