@@ -97,9 +97,9 @@ class DeliveryJob(FederationTable, table=True):
     )
 
     # Who writes a column, by module of `federation`: delivery/owing makes the row, for producers. delivery/group counts
-    # and ends attempts, for workers. delivery/holding holds, expires and fails what is held. delivery/rows makes ready
-    # what was held. delivery/sweeper replaces lost jobs. delivery/release chooses canaries. admin/deliveries_bulk is
-    # `federation deliveries retry`.
+    # and ends attempts, for workers; delivery/usual does the same to most rows, on PostgreSQL. delivery/holding holds,
+    # expires and fails what is held. delivery/rows makes ready what was held. delivery/sweeper replaces lost jobs.
+    # delivery/release chooses canaries. admin/deliveries_bulk is `federation deliveries retry`.
     # Written by delivery/owing, once.
     id: str = Field(default_factory=new_timed_id, sa_type=Text, primary_key=True)
     target_url: str = Field(sa_type=Text)

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from sqlalchemy import URL, Connection, Row, Select
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 
+from db.alone import Alone
 from db.engines import async_engines
 from db.identity import OwnDatabase
 from db.steps import Greenlets, SqliteThreads, Steps
@@ -47,6 +48,7 @@ class Database:
             if engines is None and self._url.get_backend_name() == "sqlite"
             else Greenlets(self._writer, self._reader)
         )
+        self._alone = Alone(self._writer)
         self.own = OwnDatabase(self._url)
         self.own.trust(self._writer.sync_engine)
         self._tasks_writing: set[asyncio.Task[object] | None] = set()
@@ -91,6 +93,18 @@ class Database:
         self._require_open()
         return await self._steps.rows(query, values)
 
+    async def alone(self, statement: str, values: Mapping[str, object]) -> Sequence[Any]:
+        """Run one statement in the driver's own words, which may write, and return its rows, as the driver gives them.
+
+        On PostgreSQL only, where it commits by itself: one round trip instead of three.
+
+        Raises:
+            RuntimeError: as for `transaction`.
+        """
+        assert not self.is_sqlite, "there a transaction is as cheap"
+        with self._writing():
+            return await self._alone.run(statement, values)
+
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncSession]:
         """Yield a session for queries alone: it waits for no writer, and the database refuses writes through it.
@@ -115,6 +129,7 @@ class Database:
         """Close every idle connection and open no other; end the sessions first. A second call does nothing."""
         self._is_closed = True
         await self._steps.close()
+        await self._alone.close()
         await self._reader.dispose()
         await self._writer.dispose()
 

@@ -54,7 +54,7 @@ class AttemptRecord:
 _TABLE: Final = DeliveryAttempt.__table__  # type: ignore[attr-defined] # SQLModel adds it at run time; Core skips the ORM
 _INSERT: Final = insert(_TABLE)
 _COLUMNS: Final = tuple(field.name for field in fields(AttemptRecord))
-_LEARNED_LATE: Final = (
+LEARNED_LATE: Final = (
     *("method", "duration_ms", "outcome", "error_code", "http_status", "remote_code", "relayed_by"),
     *("request_bytes", "response_bytes"),
 )
@@ -88,7 +88,7 @@ def _insert_once(dialect: str) -> Executable:
     once = postgresql.insert(_TABLE) if dialect == "postgresql" else sqlite.insert(_TABLE)
     return once.on_conflict_do_update(
         index_elements=[_TABLE.c.delivery_id, _TABLE.c.series, _TABLE.c.attempt],
-        set_={name: once.excluded[name] for name in _LEARNED_LATE},
+        set_={name: once.excluded[name] for name in LEARNED_LATE},
         where=_TABLE.c.error_code == STALLED,
     )
 

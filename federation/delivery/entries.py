@@ -35,7 +35,8 @@ class Series:
 
     `first_attempted_at` is when the first of them began; `attempts` is how many were made at the delivery, in any
     series, including this one; `holds` is how often in a row a fault of ours held it. `canary_at` is when it last went
-    ahead of others to an absent server; `is_canary` tells that it does so now.
+    ahead of others to an absent server; `is_canary` tells that it does so now. `shared`: other deliveries have the same
+    text.
     """
 
     delivery_id: str
@@ -46,6 +47,7 @@ class Series:
     holds: int
     canary_at: datetime | None
     is_canary: bool
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +81,15 @@ class Begin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gone:
-    """The delivery is over: row and text are removed, in the transaction that applies the answer to a follow."""
+    """The delivery is over: row and text are removed, in the transaction that applies the answer to a follow.
+
+    `shared`: as far as is known, other deliveries have the same text.
+    """
 
     delivery_id: str
     follow: FollowAnswer | None = None
     attempt: AttemptRecord | None = None
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from federation.delivery.errors import PermanentFailure, RetryableFailure
 from federation.delivery.follow_ack import read_follow_ack
 from federation.delivery.original import has_no_receiver, is_stored_already, received_follow
 from federation.delivery.post_ack import post_ack_mismatch
+from federation.delivery.sealer import Sealer
 from federation.http.errors import BlockedUrl, BodyTooLarge, NetworkError
 from federation.http.gates import FederationFetch, Fetched
 from federation.http.guard import AddressGuard
@@ -23,9 +24,8 @@ from federation.http.response import Response
 from federation.protocol.acks import Ack, find_ack, is_unsigned_follow_ack, parse_ack_body
 from federation.protocol.activities import ActivityMethod, DeliveryRequest, delivery_headers, parse_method
 from federation.protocol.errors import AckMissing, KeyMaterialError, NotJson, PayloadError, UrlError
-from federation.protocol.keys import KeyRing, OwnKeys, decode_key, pair_known_by
+from federation.protocol.keys import KeyRing, OwnKeys, pair_known_by
 from federation.protocol.refusals import refusal_code
-from federation.protocol.sealing import seal
 from federation.protocol.signing import sign_message
 from federation.servers.discovery import (
     INTRODUCTION_PATIENCE,
@@ -120,6 +120,7 @@ class Exchange:
         self._fetch = fetch
         self._timeout = timeout
         self._clock = clock or SystemClock()
+        self._sealer = Sealer()
         self._post_acks_checked: dict[str, float] = {}
         self._ack_readers: Mapping[str, ReadAck] = {
             FOLLOW_JOB: self._read_follow_ack,
@@ -210,7 +211,7 @@ class Exchange:
         delivery, method = report.delivery, report.method
         assert method is not None
         try:
-            envelope = seal(report.payload, decode_key(server.encryption_public_key, what="encryption key"))
+            envelope = self._sealer.seal(report.payload, server.encryption_public_key)
         except KeyMaterialError as error:
             raise RetryableFailure("KEY_MATERIAL", f"the registered key of {server.url} is unusable: {error}") from None
         if self._own_url is None:

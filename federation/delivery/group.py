@@ -239,6 +239,7 @@ def _series(row: Row[*tuple[Any, ...]], job_id: str, at: datetime) -> Series:
         holds=row.holds,
         canary_at=row.canary_at,
         is_canary=row.canary_at is not None and row.canary_at == row.released_at,
+        shared=row.payload_id is not None,
     )
 
 

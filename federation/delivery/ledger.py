@@ -23,6 +23,7 @@ from federation.delivery.attempts import AttemptRecord
 from federation.delivery.entries import Abandoned, Begin, Begun, Ended, Entry, FollowAnswer, Gone, NotBegun
 from federation.delivery.group import Group
 from federation.delivery.rows import OwedRow, PlannedJob
+from federation.delivery.usual import UsualEntry, write_usual
 from workers.batching import Batcher
 from workers.clock import Clock, SystemClock
 
@@ -62,6 +63,14 @@ class Ledger:
             crowd=CROWD,
             skips_cancelled=False,
         )
+        self._usual: Batcher[UsualEntry, object] = Batcher(
+            self._write_usual,
+            MAX_GROUP,
+            is_common=lambda error: not isinstance(error, _REFUSED),
+            linger=LINGER_SECONDS,
+            crowd=CROWD,
+            skips_cancelled=False,
+        )
         self._adding: asyncio.Task[None] | None = None
 
     async def begin(self, entry: Begin) -> Begun | NotBegun:
@@ -69,10 +78,16 @@ class Ledger:
         return cast(Begun | NotBegun, await self._write(entry))
 
     async def gone(
-        self, delivery_id: str, *, follow: FollowAnswer | None = None, attempt: AttemptRecord | None = None
+        self,
+        delivery_id: str,
+        *,
+        follow: FollowAnswer | None = None,
+        attempt: AttemptRecord | None = None,
+        shared: bool = False,
     ) -> bool:
         """Remove the row and update the follow, both or neither. Return False if no such follow is known here."""
-        return cast(bool, await self._write(Gone(delivery_id=delivery_id, follow=follow, attempt=attempt)))
+        entry = Gone(delivery_id=delivery_id, follow=follow, attempt=attempt, shared=shared)
+        return cast(bool, await self._write(entry))
 
     async def ended(self, entry: Ended) -> bool:
         """Write what became of the attempt to the row. Return False if the row no longer names the attempt's job."""
@@ -85,6 +100,7 @@ class Ledger:
 
     async def close(self) -> None:
         """Wait until everything that was handed in is committed, or has failed."""
+        await self._usual.close()
         await self._batcher.close()
         await self._jobs_added()
 
@@ -96,7 +112,20 @@ class Ledger:
         Raises:
             SQLAlchemyError: the entry was not committed; the whole attempt is worth repeating.
         """
+        if not self._database.is_sqlite and (
+            isinstance(entry, Gone) or (isinstance(entry, Begin) and entry.hold is None)
+        ):
+            result = await self._usual.put(entry)
+            return await result if isinstance(result, asyncio.Future) else result
         return await self._batcher.put(entry)
+
+    async def _write_usual(self, entries: Sequence[UsualEntry]) -> Sequence[object]:
+        """Write what is as usual, and hand in the others, whether or not anybody waits for them any more."""
+        results = await write_usual(self._database, entries)
+        return [
+            self._batcher.put(entry) if result is None else result
+            for entry, result in zip(entries, results, strict=True)
+        ]
 
     async def _write_group(self, entries: Sequence[Entry]) -> Sequence[object]:
         await self._jobs_added()

@@ -9,7 +9,7 @@ the delivery is over, and only the job had not heard of it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Final
 
@@ -60,7 +60,13 @@ def release(connection: Connection, payload_ids: Iterable[str | None]) -> None:
     if not counts:
         return
     connection.execute(_RELEASE, [{"text": text, "rows": rows} for text, rows in sorted(counts.items())])
-    connection.execute(_FREE, {"texts": list(counts)})
+    free(connection, list(counts))
+
+
+def free(connection: Connection, payload_ids: Sequence[str]) -> None:
+    """Delete those of the texts to which no row refers; nothing for none."""
+    if payload_ids:
+        connection.execute(_FREE, {"texts": payload_ids})
 
 
 _SHARED = select(col(DeliveryPayload.payload)).where(col(DeliveryPayload.id) == bindparam("text"))

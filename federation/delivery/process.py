@@ -258,7 +258,8 @@ class DeliveryProcessor:
             raise trouble from None  # a stock worker stores the whole chain, whose messages may quote payloads
         await self._links.succeeded(delivery.server_url, relayed=report.peer is not None)
         record = self._log(job, report, AttemptOutcome.DELIVERED, None, None)
-        if not await self._ledger.gone(delivery.delivery_job_id, follow=follow, attempt=record):
+        shared = report.series is not None and report.series.shared
+        if not await self._ledger.gone(delivery.delivery_job_id, follow=follow, attempt=record, shared=shared):
             log.info("follow_ack_unknown", delivery_id=delivery.delivery_job_id, server_url=delivery.server_url)
 
     async def _fail(self, job: Job, report: Report, failure: PermanentFailure | RetryableFailure) -> None:

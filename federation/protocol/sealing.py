@@ -67,15 +67,53 @@ class Envelope:
         )
 
 
-def seal(plaintext: str | bytes, recipient_key: bytes) -> Envelope:
-    """Seal *plaintext* to *recipient_key*, a raw X25519 public key.
+class SealingKey:
+    """A one-time key pair's public half, and the cipher that it makes with one recipient's key.
+
+    The secret half is forgotten at once: this can only seal to that recipient, and read what it sealed. Only test
+    vectors may choose the `secret`.
 
     Raises:
-        KeyMaterialError: the key has another size or is a low-order point, so anybody could open the envelope.
+        KeyMaterialError: the recipient's key has another size, or is a low-order point, so anybody could open what is
+            sealed to it.
+    """
+
+    __slots__ = ("_cipher", "_ephemeral_public_key")
+
+    def __init__(self, recipient_key: bytes, *, secret: bytes | None = None) -> None:
+        secret = secret or os.urandom(ENCRYPTION_SECRET_BYTES)
+        try:
+            shared = bindings.crypto_box_beforenm(recipient_key, secret)
+        except CryptoError:
+            raise KeyMaterialError(["recipient encryption key: not a usable X25519 key"]) from None
+        self._cipher = AESGCM(_aes_key(shared))
+        self._ephemeral_public_key = bindings.crypto_scalarmult_base(secret)
+
+    def seal(self, plaintext: str | bytes, *, iv: bytes | None = None) -> Envelope:
+        """Seal *plaintext* with a fresh nonce: one that is used twice breaks the cipher, so only tests may choose *iv*.
+
+        Raises:
+            PayloadError: the text has lone surrogates and therefore no UTF-8 form.
+        """
+        raw = encode_text(plaintext) if isinstance(plaintext, str) else plaintext
+        iv = iv or os.urandom(IV_BYTES)
+        sealed = self._cipher.encrypt(iv, raw, None)
+        return Envelope(
+            ephemeral_public_key=self._ephemeral_public_key,
+            iv=iv,
+            ciphertext=sealed[:-AUTH_TAG_BYTES],
+            auth_tag=sealed[-AUTH_TAG_BYTES:],
+        )
+
+
+def seal(plaintext: str | bytes, recipient_key: bytes) -> Envelope:
+    """Seal *plaintext* to *recipient_key*, a raw X25519 public key, with a key and a nonce of its own.
+
+    Raises:
+        KeyMaterialError: as `SealingKey`.
         PayloadError: the text has lone surrogates and therefore no UTF-8 form.
     """
-    ephemeral_secret = os.urandom(ENCRYPTION_SECRET_BYTES)
-    return _seal(plaintext, recipient_key, ephemeral_secret=ephemeral_secret, iv=os.urandom(IV_BYTES))
+    return SealingKey(recipient_key).seal(plaintext)
 
 
 def open_envelope(envelope: Envelope, secret: bytes) -> str:
@@ -121,22 +159,6 @@ def open_with_any(envelope: Envelope, ring: KeyRing) -> tuple[str, OwnKeys]:
 # The names that the delivery API uses.
 encrypt_payload = seal
 decrypt_payload = open_envelope
-
-
-def _seal(plaintext: str | bytes, recipient_key: bytes, *, ephemeral_secret: bytes, iv: bytes) -> Envelope:
-    """Seal with a given one-time key and nonce: reusing either breaks the cipher, so only test vectors may choose."""
-    raw = encode_text(plaintext) if isinstance(plaintext, str) else plaintext
-    try:
-        shared = bindings.crypto_box_beforenm(recipient_key, ephemeral_secret)
-    except CryptoError:
-        raise KeyMaterialError(["recipient encryption key: not a usable X25519 key"]) from None
-    sealed = AESGCM(_aes_key(shared)).encrypt(iv, raw, None)
-    return Envelope(
-        ephemeral_public_key=bindings.crypto_scalarmult_base(ephemeral_secret),
-        iv=iv,
-        ciphertext=sealed[:-AUTH_TAG_BYTES],
-        auth_tag=sealed[-AUTH_TAG_BYTES:],
-    )
 
 
 def _aes_key(shared: bytes) -> bytes:

@@ -127,14 +127,21 @@ def record(row: str, *, series: int = 0, attempt: int = 1, code: str | None = "N
 
 @contextmanager
 def counted_commits() -> Iterator[list[object]]:
-    """Every transaction committed meanwhile, on any engine."""
+    """Every transaction committed meanwhile, on any engine, and every statement that commits by itself."""
     seen: list[object] = []
 
     def note(connection: Connection) -> None:
         seen.append(connection)
 
+    def note_alone(connection: Connection, cursor: Any, statement: str, *_: object) -> None:
+        commits = connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT" and "UPDATE" in statement
+        if commits and cursor.rowcount:  # it tells of each row that it changed
+            seen.append(connection)
+
     event.listen(Engine, "commit", note)
+    event.listen(Engine, "after_cursor_execute", note_alone)
     try:
         yield seen
     finally:
         event.remove(Engine, "commit", note)
+        event.remove(Engine, "after_cursor_execute", note_alone)

@@ -113,7 +113,7 @@ async def test_of_two_jobs_of_one_row_in_one_group_one_may_send(ledger: Ledger, 
             *(ledger.begin(beginning("named")) for _ in range(2)),
         )
 
-    assert len(commits) == 1
+    assert len(commits) == (1 if database.is_sqlite else 2)
     assert [isinstance(each, Begun) for each in outcomes] == [True, False, True, False]
     assert {each: row.attempts for each, row in (await rows(database)).items()} == {"adopted": 1, "named": 1}
 

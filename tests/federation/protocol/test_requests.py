@@ -19,7 +19,7 @@ from federation.protocol.activities import (
 )
 from federation.protocol.discovery import MAX_DISCOVER_BYTES
 from federation.protocol.errors import EnvelopeError, NotJson, PayloadError, ProtocolError, UrlError
-from federation.protocol.json_text import parse_json
+from federation.protocol.json_text import dump_json, parse_json
 from federation.protocol.models import MAX_PAYLOAD_BYTES
 from federation.protocol.relaying import MAX_RELAYED_BYTES
 from federation.protocol.sealing import Envelope, open_envelope, seal
@@ -41,6 +41,8 @@ def test_known_request(message: Message) -> None:
     method = parse_method(message.plaintext)
     request = DeliveryRequest(method=method, payload=Envelope.from_wire(message.envelope), signature=message.signature)
     wire = request.to_bytes()
+    members = {"method": method.value, "payload": message.envelope, "signature": message.signature}
+    assert wire == dump_json(members).encode()
     assert json.loads(wire) == {
         "method": method.value,
         "payload": message.envelope,

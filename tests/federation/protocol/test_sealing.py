@@ -14,8 +14,8 @@ from nacl import bindings
 from federation.protocol.errors import EnvelopeError, KeyMaterialError, PayloadError
 from federation.protocol.sealing import (
     Envelope,
+    SealingKey,
     _aes_key,
-    _seal,
     decrypt_payload,
     encrypt_payload,
     open_envelope,
@@ -43,12 +43,8 @@ def test_known_intermediate_values(message: Message) -> None:
 def test_seals_the_known_bytes(message: Message) -> None:
     """With the known one-time key and nonce, sealing gives the known envelope."""
     assert hashlib.sha256(message.plaintext.encode()).hexdigest() == message.sha256
-    envelope = _seal(
-        message.plaintext,
-        message.recipient.keys.encryption.public,
-        ephemeral_secret=bytes.fromhex(message.ephemeral_secret),
-        iv=base64.b64decode(message.envelope["iv"]),
-    )
+    key = SealingKey(message.recipient.keys.encryption.public, secret=bytes.fromhex(message.ephemeral_secret))
+    envelope = key.seal(message.plaintext, iv=base64.b64decode(message.envelope["iv"]))
     assert envelope.to_wire() == message.envelope
 
 
@@ -154,6 +150,15 @@ def test_every_sealing_differs() -> None:
     assert first.ephemeral_public_key != second.ephemeral_public_key
     assert first.iv != second.iv
     assert first.ciphertext != second.ciphertext
+
+
+def test_a_kept_key_never_uses_a_nonce_twice() -> None:
+    """Its envelopes share the one-time key and nothing else, and each opens by itself."""
+    key = SealingKey(B.keys.encryption.public)
+    envelopes = [key.seal("same") for _ in range(100)]
+    assert len({each.ephemeral_public_key for each in envelopes}) == 1
+    assert len({each.iv for each in envelopes}) == len({each.ciphertext for each in envelopes}) == 100
+    assert {open_envelope(each, B.keys.encryption.secret) for each in envelopes} == {"same"}
 
 
 def test_repr_shows_no_content() -> None:

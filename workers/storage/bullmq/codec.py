@@ -273,11 +273,15 @@ def _decode_backoff(value: object, *, ours: bool) -> RetryPolicy | NamedBackoff 
     if not delay:
         return AT_ONCE
     spread = min(number(backoff.get("jitter")) or 0.0, 1.0) / 2
-    multiplier = number(backoff.get("multiplier")) or 2.0
-    maximum = number(backoff.get("maximum"))
+    multiplier = 1.0 if kind == "fixed" else max(1.0, number(backoff.get("multiplier")) or 2.0)
+    return _policy(delay, spread, multiplier, number(backoff.get("maximum")))
+
+
+@lru_cache(maxsize=64)  # the jobs of a queue mostly say the same
+def _policy(delay: float, spread: float, multiplier: float, maximum: float | None) -> RetryPolicy:
     return RetryPolicy(
         initial=from_ms(round(delay * (1 - spread))),
-        multiplier=1.0 if kind == "fixed" else max(1.0, multiplier),
+        multiplier=multiplier,
         maximum=FOREVER if maximum is None else from_ms(maximum),
         jitter=round(spread / (1 - spread), 6),
     )

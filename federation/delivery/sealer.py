@@ -1,0 +1,61 @@
+"""Seals deliveries, to each server with a one-time key pair that serves for a short time.
+
+Making such a pair, and what it shares with the recipient's key, costs as much as sealing thirty texts. So one pair
+serves for what a busy server gets within a minute, each envelope with a nonce of its own. Its secret half is not kept.
+A recipient cannot tell: to it every envelope is complete. Keys are kept by the recipient's key, so a server that has
+changed its key gets envelopes for the new one at once.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from datetime import timedelta
+from typing import Final
+
+from federation.protocol.keys import decode_key
+from federation.protocol.sealing import Envelope, SealingKey
+from workers.clock import monotonic
+
+USED_FOR: Final = timedelta(minutes=1)
+MAX_USES: Final = 10_000
+"""Far below what random nonces allow: two of so many are equal with a probability of 2 to the power of -70."""
+MAX_KEPT: Final = 1_000
+
+
+class _Kept:
+    """A key, until when it serves, and for how many more texts."""
+
+    __slots__ = ("key", "left", "until")
+
+    def __init__(self, recipient_key: str, until: float) -> None:
+        self.key = SealingKey(decode_key(recipient_key, what="encryption key"))
+        self.until = until
+        self.left = MAX_USES
+
+
+class Sealer:
+    """Seals to servers by their encryption keys, in base64. It keeps what it needs of 1 000 of them, for a minute."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()  # the oldest first
+
+    def seal(self, text: str, recipient_key: str) -> Envelope:
+        """Seal *text* to the server with that key.
+
+        Raises:
+            KeyMaterialError: the key is unusable.
+            PayloadError: the text has lone surrogates and therefore no UTF-8 form.
+        """
+        now = monotonic()
+        kept = self._kept.get(recipient_key)
+        if kept is None or kept.until <= now or not kept.left:
+            kept = self._renew(recipient_key, now)
+        kept.left -= 1
+        return kept.key.seal(text)
+
+    def _renew(self, recipient_key: str, now: float) -> _Kept:
+        self._kept.pop(recipient_key, None)
+        while self._kept and (len(self._kept) >= MAX_KEPT or next(iter(self._kept.values())).until <= now):
+            self._kept.popitem(last=False)
+        kept = self._kept[recipient_key] = _Kept(recipient_key, now + USED_FOR.total_seconds())
+        return kept
