@@ -71,6 +71,8 @@ _EVERYWHERE: Final = {
     "spark.hadoop.parquet.block.size": str(32 * 2**20),
     # What a task counts of this much, it can hold; of four times as much it would have to sort and write to disk.
     "spark.sql.files.maxPartitionBytes": "32m",
+    # What is aggregated into lists comes sorted, and is only sorted once more by the other way.
+    "spark.sql.execution.useObjectHashAggregateExec": "false",
     # Files are named one by one; by default, Spark would start a job to look at more than 32 of them.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
 }
