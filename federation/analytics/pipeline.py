@@ -35,13 +35,16 @@ from federation.analytics.frames import Inputs, Window
 from federation.analytics.report.find import find
 from federation.analytics.report.page import render, write_page
 from federation.analytics.report.summary import summary_of, write_summary
-from federation.analytics.session import divide_work
+from federation.analytics.session import divide_work, keeping, size_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SCORED: Final = timedelta(days=MONTH)
 """How far back scorecards look."""
+
+_FEW_BYTES: Final = 16 * 2**20
+"""Of a registry in a file; it has some 50 000 servers."""
 
 Told = Callable[[str], None]
 
@@ -87,8 +90,7 @@ def run(
     with _explained():
         told(f"reading exports from {window.since} to {window.as_of}")
         inputs = with_stored_days(spark, read_exports(spark, exports, window), out, window)
-        divide_work(inputs.attempts)
-        write_outputs(compute(inputs, window=window, now=now), out, window, told=told)
+        write_results(inputs, out, window, now=now, told=told)
     computed = computed_days(out)
     if read_at is not None:
         computed = computed.noting(window, read_at, purged=purged)
@@ -101,6 +103,25 @@ def run(
     if read_at is not None and isinstance(out, Path):  # the node's own nightly run has a directory
         note_computed(out, computed)
     return summary
+
+
+def write_results(
+    inputs: Inputs,
+    out: Place,
+    window: Window,
+    *,
+    now: datetime | None = None,
+    told: Told = lambda _: None,
+) -> None:
+    """Compute the results of `window`, each frame once, and write them to `out`.
+
+    The largest frame that is kept meanwhile counts attempts by server, day and result, and deliveries also by how many
+    milliseconds they took.
+    """
+    divide_work(inputs.attempts)
+    told("planning")
+    with keeping(few_servers=size_of(inputs.servers) <= _FEW_BYTES) as keep:
+        write_outputs(compute(inputs, window=window, now=now, keep=keep), out, window, told=told)
 
 
 def _publish(spark: SparkSession, out: Place, as_of: date, database: str, now: datetime | None) -> Published:

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark import SparkContext
-from pyspark.sql import SparkSession
+from pyspark import SparkContext, StorageLevel
+from pyspark.sql import DataFrame, SparkSession
 
 from federation.analytics.class_archive import find_archive, java_options, keep
 from federation.analytics.errors import JavaNotFound
@@ -20,7 +20,7 @@ from federation.analytics.errors import JavaNotFound
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from pyspark.sql import DataFrame
+    from federation.analytics.frames import Keep
 
 OLDEST_JAVA: Final = 17
 
@@ -75,6 +75,14 @@ _EVERYWHERE: Final = {
     "spark.sql.execution.useObjectHashAggregateExec": "false",
     # Files are named one by one; by default, Spark would start a job to look at more than 32 of them.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
+}
+
+# For a few rows, compiling a query takes longer than running it; so does planning it anew after each of its parts.
+_FEW_ROWS: Final = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
 }
 
 _NAMED_OFTEN: Final = ("PythonUtils", "PythonSQLUtils", "functions", "org.apache.spark.sql.functions")
@@ -187,9 +195,50 @@ def divide_work(rows: DataFrame) -> None:
     """
     session = rows.sparkSession
     if str(session.sparkContext.master).startswith("local["):
-        size = int(str(rows._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
-        parts = min(max(size // _BYTES_PER_PART, _FEWEST_PARTS), _MOST_PARTS)
+        parts = min(max(size_of(rows) // _BYTES_PER_PART, _FEWEST_PARTS), _MOST_PARTS)
         session.conf.set("spark.sql.shuffle.partitions", str(parts))
+
+
+def size_of(rows: DataFrame) -> int:
+    """Return the bytes of `rows`, which files hold, or which were computed and kept; of others, what Spark expects."""
+    return int(str(rows._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
+
+
+@contextmanager
+def few_rows(session: SparkSession, *, when: bool = True) -> Iterator[None]:
+    """Have Spark plan queries at once, interpret them, and divide them among two tasks, `when` they are of few rows."""
+    before = {name: session.conf.get(name) for name in _FEW_ROWS} if when else {}
+    try:
+        for name in before:
+            session.conf.set(name, _FEW_ROWS[name])
+        yield
+    finally:
+        for name, earlier in before.items():
+            if earlier is None:
+                session.conf.unset(name)
+            else:
+                session.conf.set(name, earlier)
+
+
+@contextmanager
+def keeping(*, few_servers: bool = False) -> Iterator[Keep]:
+    """Yield a `Keep` that lasts until the block ends; `few_servers` tells that frames by server are small."""
+    kept: list[DataFrame] = []
+
+    def keep(frame: DataFrame, *, by_server: bool = False) -> DataFrame:
+        session = frame.sparkSession
+        with few_rows(session, when=by_server and few_servers):
+            kept.append(frame.persist(StorageLevel.MEMORY_AND_DISK))
+        # Made of this leaf, no plan has in it how the frame was computed: they are planned in half the time.
+        leaf = frame._jdf.queryExecution().withCachedData()
+        java: Any = session._jvm
+        return DataFrame(java.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, leaf), session)
+
+    try:
+        yield keep
+    finally:
+        for frame in kept:
+            frame.unpersist()
 
 
 class _Remembered:

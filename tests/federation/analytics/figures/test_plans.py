@@ -20,7 +20,7 @@ from federation.analytics.frames import ATTEMPTS, BLACKLIST, HEALTH_EVENTS, SERV
 from tests.federation.analytics.rows import NOW, WINDOW, frame
 
 ATTEMPTED: Final = 40_000
-OUTPUTS: Final = [field.name for field in fields(Outputs) if field.name != "shared"]
+OUTPUTS: Final = [field.name for field in fields(Outputs) if field.name != "counts"]
 HOT: Final = "https://hot.example"
 
 
