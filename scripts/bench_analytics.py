@@ -119,9 +119,11 @@ def show(row: dict[str, Any]) -> None:
 
 def run_spark(exports: Path, results: Path) -> dict[str, float]:
     """Compute all outputs, each written as Parquet."""
+    from federation.analytics.pipeline import work_of
     from federation.analytics.session import session
 
-    with session("local[2]", name="bench", settings={"spark.driver.memory": HEAP}) as spark:
+    work = work_of(exports, None, UNTIL)
+    with session("local[2]", name="bench", settings={"spark.driver.memory": HEAP}, work=work) as spark:
         return measure_spark(spark, exports, results)
 
 

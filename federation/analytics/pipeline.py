@@ -15,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from federation.analytics.data.computed import Computed, computed_days, note_computed
 from federation.analytics.data.export import exported_days
-from federation.analytics.data.inputs import read_exports
+from federation.analytics.data.inputs import attempts_size, read_exports
 from federation.analytics.data.publish import Published, publish
 from federation.analytics.data.results import (
     KEY_ANOMALIES,
@@ -63,6 +63,12 @@ def window_of(exports: Place, since: date | None, until: date | None) -> Window:
         first = f"; the first exported day is {days[0]}" if days and since is None else ""
         raise AnalyticsError(f"there is no day from {start} up to, not including, {end}{first}")
     return Window(since=start, until=end)
+
+
+def work_of(exports: Place, since: date | None, until: date | None) -> int:
+    """Return how many bytes of attempts a run of these days reads of what has been exported so far."""
+    days = [day for day in exported_days(exports) if (since or day) <= day and (until is None or day < until)]
+    return attempts_size(exports, days if since else days[-MONTH:])
 
 
 def run(

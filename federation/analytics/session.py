@@ -38,11 +38,20 @@ _MOST_PARTS: Final = 1_000
 _VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
 _LOGGING: Final = Path(__file__).with_name("log4j2.properties")
 
-# The optimising compiler would make ten million attempts a third quicker, but a million slower by half, and the process
-# 70 MiB larger. Without it, Java keeps 48 MiB of compiled code by default, which is too little for Spark. The collector
-# is the one with the least overhead on few cores.
+# The optimising compiler makes ten million attempts a third quicker, if it is left to what runs ten times as often as
+# by default, for it takes long itself; a million attempts would be slower by half, and the process is 70 MiB larger.
+_QUICK_COMPILER: Final = "-XX:TieredStopAtLevel=1"
+_BOTH_COMPILERS: Final = (
+    "-XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 -XX:Tier4CompileThreshold=150000"
+    " -XX:Tier4BackEdgeThreshold=400000"
+)
+_MUCH: Final = 128 * 2**20
+"""So many bytes of attempts are worth the optimising compiler."""
+
+# Java keeps 48 MiB of compiled code by default if it does not optimise, which is too little for Spark. The collector is
+# the one with the least overhead on few cores; by default, it would collect whenever some more classes are there.
 _JVM_OPTIONS: Final = (
-    "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseParallelGC"
+    "-XX:ReservedCodeCacheSize=240m -XX:+UseParallelGC -XX:MetaspaceSize=220m"
     f" -Dlog4j2.configurationFile={_LOGGING.as_uri()} -Duser.timezone=UTC"
 )
 
@@ -53,6 +62,9 @@ _LOCAL: Final = {
     "spark.ui.enabled": "false",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
+    # There is no page that would show the plans, but Spark writes them out for it, in full, whenever one changes.
+    "spark.sql.ui.explainMode": "simple",
+    "spark.sql.debug.maxToStringFields": "1",
 }
 _EVERYWHERE: Final = {
     "spark.sql.session.timeZone": "UTC",
@@ -116,7 +128,11 @@ def _named_java() -> str | None:
 
 @contextmanager
 def session(
-    master: str | None = None, *, name: str = "federation-analytics", settings: Mapping[str, str] | None = None
+    master: str | None = None,
+    *,
+    name: str = "federation-analytics",
+    settings: Mapping[str, str] | None = None,
+    work: int = 0,
 ) -> Iterator[SparkSession]:
     """Open a session as `open_session` does, and stop it.
 
@@ -126,7 +142,7 @@ def session(
     java = None if "PYSPARK_GATEWAY_PORT" in os.environ else _named_java()
     archive = find_archive(Path(java)) if java else None
     is_new = archive is not None and not archive.exists()
-    spark = open_session(master, name=name, settings=settings, archive=archive)
+    spark = open_session(master, name=name, settings=settings, archive=archive, work=work)
     try:
         yield spark
     finally:
@@ -157,10 +173,12 @@ def open_session(
     name: str = "federation-analytics",
     settings: Mapping[str, str] | None = None,
     archive: Path | None = None,
+    work: int = 0,
 ) -> SparkSession:
     """Open a session in UTC that keeps Spark's own log to warnings. Stop it when done.
 
-    `archive` is where the JVM's classes are, or are to be written down. `master` None means what spark-submit was told,
+    `archive` is where the JVM's classes are, or are to be written down. `work` is how many bytes of attempts there are
+    to be read: a JVM that is started for many compiles with more care. `master` None means what spark-submit was told,
     otherwise this machine with all its cores. On this machine the driver has 1 GiB, unless `settings` says otherwise
     ("spark.driver.memory"): a running JVM is not resized.
 
@@ -175,8 +193,7 @@ def open_session(
         if master.startswith("local"):
             # By default, Spark would start its Python workers with whatever `python3` is on PATH.
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-            options = _JVM_OPTIONS if archive is None else f"{_JVM_OPTIONS} {java_options(archive)}"
-            builder = builder.config(map={**_LOCAL, "spark.driver.extraJavaOptions": options})
+            builder = builder.config(map={**_LOCAL, "spark.driver.extraJavaOptions": jvm_options(archive, work)})
     if master is not None:
         builder = builder.master(master)
     progress = "true" if sys.stderr.isatty() else "false"
@@ -185,6 +202,12 @@ def open_session(
     session.sparkContext.setLogLevel("WARN")
     _remember_classes(session)
     return session
+
+
+def jvm_options(archive: Path | None, work: int) -> str:
+    """Return the options of a JVM that is to read so many bytes of attempts."""
+    compiler = _BOTH_COMPILERS if work >= _MUCH else _QUICK_COMPILER
+    return " ".join([compiler, _JVM_OPTIONS, *([] if archive is None else [java_options(archive)])])
 
 
 def divide_work(rows: DataFrame) -> None:

@@ -18,7 +18,8 @@ from federation.analytics.errors import DamagedExport, DirectoryUnusable
 from federation.analytics.frames import Inputs, Window
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+    from datetime import date
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
@@ -60,6 +61,14 @@ def read_exports(spark: SparkSession, exports: Place, window: Window) -> Inputs:
         losses=read_if_there("losses", frames.LOSSES),
         accepted_keys=read_if_there("accepted_keys", frames.ACCEPTED_KEYS),
     )
+
+
+def attempts_size(exports: Place, days: Iterable[date]) -> int:
+    """Return how many bytes the exported attempts of these days are."""
+    names = [f"{ATTEMPTS}/day={day.isoformat()}" for day in days]
+    if isinstance(exports, Snapshot):
+        return sum(file.size for name in names for file in exports.files(name))
+    return sum(file.stat().st_size for name in names for file in (exports / name).glob("*.parquet"))
 
 
 def _is_there(exports: Place, name: str) -> bool:

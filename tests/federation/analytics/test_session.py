@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name Spark's own documentation gives it
 
 from federation.analytics.errors import JavaNotFound
-from federation.analytics.session import divide_work, few_rows, find_java, keeping
+from federation.analytics.session import divide_work, few_rows, find_java, jvm_options, keeping
 
 
 @pytest.fixture
@@ -76,6 +76,12 @@ def test_no_java_at_all_is_told(bin_directory: Path, tmp_path: Path, monkeypatch
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(JavaNotFound, match=f"JAVA_HOME={tmp_path} holds no Java that runs: install Java 17"):
         find_java()
+
+
+def test_much_work_is_worth_a_compiler_that_takes_longer() -> None:
+    """Few attempts are counted before it would be of use."""
+    few, much = (jvm_options(None, work) for work in (2**20, 2**30))
+    assert ("-XX:TieredStopAtLevel=1" in few, "-XX:TieredStopAtLevel=1" in much) == (True, False)
 
 
 def test_the_session_computes_in_utc(spark: SparkSession) -> None:
