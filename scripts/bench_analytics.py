@@ -119,18 +119,18 @@ def show(row: dict[str, Any]) -> None:
 
 def run_spark(exports: Path, results: Path) -> dict[str, float]:
     """Compute all outputs, each written as Parquet."""
+    from federation.analytics.pipeline import work_of
     from federation.analytics.session import session
 
-    with session("local[2]", name="bench", settings={"spark.driver.memory": HEAP}) as spark:
+    work = work_of(exports, None, UNTIL)
+    with session("local[2]", name="bench", settings={"spark.driver.memory": HEAP}, work=work) as spark:
         return measure_spark(spark, exports, results)
 
 
 def measure_spark(spark: Any, exports: Path, results: Path) -> dict[str, float]:
     from federation.analytics.data.inputs import read_exports
-    from federation.analytics.data.sinks import write_outputs
-    from federation.analytics.figures.compute import compute
     from federation.analytics.frames import Window
-    from federation.analytics.session import divide_work
+    from federation.analytics.pipeline import write_results
 
     window = Window(since=UNTIL - timedelta(days=DAYS), until=UNTIL)
     inputs = read_exports(spark, exports, window)
@@ -139,9 +139,7 @@ def measure_spark(spark: Any, exports: Path, results: Path) -> dict[str, float]:
     def told(text: str) -> None:
         begun.append((text.removeprefix("computing ").replace(" ", "_"), time.monotonic()))
 
-    divide_work(inputs.attempts)
-    told("planning")
-    write_outputs(compute(inputs, window=window, now=NOW), results, window, told=told)
+    write_results(inputs, results, window, now=NOW, told=told)
     told("done")
     phases = {name: after - at for (name, at), (_, after) in itertools.pairwise(begun)}
     jvm = spark.sparkContext._gateway.proc.pid

@@ -188,9 +188,10 @@ def _run(options: argparse.Namespace) -> None:
         require_exports(open_place(options.input))
     out = open_for_writing(options.out)
     database = options.database if options.input else _database(options)
-    with _session(options, database, ready=require_publishable) as spark:
-        exports, read_at = open_place(options.input or options.out / EXPORTS), None
-        purged: tuple[date, ...] = ()
+    exports, read_at = open_place(options.input or options.out / EXPORTS), None
+    purged: tuple[date, ...] = ()
+    work = pipeline.work_of(exports, options.since, options.until)
+    with _session(options, database, ready=require_publishable, work=work) as spark:
         if options.input is None and database is not None:
             read_at = datetime.now(UTC)
             purged = _export_to(options, exports, spark, database).kept
@@ -290,7 +291,11 @@ def _database(options: argparse.Namespace) -> str:
 
 @contextmanager
 def _session(
-    options: argparse.Namespace, database: str | None, *, ready: Callable[[str], None] = lambda _: None
+    options: argparse.Namespace,
+    database: str | None,
+    *,
+    ready: Callable[[str], None] = lambda _: None,
+    work: int = 0,
 ) -> Iterator[SparkSession]:
     """Open a Spark session.
 
@@ -304,7 +309,7 @@ def _session(
         check_database(database)
         ready(database)
     tell("starting Spark")
-    with session(options.master, settings={"spark.jars": jar} if jar else None) as spark:
+    with session(options.master, settings={"spark.jars": jar} if jar else None, work=work) as spark:
         yield spark
 
 

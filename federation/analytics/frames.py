@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import date, timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
@@ -298,8 +298,7 @@ class Inputs:
 class Outputs:
     """What is computed: frames of the schemas above.
 
-    `shared` are those that others are computed from, each before those that it is in: whoever computes several outputs
-    keeps them meanwhile.
+    `counts` are those of attempts that all figures of attempts are made of.
     """
 
     server_daily: DataFrame
@@ -308,4 +307,14 @@ class Outputs:
     key_anomalies: DataFrame
     relay_candidates: DataFrame
     quarantine: DataFrame
-    shared: tuple[DataFrame, ...] = ()
+    counts: DataFrame | None = None
+
+
+class Keep(Protocol):
+    """Has Spark compute a frame once, when it is first needed, whatever is made of it."""
+
+    def __call__(self, frame: DataFrame, *, by_server: bool = False) -> DataFrame:
+        """Keep the frame, in memory, or on Spark's local disks if that is short. Return what others are to be made of.
+
+        A frame `by_server` has a few rows for each server, however many attempts there are.
+        """

@@ -15,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from federation.analytics.data.computed import Computed, computed_days, note_computed
 from federation.analytics.data.export import exported_days
-from federation.analytics.data.inputs import read_exports, stored_size
+from federation.analytics.data.inputs import attempts_size, read_exports
 from federation.analytics.data.publish import Published, publish
 from federation.analytics.data.results import (
     KEY_ANOMALIES,
@@ -35,13 +35,16 @@ from federation.analytics.frames import Inputs, Window
 from federation.analytics.report.find import find
 from federation.analytics.report.page import render, write_page
 from federation.analytics.report.summary import summary_of, write_summary
-from federation.analytics.session import divide_work
+from federation.analytics.session import divide_work, keeping, size_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SCORED: Final = timedelta(days=MONTH)
 """How far back scorecards look."""
+
+_FEW_BYTES: Final = 16 * 2**20
+"""Of a registry in a file; it has some 50 000 servers."""
 
 Told = Callable[[str], None]
 
@@ -60,6 +63,12 @@ def window_of(exports: Place, since: date | None, until: date | None) -> Window:
         first = f"; the first exported day is {days[0]}" if days and since is None else ""
         raise AnalyticsError(f"there is no day from {start} up to, not including, {end}{first}")
     return Window(since=start, until=end)
+
+
+def work_of(exports: Place, since: date | None, until: date | None) -> int:
+    """Return how many bytes of attempts a run of these days reads of what has been exported so far."""
+    days = [day for day in exported_days(exports) if (since or day) <= day and (until is None or day < until)]
+    return attempts_size(exports, days if since else days[-MONTH:])
 
 
 def run(
@@ -87,8 +96,8 @@ def run(
     with _explained():
         told(f"reading exports from {window.since} to {window.as_of}")
         inputs = with_stored_days(spark, read_exports(spark, exports, window), out, window)
-        divide_work(inputs.attempts, stored_size(exports, window))
-        write_outputs(compute(inputs, window=window, now=now), out, window, told=told)
+        size = attempts_size(exports, window.days)
+        write_results(inputs, out, window, size=size, now=now, told=told)
     computed = computed_days(out)
     if read_at is not None:
         computed = computed.noting(window, read_at, purged=purged)
@@ -101,6 +110,28 @@ def run(
     if read_at is not None and isinstance(out, Path):  # the node's own nightly run has a directory
         note_computed(out, computed)
     return summary
+
+
+def write_results(
+    inputs: Inputs,
+    out: Place,
+    window: Window,
+    *,
+    size: int | None = None,
+    now: datetime | None = None,
+    told: Told = lambda _: None,
+) -> None:
+    """Compute the results of `window`, each frame once, and write them to `out`.
+
+    `size` is how many bytes of attempts are read, by default what Spark expects, which it cannot know of a store.
+
+    The largest frame that is kept meanwhile counts attempts by server, day and result, and deliveries also by how many
+    milliseconds they took.
+    """
+    divide_work(inputs.attempts, size)
+    told("planning")
+    with keeping(few_servers=size_of(inputs.servers) <= _FEW_BYTES) as keep:
+        write_outputs(compute(inputs, window=window, now=now, keep=keep), out, window, told=told)
 
 
 def _publish(spark: SparkSession, out: Place, as_of: date, database: str, now: datetime | None) -> Published:

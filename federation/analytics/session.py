@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark import SparkContext
-from pyspark.sql import SparkSession
+from pyspark import SparkContext, StorageLevel
+from pyspark.sql import DataFrame, SparkSession
 
 from federation.analytics.class_archive import find_archive, java_options, keep
 from federation.analytics.errors import JavaNotFound
@@ -20,7 +20,7 @@ from federation.analytics.errors import JavaNotFound
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from pyspark.sql import DataFrame
+    from federation.analytics.frames import Keep
 
 OLDEST_JAVA: Final = 17
 
@@ -38,11 +38,20 @@ _MOST_PARTS: Final = 1_000
 _VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
 _LOGGING: Final = Path(__file__).with_name("log4j2.properties")
 
-# The optimising compiler would make ten million attempts a third quicker, but a million slower by half, and the process
-# 70 MiB larger. Without it, Java keeps 48 MiB of compiled code by default, which is too little for Spark. The collector
-# is the one with the least overhead on few cores.
+# The optimising compiler makes ten million attempts a third quicker, if it is left to what runs ten times as often as
+# by default, for it takes long itself; a million attempts would be slower by half, and the process is 70 MiB larger.
+_QUICK_COMPILER: Final = "-XX:TieredStopAtLevel=1"
+_BOTH_COMPILERS: Final = (
+    "-XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 -XX:Tier4CompileThreshold=150000"
+    " -XX:Tier4BackEdgeThreshold=400000"
+)
+_MUCH: Final = 128 * 2**20
+"""So many bytes of attempts are worth the optimising compiler."""
+
+# Java keeps 48 MiB of compiled code by default if it does not optimise, which is too little for Spark. The collector is
+# the one with the least overhead on few cores; by default, it would collect whenever some more classes are there.
 _JVM_OPTIONS: Final = (
-    "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseParallelGC"
+    "-XX:ReservedCodeCacheSize=240m -XX:+UseParallelGC -XX:MetaspaceSize=220m"
     f" -Dlog4j2.configurationFile={_LOGGING.as_uri()} -Duser.timezone=UTC"
 )
 
@@ -53,6 +62,9 @@ _LOCAL: Final = {
     "spark.ui.enabled": "false",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
+    # There is no page that would show the plans, but Spark writes them out for it, in full, whenever one changes.
+    "spark.sql.ui.explainMode": "simple",
+    "spark.sql.debug.maxToStringFields": "1",
 }
 _EVERYWHERE: Final = {
     "spark.sql.session.timeZone": "UTC",
@@ -71,8 +83,18 @@ _EVERYWHERE: Final = {
     "spark.hadoop.parquet.block.size": str(32 * 2**20),
     # What a task counts of this much, it can hold; of four times as much it would have to sort and write to disk.
     "spark.sql.files.maxPartitionBytes": "32m",
+    # What is aggregated into lists comes sorted, and is only sorted once more by the other way.
+    "spark.sql.execution.useObjectHashAggregateExec": "false",
     # Files are named one by one; by default, Spark would start a job to look at more than 32 of them.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
+}
+
+# For a few rows, compiling a query takes longer than running it; so does planning it anew after each of its parts.
+_FEW_ROWS: Final = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
 }
 
 _NAMED_OFTEN: Final = ("PythonUtils", "PythonSQLUtils", "functions", "org.apache.spark.sql.functions")
@@ -106,7 +128,11 @@ def _named_java() -> str | None:
 
 @contextmanager
 def session(
-    master: str | None = None, *, name: str = "federation-analytics", settings: Mapping[str, str] | None = None
+    master: str | None = None,
+    *,
+    name: str = "federation-analytics",
+    settings: Mapping[str, str] | None = None,
+    work: int = 0,
 ) -> Iterator[SparkSession]:
     """Open a session as `open_session` does, and stop it.
 
@@ -116,7 +142,7 @@ def session(
     java = None if "PYSPARK_GATEWAY_PORT" in os.environ else _named_java()
     archive = find_archive(Path(java)) if java else None
     is_new = archive is not None and not archive.exists()
-    spark = open_session(master, name=name, settings=settings, archive=archive)
+    spark = open_session(master, name=name, settings=settings, archive=archive, work=work)
     try:
         yield spark
     finally:
@@ -147,10 +173,12 @@ def open_session(
     name: str = "federation-analytics",
     settings: Mapping[str, str] | None = None,
     archive: Path | None = None,
+    work: int = 0,
 ) -> SparkSession:
     """Open a session in UTC that keeps Spark's own log to warnings. Stop it when done.
 
-    `archive` is where the JVM's classes are, or are to be written down. `master` None means what spark-submit was told,
+    `archive` is where the JVM's classes are, or are to be written down. `work` is how many bytes of attempts there are
+    to be read: a JVM that is started for many compiles with more care. `master` None means what spark-submit was told,
     otherwise this machine with all its cores. On this machine the driver has 1 GiB, unless `settings` says otherwise
     ("spark.driver.memory"): a running JVM is not resized.
 
@@ -165,8 +193,7 @@ def open_session(
         if master.startswith("local"):
             # By default, Spark would start its Python workers with whatever `python3` is on PATH.
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-            options = _JVM_OPTIONS if archive is None else f"{_JVM_OPTIONS} {java_options(archive)}"
-            builder = builder.config(map={**_LOCAL, "spark.driver.extraJavaOptions": options})
+            builder = builder.config(map={**_LOCAL, "spark.driver.extraJavaOptions": jvm_options(archive, work)})
     if master is not None:
         builder = builder.master(master)
     progress = "true" if sys.stderr.isatty() else "false"
@@ -175,6 +202,12 @@ def open_session(
     session.sparkContext.setLogLevel("WARN")
     _remember_classes(session)
     return session
+
+
+def jvm_options(archive: Path | None, work: int) -> str:
+    """Return the options of a JVM that is to read so many bytes of attempts."""
+    compiler = _BOTH_COMPILERS if work >= _MUCH else _QUICK_COMPILER
+    return " ".join([compiler, _JVM_OPTIONS, *([] if archive is None else [java_options(archive)])])
 
 
 def divide_work(rows: DataFrame, size: int | None = None) -> None:
@@ -186,10 +219,51 @@ def divide_work(rows: DataFrame, size: int | None = None) -> None:
     """
     session = rows.sparkSession
     if str(session.sparkContext.master).startswith("local["):
-        if size is None:
-            size = int(str(rows._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
-        parts = min(max(size // _BYTES_PER_PART, _FEWEST_PARTS), _MOST_PARTS)
+        expected = size_of(rows) if size is None else size
+        parts = min(max(expected // _BYTES_PER_PART, _FEWEST_PARTS), _MOST_PARTS)
         session.conf.set("spark.sql.shuffle.partitions", str(parts))
+
+
+def size_of(rows: DataFrame) -> int:
+    """Return the bytes of `rows`, which files hold, or which were computed and kept; of others, what Spark expects."""
+    return int(str(rows._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
+
+
+@contextmanager
+def few_rows(session: SparkSession, *, when: bool = True) -> Iterator[None]:
+    """Have Spark plan queries at once, interpret them, and divide them among two tasks, `when` they are of few rows."""
+    before = {name: session.conf.get(name) for name in _FEW_ROWS} if when else {}
+    try:
+        for name in before:
+            session.conf.set(name, _FEW_ROWS[name])
+        yield
+    finally:
+        for name, earlier in before.items():
+            if earlier is None:
+                session.conf.unset(name)
+            else:
+                session.conf.set(name, earlier)
+
+
+@contextmanager
+def keeping(*, few_servers: bool = False) -> Iterator[Keep]:
+    """Yield a `Keep` that lasts until the block ends; `few_servers` tells that frames by server are small."""
+    kept: list[DataFrame] = []
+
+    def keep(frame: DataFrame, *, by_server: bool = False) -> DataFrame:
+        session = frame.sparkSession
+        with few_rows(session, when=by_server and few_servers):
+            kept.append(frame.persist(StorageLevel.MEMORY_AND_DISK))
+        # Made of this leaf, no plan has in it how the frame was computed: they are planned in half the time.
+        leaf = frame._jdf.queryExecution().withCachedData()
+        java: Any = session._jvm
+        return DataFrame(java.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, leaf), session)
+
+    try:
+        yield keep
+    finally:
+        for frame in kept:
+            frame.unpersist()
 
 
 class _Remembered:

@@ -18,7 +18,8 @@ from federation.analytics.errors import DamagedExport, DirectoryUnusable
 from federation.analytics.frames import Inputs, Window
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+    from datetime import date
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
@@ -62,11 +63,12 @@ def read_exports(spark: SparkSession, exports: Place, window: Window) -> Inputs:
     )
 
 
-def stored_size(exports: Place, window: Window) -> int | None:
-    """Return how many bytes the attempts of these days have in a store; of a directory, Spark knows it."""
-    if not isinstance(exports, Snapshot):
-        return None
-    return sum(exports.size(f"{ATTEMPTS}/day={day.isoformat()}") for day in window.days)
+def attempts_size(exports: Place, days: Iterable[date]) -> int:
+    """Return how many bytes the exported attempts of these days are."""
+    names = [f"{ATTEMPTS}/day={day.isoformat()}" for day in days]
+    if isinstance(exports, Snapshot):
+        return sum(map(exports.size, names))
+    return sum(file.stat().st_size for name in names for file in (exports / name).glob("*.parquet"))
 
 
 def _is_there(exports: Place, name: str) -> bool:

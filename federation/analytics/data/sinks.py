@@ -15,25 +15,37 @@ import shutil
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Final
 
-from pyspark import StorageLevel
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
 from federation.analytics.data.directories import replace_file, staging_in
-from federation.analytics.data.results import DAILY, DATED, QUARANTINE, Result, local, stored_dates
+from federation.analytics.data.results import (
+    DAILY,
+    DATED,
+    NETWORK_SUMMARY,
+    QUARANTINE,
+    SERVER_DAILY,
+    Result,
+    local,
+    stored_dates,
+)
 from federation.analytics.data.snapshots import Snapshot
 from federation.analytics.data.stored_files import UNKNOWN
-from federation.analytics.days import DAY
+from federation.analytics.days import DAY, MONTH
 from federation.analytics.frames import no_rows
+from federation.analytics.session import few_rows, size_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
 
     from federation.analytics.data.snapshots import Place
     from federation.analytics.frames import Outputs, Window
+
+_FEW_BYTES: Final = 64 * 2**20
+"""Of rows that Spark keeps in memory."""
 
 UNDATED: Final = "day=__HIVE_DEFAULT_PARTITION__"
 """Where Spark writes rows whose day is null."""
@@ -47,34 +59,51 @@ def write_outputs(
     Rows of days outside the window are not written. A day without rows gets an empty file, to show that it was
     computed. `told` is called with what is being computed.
 
-    The frames that others are computed from (`shared`) are kept in memory, or on Spark's local disks if that is short,
-    until all is written. The largest counts attempts by server, day and result, and deliveries also by how many
-    milliseconds they took.
-
     Raises:
         DirectoryUnusable: another run writes to the directory, or it cannot be written to; nothing has changed.
         OSError: the disk refuses; every day is whole.
     """
-    with _kept(*outputs.shared):
+    with contextlib.closing(_computed(outputs, window, told)) as computed:
         if isinstance(out, Snapshot):
-            _write_to_store(outputs, out, window, told)
+            _write_to_store(computed, out, window)
         else:
-            _write_to_directory(outputs, out, window, told)
+            _write_to_directory(computed, out, window, told)
 
 
-def _write_to_store(outputs: Outputs, out: Snapshot, window: Window, told: Callable[[str], None]) -> None:
-    for result in DAILY:
-        told(f"computing {result.name}")
-        rows = _inside(getattr(outputs, result.name), result, window)
+def _computed(outputs: Outputs, window: Window, told: Callable[[str], None]) -> Generator[tuple[Result, DataFrame]]:
+    """Yield each output, to be written before the next one is asked for.
+
+    Spark computes those that attempts are counted for first. What is few then is planned and interpreted as such.
+    """
+    daily, session = outputs.server_daily, outputs.server_daily.sparkSession
+
+    def told_of(*results: Result) -> Iterator[tuple[Result, DataFrame]]:
+        for result in results:
+            told(f"computing {result.name}")
+            yield result, getattr(outputs, result.name)
+
+    yield from told_of(SERVER_DAILY)
+    a_month = max(1.0, MONTH / (window.until - window.since).days)
+    days_are_few = size_of(daily) * a_month <= _FEW_BYTES
+    counts_are_few = outputs.counts is None or size_of(outputs.counts) <= _FEW_BYTES
+    with few_rows(session, when=days_are_few and counts_are_few):
+        yield from told_of(NETWORK_SUMMARY, QUARANTINE)
+    with few_rows(session, when=days_are_few):
+        yield from told_of(*DATED)
+
+
+def _write_to_store(computed: Iterable[tuple[Result, DataFrame]], out: Snapshot, window: Window) -> None:
+    for result, frame in computed:
+        if result in DATED:
+            place = result.place(window.as_of)
+            whole = frame.to(result.schema).repartition(1).sortWithinPartitions(*result.order)
+            out.place({place: out.write(whole, place).get(place, ())})
+            continue
+        rows = _inside(frame, result, window)
         if result is not QUARANTINE:  # which may be larger than one task should write
             rows = rows.repartition(sf.col("day")).sortWithinPartitions(*result.order)
         written = out.write(rows, result.name, "day")
         out.place({place: written.get(place, ()) for day in _days(result, window) if (place := result.place(day))})
-    for result in DATED:
-        told(f"computing {result.name}")
-        place = result.place(window.as_of)
-        whole = getattr(outputs, result.name).to(result.schema).repartition(1).sortWithinPartitions(*result.order)
-        out.place({place: out.write(whole, place).get(place, ())})
     tomorrow = _tomorrow(window)
     for result in (*DAILY, *DATED):
         out.remove(
@@ -84,18 +113,17 @@ def _write_to_store(outputs: Outputs, out: Snapshot, window: Window, told: Calla
         )
 
 
-def _write_to_directory(outputs: Outputs, directory: Path, window: Window, told: Callable[[str], None]) -> None:
+def _write_to_directory(
+    computed: Iterable[tuple[Result, DataFrame]], directory: Path, window: Window, told: Callable[[str], None]
+) -> None:
     with staging_in(directory) as staging:
         renames: list[tuple[Path, Path]] = []
-        for result in DAILY:
-            told(f"computing {result.name}")
-            frame: DataFrame = getattr(outputs, result.name)
+        for result, frame in computed:
+            if result in DATED:
+                renames.append((_stage_dated(frame, result, staging), result.file(directory, window.as_of)))
+                continue
             staged = _stage_days(frame, result, window, staging / result.name)
             renames += [(file, result.file(directory, day)) for day, file in staged.items()]
-        for result in DATED:
-            told(f"computing {result.name}")
-            frame = getattr(outputs, result.name)
-            renames.append((_stage_dated(frame, result, staging), result.file(directory, window.as_of)))
         told("putting the results in place")
         put_in_place(renames, directory, window)
 
@@ -166,15 +194,3 @@ def _empty_files(spark: SparkSession, result: Result, target: Path, count: int) 
 def _only_file(directory: Path) -> Path:
     [file] = directory.glob("*.parquet")
     return file
-
-
-@contextlib.contextmanager
-def _kept(*frames: DataFrame) -> Iterator[None]:
-    """Compute these frames only once, even if others are made of them."""
-    for frame in frames:
-        frame.persist(StorageLevel.MEMORY_AND_DISK)
-    try:
-        yield
-    finally:
-        for frame in frames:
-            frame.unpersist()

@@ -31,6 +31,12 @@ URL: Final = (
 )
 """An http or https URL with a host, in ASCII, without user name or white space: what may name a server."""
 
+PLAIN_URL: Final = r"https://[a-z0-9_-][a-z0-9._-]*"
+"""What nearly every URL is: `URL` takes three times as long to tell."""
+
+_PLAIN_CHARACTERS: Final = len("https://") + 63
+"""Of that many, no part of a host name is too long."""
+
 COUNTED: Final = (
     "id",
     "server_url",
@@ -188,9 +194,11 @@ def _is_future(column: str, now: datetime) -> Column:
 
 
 def _malformed(column: str) -> Column:
+    url = F.col(column)
     # The length comes first: a regular expression takes long over megabytes.
-    sound = (F.length(column) <= MAX_URL_CHARACTERS) & F.col(column).rlike(rf"^(?:{URL})\z")
-    return ~F.coalesce(sound, F.lit(False))
+    plain = (F.length(url) <= _PLAIN_CHARACTERS) & url.rlike(rf"^{PLAIN_URL}\z") & ~F.contains(url, F.lit(".."))
+    sound = (F.length(url) <= MAX_URL_CHARACTERS) & url.rlike(rf"^(?:{URL})\z")
+    return ~F.coalesce(plain | sound, F.lit(False))
 
 
 def _is_one_of(column: str, values: Sequence[str]) -> Column:

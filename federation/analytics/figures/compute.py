@@ -25,7 +25,7 @@ from federation.analytics.figures.outages import find_outages
 from federation.analytics.figures.relays import relay_candidates
 from federation.analytics.figures.scorecard import server_scorecard
 from federation.analytics.figures.tally import bad, good, tally
-from federation.analytics.frames import DELIVERIES, LOSSES, Inputs, Outputs, Window, no_rows
+from federation.analytics.frames import DELIVERIES, LOSSES, Inputs, Keep, Outputs, Window, no_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,17 +34,21 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-def compute(inputs: Inputs, *, window: Window, now: datetime | None = None) -> Outputs:
+def _as_it_is(frame: DataFrame, *, by_server: bool = False) -> DataFrame:
+    return frame
+
+
+def compute(inputs: Inputs, *, window: Window, now: datetime | None = None, keep: Keep = _as_it_is) -> Outputs:
     """Compute every output, lazily: Spark works when they are written.
 
     `now`, by default this moment, tells future times. `server_daily` holds the days of `window` that the attempts
     cover. Scorecards and relay candidates look back 30 days from the window's end: at the days computed, and at
-    `inputs.server_daily` for those before. A day in both is taken from the attempts. Several outputs are computed from
-    the `shared` frames: `write_outputs` computes these once.
+    `inputs.server_daily` for those before. A day in both is taken from the attempts. What several
+    outputs are made of goes through `keep`, so that it is computed once; by default, it is whenever it is needed.
     """
     now = now or datetime.now(UTC)
     until = end_of(window, now=now)
-    tallied = tally(check_attempts(inputs.attempts, window=window, now=now))
+    tallied = keep(tally(check_attempts(inputs.attempts, window=window, now=now)))
     counts = good(tallied)
     servers = check_servers(inputs.servers, now=now)
     blacklist = check_blacklist(inputs.blacklist)
@@ -53,9 +57,9 @@ def compute(inputs: Inputs, *, window: Window, now: datetime | None = None) -> O
     deliveries = check_deliveries(_or_none(inputs.deliveries, session, DELIVERIES), now=now)
     losses = check_losses(_or_none(inputs.losses, session, LOSSES), now=now)
 
-    daily = server_daily(counts)
+    daily = keep(server_daily(counts))
     known_days = daily if inputs.server_daily is None else _with_stored(daily, inputs.server_daily)
-    outages = find_outages(events.good, servers.good, until=until)
+    outages = keep(find_outages(events.good, servers.good, until=until), by_server=True)
     anomalies = key_anomalies(
         servers.good,
         earlier=inputs.earlier_servers,
@@ -64,6 +68,7 @@ def compute(inputs: Inputs, *, window: Window, now: datetime | None = None) -> O
         known=inputs.earlier_anomalies,
         accepted=inputs.accepted_keys,
     )
+    anomalies = keep(anomalies, by_server=True)
     scorecard = server_scorecard(
         known_days,
         servers=servers.good,
@@ -75,6 +80,7 @@ def compute(inputs: Inputs, *, window: Window, now: datetime | None = None) -> O
         window=window,
         until=until,
     )
+    scorecard = keep(scorecard, by_server=True)
     return Outputs(
         server_daily=daily,
         server_scorecard=scorecard,
@@ -82,7 +88,7 @@ def compute(inputs: Inputs, *, window: Window, now: datetime | None = None) -> O
         key_anomalies=anomalies,
         relay_candidates=relay_candidates(known_days, scorecard, servers=servers.good, window=window),
         quarantine=_together([bad(tallied), *(each.bad for each in (servers, blacklist, events, deliveries, losses))]),
-        shared=(tallied, daily, outages, anomalies, scorecard),
+        counts=tallied,
     )
 
 

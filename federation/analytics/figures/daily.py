@@ -29,19 +29,15 @@ def server_daily(counts: DataFrame) -> DataFrame:
     """
     attempted = F.col("outcome") != AttemptOutcome.PARKED.value
     code_counts = F.collect_list(F.when(attempted & F.col("error_code").isNotNull(), F.struct("error_code", "rows")))
-    by_day = (
-        ranked(counts, "server_url", "day")
-        .groupBy("server_url", "day")
-        .agg(
-            *(_rows_of(outcome).alias(outcome.value) for outcome in AttemptOutcome),
-            _sum_where(attempted, "rows").alias("attempts"),
-            F.map_from_entries(code_counts).alias("errors"),
-            _sum_where(_is(AttemptOutcome.DELIVERED), "relayed").alias("relayed"),
-            _sum_where(F.col("took_ms") > SLOW_MS, "rows").alias("slow"),
-            F.coalesce(F.sum("request_bytes"), F.lit(0)).alias("request_bytes"),
-            F.coalesce(F.sum("response_bytes"), F.lit(0)).alias("response_bytes"),
-            *(percentile(percent).alias(f"p{percent}_ms") for percent in _PERCENTILES),
-        )
+    by_day = ranked(counts, "server_url", "day").agg(
+        *(_rows_of(outcome).alias(outcome.value) for outcome in AttemptOutcome),
+        _sum_where(attempted, "rows").alias("attempts"),
+        F.map_from_entries(code_counts).alias("errors"),
+        _sum_where(_is(AttemptOutcome.DELIVERED), "relayed").alias("relayed"),
+        _sum_where(F.col("took_ms") > SLOW_MS, "rows").alias("slow"),
+        F.coalesce(F.sum("request_bytes"), F.lit(0)).alias("request_bytes"),
+        F.coalesce(F.sum("response_bytes"), F.lit(0)).alias("response_bytes"),
+        *(percentile(percent).alias(f"p{percent}_ms") for percent in _PERCENTILES),
     )
     return by_day.select(
         "*",

@@ -109,4 +109,5 @@ def _error_mix(daily: DataFrame) -> DataFrame:
 def _latency(counts: DataFrame) -> DataFrame:
     timed = counts.where(F.col("took_ms").isNotNull())
     by_time = timed.groupBy("day", "took_ms").agg(F.sum("rows").alias("rows"))
-    return ranked(by_time, "day").groupBy("day").agg(percentile(50).alias("p50_ms"), percentile(95).alias("p95_ms"))
+    latency = ranked(by_time, "day").agg(percentile(50).alias("p50_ms"), percentile(95).alias("p95_ms"))
+    return latency.drop("_hash")

@@ -7,7 +7,6 @@ error codes, and the first few of each list.
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import contextmanager
 from datetime import date, timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -61,9 +60,10 @@ from federation.analytics.report.verdicts import (
     with_days,
     worst_and_best,
 )
+from federation.analytics.session import few_rows, size_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from pyspark.sql import Column, DataFrame, Row, SparkSession
 
@@ -72,7 +72,8 @@ if TYPE_CHECKING:
 
 _ALL_CODES: Final = 1000  # more than exist: HTTP_100 to HTTP_999 and two dozen names
 _ATTEMPTS: Final = "attempts"
-_INTERPRETED: Final = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+_FEW_BYTES: Final = 16 * 2**20
+"""Of scorecards in a file; they are some 100 000 servers'."""
 
 
 def find(spark: SparkSession, out: Place, as_of: date, computed: Computed) -> Findings:
@@ -81,24 +82,8 @@ def find(spark: SparkSession, out: Place, as_of: date, computed: Computed) -> Fi
     Raises:
         FileNotFoundError: no run has written results of that day.
     """
-    with _interpreting(spark):
+    with few_rows(spark, when=size_of(read_dated(spark, out, SERVER_SCORECARD, as_of)) <= _FEW_BYTES):
         return _find(spark, out, as_of, computed)
-
-
-@contextmanager
-def _interpreting(spark: SparkSession) -> Iterator[None]:
-    """Have Spark interpret its queries: for two dozen of a few rows each, compiling takes longer than running."""
-    before = {name: spark.conf.get(name) for name in _INTERPRETED}
-    for name, value in _INTERPRETED.items():
-        spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        for name, earlier in before.items():
-            if earlier is None:
-                spark.conf.unset(name)
-            else:
-                spark.conf.set(name, earlier)
 
 
 def _find(spark: SparkSession, out: Place, as_of: date, computed: Computed) -> Findings:

@@ -105,6 +105,19 @@ def test_the_window_is_by_default_what_was_exported(tmp_path: Path) -> None:
         pipeline.window_of(tmp_path, None, DAY)
 
 
+def test_the_work_is_the_bytes_of_attempts_to_be_read(tmp_path: Path) -> None:
+    """Of the days that are asked for, by default the last 30; before the first export there are none."""
+    assert pipeline.work_of(tmp_path, None, None) == 0
+    for number in range(40):
+        day = tmp_path / "attempts" / f"day={DAY + timedelta(days=number)}"
+        day.mkdir(parents=True)
+        (day / "part.parquet").write_bytes(bytes(number))
+    last = DAY + timedelta(days=39)
+    assert pipeline.work_of(tmp_path, None, None) == sum(range(10, 40))
+    assert pipeline.work_of(tmp_path, last, None) == 39
+    assert pipeline.work_of(tmp_path, DAY, DAY + timedelta(days=3)) == 0 + 1 + 2
+
+
 def test_a_report_of_nothing_is_told(spark: SparkSession, tmp_path: Path) -> None:
     """With what makes results."""
     with pytest.raises(AnalyticsError, match=r"there are no results in .*`federation analytics run`"):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name Spark's own documentation gives it
 
 from federation.analytics.errors import JavaNotFound
-from federation.analytics.session import divide_work, find_java
+from federation.analytics.session import divide_work, few_rows, find_java, jvm_options, keeping
 
 
 @pytest.fixture
@@ -76,6 +78,12 @@ def test_no_java_at_all_is_told(bin_directory: Path, tmp_path: Path, monkeypatch
         find_java()
 
 
+def test_much_work_is_worth_a_compiler_that_takes_longer() -> None:
+    """Few attempts are counted before it would be of use."""
+    few, much = (jvm_options(None, work) for work in (2**20, 2**30))
+    assert ("-XX:TieredStopAtLevel=1" in few, "-XX:TieredStopAtLevel=1" in much) == (True, False)
+
+
 def test_the_session_computes_in_utc(spark: SparkSession) -> None:
     """Whatever the machine's zone is, and says so in Parquet."""
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
@@ -96,3 +104,49 @@ def test_what_is_shuffled_is_divided_by_its_size(spark: SparkSession) -> None:
         assert spark.conf.get(setting) == "64"
     finally:
         spark.conf.set(setting, before)
+
+
+@pytest.mark.parametrize("few", [True, False])
+def test_few_rows_are_two_tasks_work_and_the_session_stays_as_it_was(spark: SparkSession, few: bool) -> None:
+    """Whatever happens meanwhile; many rows are divided as they were."""
+    setting = "spark.sql.shuffle.partitions"
+    before = spark.conf.get(setting) or ""
+    spark.conf.set(setting, "5")
+    try:
+        with contextlib.suppress(ValueError), few_rows(spark, when=few):
+            shuffled = spark.range(10).repartition("id")
+            assert shuffled.rdd.getNumPartitions() == (2 if few else 5)
+            raise ValueError
+        assert spark.conf.get(setting) == "5"
+    finally:
+        spark.conf.set(setting, before)
+
+
+def test_a_frame_that_is_kept_is_computed_once(spark: SparkSession) -> None:
+    """Each row is made once, though two frames and a join of both are made of it; nothing of it stays."""
+    made = spark.sparkContext.accumulator(0)
+
+    def count(number: int) -> tuple[int, int]:
+        made.add(1)
+        return number, number % 3
+
+    rows = spark.createDataFrame(spark.sparkContext.parallelize(range(20), 2).map(count), "number int, rest int")
+    with keeping() as keep:
+        kept = keep(rows)
+        sums = kept.groupBy("rest").agg(F.sum("number").alias("sum"))
+        joined = kept.join(sums, "rest").join(kept.withColumnRenamed("rest", "again"), "number")
+        assert sum(row["number"] for row in kept.collect()) == 190
+        assert {row["sum"] for row in joined.collect()} == {63, 70, 57}
+        assert made.value == 20
+        assert rows.is_cached
+    assert not rows.is_cached
+
+
+def test_a_plan_is_not_that_of_what_is_kept(spark: SparkSession) -> None:
+    """What is made of it begins with it, so it is planned in no time."""
+    rows = spark.range(5).withColumn("twice", F.col("id") * 2)
+    with keeping(few_servers=True) as keep:
+        for kept in (keep(rows), keep(rows.where("id > 1"), by_server=True)):
+            assert kept.columns == ["id", "twice"]
+            plan = str(kept.select("twice")._jdf.queryExecution().analyzed().treeString())
+            assert plan.splitlines()[1].startswith("+- InMemoryRelation")

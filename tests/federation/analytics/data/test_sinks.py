@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
 from federation.analytics import frames
+from federation.analytics.data import sinks
 from federation.analytics.data.results import (
     DAILY,
     DATED,
@@ -156,7 +157,7 @@ def test_results_that_were_never_written_are_named(spark: SparkSession, tmp_path
 
 
 def test_a_run_that_fails_leaves_everything_as_it_was(spark: SparkSession, out: Path) -> None:
-    """Even where it fails at the last frame; nothing of it stays, and no frame is kept in memory."""
+    """Even where it fails at the last frame; nothing of it stays."""
     before = content(out)
     late = [daily_row("https://late.example", AS_OF)]
     good = make_outputs(spark, SICK[:1], server_daily=late)
@@ -166,40 +167,28 @@ def test_a_run_that_fails_leaves_everything_as_it_was(spark: SparkSession, out: 
         write_outputs(failing, out, LAST_DAYS)
     assert content(out) == before
     assert not (out / ".staging").exists()
-    assert not failing.server_daily.is_cached
 
 
-def test_frames_that_others_are_made_of_are_computed_once(spark: SparkSession, tmp_path: Path) -> None:
-    """Each row of the daily frame is made once, though the scorecards and the network's days are made of it as well."""
-    made = spark.sparkContext.accumulator(0)
-
-    def count(row: tuple[object, ...]) -> tuple[object, ...]:
-        made.add(1)
-        return row
-
-    rows = [daily_row(f"https://{number}.example", AS_OF) for number in range(20)]
-    daily = spark.createDataFrame(spark.sparkContext.parallelize(rows, 2).map(count), frames.SERVER_DAILY)
-    other = make_outputs(spark, SICK[:1])
-    scores = daily.select(
-        *(sf.col(n) if n in daily.columns else sf.lit(None).alias(n) for n in frames.SERVER_SCORECARD.names)
-    )
-    days = daily.groupBy("day").agg(sf.sum("attempts").alias("attempts"))
-    summary = days.select(
-        *(sf.col(n) if n in days.columns else sf.lit(None).alias(n) for n in frames.NETWORK_SUMMARY.names)
-    )
-    derived = {
-        "server_daily": daily,
-        "server_scorecard": scores,
-        "network_summary": summary,
-        "shared": (daily, scores),
-    }
-    write_outputs(
-        frames.Outputs(**{name: getattr(other, name) for name in other.__slots__} | derived), tmp_path, LAST_DAYS
-    )
-    assert made.value == len(rows)
-    assert not daily.is_cached
-    [read] = read_days(spark, tmp_path, NETWORK_SUMMARY, [AS_OF]).collect()
-    assert read.attempts == 200
+@pytest.mark.parametrize("few", [True, False])
+def test_few_rows_are_computed_as_such(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few: bool
+) -> None:
+    """Once the daily rows are there, and it is known how many they are."""
+    setting = "spark.sql.shuffle.partitions"
+    before = spark.conf.get(setting) or ""
+    outputs = make_outputs(spark, SICK[:1])
+    if not few:
+        monkeypatch.setattr(sinks, "_FEW_BYTES", 0)
+    spark.conf.set(setting, "5")
+    seen: dict[str, str | None] = {}
+    try:
+        write_outputs(outputs, tmp_path, LAST_DAYS, told=lambda text: seen.update({text: spark.conf.get(setting)}))
+        assert spark.conf.get(setting) == "5"
+    finally:
+        spark.conf.set(setting, before)
+    first, *others, last = seen.items()
+    assert (first, last) == (("computing server_daily", "5"), ("putting the results in place", "5"))
+    assert {value for _, value in others} == {"2" if few else "5"}
 
 
 def test_a_second_run_at_the_same_time_is_refused(spark: SparkSession, tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from federation.analytics import frames
 from federation.analytics.figures.compute import compute
-from federation.analytics.frames import Outputs, Window
+from federation.analytics.frames import Inputs, Outputs, Window
+from federation.analytics.session import keeping
 from tests.federation.analytics.rows import (
     NOW,
     WINDOW,
@@ -29,7 +30,7 @@ from tests.federation.analytics.rows import (
     server,
 )
 
-OUTPUTS: Final = [field.name for field in fields(Outputs) if field.name != "shared"]
+OUTPUTS: Final = [field.name for field in fields(Outputs) if field.name != "counts"]
 A, B, C, STRANGER = (f"https://{name}.example" for name in ("a", "b", "c", "stranger"))
 
 SERVERS: Final = [server(A), server(B), server(C, is_healthy=False, unhealthy_reason="TIMEOUT"), server("c.example")]
@@ -68,15 +69,13 @@ def full(spark: SparkSession) -> dict[str, list[Row]]:
     """What comes of all of November at once."""
     blacklist = [refusal(STRANGER), refusal("?")]
     everything = inputs(spark, attempts=ATTEMPTS, servers=SERVERS, events=EVENTS, blacklist=blacklist)
-    return collected(compute(everything, window=WINDOW, now=NOW), *OUTPUTS)
+    return collected(everything, WINDOW, *OUTPUTS)
 
 
-def collected(outputs: Outputs, *names: str) -> dict[str, list[Row]]:
-    kept = [frame.persist() for frame in outputs.shared]
-    rows = {name: sorted(getattr(outputs, name).collect(), key=str) for name in names}
-    for frame in kept:
-        frame.unpersist()
-    return rows
+def collected(made_of: Inputs, window: Window, *names: str) -> dict[str, list[Row]]:
+    with keeping() as keep:
+        outputs = compute(made_of, window=window, now=NOW, keep=keep)
+        return {name: sorted(getattr(outputs, name).collect(), key=str) for name in names}
 
 
 @pytest.mark.parametrize("name", OUTPUTS)
@@ -111,7 +110,7 @@ def test_a_year_without_anything_has_its_days(spark: SparkSession) -> None:
 def test_one_attempt_is_a_history(spark: SparkSession) -> None:
     """It is its server's day, its network's, and both of its scorecards."""
     single = inputs(spark, attempts=[attempt(STRANGER, duration_ms=70)])
-    found = collected(compute(single, window=WINDOW, now=NOW), *OUTPUTS)
+    found = collected(single, WINDOW, *OUTPUTS)
     [day] = found["server_daily"]
     assert (day["attempts"], day["p50_ms"], day["p99_ms"]) == (1, 70, 70)
     assert [row["p95_ms"] for row in found["network_summary"] if row["attempts"]] == [70]
@@ -172,8 +171,8 @@ def test_a_day_computed_on_stored_days_is_as_computed_at_once(spark: SparkSessio
         blacklist=[refusal(STRANGER)],
         stored=[*stored, outdated],
     )
-    outputs = compute(last_day, window=Window(since=date(2026, 11, 30), until=date(2026, 12, 1)), now=NOW)
-    found = collected(outputs, "server_daily", "server_scorecard", "relay_candidates", "network_summary")
+    window = Window(since=date(2026, 11, 30), until=date(2026, 12, 1))
+    found = collected(last_day, window, "server_daily", "server_scorecard", "relay_candidates", "network_summary")
     assert found["server_scorecard"] == full["server_scorecard"]
     assert found["relay_candidates"] == full["relay_candidates"]
     for name in ("server_daily", "network_summary"):

@@ -20,7 +20,7 @@ from federation.analytics.frames import ATTEMPTS, BLACKLIST, HEALTH_EVENTS, SERV
 from tests.federation.analytics.rows import NOW, WINDOW, frame
 
 ATTEMPTED: Final = 40_000
-OUTPUTS: Final = [field.name for field in fields(Outputs) if field.name != "shared"]
+OUTPUTS: Final = [field.name for field in fields(Outputs) if field.name != "counts"]
 HOT: Final = "https://hot.example"
 
 
@@ -61,7 +61,11 @@ def write_attempts(spark: SparkSession, path: Path) -> None:
 @pytest.fixture(scope="module")
 def plans(spark: SparkSession, attempts: DataFrame) -> Iterator[dict[str, str]]:
     """The physical plan of each output, over the plans of what the session keeps."""
-    settings = {"spark.sql.maxMetadataStringLength": "10000", "spark.sql.adaptive.enabled": "true"}
+    settings = {
+        "spark.sql.maxMetadataStringLength": "10000",
+        "spark.sql.debug.maxToStringFields": "100",
+        "spark.sql.adaptive.enabled": "true",
+    }
     before = {name: spark.conf.get(name) or "" for name in settings}
     for name, value in settings.items():
         spark.conf.set(name, value)
@@ -110,7 +114,7 @@ def test_other_days_are_not_opened(plans: dict[str, str]) -> None:
 
 def test_partial_results_are_shuffled_not_rows(plans: dict[str, str]) -> None:
     """Under the exchange by server there is an aggregation begun already."""
-    exchanges = re.split(r"Exchange hashpartitioning\(server_url#\d+, day#\d+, outcome", plans["server_daily"])[1:]
+    exchanges = re.split(r"Exchange hashpartitioning\(server_url#\d+, day#\d+, error_code", plans["server_daily"])[1:]
     assert exchanges
     for under in exchanges:
         assert "partial_count" in under.splitlines()[1]

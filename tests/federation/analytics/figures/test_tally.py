@@ -8,10 +8,12 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name Spark's own documentation gives it
 
+from db import AttemptOutcome
 from federation.analytics.figures.checks import check_attempts
 from federation.analytics.figures.tally import bad, good, percentile, ranked, tally
 from federation.analytics.frames import ATTEMPTS
-from tests.federation.analytics.rows import NOW, WINDOW, attempt, frame
+from federation.delivery.codes import ERROR_CODES
+from tests.federation.analytics.rows import NOW, WINDOW, attempt, failure, frame
 
 PERCENTS: Final = (50, 51, 95, 96, 99, 100)
 COUNTS: Final = "('a', 100, 50L), ('a', 200, 45L), ('a', 300, 4L), ('a', 400, 1L), ('a', NULL, 1000L), ('b', NULL, 1L)"
@@ -20,8 +22,8 @@ COUNTS: Final = "('a', 100, 50L), ('a', 200, 45L), ('a', 300, 4L), ('a', 400, 1L
 def test_percentiles_are_those_of_all_rows(spark: SparkSession) -> None:
     """The shortest time that so many per cent did not exceed; what was not timed does not count."""
     counts = spark.sql(f"SELECT * FROM VALUES {COUNTS} AS (key, took_ms, rows)")
-    found = ranked(counts, "key").groupBy("key").agg(*map(percentile, PERCENTS)).collect()
-    assert {row[0]: tuple(row[1:]) for row in found} == {"a": (100, 200, 200, 300, 300, 400), "b": (None,) * 6}
+    found = ranked(counts, "key").agg(*map(percentile, PERCENTS)).collect()
+    assert {row["key"]: tuple(row[2:]) for row in found} == {"a": (100, 200, 200, 300, 300, 400), "b": (None,) * 6}
 
 
 @pytest.mark.parametrize("took", ["100", "cast(number AS int)"], ids=["equal", "different"])
@@ -43,3 +45,15 @@ def test_an_id_that_is_there_a_million_times_counts_once(spark: SparkSession, to
         assert [(row["reason"], row["count"]) for row in reasons] == [("duplicated id", copies - 1)]
     finally:
         tallied.unpersist()
+
+
+@pytest.mark.parametrize("outcome", AttemptOutcome)
+def test_the_code_tells_the_outcome(spark: SparkSession, outcome: AttemptOutcome) -> None:
+    """Attempts are counted by their code alone."""
+    codes = [None] if outcome is AttemptOutcome.DELIVERED else sorted(ERROR_CODES[outcome])
+    rows = [attempt(outcome=outcome.value, error_code=code) for code in codes]
+    if outcome is AttemptOutcome.RETRYABLE:
+        codes.append("HTTP_503")
+        rows.append(failure("https://a.example", "HTTP_503", http_status=503))
+    counts = good(tally(check_attempts(frame(spark, ATTEMPTS, rows), window=WINDOW, now=NOW))).collect()
+    assert {(row["error_code"], row["outcome"]) for row in counts} == {(code, outcome.value) for code in codes}
