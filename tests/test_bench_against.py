@@ -36,6 +36,7 @@ class Checkout:
         self.temporary.mkdir()
         for package in ("workers", "federation", "db", "scripts"):
             shutil.copytree(ROOT / package, directory / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / ".gitignore", directory / ".gitignore")
         for name in OF_TESTS:
             (directory / "tests" / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / "tests" / name, directory / "tests" / name)
@@ -92,6 +93,7 @@ def checkout(tmp_path: Path) -> Checkout:
     return checkout
 
 
+@pytest.mark.full
 def test_a_commits_storages_are_measured_beside_ours(checkout: Checkout) -> None:
     """In a row each, with the ratio below, and nothing is left of the commit's code."""
     before = checkout.commit()
@@ -156,6 +158,7 @@ def test_what_cannot_be_compared_is_refused(checkout: Checkout) -> None:
     assert "not a git repository" in checkout.refused(first)
 
 
+@pytest.mark.full
 def test_an_interrupted_comparison_leaves_nothing_behind(checkout: Checkout) -> None:
     """Neither the commit's code nor a process that measures it."""
     checkout.commit()

@@ -24,6 +24,7 @@ def measured(*options: str) -> list[dict[str, object]]:
     return figures
 
 
+@pytest.mark.full
 @pytest.mark.timeout(900)
 def test_every_figure_is_measured_and_says_whether_its_bar_is_met(tmp_path: Path) -> None:
     """Of ten servers, one of which hangs, and a few deliveries each; with a profile of each run."""

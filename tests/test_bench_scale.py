@@ -23,7 +23,7 @@ def measured(*options: str) -> Any:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("place", ["postgres", "sqlite"])
+@pytest.mark.parametrize("place", [pytest.param("postgres", marks=pytest.mark.full), "sqlite"])
 def test_tables_and_statements_are_measured(place: str) -> None:
     """Each table has the rows that were asked for; what is released, purged and delivered is there to be so."""
     [result] = measured("--figure", "growth", "--place", place, "--size", "100:2000:3100")["growth"]
@@ -42,6 +42,7 @@ def test_tables_and_statements_are_measured(place: str) -> None:
     assert (costs["end"]["rows"], "vacuum delivery_jobs" in costs) == (1000, place == "postgres")
 
 
+@pytest.mark.full
 def test_layouts_of_the_log_are_compared() -> None:
     """Each of them loses a day of attempts, or the script fails."""
     log = measured("--figure", "log", "--attempts", "31000")["log"]
@@ -50,6 +51,7 @@ def test_layouts_of_the_log_are_compared() -> None:
     assert log[2]["purge"]["wal_bytes_each"] < log[0]["purge"]["wal_bytes_each"]
 
 
+@pytest.mark.full
 def test_memory_is_measured() -> None:
     """Of jobs in each queue, and of a process that has heard of many servers."""
     memory = measured("--figure", "memory", "--jobs", "200", "--servers", "300")["memory"]
@@ -59,6 +61,7 @@ def test_memory_is_measured() -> None:
     assert [each["room"] for each in memory["process"]] == [30, 300]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["valkey", "cluster", "postgres"])
 def test_four_shards_are_tried(kind: str) -> None:
     """Each has jobs. Each server's come in order, and three shards go on without the fourth, or the script fails."""

@@ -15,6 +15,7 @@ from tests.patience import LONG_PATIENCE_SECONDS
 SCRIPT: Final = Path(__file__).parent.parent / "scripts" / "bench_strangers.py"
 
 
+@pytest.mark.full
 @pytest.mark.timeout(900)
 def test_every_figure_is_measured_and_says_whether_its_bar_is_met() -> None:
     """A trickle of bad requests for three seconds, and one of each kind for its cost: all of them are refused."""

@@ -11,19 +11,18 @@ PostgreSQL, psycopg installed. Spark shows neither the option `url` nor a partit
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 import pyarrow.parquet
-from pyspark import cloudpickle
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from federation.analytics.data.python_workers import SparesWorker, spare_worker
+from federation.analytics.data.registered import register_once
 from federation.analytics.data.tables import TABLES, TablePart, TableReader, table_of
 
 if TYPE_CHECKING:
@@ -37,10 +36,10 @@ _SHIPPED: Final = (
     "federation.analytics.data.arrow_columns",
     "federation.analytics.data.pushdown",
     "federation.analytics.data.python_workers",
+    "federation.analytics.data.registered",
     "federation.analytics.data.tables",
     __name__,
 )
-_REGISTERED: Final = "spark.federation.source.registered"
 
 
 class FederationSource(SparesWorker, DataSource):
@@ -91,13 +90,8 @@ class SourceTables:
 
 def register(spark: SparkSession) -> None:
     """Make `spark.read.format("federation")` work in this session."""
-    if spark.conf.get(_REGISTERED, "") == "true":
-        return
-    for name in _SHIPPED:
-        cloudpickle.register_pickle_by_value(sys.modules[name])  # type: ignore[no-untyped-call] # it is not typed
-    spark.conf.set(_REGISTERED, "true")
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
-    spark.dataSource.register(FederationSource)
+    register_once(spark, FederationSource, _SHIPPED)
 
 
 def read_table(

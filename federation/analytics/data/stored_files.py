@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -21,7 +20,6 @@ import pyarrow
 import pyarrow.compute as pc
 import pyarrow.fs
 import pyarrow.parquet
-from pyspark import cloudpickle
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
@@ -33,6 +31,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from federation.analytics.data.python_workers import SparesWorker, spare_worker
+from federation.analytics.data.registered import register_once
 from federation.analytics.data.store_urls import StoreUrl, open_filesystem, open_output, parse_store_url
 
 if TYPE_CHECKING:
@@ -53,10 +52,10 @@ TASK_BYTES: Final = 16 * 2**20
 
 _SHIPPED: Final = (
     "federation.analytics.data.python_workers",
+    "federation.analytics.data.registered",
     "federation.analytics.data.store_urls",
     __name__,
 )
-_REGISTERED: Final = "spark.federation.files.registered"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,12 +86,7 @@ Piece = tuple[str, int, int]
 
 def register_files(spark: SparkSession) -> None:
     """Make `spark.read.format("federation-files")` work in this session, and our functions in its executors."""
-    if spark.conf.get(_REGISTERED, "") == "true":
-        return
-    for name in _SHIPPED:
-        cloudpickle.register_pickle_by_value(sys.modules[name])  # type: ignore[no-untyped-call] # it is not typed
-    spark.conf.set(_REGISTERED, "true")
-    spark.dataSource.register(FilesSource)
+    register_once(spark, FilesSource, _SHIPPED)
 
 
 def read_files(spark: SparkSession, url: StoreUrl, files: Sequence[DataFile], schema: StructType) -> DataFrame:

@@ -20,6 +20,7 @@ from federation.analytics.data.results import DAILY, DATED, QUARANTINE, SERVER_D
 from federation.analytics.data.sinks import write_outputs
 from federation.analytics.figures.compute import compute
 from federation.analytics.frames import Outputs, Window
+from federation.analytics.session import keeping
 from tests.federation.analytics.history import DAY, Row, attempt
 
 DAYS: Final = [DAY + timedelta(days=number) for number in range(5)]
@@ -58,8 +59,7 @@ def without_the_rest(outputs: Outputs) -> Outputs:
     """Only what is counted and what is set aside: to plan and compute all else would be most of the work."""
     looked_at = (SERVER_DAILY, QUARANTINE)
     rest = {each.name: getattr(outputs, each.name).limit(0) for each in (*DAILY, *DATED) if each not in looked_at}
-    tallied, daily, *_ = outputs.shared
-    return replace(outputs, **rest, shared=(tallied, daily))
+    return replace(outputs, **rest)
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.full)])
@@ -79,8 +79,9 @@ def test_what_goes_in_is_counted_or_set_aside(spark: SparkSession, tmp_path: Pat
         write(exports / "attempts" / "day=__HIVE_DEFAULT_PARTITION__", undated)
         first, last = sorted(chance.choices(range(len(DAYS)), k=2))
         window = Window(since=DAYS[first], until=DAYS[last] + timedelta(days=1))
-        outputs = compute(read_exports(spark, exports, window), window=window, now=NOW)
-        write_outputs(without_the_rest(outputs), out, window)
+        with keeping(few_servers=True) as keep:
+            outputs = compute(read_exports(spark, exports, window), window=window, now=NOW, keep=keep)
+            write_outputs(without_the_rest(outputs), out, window)
         seen.update((day, len(rows[day])) for day in window.days)
         counted = sum(int(str(row["attempts"])) + int(str(row["parked"])) for row in stored(out, SERVER_DAILY.name))
         aside = [row for row in stored(out, QUARANTINE.name) if row["source"] == "attempts"]

@@ -109,9 +109,10 @@ def test_what_is_shuffled_is_divided_by_its_size(spark: SparkSession) -> None:
 @pytest.mark.parametrize("few", [True, False])
 def test_few_rows_are_two_tasks_work_and_the_session_stays_as_it_was(spark: SparkSession, few: bool) -> None:
     """Whatever happens meanwhile; many rows are divided as they were."""
-    setting = "spark.sql.shuffle.partitions"
-    before = spark.conf.get(setting) or ""
+    setting, adaptive = "spark.sql.shuffle.partitions", "spark.sql.adaptive.enabled"
+    before = {name: spark.conf.get(name) or "" for name in (setting, adaptive)}
     spark.conf.set(setting, "5")
+    spark.conf.set(adaptive, "false")  # which would join five small parts
     try:
         with contextlib.suppress(ValueError), few_rows(spark, when=few):
             shuffled = spark.range(10).repartition("id")
@@ -119,7 +120,8 @@ def test_few_rows_are_two_tasks_work_and_the_session_stays_as_it_was(spark: Spar
             raise ValueError
         assert spark.conf.get(setting) == "5"
     finally:
-        spark.conf.set(setting, before)
+        for name, value in before.items():
+            spark.conf.set(name, value)
 
 
 def test_a_frame_that_is_kept_is_computed_once(spark: SparkSession) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
 from sqlalchemy import Connection, Engine, event, select, text
 from sqlmodel import col
 
 from db import AttemptOutcome, Database, DeliveryAttempt, DeliveryJob, DeliveryState, HoldReason
+from db.alone import Alone
 from federation.delivery.attempts import AttemptRecord
 from federation.delivery.entries import Begin, Begun, Ended, FollowAnswer, Series
 from federation.delivery.ledger import Ledger
@@ -133,15 +135,17 @@ def counted_commits() -> Iterator[list[object]]:
     def note(connection: Connection) -> None:
         seen.append(connection)
 
-    def note_alone(connection: Connection, cursor: Any, statement: str, *_: object) -> None:
-        commits = connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT" and "UPDATE" in statement
-        if commits and cursor.rowcount:  # it tells of each row that it changed
-            seen.append(connection)
+    async def noted(alone: Alone, statement: str, values: Mapping[str, object]) -> Sequence[Any]:
+        rows = await run(alone, statement, values)
+        if rows:  # it tells of each row that it changed
+            seen.append(alone)
+        return rows
 
     event.listen(Engine, "commit", note)
-    event.listen(Engine, "after_cursor_execute", note_alone)
-    try:
-        yield seen
-    finally:
-        event.remove(Engine, "commit", note)
-        event.remove(Engine, "after_cursor_execute", note_alone)
+    run = Alone.run
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Alone, "run", noted)
+        try:
+            yield seen
+        finally:
+            event.remove(Engine, "commit", note)
