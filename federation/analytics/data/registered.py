@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pyspark import cloudpickle
-from pyspark.errors import AnalysisException
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,9 +20,5 @@ def register_once(spark: SparkSession, source: type[DataSource], shipped: Sequen
         return
     for name in shipped:
         cloudpickle.register_pickle_by_value(sys.modules[name])  # type: ignore[no-untyped-call] # it is not typed
-    try:
-        spark.dataSource.register(source)
-    except AnalysisException as error:
-        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":  # a session beside another has what that has
-            raise
+    spark.dataSource.register(source)
     spark.conf.set(registered, "true")

@@ -130,10 +130,9 @@ def by_tcp(postgres_only: str) -> Iterator[str]:
 
 @pytest.fixture
 def with_driver(spark: SparkSession) -> SparkSession:
-    """A session beside that of the other tests, which has PostgreSQL's driver."""
-    session = spark.newSession()
-    session.sql(f"ADD JAR {DRIVER}")
-    return session
+    """The session, which has PostgreSQL's driver from now on."""
+    spark.sql(f"ADD JAR {DRIVER}")
+    return spark
 
 
 @pytest.mark.parametrize(
