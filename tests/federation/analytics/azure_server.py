@@ -57,7 +57,9 @@ def azure_server() -> Iterator[AzureServer]:
         caretaker(process.pid)
         assert process.stdout is not None
         found = (re.search(r"listen\w* (?:at|on) http://127\.0\.0\.1:(\d+)", line) for line in process.stdout)
-        yield AzureServer(next(int(each[1]) for each in found if each))
-        process.kill()
-        process.communicate()
-        caretaker(None)
+        try:
+            yield AzureServer(next(int(each[1]) for each in found if each))
+        finally:
+            process.kill()
+            process.communicate()
+            caretaker(None)

@@ -53,10 +53,12 @@ def gcs_server() -> Iterator[GcsServer]:
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         caretaker(process.pid)
         _await(port, process)
-        yield GcsServer(port)
-        process.kill()
-        process.wait()
-        caretaker(None)
+        try:
+            yield GcsServer(port)
+        finally:
+            process.kill()
+            process.wait()
+            caretaker(None)
 
 
 def _await(port: int, process: subprocess.Popen[bytes]) -> None:

@@ -112,10 +112,11 @@ def test_a_missing_extra_is_told(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, kind: str, module: str
 ) -> None:
     """By its name."""
+    folder = request.getfixturevalue(f"{kind}_folder")  # its server needs the extra
     for name in [module, *(name for name in sys.modules if name.startswith(f"{module}."))]:
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(StoreUnusable, match=r"needs the extra `(s3|gcs|azure)`"):
-        Store(request.getfixturevalue(f"{kind}_folder"))
+        Store(folder)
 
 
 @contextlib.contextmanager
