@@ -7,12 +7,15 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 from tests import warm
 from tests.patience import PATIENCE_SECONDS
 
 SCRIPT: Final = Path(__file__).parent.parent / "scripts" / "bench_dashboard.py"
 
 
+@pytest.mark.full
 def test_each_page_is_measured() -> None:
     """Over few rows, and for a moment."""
     few = ["--place", "sqlite", "--deliveries", "1000", "--servers", "20", "--seconds", "1"]
