@@ -45,6 +45,12 @@ def parse_duration(value: object) -> timedelta:
     return duration
 
 
+def _two_days(duration: timedelta) -> timedelta:
+    if duration < timedelta(days=2):
+        raise ValueError("must be at least 2d: each night the analytics export the whole day before")
+    return duration
+
+
 def parse_age(value: object) -> timedelta | None:
     """Parse a duration as `parse_duration` does; 0 means no limit, and returns None."""
     return None if value is None or str(value).strip() == "0" else parse_duration(value)
@@ -192,6 +198,8 @@ def plain(value: SecretStr | str | None) -> str | None:
 
 
 Duration = Annotated[timedelta, BeforeValidator(parse_duration)]
+TwoDays = Annotated[Duration, AfterValidator(_two_days)]
+"""A duration that is not shorter."""
 Age = Annotated[timedelta | None, BeforeValidator(parse_age)]
 OwnOrigin = Annotated[str, AfterValidator(_own_origin)]
 Hostnames = Annotated[frozenset[str], BeforeValidator(_hostnames)]

@@ -30,6 +30,7 @@ from federation.base.setting_types import (
     OwnOrigin,
     QueueUrl,
     RedisUrl,
+    TwoDays,
     plain,
 )
 from federation.protocol.errors import KeyMaterialError
@@ -135,8 +136,8 @@ class Settings(BaseSettings):
     """How many attempts at one server run at once, per process."""
     federation_delivery_max_age: Age = timedelta(days=7)
     """How old a held delivery may become before it is given up; 0 means no limit."""
-    federation_keep_attempts: Annotated[Duration, Field(ge=timedelta(days=2))] = timedelta(days=30)
-    """How long the log keeps attempts; not less than the nightly analytics need to export a whole day."""
+    federation_keep_attempts: TwoDays = timedelta(days=30)
+    """How long the log keeps attempts."""
     federation_overtime: Annotated[int, Field(ge=0, le=10_000)] = 500
     """How many attempts wait for slow servers outside the delivery slots, per process; each needs a file descriptor."""
     federation_release_rate: Annotated[int, Field(ge=1, le=10_000)] = 50

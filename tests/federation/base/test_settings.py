@@ -240,6 +240,13 @@ def test_a_malformed_value_is_told_by_its_variable_and_never_quoted(
     assert error.value.__cause__ is None, "pydantic's error would quote the value"
 
 
+def test_a_log_too_short_for_the_analytics_is_told_as_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the words of a setting, and with the reason."""
+    monkeypatch.setenv("FEDERATION_KEEP_ATTEMPTS", "1d")
+    with pytest.raises(ConfigurationError, match="FEDERATION_KEEP_ATTEMPTS: must be at least 2d: each night"):
+        Settings.load()
+
+
 def test_everything_malformed_or_missing_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that delivers learns of all its problems in one start."""
     wrong = {

@@ -380,7 +380,8 @@ class SqlStorage:
 
         With `connection`, tell waiters and subscribers of this process of the block's jobs as soon as that has
         committed them. Nobody ever hears of them before the commit. A session announces its commit by itself, and so
-        does PostgreSQL; a bare connection on SQLite does not, and without this its jobs may be noticed 50 ms later.
+        does PostgreSQL; a bare connection on SQLite does not, and without this its jobs are noticed like another
+        process's.
         The transaction may end in the block or after it. A block that raises tells of what was committed too.
 
         Raises:
