@@ -23,7 +23,7 @@ if (process.argv[2] === "work") {
   new Worker("shop", (job) => handlers[job.name](job), { connection, concurrency: 10 });
   await queue.upsertJobScheduler("clean-up", { every: 1000 }, { name: "clean_up" }); // or { pattern: "0 3 * * *" }
 } else {
-  const events = new QueueEvents("shop", { connection });
+  const events = new QueueEvents("shop", { connection, lastEventId: "0-0" }); // "$" misses what ends as it begins
   const ended = async (name, data, options) => (await queue.add(name, data, options)).waitUntilFinished(events, 30_000);
   console.log(await ended("send", { to: "bob", text: "hello" }));
   console.log(await ended("charge", { order: 7 }, { attempts: 5, backoff: { type: "fixed", delay: 1000 } }));

@@ -12,6 +12,7 @@ the jobs they run.
 from __future__ import annotations
 
 import base64
+import contextlib
 import logging
 import os
 import selectors
@@ -81,7 +82,8 @@ class PostgresListener:
         """End the thread and close its connection."""
         self._stopping = True
         if self._thread is not None and self._alarm is not None:
-            self._alarm.send(b"x")
+            with contextlib.suppress(BrokenPipeError):  # something else woke the thread, which saw that it is to end
+                self._alarm.send(b"x")
             self._thread.join()
             self._alarm.close()
 
