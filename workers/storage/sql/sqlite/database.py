@@ -85,7 +85,7 @@ class SqliteDatabase:
         self.users = 0
         # What the connections of the two threads said at the last look; both are touched by the reader's alone.
         self._seen: int | None = None
-        self._seen_by_writer: int | None = None
+        self._seen_by_writer: tuple[Connection, int] | None = None
         self._unsure_since: float | None = None
         self._writer = SqliteThread("workers-sqlite-writer", self.name, lambda: open_writer(path, busy_timeout))
         self._reader = SqliteWatcher(
@@ -242,7 +242,8 @@ class SqliteDatabase:
         if version == self._seen:
             return Sight.NOTHING
         try:
-            by_writer = self._writer.peek(data_version)
+            # With the connection: a new one counts from its own beginning, and knows nothing of commits before that.
+            by_writer = self._writer.peek(lambda connection: (connection, data_version(connection)))
         except AtWork:
             if not self._was_unsure_for(POLL):
                 return Sight.UNSURE
