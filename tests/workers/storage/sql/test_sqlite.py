@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from sqlalchemy import event
 
 from tests.workers.harnesses import SqliteHarness
-from tests.workers.storage.sql.steps import MINUTE, child, claim_all, connected, go, ids
+from tests.workers.storage.sql.steps import MINUTE, child, claim_all, connected, database_of, go, ids, watcher_of
 from workers.clock import ManualClock
 from workers.errors import StorageError, StorageUnavailable, Unsupported
 from workers.jobs import DROP, CancelResult, Completed, ErrorInfo, Failed, JobEventKind, JobState, Released
@@ -105,6 +106,27 @@ async def test_results_that_are_soon_gone_travel_between_processes(storage: SqlS
             heard = await asyncio.wait_for(events.get(), PATIENCE)
     database.close()
     assert (heard.kind, heard.result) == (JobEventKind.COMPLETED, b"2")
+
+
+@pytest.mark.usefixtures("no_inotify")
+async def test_whoever_subscribes_waits_until_others_know_of_it(url: str) -> None:
+    """Also if somebody else here is about to tell them: an end that they commit before that is written down nowhere."""
+    async with connected(SqlStorage(url, busy_timeout=timedelta(seconds=1))) as storage:
+        waiting = asyncio.create_task(storage.wait(["work"], timeout=MINUTE))
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as lock:
+            lock.execute("BEGIN IMMEDIATE")
+            first = asyncio.create_task(_subscribe(storage, "a"))
+            await asyncio.sleep(0)
+            looked = watcher_of(storage)._pace._looked
+            await until(lambda: watcher_of(storage)._pace._looked > looked)
+            both = await asyncio.gather(first, _subscribe(storage, "b"), return_exceptions=True)
+            assert [type(each) for each in both] == [StorageUnavailable, StorageUnavailable]
+        waiting.cancel()
+
+
+async def _subscribe(storage: SqlStorage, job_id: str) -> None:
+    async with storage.subscribe(job_id):
+        pass
 
 
 async def test_events_are_written_down_for_other_processes_only(storage: SqlStorage, url: str) -> None:

@@ -200,6 +200,7 @@ class SqliteDatabase:
         if not self.events.is_listening(queue):
             self.refuse_nested()
             await asyncio.wrap_future(self.change(begin, self.events.listen))
+            self.events.listens(queue)
         if of_one_job and self.events.is_reading:
             self._reader.submit(self._read_events)  # which sets the watcher going, if nobody was waiting or listening
         else:
@@ -229,12 +230,12 @@ class SqliteDatabase:
         self._seen = None  # the versions of two connections cannot be compared
         return connection
 
-    def _write_later(self, work: Callable[[Executor], None]) -> None:
+    def _write_later(self, work: Callable[[Executor], None]) -> Future[None]:
         def run(connection: Connection) -> None:
             with connection.begin():
                 work(SqliteDirect(connection))
 
-        self._writer.submit(run)
+        return self._writer.submit(run)
 
     def _look(self, connection: Connection) -> Sight:
         self.events.keep_listening()
