@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy import event
 
 from tests.workers.harnesses import SqliteHarness
-from tests.workers.storage.sql.steps import MINUTE, child, claim_all, connected, database_of, go, ids, watcher_of
+from tests.workers.storage.sql.steps import MINUTE, child, claim_all, connected, go, ids, watcher_of
 from workers.clock import ManualClock
 from workers.errors import StorageError, StorageUnavailable, Unsupported
 from workers.jobs import DROP, CancelResult, Completed, ErrorInfo, Failed, JobEventKind, JobState, Released
