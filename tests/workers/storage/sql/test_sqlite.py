@@ -13,15 +13,16 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import Connection, event
 
 from tests.workers.harnesses import SqliteHarness
-from tests.workers.storage.sql.steps import MINUTE, child, claim_all, connected, go, ids, watcher_of
+from tests.workers.storage.sql.steps import MINUTE, child, claim_all, connected, database_of, go, ids, watcher_of
 from workers.clock import ManualClock
 from workers.errors import StorageError, StorageUnavailable, Unsupported
 from workers.jobs import DROP, CancelResult, Completed, ErrorInfo, Failed, JobEventKind, JobState, Released
 from workers.storage.base import Storage
 from workers.storage.sql import SqlStorage
+from workers.storage.sql.sqlite.direct import SqliteDirect
 from workers.testing import Case, all_cases, run
 from workers.testing.steps import PATIENCE, claim, job, until
 
@@ -370,6 +371,17 @@ async def test_a_claim_goes_on_behind_held_jobs(storage: SqlStorage) -> None:
     await storage.enqueue([job("free-1"), job("k-1", ordering_key="k"), job("k-2", ordering_key="k")])
     await storage.enqueue([job("free-2"), job("free-3"), job("free-4")])
     assert [claimed.job_id for claimed in await claim(storage, 3)] == ["free-1", "free-2", "free-3"]
+
+
+async def test_any_number_of_jobs_may_stand_aside_at_once(storage: SqlStorage) -> None:
+    """Also more of them than this SQLite takes values in one statement."""
+
+    def limit(connection: Connection) -> None:
+        SqliteDirect(connection)._driver.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 1_000)
+
+    await asyncio.wrap_future(database_of(storage)._writer.submit(limit))
+    await storage.enqueue([job(f"{number}", ordering_key="k") for number in range(1_500)])
+    assert await ids(storage) == ["0"]
 
 
 async def test_of_due_jobs_the_highest_priority_comes_first(url: str) -> None:
