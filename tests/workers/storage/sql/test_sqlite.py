@@ -142,11 +142,14 @@ async def test_events_are_written_down_for_other_processes_only(storage: SqlStor
 
 
 def test_a_forked_process_opens_its_own(tmp_path: Path) -> None:
-    """A fork finds none of its parent's threads: what the parent connected says so at once, a new storage works."""
+    """A fork finds none of its parent's threads: what the parent connected says so at once, a new storage works.
+
+    So it is even if a thread of the parent was giving another one work at that moment.
+    """
     code = f"""
 import asyncio, os
 from tests.patience import until
-from tests.workers.storage.sql.steps import watcher_of
+from tests.workers.storage.sql.steps import database_of, watcher_of
 from workers.errors import StorageError
 from workers.storage.sql import SqlStorage
 
@@ -173,9 +176,10 @@ async def parent(storage):
 url = "sqlite:///{tmp_path}/jobs.db"
 storage = SqlStorage(url)
 asyncio.run(parent(storage))
-if os.fork() == 0:
-    asyncio.run(asyncio.wait_for(child(storage, url), {PATIENCE}))
-    os._exit(7)
+with database_of(storage)._writer._lock, watcher_of(storage)._lock:
+    if os.fork() == 0:
+        asyncio.run(asyncio.wait_for(child(storage, url), {PATIENCE}))
+        os._exit(7)
 assert os.waitstatus_to_exitcode(os.wait()[1]) == 7
 asyncio.run(storage.counts())
 asyncio.run(storage.disconnect())
