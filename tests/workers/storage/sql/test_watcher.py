@@ -20,6 +20,7 @@ from tests.workers.storage.sql.steps import MINUTE, child, claim_all, connected,
 from workers.jobs import JobEventKind
 from workers.storage.sql import SqlStorage
 from workers.storage.sql.sqlite import inotify, pace
+from workers.storage.sql.sqlite.connections import data_version
 from workers.storage.sql.sqlite.direct import SqliteDirect
 from workers.storage.sql.sqlite.thread import SqliteThread
 from workers.testing.steps import PATIENCE, job
@@ -171,6 +172,19 @@ async def test_others_are_heard_while_our_writers_connection_is_broken(storage: 
         await asyncio.wrap_future(writer.submit(lambda connection: SqliteDirect(connection)._driver.close()))
         go(process)
     await asyncio.wrap_future(writer.submit(partial(_break, writer)))
+
+
+@pytest.mark.usefixtures("no_rest_ends")
+async def test_others_are_heard_although_our_writer_connects_anew(storage: SqlStorage, url: str) -> None:
+    """What its new connection says of others' commits counts from its own beginning, and is no answer about those."""
+    writer = database_of(storage)._writer
+    async with child("enqueue", url, argument="a") as process, a_waiter(storage):
+        release = block(watcher_of(storage))
+        go(process)
+        await process.wait()
+        await asyncio.wrap_future(writer.submit(partial(_break, writer)))
+        await asyncio.wrap_future(writer.submit(data_version))
+        release.set()
 
 
 @pytest.mark.usefixtures("no_rest_ends")

@@ -5,8 +5,6 @@ open. Steps that need several statements run in a transaction of their own. The 
 renewals, settlements) have threads of their own: they never wait for a caller's transaction, as an enqueue of the same
 id must. All storages of a process on one database share one `PostgresDatabase`, whatever their event loop; it counts
 its users.
-
-All storages of a process on one database share one `PostgresDatabase`, whatever their event loop, by reference count.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class SqliteDatabase:
         self.users = 0
         # What the connections of the two threads said at the last look; both are touched by the reader's alone.
         self._seen: int | None = None
-        self._seen_by_writer: int | None = None
+        self._seen_by_writer: tuple[Connection, int] | None = None
         self._unsure_since: float | None = None
         self._writer = SqliteThread("workers-sqlite-writer", self.name, lambda: open_writer(path, busy_timeout))
         self._reader = SqliteWatcher(
@@ -200,6 +200,7 @@ class SqliteDatabase:
         if not self.events.is_listening(queue):
             self.refuse_nested()
             await asyncio.wrap_future(self.change(begin, self.events.listen))
+            self.events.listens(queue)
         if of_one_job and self.events.is_reading:
             self._reader.submit(self._read_events)  # which sets the watcher going, if nobody was waiting or listening
         else:
@@ -229,12 +230,12 @@ class SqliteDatabase:
         self._seen = None  # the versions of two connections cannot be compared
         return connection
 
-    def _write_later(self, work: Callable[[Executor], None]) -> None:
+    def _write_later(self, work: Callable[[Executor], None]) -> Future[None]:
         def run(connection: Connection) -> None:
             with connection.begin():
                 work(SqliteDirect(connection))
 
-        self._writer.submit(run)
+        return self._writer.submit(run)
 
     def _look(self, connection: Connection) -> Sight:
         self.events.keep_listening()
@@ -242,7 +243,8 @@ class SqliteDatabase:
         if version == self._seen:
             return Sight.NOTHING
         try:
-            by_writer = self._writer.peek(data_version)
+            # With the connection: a new one counts from its own beginning, and knows nothing of commits before that.
+            by_writer = self._writer.peek(lambda connection: (connection, data_version(connection)))
         except AtWork:
             if not self._was_unsure_for(POLL):
                 return Sight.UNSURE
