@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from datetime import timedelta
 
 import pytest
 from sqlalchemy import QueuePool, text
@@ -12,6 +11,7 @@ from sqlalchemy.exc import DataError, IntegrityError, OperationalError
 
 from db import Database, alone
 from db.migrate import upgrade
+from tests.servers import free_port
 
 ADDED = "INSERT INTO delivery_payloads (id, payload, refs, created_at) VALUES (%(id)s, %(text)s, 1, now()) RETURNING id"
 BACKEND = "SELECT pg_backend_pid() AS pid"
@@ -92,14 +92,26 @@ async def is_sleeping(database: Database, backend: int) -> bool:
         return bool((await session.execute(active, {"pid": backend})).scalar_one())
 
 
-async def test_an_idle_connection_goes_back_to_the_pool(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which tries it before it hands it out, so that a server that was restarted is not noticed."""
-    monkeypatch.setattr(alone, "KEPT_SECONDS", -1.0)
-    monkeypatch.setattr("db.engines._PING_AFTER", timedelta(0))
-    lost = await backend(database)
+async def test_an_idle_connection_is_tried_before_it_is_used(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a server that was restarted meanwhile costs nothing."""
+    monkeypatch.setattr(alone, "TRIED_AFTER_SECONDS", -1.0)
+    first = await backend(database)
+    assert await backend(database) == first
     async with database.read() as session:
-        await session.execute(text(f"SELECT pg_terminate_backend({lost})"))
-    assert await backend(database) != lost
+        await session.execute(text(f"SELECT pg_terminate_backend({first})"))
+    assert await backend(database) != first
+
+
+async def test_a_server_that_is_away_is_told_of_in_full() -> None:
+    """Nothing was sent, so no line of the error can quote it."""
+    unreachable = Database(f"postgresql://node@127.0.0.1:{free_port()}/node")
+    with pytest.raises(OperationalError) as refused:
+        await unreachable.alone(ADDED, {"id": "a", "text": "secret"})
+    assert "running on that host" in str(refused.value)
+    assert "INSERT" not in str(refused.value)
+    await unreachable.close()
 
 
 async def test_statements_of_several_tasks_take_turns(database: Database) -> None:

@@ -31,6 +31,8 @@ class AzurePuts:
             raise StoreUnusable(
                 f"{url} needs the extra `azure` (azure-storage-blob, azure-identity), which commits what was written"
             ) from None
+        if url.is_plain and azure_key() is None:
+            raise StoreUnusable(f"{url} needs AZURE_STORAGE_KEY over http://, where a token could be read by everybody")
         container, _, self._folder = url.folder.partition("/")
         self._url = url
         self._client = ContainerClient(

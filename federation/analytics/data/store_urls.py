@@ -119,6 +119,10 @@ def parse_store_url(text: str) -> StoreUrl:
     options = tuple(sorted(parse_qsl(parts.query, keep_blank_values=True)))
     if unknown := [name for name, _ in options if name not in kind.options]:
         raise ValueError(f"{scheme}:// knows no option {unknown[0]!r} ({', '.join(kind.options) or 'nor any'})")
+    if "@" in dict(options).get("endpoint_override", ""):
+        raise ValueError(
+            f"credentials do not belong in `endpoint_override`, where `ps` shows them: see {kind.credentials}"
+        )
     return StoreUrl(scheme=scheme, folder=folder, host=host, options=options)
 
 

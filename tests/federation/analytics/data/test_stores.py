@@ -119,6 +119,15 @@ def test_a_missing_extra_is_told(
         Store(folder)
 
 
+def test_azure_is_sent_no_token_that_everybody_could_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its library refuses that, too, but not in a way that we could tell of."""
+    pytest.importorskip("azure.storage.blob", reason="needs the extra `azure`")
+    monkeypatch.delenv("AZURE_STORAGE_KEY", raising=False)
+    url = parse_store_url("abfs://c@account.dfs.core.windows.net/out?endpoint_override=http://h:1")
+    with pytest.raises(StoreUnusable, match="needs AZURE_STORAGE_KEY over http://"):
+        Store(url)
+
+
 @contextlib.contextmanager
 def answering(*statuses: int) -> Iterator[tuple[StoreUrl, list[tuple[str, str | None]]]]:
     """A server that gives one of these answers after the other; 0 breaks the connection. With what it was asked."""
@@ -181,6 +190,7 @@ def test_what_does_not_pass_is_told(statuses: tuple[int, ...], problem: str) -> 
         ("abfs://container@account.dfs.core.windows.net/out?sas_token=s3cret", "knows no option 'sas_token'"),
         ("s3:/bucket/out", "lacks its bucket"),
         ("s3://key:s3cret@bucket/out", "credentials do not belong in the URL"),
+        ("s3://bucket/out?endpoint_override=http://key:s3cret@h:1", "credentials do not belong in `endpoint_override`"),
         ("s3://bucket/a//b", "empty name"),
         ("s3://bucket/../b", "a dot"),
         ("s3://bucket/b?sheme=http", "knows no option 'sheme'"),
