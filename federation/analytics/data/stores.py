@@ -81,10 +81,13 @@ class Store:
     def delete(self, names: Iterable[str]) -> None:
         """Delete these objects; those that are gone already do no harm."""
         with self._explained(), ThreadPoolExecutor(_AT_ONCE) as pool:
-            for done in [pool.submit(self._delete, name) for name in names]:
+            for done in [pool.submit(self._delete, name) for name in set(names)]:
                 done.result()
 
     def _delete(self, name: str) -> None:
+        if isinstance(self._puts, AzurePuts):
+            self._puts.delete(name)
+            return
         with contextlib.suppress(FileNotFoundError):
             self.files.delete_file(name)
 
