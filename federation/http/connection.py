@@ -20,10 +20,12 @@ class Connection(asyncio.Protocol):
 
     Attributes:
         idle_since: when its last exchange ended, on the event loop's clock.
+        was_heard: whether a byte of the last response arrived.
     """
 
     def __init__(self) -> None:
         self.idle_since = 0.0
+        self.was_heard = False
         self._transport: asyncio.Transport | None = None
         self._reader: ResponseReader | None = None
 
@@ -31,11 +33,6 @@ class Connection(asyncio.Protocol):
     def is_open(self) -> bool:
         """Whether another request may be sent."""
         return self._transport is not None and not self._transport.is_closing()
-
-    @property
-    def was_heard(self) -> bool:
-        """Whether a byte of the last response arrived."""
-        return self._reader is not None and self._reader.heard
 
     async def ready(self) -> None:
         """Wait until requests may be sent."""
@@ -50,6 +47,9 @@ class Connection(asyncio.Protocol):
         except BaseException:
             self.abort()
             raise
+        finally:
+            self._reader, self.was_heard = None, reader.heard
+            reader.release()
         if not reader.keeps_alive:
             self.abort()
         return response
