@@ -20,6 +20,8 @@ from workers.errors import StorageError
 from workers.storage.redis_urls import Deployment, read_deployment, take_parameter, take_replication
 
 LONGEST_DURATION: Final = timedelta(days=365)
+SHORTEST_LOG: Final = timedelta(days=3)
+"""The analytics read the last two days each night, a while after midnight, and a night may fail."""
 BULL_DIALECT: Final = "C"
 
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -45,9 +47,9 @@ def parse_duration(value: object) -> timedelta:
     return duration
 
 
-def _two_days(duration: timedelta) -> timedelta:
-    if duration < timedelta(days=2):
-        raise ValueError("must be at least 2d: each night the analytics export the whole day before")
+def _log_age(duration: timedelta) -> timedelta:
+    if duration < SHORTEST_LOG:
+        raise ValueError(f"must be at least {SHORTEST_LOG.days}d: each night the analytics export the two days before")
     return duration
 
 
@@ -198,8 +200,7 @@ def plain(value: SecretStr | str | None) -> str | None:
 
 
 Duration = Annotated[timedelta, BeforeValidator(parse_duration)]
-TwoDays = Annotated[Duration, AfterValidator(_two_days)]
-"""A duration that is not shorter."""
+LogAge = Annotated[Duration, AfterValidator(_log_age)]
 Age = Annotated[timedelta | None, BeforeValidator(parse_age)]
 OwnOrigin = Annotated[str, AfterValidator(_own_origin)]
 Hostnames = Annotated[frozenset[str], BeforeValidator(_hostnames)]

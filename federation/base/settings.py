@@ -25,12 +25,12 @@ from federation.base.setting_types import (
     Duration,
     Hostnames,
     JobPayload,
+    LogAge,
     Modules,
     Networks,
     OwnOrigin,
     QueueUrl,
     RedisUrl,
-    TwoDays,
     plain,
 )
 from federation.protocol.errors import KeyMaterialError
@@ -136,7 +136,7 @@ class Settings(BaseSettings):
     """How many attempts at one server run at once, per process."""
     federation_delivery_max_age: Age = timedelta(days=7)
     """How old a held delivery may become before it is given up; 0 means no limit."""
-    federation_keep_attempts: TwoDays = timedelta(days=30)
+    federation_keep_attempts: LogAge = timedelta(days=30)
     """How long the log keeps attempts."""
     federation_overtime: Annotated[int, Field(ge=0, le=10_000)] = 500
     """How many attempts wait for slow servers outside the delivery slots, per process; each needs a file descriptor."""

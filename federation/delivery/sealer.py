@@ -1,13 +1,15 @@
 """Seals deliveries, to each server with a one-time key pair that serves for a short time.
 
 Making such a pair, and what it shares with the recipient's key, costs as much as sealing thirty texts. So one pair
-serves for what a busy server gets within a minute, each envelope with a nonce of its own. Its secret half is not kept.
+serves for what a busy server gets within a minute, each envelope with a nonce of its own. Its secret half is not kept,
+and after that minute nothing else of it either, whether or not anything is sealed then.
 A recipient cannot tell: to it every envelope is complete. Keys are kept by the recipient's key, so a server that has
 changed its key gets envelopes for the new one at once.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from datetime import timedelta
 from typing import Final
@@ -38,6 +40,7 @@ class Sealer:
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, _Kept] = OrderedDict()  # the oldest first
+        self._timer: asyncio.TimerHandle | None = None  # while any is kept
 
     def seal(self, text: str, recipient_key: str) -> Envelope:
         """Seal *text* to the server with that key.
@@ -55,7 +58,22 @@ class Sealer:
 
     def _renew(self, recipient_key: str, now: float) -> _Kept:
         self._kept.pop(recipient_key, None)
-        while self._kept and (len(self._kept) >= MAX_KEPT or next(iter(self._kept.values())).until <= now):
+        while len(self._kept) >= MAX_KEPT:
             self._kept.popitem(last=False)
         kept = self._kept[recipient_key] = _Kept(recipient_key, now + USED_FOR.total_seconds())
+        if self._timer is None:
+            self._forget_at(kept.until)
         return kept
+
+    def _forget_at(self, until: float) -> None:
+        self._timer = asyncio.get_running_loop().call_at(until, self._forget)
+
+    def _forget(self) -> None:
+        """Forget all whose time is over, and come back when it is over for the next one."""
+        self._timer, now = None, monotonic()
+        while self._kept:
+            oldest = next(iter(self._kept.values()))
+            if oldest.until > now:
+                self._forget_at(oldest.until)
+                break
+            self._kept.popitem(last=False)

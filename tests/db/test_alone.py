@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from datetime import timedelta
+from typing import Any, cast
 
 import pytest
+from psycopg import AsyncConnection
 from sqlalchemy import QueuePool, text
 from sqlalchemy.exc import DataError, IntegrityError, OperationalError
 
 from db import Database, alone
 from db.migrate import upgrade
+from tests.servers import free_port
 
 ADDED = "INSERT INTO delivery_payloads (id, payload, refs, created_at) VALUES (%(id)s, %(text)s, 1, now()) RETURNING id"
 BACKEND = "SELECT pg_backend_pid() AS pid"
@@ -84,6 +86,41 @@ async def test_a_cancelled_statement_leaves_no_connection_behind(database: Datab
     assert await backend(database) != first
 
 
+async def test_a_connection_given_back_while_cancelled_is_closed(database: Database) -> None:
+    """It is not forgotten between the statements and the pool."""
+    await backend(database)
+    driver = held(database)
+    async with driver.lock:  # so that giving it back has to wait
+        closing = asyncio.create_task(database.close())
+        await asyncio.wait([closing], timeout=0.1)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+    assert driver.closed
+
+
+async def test_a_cancelled_close_leaves_nothing_to_the_statement_that_runs(database: Database) -> None:
+    """Whoever closes may not wait; the statement then gives the connection back itself."""
+    first = await backend(database)
+    driver = held(database)
+    task = asyncio.create_task(database.alone("SELECT pg_sleep(1)", {}))
+    while not await is_sleeping(database, first):
+        await asyncio.sleep(0)
+    closing = asyncio.create_task(database.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    await task
+    assert driver.closed
+
+
+def held(database: Database) -> AsyncConnection[Any]:
+    connection = database._alone._held
+    assert connection is not None
+    return cast("AsyncConnection[Any]", connection.driver_connection)
+
+
 async def is_sleeping(database: Database, backend: int) -> bool:
     active = text(
         "SELECT count(*) FROM pg_stat_activity WHERE pid = :pid AND query LIKE '%pg_sleep%' AND state = 'active'"
@@ -92,14 +129,26 @@ async def is_sleeping(database: Database, backend: int) -> bool:
         return bool((await session.execute(active, {"pid": backend})).scalar_one())
 
 
-async def test_an_idle_connection_goes_back_to_the_pool(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which tries it before it hands it out, so that a server that was restarted is not noticed."""
-    monkeypatch.setattr(alone, "KEPT_SECONDS", -1.0)
-    monkeypatch.setattr("db.engines._PING_AFTER", timedelta(0))
-    lost = await backend(database)
+async def test_an_idle_connection_is_tried_before_it_is_used(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a server that was restarted meanwhile costs nothing."""
+    monkeypatch.setattr(alone, "TRIED_AFTER_SECONDS", -1.0)
+    first = await backend(database)
+    assert await backend(database) == first
     async with database.read() as session:
-        await session.execute(text(f"SELECT pg_terminate_backend({lost})"))
-    assert await backend(database) != lost
+        await session.execute(text(f"SELECT pg_terminate_backend({first})"))
+    assert await backend(database) != first
+
+
+async def test_a_server_that_is_away_is_told_of_in_full() -> None:
+    """Nothing was sent, so no line of the error can quote it."""
+    unreachable = Database(f"postgresql://node@127.0.0.1:{free_port()}/node")
+    with pytest.raises(OperationalError) as refused:
+        await unreachable.alone(ADDED, {"id": "a", "text": "secret"})
+    assert "running on that host" in str(refused.value)
+    assert "INSERT" not in str(refused.value)
+    await unreachable.close()
 
 
 async def test_statements_of_several_tasks_take_turns(database: Database) -> None:

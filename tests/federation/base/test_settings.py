@@ -215,7 +215,7 @@ def test_every_variable_has_a_case_above() -> None:
         ("FEDERATION_PORT", "s3cret"),
         ("FEDERATION_QUEUE_PREFIX", "s3cret" * 20),
         ("FEDERATION_DELIVERY_ATTEMPTS", "0"),
-        ("FEDERATION_KEEP_ATTEMPTS", "47h"),
+        ("FEDERATION_KEEP_ATTEMPTS", "71h"),
         ("FEDERATION_DELIVERY_BACKOFF", "0s"),
         ("FEDERATION_DELIVERY_BACKOFF", "-1s"),
         ("FEDERATION_DELIVERY_BACKOFF", "5 parsecs s3cret"),
@@ -242,8 +242,8 @@ def test_a_malformed_value_is_told_by_its_variable_and_never_quoted(
 
 def test_a_log_too_short_for_the_analytics_is_told_as_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the words of a setting, and with the reason."""
-    monkeypatch.setenv("FEDERATION_KEEP_ATTEMPTS", "1d")
-    with pytest.raises(ConfigurationError, match="FEDERATION_KEEP_ATTEMPTS: must be at least 2d: each night"):
+    monkeypatch.setenv("FEDERATION_KEEP_ATTEMPTS", "2d")
+    with pytest.raises(ConfigurationError, match="FEDERATION_KEEP_ATTEMPTS: must be at least 3d: each night"):
         Settings.load()
 
 

@@ -12,6 +12,7 @@ from federation.protocol.errors import KeyMaterialError
 from federation.protocol.keys import generate_own_keys
 from federation.protocol.sealing import open_envelope
 from tests.federation.protocol.vectors import A, B
+from tests.patience import until
 
 TO_A, TO_B = A.keys.encryption.public_text, B.keys.encryption.public_text
 
@@ -32,6 +33,17 @@ async def test_a_key_is_made_anew_when_its_time_is_over(monkeypatch: pytest.Monk
     keys = {sealing.seal("text", TO_A).ephemeral_public_key for _ in range(3)}
     assert len(keys) == 3
     assert len(sealing._kept) == 1
+
+
+async def test_nothing_of_a_key_outlives_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though nothing else is sealed."""
+    monkeypatch.setattr(sealer, "USED_FOR", timedelta(milliseconds=10))
+    sealing = Sealer()
+    sealing.seal("text", TO_A)
+    sealing.seal("text", TO_B)
+    assert list(sealing._kept) == [TO_A, TO_B]
+    await until(lambda: not sealing._kept)
+    assert sealing._timer is None
 
 
 async def test_a_key_is_made_anew_after_its_last_use(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from federation.app import Federation
+from federation.base.setting_types import SHORTEST_LOG
 from federation.cli.problems import USAGE_ERROR
 from federation.recurring_jobs import recurring_jobs
 from federation.scheduler import analytics as module
@@ -86,6 +87,18 @@ async def test_a_later_run_goes_on_from_the_last_day_computed(interpreter: Path)
     computed(interpreter, {back: ended(back) for back in (5, 4, 3)})
     assert (await NightlyAnalytics(interpreter)())["ran"]
     assert arguments(interpreter)[-4:] == since(3)
+
+
+@pytest.mark.parametrize("failed", [0, 1])
+async def test_the_shortest_log_reaches_back_far_enough(interpreter: Path, failed: int) -> None:
+    """A night reads whole days. If one has failed, the next lacks nothing that was not exported before."""
+    latest = 2 + failed
+    computed(interpreter, {back: ended(back) for back in (latest + 1, latest)})
+    assert (await NightlyAnalytics(interpreter)())["ran"]
+    assert arguments(interpreter)[-4:] == since(latest)
+    first_needed = datetime.combine(today() - timedelta(days=latest - failed), time(), UTC)
+    an_hour_late = datetime.combine(today(), time(), UTC) + AFTER_MIDNIGHT + timedelta(hours=1)
+    assert first_needed > an_hour_late - SHORTEST_LOG
 
 
 async def test_a_day_that_was_left_out_is_gone_back_to(interpreter: Path) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import os
 import sqlite3
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from datetime import timedelta
@@ -258,18 +259,19 @@ async def test_an_inotify_that_tells_nothing_is_not_relied_on(
 
 async def test_many_queues_have_one_watcher_that_leaves_nothing_open(url: str) -> None:
     """However many queues and waiters a process has on a file, one inotify serves all; the last one closes it."""
+    before = open_here()
     for number in range(3):
         async with connected(SqlStorage(url, "one")) as one, connected(SqlStorage(url, "other")) as other:
             waiting = [asyncio.create_task(each.wait(["work"], timeout=MINUTE)) for each in (one, other, one)]
             await resting(other)
-            assert (open_here("anon_inode:inotify"), open_here("anon_inode:[eventfd]")) == (1, 1)
+            assert open_here() - before == Counter(inotify=1, eventfd=1)
             for each in (one, other):
                 await each.enqueue([job(f"{number}")])
             async with asyncio.timeout(PATIENCE):
                 await asyncio.gather(*waiting)
             await claim_all(one)
             await claim_all(other)
-        assert (open_here("anon_inode:inotify"), open_here("anon_inode:[eventfd]")) == (0, 0)
+        assert open_here() == before
 
 
 async def test_what_nobody_reads_does_not_pile_up(storage: SqlStorage, file: str) -> None:
@@ -283,10 +285,11 @@ async def test_what_nobody_reads_does_not_pile_up(storage: SqlStorage, file: str
     assert len(os.read(ear._inotify, 1 << 20)) <= 64
 
 
-def open_here(what: str) -> int:
-    """How many of this process's descriptors are such a thing."""
-    found = 0
+def open_here() -> Counter[str]:
+    """How many of this process's descriptors are for hearing of writes."""
+    found: Counter[str] = Counter()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):
-            found += os.readlink(f"/proc/self/fd/{name}") == what
+            kind, _, what = os.readlink(f"/proc/self/fd/{name}").partition(":")
+            found.update({what.strip("[]")} & {"inotify", "eventfd"} if kind == "anon_inode" else ())
     return found

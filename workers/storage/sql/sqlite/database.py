@@ -46,6 +46,7 @@ from workers.jobs import (
     Settlement,
     SettleOutcome,
 )
+from workers.storage.abilities import Turn
 from workers.storage.base import Limits
 from workers.storage.sql import crons
 from workers.storage.sql.caller import Caller, Callers, real_path, run_on, translated
@@ -126,6 +127,20 @@ class SqliteDatabase:
 
     def settle(self, begin: Begin, settlements: Sequence[Settlement]) -> Future[list[SettleOutcome]]:
         return self.change(begin, partial(settle.settle, settlements=settlements))
+
+    def turn(
+        self,
+        begin: Begin,
+        settlements: Sequence[Settlement],
+        worker_id: str,
+        leases: Mapping[str, timedelta],
+        limit: int,
+    ) -> Future[Turn] | None:
+        def run(transaction: Transaction) -> Turn:
+            outcomes = settle.settle(transaction, settlements)
+            return Turn(outcomes=outcomes, claims=claim.claim(transaction, worker_id, leases=leases, limit=limit))
+
+        return self.change(begin, run)
 
     async def settle_with(
         self, connection: object, begin: Begin, settlements: Sequence[Settlement]
