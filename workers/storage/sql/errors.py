@@ -37,6 +37,7 @@ _STALE = "was written to since the caller's transaction first read; roll that ba
 # By SQLSTATE, or its class; https://www.postgresql.org/docs/current/errcodes-appendix.html
 _UNAVAILABLE_STATES: Final[dict[str, str]] = {
     "08": "cannot be reached",
+    "0A000": "was migrated since this connection was opened, or lacks what the queue needs",
     "40": "undid the step for another one that ran at the same time",
     # A deduplication key was taken after the snapshot of a caller's transaction above READ COMMITTED.
     "23505": "undid the step for another one that ran at the same time",

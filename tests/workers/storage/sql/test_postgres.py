@@ -160,6 +160,34 @@ async def test_a_cut_connection_is_replaced(storage: SqlStorage, admin: psycopg.
     assert await ids(storage) == ["b"]
 
 
+async def test_functions_that_a_newer_version_has_replaced_are_asked_anew(
+    storage: SqlStorage, admin: psycopg.Connection
+) -> None:
+    """What the connections have prepared no longer fits; they are replaced, and the step can be tried again."""
+    for _ in range(10):
+        await claim_all(storage)  # the driver prepares what it sees again and again
+    found = admin.execute(
+        "SELECT pg_get_function_identity_arguments(oid), pg_get_function_result(oid) FROM pg_proc"
+        " WHERE proname = 'workers_claim'"
+    ).fetchone()
+    assert found is not None
+    arguments, table = found
+    admin.execute("ALTER FUNCTION workers_claim RENAME TO workers_claim_before")
+    admin.execute(
+        f"CREATE FUNCTION workers_claim({arguments}) RETURNS {table[:-1]}, one_more integer) LANGUAGE sql"
+        " AS 'SELECT *, 0 FROM workers_claim_before($1, $2, $3, $4, $5, $6, $7, $8)'"
+    )
+    await storage.enqueue([job("a")])
+
+    async def claimed() -> bool:
+        try:
+            return await ids(storage) == ["a"]
+        except StorageUnavailable:
+            return False
+
+    await until(claimed)
+
+
 async def test_a_restarted_server_is_found_again(restartable_postgres: PostgresProcess) -> None:
     """Nothing acknowledged is lost, a wait goes on, and steps meanwhile are unavailable, not broken."""
     url = restartable_postgres.url

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Final
 
 import psycopg
+from psycopg.errors import FeatureNotSupported
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
@@ -21,7 +22,7 @@ _PARAMETER: Final = re.compile(r"(?<![:\w]):(\w+)(?!:)")  # as SQLAlchemy has it
 
 
 class PostgresDirect(Direct):
-    """See `Direct`; a connection that broke is given up.
+    """See `Direct`; a connection that broke is given up, and one that has prepared what was migrated since.
 
     With `alone`, each statement is a transaction of its own; otherwise all of them belong to the one that SQLAlchemy
     has begun.
@@ -56,7 +57,9 @@ class PostgresDirect(Direct):
         try:
             yield
         except psycopg.Error as error:
-            if self._driver.closed:
+            if self._driver.closed or isinstance(
+                error, FeatureNotSupported
+            ):  # "cached plan must not change result type"
                 self.plain.invalidate()
             raise DBAPIError(sql, None, error, hide_parameters=True) from error
 
