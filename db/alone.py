@@ -26,6 +26,7 @@ class Alone:
         self._turn = asyncio.Lock()
         self._held: PoolProxiedConnection | None = None
         self._used = 0.0
+        self._is_closed = False
 
     async def run(self, statement: str, values: Mapping[str, object]) -> Sequence[Any]:
         """Return the rows, as named tuples of what the driver makes of their values.
@@ -48,9 +49,12 @@ class Alone:
                 raise
             finally:
                 self._used = asyncio.get_running_loop().time()
+                if self._is_closed:
+                    await self._give_back(broken=True)  # the pool is closed, and would keep it
 
     async def close(self) -> None:
-        """Give the connection back."""
+        """Give the connection back after the statement that runs, also if this is cancelled while it waits for that."""
+        self._is_closed = True
         async with self._turn:
             await self._give_back()
 
@@ -67,12 +71,15 @@ class Alone:
         held, self._held = self._held, None
         if held is None:
             return
-        if not broken:
-            try:
+        try:
+            if not broken:
                 await _driver(held).set_autocommit(False)
-            except Exception:  # it is of no use any more
-                broken = True
-        await greenlet_spawn(held.invalidate if broken else held.close)
+        except BaseException as error:  # it is of no use any more
+            broken = True
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            await greenlet_spawn(held.invalidate if broken else held.close)
 
     def _translated(self, statement: str | None, error: Exception, base: type[Exception]) -> BaseException:
         if statement is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
 from sqlalchemy import URL, Connection, Row, Select
@@ -128,10 +128,9 @@ class Database:
     async def close(self) -> None:
         """Close every idle connection and open no other; end the sessions first. A second call does nothing."""
         self._is_closed = True
-        await self._steps.close()
-        await self._alone.close()
-        await self._reader.dispose()
-        await self._writer.dispose()
+        async with AsyncExitStack() as stack:  # each, though this may be cancelled in one of them
+            for close in (self._writer.dispose, self._reader.dispose, self._alone.close, self._steps.close):
+                stack.push_async_callback(close)
 
     def _require_open(self) -> None:
         if self._is_closed:

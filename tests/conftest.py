@@ -62,7 +62,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Forks(forks, together=SPARK))
     config.addinivalue_line("markers", "full: takes long and rarely breaks; runs with --full only")
     config.addinivalue_line(
-        "markers", "spread: the same whatever its parameter; without --full it runs with one, each test with another"
+        "markers",
+        "spread(parameter, always=()): the same whatever its parameter; without --full it runs with one, each test with"
+        " another, beside the values of `always`",
     )
 
 
@@ -78,13 +80,14 @@ def _trust_one_authority(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before tests are shuffled: every process of a run must choose alike
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without `--full`, leave out tests marked `full`, and all but one variant of those marked `spread`."""
+    """Without `--full`, leave out tests marked `full`, and variants of those marked `spread`."""
     if config.getoption("--full"):
         return
     left_out = {item for item in items if item.get_closest_marker("full")}
     variants = defaultdict(list)
     for item in items:
-        if mark := item.get_closest_marker("spread"):
+        mark = item.get_closest_marker("spread")
+        if mark and _value(item, *mark.args) not in mark.kwargs.get("always", ()):
             variants[_without_parameter(item, *mark.args)].append(item)
     for name, same in variants.items():
         chosen = sorted(same, key=lambda item: item.nodeid)[crc32(name.encode()) % len(same)]
@@ -97,8 +100,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _without_parameter(item: pytest.Item, parameter: str) -> str:
     """What tells a test from others, but for the value of that parameter, whose text is a part of the test's id."""
     function, _, variant = item.nodeid.partition("[")
-    value = str(item.callspec.params[parameter]) if isinstance(item, pytest.Function) and variant else ""
+    value = _value(item, parameter) if variant else ""
     return function + re.sub(rf"(^|-){re.escape(value)}(-|]$)", "-", variant, count=1)
+
+
+def _value(item: pytest.Item, parameter: str) -> str:
+    """Of a test that has parameters: the value of that one."""
+    return str(item.callspec.params[parameter]) if isinstance(item, pytest.Function) and "[" in item.nodeid else ""
 
 
 @pytest.fixture(scope="session", autouse=True)

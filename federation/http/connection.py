@@ -16,14 +16,16 @@ _JOINED = 64 * 1024
 
 
 class Connection(asyncio.Protocol):
-    """A connection, plain or TLS. It closes itself unless an exchange ends in good order.
+    """A connection. It closes itself unless an exchange ends in good order.
 
     Attributes:
         idle_since: when its last exchange ended, on the event loop's clock.
+        was_heard: whether a byte of the last response arrived.
     """
 
     def __init__(self) -> None:
         self.idle_since = 0.0
+        self.was_heard = False
         self._transport: asyncio.Transport | None = None
         self._reader: ResponseReader | None = None
 
@@ -32,10 +34,8 @@ class Connection(asyncio.Protocol):
         """Whether another request may be sent."""
         return self._transport is not None and not self._transport.is_closing()
 
-    @property
-    def was_heard(self) -> bool:
-        """Whether a byte of the last response arrived."""
-        return self._reader is not None and self._reader.heard
+    async def ready(self) -> None:
+        """Wait until requests may be sent."""
 
     async def exchange(self, request: Request, began: Callable[[], None]) -> Response:
         """Send the request and return the whole response."""
@@ -47,6 +47,9 @@ class Connection(asyncio.Protocol):
         except BaseException:
             self.abort()
             raise
+        finally:
+            self._reader, self.was_heard = None, reader.heard
+            reader.release()
         if not reader.keeps_alive:
             self.abort()
         return response
@@ -68,16 +71,22 @@ class Connection(asyncio.Protocol):
                 self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._reader is not None:
-            self._reader.end(exc)
+        self._end(exc)
 
     def _send(self, head: bytes, body: bytes) -> None:
-        assert self._transport is not None
         if len(body) <= _JOINED:
-            self._transport.write(head + body)
+            self._write(head + body)
         else:
-            self._transport.write(head)
-            self._transport.write(body)
+            self._write(head)
+            self._write(body)
+
+    def _write(self, data: bytes) -> None:
+        assert self._transport is not None
+        self._transport.write(data)
+
+    def _end(self, error: Exception | None) -> None:
+        if self._reader is not None:
+            self._reader.end(error)
 
 
 def _head(request: Request) -> bytes:

@@ -25,6 +25,7 @@ from federation.http.guard import AddressGuard, Target
 from federation.http.names import Resolver, SystemResolver, VettedNames
 from federation.http.request import Request
 from federation.http.response import Response
+from federation.http.tls import TlsConnection
 
 _NEXT_ADDRESS_SECONDS: Final = 0.25
 """How long the first address may take before the next is tried beside it (RFC 8305, 5)."""
@@ -182,14 +183,10 @@ class ConnectionPool:
         else:
             addresses = list(await self._names.addresses(target.host, target.port))
         found = [_address_info(address, target.port) for address in addresses]
+        connection = TlsConnection(self._context, target.host) if target.url.scheme == "https" else Connection()
         opened = await aiohappyeyeballs.start_connection(found, happy_eyeballs_delay=_NEXT_ADDRESS_SECONDS)
-        tls = target.url.scheme == "https"
-        _, connection = await asyncio.get_running_loop().create_connection(
-            Connection,
-            sock=opened,
-            ssl=self._context if tls else None,
-            server_hostname=target.host if tls else None,
-        )
+        await asyncio.get_running_loop().create_connection(lambda: connection, sock=opened)
+        await connection.ready()
         return connection
 
 

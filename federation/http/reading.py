@@ -99,6 +99,13 @@ class ResponseReader:
         else:
             self._fail(BrokenBody("the connection was closed in the middle of a body"))
 
+    def release(self) -> None:
+        """Forget the parser, once nothing is fed any more: both hold each other, and with them request and response.
+
+        Garbage collections would have to find them, and come seldom; see `process.set_aside_loaded`.
+        """
+        del self._parser
+
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._status is None:  # no trailer
             self._headers.append((name, value))

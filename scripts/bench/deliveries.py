@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
@@ -51,6 +53,11 @@ def own_keys(environment: Mapping[str, str]) -> OwnKeys:
         encryption_public=environment["FEDERATION_ENCRYPTION_PUBLIC_KEY"],
         encryption_secret=environment["FEDERATION_ENCRYPTION_PRIVATE_KEY"],
     )
+
+
+def make_tables() -> None:
+    """Make the tables of this environment's node, in a process of their own: the worker's memory is without Alembic."""
+    subprocess.run([sys.executable, "-m", "federation", "upgrade"], check=True, stdout=subprocess.DEVNULL)
 
 
 async def register(federation: Federation, peers: Sequence[Mapping[str, str]]) -> None:

@@ -16,14 +16,13 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlmodel import col
 
-from bench.deliveries import cpu_seconds, enqueue, is_owed, register
+from bench.deliveries import cpu_seconds, enqueue, is_owed, make_tables, register
 from bench.sampling import Samples
 from bench.server_cpu import cpu_of
 from db import DeliveryAttempt, DeliveryJob
 from federation.app import Federation
 from federation.base.logs import configure_logging
 from federation.base.settings import Settings
-from federation.cli.running import upgrade
 from federation.node_workers import FederationWorkers
 from federation.process import set_aside_loaded
 
@@ -33,7 +32,7 @@ async def fresh_federation() -> AsyncIterator[Federation]:
     """Open the node of this environment, whose database is made, and which knows all peers."""
     configure_logging("warning")
     settings = Settings.from_values(os.environ)
-    await asyncio.to_thread(upgrade, settings)
+    make_tables()
     federation = Federation(settings)
     try:
         await register(federation, json.loads(os.environ["BENCH_PEERS"]))

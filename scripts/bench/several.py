@@ -13,10 +13,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from bench.deliveries import enqueue, is_owed, register
+from bench.deliveries import enqueue, is_owed, make_tables, register
 from federation.app import Federation
 from federation.base.settings import Settings
-from federation.cli.running import upgrade
 
 TICKS: Final = os.sysconf("SC_CLK_TCK")
 READY_SECONDS: Final = 120
@@ -28,7 +27,7 @@ def deliver_in_several(processes: int) -> dict[str, float]:
     `worker_cores` and `other_cores` are how much of the machine the workers had, and everything else: peers, servers,
     and whatever else ran.
     """
-    upgrade(Settings.from_values(os.environ))
+    make_tables()
     asyncio.run(_with_node(_fill))
     log = Path("log").absolute()
     with log.open("wb") as file:

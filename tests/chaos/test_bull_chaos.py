@@ -13,6 +13,7 @@ from tests.interop.peer import install_npm_packages
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.spread("version")
 @pytest.mark.parametrize("version", DIALECTS)
 async def test_jobs_outlive_workers_of_both_kinds(version: str, full: bool) -> None:
     """Workers in Node and here are killed over their jobs: all are completed, none runs twice at once."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any, cast
 
 import pytest
+from psycopg import AsyncConnection
 from sqlalchemy import QueuePool, text
 from sqlalchemy.exc import DataError, IntegrityError, OperationalError
 
@@ -82,6 +84,41 @@ async def test_a_cancelled_statement_leaves_no_connection_behind(database: Datab
     with pytest.raises(asyncio.CancelledError):
         await task
     assert await backend(database) != first
+
+
+async def test_a_connection_given_back_while_cancelled_is_closed(database: Database) -> None:
+    """It is not forgotten between the statements and the pool."""
+    await backend(database)
+    driver = held(database)
+    async with driver.lock:  # so that giving it back has to wait
+        closing = asyncio.create_task(database.close())
+        await asyncio.wait([closing], timeout=0.1)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+    assert driver.closed
+
+
+async def test_a_cancelled_close_leaves_nothing_to_the_statement_that_runs(database: Database) -> None:
+    """Whoever closes may not wait; the statement then gives the connection back itself."""
+    first = await backend(database)
+    driver = held(database)
+    task = asyncio.create_task(database.alone("SELECT pg_sleep(1)", {}))
+    while not await is_sleeping(database, first):
+        await asyncio.sleep(0)
+    closing = asyncio.create_task(database.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    await task
+    assert driver.closed
+
+
+def held(database: Database) -> AsyncConnection[Any]:
+    connection = database._alone._held
+    assert connection is not None
+    return cast("AsyncConnection[Any]", connection.driver_connection)
 
 
 async def is_sleeping(database: Database, backend: int) -> bool:

@@ -34,6 +34,7 @@ def test_a_seed_tells_the_same_story_again() -> None:
     assert run_seed(1, rush=False).digest == run_seed(1, rush=False).digest
 
 
+@pytest.mark.full
 def test_the_short_way_of_a_statement_is_the_same_story_as_the_long_one() -> None:
     """What `statements` leaves out changes nothing that happens."""
     assert run_seed(3, rush=False).digest == run_seed(3, rush=False, on_engines=True).digest

@@ -1,10 +1,11 @@
-"""What pyarrow cannot ask of Azure: to write a blob only if there is none of that name.
+"""What pyarrow cannot ask of Azure: to write a blob only if there is none of its name, and to delete it without a lease.
 
 The header is `If-None-Match: *`. Azure's library signs the request, with the credentials that pyarrow finds, too.
 """
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Final
 
 from federation.analytics.data.store_urls import azure_key, blob_host
@@ -63,6 +64,22 @@ class AzurePuts:
         except AzureError as error:
             raise self._unusable(error) from None
         return True
+
+    def delete(self, name: str) -> None:
+        """Delete the blob, if it is there.
+
+        Pyarrow leases it first, so that of two who delete it at once one fails.
+
+        Raises:
+            StoreUnusable: it is not known whether it is gone.
+        """
+        from azure.core.exceptions import AzureError, ResourceNotFoundError
+
+        try:
+            with contextlib.suppress(ResourceNotFoundError):
+                self._client.delete_blob(f"{self._folder}/{name}".lstrip("/"))
+        except AzureError as error:
+            raise self._unusable(error) from None
 
     def _unusable(self, error: Exception) -> StoreUnusable:
         first_line = (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,4 +1,4 @@
-"""The URLs of stores: `s3://`, `gs://`, `abfs://`, and `file:///folder` on a mount that all machines share.
+"""The URLs of stores: `s3://`, `gs://`, `abfs://`, `hdfs://`, and `file:///folder` on a mount that all machines share.
 
 This module travels to the executors with `stored_files`. They have pyarrow, and nothing else of what we need.
 """
@@ -19,6 +19,8 @@ import pyarrow.fs
 S3: Final = "s3"
 GS: Final = "gs"
 ABFS: Final = "abfs"
+HDFS: Final = "hdfs"
+VIEWFS: Final = "viewfs"
 FILE: Final = "file"
 
 _CONNECT_SECONDS: Final = 3.0
@@ -27,7 +29,12 @@ _ATTEMPTS: Final = 4
 _PATIENCE: Final = timedelta(seconds=30)
 """How long Google's client repeats a request that fails; its default is a quarter of an hour."""
 
-_HADOOPS: Final = ("hdfs", "viewfs", "webhdfs", "swebhdfs", "ofs", "o3fs")
+_HADOOPS: Final = (HDFS, VIEWFS)
+_HADOOP_NEEDS: Final = ("JAVA_HOME", "ARROW_LIBHDFS_DIR", "CLASSPATH")
+_HADOOP_OPTIONS: Final = "-Xrs -Xmx256m"
+"""Of the Java that libhdfs starts in each process of ours: it leaves signals to Python, and has so much memory."""
+_HADOOP_HOST: Final = re.compile(r"[A-Za-z0-9._-]+(:[0-9]{1,5})?")
+_LAST_PORT: Final = 65535
 _ACCOUNT: Final = re.compile(r"[a-z0-9-]+\.dfs\.[a-z0-9.-]+")
 
 
@@ -51,8 +58,14 @@ _KINDS: Final = {
         options=("endpoint_override",),
         credentials="AZURE_STORAGE_KEY",
     ),
+    HDFS: _Kind(example="hdfs://namenode:8020/folder", credentials="HADOOP_USER_NAME, or `kinit`"),
+    VIEWFS: _Kind(example="viewfs://cluster/folder", credentials="HADOOP_USER_NAME, or `kinit`"),
     FILE: _Kind(example="file:///mount/folder"),
 }
+
+
+_ROOTED: Final = (*_HADOOPS, FILE)
+"""Those whose folders are paths from a root, in no bucket."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,12 +76,12 @@ class StoreUrl:
     folder: str
     """With its bucket or container, or from the root of the disk; no slash at its end."""
     host: str = ""
-    """Of an account of Azure's, as `account.dfs.core.windows.net`."""
+    """Of an account of Azure's, as `account.dfs.core.windows.net`, or Hadoop's, perhaps with a port."""
     options: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
         bucket, slash, path = self.folder.partition("/")
-        return f"{self.scheme}://{bucket}{self.host and '@'}{self.host}{slash}{path}"
+        return f"{self.scheme}://{bucket}{'@' if bucket and self.host else ''}{self.host}{slash}{path}"
 
     def __truediv__(self, name: str) -> StoreUrl:
         return replace(self, folder=f"{self.folder}/{name}")
@@ -112,8 +125,8 @@ def parse_store_url(text: str) -> StoreUrl:
         raise ValueError(_refusal(scheme))
     bucket, host = _bucket_and_host(scheme, parts)
     folder = f"{bucket}{unquote(parts.path)}".rstrip("/")
-    if scheme == FILE and (bucket or not folder):
-        raise ValueError(f"file:// names a folder by its absolute path: {kind.example}")
+    if scheme in _ROOTED and (bucket or not folder):
+        raise ValueError(f"{scheme}:// names a folder by its absolute path: {kind.example}")
     if parts.fragment or any(name in ("", ".", "..") for name in folder.split("/")[1:]):
         raise ValueError(f"{scheme}://{folder} has an empty name in it, a dot, or a #")
     options = tuple(sorted(parse_qsl(parts.query, keep_blank_values=True)))
@@ -129,6 +142,10 @@ def parse_store_url(text: str) -> StoreUrl:
 def _bucket_and_host(scheme: str, parts: SplitResult) -> tuple[str, str]:
     kind = _KINDS[scheme]
     bucket, at, host = parts.netloc.partition("@")
+    if scheme in _HADOOPS and not at:
+        if not _HADOOP_HOST.fullmatch(bucket) or int(bucket.partition(":")[2] or 0) > _LAST_PORT:
+            raise ValueError(f"{scheme}:// lacks its host, or has no such one: {kind.example}")
+        return "", bucket
     if ":" in bucket or (at and scheme != ABFS):
         raise ValueError(f"credentials do not belong in the URL, where `ps` shows them: see {kind.credentials}")
     if scheme != FILE and not bucket:
@@ -140,9 +157,7 @@ def _bucket_and_host(scheme: str, parts: SplitResult) -> tuple[str, str]:
 
 def _refusal(scheme: str) -> str:
     *others, last = (kind.example for kind in _KINDS.values())
-    known = f"{', '.join(others)} or {last}"
-    untested = ", as nothing here was tested on Hadoop's file systems (`hadoop fs -get` copies exports to a directory)"
-    return f"{scheme}:// cannot be served{untested if scheme in _HADOOPS else ''}: name a directory, {known}"
+    return f"{scheme}:// cannot be served: name a directory, {', '.join(others)} or {last}"
 
 
 def open_filesystem(url: StoreUrl) -> pyarrow.fs.FileSystem:
@@ -153,6 +168,8 @@ def open_filesystem(url: StoreUrl) -> pyarrow.fs.FileSystem:
 def _whole(url: StoreUrl) -> pyarrow.fs.FileSystem:
     if url.scheme == FILE:
         return pyarrow.fs.LocalFileSystem()
+    if url.scheme in _HADOOPS:
+        return _hadoop(url)
     scheme, _, host = (url.endpoint or "https://").partition("://")
     if url.scheme == ABFS:
         return _azure(url, scheme, host)
@@ -174,6 +191,24 @@ def _azure(url: StoreUrl, scheme: str, host: str) -> pyarrow.fs.FileSystem:
     )
 
 
+def _hadoop(url: StoreUrl) -> pyarrow.fs.FileSystem:
+    os.environ.setdefault("LIBHDFS_OPTS", _HADOOP_OPTIONS)
+    try:
+        return pyarrow.fs.HadoopFileSystem(*hadoop_host(url))
+    except OSError as error:
+        unset = [name for name in _HADOOP_NEEDS if not os.environ.get(name)]
+        raise OSError(
+            f"{str(error).splitlines()[0]}; it takes JAVA_HOME, ARROW_LIBHDFS_DIR (the folder of Hadoop's libhdfs.so)"
+            f" and CLASSPATH (`hadoop classpath --glob`); unset: {', '.join(unset) or 'none'}"
+        ) from error
+
+
+def hadoop_host(url: StoreUrl) -> tuple[str, int]:
+    """Return the host as Hadoop names it, and its port, which is 0 where Hadoop's configuration is to know it."""
+    host, _, port = url.host.partition(":")
+    return f"{url.scheme}://{host}", int(port or 0)
+
+
 def azure_key() -> str | None:
     """Return the account's key, or None where Azure's own ways to find credentials are to be gone."""
     return os.environ.get("AZURE_STORAGE_KEY") or None
@@ -186,7 +221,10 @@ def blob_host(url: StoreUrl) -> str:
 
 @contextlib.contextmanager
 def open_output(url: StoreUrl, files: pyarrow.fs.FileSystem, name: str) -> Iterator[pyarrow.NativeFile]:
-    """Open an object to be written. In the end it is there for good, even if the power is cut."""
+    """Open an object to be written. In the end it is there for good, even if the power is cut.
+
+    Hadoop keeps what is written last in the memory of some machines; see its `dfs.datanode.synconclose`.
+    """
     if url.scheme == FILE:  # S3 has no directories; making one would leave an object of its name
         files.create_dir(name.rpartition("/")[0], recursive=True)
     with files.open_output_stream(name, compression=None) as output:

@@ -16,8 +16,19 @@ import pyarrow.fs
 
 from federation.analytics.data.azure import AzurePuts
 from federation.analytics.data.gcs import GcsPuts
+from federation.analytics.data.hadoop import HadoopPuts
 from federation.analytics.data.s3 import S3Puts
-from federation.analytics.data.store_urls import ABFS, FILE, GS, S3, StoreUrl, open_filesystem, open_output
+from federation.analytics.data.store_urls import (
+    ABFS,
+    FILE,
+    GS,
+    HDFS,
+    S3,
+    VIEWFS,
+    StoreUrl,
+    open_filesystem,
+    open_output,
+)
 from federation.analytics.errors import StoreUnusable
 
 _AT_ONCE: Final = 16
@@ -43,8 +54,10 @@ class Store:
 
     def list(self, folder: str) -> Iterator[StoredObject]:
         """Return what lies anywhere below `folder`, which need not exist."""
-        selector = pyarrow.fs.FileSelector(folder, allow_not_found=True, recursive=True)
-        with self._explained():
+        on_hadoop = isinstance(self._puts, HadoopPuts)  # for which pyarrow finds nothing where it gets no answer, too
+        selector = pyarrow.fs.FileSelector(folder, allow_not_found=not on_hadoop, recursive=True)
+        found: list[pyarrow.fs.FileInfo] = []
+        with self._explained(), contextlib.suppress(FileNotFoundError):
             found = self.files.get_file_info(selector)
         is_file = pyarrow.fs.FileType.File
         return (
@@ -81,10 +94,13 @@ class Store:
     def delete(self, names: Iterable[str]) -> None:
         """Delete these objects; those that are gone already do no harm."""
         with self._explained(), ThreadPoolExecutor(_AT_ONCE) as pool:
-            for done in [pool.submit(self._delete, name) for name in names]:
+            for done in [pool.submit(self._delete, name) for name in set(names)]:
                 done.result()
 
     def _delete(self, name: str) -> None:
+        if isinstance(self._puts, AzurePuts | HadoopPuts):
+            self._puts.delete(name)
+            return
         with contextlib.suppress(FileNotFoundError):
             self.files.delete_file(name)
 
@@ -131,5 +147,12 @@ def _put_file(place: Path, data: bytes, put: Callable[[Path, Path], None]) -> No
         beside.unlink(missing_ok=True)
 
 
-_PUTS: Final[Mapping[str, Callable[[StoreUrl], _Puts]]] = {S3: S3Puts, GS: GcsPuts, ABFS: AzurePuts, FILE: _FilePuts}
+_PUTS: Final[Mapping[str, Callable[[StoreUrl], _Puts]]] = {
+    S3: S3Puts,
+    GS: GcsPuts,
+    ABFS: AzurePuts,
+    HDFS: HadoopPuts,
+    VIEWFS: HadoopPuts,
+    FILE: _FilePuts,
+}
 """What writes small objects, of each kind of store."""

@@ -16,6 +16,8 @@ from workers import JobState
 
 SERVERS = [f"https://{number}.example" for number in range(7)]
 EVERYTHING = Selection()
+as_its_database = pytest.mark.spread("queue_settings", always=("sqlite", "postgres"))
+"""What the queue does for it is called by other tests here on every storage."""
 
 
 @pytest.fixture
@@ -44,6 +46,7 @@ async def test_failed_deliveries_are_owed_again(desk: Desk, bulk: BulkDeliveries
     assert sorted(claim.job_id for claim in await desk.claim(*again)) == sorted(again)
 
 
+@as_its_database
 async def test_a_retried_delivery_has_its_text(desk: Desk, bulk: BulkDeliveries) -> None:
     """Shared or its own."""
     ids = [*await desk.owe(PEER), *await desk.owe(PEER, OTHER, shared=True)]
@@ -54,6 +57,7 @@ async def test_a_retried_delivery_has_its_text(desk: Desk, bulk: BulkDeliveries)
     assert {(await desk.rows())[each].payload == "" for each in ids[1:]} == {True}
 
 
+@as_its_database
 async def test_a_retry_cut_off_is_completed_by_the_sweeper(desk: Desk, bulk: BulkDeliveries) -> None:
     """The queue does not take the jobs: the rows are owed, and what was not added is added later."""
     ids = await desk.owe(PEER)
@@ -72,6 +76,7 @@ async def test_a_retry_cut_off_is_completed_by_the_sweeper(desk: Desk, bulk: Bul
     assert await desk.states(f"{ids[0]}.1") == [JobState.QUEUED]
 
 
+@as_its_database
 async def test_deliveries_of_node_producers_are_not_retried(desk: Desk, bulk: BulkDeliveries) -> None:
     """We could not make their job again; they are counted, and left as they are."""
     ids = await desk.owe(PEER, OTHER)
@@ -83,6 +88,7 @@ async def test_deliveries_of_node_producers_are_not_retried(desk: Desk, bulk: Bu
     assert await desk.states(ids[0], f"{ids[1]}.1") == [JobState.FAILED, JobState.QUEUED]
 
 
+@as_its_database
 async def test_expired_deliveries_are_owed_again_and_held_ones_if_they_are_meant(
     desk: Desk, bulk: BulkDeliveries
 ) -> None:
@@ -98,6 +104,7 @@ async def test_expired_deliveries_are_owed_again_and_held_ones_if_they_are_meant
     assert await desk.states(*(f"{each}.1" for each in ids)) == [JobState.QUEUED] * 3 + [None]
 
 
+@as_its_database
 async def test_what_an_earlier_version_gave_up_is_owed_again(desk: Desk, bulk: BulkDeliveries) -> None:
     """It marked such rows by their end alone."""
     (each,) = await desk.owe(PEER)
@@ -108,6 +115,7 @@ async def test_what_an_earlier_version_gave_up_is_owed_again(desk: Desk, bulk: B
     assert (row.settled_at, row.job_id) == (None, f"{each}.1")
 
 
+@as_its_database
 async def test_a_retry_keeps_the_order_of_a_key(desk: Desk, bulk: BulkDeliveries) -> None:
     """The oldest is ready, the others wait for it, in whatever order the batches meet them."""
     ids = await desk.owe(*[PEER] * 5, key="post")
@@ -122,6 +130,7 @@ async def test_a_retry_keeps_the_order_of_a_key(desk: Desk, bulk: BulkDeliveries
     assert (await desk.rows())[ids[1]].state is DeliveryState.READY
 
 
+@as_its_database
 async def test_what_a_younger_one_follows_is_not_retried(desk: Desk, bulk: BulkDeliveries) -> None:
     """Sent now, it would undo what the younger one does; other keys and other servers are no matter."""
     ids = await desk.owe(PEER, OTHER, PEER, key="post")
@@ -131,6 +140,7 @@ async def test_what_a_younger_one_follows_is_not_retried(desk: Desk, bulk: BulkD
     assert [rows[each].state for each in ids] == [DeliveryState.FAILED, DeliveryState.READY, DeliveryState.READY]
 
 
+@as_its_database
 async def test_what_a_younger_one_followed_cannot_be_retried_any_more(desk: Desk, bulk: BulkDeliveries) -> None:
     """When the younger one arrives, the older ones that were given up go with it, and their texts."""
     ids = await desk.owe(PEER, PEER, PEER, key="post")
@@ -165,6 +175,7 @@ async def test_deliveries_of_later_series_are_dropped_with_their_jobs(desk: Desk
     assert (await desk.queue.storage.renew([claim])).lost == {}
 
 
+@as_its_database
 async def test_what_moves_on_while_it_is_dropped_stays(desk: Desk, bulk: BulkDeliveries) -> None:
     """It names another job than the one that was removed."""
     ids = await desk.owe(*SERVERS[:2])
@@ -181,6 +192,7 @@ async def test_what_moves_on_while_it_is_dropped_stays(desk: Desk, bulk: BulkDel
     assert await desk.states(f"{ids[0]}.1") == [JobState.QUEUED]
 
 
+@as_its_database
 async def test_what_may_crash_workers_is_retried_apart(desk: Desk, bulk: BulkDeliveries) -> None:
     """Its job says so, and it begins alone; of the others none does."""
     ids = await desk.owe(PEER, OTHER)
@@ -203,6 +215,7 @@ async def test_dropped_deliveries_leave_nothing(desk: Desk, bulk: BulkDeliveries
     assert await desk.states(*ids) == [None] * 14
 
 
+@as_its_database
 async def test_a_shared_text_stays_while_it_is_needed(desk: Desk, bulk: BulkDeliveries) -> None:
     """It has one reference less for each delivery dropped."""
     ids = await desk.owe(PEER, OTHER, *SERVERS, shared=True)
@@ -241,6 +254,7 @@ async def test_a_job_that_the_sweeper_adds_meanwhile_is_removed(desk: Desk, bulk
     assert await desk.states(*ids) == [None, JobState.QUEUED]
 
 
+@as_its_database
 async def test_what_is_owed_after_the_command_began_is_not_dropped(desk: Desk, bulk: BulkDeliveries) -> None:
     """Nobody has agreed to that, and a busy node would keep the command going for ever."""
     ids = await desk.owe(*SERVERS)
@@ -256,6 +270,7 @@ async def test_what_is_owed_after_the_command_began_is_not_dropped(desk: Desk, b
     assert (await desk.rows()).keys() == set(later)
 
 
+@as_its_database
 @pytest.mark.parametrize(
     ("selection", "gone"),
     [

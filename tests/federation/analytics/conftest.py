@@ -16,6 +16,7 @@ from federation.analytics.errors import JavaNotFound
 from federation.analytics.session import open_session
 from tests.federation.analytics.azure_server import ACCOUNT, AZURE_CREDENTIALS, AzureServer, azure_server
 from tests.federation.analytics.gcs_server import GcsServer, gcs_server
+from tests.federation.analytics.hadoop_client import hadoop_client
 from tests.federation.analytics.history import THREE_DAYS, fill
 from tests.federation.analytics.s3_server import CARELESS, CREDENTIALS, S3Server, start_s3
 from tests.federation.analytics.script_run import ScriptRun
@@ -37,11 +38,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def hadoop(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The variables of a client of Hadoop's. Once it is loaded a process has no other one."""
+    try:
+        return hadoop_client(tmp_path_factory.mktemp("hadoop"))
+    except JavaNotFound as error:
+        pytest.skip(f"NOT RUN: {error}")
+
+
+@pytest.fixture(scope="session")
+def spark(hadoop: dict[str, str]) -> Iterator[SparkSession]:
     """This machine's Spark; do not stop it. Without Java the test is not run, and says so."""
     few_tasks = {"spark.sql.shuffle.partitions": "2", "spark.sql.adaptive.enabled": "false"}
     with pytest.MonkeyPatch.context() as patched:
-        for name, value in {**CREDENTIALS, **AZURE_CREDENTIALS}.items():  # its workers inherit them
+        for name, value in {**CREDENTIALS, **AZURE_CREDENTIALS, **hadoop}.items():  # its workers inherit them
             patched.setenv(name, value)
         try:
             session = open_session("local[2]", name="tests", settings={**INTERPRETED, **few_tasks})
@@ -137,7 +147,15 @@ def abfs_folder(azure: AzureServer, monkeypatch: pytest.MonkeyPatch) -> StoreUrl
     return parse_store_url(f"abfs://{account}/{uuid.uuid4().hex}{azure.options}")
 
 
-@pytest.fixture(params=["file", "s3", "gs", "abfs"])
+@pytest.fixture
+def hdfs_folder(hadoop: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> StoreUrl:
+    """An empty folder in a file system of Hadoop's."""
+    for name, value in hadoop.items():
+        monkeypatch.setenv(name, value)
+    return parse_store_url(f"hdfs://namenode:8020/analytics/{uuid.uuid4().hex}")
+
+
+@pytest.fixture(params=["file", "s3", "gs", "abfs", "hdfs"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> StoreUrl:
     """An empty folder in a store of each kind."""
     if request.param == "file":

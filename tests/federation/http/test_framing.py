@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -11,7 +12,8 @@ import pytest
 from federation.http.client import FederationClient
 from federation.http.errors import BodyTooLarge, NetworkError
 from federation.http.pool import ConnectionPool, PoolLimits
-from federation.http.reading import MAX_HEAD_BYTES, MAX_INTERIM
+from federation.http.reading import MAX_HEAD_BYTES, MAX_INTERIM, ResponseReader
+from federation.http.request import Request
 from federation.http.threat_policy import NetworkErrorCode as Code
 from tests.federation.http.conftest import LOOPBACK, SHORT
 from tests.misbehaving import Behaviour, Exchange, MisbehavingServer, Received, respond
@@ -254,3 +256,19 @@ async def test_requests_of_one_connection_follow_each_other(
     fetched = await asyncio.gather(*(client.fetch(server.url, method="POST", body=body) for body in bodies))
     assert [response.body for response in fetched] == bodies
     assert server.connections <= PoolLimits().connections_per_server
+
+
+async def test_an_exchange_leaves_nothing_behind(client: FederationClient, server: MisbehavingServer) -> None:
+    """What was sent and what came back is freed at once, not by the next garbage collection, which may be far off."""
+    gc.collect()
+    gc.disable()
+    try:
+        before = _exchanges()
+        assert (await client.fetch(server.url, method="POST", body=b"{}")).ok
+        assert _exchanges() == before
+    finally:
+        gc.enable()
+
+
+def _exchanges() -> int:
+    return sum(isinstance(each, Request | ResponseReader) for each in gc.get_objects())

@@ -18,6 +18,7 @@ from workers.jobs import (
     Settlement,
     SettleOutcome,
 )
+from workers.storage.abilities import Turn
 from workers.storage.sql.caller import Caller
 from workers.storage.sql.direct import Executor
 from workers.storage.sql.rows import Transaction
@@ -49,6 +50,16 @@ class Database(Protocol):
     def renew(self, begin: Begin, claims: Sequence[Claim]) -> Future[Renewal]: ...
 
     def settle(self, begin: Begin, settlements: Sequence[Settlement]) -> Future[list[SettleOutcome]]: ...
+
+    def turn(
+        self,
+        begin: Begin,
+        settlements: Sequence[Settlement],
+        worker_id: str,
+        leases: Mapping[str, timedelta],
+        limit: int,
+    ) -> Future[Turn] | None:
+        """Settle and claim in one transaction; None, with nothing done, if that would be more work than apart."""
 
     def turn_cron(self, begin: Begin, row: CronRow, jobs: Sequence[NewJob]) -> Future[bool]: ...
 

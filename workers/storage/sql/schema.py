@@ -14,6 +14,7 @@ Deduplication keys are in `keys`, jobs that follow others in `dependents`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import closing
 from importlib import resources
 from typing import Final
@@ -254,6 +255,14 @@ Table(
     sqlite_autoincrement=True,
 )
 
+_COLUMNS: Final = {
+    "sqlite": "SELECT one.name, each.name FROM sqlite_master AS one, pragma_table_xinfo(one.name) AS each"
+    " WHERE one.type = 'table' AND one.name GLOB 'workers_*'",
+    "postgresql": "SELECT relname::text, attname::text FROM pg_class JOIN pg_attribute ON attrelid = pg_class.oid"
+    " WHERE starts_with(relname, 'workers_') AND relkind IN ('r', 'p') AND pg_table_is_visible(pg_class.oid)"
+    " AND attnum > 0 AND NOT attisdropped",
+}
+
 
 def migrate(connection: Connection) -> None:
     """Bring the `workers_*` tables to this version, in the connection's transaction, which must be a writing one.
@@ -261,7 +270,7 @@ def migrate(connection: Connection) -> None:
     Raises:
         StorageError: a newer version of this package made them.
     """
-    found = _version(connection)
+    found = _version(connection, _columns(connection))
     if found > VERSION:
         raise _newer(found)
     if found < VERSION:
@@ -285,7 +294,8 @@ def check(connection: Connection) -> None:
     Raises:
         StorageError: they are missing, older or newer, or some of them or of their columns were dropped.
     """
-    found = _version(connection)
+    columns = _columns(connection)
+    found = _version(connection, columns)
     if found > VERSION:
         raise _newer(found)
     if found < VERSION:
@@ -293,24 +303,29 @@ def check(connection: Connection) -> None:
             f"the database has no workers_* tables of version {VERSION}; run `await storage.migrate()` once,"
             " as part of the application's upgrade"
         )
-    if lacking := _lacking(connection):
+    if lacking := _lacking(connection, columns):
         raise StorageError(
             f"the workers_* tables of version {VERSION} lack {', '.join(lacking)}; restore the database from a backup"
         )
 
 
-def _lacking(connection: Connection) -> list[str]:
+def _lacking(connection: Connection, found: Mapping[str, set[str]]) -> list[str]:
     """Return each `table` or `table.column` of this version that the database lacks."""
-    tables = _tables(connection)
-    found = inspect(connection).get_multi_columns(filter_names=[table.name for table in tables])
-    columns = {name: {column["name"] for column in each} for (_, name), each in found.items()}
     lacking = []
-    for table in tables:
-        if table.name not in columns:
+    for table in _tables(connection):
+        if table.name not in found:
             lacking.append(table.name)
         else:
-            lacking += [f"{table.name}.{each.name}" for each in table.columns if each.name not in columns[table.name]]
+            lacking += [f"{table.name}.{each.name}" for each in table.columns if each.name not in found[table.name]]
     return lacking
+
+
+def _columns(connection: Connection) -> dict[str, set[str]]:
+    """Return the columns of each `workers_*` table that is there; SQLAlchemy's inspection takes ten times as long."""
+    found: dict[str, set[str]] = {}
+    for table, column in connection.exec_driver_sql(_COLUMNS[connection.dialect.name]):
+        found.setdefault(table, set()).add(column)
+    return found
 
 
 def _tables(connection: Connection) -> list[Table]:
@@ -386,11 +401,10 @@ def _with_seq(index: Index) -> Index:
     return Index(index.name, *copy.c, postgresql_where=index.dialect_options["postgresql"]["where"])
 
 
-def _version(connection: Connection) -> int:
-    inspector = inspect(connection)
-    if not inspector.has_table("workers_schema"):
+def _version(connection: Connection, columns: Mapping[str, set[str]]) -> int:
+    if "workers_schema" not in columns:
         return 0
-    if [column["name"] for column in inspector.get_columns("workers_schema")] != ["version"]:
+    if columns["workers_schema"] != {"version"}:
         raise _foreign()
     found = connection.execute(text("SELECT max(version) FROM workers_schema")).scalar() or 0
     if not isinstance(found, int):

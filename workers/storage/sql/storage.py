@@ -39,7 +39,7 @@ from workers.jobs import (
     WorkerInfo,
     check_retention,
 )
-from workers.storage.abilities import Admission
+from workers.storage.abilities import Admission, Turn
 from workers.storage.base import Limits
 from workers.storage.held_wakes import HeldWakes
 from workers.storage.rules import bounded_count, check_claim
@@ -200,13 +200,35 @@ class SqlStorage:
             raise
 
     def _give_back(self, future: Future[list[Claim]]) -> None:
-        if future.cancelled() or future.exception() is not None or not future.result():
+        if not future.cancelled() and future.exception() is None:
+            self._release(future.result())
+
+    def _release(self, claims: Sequence[Claim]) -> None:
+        if not claims:
             return
-        released = [Released(claim=claim) for claim in future.result()]
         try:
-            self._database().settle(self._transaction, released)
+            self._database().settle(self._transaction, [Released(claim=claim) for claim in claims])
         except WorkersError:
             return  # disconnected: the leases will run out
+
+    async def settle_and_claim(
+        self, settlements: Sequence[Settlement], worker_id: str, *, leases: Mapping[str, timedelta], limit: int
+    ) -> Turn:
+        """See `TakesTurns.settle_and_claim`; if it is cancelled meanwhile, what it claimed is released."""
+        check_claim(worker_id, leases)
+        begin, count = self._transaction, bounded_count(limit)
+        future = self._writable().turn(begin, settlements, worker_id, dict(leases), count)
+        if future is None:
+            return Turn(outcomes=await self.settle(settlements))
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            future.add_done_callback(self._give_back_turn)
+            raise
+
+    def _give_back_turn(self, future: Future[Turn]) -> None:
+        if not future.cancelled() and future.exception() is None:
+            self._release(future.result().claims or ())
 
     async def wait(self, names: Collection[str], *, timeout: timedelta) -> None:
         clock = asyncio.get_running_loop().time

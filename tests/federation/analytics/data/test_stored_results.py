@@ -100,7 +100,7 @@ def test_a_run_is_visible_whole_or_not_at_all(spark: SparkSession, s3_folder: St
     assert (out.has(QUARANTINE.place(AS_OF)), out.files(QUARANTINE.place(AS_OF))) == (True, ())
 
 
-@pytest.mark.parametrize("kind", ["gs", "abfs"])
+@pytest.mark.parametrize("kind", ["gs", "abfs", "hdfs"])
 def test_tasks_read_and_write_stores_of_each_kind(
     spark: SparkSession, request: pytest.FixtureRequest, kind: str
 ) -> None:
@@ -117,7 +117,7 @@ def test_tasks_read_and_write_stores_of_each_kind(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kind", ["gs", "abfs"])
+@pytest.mark.parametrize("kind", ["gs", "abfs", "hdfs"])
 def test_a_night_in_a_store_of_each_kind(
     spark: SparkSession, sqlite_only: str, request: pytest.FixtureRequest, kind: str
 ) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -47,6 +50,17 @@ def test_what_is_written_is_listed_read_and_deleted(folder: StoreUrl) -> None:
     assert names(store, "data") == ["data/a b/1.json"]
 
 
+def test_what_two_delete_is_gone(folder: StoreUrl) -> None:
+    """Neither minds the other: pyarrow leases a blob of Azure's first, and fails where somebody else does."""
+    store = Store(folder)
+    with ThreadPoolExecutor(16) as pool:
+        for name in ("data/1", "data/2", "data/3"):
+            store.write(name, b"1")
+            for done in [pool.submit(store.delete, [name, name]) for _ in range(16)]:
+                done.result()
+    assert names(store, "data") == []
+
+
 def test_a_name_is_given_once(folder: StoreUrl) -> None:
     """Of those who write it at once, one does, and what it wrote stays, whole."""
     store = Store(folder)
@@ -59,15 +73,17 @@ def test_a_name_is_given_once(folder: StoreUrl) -> None:
 
 
 def test_what_is_written_again_is_never_less_than_whole(folder: StoreUrl) -> None:
-    """Whoever reads it meanwhile finds one or the other: people open the report while it is replaced."""
+    """Whoever reads it meanwhile finds one or the other, on Hadoop perhaps none: people open the report then, too."""
     store, done = Store(folder), Event()
+    absent = contextlib.suppress(*([StoreUnusable] if folder.scheme == "hdfs" else []))
     texts = [bytes([number]) * 100_000 for number in range(2)]
     store.write("report.html", texts[0])
 
     def read() -> set[bytes]:
         found = set()
         while not done.is_set():
-            found.add(store.read("report.html"))
+            with absent:
+                found.add(store.read("report.html"))
         return found
 
     with ThreadPoolExecutor(1) as pool:
@@ -103,6 +119,32 @@ def test_a_store_that_does_not_answer_is_told(
         assert str(error.value).startswith(f"{url} cannot be ")
         assert "\n" not in str(error.value)
         assert not [secret for secret in SECRETS if secret in str(error.value)]
+
+
+def test_hadoop_that_does_not_answer_is_told(hdfs_folder: StoreUrl, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the beginning and later: for pyarrow, what cannot be listed is not there, and a run would begin anew."""
+    monkeypatch.setenv("CLASSPATH", "jars")
+    with pytest.raises(StoreUnusable, match=r"^hdfs://nowhere:8020/.* cannot be used: HDFS .*; unset: none$"):
+        Store(replace(hdfs_folder, host="nowhere:8020"))
+    store = Store(hdfs_folder)
+    store.write("data/1", b"1")
+    monkeypatch.setenv("STAND_IN_HDFS_ROOT", os.devnull)  # below a file nothing can be known
+    for asked in (lambda: store.list("data"), lambda: store.delete(["data/1"]), lambda: store.put_if_absent("2", b"2")):
+        with pytest.raises(StoreUnusable, match=r"^hdfs://namenode:8020/.* cannot be used: "):
+            asked()
+
+
+def test_a_missing_client_of_hadoop_is_told(tmp_path: Path) -> None:
+    """With what to set, before anything else is done; nothing of it is known for sure but the variables."""
+    command = ["-m", "federation", "analytics", "run", "--input", "hdfs://namenode/in", "--out", str(tmp_path / "out")]
+    environment = {name: value for name, value in os.environ.items() if name not in ("ARROW_LIBHDFS_DIR", "CLASSPATH")}
+    done = subprocess.run(
+        [sys.executable, *command], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode != 0
+    (line,) = done.stderr.splitlines()
+    assert "hdfs://namenode/in cannot be used: Unable to load lib" in line
+    assert re.search(r"; it takes JAVA_HOME, .*; unset: (JAVA_HOME, )?ARROW_LIBHDFS_DIR, CLASSPATH$", line)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +220,13 @@ def test_what_does_not_pass_is_told(statuses: tuple[int, ...], problem: str) -> 
     ("text", "problem"),
     [
         ("s3a://bucket/out", "s3a:// cannot be served: name a directory, s3://bucket/folder, gs://.* or file:///mount"),
-        ("hdfs://host/out", r"hdfs:// cannot be served, as nothing .* tested .*`hadoop fs -get` .* name a directory"),
+        ("webhdfs://host/out", "webhdfs:// cannot be served: name a directory, .* hdfs://namenode:8020/folder"),
+        ("hdfs:///out", "lacks its host, or has no such one: hdfs://namenode:8020/folder"),
+        ("hdfs://user:s3cret@host/out", "credentials do not belong in the URL.*HADOOP_USER_NAME"),
+        ("hdfs://host:80x/out", "no such one"),
+        ("hdfs://host:65536/out", "no such one"),
+        ("hdfs://host/", "by its absolute path"),
+        ("hdfs://host/out?user=root", "knows no option 'user'"),
         ("s3:///out", "lacks its bucket"),
         ("gs:///out", "lacks its bucket: gs://bucket/folder"),
         ("gs://user@bucket/out", "credentials do not belong in the URL.*GOOGLE_APPLICATION_CREDENTIALS"),
@@ -210,6 +258,9 @@ def test_a_url_names_a_folder(tmp_path: Path) -> None:
     url = parse_store_url("s3://bucket/a%20b/?region=eu-1&endpoint_override=http://h:1") / "c"
     assert (str(url), url.region, url.endpoint) == ("s3://bucket/a b/c", "eu-1", "http://h:1")
     assert str(parse_store_url("s3://bucket")) == "s3://bucket"
+    url = parse_store_url("hdfs://haCluster/user/a%20b/") / "c"
+    assert (str(url), url.folder, url.host) == ("hdfs://haCluster/user/a b/c", "/user/a b/c", "haCluster")
+    assert parse_store_url("viewfs://c:1/a").text == "viewfs://c:1/a"
     url = parse_store_url("abfss://container@account.dfs.core.windows.net/a?endpoint_override=https://h") / "c"
     assert str(url) == "abfs://container@account.dfs.core.windows.net/a/c"
     assert (url.folder, url.account, url.endpoint) == ("container/a/c", "account", "https://h")

@@ -26,6 +26,8 @@ from workers.storage.memory import MemoryStorage
 
 AT_ONCE = timedelta(0)
 NAME, PATH = "deliver-post", "/api/auth/social/posts"
+as_its_database = pytest.mark.spread("queue_settings", always=("sqlite", "postgres"))
+"""The rows decide; what the queue does for it is called by other tests here on every storage."""
 
 
 def sweeper_of(place: Place, *, min_age: timedelta = AT_ONCE) -> OutboxSweeper:
@@ -112,6 +114,7 @@ async def test_a_delivery_that_is_ready_and_whose_job_has_ended_gets_another_one
     assert await sweeper.sweep() == Swept(rows=0, added=0, complete=True)
 
 
+@as_its_database
 @pytest.mark.parametrize(
     "values",
     [
@@ -132,6 +135,7 @@ async def test_rows_that_are_not_ours_to_send_are_left_alone(place: Place, value
     assert await place.jobs() == set()
 
 
+@as_its_database
 async def test_a_job_may_take_a_while_to_come(place: Place) -> None:
     """The process that owes the delivery adds it after its transaction."""
     await owe(place.database)
@@ -139,6 +143,7 @@ async def test_a_job_may_take_a_while_to_come(place: Place) -> None:
     assert await place.jobs() == set()
 
 
+@as_its_database
 async def test_an_attempted_delivery_without_a_job_gets_one(place: Place) -> None:
     """The row is ready, so it is owed: what its attempts came to does not matter. The id was never taken."""
     owed = await owe(place.database)
@@ -184,6 +189,7 @@ async def test_two_sweepers_at_once_add_one_job(place: Place) -> None:
     assert (await place.rows())[owed].job_id == f"{owed}.1"
 
 
+@as_its_database
 async def test_a_long_backlog_is_swept_in_turns(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """One sweep looks at a bounded number of rows, the next goes on where it ended."""
     monkeypatch.setattr(module, "PAGE", 4)

@@ -14,6 +14,8 @@ from workers.deduplication import Deduplication
 from workers.errors import StorageUnavailable
 from workers.jobs import DROP, Completed, JobEventKind
 from workers.storage.sql import SqlStorage
+from workers.storage.sql.postgres.listener import PostgresListener, new_process
+from workers.storage.subscribers import DatabaseSubscribers
 from workers.testing.steps import PATIENCE, job, until
 
 LISTENER = "workers listener"
@@ -109,6 +111,22 @@ async def test_cancel_requests_are_heard_after_the_listener_was_dropped(
             await storage.cancel("a")
             assert (await asyncio.wait_for(anew.get(), PATIENCE)).job_id == "a"
     assert admin.execute("SELECT count(*) FROM workers_listeners").fetchone() == (0,)
+
+
+def test_a_thread_that_ends_before_its_alarm_can_be_stopped() -> None:
+    """Something else woke it after `stop` had begun: it has closed its end when the alarm is sent."""
+
+    def stop_begins() -> psycopg.Connection:
+        listener._stopping = True
+        raise psycopg.OperationalError("no")
+
+    listener = PostgresListener("any", new_process(), stop_begins, DatabaseSubscribers())
+    listener.start()
+    assert listener._thread is not None
+    listener._thread.join(PATIENCE)
+    listener.stop()
+    assert listener._alarm is not None
+    assert listener._alarm.fileno() == -1
 
 
 async def test_what_comes_with_the_answer_to_a_statement_is_heard(

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.storage.sql.sqlite.pace import CLOSEST_SECONDS, POLL, REST, LookPace, Sight
+from workers.storage.sql.sqlite.pace import CLOSEST_SECONDS, LINGER, POLL, REST, LookPace, Sight
 
 _POLL, _REST = POLL.total_seconds(), REST.total_seconds()
 _TICK = CLOSEST_SECONDS / 10
@@ -46,6 +46,21 @@ def test_a_look_that_hears_a_write_is_followed_by_more() -> None:
     assert 0 < pace.left(6) < 1.5 * CLOSEST_SECONDS
     pace.looked(6 + CLOSEST_SECONDS, Sight.NOTHING, heard=False, rest=REST)
     assert pace.left(6 + CLOSEST_SECONDS) < 2.5 * CLOSEST_SECONDS
+
+
+def test_a_commit_that_is_visible_late_is_seen_in_time() -> None:
+    """A slow disk may be synchronised between the last write to the log and the moment that others see the commit."""
+    pace = LookPace()
+    looks(pace, 5, Sight.NOTHING, heard=False)
+    pace.hear()
+    pace.looked(6, Sight.NOTHING, heard=True, rest=REST)
+    found = [6.0]
+    while found[-1] < 9:
+        found.append(found[-1] + pace.left(found[-1]))
+        pace.looked(found[-1], Sight.NOTHING, heard=False, rest=REST)
+    settled = 6 + LINGER.total_seconds()
+    assert all(after - before < _POLL + _TICK for before, after in pairwise(found) if before < settled)
+    assert round(found[-1] - found[-2], 3) == _REST
 
 
 def test_a_busy_writer_in_another_process_costs_twenty_looks_a_second() -> None:

@@ -7,20 +7,22 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import Connection, event
 
 from tests.workers.harnesses import SqliteHarness
-from tests.workers.storage.sql.steps import MINUTE, child, claim_all, connected, go, ids
+from tests.workers.storage.sql.steps import MINUTE, child, claim_all, connected, database_of, go, ids, watcher_of
 from workers.clock import ManualClock
 from workers.errors import StorageError, StorageUnavailable, Unsupported
 from workers.jobs import DROP, CancelResult, Completed, ErrorInfo, Failed, JobEventKind, JobState, Released
 from workers.storage.base import Storage
 from workers.storage.sql import SqlStorage
+from workers.storage.sql.sqlite.direct import SqliteDirect
 from workers.testing import Case, all_cases, run
 from workers.testing.steps import PATIENCE, claim, job, until
 
@@ -107,6 +109,27 @@ async def test_results_that_are_soon_gone_travel_between_processes(storage: SqlS
     assert (heard.kind, heard.result) == (JobEventKind.COMPLETED, b"2")
 
 
+@pytest.mark.usefixtures("no_inotify")
+async def test_whoever_subscribes_waits_until_others_know_of_it(url: str) -> None:
+    """Also if somebody else here is about to tell them: an end that they commit before that is written down nowhere."""
+    async with connected(SqlStorage(url, busy_timeout=timedelta(seconds=1))) as storage:
+        waiting = asyncio.create_task(storage.wait(["work"], timeout=MINUTE))
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as lock:
+            lock.execute("BEGIN IMMEDIATE")
+            first = asyncio.create_task(_subscribe(storage, "a"))
+            await asyncio.sleep(0)
+            looked = watcher_of(storage)._pace._looked
+            await until(lambda: watcher_of(storage)._pace._looked > looked)
+            both = await asyncio.gather(first, _subscribe(storage, "b"), return_exceptions=True)
+            assert [type(each) for each in both] == [StorageUnavailable, StorageUnavailable]
+        waiting.cancel()
+
+
+async def _subscribe(storage: SqlStorage, job_id: str) -> None:
+    async with storage.subscribe(job_id):
+        pass
+
+
 async def test_events_are_written_down_for_other_processes_only(storage: SqlStorage, url: str) -> None:
     """With no other process listening, events cost no row."""
     async with storage.events():
@@ -119,11 +142,14 @@ async def test_events_are_written_down_for_other_processes_only(storage: SqlStor
 
 
 def test_a_forked_process_opens_its_own(tmp_path: Path) -> None:
-    """A fork finds none of its parent's threads: what the parent connected says so at once, a new storage works."""
+    """A fork finds none of its parent's threads: what the parent connected says so at once, a new storage works.
+
+    So it is even if a thread of the parent was giving another one work at that moment.
+    """
     code = f"""
 import asyncio, os
 from tests.patience import until
-from tests.workers.storage.sql.steps import watcher_of
+from tests.workers.storage.sql.steps import database_of, watcher_of
 from workers.errors import StorageError
 from workers.storage.sql import SqlStorage
 
@@ -150,9 +176,10 @@ async def parent(storage):
 url = "sqlite:///{tmp_path}/jobs.db"
 storage = SqlStorage(url)
 asyncio.run(parent(storage))
-if os.fork() == 0:
-    asyncio.run(asyncio.wait_for(child(storage, url), {PATIENCE}))
-    os._exit(7)
+with database_of(storage)._writer._lock, watcher_of(storage)._lock:
+    if os.fork() == 0:
+        asyncio.run(asyncio.wait_for(child(storage, url), {PATIENCE}))
+        os._exit(7)
 assert os.waitstatus_to_exitcode(os.wait()[1]) == 7
 asyncio.run(storage.counts())
 asyncio.run(storage.disconnect())
@@ -348,6 +375,17 @@ async def test_a_claim_goes_on_behind_held_jobs(storage: SqlStorage) -> None:
     await storage.enqueue([job("free-1"), job("k-1", ordering_key="k"), job("k-2", ordering_key="k")])
     await storage.enqueue([job("free-2"), job("free-3"), job("free-4")])
     assert [claimed.job_id for claimed in await claim(storage, 3)] == ["free-1", "free-2", "free-3"]
+
+
+async def test_any_number_of_jobs_may_stand_aside_at_once(storage: SqlStorage) -> None:
+    """Also more of them than this SQLite takes values in one statement."""
+
+    def limit(connection: Connection) -> None:
+        SqliteDirect(connection)._driver.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 1_000)
+
+    await asyncio.wrap_future(database_of(storage)._writer.submit(limit))
+    await storage.enqueue([job(f"{number}", ordering_key="k") for number in range(1_500)])
+    assert await ids(storage) == ["0"]
 
 
 async def test_of_due_jobs_the_highest_priority_comes_first(url: str) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import os
 import sqlite3
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from datetime import timedelta
@@ -19,6 +20,7 @@ from tests.workers.storage.sql.steps import MINUTE, child, claim_all, connected,
 from workers.jobs import JobEventKind
 from workers.storage.sql import SqlStorage
 from workers.storage.sql.sqlite import inotify, pace
+from workers.storage.sql.sqlite.connections import data_version
 from workers.storage.sql.sqlite.direct import SqliteDirect
 from workers.storage.sql.sqlite.thread import SqliteThread
 from workers.testing.steps import PATIENCE, job
@@ -173,6 +175,19 @@ async def test_others_are_heard_while_our_writers_connection_is_broken(storage: 
 
 
 @pytest.mark.usefixtures("no_rest_ends")
+async def test_others_are_heard_although_our_writer_connects_anew(storage: SqlStorage, url: str) -> None:
+    """What its new connection says of others' commits counts from its own beginning, and is no answer about those."""
+    writer = database_of(storage)._writer
+    async with child("enqueue", url, argument="a") as process, a_waiter(storage):
+        release = block(watcher_of(storage))
+        go(process)
+        await process.wait()
+        await asyncio.wrap_future(writer.submit(partial(_break, writer)))
+        await asyncio.wrap_future(writer.submit(data_version))
+        release.set()
+
+
+@pytest.mark.usefixtures("no_rest_ends")
 async def test_our_own_commits_wake_nobody(storage: SqlStorage) -> None:
     """Who holds back wake-ups until a block ends is not given away by the watcher, which has heard the writes."""
     async with a_waiter(storage) as waiting, storage.with_notify():
@@ -244,18 +259,19 @@ async def test_an_inotify_that_tells_nothing_is_not_relied_on(
 
 async def test_many_queues_have_one_watcher_that_leaves_nothing_open(url: str) -> None:
     """However many queues and waiters a process has on a file, one inotify serves all; the last one closes it."""
+    before = open_here()
     for number in range(3):
         async with connected(SqlStorage(url, "one")) as one, connected(SqlStorage(url, "other")) as other:
             waiting = [asyncio.create_task(each.wait(["work"], timeout=MINUTE)) for each in (one, other, one)]
             await resting(other)
-            assert (open_here("anon_inode:inotify"), open_here("anon_inode:[eventfd]")) == (1, 1)
+            assert open_here() - before == Counter(inotify=1, eventfd=1)
             for each in (one, other):
                 await each.enqueue([job(f"{number}")])
             async with asyncio.timeout(PATIENCE):
                 await asyncio.gather(*waiting)
             await claim_all(one)
             await claim_all(other)
-        assert (open_here("anon_inode:inotify"), open_here("anon_inode:[eventfd]")) == (0, 0)
+        assert open_here() == before
 
 
 async def test_what_nobody_reads_does_not_pile_up(storage: SqlStorage, file: str) -> None:
@@ -269,10 +285,11 @@ async def test_what_nobody_reads_does_not_pile_up(storage: SqlStorage, file: str
     assert len(os.read(ear._inotify, 1 << 20)) <= 64
 
 
-def open_here(what: str) -> int:
-    """How many of this process's descriptors are such a thing."""
-    found = 0
+def open_here() -> Counter[str]:
+    """How many of this process's descriptors are for hearing of writes."""
+    found: Counter[str] = Counter()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):
-            found += os.readlink(f"/proc/self/fd/{name}") == what
+            kind, _, what = os.readlink(f"/proc/self/fd/{name}").partition(":")
+            found.update({what.strip("[]")} & {"inotify", "eventfd"} if kind == "anon_inode" else ())
     return found

@@ -96,7 +96,7 @@ end
 -- Tell whether the next claims are of a queue without rules: none that is due only now, no pause, no limit of any kind.
 -- Whatever is out of the ordinary is claimed behind a look of `guard`.
 local function is_plain()
-  if rules.err or rules[1] or rules[2] or rules[3] or type(redis.pcall('ZCARD', KEYS[11])) == 'table' then
+  if rules[1] or rules[2] or rules[3] or type(redis.pcall('ZCARD', KEYS[11])) == 'table' then
     return false
   end
   local due = redis.pcall('ZRANGEBYSCORE', KEYS[7], 0, string.format('%.0f', (tonumber(ARGV[4]) + 1) * 0x1000 - 1), 'LIMIT', 0, 1)

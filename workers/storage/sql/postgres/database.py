@@ -5,8 +5,6 @@ open. Steps that need several statements run in a transaction of their own. The 
 renewals, settlements) have threads of their own: they never wait for a caller's transaction, as an enqueue of the same
 id must. All storages of a process on one database share one `PostgresDatabase`, whatever their event loop; it counts
 its users.
-
-All storages of a process on one database share one `PostgresDatabase`, whatever their event loop, by reference count.
 """
 
 from __future__ import annotations
@@ -44,6 +42,7 @@ from workers.jobs import (
     Settlement,
     SettleOutcome,
 )
+from workers.storage.abilities import Turn
 from workers.storage.base import Limits
 from workers.storage.sql import crons
 from workers.storage.sql.caller import Caller, connection_of, run_on, translated
@@ -126,6 +125,19 @@ class PostgresDatabase:
             return self.change(begin, work)
         if any(map(fails, settlements)):
             return self._submit(self._prompt, self._changing(begin, work))
+        return self._step(self._prompt, begin, work)
+
+    def turn(
+        self,
+        begin: Begin,
+        settlements: Sequence[Settlement],
+        worker_id: str,
+        leases: Mapping[str, timedelta],
+        limit: int,
+    ) -> Future[Turn] | None:
+        if not leases or any(_takes_several_statements(one) or fails(one) for one in settlements):
+            return None
+        work = partial(steps.turn, settlements=settlements, worker_id=worker_id, leases=leases, limit=limit)
         return self._step(self._prompt, begin, work)
 
     async def settle_with(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
-from sqlalchemy import text
+from sqlalchemy import Row, text
 
 from workers.errors import LossReason
 from workers.jobs import (
@@ -24,6 +24,7 @@ from workers.jobs import (
     JobState,
     NewJob,
     ProgressReport,
+    Released,
     Renewal,
     Retention,
     Retried,
@@ -31,6 +32,7 @@ from workers.jobs import (
     SettleOutcome,
     SettleStatus,
 )
+from workers.storage.abilities import Turn
 from workers.storage.base import ANY_NAME
 from workers.storage.sql import dependents
 from workers.storage.sql.decision import decide
@@ -65,10 +67,11 @@ _ENQUEUE = text(
     " CAST(:keep_failed AS bigint[]), CAST(:keys AS text[]), CAST(:backoffs AS text[]), CAST(:payloads AS bytea[]),"
     " CAST(:chain_indexes AS integer[]), :sure, :wake)"
 )
-_CLAIM = text(
-    "SELECT * FROM workers_claim(:queue, :worker, CAST(:names AS text[]), CAST(:leases AS bigint[]),"
-    " CAST(:any AS bigint), :limit, CAST(:secret AS bytea), :noted)"
+_CLAIMED: Final = (
+    "workers_claim(:queue, :worker, CAST(:names AS text[]), CAST(:leases AS bigint[]),"
+    " CAST(:any AS bigint), {limit}, CAST(:secret AS bytea), :noted)"
 )
+_CLAIM = text(f"SELECT * FROM {_CLAIMED.format(limit=':limit')}")  # noqa: S608 - constants
 _CLAIMABLE_IN = text("SELECT workers_claimable_in(:queue, CAST(:names AS text[]), :any)")
 _RENEW = text(
     "SELECT * FROM workers_renew(:queue, CAST(:seqs AS bigint[]), CAST(:tokens AS bytea[]), CAST(:ids AS text[]),"
@@ -78,10 +81,21 @@ _PROGRESS = text(
     "SELECT workers_progress(:queue, CAST(:seqs AS bigint[]), CAST(:tokens AS bytea[]), CAST(:ids AS text[]),"
     " CAST(:reported AS bytea[]))"
 )
-_SETTLE = text(
-    "SELECT * FROM workers_settle(:queue, CAST(:seqs AS bigint[]), CAST(:tokens AS bytea[]), CAST(:ids AS text[]),"
+_SETTLED: Final = (
+    "workers_settle(:queue, CAST(:seqs AS bigint[]), CAST(:tokens AS bytea[]), CAST(:ids AS text[]),"
     " CAST(:kinds AS text[]), CAST(:keeps AS bigint[]), CAST(:delays AS bigint[]), CAST(:errors AS text[]),"
     " CAST(:capped AS text[]), CAST(:results AS bytea[]), CAST(:thens AS text[]), :uncounted, :sure)"
+)
+_SETTLE = text(f"SELECT * FROM {_SETTLED}")  # noqa: S608 - constants
+# No function that calls both: `migrate` would have to run once more. What the claim gets from the settlement makes it
+# the second of the two. A claim may wait for the lock of a gate, and must not while it holds those of a settlement.
+_TURN_LIMIT: Final = "CASE WHEN ended.gated OR ended.outcomes = '-' THEN 0 ELSE CAST(:limit AS integer) END"
+_TURN = text(
+    "SELECT ended.outcomes, ended.gated, claimed.* FROM ("  # noqa: S608 - constants
+    "SELECT string_agg(s.place || ' ' || s.outcome, ',') AS outcomes,"
+    " EXISTS (SELECT FROM workers_gates g WHERE g.queue = :queue)"
+    " OR EXISTS (SELECT FROM workers_limits l WHERE l.queue = :queue) AS gated"
+    f" FROM {_SETTLED} s) ended LEFT JOIN LATERAL {_CLAIMED.format(limit=_TURN_LIMIT)} claimed ON true"
 )
 
 
@@ -142,21 +156,65 @@ def _insert(transaction: Transaction, jobs: Sequence[NewJob]) -> list[EnqueueRes
 
 def claim(transaction: Transaction, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
     """See `Storage.claim`."""
-    secret = os.urandom(16)
+    values = _claim_values(transaction, worker_id, leases, limit)
+    return _claims(transaction, transaction.connection.execute(_CLAIM, values), values["secret"], worker_id, leases)
+
+
+def turn(
+    transaction: Transaction,
+    settlements: Sequence[Settlement],
+    worker_id: str,
+    leases: Mapping[str, timedelta],
+    limit: int,
+) -> Turn:
+    """See `TakesTurns.settle_and_claim`; of settlements that take one statement. Nothing is claimed where a gate is."""
+    first, outcomes = _distinct(settlements)
+    chosen = list(first.values())
+    if not chosen:
+        return Turn(outcomes=[outcomes[settlement.claim.token] for settlement in settlements])
+    claiming = _claim_values(transaction, worker_id, leases, limit)
+    values = {**_settle_values(transaction, chosen), **claiming}
+    rows = transaction.connection.execute(_TURN, values).all()
+    for told in filter(None, (rows[0].outcomes or "").split(",")):
+        place, _, outcome = told.partition(" ")
+        outcomes[chosen[int(place) - 1].claim.token] = SettleOutcome(status=SettleStatus(outcome))
+    brought = [row for row in rows if row.seq is not None]
+    claims = _claims(transaction, brought, claiming["secret"], worker_id, leases)
+    try:
+        _find_unknown(transaction, chosen, outcomes)
+    except BaseException:  # the settlements are repeated, and nobody would get the claims
+        settle(transaction, [Released(claim=claim) for claim in claims])
+        raise
+    told_apart = [_outcome(settlement, first, outcomes[settlement.claim.token]) for settlement in settlements]
+    return Turn(outcomes=told_apart, claims=None if rows[0].gated else claims)
+
+
+def _claim_values(
+    transaction: Transaction, worker_id: str, leases: Mapping[str, timedelta], limit: int
+) -> dict[str, Any]:  # of any types that columns have
     named = {name: lease for name, lease in leases.items() if name != ANY_NAME}
     rest = leases.get(ANY_NAME)
-    values = {
+    return {
         "queue": transaction.queue,
         "worker": encode_text(worker_id),
         "names": [encode_text(name) for name in named],
         "leases": [duration(lease) for lease in named.values()],
         "any": None if rest is None else duration(rest),
         "limit": min(limit, 100_000) if leases else 0,
-        "secret": secret,
+        "secret": os.urandom(16),
         "noted": _WORKER_NOTED,
     }
+
+
+def _claims(
+    transaction: Transaction,
+    rows: Iterable[Row[Any]],  # of any types that columns have
+    secret: bytes,
+    worker_id: str,
+    leases: Mapping[str, timedelta],
+) -> list[Claim]:
     claims = []
-    for row in sorted(transaction.connection.execute(_CLAIM, values), key=lambda row: int(row.place)):
+    for row in sorted(rows, key=lambda row: int(row.place)):
         name = transaction.decode(row.name)
         claims.append(
             Claim(
@@ -165,7 +223,7 @@ def claim(transaction: Transaction, worker_id: str, leases: Mapping[str, timedel
                 payload=row.payload or b"",
                 token=encode_token(row.seq, secret),
                 worker_id=worker_id,
-                lease=leases[name] if name in named else leases[ANY_NAME],
+                lease=leases[name] if name in leases else leases[ANY_NAME],
                 attempt=row.attempts,
                 max_attempts=row.max_attempts,
                 created_at=moment(row.created_at),
@@ -228,6 +286,20 @@ def progress(transaction: Transaction, reports: Sequence[ProgressReport]) -> Non
 
 def settle(transaction: Transaction, settlements: Sequence[Settlement]) -> list[SettleOutcome]:
     """See `Storage.settle`; continuations are enqueued in the same transaction."""
+    first, outcomes = _distinct(settlements)
+    chosen = list(first.values())
+    if any(map(fails, chosen)):
+        stops.lock(transaction, chosen)
+        note_failures(transaction, chosen)
+    outcomes |= _end(transaction, chosen)
+    applied = [s for s in chosen if _status(outcomes.get(s.claim.token)) is SettleStatus.APPLIED]
+    enqueue(transaction, [s.then for s in applied if isinstance(s, Completed) and s.then is not None])
+    _find_unknown(transaction, chosen, outcomes)
+    return [_outcome(settlement, first, outcomes[settlement.claim.token]) for settlement in settlements]
+
+
+def _distinct(settlements: Sequence[Settlement]) -> tuple[dict[str, Settlement], dict[str, SettleOutcome]]:
+    """Return the first settlement of each claim, and the outcomes of those that cannot be stored, by token."""
     first: dict[str, Settlement] = {}
     outcomes: dict[str, SettleOutcome] = {}
     for settlement in settlements:
@@ -236,17 +308,14 @@ def settle(transaction: Transaction, settlements: Sequence[Settlement]) -> list[
             outcomes[token] = _too_large(settlement)
         elif token not in outcomes:
             first.setdefault(token, settlement)
-    chosen = list(first.values())
-    if any(map(fails, chosen)):
-        stops.lock(transaction, chosen)
-        note_failures(transaction, chosen)
-    outcomes |= _end(transaction, chosen)
-    applied = [s for s in chosen if _status(outcomes.get(s.claim.token)) is SettleStatus.APPLIED]
-    enqueue(transaction, [s.then for s in applied if isinstance(s, Completed) and s.then is not None])
-    unknown = [s.claim for s in chosen if s.claim.token not in outcomes]
+    return first, outcomes
+
+
+def _find_unknown(transaction: Transaction, chosen: Sequence[Settlement], outcomes: dict[str, SettleOutcome]) -> None:
+    """Add the outcomes of settlements whose claim does not hold its job."""
+    unknown = [settlement.claim for settlement in chosen if settlement.claim.token not in outcomes]
     if unknown:
         outcomes |= outcomes_by_id(transaction, unknown)
-    return [_outcome(settlement, first, outcomes[settlement.claim.token]) for settlement in settlements]
 
 
 def _end(transaction: Transaction, chosen: Sequence[Settlement]) -> dict[str, SettleOutcome]:

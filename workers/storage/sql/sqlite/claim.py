@@ -152,8 +152,8 @@ def _take(transaction: Transaction, names: Iterable[str], limit: int) -> list[in
             gates = ClaimGates(transaction)
         fresh = [row for row in candidates if row[2] not in taken]
         held = _sort_out(transaction, fresh, taken, keys, limit, gates)
-        if held:
-            transaction.connection.execute(_HOLD, {"seqs": held})
+        for batch in batches(held):
+            transaction.connection.execute(_HOLD, {"seqs": list(batch)})
         came_up = gates is not None and gates.come_up(limit - len(taken))
         if len(taken) < limit and (came_up or held):
             rounds -= not came_up

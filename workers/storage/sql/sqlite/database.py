@@ -46,6 +46,7 @@ from workers.jobs import (
     Settlement,
     SettleOutcome,
 )
+from workers.storage.abilities import Turn
 from workers.storage.base import Limits
 from workers.storage.sql import crons
 from workers.storage.sql.caller import Caller, Callers, real_path, run_on, translated
@@ -85,7 +86,7 @@ class SqliteDatabase:
         self.users = 0
         # What the connections of the two threads said at the last look; both are touched by the reader's alone.
         self._seen: int | None = None
-        self._seen_by_writer: int | None = None
+        self._seen_by_writer: tuple[Connection, int] | None = None
         self._unsure_since: float | None = None
         self._writer = SqliteThread("workers-sqlite-writer", self.name, lambda: open_writer(path, busy_timeout))
         self._reader = SqliteWatcher(
@@ -126,6 +127,20 @@ class SqliteDatabase:
 
     def settle(self, begin: Begin, settlements: Sequence[Settlement]) -> Future[list[SettleOutcome]]:
         return self.change(begin, partial(settle.settle, settlements=settlements))
+
+    def turn(
+        self,
+        begin: Begin,
+        settlements: Sequence[Settlement],
+        worker_id: str,
+        leases: Mapping[str, timedelta],
+        limit: int,
+    ) -> Future[Turn] | None:
+        def run(transaction: Transaction) -> Turn:
+            outcomes = settle.settle(transaction, settlements)
+            return Turn(outcomes=outcomes, claims=claim.claim(transaction, worker_id, leases=leases, limit=limit))
+
+        return self.change(begin, run)
 
     async def settle_with(
         self, connection: object, begin: Begin, settlements: Sequence[Settlement]
@@ -200,6 +215,7 @@ class SqliteDatabase:
         if not self.events.is_listening(queue):
             self.refuse_nested()
             await asyncio.wrap_future(self.change(begin, self.events.listen))
+            self.events.listens(queue)
         if of_one_job and self.events.is_reading:
             self._reader.submit(self._read_events)  # which sets the watcher going, if nobody was waiting or listening
         else:
@@ -229,12 +245,12 @@ class SqliteDatabase:
         self._seen = None  # the versions of two connections cannot be compared
         return connection
 
-    def _write_later(self, work: Callable[[Executor], None]) -> None:
+    def _write_later(self, work: Callable[[Executor], None]) -> Future[None]:
         def run(connection: Connection) -> None:
             with connection.begin():
                 work(SqliteDirect(connection))
 
-        self._writer.submit(run)
+        return self._writer.submit(run)
 
     def _look(self, connection: Connection) -> Sight:
         self.events.keep_listening()
@@ -242,7 +258,8 @@ class SqliteDatabase:
         if version == self._seen:
             return Sight.NOTHING
         try:
-            by_writer = self._writer.peek(data_version)
+            # With the connection: a new one counts from its own beginning, and knows nothing of commits before that.
+            by_writer = self._writer.peek(lambda connection: (connection, data_version(connection)))
         except AtWork:
             if not self._was_unsure_for(POLL):
                 return Sight.UNSURE

@@ -11,9 +11,12 @@ row, which would cause every event to be written.
 
 from __future__ import annotations
 
+import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from datetime import timedelta
 from typing import Final
 
@@ -53,7 +56,10 @@ class EventLog:
     """This process's side of the event table of one database."""
 
     def __init__(
-        self, process: str, subscribers: DatabaseSubscribers, write: Callable[[Callable[[Executor], None]], None]
+        self,
+        process: str,
+        subscribers: DatabaseSubscribers,
+        write: Callable[[Callable[[Executor], None]], Future[None]],
     ) -> None:
         self._process = process
         self._subscribers = subscribers
@@ -62,8 +68,10 @@ class EventLog:
         # the lock: who has registered before he sees that it is set will not see it taken back.
         self._position: int | None = None
         self._lock = threading.Lock()
-        # When each queue's row was last renewed, on the monotonic clock; guarded by the lock.
+        # When each queue's row was last renewed, by a commit, on the monotonic clock; guarded by the lock.
         self._renewed: dict[int, float] = {}
+        # When the watcher last began to; touched by the reader's thread alone.
+        self._renewing: dict[int, float] = {}
 
     def record(self, transaction: Transaction, *, own: bool) -> None:
         """Write the transaction's events for listening processes; `own` if this one is told directly."""
@@ -93,30 +101,39 @@ class EventLog:
             return self._position is not None
 
     def listen(self, transaction: Transaction) -> None:
-        """Let other processes write down their events of the queue, from this transaction's commit on."""
+        """Let other processes write down their events of the queue, from this transaction's commit on.
+
+        That is to be told to `listens`: whoever subscribes must not rely on what may be undone.
+        """
         until = transaction.now + _LISTENING // timedelta(milliseconds=1)
         transaction.connection.execute(
             _LISTEN, {"queue": transaction.queue, "process": self._process, "expires_at": until}
         )
+
+    def listens(self, queue: int) -> None:
+        """Note that `listen` was committed just now."""
         with self._lock:
-            self._renewed[transaction.queue] = time.monotonic()
+            self._renewed[queue] = time.monotonic()
 
     def keep_listening(self) -> None:
         """Renew the rows of queues with subscribers in time."""
+        now = time.monotonic()
         for queue in self._subscribers.subscribed():
-            if not self.is_listening(queue):
-                with self._lock:
-                    self._renewed[queue] = time.monotonic()
+            began = self._renewing.get(queue, -math.inf)
+            if not self.is_listening(queue) and now - began >= _RENEW_AFTER.total_seconds():
+                self._renewing[queue] = now
                 self._renew(queue)
 
     def _renew(self, queue: int) -> None:
         def listen(connection: Executor) -> None:
             self.listen(Transaction(connection=connection, queue=queue, clock=lambda _: time.time_ns() // 1_000_000))
 
-        try:
-            self._write(listen)
-        except StorageUnavailable:
-            return  # disconnecting
+        def note(written: Future[None]) -> None:
+            if written.exception() is None:
+                self.listens(queue)
+
+        with contextlib.suppress(StorageUnavailable):  # disconnecting
+            self._write(listen).add_done_callback(note)
 
     def read(self, connection: Executor) -> bool:
         """Deliver what others wrote since the last call, and tell whether anybody here had asked for any of it.

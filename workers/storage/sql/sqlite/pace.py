@@ -13,6 +13,9 @@ POLL: Final = timedelta(milliseconds=50)
 REST: Final = timedelta(seconds=1)
 """And where they are heard of, when there was none."""
 
+LINGER: Final = timedelta(seconds=1)
+"""For how long after a write the looks stay as close as without it, before the rest."""
+
 CLOSEST_SECONDS: Final = 0.001
 CLOSEST_WHILE_WE_WRITE_SECONDS: Final = 0.004
 
@@ -36,14 +39,16 @@ class LookPace:
     """When to look next; all times are seconds, of the monotonic clock.
 
     Theory of operation. The first write after a pause causes a look at once. SQLite writes to its log before it makes
-    the commit visible, through shared memory, of which nobody is told. So further looks follow the one that heard a
-    write, at twice the distance each time. A look never comes sooner than `closest` after the last one. That is 1 ms,
+    the commit visible, through shared memory, of which nobody is told; in between it may synchronise the disk, or wait
+    for a processor. So further looks follow the one that heard a write, at twice the distance each time up to 50 ms,
+    until a second has gone by. A look never comes sooner than `closest` after the last one. That is 1 ms,
     and doubles with each look that woke somebody in vain, so that a busy writer of another queue in the file costs a
     waiter no more than 20 looks a second. It also doubles, up to 4 ms, with each look that found our own commits.
     """
 
     def __init__(self) -> None:
         self._looked = -math.inf
+        self._stirred = -math.inf  # when there was last something to see or hear
         self._closest = CLOSEST_SECONDS
         self._gap = CLOSEST_SECONDS
 
@@ -83,6 +88,9 @@ class LookPace:
             self._closest = CLOSEST_SECONDS
         elif seen is Sight.NOTHING:
             self._closest = max(self._closest / 2, CLOSEST_SECONDS)
-        again = self._closest if heard or seen is not Sight.NOTHING else 2 * self._gap
-        self._gap = again if again <= poll else rest.total_seconds()
+        again = 2 * self._gap
+        if heard or seen is not Sight.NOTHING:
+            again, self._stirred = self._closest, now
+        lingers = now - self._stirred < LINGER.total_seconds()
+        self._gap = again if again <= poll else poll if lingers else rest.total_seconds()
         self._looked = now

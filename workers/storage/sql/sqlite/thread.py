@@ -13,6 +13,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from workers.errors import StorageError, StorageUnavailable
+from workers.homes import ForkLock
 from workers.storage.sql.errors import is_busy, translate
 
 T = TypeVar("T")
@@ -33,7 +34,7 @@ class SqliteThread:
         self._connection: Connection | None = None
         self._in_use = threading.Lock()  # held by whoever uses the connection
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         self._stopped: Future[None] | None = None
         self._process = os.getpid()
         # A daemon, so that a program that forgot to disconnect can end; that does SQLite no harm.
