@@ -1,13 +1,21 @@
 """How long the analytics take, how that grows, and how much memory they need, compared with pandas and DuckDB.
 
     python scripts/bench_analytics.py [--attempts 1000000 3000000 10000000] [--servers 10000] [--repeat 1]
+    python scripts/bench_analytics.py --keep DIR --engines spark one-worker two-workers --attempts 10000000 100000000
 
 scripts/generate_attempts.py makes 30 days of attempts, half of them to one server. Every measurement is a process of
 its own, from its start to its last result on disk: `spark` computes all outputs, with 2 cores and a heap of 512 MiB for
 driver and executor, which are one process here, and need as much again beside the heap; `pandas` and `duckdb` compute
 the daily rows alone (DuckDB with the same percentiles, pandas with interpolated ones), each with at most 1 GiB of
-writable memory (RLIMIT_DATA; DuckDB knows its limit, and may spill). The first run of Spark on a machine also writes
-the archive of its classes when it ends; its time is not that of the others.
+writable memory (RLIMIT_DATA; DuckDB knows its limit, and may spill). `one-worker` and `two-workers` compute what
+`spark` does, on a standalone cluster of this machine: a master, and workers with one core and an executor of 512 MiB
+each; their `cpu` is that of all processes, and `driver_mib` that of the driver alone. The first run of Spark on a
+machine also writes the archive of its classes when it ends; its time is not that of the others.
+
+With `--keep` every row is written to DIR/rows.jsonl as soon as it is measured, and exports stay: the same command goes
+on where it was stopped, and measures nothing again that is there. What takes longer than `--minutes` is ended, and the
+row says so. 100 000 000 attempts are some 5 GB of exports; have four times as much room.
+
 `cpu` is processor time of all threads, which a busy machine distorts less than `seconds`; `growth` is that of `cpu`
 against the smallest input, divided by that of the input. Prints rows on stderr and one JSON object on stdout. Needs the
 `analytics` extra, pandas and duckdb.
@@ -16,17 +24,23 @@ against the smallest input, divided by that of the input. Prints rows on stderr 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
 import platform
+import re
 import resource
+import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +52,8 @@ HEAP = "512m"
 DAYS, UNTIL = 30, date(2026, 10, 31)
 NOW = datetime(2026, 10, 31, 3, tzinfo=UTC)
 ENGINES = ("spark", "pandas", "duckdb")
+WORKERS = {"one-worker": 1, "two-workers": 2}
+STARTED_SECONDS = 60
 DAILY_COLUMNS = ["server_url", "started_at", "duration_ms", "outcome", "error_code", "relayed_by", "request_bytes"]
 
 
@@ -46,10 +62,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--attempts", nargs="+", type=int, default=[1_000_000, 3_000_000, 10_000_000])
     parser.add_argument("--servers", type=int, default=10_000)
-    parser.add_argument("--engines", nargs="+", default=ENGINES, choices=ENGINES)
+    parser.add_argument("--engines", nargs="+", default=ENGINES, choices=(*ENGINES, *WORKERS))
     parser.add_argument("--repeat", type=int, default=1, help="runs of each kind; medians are shown")
-    parser.add_argument("--keep", type=Path, help="write the exports here and keep them; what is there is used again")
-    parser.add_argument("--role", choices=ENGINES, help=argparse.SUPPRESS)
+    parser.add_argument("--keep", type=Path, help="write exports and rows here, and go on with what is there")
+    parser.add_argument("--minutes", type=float, default=120, help="how long each measurement may take")
+    parser.add_argument("--role", choices=(*ENGINES, *WORKERS), help=argparse.SUPPRESS)
     parser.add_argument("--exports", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--results", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -57,24 +74,50 @@ def main() -> None:
         benchmark(options)
     else:
         roles = {"spark": run_spark, "pandas": run_pandas, "duckdb": run_duckdb}
+        roles |= {name: partial(run_cluster, count) for name, count in WORKERS.items()}
         print(json.dumps(roles[options.role](options.exports, options.results)))
 
 
 def benchmark(options: argparse.Namespace) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # children end with this process
     rows = []
-    with tempfile.TemporaryDirectory(prefix="fd-bench-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="fd-bench-", dir=options.keep) as scratch:
+        known = Known((options.keep or Path(scratch)) / "rows.jsonl")
         for attempts in options.attempts:
             exports = (options.keep or Path(scratch)) / f"{attempts}"
-            if not (exports / "attempts").exists():
+            if not (exports / "attempts").exists():  # the last to be there
+                shutil.rmtree(exports, ignore_errors=True)
                 make_exports(exports, attempts=attempts, servers=options.servers)
             for engine in options.engines:
-                results = [Path(scratch) / f"{engine}-{attempts}-{run}" for run in range(options.repeat)]
-                runs = [child(engine, exports, each) for each in results]
+                runs = []
+                for run in range(options.repeat):
+                    key = {"engine": engine, "attempts": attempts, "servers": options.servers, "run": run}
+                    results = Path(scratch) / f"{engine}-{attempts}-{run}"
+                    runs.append(known.measured(key, partial(child, engine, exports, results, options.minutes * 60)))
+                    shutil.rmtree(results, ignore_errors=True)
                 rows.append({"engine": engine, "attempts": attempts, **median(runs)})
                 show(rows[-1])
     add_growth(rows)
     machine = {"cpus": os.cpu_count(), "load": os.getloadavg()[0], "python": platform.python_version()}
     print(json.dumps({"servers": options.servers, **machine, "rows": rows}))
+
+
+class Known:
+    """What was measured, one line of JSON each, in a file that outlives this process."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        whole = (line for line in file.read_text().splitlines() if line.endswith("}}")) if file.exists() else ()
+        self._found = {json.dumps(told["key"]): told["found"] for told in map(json.loads, whole)}
+
+    def measured(self, key: dict[str, Any], measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return what was found for this key; measure it only if nothing was."""
+        name = json.dumps(key)
+        if name not in self._found:
+            self._found[name] = measure()
+            with self._file.open("a") as output:  # a line that was cut short is not one of those before
+                output.write("\n" + json.dumps({"key": key, "found": self._found[name]}))
+        return self._found[name]
 
 
 def make_exports(exports: Path, *, attempts: int, servers: int) -> None:
@@ -83,19 +126,34 @@ def make_exports(exports: Path, *, attempts: int, servers: int) -> None:
     subprocess.run([*command, *(f"--{name}={value}" for name, value in sizes.items())], check=True, stdout=sys.stderr)
 
 
-def child(engine: str, exports: Path, results: Path) -> dict[str, Any]:
+def child(engine: str, exports: Path, results: Path, most_seconds: float) -> dict[str, Any]:
     """Return what a fresh process measured, or why it did not come to an end."""
     command = [sys.executable, __file__, "--role", engine, "--exports", str(exports), "--results", str(results)]
     started = time.monotonic()
     # Days are UTC days: Spark's session says so, the others use the process's time zone.
-    finished = subprocess.run(command, capture_output=True, env={**os.environ, "TZ": "UTC"}, text=True)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "TZ": "UTC"},
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, err = process.communicate(timeout=most_seconds)
+    except subprocess.TimeoutExpired:
+        return {"failed": f"took longer than {most_seconds / 60:g} minutes"}
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # with the JVMs that it started
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
     seconds = time.monotonic() - started
-    if finished.returncode:
-        if engine == "spark":
-            raise SystemExit(f"spark failed:\n{finished.stderr[-4000:]}")
-        errors = [line for line in finished.stderr.splitlines() if "Error" in line or "Exception" in line]
-        return {"failed": errors[-1][:120] if errors else f"exit {finished.returncode}"}
-    return {"seconds": seconds, **json.loads(finished.stdout)}
+    if process.returncode:
+        if engine in ("spark", *WORKERS):
+            raise SystemExit(f"{engine} failed:\n{err[-4000:]}")
+        errors = [line for line in err.splitlines() if "Error" in line or "Exception" in line]
+        return {"failed": errors[-1][:120] if errors else f"exit {process.returncode}"}
+    return {"seconds": seconds, **json.loads(out)}
 
 
 def median(runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -125,6 +183,66 @@ def run_spark(exports: Path, results: Path) -> dict[str, float]:
     work = work_of(exports, None, UNTIL)
     with session("local[2]", name="bench", settings={"spark.driver.memory": HEAP}, work=work) as spark:
         return measure_spark(spark, exports, results)
+
+
+def run_cluster(workers: int, exports: Path, results: Path) -> dict[str, float]:
+    """Compute all outputs on a standalone cluster of this machine."""
+    from federation.analytics.pipeline import work_of
+    from federation.analytics.session import session
+
+    settings = {"spark.driver.memory": HEAP, "spark.executor.memory": HEAP, "spark.executor.cores": "1"}
+    executors = {"spark.executorEnv.PYTHONPATH": str(ROOT), "spark.pyspark.python": sys.executable}
+    work = work_of(exports, None, UNTIL)
+    with tempfile.TemporaryDirectory(prefix="fd-cluster-", dir=results.parent) as directory:
+        with cluster(Path(directory), workers) as master:
+            with session(master, name="bench", settings={**settings, **executors}, work=work) as spark:
+                found = measure_spark(spark, exports, results)
+                driver = spark.sparkContext._gateway.proc
+            driver.stdin.close()  # its JVM ends
+            driver.wait()
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return {**found, "cpu": own_cpu() + usage.ru_utime + usage.ru_stime}
+
+
+@contextlib.contextmanager
+def cluster(directory: Path, workers: int) -> Iterator[str]:
+    """Start a master and workers, and yield the master's URL."""
+    running: list[subprocess.Popen[bytes]] = []
+    try:
+        running.append(start_daemon("master.Master", directory / "master", "--port", "0"))
+        master = told(directory / "master", r"Starting Spark master at (spark://[\d.:]+)")
+        for number in range(workers):
+            size = ("--cores", "1", "--memory", "1g", "--work-dir", str(directory / f"work-{number}"))
+            running.append(start_daemon("worker.Worker", directory / f"worker-{number}", *size, master))
+            told(directory / f"worker-{number}", "(Successfully registered) with master")
+        yield master
+    finally:
+        for process in reversed(running):
+            process.terminate()
+        for process in running:
+            process.wait()
+
+
+def start_daemon(name: str, log: Path, *arguments: str) -> subprocess.Popen[bytes]:
+    import pyspark
+
+    home = Path(pyspark.__file__).parent
+    command = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", "--host", "127.0.0.1"]
+    environment = {**os.environ, "SPARK_HOME": str(home), "SPARK_DAEMON_MEMORY": "256m"}
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            [*command, "--webui-port", "0", *arguments], env=environment, stdout=output, stderr=output
+        )
+
+
+def told(log: Path, pattern: str) -> str:
+    """Wait until the log says it, and return its group."""
+    until = time.monotonic() + STARTED_SECONDS
+    while time.monotonic() < until:
+        if found := re.search(pattern, log.read_text()):
+            return found[1]
+        time.sleep(0.1)
+    raise SystemExit(f"{log.name} did not start:\n{log.read_text()[-2000:]}")
 
 
 def measure_spark(spark: Any, exports: Path, results: Path) -> dict[str, float]:
