@@ -320,3 +320,8 @@ class Keep(Protocol):
 
         A frame `by_server` has a few rows for each server, however many attempts there are.
         """
+
+
+def as_it_is(frame: DataFrame, *, by_server: bool = False) -> DataFrame:
+    """Return the frame itself, a `Keep` by which it is computed whenever it is needed."""
+    return frame

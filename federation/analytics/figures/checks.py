@@ -11,7 +11,16 @@ from db import AttemptOutcome, DeliveryState, ServerHealth
 from federation.analytics.days import FIRST_DAY, is_within, midnight, utc_day
 from federation.analytics.figures.duplicates import find_duplicates
 from federation.analytics.figures.quarantine import Checked, Fault, Reason, first_reason, set_aside, without_copies
-from federation.analytics.frames import ATTEMPTS, BLACKLIST, DELIVERIES, HEALTH_EVENTS, LOSSES, SERVERS, Window
+from federation.analytics.frames import (
+    ATTEMPTS,
+    BLACKLIST,
+    DELIVERIES,
+    HEALTH_EVENTS,
+    LOSSES,
+    SERVERS,
+    Window,
+    as_it_is,
+)
 from federation.delivery.codes import ERROR_CODES, HTTP_CODE, STORED_ALREADY
 from federation.protocol.urls import MAX_URL_CHARACTERS
 
@@ -20,6 +29,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
+
+    from federation.analytics.frames import Keep
 
 CLOCK_TOLERANCE: Final = timedelta(hours=1)
 """How far ahead of ours another machine's clock may be before its times count as being in the future."""
@@ -73,10 +84,10 @@ def check_attempts(attempts: DataFrame, *, window: Window, now: datetime, ids: D
     return find_duplicates(rows.select("id") if ids is None else ids).mark(judged, order=(*COUNTED, *_OTHERS))
 
 
-def check_servers(servers: DataFrame, *, now: datetime) -> Checked:
+def check_servers(servers: DataFrame, *, now: datetime, keep: Keep = as_it_is) -> Checked:
     """Put every registry row in `good`, with a URL of its own, or in `bad`. Its keys are judged elsewhere.
 
-    Of rows that share a URL, the one written last stays.
+    Of rows that share a URL, the one written last stays. The judged rows go through `keep`, as much is made of them.
     """
     faults = (
         Fault(reason=Reason.MALFORMED_URL, holds=_malformed("url")),
@@ -86,7 +97,7 @@ def check_servers(servers: DataFrame, *, now: datetime) -> Checked:
     )
     newest: list[str | Column] = [F.col("updated_at").desc_nulls_last(), *SERVERS.fieldNames()]
     reason = without_copies(first_reason(faults), key="url", order=newest, copy=Reason.DUPLICATED_URL)
-    return _checked("servers", servers, SERVERS, reason=reason)
+    return _parted("servers", keep(_judged(servers, SERVERS, reason), by_server=True), SERVERS)
 
 
 def check_blacklist(blacklist: DataFrame) -> Checked:
@@ -133,7 +144,14 @@ def check_health_events(events: DataFrame, *, now: datetime) -> Checked:
 
 
 def _checked(source: str, frame: DataFrame, schema: StructType, *, reason: Column) -> Checked:
-    rows = frame.select(*schema.fieldNames()).withColumn("_reason", reason)
+    return _parted(source, _judged(frame, schema, reason), schema)
+
+
+def _judged(frame: DataFrame, schema: StructType, reason: Column) -> DataFrame:
+    return frame.select(*schema.fieldNames(), reason.alias("_reason"))
+
+
+def _parted(source: str, rows: DataFrame, schema: StructType) -> Checked:
     bad = rows.where(F.col("_reason").isNotNull())
     return Checked(
         good=rows.where(F.col("_reason").isNull()).drop("_reason"),

@@ -25,7 +25,7 @@ from federation.analytics.figures.outages import find_outages
 from federation.analytics.figures.relays import relay_candidates
 from federation.analytics.figures.scorecard import server_scorecard
 from federation.analytics.figures.tally import bad, good, tally
-from federation.analytics.frames import DELIVERIES, LOSSES, Inputs, Keep, Outputs, Window, no_rows
+from federation.analytics.frames import DELIVERIES, LOSSES, Inputs, Keep, Outputs, Window, as_it_is, no_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,11 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-def _as_it_is(frame: DataFrame, *, by_server: bool = False) -> DataFrame:
-    return frame
-
-
-def compute(inputs: Inputs, *, window: Window, now: datetime | None = None, keep: Keep = _as_it_is) -> Outputs:
+def compute(inputs: Inputs, *, window: Window, now: datetime | None = None, keep: Keep = as_it_is) -> Outputs:
     """Compute every output, lazily: Spark works when they are written.
 
     `now`, by default this moment, tells future times. `server_daily` holds the days of `window` that the attempts
@@ -51,7 +47,7 @@ def compute(inputs: Inputs, *, window: Window, now: datetime | None = None, keep
     judged = check_attempts(inputs.attempts, window=window, now=now, ids=inputs.attempt_ids)
     tallied = keep(tally(judged))
     counts = good(tallied)
-    servers = check_servers(inputs.servers, now=now)
+    servers = check_servers(inputs.servers, now=now, keep=keep)
     blacklist = check_blacklist(inputs.blacklist)
     events = check_health_events(inputs.health_events, now=now)
     session = inputs.attempts.sparkSession
@@ -60,7 +56,7 @@ def compute(inputs: Inputs, *, window: Window, now: datetime | None = None, keep
 
     daily = keep(server_daily(counts))
     known_days = daily if inputs.server_daily is None else _with_stored(daily, inputs.server_daily)
-    outages = keep(find_outages(events.good, servers.good, until=until), by_server=True)
+    outages = keep(find_outages(events.good, servers.good, until=until, keep=keep), by_server=True)
     anomalies = key_anomalies(
         servers.good,
         earlier=inputs.earlier_servers,
@@ -80,6 +76,7 @@ def compute(inputs: Inputs, *, window: Window, now: datetime | None = None, keep
         losses=losses.good,
         window=window,
         until=until,
+        keep=keep,
     )
     scorecard = keep(scorecard, by_server=True)
     return Outputs(

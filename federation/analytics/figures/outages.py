@@ -14,23 +14,26 @@ from pyspark.sql import functions as F  # noqa: N812 - the name Spark's own docu
 
 from db import ServerHealth
 from federation.analytics.days import microseconds_between, seconds_between
+from federation.analytics.frames import as_it_is
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from pyspark.sql import DataFrame
 
+    from federation.analytics.frames import Keep
 
-def find_outages(events: DataFrame, servers: DataFrame, *, until: datetime) -> DataFrame:
+
+def find_outages(events: DataFrame, servers: DataFrame, *, until: datetime, keep: Keep = as_it_is) -> DataFrame:
     """Find every outage of a known server that began before `until`: `server_url`, `began_at`, `ended_at`.
 
     `began_at` is null if that is not on record, `ended_at` if the outage was not over at `until`; none ends before it
     began. The registry has the last word. If it knows a server to be healthy, an outage that the events leave open
     ended when the server was last seen. If it knows one to be down and no event says so, it has been down since it was
     last seen or, by the events, got well, or since it is known: when it was last looked at says nothing. Events after
-    `until` matter only for this.
+    `until` matter only for this. What the events alone say goes through `keep`.
     """
-    recorded = _recorded(events)
+    recorded = keep(_recorded(events), by_server=True)
     marked_at = F.coalesce("last_seen", "created_at").alias("marked_at")
     known = servers.select(F.col("url").alias("server_url"), "is_healthy", "last_seen", marked_at)
     ended = F.coalesce("ended_at", F.when(F.col("is_healthy"), F.col("last_seen")))

@@ -30,7 +30,15 @@ from federation.analytics.figures.actions import advise
 from federation.analytics.figures.daily import share
 from federation.analytics.figures.outages import outage_figures
 from federation.analytics.figures.owed import owed_figures
-from federation.analytics.frames import BLACKLISTED, SERVER_SCORECARD, UNREGISTERED, AnomalyKind, Trend, Window
+from federation.analytics.frames import (
+    BLACKLISTED,
+    SERVER_SCORECARD,
+    UNREGISTERED,
+    AnomalyKind,
+    Trend,
+    Window,
+    as_it_is,
+)
 from federation.delivery.codes import FORGERIES, OWN_FAULTS
 
 if TYPE_CHECKING:
@@ -38,6 +46,8 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from pyspark.sql import Column
+
+    from federation.analytics.frames import Keep
 
 WINDOW_DAYS: Final = (WEEK, MONTH)
 WEIGHTS: Final = {"reliability": 0.6, "uptime": 0.3, "latency": 0.1}
@@ -60,14 +70,16 @@ def server_scorecard(
     losses: DataFrame,
     window: Window,
     until: datetime,
+    keep: Keep = as_it_is,
 ) -> DataFrame:
     """Compute one row per `WINDOW_DAYS` for each server known before `until`, or attempted; see `SERVER_SCORECARD`.
 
     `daily` holds every day of the longest window, stored or fresh; days without a row are days without attempts.
-    `until` is when the window ends, or the present if that is earlier.
+    `until` is when the window ends, or the present if that is earlier. Who is known, and what is known of each, goes
+    through `keep`: of plans as long as these, every step would take Spark long to look through.
     """
     in_windows = daily_in_windows(daily, window)
-    known = _judged(servers, [in_windows, deliveries, losses], until=until)
+    known = keep(_judged(servers, [in_windows, deliveries, losses], until=until), by_server=True)
     windows = known.select("server_url", "created_at", _each_of(WINDOW_DAYS).alias("window_days")).select(
         "server_url",
         "window_days",
@@ -75,13 +87,16 @@ def server_scorecard(
         F.lit(until).alias("ends_at"),
     )
     key = ["server_url", "window_days"]
-    figures = (
+    joined = (
         outage_figures(windows, outages)
         .join(_traffic(in_windows), key, "left")
         .join(_top_errors(in_windows), key, "left")
         .join(owed_figures(windows, deliveries, losses), key, "left")
         .join(_standing(known, blacklist, outages), "server_url")
         .join(_key_findings(anomalies), "server_url", "left")
+    )
+    figures = (
+        keep(joined, by_server=True)
         .withColumns({name: F.coalesce(name, F.lit(0)) for name in _COUNTS})
         # Nobody keeps a record of when a stranger was down.
         .withColumn("uptime", F.when(F.col("state") != UNREGISTERED, F.col("uptime")))
