@@ -279,6 +279,7 @@ class Inputs:
     on the first run. `server_daily` are stored days, as a rule those before the window, that scorecards look back at; a
     day that `attempts` have, too, is taken from there. `earlier_anomalies` is what a run of an earlier day found.
     `links`, `deliveries`, `losses` and `accepted_keys` are None if an export of an earlier version has none.
+    `attempt_ids` has the ids of the same attempts, from a reader that would read all their columns for one.
     """
 
     attempts: DataFrame
@@ -292,6 +293,7 @@ class Inputs:
     deliveries: DataFrame | None = None
     losses: DataFrame | None = None
     accepted_keys: DataFrame | None = None
+    attempt_ids: DataFrame | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

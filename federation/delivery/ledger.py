@@ -2,17 +2,18 @@
 
 Theory of operation. Attempts run side by side, and each writes twice: before it sends, and when it knows the outcome.
 One transaction per write would cost more than the delivery, so concurrent writes share one (see `Batcher`). Under load
-it first waits a few milliseconds for more. A caller returns only after its entry is committed, so everything
-an attempt reported is on disk before its job is settled. Every entry may be repeated: a crash between the commit and
-the settling of the job runs the attempt again.
+it first waits a few milliseconds for more. On PostgreSQL there are two lines: a single statement writes what is as
+usual (see `usual`), which most entries are, and hands on the others. A caller returns only after its entry is
+committed, so everything an attempt reported is on disk before its job is settled. Every entry may be repeated: a crash
+between the commit and the settling of the job runs the attempt again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Final, Protocol, cast
+from typing import Final, Protocol, TypeVar, cast
 
 import structlog
 from sqlalchemy.exc import DataError, IntegrityError
@@ -42,10 +43,24 @@ _REFUSED: Final = (DataError, IntegrityError, UnicodeError)
 """Errors that blame an entry, not the database. A text without a UTF-8 form raises the last one, unwrapped."""
 
 
+_Entry = TypeVar("_Entry", Entry, UsualEntry)
+
+
 class AddJobs(Protocol):
     """Adds the jobs of deliveries to the queue, after the commit that made them due."""
 
     async def __call__(self, jobs: Sequence[PlannedJob], /) -> object: ...
+
+
+def _batcher(write: Callable[[Sequence[_Entry]], Awaitable[Sequence[object]]]) -> Batcher[_Entry, object]:
+    return Batcher(
+        write,
+        MAX_GROUP,
+        is_common=lambda error: not isinstance(error, _REFUSED),
+        linger=LINGER_SECONDS,
+        crowd=CROWD,
+        skips_cancelled=False,
+    )
 
 
 class Ledger:
@@ -55,22 +70,8 @@ class Ledger:
         self._database = database
         self._add_jobs = add_jobs
         self._clock = clock or SystemClock()
-        self._batcher: Batcher[Entry, object] = Batcher(
-            self._write_group,
-            MAX_GROUP,
-            is_common=lambda error: not isinstance(error, _REFUSED),
-            linger=LINGER_SECONDS,
-            crowd=CROWD,
-            skips_cancelled=False,
-        )
-        self._usual: Batcher[UsualEntry, object] = Batcher(
-            self._write_usual,
-            MAX_GROUP,
-            is_common=lambda error: not isinstance(error, _REFUSED),
-            linger=LINGER_SECONDS,
-            crowd=CROWD,
-            skips_cancelled=False,
-        )
+        self._batcher: Batcher[Entry, object] = _batcher(self._write_group)
+        self._usual: Batcher[UsualEntry, object] = _batcher(self._write_usual)
         self._adding: asyncio.Task[None] | None = None
 
     async def begin(self, entry: Begin) -> Begun | NotBegun:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeAlias
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, delete, insert, null, select
+from sqlalchemy import ColumnElement, Connection, Row, and_, delete, insert, null, or_, select
 from sqlalchemy.orm import aliased
 from sqlmodel import col
 
@@ -81,7 +81,7 @@ class Purge:
         """
         now = self._clock.now()
         return {
-            "deliveries": await self._delete(DeliveryJob, _was_settled(now - KEEP_SETTLED_ROWS)),
+            "deliveries": await self._delete(DeliveryJob, _was_settled(now - KEEP_SETTLED_ROWS, now)),
             "attempts": await self._delete(
                 DeliveryAttempt, col(DeliveryAttempt.started_at) < now - self._keep_attempts
             ),
@@ -133,16 +133,16 @@ def _loss(row: Row[*tuple[Any, ...]]) -> dict[str, object]:
     }
 
 
-def _was_settled(before: datetime) -> ColumnElement[bool]:
+def _was_settled(before: datetime, now: datetime) -> ColumnElement[bool]:
     """Tell which deliveries were settled before that.
 
     They were made earlier still, and are not held: so an index by state and time has them together. Without it, each
-    batch would look at all that is held.
+    batch would look at all that is held. A time in the future was written before the clock was set back.
     """
     settled = [state for state in DeliveryState if state is not DeliveryState.HELD]
     return and_(
         col(DeliveryJob.state).in_(settled),
-        col(DeliveryJob.created_at) < before,
+        or_(col(DeliveryJob.created_at) < before, col(DeliveryJob.created_at) > now),
         col(DeliveryJob.settled_at) < before,
     )
 

@@ -143,6 +143,9 @@ class Turn:
 class TakesTurns(Protocol):
     """A storage for which it is less work to settle and claim in one round trip than in two."""
 
+    turns_at_once: int
+    """How many turns a worker should have under way: 1 with all slots each, or 2 with half of the slots each."""
+
     async def settle_and_claim(
         self, settlements: Sequence[Settlement], worker_id: str, *, leases: Mapping[str, timedelta], limit: int
     ) -> Turn:

@@ -2,9 +2,10 @@
 
 Theory of operation. Whoever settles claims along for the slots that are free then, as long as the last claim, of either
 kind, brought all it asked for. So the claim loop need not claim meanwhile; it begins when there are too few jobs, and
-goes on when a storage leaves a claim to it. A turn ends and claims jobs of half of the slots at most, and two may be
-under way: while the storage serves one half, the other half works. Slots for which a claim is under way are reserved,
-so that each is filled once.
+goes on when a storage leaves a claim to it. On some storages a turn ends and claims jobs of half of the slots at most,
+and two may be under way: while the storage serves one half, the other half works. On the others, where a call costs
+more, one turn after the other is about all slots. Slots for which a claim is under way are reserved, so that each is
+filled once.
 
 A worker that is asked to stop claims nothing along. What it was already asked for is given back, uncounted, before the
 outcome of the settlements is told, so the worker waits for that.
@@ -60,8 +61,10 @@ class Turns:
 
     @property
     def limit(self) -> int | None:
-        """How many jobs one turn ends at most, of two at a time; None if there are no turns."""
-        return None if self._taking is None else max(2, (self._slots.count + 1) // 2)
+        """How many jobs one turn ends at most, of two at a time; None if there is one at a time, of any size."""
+        if self._taking is None or self._taking.turns_at_once == 1:
+            return None
+        return max(2, (self._slots.count + 1) // 2)
 
     @property
     def claim(self) -> bool:
@@ -103,6 +106,7 @@ class Turns:
                 await self._storage.settle([Released(claim=claim) for claim in claims])
 
     def _free(self, settlements: Sequence[Settlement]) -> int:
-        if self.limit is None or not self.claim or not self._claimer.may_claim():
+        if not self.claim or not self._claimer.may_claim():
             return 0
-        return min(self.limit, self._slots.free_without([settlement.claim.token for settlement in settlements]))
+        free = self._slots.free_without([settlement.claim.token for settlement in settlements])
+        return free if self.limit is None else min(self.limit, free)

@@ -1,4 +1,4 @@
-"""What pyarrow cannot ask of Azure: to write a blob only if there is none of its name, and to delete it without a lease.
+"""What pyarrow cannot ask of Azure: to write a blob only if there is none of its name; to delete one without a lease.
 
 The header is `If-None-Match: *`. Azure's library signs the request, with the credentials that pyarrow finds, too.
 """

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow
 import pyarrow.parquet
 from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
 
 from federation.analytics import frames
 from federation.analytics.data.arrow_columns import UNREADABLE
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
     from datetime import date
 
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
 
     from federation.analytics.data.snapshots import Place
 
 _WHAT_MAKES_THEM: Final = "`federation analytics export` and scripts/generate_attempts.py make them"
+_IDS: Final = StructType([frames.ATTEMPTS["id"]])
 
 
 def read_exports(spark: SparkSession, exports: Place, window: Window) -> Inputs:
@@ -50,8 +51,10 @@ def read_exports(spark: SparkSession, exports: Place, window: Window) -> Inputs:
     def read_if_there(name: str, schema: StructType) -> DataFrame | None:
         return read(schema, name) if _is_there(exports, name) else None
 
+    attempts = read(frames.ATTEMPTS, *days)
     return Inputs(
-        attempts=read(frames.ATTEMPTS, *days),
+        attempts=attempts,
+        attempt_ids=read(_IDS, *days) if isinstance(exports, Snapshot) else attempts.select("id"),
         servers=read(frames.SERVERS, "servers"),
         blacklist=read(frames.BLACKLIST, "blacklist"),
         health_events=read(frames.HEALTH_EVENTS, "health_events"),

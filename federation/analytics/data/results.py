@@ -22,7 +22,7 @@ from federation.analytics.data.snapshots import Snapshot
 from federation.analytics.data.stored_files import UNKNOWN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from datetime import date
     from pathlib import Path
 
@@ -112,14 +112,17 @@ def write_text(text: str, name: str, out: Place) -> None:
         write_file(text, out / name)
 
 
-def read_days(spark: SparkSession, out: Place, result: Result, days: Iterable[date]) -> DataFrame:
-    """Read the rows of those `days` that are stored, and nothing of the others."""
+def read_days(
+    spark: SparkSession, out: Place, result: Result, days: Iterable[date], columns: Sequence[str] | None = None
+) -> DataFrame:
+    """Read the rows of those `days` that are stored, and nothing of the others; by default all of their columns."""
+    schema = StructType([result.schema[name] for name in columns or result.schema.names])
     if isinstance(out, Snapshot):
-        return out.read(spark, result.schema, *(result.place(day) for day in days))
+        return out.read(spark, schema, *(result.place(day) for day in days))
     files = [readable(file) for day in days if (file := result.file(out, day)).exists()]
     if not files:
-        return frames.no_rows(spark, result.schema)
-    return _read(spark, out, result, files)
+        return frames.no_rows(spark, schema)
+    return _read(spark, out, result, files).select(*schema.names)
 
 
 def read_undated(spark: SparkSession, out: Place, result: Result) -> DataFrame:

@@ -184,7 +184,8 @@ class Snapshot:
             StoreUnusable: it cannot be written to, or writes over what is there though asked not to.
         """
         name = f"{DATA}/{self._run}/probe"
-        if not self._store.put_if_absent(name, b"1") or self._store.put_if_absent(name, b"2"):
+        self._store.put_if_absent(name, b"1")  # if it is taken, then by us: an answer was lost
+        if self._store.put_if_absent(name, b"2"):
             raise StoreUnusable(
                 f"{self.url} writes over what is there although asked not to, so two runs could lose each other's"
                 " results; use another store"

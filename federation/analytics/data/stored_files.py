@@ -90,7 +90,10 @@ def register_files(spark: SparkSession) -> None:
 
 
 def read_files(spark: SparkSession, url: StoreUrl, files: Sequence[DataFile], schema: StructType) -> DataFrame:
-    """Read the rows of the files. Columns that one lacks are null."""
+    """Read these columns of the rows of the files, and no others. Columns that one lacks are null.
+
+    Spark does not tell a Python data source which columns a query needs: name only those.
+    """
     register_files(spark)
     named = json.dumps([(file.name, file.groups, file.size) for file in files])
     return (

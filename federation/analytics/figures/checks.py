@@ -54,12 +54,12 @@ COUNTED: Final = (
 _OTHERS: Final = tuple(name for name in ATTEMPTS.fieldNames() if name not in COUNTED)
 
 
-def check_attempts(attempts: DataFrame, *, window: Window, now: datetime) -> DataFrame:
+def check_attempts(attempts: DataFrame, *, window: Window, now: datetime, ids: DataFrame | None = None) -> DataFrame:
     """Return every attempt of the window with its UTC `day` and its `reason`, which is null for a good one.
 
     Attempts of other times are left out, as nobody asked for them. Those without a time, or with one before 2000 or
     in the future, belong to no window: they are returned without a day. Of good rows that share an id on one day, the
-    smallest stays good.
+    smallest stays good. `ids` is the column `id` of `attempts`, where that is read apart.
     """
     is_asked_for, is_ancient = is_within("started_at", window), _is_ancient("started_at")
     homeless = F.col("started_at").isNull() | is_ancient | _is_future("started_at", now)
@@ -70,7 +70,7 @@ def check_attempts(attempts: DataFrame, *, window: Window, now: datetime) -> Dat
         first_reason(_attempt_faults(now)).alias("reason"),
     )
     # A null is the first in every order, so only good rows are the copies of others.
-    return find_duplicates(rows.select("id")).mark(judged, order=(*COUNTED, *_OTHERS))
+    return find_duplicates(rows.select("id") if ids is None else ids).mark(judged, order=(*COUNTED, *_OTHERS))
 
 
 def check_servers(servers: DataFrame, *, now: datetime) -> Checked:

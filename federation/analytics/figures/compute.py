@@ -48,7 +48,8 @@ def compute(inputs: Inputs, *, window: Window, now: datetime | None = None, keep
     """
     now = now or datetime.now(UTC)
     until = end_of(window, now=now)
-    tallied = keep(tally(check_attempts(inputs.attempts, window=window, now=now)))
+    judged = check_attempts(inputs.attempts, window=window, now=now, ids=inputs.attempt_ids)
+    tallied = keep(tally(judged))
     counts = good(tallied)
     servers = check_servers(inputs.servers, now=now)
     blacklist = check_blacklist(inputs.blacklist)

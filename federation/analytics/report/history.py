@@ -54,7 +54,8 @@ def turnover(spark: SparkSession, out: Place, as_of: date) -> Turnover:
     days = [*_stored(out, as_of), as_of]
     if len(days) == 1:
         return Turnover()
-    cards = read_days(spark, out, SERVER_SCORECARD, days)
+    columns = ("server_url", "as_of", "window_days", "state", "action")
+    cards = read_days(spark, out, SERVER_SCORECARD, days, columns)
     registered = cards.where((sf.col("window_days") == WEEK) & (sf.col("state") != UNREGISTERED))
     position = sf.array_position(sf.array(*(sf.lit(action.value) for action in URGENCY)), sf.col("action"))
     seen = registered.groupBy("server_url").agg(

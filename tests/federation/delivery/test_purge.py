@@ -92,6 +92,15 @@ async def test_settled_rows_go_after_seven_days_and_attempts_after_thirty(databa
     assert not any((await purge()).values())
 
 
+async def test_a_row_of_a_time_to_come_goes_as_others_do(database: Database) -> None:
+    """It was made before the clock was set back."""
+    row = settled("old", timedelta(days=8))
+    row.created_at = NOW + timedelta(days=3650)
+    async with database.transaction() as session:
+        session.add(row)
+    assert (await Purge(database)())["deliveries"] == 1
+
+
 async def test_what_was_lost_is_written_down(database: Database) -> None:
     """Of each delivery that was given up: whose, how and when it ended. Kept for a year."""
     ages = {"failed": timedelta(days=8), "expired": timedelta(days=9), "former": timedelta(days=364)}

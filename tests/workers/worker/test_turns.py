@@ -25,6 +25,8 @@ from workers.worker.handlers import Job
 class TurningStorage(MemoryStorage):
     """Settles and claims in one call; `let` holds its answers back. `asked` is what it was asked: ends and limit."""
 
+    turns_at_once = 2
+
     def __init__(self) -> None:
         super().__init__()
         self.asked: list[tuple[int, int]] = []

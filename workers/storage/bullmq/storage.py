@@ -146,6 +146,8 @@ class BullMQStorage:
         cron_rows=False,
     )
 
+    turns_at_once: Final = 2
+
     def __init__(
         self,
         target: str | Redis,

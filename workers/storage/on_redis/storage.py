@@ -72,6 +72,8 @@ class ScriptedStorage(ABC):
     limits: Limits
     """What is known of the server comes with `connect`."""
 
+    turns_at_once: Final = 2
+
     def __init__(
         self, name: str, server: RedisServer, subscribers: ChannelSubscribers, *, allow_eviction: bool
     ) -> None:

@@ -81,6 +81,8 @@ class SqlStorage:
         Unsupported: another database than these, or a `clock` for PostgreSQL.
     """
 
+    turns_at_once: Final = 1
+
     def __init__(
         self,
         target: str | URL | Engine | AsyncEngine,

@@ -87,6 +87,7 @@ def test_a_commit_whose_answer_was_lost_counts(folder: StoreUrl, monkeypatch: py
     monkeypatch.setattr(Store, "put_if_absent", lambda *arguments: (put(*arguments), put(*arguments))[1])
     write(folder, 1)
     assert generation_of(Snapshot(folder)) == 1
+    Snapshot(folder).require_writable()
 
 
 def test_a_reader_in_the_middle_goes_by_one_manifest(folder: StoreUrl) -> None:

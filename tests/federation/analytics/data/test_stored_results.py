@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import date, timedelta
 from pathlib import Path
+from uuid import uuid4
 
 import pyarrow
 import pyarrow.parquet
@@ -14,6 +16,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
 
 from db import DeliveryAttempt
 from federation.analytics import frames, pipeline
@@ -32,11 +35,12 @@ from federation.analytics.data.results import (
 from federation.analytics.data.sinks import write_outputs
 from federation.analytics.data.snapshots import Snapshot
 from federation.analytics.data.source import SourceTables
-from federation.analytics.data.store_urls import StoreUrl
+from federation.analytics.data.store_urls import StoreUrl, parse_store_url
 from federation.analytics.data.stored_exports import export_to_store
-from federation.analytics.data.stored_files import GROUP_ROWS, DataFile, Piece, share
+from federation.analytics.data.stored_files import GROUP_ROWS, DataFile, FilesReader, Piece, share
 from federation.analytics.data.stores import Store
 from federation.analytics.errors import AnalyticsError, DirectoryUnusable, StoreChanged, first_cause
+from federation.analytics.figures.checks import check_attempts
 from federation.analytics.frames import Inputs, Outputs, Window
 from tests.federation.analytics.history import DAY, SERVERS, add, attempt, attempts, execute, fill, moment
 from tests.federation.analytics.story import AS_OF, SICK, make_outputs
@@ -114,6 +118,45 @@ def test_tasks_read_and_write_stores_of_each_kind(
     names = [f"numbers/{name}" for name in stored.partitions("numbers")]
     assert [stored.rows(name) for name in names] == [1000] * 3
     assert rows(stored.read(spark, numbers.schema, *names)) == rows(numbers)
+
+
+def test_only_named_columns_are_read(tmp_path: Path) -> None:
+    """Spark does not tell the reader which ones a query needs; the ids of attempts are a tenth of their bytes."""
+    url, count = parse_store_url(f"file://{tmp_path}"), 20_000
+    texts = {name: [uuid4().hex for _ in range(count)] for name in ("delivery_id", "server_url", "job_name")}
+    pyarrow.parquet.write_table(pyarrow.table({"id": range(count), **texts}), tmp_path / "1")
+
+    def read(*names: str) -> tuple[list[str], int]:
+        """The columns that are there, and how many bytes this process read meanwhile."""
+        files = json.dumps([("1", 1, (tmp_path / "1").stat().st_size)])
+        schema = StructType([frames.ATTEMPTS[name] for name in names])
+        reader = FilesReader({"url": url.text, "files": files, "tasks": "1"}, schema)
+        before = bytes_read()
+        batches = list(reader.read(reader.partitions()[0]))
+        assert sum(batch.num_rows for batch in batches) == count
+        return batches[0].schema.names, bytes_read() - before
+
+    all_names, all_bytes = read("id", *texts)
+    names, few_bytes = read("id")
+    assert (all_names, names) == (["id", *texts], ["id"])
+    assert few_bytes < all_bytes / 8
+
+
+def bytes_read() -> int:
+    return int(re.findall(r"rchar: (\d+)", Path("/proc/self/io").read_text())[0])
+
+
+def test_ids_of_attempts_are_read_apart(spark: SparkSession, sqlite_only: str, tmp_path: Path) -> None:
+    """To find those that are there twice: nothing else of the attempts is read for that."""
+    fill(sqlite_only, attempts(10, 3))
+    store = parse_store_url(f"file://{tmp_path}")
+    export_to_store(SourceTables(spark=spark, url=sqlite_only), spark, Snapshot(store), now=NOW)
+    inputs = read_exports(spark, Snapshot(store), EXPORTED)
+    judged = check_attempts(inputs.attempts, window=EXPORTED, now=NOW, ids=inputs.attempt_ids)
+    plan = judged._jdf.queryExecution().executedPlan().toString()
+    scans = re.findall(r"BatchScan federation-files\[(.*?)\]", plan)
+    others = len(frames.ATTEMPTS.names) - 1
+    assert {re.sub(r"#\d+L?", "", columns) for columns in scans} == {"id", f"id, ... {others} more fields"}
 
 
 @pytest.mark.full

@@ -14,8 +14,10 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from workers.storage.sql.direct import Answer, Direct, Values
+from workers.storage.sql.postgres.prepared import Prepared
 
 _ARRAY: Final = re.compile(r"CAST\(:(\w+) AS (\w+)\[\]\)")
+_PREPARED: Final = "workers_prepared"
 _PARAMETER: Final = re.compile(r"(?<![:\w]):(\w+)(?!:)")  # as SQLAlchemy has it
 
 
@@ -34,10 +36,14 @@ class PostgresDirect(Direct):
         if found.autocommit is not alone:
             with self._giving_up("SET autocommit"):
                 found.autocommit = alone
+        self._prepared = _prepared(connection, found) if alone else None
 
     def _once(self, sql: str, values: Values) -> Answer:
         sql, values = _of_single_values(sql, values)
         with self._giving_up(sql):
+            found = self._prepared.execute(sql, values) if self._prepared is not None else None
+            if found is not None:
+                return Answer(*found)
             return _answer(self._driver.execute(_as_psycopg_has_it(sql), values))
 
     def _for_each(self, sql: str, values: Sequence[Values]) -> Answer:
@@ -56,6 +62,15 @@ class PostgresDirect(Direct):
             ):  # "cached plan must not change result type"
                 self.plain.invalidate()
             raise DBAPIError(sql, None, error, hide_parameters=True) from error
+
+
+def _prepared(connection: Connection, driver: psycopg.Connection[tuple[object, ...]]) -> Prepared:
+    """Return the statements that are prepared on this connection; they are forgotten when it is closed."""
+    known = connection.info
+    found: object = known.get(_PREPARED)
+    if not isinstance(found, Prepared) or found.driver is not driver:
+        found = known[_PREPARED] = Prepared(driver)
+    return found
 
 
 def _answer(cursor: psycopg.Cursor[tuple[object, ...]]) -> Answer:
