@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import psycopg
 from psycopg import pq
@@ -77,7 +77,9 @@ class Prepared:
         statement = self._statements[sql]
         if statement is None:
             return None
-        sent = [_encoded(values[name]) for name in statement.parameters]
+        sent: list[Any] = [
+            _encoded(values[name]) for name in statement.parameters
+        ]  # its type leaves out None, for NULL
         formats = [_BINARY if isinstance(values[name], bytes) else 0 for name in statement.parameters]
         result = self.driver.pgconn.exec_prepared(statement.name, sent, formats, _BINARY)
         if result.status == pq.ExecStatus.TUPLES_OK:
