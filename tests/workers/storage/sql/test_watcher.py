@@ -216,12 +216,26 @@ def block(thread: SqliteThread) -> threading.Event:
 @pytest.mark.usefixtures("no_inotify")
 async def test_without_inotify_the_watcher_looks(storage: SqlStorage, url: str) -> None:
     """On a system that has none, a look every 50 ms finds what another process has committed."""
+    await _hears_by_looking(storage, url)
+
+
+async def test_on_a_python_without_eventfd_the_watcher_looks(
+    storage: SqlStorage, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python has it only if the system that it was built on had it."""
+    monkeypatch.delattr(os, "eventfd")
+    await _hears_by_looking(storage, url)
+
+
+async def _hears_by_looking(storage: SqlStorage, url: str) -> None:
+    before = open_here()
     async with child("enqueue", url, argument="a") as process:
         waiting = asyncio.create_task(storage.wait(["work"], timeout=MINUTE))
         await until(lambda: watcher_of(storage)._watched_until)
         assert watcher_of(storage)._ear is None
         go(process)
         await asyncio.wait_for(waiting, PATIENCE)
+    assert open_here() == before
 
 
 async def test_a_process_that_may_open_nothing_more_looks(storage: SqlStorage, url: str) -> None:

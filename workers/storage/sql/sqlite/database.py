@@ -209,7 +209,7 @@ class SqliteDatabase:
         self.callers.refuse_nested()
 
     def hear(self) -> None:
-        """Do nothing: the watcher ticks whenever somebody waits."""
+        """Do nothing: the watcher looks whenever somebody waits."""
 
     async def subscribe(self, begin: Begin, queue: int, *, of_one_job: bool = False) -> None:
         if not self.events.is_listening(queue):

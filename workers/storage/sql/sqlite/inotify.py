@@ -23,8 +23,8 @@ class Ear:
     """
 
     def __init__(self, path: str) -> None:
-        if sys.platform != "linux":
-            raise OSError(errno.ENOSYS, "this system has no inotify")
+        if sys.platform != "linux" or not hasattr(os, "eventfd"):
+            raise OSError(errno.ENOSYS, "this system or this Python has no inotify or no eventfd")
         try:
             import ctypes
         except ImportError:
