@@ -108,7 +108,8 @@ def _sqlite_insert(rows: int, dialect: Dialect) -> tuple[str, Sequence[tuple[str
     compiled = _insert_once("sqlite").compile(dialect=dialect, column_keys=list(_COLUMNS))
     places = f"({', '.join('?' * len(_COLUMNS))})"
     sql = str(compiled).replace(f"VALUES {places}", f"VALUES {', '.join([places] * rows)}")
-    return sql, [(name, _TABLE.c[name].type.dialect_impl(dialect).bind_processor(dialect)) for name in _COLUMNS]
+    written = [column for column in _TABLE.c if column.name in _COLUMNS]  # in the table's order, as SQLAlchemy does it
+    return sql, [(column.name, column.type.dialect_impl(dialect).bind_processor(dialect)) for column in written]
 
 
 @cache
