@@ -53,7 +53,8 @@ DAYS, UNTIL = 30, date(2026, 10, 31)
 NOW = datetime(2026, 10, 31, 3, tzinfo=UTC)
 ENGINES = ("spark", "pandas", "duckdb")
 WORKERS = {"one-worker": 1, "two-workers": 2}
-STARTED_SECONDS = 60
+STARTED_SECONDS = 180
+FEWEST_PARTS, BYTES_PER_PART = 2, 16 << 20
 DAILY_COLUMNS = ["server_url", "started_at", "duration_ms", "outcome", "error_code", "relayed_by", "request_bytes"]
 
 
@@ -190,12 +191,12 @@ def run_cluster(workers: int, exports: Path, results: Path) -> dict[str, float]:
     from federation.analytics.pipeline import work_of
     from federation.analytics.session import session
 
-    settings = {"spark.driver.memory": HEAP, "spark.executor.memory": HEAP, "spark.executor.cores": "1"}
-    executors = {"spark.executorEnv.PYTHONPATH": str(ROOT), "spark.pyspark.python": sys.executable}
     work = work_of(exports, None, UNTIL)
+    settings = {"spark.driver.memory": HEAP, "spark.executor.memory": HEAP, "spark.executor.cores": "1"}
+    parts = {"spark.sql.shuffle.partitions": str(max(FEWEST_PARTS, work // BYTES_PER_PART))}  # as `spark` divides it
     with tempfile.TemporaryDirectory(prefix="fd-cluster-", dir=results.parent) as directory:
         with cluster(Path(directory), workers) as master:
-            with session(master, name="bench", settings={**settings, **executors}, work=work) as spark:
+            with session(master, name="bench", settings={**settings, **parts}, work=work) as spark:
                 found = measure_spark(spark, exports, results)
                 driver = spark.sparkContext._gateway.proc
             driver.stdin.close()  # its JVM ends
