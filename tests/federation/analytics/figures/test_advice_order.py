@@ -11,7 +11,16 @@ from pyspark.sql import SparkSession
 from federation.analytics.figures.keys import key_anomalies
 from federation.analytics.figures.outages import find_outages
 from federation.analytics.figures.scorecard import server_scorecard
-from federation.analytics.frames import BLACKLIST, DELIVERIES, HEALTH_EVENTS, LOSSES, SERVER_DAILY, SERVERS, Action
+from federation.analytics.frames import (
+    BLACKLIST,
+    DELIVERIES,
+    HEALTH_EVENTS,
+    LOSSES,
+    SERVER_DAILY,
+    SERVERS,
+    Action,
+    Keep,
+)
 from tests.federation.analytics.rows import WINDOW, Values, at, daily, days, delivery, event, frame, server
 
 PAIRS: Final = 1_000
@@ -94,7 +103,7 @@ def _row(url: str, day: str, attempts: list[str]) -> Values:
     )
 
 
-def test_who_does_better_is_never_advised_worse(spark: SparkSession) -> None:
+def test_who_does_better_is_never_advised_worse(spark: SparkSession, keep: Keep) -> None:
     """With the same attempts, keys and blacklist, more direct deliveries or shorter outages bring no graver advice."""
     rows: list[Values] = []
     events: list[Values] = []
@@ -121,6 +130,7 @@ def test_who_does_better_is_never_advised_worse(spark: SparkSession) -> None:
         losses=frame(spark, LOSSES),
         window=WINDOW,
         until=UNTIL,
+        keep=keep,
     )
     found = {
         (row["server_url"], row["window_days"]): (GRAVITY.index(Action(row["action"])), row["reasons"])

@@ -18,6 +18,7 @@ from federation.analytics.frames import (
     SERVER_DAILY,
     SERVER_SCORECARD,
     SERVERS,
+    Keep,
 )
 from tests.federation.analytics.rows import (
     WINDOW,
@@ -118,7 +119,7 @@ LOST: Final = [
 
 
 @pytest.fixture(scope="module")
-def cards(spark: SparkSession) -> dict[tuple[str, int], Row]:
+def cards(spark: SparkSession, keep: Keep) -> dict[tuple[str, int], Row]:
     """All scorecards, by server and window."""
     servers = frame(spark, SERVERS, REGISTRY)
     result = server_scorecard(
@@ -131,6 +132,7 @@ def cards(spark: SparkSession) -> dict[tuple[str, int], Row]:
         losses=frame(spark, LOSSES, LOST),
         window=WINDOW,
         until=at("12-01 00:00"),
+        keep=keep,
     )
     assert columns(result.schema) == columns(SERVER_SCORECARD)
     return {(row["server_url"], row["window_days"]): row for row in result.collect()}

@@ -22,6 +22,7 @@ from federation.analytics.frames import (
     SERVER_DAILY,
     SERVERS,
     Action,
+    Keep,
 )
 from tests.federation.analytics.figures.truth import EVERYBODY, Life, Spell
 from tests.federation.analytics.rows import (
@@ -134,7 +135,7 @@ def registered_before(name: str, lived: Life) -> Values:
 
 
 @pytest.fixture(scope="module")
-def advised(spark: SparkSession) -> dict[str, tuple[Action, list[str]]]:
+def advised(spark: SparkSession, keep: Keep) -> dict[str, tuple[Action, list[str]]]:
     """The graver advice of the 7 and the 30 days, as the report gives it, and its reasons."""
     known = [(name, lived) for name, lived, _ in EVERYBODY if lived.is_registered]
     servers = frame(spark, SERVERS, [registered(*each) for each in known])
@@ -182,6 +183,7 @@ def advised(spark: SparkSession) -> dict[str, tuple[Action, list[str]]]:
         ),
         window=WINDOW,
         until=UNTIL,
+        keep=keep,
     )
     found: dict[str, tuple[Action, list[str]]] = {}
     for row in cards.select("server_url", "window_days", "action", "reasons").collect():
