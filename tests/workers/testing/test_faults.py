@@ -27,7 +27,7 @@ from workers.jobs import (
     SettleOutcome,
     SettleStatus,
 )
-from workers.storage.abilities import HoldsWakeUps, KeepsCrons, KeepsLimits, OfOneLoop, Pooled, TakesTurns
+from workers.storage.abilities import HoldsWakeUps, KeepsCrons, KeepsLimits, OfOneLoop, Pooled, TakesTurns, Turn
 from workers.storage.base import Storage
 from workers.storage.memory import MemorySpace, MemoryStorage
 from workers.storage.redis import RedisStorage
@@ -106,13 +106,16 @@ class Ledger(MemoryStorage if TYPE_CHECKING else object):
         # Noted beforehand: what is cut off here is done all the same, and perhaps never asked for again.
         self.ended.update((settlement.claim.token, settlement) for settlement in settlements)
         outcomes = await super().settle(settlements)
+        self.note(settlements, outcomes)
+        return outcomes
+
+    def note(self, settlements: Sequence[Settlement], outcomes: Sequence[SettleOutcome]) -> None:
         for settlement, outcome in zip(settlements, outcomes, strict=True):
             token = settlement.claim.token
             if outcome.status in (SettleStatus.APPLIED, SettleStatus.ALREADY_APPLIED):
                 self.applied.add(token)
             elif token not in self.applied:  # else it is repeated, and another claim has taken the job by now
                 del self.ended[token]
-        return outcomes
 
     def attempts(self, job_id: str) -> int:
         """How many of the job's claims count."""
@@ -129,7 +132,14 @@ class MemoryLedger(Ledger, MemoryStorage):
 
 
 class SqliteLedger(Ledger, SqlStorage):
-    pass
+    async def settle_and_claim(
+        self, settlements: Sequence[Settlement], worker_id: str, *, leases: Mapping[str, timedelta], limit: int
+    ) -> Turn:
+        self.ended.update((settlement.claim.token, settlement) for settlement in settlements)
+        turn = await super().settle_and_claim(settlements, worker_id, leases=leases, limit=limit)
+        self.note(settlements, turn.outcomes)
+        self.claimed.update((held.token, held) for held in turn.claims or ())
+        return turn
 
 
 @asynccontextmanager
