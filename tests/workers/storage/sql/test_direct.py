@@ -70,6 +70,18 @@ def test_arrays_of_every_length(sync_engine: Engine) -> None:
 
 
 @on_postgres
+def test_a_text_with_nul_is_refused_however_often(sync_engine: Engine) -> None:
+    """Libpq would take what is before it for the whole."""
+    both = text("SELECT cardinality(CAST(:names AS text[])), CAST(:plain AS text)")
+    with sync_engine.connect() as connection:
+        for names, plain in [(["a", "b"], "c")] * 10:
+            assert tuple(PostgresDirect(connection, alone=True).execute(both, {"names": names, "plain": plain}).one())
+        for names, plain in ((["a", "b\0"], "c"), (["a", "b"], "c\0d")):
+            with pytest.raises(DBAPIError):
+                PostgresDirect(connection, alone=True).execute(both, {"names": names, "plain": plain})
+
+
+@on_postgres
 def test_a_connection_that_broke_is_given_up(sync_engine: Engine, admin: psycopg.Connection) -> None:
     """The pool gets another one in its place, and who asked is told."""
     which = text("SELECT pg_backend_pid()")

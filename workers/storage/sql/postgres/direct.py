@@ -57,9 +57,8 @@ class PostgresDirect(Direct):
         try:
             yield
         except psycopg.Error as error:
-            if self._driver.closed or isinstance(
-                error, FeatureNotSupported
-            ):  # "cached plan must not change result type"
+            # The latter: "cached plan must not change result type".
+            if self._driver.closed or isinstance(error, FeatureNotSupported):
                 self.plain.invalidate()
             raise DBAPIError(sql, None, error, hide_parameters=True) from error
 

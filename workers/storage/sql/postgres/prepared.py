@@ -137,9 +137,10 @@ def _numbered(sql: str) -> tuple[bytes, tuple[str, ...]]:
 def _encoded(value: object) -> bytes | None:
     if value is None or isinstance(value, bytes):
         return value
-    if isinstance(value, list):
-        return ("{" + ",".join([_element(element) for element in value]) + "}").encode()
-    return _text(value).encode()
+    whole = "{" + ",".join([_element(element) for element in value]) + "}" if isinstance(value, list) else _text(value)
+    if "\0" in whole:  # libpq would take what is before it for the whole
+        raise psycopg.DataError("PostgreSQL has no text with NUL")
+    return whole.encode()
 
 
 def _element(value: object) -> str:
