@@ -6,18 +6,19 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from federation.analytics.session import find_java
 
 SOURCE = Path(__file__).parent / "hadoop" / "libhdfs.c"
 
 
 def hadoop_client(directory: Path) -> dict[str, str]:
-    """Compile the stand-in. Return the variables with which pyarrow finds it, and it its files: in `directory`."""
+    """Compile the stand-in. Return the variables with which pyarrow finds it, and it its files: in `directory`.
+
+    None without a compiler: Spark's workers, which inherit them, do without.
+    """
     compiler = shutil.which("cc")
     if compiler is None:
-        pytest.skip("NOT RUN: there is no C compiler for the stand-in of HDFS")
+        return {}
     (directory / "files").mkdir()
     target = directory / "libhdfs.so"
     subprocess.run([compiler, "-O1", "-w", "-shared", "-fPIC", "-o", str(target), str(SOURCE)], check=True)
