@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
-from functools import cache, lru_cache
-from typing import Any, Final, TypeAlias
+from functools import cache
+from typing import Any, Final
 
 import structlog
-from sqlalchemy import Connection, Dialect, Insert, Row, insert
+from sqlalchemy import Connection, Executable, Row, insert
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 
@@ -54,9 +54,6 @@ class AttemptRecord:
 _TABLE: Final = DeliveryAttempt.__table__  # type: ignore[attr-defined] # SQLModel adds it at run time; Core skips the ORM
 _INSERT: Final = insert(_TABLE)
 _COLUMNS: Final = tuple(field.name for field in fields(AttemptRecord))
-_SQLITE_ROWS: Final = 32
-"""At most so many in a statement: each number of them is a text of its own, of which the driver keeps 128 prepared."""
-_Bind: TypeAlias = Callable[[Any], object]
 LEARNED_LATE: Final = (
     *("method", "duration_ms", "outcome", "error_code", "http_status", "remote_code", "relayed_by"),
     *("request_bytes", "response_bytes"),
@@ -81,39 +78,13 @@ def stalled_attempt(row: Row[*tuple[Any, ...]]) -> AttemptRecord:
 
 def write_attempts(connection: Connection, attempts: Sequence[AttemptRecord]) -> None:
     """Insert each attempt once. If one was recorded as stalled and ended after all, update it with how it ended."""
-    if not attempts:
-        return
-    if connection.dialect.name == "sqlite":
-        for start in range(0, len(attempts), _SQLITE_ROWS):
-            _insert_on_sqlite(connection, attempts[start : start + _SQLITE_ROWS])
-        return
-    rows = [{column: getattr(attempt, column) for column in _COLUMNS} for attempt in attempts]
-    connection.execute(_insert_once(connection.dialect.name), rows)
-
-
-def _insert_on_sqlite(connection: Connection, attempts: Sequence[AttemptRecord]) -> None:
-    """Insert with one statement: one for each row would give up the interpreter lock and wait for it for each."""
-    sql, processors = _sqlite_insert(len(attempts), connection.dialect)
-    values: list[object] = []
-    for attempt in attempts:
-        for column, process in processors:
-            value = getattr(attempt, column)
-            values.append(value if process is None else process(value))
-    connection.exec_driver_sql(sql, (*values, STALLED))
-
-
-@lru_cache(maxsize=_SQLITE_ROWS)
-def _sqlite_insert(rows: int, dialect: Dialect) -> tuple[str, Sequence[tuple[str, _Bind | None]]]:
-    """Return the statement for so many rows, and how the value of each column is bound."""
-    compiled = _insert_once("sqlite").compile(dialect=dialect, column_keys=list(_COLUMNS))
-    places = f"({', '.join('?' * len(_COLUMNS))})"
-    sql = str(compiled).replace(f"VALUES {places}", f"VALUES {', '.join([places] * rows)}")
-    written = [column for column in _TABLE.c if column.name in _COLUMNS]  # in the table's order, as SQLAlchemy does it
-    return sql, [(column.name, column.type.dialect_impl(dialect).bind_processor(dialect)) for column in written]
+    if attempts:
+        rows = [{column: getattr(attempt, column) for column in _COLUMNS} for attempt in attempts]
+        connection.execute(_insert_once(connection.dialect.name), rows)
 
 
 @cache
-def _insert_once(dialect: str) -> Insert:
+def _insert_once(dialect: str) -> Executable:
     once = postgresql.insert(_TABLE) if dialect == "postgresql" else sqlite.insert(_TABLE)
     return once.on_conflict_do_update(
         index_elements=[_TABLE.c.delivery_id, _TABLE.c.series, _TABLE.c.attempt],

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import select
 
-from db import Database, DeliveryAttempt, DeliveryState, HoldReason
-from federation.delivery.attempts import AttemptRecord, _sqlite_insert, write_attempts
+from db import Database, DeliveryState, HoldReason
 from federation.delivery.entries import Abandoned, Begun, NotBegun, Series
 from federation.delivery.ledger import Ledger
 from federation.delivery.rows import PlannedJob
@@ -343,31 +340,3 @@ async def test_a_queue_that_is_down_does_not_undo_an_end(database: Database) -> 
     assert await ledger.gone("first") is True
 
     assert (await rows(database))["second"].state is DeliveryState.READY
-
-
-async def test_attempts_are_written_by_the_names_of_their_columns(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A record's fields may have another order than the table's columns."""
-    monkeypatch.setattr("federation.delivery.attempts._COLUMNS", tuple(AttemptRecord.__slots__)[::-1])
-    _sqlite_insert.cache_clear()
-    await database.transact(lambda connection: write_attempts(connection, [record("row-1")]))
-    _sqlite_insert.cache_clear()
-    async with database.read() as session:
-        found = (await session.execute(select(DeliveryAttempt))).scalar_one()
-    assert {name: getattr(found, name) for name in AttemptRecord.__slots__} == asdict(record("row-1"))
-
-
-async def test_many_attempts_go_on_record_once(database: Database) -> None:
-    """However many are written together, with times and outcomes as they are, and again after a crash."""
-    many = [record(f"row-{number:03}", code=None if number % 2 else "NO_ACK") for number in range(100)]
-    stalled = replace(many[42], error_code="STALLED", duration_ms=0)
-    await database.transact(lambda connection: write_attempts(connection, [stalled]))
-    for _ in range(2):
-        await database.transact(lambda connection: write_attempts(connection, [*many, many[0]]))
-    assert sorted((row, code) for row, _, _, _, code in await attempts(database)) == [
-        (each.delivery_id, each.error_code) for each in many
-    ]
-    async with database.read() as session:
-        found = (await session.execute(select(DeliveryAttempt))).scalars().all()
-    assert {(each.started_at, each.duration_ms, each.method) for each in found} == {(NOW, 5, "FEDERATE_POST")}
