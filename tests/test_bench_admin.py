@@ -7,12 +7,15 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 from tests import warm
 from tests.patience import PATIENCE_SECONDS
 
 SCRIPT: Final = Path(__file__).parent.parent / "scripts" / "bench_admin.py"
 
 
+@pytest.mark.full
 def test_each_command_is_measured_at_each_place() -> None:
     """Over as many deliveries as it is asked for."""
     few = ["--rows", "300", "--jobs", "50"]

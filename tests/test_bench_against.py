@@ -124,6 +124,7 @@ def test_a_commits_worker_is_measured_beside_ours(checkout: Checkout) -> None:
     assert ratio["deliveries_per_s"] > 0
 
 
+@pytest.mark.full
 @pytest.mark.spread("script")
 @pytest.mark.parametrize("script", FEW)
 def test_the_measured_code_is_the_commits(checkout: Checkout, script: str) -> None:

@@ -17,6 +17,7 @@ SCRIPT: Final = Path(__file__).parent.parent / "scripts" / "bench_apart.py"
 COLUMNS: Final = {"queue", "enqueued_per_s", "in_bulk_per_s", "processed_per_s", "worker_CPU_us", "idle_p50_ms"}
 
 
+@pytest.mark.full
 def test_our_storages_are_measured_in_processes_of_their_own() -> None:
     """Each has a row; of Redis the server's processor time is told, too."""
     rows = measured("redis", "sqlite")

@@ -76,6 +76,7 @@ def test_several_processes_are_measured_from_outside() -> None:
     assert row["supervisor_mib"] < row["memory_mib"] < 200
 
 
+@pytest.mark.full
 def test_a_profile_says_where_a_deliverys_time_goes(tmp_path: Path) -> None:
     """All of it, by part; the stacks behind it are in a file. Over TLS that is a part of its own."""
     few = ["--queue", "sqlite", "--servers", "2", "--deliveries", "200", "--tls", "--profile", str(tmp_path)]

@@ -19,6 +19,7 @@ from tests.patience import PATIENCE_SECONDS
 SCRIPT: Final = Path(__file__).parent.parent / "scripts" / "bench_queue.py"
 
 
+@pytest.mark.full
 def test_chains_and_expiry_are_measured() -> None:
     """Each option adds a table of its own, with a row for every storage asked for that can be measured."""
     tables = measured("--chains", "3", "--expiry", "500")

@@ -7,12 +7,15 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 from tests import warm
 from tests.patience import PATIENCE_SECONDS
 
 SCRIPT: Final = Path(__file__).parent.parent / "scripts" / "bench_rotation.py"
 
 
+@pytest.mark.full
 def test_every_server_knows_the_new_keys() -> None:
     """The script fails where one does not, which it asks the servers."""
     command = [warm.PYTHON, str(SCRIPT), "--servers", "3"]
