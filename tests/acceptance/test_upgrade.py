@@ -112,6 +112,7 @@ def row_of(post_id: str, peer: Peer, revision: str) -> dict[str, object]:
     return {**values, "settled_at": now - timedelta(minutes=5), "outcome": "retryable"}
 
 
+@pytest.mark.spread("earlier", always=(EARLIER[0], HOLDS_SINCE, EARLIER[-1]))
 @pytest.mark.timeout(600)
 async def test_an_upgrade_loses_no_delivery(
     earlier: str, environment: dict[str, str], worker: WorkerProcess, peer: Peer, tmp_path: Path

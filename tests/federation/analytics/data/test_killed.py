@@ -96,13 +96,13 @@ def exported_generation(root: Path, name: str) -> int:
     return generation_of(*sorted((root / name).glob("*.parquet")))
 
 
-def kill_exports(root: Path, *, most_missing: int = 0) -> int:
+def kill_exports(root: Path, *, most_missing: int = 0, each: int = 1) -> int:
     watch()
     export.SNAPSHOTS = {name: SNAPSHOTS[name] for name in TABLES}
     today, old = WINDOW.until, 1
     put_exports(root, old, today)
     with read_meanwhile(read_each(EXPORTED, functools.partial(exported_generation, root))):
-        for step in range(1, MOST_STEPS):
+        for step in range(1, MOST_STEPS, each):
             fresh, healed = 10 * step, 10 * step + 1
             today += DAY
             (root / ATTEMPTS / f"day={FAR}").mkdir(exist_ok=True)
@@ -133,6 +133,10 @@ def tidy(root: Path, step: int = 0) -> None:
         pass
 
 
+def kill_exports_at_each_third(root: Path) -> int:
+    return kill_exports(root, each=3)
+
+
 def kill_exports_without_exchange(root: Path) -> int:
     """As where the system cannot exchange two directories: a dead run may leave one aside; the next puts it back."""
     directories._exchange = lambda _one, _other: False
@@ -142,7 +146,8 @@ def kill_exports_without_exchange(root: Path) -> int:
 @pytest.mark.parametrize(
     "scenario",
     [
-        pytest.param(kill_exports, id="exchange"),
+        pytest.param(kill_exports_at_each_third, id="each-third"),
+        pytest.param(kill_exports, id="exchange", marks=pytest.mark.full),
         pytest.param(kill_exports_without_exchange, id="two-renames", marks=pytest.mark.full),
     ],
 )
