@@ -46,8 +46,7 @@ async def test_new_keys_need_no_restart_where_they_are_in_the_file(tmp_path: Pat
         assert newest != old.signing.public_text
         await know_peer(node, by=newest)
         await eventually(partial(shown, node), lambda found: found == newest)
-        finding = (await node.doctor())["peer keys"]
-        assert finding["verdict"] == "ok", finding
+        await eventually(node.doctor, lambda found: found["peer keys"]["verdict"] == "ok")  # its peer may be too slow
         running.process.terminate()
         await running.ended()
 

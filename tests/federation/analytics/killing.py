@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from tests.patience import PATIENCE_SECONDS
+from tests.patience import LONG_PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[3]
 
@@ -39,7 +39,7 @@ def run_apart(scenario: Callable[[Path], int], directory: Path) -> int:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=PATIENCE_SECONDS,
+        timeout=LONG_PATIENCE_SECONDS,
     )
     assert done.returncode == 0, done.stderr
     return int(done.stdout)
