@@ -1,4 +1,4 @@
-"""Settlements and the claims that travel with them, in an SQL database."""
+"""Settlements and the claims that travel with them, on PostgreSQL; on SQLite they are apart."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from workers.storage.sql import SqlStorage
 from workers.testing import steps
 from workers.testing.faults import faulty
 from workers.testing.steps import until
+
+pytestmark = pytest.mark.parametrize("database", ["postgres"])
 
 LEASES: Final = {"*": timedelta(seconds=30)}
 
@@ -98,7 +100,6 @@ async def test_nothing_is_claimed_from_a_paused_queue(storage: SqlStorage) -> No
     assert steps.ids(await steps.claim(storage)) == ["a"]
 
 
-@pytest.mark.parametrize("database", ["postgres"])
 async def test_claims_of_a_limited_queue_never_wait_for_its_gate_with_the_locks_of_a_settlement(
     storage: SqlStorage,
 ) -> None:
