@@ -1,6 +1,6 @@
 """How fast one worker process delivers, and what a delivery costs it.
 
-    python scripts/bench_delivery.py [--queue sqlite|bullmq] [--servers 1 200] [--deliveries 4000] [--concurrency 50]
+    python scripts/bench_delivery.py [--queue sqlite|postgres|bullmq] [--servers 1 200] [--deliveries 4000] [--concurrency 50]
         [--tls] [--processes 1 2] [--pages 0 10] [--repeat 5] [--against COMMIT] [--peer node] [--profile DIRECTORY]
         [--fanout [RECIPIENTS]]
 
@@ -80,7 +80,7 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--queue", nargs="+", default=["sqlite", "bullmq"], choices=["sqlite", "bullmq"])
+    parser.add_argument("--queue", nargs="+", default=["sqlite", "bullmq"], choices=["sqlite", "postgres", "bullmq"])
     parser.add_argument("--servers", nargs="+", type=int, default=[1, 200])
     parser.add_argument("--deliveries", type=int, default=4000)
     parser.add_argument("--concurrency", type=int, default=50)

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 import pyarrow.fs
 
@@ -98,7 +98,7 @@ class Store:
                 done.result()
 
     def _delete(self, name: str) -> None:
-        if isinstance(self._puts, AzurePuts | HadoopPuts):
+        if isinstance(self._puts, _Deletes):
             self._puts.delete(name)
             return
         with contextlib.suppress(FileNotFoundError):
@@ -116,6 +116,13 @@ class Store:
 class _Puts(Protocol):
     def put(self, name: str, data: bytes, *, over: bool = False) -> bool:
         """Write an object whole. Return False if there is one of that name, unless it is to be written `over`."""
+        ...
+
+
+@runtime_checkable
+class _Deletes(Protocol):
+    def delete(self, name: str) -> None:
+        """Delete an object, if it is there, as pyarrow cannot in this kind of store."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Settlements and the claims that travel with them, on the storages on Redis."""
+"""Settlements and the claims that travel with them, on the storages on Redis and on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -11,46 +11,38 @@ from typing import Any, Final
 import pytest
 from redis.asyncio import Redis
 
+from tests.workers.storage.turning import LEASES, brought, held, take_turn
 from workers.errors import LossReason, NotReplicated, StorageUnavailable
-from workers.jobs import Claim, JobState, Settlement, SettleStatus
-from workers.storage.abilities import TakesTurns, Turn
+from workers.jobs import JobState, SettleStatus
 from workers.storage.bull import BullStorage
 from workers.storage.bullmq import BullMQStorage
 from workers.storage.redis import RedisStorage
+from workers.storage.sql import SqlStorage
 from workers.testing import steps
 from workers.testing.faults import Faults, faulty
+from workers.testing.steps import until
 
 OnRedis = BullMQStorage | BullStorage | RedisStorage
+Turning = OnRedis | SqlStorage
 KINDS: Final = {"bullmq": BullMQStorage, "bull": BullStorage, "redis": RedisStorage}
-LEASES: Final = {"*": timedelta(seconds=30)}
+ONLY_ON_REDIS: Final = pytest.mark.parametrize("storage", KINDS, indirect=True)
 
 
-@pytest.fixture(params=KINDS)
-async def storage(request: pytest.FixtureRequest, redis_url: str) -> AsyncIterator[OnRedis]:
-    opened: OnRedis = KINDS[request.param](redis_url, f"test-{uuid.uuid4().hex}")
+@pytest.fixture(params=[*KINDS, "postgres"])
+async def storage(request: pytest.FixtureRequest) -> AsyncIterator[Turning]:
+    name = f"test-{uuid.uuid4().hex}"
+    if request.param == "postgres":
+        url = request.getfixturevalue("postgres_url")
+        await SqlStorage(url).migrate()
+        opened: Turning = SqlStorage(url, name)
+    else:
+        opened = KINDS[request.param](request.getfixturevalue("redis_url"), name)
     await opened.connect()
     yield opened
     await opened.disconnect()
 
 
-async def take_turn(storage: TakesTurns, *settlements: Settlement, limit: int = 2) -> Turn:
-    return await storage.settle_and_claim(settlements, "w", leases=LEASES, limit=limit)
-
-
-def brought(turn: Turn) -> list[str]:
-    assert turn.claims is not None
-    return steps.ids(turn.claims)
-
-
-async def held(storage: OnRedis, *waiting: str) -> Claim:
-    """A claim, with these jobs waiting behind it."""
-    await steps.enqueue(storage, steps.job("first"))
-    claim = await steps.claim_one(storage)
-    await steps.enqueue(storage, *map(steps.job, waiting))
-    return claim
-
-
-async def test_a_turn_ends_jobs_and_brings_the_next_in_their_order(storage: OnRedis) -> None:
+async def test_a_turn_ends_jobs_and_brings_the_next_in_their_order(storage: Turning) -> None:
     """It claims no more than was asked for, each once, with an attempt counted and a lease that can be renewed."""
     turn = await take_turn(storage, steps.completed(await held(storage, "a", "b", "c")))
     assert [outcome.status for outcome in turn.outcomes] == [SettleStatus.APPLIED]
@@ -63,7 +55,7 @@ async def test_a_turn_ends_jobs_and_brings_the_next_in_their_order(storage: OnRe
     assert (await storage.counts())[JobState.COMPLETED] == 3
 
 
-async def test_a_turn_that_finds_nothing_says_so(storage: OnRedis) -> None:
+async def test_a_turn_that_finds_nothing_says_so(storage: Turning) -> None:
     """An empty answer means that there is nothing to claim; a retried job is there at once."""
     claim = await held(storage)
     turn = await take_turn(storage, steps.retried(claim))
@@ -72,24 +64,25 @@ async def test_a_turn_that_finds_nothing_says_so(storage: OnRedis) -> None:
     assert brought(await take_turn(storage, steps.completed(again))) == []
 
 
-async def test_each_settlement_has_an_outcome_of_its_own(storage: OnRedis) -> None:
-    """One that is lost, or was applied before, keeps neither its neighbours nor the claims."""
+async def test_each_settlement_has_an_outcome_of_its_own(storage: Turning) -> None:
+    """One that is lost, or was applied before, or is there twice, keeps neither its neighbours nor the claims."""
     claim = await held(storage, "a", "b", "c")
     [second] = await steps.claim(storage)
     await steps.apply(storage, steps.completed(claim))
     other = await steps.claim_one(storage)
     await storage.remove([second.job_id], running=True)
-    turn = await take_turn(storage, *map(steps.completed, (claim, second, other)), limit=1)
+    turn = await take_turn(storage, *map(steps.completed, (claim, second, other, other)), limit=1)
     assert [outcome.status for outcome in turn.outcomes] == [
         SettleStatus.ALREADY_APPLIED,
         SettleStatus.LOST,
         SettleStatus.APPLIED,
+        SettleStatus.ALREADY_APPLIED,
     ]
     assert turn.outcomes[1].reason is LossReason.NOT_FOUND
     assert brought(turn) == ["c"]
 
 
-async def test_nothing_is_claimed_from_a_paused_queue(storage: OnRedis) -> None:
+async def test_nothing_is_claimed_from_a_paused_queue(storage: Turning) -> None:
     """Jobs that run end all the same."""
     claim = await held(storage, "a")
     await storage.pause()
@@ -99,6 +92,7 @@ async def test_nothing_is_claimed_from_a_paused_queue(storage: OnRedis) -> None:
     assert steps.ids(await steps.claim(storage)) == ["a"]
 
 
+@ONLY_ON_REDIS
 async def test_a_turn_that_is_cancelled_gives_back_what_it_claimed(storage: OnRedis) -> None:
     """Its settlements count, and the jobs are claimable with no attempt counted."""
     claim = await held(storage, "a", "b")
@@ -113,7 +107,7 @@ async def test_a_turn_that_is_cancelled_gives_back_what_it_claimed(storage: OnRe
     assert sorted((claim.job_id, claim.attempt) for claim in again) == [("a", 1), ("b", 1)]
 
 
-async def test_a_lost_answer_loses_no_job_and_ends_none_twice(storage: OnRedis) -> None:
+async def test_a_lost_answer_loses_no_job_and_ends_none_twice(storage: Turning) -> None:
     """The settlement is repeated and was applied; the jobs claimed with it are back when their leases are over."""
     claim = await held(storage, "a")
     wrapped, faults = faulty(storage)
@@ -123,12 +117,16 @@ async def test_a_lost_answer_loses_no_job_and_ends_none_twice(storage: OnRedis) 
         await wrapped.settle_and_claim([steps.completed(claim)], "w", leases=short, limit=1)  # type: ignore[attr-defined]  # the wrapper has it
     assert (await steps.settle(storage, steps.completed(claim))).status is SettleStatus.ALREADY_APPLIED
     assert await steps.claim(storage) == []
-    while not (await storage.recover(10)).requeued:
-        await asyncio.sleep(0.02)
+
+    async def is_back() -> bool:
+        return bool((await storage.recover(10)).requeued)
+
+    await until(is_back)
     again = await steps.claim_one(storage)
     assert (again.job_id, again.attempt) == ("a", 2)
 
 
+@ONLY_ON_REDIS
 async def test_scripts_that_the_server_lost_are_loaded_again(storage: OnRedis, redis_url: str) -> None:
     """Nothing runs twice for it."""
     claim = await held(storage, "a", "b")
@@ -138,6 +136,7 @@ async def test_scripts_that_the_server_lost_are_loaded_again(storage: OnRedis, r
     assert await steps.claim(storage) == []
 
 
+@ONLY_ON_REDIS
 async def test_what_is_to_be_confirmed_by_replicas_travels_alone(storage: OnRedis, redis_url: str) -> None:
     """A claim is not lost because too few replicas have confirmed a settlement."""
     claim = await held(storage, "a")

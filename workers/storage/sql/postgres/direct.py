@@ -14,11 +14,10 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from workers.storage.sql.direct import Answer, Direct, Values
-from workers.storage.sql.postgres.prepared import Prepared
+from workers.storage.sql.postgres.prepared import PARAMETER, Prepared
 
 _ARRAY: Final = re.compile(r"CAST\(:(\w+) AS (\w+)\[\]\)")
 _PREPARED: Final = "workers_prepared"
-_PARAMETER: Final = re.compile(r"(?<![:\w]):(\w+)(?!:)")  # as SQLAlchemy has it
 
 
 class PostgresDirect(Direct):
@@ -104,4 +103,4 @@ def _without_arrays(sql: str) -> str:
 
 @lru_cache(1_000)
 def _as_psycopg_has_it(sql: str) -> bytes:
-    return _PARAMETER.sub(r"%(\1)s", sql.replace("%", "%%")).encode()
+    return PARAMETER.sub(r"%(\1)s", sql.replace("%", "%%")).encode()

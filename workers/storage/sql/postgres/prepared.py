@@ -31,7 +31,7 @@ _BINARY: Final = 1
 _GONE: Final = frozenset({"26000", "0A000"})
 """Somebody has dropped the prepared statement, or changed what it returns: it can be carried out anew."""
 
-_PARAMETER: Final = re.compile(r"(?<![:\w]):(\w+)(?!:)")  # as SQLAlchemy has it
+PARAMETER: Final = re.compile(r"(?<![:\w]):(\w+)(?!:)")  # as SQLAlchemy has it
 _SPECIAL: Final = re.compile(r'(["\\])')
 
 
@@ -130,8 +130,8 @@ def _rows(result: pq.abc.PGresult, loaders: Sequence[Callable[[bytes], object]])
 @lru_cache(1_000)
 def _numbered(sql: str) -> tuple[bytes, tuple[str, ...]]:
     """Return the statement with `$1` for a parameter, and the names of the parameters in the order of their numbers."""
-    names = tuple(dict.fromkeys(_PARAMETER.findall(sql)))
-    return _PARAMETER.sub(lambda found: f"${names.index(found[1]) + 1}", sql).encode(), names
+    names = tuple(dict.fromkeys(PARAMETER.findall(sql)))
+    return PARAMETER.sub(lambda found: f"${names.index(found[1]) + 1}", sql).encode(), names
 
 
 def _encoded(value: object) -> bytes | None:
