@@ -1,8 +1,8 @@
 """How fast one worker process delivers, and what a delivery costs it.
 
-    python scripts/bench_delivery.py [--queue sqlite|postgres|bullmq] [--servers 1 200] [--deliveries 4000] [--concurrency 50]
-        [--tls] [--processes 1 2] [--pages 0 10] [--repeat 5] [--against COMMIT] [--peer node] [--profile DIRECTORY]
-        [--fanout [RECIPIENTS]]
+    python scripts/bench_delivery.py [--queue sqlite|postgres|bullmq] [--servers 1 200] [--deliveries 4000]
+        [--concurrency 50] [--tls] [--processes 1 2] [--pages 0 10] [--repeat 5] [--against COMMIT] [--peer node]
+        [--profile DIRECTORY] [--fanout [RECIPIENTS]]
 
 Every run gets a fresh database (and Valkey, and PostgreSQL), peers in another process that answer each delivery with a
 canned, validly signed acknowledgment, and the worker in a third process. Half of the deliveries are follows, half

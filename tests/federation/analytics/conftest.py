@@ -151,7 +151,7 @@ def abfs_folder(azure: AzureServer, monkeypatch: pytest.MonkeyPatch) -> StoreUrl
 def hdfs_folder(hadoop: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> StoreUrl:
     """An empty folder in a file system of Hadoop's."""
     if not hadoop:
-        pytest.skip("NOT RUN: there is no C compiler for the stand-in of HDFS")
+        pytest.skip("NOT RUN: the stand-in for HDFS takes a C compiler: install one as `cc` (apt install gcc)")
     for name, value in hadoop.items():
         monkeypatch.setenv(name, value)
     return parse_store_url(f"hdfs://namenode:8020/analytics/{uuid.uuid4().hex}")
