@@ -7,6 +7,7 @@ Their reports come back to the process that forks, which tells of them as if the
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 from collections import deque
 from collections.abc import Iterable
@@ -18,8 +19,6 @@ from typing import Any, Final
 from warnings import WarningMessage
 
 import pytest
-
-from federation.process import set_aside_loaded
 
 _CONTEXT: Final = multiprocessing.get_context("fork")
 
@@ -54,7 +53,8 @@ class Forks:
             (self._left_to_first if together else self._left).append(index)
         session.config.pluginmanager.getplugin("terminalreporter").showfspath = False
         _directory(session.config)  # is made, and emptied, once
-        set_aside_loaded()  # no fork need look through what all of them share
+        gc.collect()
+        gc.freeze()  # no fork need look through what all of them share
         try:
             self._run(session)
         finally:

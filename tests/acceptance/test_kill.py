@@ -46,6 +46,7 @@ def environment(
     }
 
 
+@pytest.mark.spread("queue_settings", always=("sqlite", "bullmq"))
 @pytest.mark.timeout(900)
 async def test_killed_workers_lose_nothing(
     federation: Federation, worker: WorkerProcess, peer: Peer, full: bool

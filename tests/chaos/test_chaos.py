@@ -45,7 +45,7 @@ async def test_promises_outlive_processes_servers_and_disks(
     storage: str, full: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Producers and consumers are killed, paused and cut off at random, and nothing that was promised is broken."""
-    findings = await run_round(storage, kills=80 if full else 16, seed="short")
+    findings = await run_round(storage, kills=80 if full else 12, seed="short")
     with capsys.disabled():
         for note in findings.notes:
             print(f"\n############ {storage}: {note}")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import shutil
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
 from db import Database
 from db.migrate import upgrade
+from tests.conftest import postgres_database
 
 
 @pytest.fixture
@@ -18,14 +20,50 @@ def sqlite_url(tmp_path: Path) -> str:
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def database_url(request: pytest.FixtureRequest) -> str:
-    """URL of an empty database."""
-    return str(request.getfixturevalue(f"{request.param}_url"))
+    """URL of an empty database; of one with our tables where the test asks for `database`, too."""
+    state = "migrated" if "database" in request.fixturenames else "empty"
+    return str(request.getfixturevalue(f"{state}_{request.param}_url"))
 
 
 @pytest.fixture
 async def database(database_url: str) -> AsyncIterator[Database]:
     """A migrated, otherwise empty database."""
-    upgrade(database_url)
     database = Database(database_url)
     yield database
     await database.close()
+
+
+@pytest.fixture
+def empty_sqlite_url(sqlite_url: str) -> str:
+    return sqlite_url
+
+
+@pytest.fixture
+def empty_postgres_url(postgres_url: str) -> str:
+    return postgres_url
+
+
+@pytest.fixture(scope="session")
+def _migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("migrated") / "node.db"
+    upgrade(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture(scope="session")
+def _migrated_postgres(postgres_server: str) -> Iterator[str]:
+    with postgres_database(postgres_server) as url:
+        upgrade(url)
+        yield url
+
+
+@pytest.fixture
+def migrated_sqlite_url(sqlite_url: str, _migrated_file: Path, tmp_path: Path) -> str:
+    shutil.copy(_migrated_file, tmp_path / "node.db")
+    return sqlite_url
+
+
+@pytest.fixture
+def migrated_postgres_url(postgres_server: str, _migrated_postgres: str) -> Iterator[str]:
+    with postgres_database(postgres_server, template=_migrated_postgres) as url:
+        yield url

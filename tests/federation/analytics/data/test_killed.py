@@ -185,12 +185,12 @@ def result_generation(out: Path, name: str) -> int:
     return int(text)
 
 
-def kill_results(out: Path) -> int:
+def kill_results(out: Path, each: int = 1) -> int:
     watch()
     old = 1
     put_results(out, old)
     with read_meanwhile(read_each(WRITTEN, functools.partial(result_generation, out))):
-        for step in range(1, MOST_STEPS):
+        for step in range(1, MOST_STEPS, each):
             fresh, healed = 10 * step, 10 * step + 1
             killed = is_killed(put_results, out, fresh, step)
             found = [result_generation(out, name) for name in WRITTEN]
@@ -206,6 +206,17 @@ def kill_results(out: Path) -> int:
     raise AssertionError("it does not end")
 
 
-def test_results_that_are_killed_are_whole_files(tmp_path: Path) -> None:
+def kill_results_at_each_third(out: Path) -> int:
+    return kill_results(out, each=3)
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        pytest.param(kill_results_at_each_third, id="each-third"),
+        pytest.param(kill_results, id="each", marks=pytest.mark.full),
+    ],
+)
+def test_results_that_are_killed_are_whole_files(scenario: Callable[[Path], int], tmp_path: Path) -> None:
     """Each is the old or the fresh one, and no report tells of results that are not there; the next run is whole."""
-    assert run_apart(kill_results, tmp_path) > 50
+    assert run_apart(scenario, tmp_path) > 50
