@@ -178,7 +178,7 @@ def test_redis_follows_the_table(redis_url: str, monkeypatch: pytest.MonkeyPatch
 
 
 def test_bull_follows_the_table(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """But for the order and the names of what is claimed, which Bull cannot keep. In fewer examples: each takes long."""
+    """But for the order and the names of what is claimed, which Bull cannot keep. Fewer examples, as one takes long."""
     ours = {name: clocked(script) for name, script in bull_lua.scripts().items()}
     monkeypatch.setattr(bull_lua, "scripts", lambda: ours)
     monkeypatch.setattr(ExpectedJob, "must_precede", lambda self, other: False)
