@@ -59,7 +59,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     warm.install()
-    gc.set_threshold(50_000, 10, 10)  # a tenth of the time would go into collecting garbage
+    gc.set_threshold(200_000, 10, 10)  # a tenth of the time would go into collecting garbage
     _trust_one_authority(config)
     if (forks := config.getoption("--forks")) and not config.getoption("--collect-only"):
         config.pluginmanager.register(Forks(forks, together=SPARK))

@@ -173,7 +173,7 @@ def mapped(tmp_path: Path) -> str:
     )
 
 
-@pytest.mark.parametrize("place", [copied, linked, zipped, mapped])
+@pytest.mark.parametrize("place", [pytest.param(copied, marks=pytest.mark.full), linked, zipped, mapped])
 def test_ours_may_lie_anywhere(host: Path, tmp_path: Path, place: Callable[[Path], str]) -> None:
     """What counts is what the packages are, not whether they lie beside federation."""
     program = f"{place(tmp_path)}{USED}\nimport db; print(db.__file__)"

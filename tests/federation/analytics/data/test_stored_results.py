@@ -193,11 +193,13 @@ def test_an_export_to_a_store_is_that_to_a_directory(
         in_directory = export(tables, tmp_path, now=NOW, **asked)
         in_store = export_to_store(tables, spark, Snapshot(s3_folder), now=NOW, **asked)
         assert in_store == in_directory
+        return in_store
+
+    def compare() -> None:
         stored, local = (read_exports(spark, place, EXPORTED) for place in (Snapshot(s3_folder), tmp_path))
         for name in Inputs.__slots__:
             frame, expected = getattr(stored, name), getattr(local, name)
             assert (frame and rows(frame)) == (expected and rows(expected)), name
-        return in_store
 
     with pytest.raises(DirectoryUnusable, match=r"there are no exports in s3://analytics/.*`federation analytics exp"):
         read_exports(spark, Snapshot(s3_folder), EXPORTED)
@@ -206,12 +208,14 @@ def test_an_export_to_a_store_is_that_to_a_directory(
     told = both(since=DAY)
     assert (sum(told.attempts.values()), told.undated, told.snapshots["servers"]) == (30, 2, 3)
     assert told.filled == (DAY + timedelta(days=1),)
+    compare()
     execute(sqlite_only, sqlalchemy.text("DELETE FROM delivery_attempts WHERE id <= 4 OR id > 80"))
     execute(sqlite_only, sqlalchemy.text("UPDATE server_registry SET public_key = 'other' || id"))
     add(sqlite_only, DeliveryAttempt, [attempt(number, moment(0, 5)) for number in range(100, 107)])
     add(sqlite_only, DeliveryAttempt, [attempt(200, moment(4))])
     told = both(since=DAY)
     assert (told.kept, told.attempts[DAY], told.undated) == ((DAY,), 17, 1)
+    compare()
 
 
 def test_the_registry_of_an_earlier_day_stays(spark: SparkSession, sqlite_only: str, s3_folder: StoreUrl) -> None:
