@@ -21,7 +21,7 @@ from hypothesis import Phase, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-from tests import warm
+from tests import statements, warm
 from tests.forks import Forks
 from tests.servers import ValkeyProcess, postgres, valkey
 
@@ -59,6 +59,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     warm.install()
+    statements.install()
     gc.set_threshold(200_000, 10, 10)  # a tenth of the time would go into collecting garbage
     _trust_one_authority(config)
     if (forks := config.getoption("--forks")) and not config.getoption("--collect-only"):
