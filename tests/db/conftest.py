@@ -21,8 +21,8 @@ def sqlite_url(tmp_path: Path) -> str:
 @pytest.fixture(params=["sqlite", "postgres"])
 def database_url(request: pytest.FixtureRequest) -> str:
     """URL of an empty database; of one with our tables where the test asks for `database`, too."""
-    state = "migrated" if "database" in request.fixturenames else "empty"
-    return str(request.getfixturevalue(f"{state}_{request.param}_url"))
+    state = "migrated_" if "database" in request.fixturenames else ""
+    return str(request.getfixturevalue(f"{state}{request.param}_url"))
 
 
 @pytest.fixture
@@ -31,16 +31,6 @@ async def database(database_url: str) -> AsyncIterator[Database]:
     database = Database(database_url)
     yield database
     await database.close()
-
-
-@pytest.fixture
-def empty_sqlite_url(sqlite_url: str) -> str:
-    return sqlite_url
-
-
-@pytest.fixture
-def empty_postgres_url(postgres_url: str) -> str:
-    return postgres_url
 
 
 @pytest.fixture(scope="session")

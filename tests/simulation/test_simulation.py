@@ -9,7 +9,7 @@ from tests.simulation.run import run_seed
 
 SEEDS = 200
 AT_ONCE = 20
-"""Of so many worlds all are taken by `scripts/test --full`, and the first one by every run: each takes a second."""
+"""Of so many worlds all are taken by `scripts/test --full`, and of each the first by every run: one takes a second."""
 RUSH = 40
 """Each so-manieth world has a rush, too, in which its sick servers hang; in `scripts/simulate` each has."""
 
