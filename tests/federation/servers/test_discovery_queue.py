@@ -141,8 +141,8 @@ async def test_a_refused_address_is_refused_through_the_queue(federation: Federa
 
 async def test_patience_ends(federation: Federation, peer: Peer) -> None:
     """Without a worker nobody is held up for longer than agreed, and the job stays for the one that comes."""
-    impatient = QueuedDiscovery(federation.discovery_queue, federation.registry, patience=timedelta(milliseconds=50))
-    with pytest.raises(DiscoveryError, match=r"not discovered within 0\.3\d* s"):
+    impatient = QueuedDiscovery(federation.discovery_queue, federation.registry, patience=timedelta(seconds=0.5))
+    with pytest.raises(DiscoveryError, match=r"not discovered within 3(\.5)? s"):
         await impatient(peer.url)
     assert (await federation.discovery_queue.counts())[JobState.QUEUED] == 1
 
