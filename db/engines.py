@@ -55,7 +55,7 @@ def async_engines(url: URL, *, sqlite_driver: object | None = None) -> tuple[Asy
     )
     _ping_idle_connections(writer.sync_engine)
     _shorten_errors(writer.sync_engine)
-    return writer, writer.execution_options(postgresql_readonly=True)
+    return writer, _with_options(writer, postgresql_readonly=True)
 
 
 def sqlite_engines(url: URL) -> tuple[Engine, Engine]:
@@ -103,7 +103,27 @@ def unwrapped(reader: AsyncEngine) -> AsyncEngine:
 
     On PostgreSQL a statement that writes is not refused then; SQLite begins none for a query in any case.
     """
-    return reader.execution_options(isolation_level="AUTOCOMMIT") if reader.dialect.name == "postgresql" else reader
+    return _with_options(reader, isolation_level="AUTOCOMMIT") if reader.dialect.name == "postgresql" else reader
+
+
+def _with_options(engine: AsyncEngine, **options: object) -> AsyncEngine:
+    """Return what `execution_options` would, but that a connection is closed if its task is cancelled just then.
+
+    SQLAlchemy sets the options of an engine before anything refers to the connection that was taken from the pool. As
+    psycopg lets the event loop run meanwhile, it would be left open, for the garbage collector to warn of.
+    """
+    same = engine.execution_options()
+
+    @event.listens_for(same.sync_engine, "engine_connect")
+    def set_options(connection: Connection) -> None:
+        try:
+            connection.execution_options(**options)
+        except BaseException:
+            connection.invalidate()
+            connection.close()
+            raise
+
+    return same
 
 
 def migration_engine(url: URL) -> Engine:

@@ -12,8 +12,10 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
-from sqlalchemy import URL, Connection, Row, Select
+from sqlalchemy import URL, Connection, Row, Select, event
+from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from db.alone import Alone
 from db.engines import async_engines
@@ -53,6 +55,8 @@ class Database:
         self.own.trust(self._writer.sync_engine)
         self._tasks_writing: set[asyncio.Task[object] | None] = set()
         self._is_closed = False
+        for engine in (self._writer, self._reader):
+            event.listen(engine.sync_engine, "checkin", self._close_if_late)
 
     def __repr__(self) -> str:
         # Rebuilt from the parts that name the database: a password may hide in the query, too.
@@ -126,11 +130,19 @@ class Database:
         return asyncio.current_task() in self._tasks_writing
 
     async def close(self) -> None:
-        """Close every idle connection and open no other; end the sessions first. A second call does nothing."""
+        """Close every idle connection and open no other, and those in use as soon as they are given back.
+
+        A second call does nothing.
+        """
         self._is_closed = True
         async with AsyncExitStack() as stack:  # each, though this may be cancelled in one of them
             for close in (self._writer.dispose, self._reader.dispose, self._alone.close, self._steps.close):
                 stack.push_async_callback(close)
+
+    def _close_if_late(self, _connection: DBAPIConnection | None, record: ConnectionPoolEntry) -> None:
+        """Close a connection that is given back when its pool has been emptied: nobody else would."""
+        if self._is_closed:
+            record.invalidate()
 
     def _require_open(self) -> None:
         if self._is_closed:

@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
+import psycopg
 import pytest
 from sqlalchemy import Connection, Insert, bindparam, event, func, insert, select, text, update
 from sqlalchemy.exc import DBAPIError, IntegrityError
@@ -312,6 +313,46 @@ async def test_closing_leaves_no_connection_behind(database_url: str) -> None:
         await database.close()
         del database
         gc.collect()
+
+
+@pytest.mark.parametrize("kind", ["read", "transaction"])
+async def test_what_is_still_in_use_is_closed_when_it_is_given_back(database_url: str, kind: str) -> None:
+    """As by a task that was cancelled at the end, and had to undo something first."""
+    upgrade(database_url)
+    database = Database(database_url)
+    async with getattr(database, kind)() as session:
+        await session.execute(select(1))
+        await database.close()
+    del session, database
+    gc.collect()
+
+
+@pytest.mark.parametrize(("kind", "setting"), [("read", "set_read_only"), ("rows", "set_autocommit")])
+async def test_a_task_cancelled_as_it_gets_a_connection_leaves_none_open(
+    migrated_postgres_url: str, monkeypatch: pytest.MonkeyPatch, kind: str, setting: str
+) -> None:
+    """psycopg lets the event loop run as it makes a connection read-only, or one that commits by itself."""
+    database = Database(migrated_postgres_url)
+
+    async def cancelled(*_: object) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(0)
+
+    async def look() -> None:
+        if kind == "rows":
+            await database.rows(select(1))
+        async with database.read() as session:
+            await session.execute(select(1))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(psycopg.AsyncConnection, setting, cancelled)
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.create_task(look())
+    await look()
+    await database.close()
+    gc.collect()
 
 
 def test_closing_folds_the_write_ahead_log_into_the_file(sqlite_url: str) -> None:
