@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from workers.jobs import (
     Claim,
@@ -25,31 +26,53 @@ from workers.storage.sql.rows import Transaction
 from workers.storage.subscribers import DatabaseSubscribers
 
 T = TypeVar("T")
+R = TypeVar("R", covariant=True)
 
 Begin: TypeAlias = Callable[[Executor], Transaction]
 """Makes a queue's transaction of a connection."""
 
 
+class InEventLoop(Protocol[R]):
+    """A step that the event loop carries out to its end; what it has of a future is like that's."""
+
+    def __await__(self) -> Generator[object, None, R]: ...
+
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None: ...  # of this very object
+
+    def cancelled(self) -> bool: ...
+
+    def exception(self) -> BaseException | None: ...
+
+    def result(self) -> R: ...
+
+
+Step: TypeAlias = Future[T] | InEventLoop[T]
+"""What a thread, or the event loop that began it, carries out to its end, whether somebody waits for it or not."""
+
+
+async def outcome(step: Step[T]) -> T:
+    """Wait for a step; if this is cancelled, it goes on, unless it has not begun."""
+    return await (asyncio.wrap_future(step) if isinstance(step, Future) else step)
+
+
 class Database(Protocol):
-    """One database as this process uses it, shared by all storages on it; some thread resolves every future."""
+    """One database as this process uses it, shared by all storages on it."""
 
     subscribers: DatabaseSubscribers
 
-    def enqueue(self, begin: Begin, jobs: Sequence[NewJob]) -> Future[list[EnqueueResult]]: ...
+    def enqueue(self, begin: Begin, jobs: Sequence[NewJob]) -> Step[list[EnqueueResult]]: ...
 
     async def enqueue_with(self, connection: object, begin: Begin, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         """Enqueue; see `change_with`."""
 
-    def claim(
-        self, begin: Begin, worker_id: str, leases: Mapping[str, timedelta], limit: int
-    ) -> Future[list[Claim]]: ...
+    def claim(self, begin: Begin, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> Step[list[Claim]]: ...
 
-    def claimable_in(self, begin: Begin, names: Collection[str]) -> Future[timedelta | None]:
+    def claimable_in(self, begin: Begin, names: Collection[str]) -> Step[timedelta | None]:
         """Return how long until a claim for `names` may succeed, 0 for now; None while there is nothing to wait for."""
 
-    def renew(self, begin: Begin, claims: Sequence[Claim]) -> Future[Renewal]: ...
+    def renew(self, begin: Begin, claims: Sequence[Claim]) -> Step[Renewal]: ...
 
-    def settle(self, begin: Begin, settlements: Sequence[Settlement]) -> Future[list[SettleOutcome]]: ...
+    def settle(self, begin: Begin, settlements: Sequence[Settlement]) -> Step[list[SettleOutcome]]: ...
 
     def turn(
         self,
@@ -58,7 +81,7 @@ class Database(Protocol):
         worker_id: str,
         leases: Mapping[str, timedelta],
         limit: int,
-    ) -> Future[Turn] | None:
+    ) -> Step[Turn] | None:
         """Settle and claim in one transaction; None, with nothing done, if that would be more work than apart."""
 
     def turn_cron(self, begin: Begin, row: CronRow, jobs: Sequence[NewJob]) -> Future[bool]: ...
@@ -68,7 +91,7 @@ class Database(Protocol):
     ) -> list[SettleOutcome]:
         """Settle; see `change_with`."""
 
-    def progress(self, begin: Begin, reports: Sequence[ProgressReport]) -> Future[None]: ...
+    def progress(self, begin: Begin, reports: Sequence[ProgressReport]) -> Step[None]: ...
 
     def recover(self, begin: Begin, limit: int, max_stalls: int) -> Future[Recovery]: ...
 
@@ -102,7 +125,7 @@ class Database(Protocol):
     def look_now(self) -> None:
         """Tell those who wait or listen at once what a caller's connection has committed."""
 
-    def wake(self, begin: Begin) -> Future[None]:
+    def wake(self, begin: Begin) -> Step[None]:
         """Wake those who wait for jobs of the queue."""
 
     def hear(self) -> None:

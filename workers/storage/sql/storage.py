@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime, timedelta
 from functools import partial
@@ -46,7 +45,7 @@ from workers.storage.rules import bounded_count, check_claim
 from workers.storage.sql import crons, gates, manage, records, schema
 from workers.storage.sql.admitted import admission
 from workers.storage.sql.caller import Sessions, checked, when_committed
-from workers.storage.sql.database import Database
+from workers.storage.sql.database import Database, Step, outcome
 from workers.storage.sql.direct import Executor
 from workers.storage.sql.joined import Joined, add_queue, find_queue
 from workers.storage.sql.rows import Transaction, milliseconds
@@ -147,10 +146,10 @@ class SqlStorage:
     async def connect(self) -> None:
         database = self._target.acquire()
         try:
-            found = await asyncio.wrap_future(
+            found = await outcome(
                 database.look(self._transaction, lambda step: find_queue(step.connection, self._name))
             )
-            self._id = found or await asyncio.wrap_future(
+            self._id = found or await outcome(
                 database.change(self._transaction, lambda step: add_queue(step.connection, self._name))
             )
         except BaseException:
@@ -178,7 +177,7 @@ class SqlStorage:
         if connection is not None:
             return await self._database().enqueue_with(connection, self._transaction, jobs)
         begin = partial(self._transaction, quiet=self._held_wakes.held(jobs))
-        return await asyncio.wrap_future(self._writable().enqueue(begin, jobs))
+        return await outcome(self._writable().enqueue(begin, jobs))
 
     def enqueue_on(self, jobs: Sequence[NewJob], connection: object) -> list[EnqueueResult]:
         """Enqueue in the transaction of `connection`, a synchronous one, in the calling thread; see `enqueue`.
@@ -196,12 +195,12 @@ class SqlStorage:
         check_claim(worker_id, leases)
         future = self._writable().claim(self._transaction, worker_id, dict(leases), bounded_count(limit))
         try:
-            return await asyncio.wrap_future(future)
+            return await outcome(future)
         except asyncio.CancelledError:
             future.add_done_callback(self._give_back)
             raise
 
-    def _give_back(self, future: Future[list[Claim]]) -> None:
+    def _give_back(self, future: Step[list[Claim]]) -> None:
         if not future.cancelled() and future.exception() is None:
             self._release(future.result())
 
@@ -223,12 +222,12 @@ class SqlStorage:
         if future is None:
             return Turn(outcomes=await self.settle(settlements))
         try:
-            return await asyncio.wrap_future(future)
+            return await outcome(future)
         except asyncio.CancelledError:
             future.add_done_callback(self._give_back_turn)
             raise
 
-    def _give_back_turn(self, future: Future[Turn]) -> None:
+    def _give_back_turn(self, future: Step[Turn]) -> None:
         if not future.cancelled() and future.exception() is None:
             self._release(future.result().claims or ())
 
@@ -240,7 +239,7 @@ class SqlStorage:
             database.hear()
             while True:
                 woken.clear()
-                until_due = await asyncio.wrap_future(database.claimable_in(self._transaction, names))
+                until_due = await outcome(database.claimable_in(self._transaction, names))
                 left = deadline - clock()
                 if until_due is not None and not isinstance(self._clock, ManualClock):
                     left = min(left, until_due.total_seconds())
@@ -255,7 +254,7 @@ class SqlStorage:
     async def renew(self, claims: Sequence[Claim]) -> Renewal:
         if not claims:
             return Renewal()
-        return await asyncio.wrap_future(self._writable().renew(self._transaction, claims))
+        return await outcome(self._writable().renew(self._transaction, claims))
 
     async def settle(
         self, settlements: Sequence[Settlement], *, connection: object | None = None
@@ -264,14 +263,14 @@ class SqlStorage:
             return []
         if connection is not None:
             return await self._database().settle_with(connection, self._transaction, settlements)
-        return await asyncio.wrap_future(self._writable().settle(self._transaction, settlements))
+        return await outcome(self._writable().settle(self._transaction, settlements))
 
     async def progress(self, reports: Sequence[ProgressReport]) -> None:
         if reports:
-            await asyncio.wrap_future(self._writable().progress(self._transaction, reports))
+            await outcome(self._writable().progress(self._transaction, reports))
 
     async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
-        return await asyncio.wrap_future(self._writable().recover(self._transaction, bounded_count(limit), max_stalls))
+        return await outcome(self._writable().recover(self._transaction, bounded_count(limit), max_stalls))
 
     async def sweep(self, limit: int) -> int:
         return await self._write(partial(records.sweep, limit=bounded_count(limit)))
@@ -346,7 +345,7 @@ class SqlStorage:
         return await self._read(partial(crons.crons, due=due))
 
     async def turn_cron(self, row: CronRow, *, jobs: Sequence[NewJob] = ()) -> bool:
-        return await asyncio.wrap_future(self._writable().turn_cron(self._transaction, row, jobs))
+        return await outcome(self._writable().turn_cron(self._transaction, row, jobs))
 
     async def declare_limits(self, limits: Mapping[str, Limit]) -> None:
         await self._write(partial(gates.declare, limits=dict(limits)))
@@ -414,7 +413,7 @@ class SqlStorage:
         return self._held_wakes.hold(self._wake_for) if connection is None else self._telling(connection)
 
     async def _wake_for(self, _: Collection[str]) -> None:
-        await asyncio.wrap_future(self._database().wake(self._transaction))
+        await outcome(self._database().wake(self._transaction))
 
     @asynccontextmanager
     async def _telling(self, connection: object) -> AsyncIterator[None]:
@@ -445,12 +444,12 @@ class SqlStorage:
         return milliseconds(self._clock.now())
 
     async def _read(self, work: Callable[[Transaction], T]) -> T:
-        return await asyncio.wrap_future(self._database().look(self._transaction, work))
+        return await outcome(self._database().look(self._transaction, work))
 
     async def _write(self, work: Callable[[Transaction], T], connection: object | None = None) -> T:
         if connection is not None:
             return await self._database().change_with(connection, self._transaction, work)
-        return await asyncio.wrap_future(self._writable().change(self._transaction, work))
+        return await outcome(self._writable().change(self._transaction, work))
 
     def _wake(self) -> None:
         if self._connected is not None:

@@ -17,6 +17,7 @@ from workers.jobs import Claim
 from workers.storage.base import Storage
 from workers.storage.sql import SqlStorage
 from workers.storage.sql.direct import Answer, Direct, Values
+from workers.storage.sql.postgres.direct import PostgresDirect, Sent
 from workers.storage.sql.sqlite.database import SqliteDatabase
 from workers.storage.sql.sqlite.watcher import SqliteWatcher
 from workers.testing import steps
@@ -50,12 +51,18 @@ async def ids(storage: Storage) -> list[str]:
 @contextmanager
 def carried_out(tell: Callable[[str], None]) -> Iterator[None]:
     """Each statement that a step of ours has carried out meanwhile, on either database, is told of."""
-    execute = Direct.execute
+    execute, send = Direct.execute, PostgresDirect.send
 
     def directly(self: Direct, statement: TextClause, values: Values | Sequence[Values] = ()) -> Answer:
         answer = execute(self, statement, values)
         tell(statement.text)
         return answer
+
+    def by_the_event_loop(self: PostgresDirect, statement: TextClause, values: Values) -> Sent | None:
+        sent = send(self, statement, values)
+        if sent is not None:
+            tell(statement.text)
+        return sent
 
     def by_sqlalchemy(_connection: object, _cursor: object, statement: str, *_: object) -> None:
         tell(statement)
@@ -64,6 +71,7 @@ def carried_out(tell: Callable[[str], None]) -> Iterator[None]:
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Direct, "execute", directly)
+            patch.setattr(PostgresDirect, "send", by_the_event_loop)
             yield
     finally:
         event.remove(Engine, "after_cursor_execute", by_sqlalchemy)

@@ -1,10 +1,10 @@
-"""A PostgreSQL database as this process uses it: a few threads with a connection each, and one that listens.
+"""A PostgreSQL database as this process uses it: a few connections, and one that listens.
 
 Theory of operation. A step is one statement outside any transaction, so it takes one round trip and leaves nothing
-open. Steps that need several statements run in a transaction of their own. The steps of running workers (claims,
-renewals, settlements) have threads of their own: they never wait for a caller's transaction, as an enqueue of the same
-id must. All storages of a process on one database share one `PostgresDatabase`, whatever their event loop; it counts
-its users.
+open. What is short runs in the event loop (see `lanes.py`). Steps that need several statements run in a transaction of
+their own, in a thread. The steps of running workers (claims, renewals, settlements) have connections of their own: they
+never wait for a caller's transaction, as an enqueue of the same id must. All storages of a process on one database
+share one `PostgresDatabase`, whatever their event loop; it counts its users.
 """
 
 from __future__ import annotations
@@ -12,19 +12,18 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
-import select
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import ClassVar, Final, TypeVar
 
 import psycopg
-from sqlalchemy import URL, Connection, Engine, create_engine, event, text
-from sqlalchemy.exc import DBAPIError, InvalidatePoolError
+from sqlalchemy import URL, Connection, Engine, create_engine, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
-from sqlalchemy.pool import ConnectionPoolEntry, NullPool, PoolProxiedConnection
+from sqlalchemy.pool import NullPool
 
 from workers.errors import StorageError, StorageUnavailable
 from workers.homes import ForkLock
@@ -46,21 +45,28 @@ from workers.storage.abilities import Turn
 from workers.storage.base import Limits
 from workers.storage.sql import crons
 from workers.storage.sql.caller import Caller, connection_of, run_on, translated
-from workers.storage.sql.database import Begin
+from workers.storage.sql.database import Begin, Step, outcome
 from workers.storage.sql.direct import Executor
 from workers.storage.sql.errors import translate
 from workers.storage.sql.failures import fails
 from workers.storage.sql.postgres import steps
+from workers.storage.sql.postgres.asking import Asking
 from workers.storage.sql.postgres.direct import PostgresDirect
+from workers.storage.sql.postgres.lanes import Lanes
 from workers.storage.sql.postgres.listener import REGISTERED, PostgresListener, new_process
 from workers.storage.sql.recovery import recover
 from workers.storage.sql.rows import Transaction
 from workers.storage.subscribers import DatabaseSubscribers, Told
 
 T = TypeVar("T")
+S = TypeVar("S")
 
 _PROMPT: Final = 3
 _PATIENT: Final = 2
+_FEW: Final = 100
+"""What is about more jobs than these would hold the event loop up."""
+_SHORT: Final = 65_536
+"""So would more bytes than these."""
 _SESSIONS: Final = 10
 _CONNECT_TIMEOUT: Final = timedelta(seconds=6)
 _MIGRATION_LOCK: Final = 8_317_402_561  # any number that nobody else locks
@@ -71,6 +77,18 @@ _WHICH = text("SELECT system_identifier, oid FROM pg_control_system(), pg_databa
 _LISTEN = text("SELECT workers_listen(:queue, :process, :valid)")
 _REQUEST_CANCEL = text("SELECT pg_notify('workers_cancels', :request)")
 _TELL = text("SELECT workers_tell(:queue, CAST(:events AS text[]), :wake, :sure)")
+
+
+def _take_several_statements(jobs: Sequence[NewJob]) -> bool:
+    return any(job.deduplication is not None or job.follows for job in jobs)
+
+
+def _are_few_and_short(settlements: Sequence[Settlement]) -> bool:
+    return len(settlements) <= _FEW and _are_short(steps.stored(settlement) or b"" for settlement in settlements)
+
+
+def _are_short(texts: Iterable[bytes]) -> bool:
+    return sum(map(len, texts)) <= _SHORT
 
 
 def _takes_several_statements(settlement: Settlement) -> bool:
@@ -87,19 +105,24 @@ class PostgresDatabase:
         self.pid = os.getpid()
         self._timeout = target.busy_timeout
         self._process = new_process()
-        self._engine = target.engine(_PROMPT + _PATIENT)
-        self._prompt = ThreadPoolExecutor(_PROMPT, "workers-postgres")
-        self._patient = ThreadPoolExecutor(_PATIENT, "workers-postgres-patient")
+        self._engine = target.engine()
+        self._prompt = Lanes(self._engine, self.name, _PROMPT, "workers-postgres")
+        self._patient = Lanes(self._engine, self.name, _PATIENT, "workers-postgres-patient")
         self._listener = PostgresListener(self.name, self._process, target.listening_connection, self.subscribers)
         self._which: tuple[object, ...] | None = None
 
-    def enqueue(self, begin: Begin, jobs: Sequence[NewJob]) -> Future[list[EnqueueResult]]:
-        work = partial(steps.enqueue, jobs=jobs)
+    def enqueue(self, begin: Begin, jobs: Sequence[NewJob]) -> Step[list[EnqueueResult]]:
+        work, ask = partial(steps.enqueue, jobs=jobs), partial(steps.inserting, jobs=jobs)
+        if len(jobs) <= _FEW:
+            if _take_several_statements(jobs):
+                return self.change(begin, work)
+            return self._step(self._patient, begin, ask, is_short=_are_short(job.payload for job in jobs))
 
-        def run() -> list[EnqueueResult]:
-            # Looked at in the thread, because there may be many.
-            several = any(job.deduplication is not None or job.follows for job in jobs)
-            return (self._changing(begin, work) if several else self._stepping(begin, work))()
+        def run(connection: Connection) -> list[EnqueueResult]:
+            # Looked at in the thread, because there are many.
+            if _take_several_statements(jobs):
+                return self._changing(begin, work)(connection)
+            return Lanes.carry_out(begin, ask, connection)
 
         return self._submit(self._patient, run)
 
@@ -109,23 +132,24 @@ class PostgresDatabase:
     def turn_cron(self, begin: Begin, row: CronRow, jobs: Sequence[NewJob]) -> Future[bool]:
         return self.change(begin, partial(crons.turn_cron, row=row, jobs=jobs, enqueue=steps.enqueue))
 
-    def claim(self, begin: Begin, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> Future[list[Claim]]:
-        work = partial(steps.claim, worker_id=worker_id, leases=leases, limit=limit)
-        return self._step(self._prompt, begin, work)
+    def claim(self, begin: Begin, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> Step[list[Claim]]:
+        ask = partial(steps.claiming, worker_id=worker_id, leases=leases, limit=limit)
+        return self._step(self._prompt, begin, ask, is_short=limit <= _FEW)
 
-    def claimable_in(self, begin: Begin, names: Collection[str]) -> Future[timedelta | None]:
-        return self._step(self._prompt, begin, partial(steps.claimable_in, names=names))
+    def claimable_in(self, begin: Begin, names: Collection[str]) -> Step[timedelta | None]:
+        return self._step(self._prompt, begin, partial(steps.looking, names=names))
 
-    def renew(self, begin: Begin, claims: Sequence[Claim]) -> Future[Renewal]:
-        return self._step(self._prompt, begin, partial(steps.renew, claims=claims))
+    def renew(self, begin: Begin, claims: Sequence[Claim]) -> Step[Renewal]:
+        return self._step(self._prompt, begin, partial(steps.renewing, claims=claims), is_short=len(claims) <= _FEW)
 
-    def settle(self, begin: Begin, settlements: Sequence[Settlement]) -> Future[list[SettleOutcome]]:
+    def settle(self, begin: Begin, settlements: Sequence[Settlement]) -> Step[list[SettleOutcome]]:
         work = partial(steps.settle, settlements=settlements)
         if any(map(_takes_several_statements, settlements)):
             return self.change(begin, work)
         if any(map(fails, settlements)):
             return self._submit(self._prompt, self._changing(begin, work))
-        return self._step(self._prompt, begin, work)
+        ask = partial(steps.settling, settlements=settlements)
+        return self._step(self._prompt, begin, ask, is_short=_are_few_and_short(settlements))
 
     def turn(
         self,
@@ -134,51 +158,56 @@ class PostgresDatabase:
         worker_id: str,
         leases: Mapping[str, timedelta],
         limit: int,
-    ) -> Future[Turn] | None:
+    ) -> Step[Turn] | None:
         if not leases or any(_takes_several_statements(one) or fails(one) for one in settlements):
             return None
-        work = partial(steps.turn, settlements=settlements, worker_id=worker_id, leases=leases, limit=limit)
-        return self._step(self._prompt, begin, work)
+        ask = partial(steps.turning, settlements=settlements, worker_id=worker_id, leases=leases, limit=limit)
+        is_short = limit <= _FEW and _are_few_and_short(settlements)
+        return self._step(self._prompt, begin, ask, is_short=is_short)
 
     async def settle_with(
         self, connection: object, begin: Begin, settlements: Sequence[Settlement]
     ) -> list[SettleOutcome]:
         return await self.change_with(connection, begin, partial(steps.settle, settlements=settlements))
 
-    def progress(self, begin: Begin, reports: Sequence[ProgressReport]) -> Future[None]:
-        return self._step(self._prompt, begin, partial(steps.progress, reports=reports))
+    def progress(self, begin: Begin, reports: Sequence[ProgressReport]) -> Step[None]:
+        is_short = len(reports) <= _FEW and _are_short(report.value for report in reports)
+        return self._step(self._prompt, begin, partial(steps.reporting, reports=reports), is_short=is_short)
 
     def recover(self, begin: Begin, limit: int, max_stalls: int) -> Future[Recovery]:
         return self.change(begin, partial(recover, limit=limit, max_stalls=max_stalls))
 
     def look(self, begin: Begin, work: Callable[[Transaction], T]) -> Future[T]:
-        return self._step(self._prompt, begin, work)
+        return self._submit(self._prompt, self._stepping(begin, work))
 
     def change(self, begin: Begin, work: Callable[[Transaction], T]) -> Future[T]:
         return self._submit(self._patient, self._changing(begin, work))
 
-    def _changing(self, begin: Begin, work: Callable[[Transaction], T]) -> Callable[[], T]:
+    def _changing(self, begin: Begin, work: Callable[[Transaction], T]) -> Callable[[Connection], T]:
         """Return what does the work in a transaction of several statements."""
 
-        def run() -> T:
-            with self._engine.connect() as connection:
-                direct = PostgresDirect(connection, alone=False)
-                with connection.begin():
-                    transaction = begin(direct)
-                    result = work(transaction)
-                    _tell(transaction)
-                    return result
+        def run(connection: Connection) -> T:
+            direct = PostgresDirect(connection, alone=False)
+            with connection.begin():
+                transaction = begin(direct)
+                result = work(transaction)
+                _tell(transaction)
+                return result
 
         return run
 
+    def _stepping(self, begin: Begin, work: Callable[[Transaction], T]) -> Callable[[Connection], T]:
+        """Return what does the work in one statement outside of any transaction."""
+        return lambda connection: work(begin(PostgresDirect(connection, alone=True)))
+
     async def change_with(self, connection: object, begin: Begin, work: Callable[[Transaction], T]) -> T:
         if self._which is None:  # `change_on` would ask as well, and block the event loop meanwhile
-            self._which = await asyncio.wrap_future(self._step(self._patient, _look, _which))
+            self._which = await asyncio.wrap_future(self._ask_which())
         return await run_on(connection, lambda caller: self.change_on(caller, begin, work), self.name)
 
     def change_on(self, caller: Caller, begin: Begin, work: Callable[[Transaction], T]) -> T:
         if self._which is None:
-            self._which = self._step(self._patient, _look, _which).result()
+            self._which = self._ask_which().result()
         with translated(self.name):
             connection = connection_of(caller)
             if connection.dialect.name != "postgresql" or _which(_look(connection)) != self._which:
@@ -189,6 +218,9 @@ class PostgresDatabase:
             _tell(transaction)
             return result
 
+    def _ask_which(self) -> Future[tuple[object, ...]]:
+        return self._submit(self._patient, self._stepping(_look, _which))
+
     def enqueue_on(self, caller: Caller, begin: Begin, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         return self.change_on(caller, begin, partial(steps.enqueue, jobs=jobs))
 
@@ -198,7 +230,7 @@ class PostgresDatabase:
     def look_now(self) -> None:
         """Do nothing: the server tells everybody."""
 
-    def wake(self, begin: Begin) -> Future[None]:
+    def wake(self, begin: Begin) -> Step[None]:
         return self._step(self._patient, begin, _wake)
 
     def hear(self) -> None:
@@ -207,7 +239,7 @@ class PostgresDatabase:
     async def subscribe(self, begin: Begin, queue: int, *, of_one_job: bool = False) -> None:
         await self.listen_for_cancels()
         if not self._listener.is_registered(queue):
-            await asyncio.wrap_future(self._step(self._patient, begin, self._register))
+            await outcome(self._step(self._patient, begin, self._register))
 
     async def listen_for_cancels(self) -> None:
         try:
@@ -216,51 +248,42 @@ class PostgresDatabase:
         except TimeoutError:
             raise StorageUnavailable(f"{self.name} cannot be listened to; is it running?") from None
 
-    def _register(self, transaction: Transaction) -> None:
-        values = {"queue": transaction.queue, "process": self._process, "valid": REGISTERED}
-        transaction.connection.execute(_LISTEN, values)
+    def _register(self, transaction: Transaction) -> Asking[None]:
+        yield _LISTEN, {"queue": transaction.queue, "process": self._process, "valid": REGISTERED}
         self._listener.registered(transaction.queue)
 
     async def release(self) -> None:
         with _lock:
             self.users -= 1
-            if self.users:
-                return
+            is_last = not self.users
             for key, other in list(_databases.items()):
-                if other is self:
+                if is_last and other is self:
                     del _databases[key]
-        if self.pid == os.getpid():  # a fork's copy belongs to the parent
+        if is_last and self.pid == os.getpid():  # a fork's copy belongs to the parent
             await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
         self._listener.stop()
-        self._prompt.shutdown()
-        self._patient.shutdown()
+        self._prompt.close(self._timeout)
+        self._patient.close(self._timeout)
         self._engine.dispose()
 
-    def _step(self, thread: ThreadPoolExecutor, begin: Begin, work: Callable[[Transaction], T]) -> Future[T]:
-        return self._submit(thread, self._stepping(begin, work))
+    def _step(
+        self, lanes: Lanes, begin: Begin, ask: Callable[[Transaction], Asking[T]], *, is_short: bool = True
+    ) -> Step[T]:
+        """Carry out what it asks for; unless it `is_short`, in a thread."""
+        if not is_short:
+            return self._submit(lanes, partial(Lanes.carry_out, begin, ask))
+        return self._begun(lambda: lanes.step(begin, ask))
 
-    def _stepping(self, begin: Begin, work: Callable[[Transaction], T]) -> Callable[[], T]:
-        """Return what does the work in one statement outside of any transaction."""
+    def _submit(self, lanes: Lanes, run: Callable[[Connection], T]) -> Future[T]:
+        return self._begun(lambda: lanes.submit(run))
 
-        def run() -> T:
-            with self._engine.connect() as connection:
-                return work(begin(PostgresDirect(connection, alone=True)))
-
-        return run
-
-    def _submit(self, thread: ThreadPoolExecutor, run: Callable[[], T]) -> Future[T]:
-        def translated() -> T:
-            try:
-                return run()
-            except DBAPIError as error:
-                raise translate(error, self.name) from error
-
+    def _begun(self, start: Callable[[], S]) -> S:
         if self.pid != os.getpid():
             raise StorageError(f"{self.name} was opened before this process was forked; connect again")
         try:
-            return thread.submit(translated)
+            return start()
         except RuntimeError:
             raise StorageUnavailable(f"{self.name} was disconnected") from None
 
@@ -276,9 +299,8 @@ def _tell(transaction: Transaction) -> None:
     _request_cancels(transaction)
 
 
-def _wake(transaction: Transaction) -> None:
-    values = {"queue": transaction.queue, "events": [], "wake": True, "sure": False}
-    transaction.connection.execute(_TELL, values)
+def _wake(transaction: Transaction) -> Asking[None]:
+    yield _TELL, {"queue": transaction.queue, "events": [], "wake": True, "sure": False}
 
 
 def _texts(transaction: Transaction, event: Told) -> Iterator[str]:
@@ -347,7 +369,7 @@ class PostgresTarget:
 
     def migrate(self, make_tables: Callable[[Connection], None]) -> None:
         name = f"PostgreSQL database {self.url!r}"
-        engine = self.engine(1)
+        engine = self.engine()
         try:
             with engine.begin() as connection:
                 # This migration may take as long as it needs; others wait for it.
@@ -361,19 +383,14 @@ class PostgresTarget:
         finally:
             engine.dispose()
 
-    def engine(self, connections: int) -> Engine:
-        """Make a pool that replaces connections the server has closed, and whose errors quote no values."""
-        engine = create_engine(
+    def engine(self) -> Engine:
+        """Make an engine without a pool, whose errors quote no values."""
+        return create_engine(
             self.full_url.set(drivername="postgresql+psycopg"),
             hide_parameters=True,
-            pool_size=connections,
-            max_overflow=0,
-            pool_use_lifo=True,
-            pool_reset_on_return=None,  # whoever has one ends the transactions that he begins
+            poolclass=NullPool,
             connect_args=self._connect_args(),
         )
-        event.listen(engine, "checkout", _refuse_closed)
-        return engine
 
     def async_engine(self) -> AsyncEngine:
         return create_async_engine(
@@ -408,14 +425,3 @@ class PostgresTarget:
             "keepalives_count": 3,
             "options": f"-c lock_timeout={milliseconds} -c client_encoding=UTF8",
         }
-
-
-def _refuse_closed(connection: psycopg.Connection, _record: ConnectionPoolEntry, _proxy: PoolProxiedConnection) -> None:
-    """Refuse a connection that the server has ended.
-
-    It has when something unasked has arrived: PostgreSQL was restarted, or closed it.
-    """
-    poll = select.poll()
-    poll.register(connection.fileno(), select.POLLIN)
-    if poll.poll(0):
-        raise InvalidatePoolError

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
 import psycopg
 from psycopg.errors import FeatureNotSupported
-from sqlalchemy import Connection
+from sqlalchemy import Connection, TextClause
 from sqlalchemy.exc import DBAPIError
 
 from workers.storage.sql.direct import Answer, Direct, Values
@@ -18,6 +19,15 @@ from workers.storage.sql.postgres.prepared import PARAMETER, Prepared
 
 _ARRAY: Final = re.compile(r"CAST\(:(\w+) AS (\w+)\[\]\)")
 _PREPARED: Final = "workers_prepared"
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A statement that is under way; it `is_whole` unless some of it could not be sent yet."""
+
+    sql: str
+    descriptor: int
+    is_whole: bool
 
 
 class PostgresDirect(Direct):
@@ -44,6 +54,38 @@ class PostgresDirect(Direct):
             if found is not None:
                 return Answer(*found)
             return _answer(self._driver.execute(_as_psycopg_has_it(sql), values))
+
+    def send(self, statement: TextClause, values: Values) -> Sent | None:
+        """Send a statement without waiting for the server; None, with nothing done, if that would wait.
+
+        Raises:
+            DBAPIError: a value cannot be sent, or the connection broke.
+        """
+        sql, values = _of_single_values(statement.text, values)
+        if self._prepared is None or not self._prepared.is_prepared(sql):
+            return None
+        with self._giving_up(sql):
+            return Sent(sql, self._driver.pgconn.socket, is_whole=self._prepared.send(sql, values))
+
+    def send_more(self, sent: Sent) -> bool:
+        """Send more of what the server was too slow to take; tell whether that is all of it."""
+        assert self._prepared is not None
+        with self._giving_up(sent.sql):
+            return self._prepared.flush()
+
+    def receive(self, sent: Sent) -> Answer | Sent | None:
+        """Read what has arrived: the answer, None if it is not whole, or what was `sent` if that was not carried out.
+
+        Raises:
+            DBAPIError: the database refused, or the connection broke.
+        """
+        assert self._prepared is not None
+        with self._giving_up(sent.sql):
+            result = self._prepared.receive()
+            if result is None:
+                return None
+            found = self._prepared.answer(sent.sql, result)
+        return sent if found is None else Answer(*found)
 
     def _for_each(self, sql: str, values: Sequence[Values]) -> Answer:
         with self._giving_up(sql):

@@ -46,6 +46,7 @@ _LOADERS: Final[Mapping[int, Callable[[bytes], object]]] = {
     21: _number,
     23: _number,
     25: bytes.decode,
+    2278: bytes.decode,  # void
 }
 """How to read a column in binary, by the number of its type."""
 
@@ -65,6 +66,10 @@ class Prepared:
     driver: psycopg.Connection[tuple[object, ...]]
     _statements: dict[str, _Statement | None] = field(default_factory=dict)  # None: left to psycopg
     _seen: dict[str, int] = field(default_factory=dict)
+    _arrived: list[pq.abc.PGresult] = field(default_factory=list)
+
+    def is_prepared(self, sql: str) -> bool:
+        return self._statements.get(sql) is not None
 
     def execute(self, sql: str, values: Mapping[str, object]) -> Rows | None:
         """Carry the statement out in a transaction of its own; None, with nothing done, if it is left to psycopg.
@@ -77,11 +82,47 @@ class Prepared:
         statement = self._statements[sql]
         if statement is None:
             return None
-        sent: list[Any] = [
-            _encoded(values[name]) for name in statement.parameters
-        ]  # its type leaves out None, for NULL
-        formats = [_BINARY if isinstance(values[name], bytes) else 0 for name in statement.parameters]
-        result = self.driver.pgconn.exec_prepared(statement.name, sent, formats, _BINARY)
+        return self.answer(sql, self.driver.pgconn.exec_prepared(*_message(statement, values)))
+
+    def send(self, sql: str, values: Mapping[str, object]) -> bool:
+        """Send a statement that is prepared without waiting for the server; tell whether all of it is sent.
+
+        Raises:
+            psycopg.Error: a value cannot be sent, or the connection broke.
+        """
+        statement = self._statements[sql]
+        assert statement is not None
+        self._arrived.clear()
+        self.driver.pgconn.send_query_prepared(*_message(statement, values))
+        return self.flush()
+
+    def flush(self) -> bool:
+        """Send more of the last message; tell whether all of it is sent."""
+        return not self.driver.pgconn.flush()
+
+    def receive(self) -> pq.abc.PGresult | None:
+        """Read what has arrived, without waiting for more; None until the answer is whole.
+
+        Raises:
+            psycopg.Error: the connection broke.
+        """
+        connection = self.driver.pgconn
+        connection.consume_input()
+        while not connection.is_busy():
+            result = connection.get_result()
+            if result is None:
+                return self._arrived[-1]
+            self._arrived.append(result)
+        return None
+
+    def answer(self, sql: str, result: pq.abc.PGresult) -> Rows | None:
+        """Read the answer; None, if the statement could not be carried out because it is prepared no longer.
+
+        Raises:
+            psycopg.Error: the database refused.
+        """
+        statement = self._statements[sql]
+        assert statement is not None
         if result.status == pq.ExecStatus.TUPLES_OK:
             return statement.columns, _rows(result, statement.loaders), result.ntuples
         if result.status == pq.ExecStatus.COMMAND_OK:
@@ -117,6 +158,12 @@ class Prepared:
             return None
         columns = tuple([(described.fname(column) or b"").decode() for column in range(described.nfields)])
         return _Statement(name, parameters, columns, tuple([_LOADERS[kind] for kind in kinds]))
+
+
+def _message(statement: _Statement, values: Mapping[str, object]) -> tuple[bytes, list[Any], list[int], int]:
+    sent = [_encoded(values[name]) for name in statement.parameters]
+    formats = [_BINARY if isinstance(values[name], bytes) else 0 for name in statement.parameters]
+    return statement.name, sent, formats, _BINARY  # the type of the values leaves out None, for NULL
 
 
 def _rows(result: pq.abc.PGresult, loaders: Sequence[Callable[[bytes], object]]) -> list[tuple[object, ...]]:

@@ -1,4 +1,7 @@
-"""The steps of a queue on PostgreSQL: values go into the functions of `steps.sql`, rows become values again."""
+"""The steps of a queue on PostgreSQL: values go into the functions of `steps.sql`, rows become values again.
+
+Those that take one statement outside of any transaction ask for it (see `asking.py`); their names end in -ing.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 
 from sqlalchemy import Row, text
@@ -39,6 +43,7 @@ from workers.storage.sql.decision import decide
 from workers.storage.sql.endings import outcomes_by_id, why_lost
 from workers.storage.sql.failures import fails, note_failures
 from workers.storage.sql.postgres import stops
+from workers.storage.sql.postgres.asking import Asking, run_blocking
 from workers.storage.sql.rows import (
     Transaction,
     decode_backoff,
@@ -113,7 +118,11 @@ def enqueue(transaction: Transaction, jobs: Sequence[NewJob]) -> list[EnqueueRes
 
 
 def _insert(transaction: Transaction, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
-    """Insert each job, or report what has its id."""
+    return run_blocking(transaction, inserting(transaction, jobs))
+
+
+def inserting(transaction: Transaction, jobs: Sequence[NewJob]) -> Asking[list[EnqueueResult]]:
+    """Insert each job, or report what has its id; for jobs without deduplication keys that follow none."""
     new: dict[str, NewJob] = {}
     for job in jobs:
         new.setdefault(encode_text(job.id), job)
@@ -135,7 +144,8 @@ def _insert(transaction: Transaction, jobs: Sequence[NewJob]) -> list[EnqueueRes
         "sure": transaction.lasting,
         "wake": not transaction.quiet,
     }
-    found = {row.id: row for row in transaction.connection.execute(_ENQUEUE, values)}
+    rows = yield _ENQUEUE, values
+    found = {row.id: row for row in rows}
     results = []
     told: set[str] = set()
     for job in jobs:
@@ -154,19 +164,22 @@ def _insert(transaction: Transaction, jobs: Sequence[NewJob]) -> list[EnqueueRes
     return results
 
 
-def claim(transaction: Transaction, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
+def claiming(
+    transaction: Transaction, worker_id: str, leases: Mapping[str, timedelta], limit: int
+) -> Asking[list[Claim]]:
     """See `Storage.claim`."""
     values = _claim_values(transaction, worker_id, leases, limit)
-    return _claims(transaction, transaction.connection.execute(_CLAIM, values), values["secret"], worker_id, leases)
+    rows = yield _CLAIM, values
+    return _claims(transaction, rows, values["secret"], worker_id, leases)
 
 
-def turn(
+def turning(
     transaction: Transaction,
     settlements: Sequence[Settlement],
     worker_id: str,
     leases: Mapping[str, timedelta],
     limit: int,
-) -> Turn:
+) -> Asking[Turn]:
     """See `TakesTurns.settle_and_claim`; of settlements that take one statement. Nothing is claimed where a gate is."""
     first, outcomes = _distinct(settlements)
     chosen = list(first.values())
@@ -174,17 +187,18 @@ def turn(
         return Turn(outcomes=[outcomes[settlement.claim.token] for settlement in settlements])
     claiming = _claim_values(transaction, worker_id, leases, limit)
     values = {**_settle_values(transaction, chosen), **claiming}
-    rows = transaction.connection.execute(_TURN, values).all()
+    rows = (yield _TURN, values).all()
     for told in filter(None, (rows[0].outcomes or "").split(",")):
         place, _, outcome = told.partition(" ")
         outcomes[chosen[int(place) - 1].claim.token] = SettleOutcome(status=SettleStatus(outcome))
     brought = [row for row in rows if row.seq is not None]
     claims = _claims(transaction, brought, claiming["secret"], worker_id, leases)
-    try:
-        _find_unknown(transaction, chosen, outcomes)
-    except BaseException:  # the settlements are repeated, and nobody would get the claims
-        settle(transaction, [Released(claim=claim) for claim in claims])
-        raise
+    if unknown := _unknown(chosen, outcomes):
+        try:
+            outcomes |= yield partial(outcomes_by_id, claims=unknown)
+        except BaseException:  # the settlements are repeated, and nobody would get the claims
+            yield partial(settle, settlements=[Released(claim=claim) for claim in claims])
+            raise
     told_apart = [_outcome(settlement, first, outcomes[settlement.claim.token]) for settlement in settlements]
     return Turn(outcomes=told_apart, claims=None if rows[0].gated else claims)
 
@@ -238,18 +252,18 @@ def _claims(
     return claims
 
 
-def claimable_in(transaction: Transaction, names: Collection[str]) -> timedelta | None:
+def looking(transaction: Transaction, names: Collection[str]) -> Asking[timedelta | None]:
     """Return how long until a claim for `names` may succeed, 0 for now; None while there is nothing to wait for."""
     values = {
         "queue": transaction.queue,
         "names": [encode_text(name) for name in names],
         "any": ANY_NAME in names,
     }
-    due = transaction.connection.execute(_CLAIMABLE_IN, values).scalar_one()
+    due = (yield _CLAIMABLE_IN, values).scalar_one()
     return None if due is None else timedelta(milliseconds=due)
 
 
-def renew(transaction: Transaction, claims: Sequence[Claim]) -> Renewal:
+def renewing(transaction: Transaction, claims: Sequence[Claim]) -> Asking[Renewal]:
     """See `Storage.renew`."""
     tokens = [decode_token(claim.token) for claim in claims]
     values = {
@@ -261,16 +275,17 @@ def renew(transaction: Transaction, claims: Sequence[Claim]) -> Renewal:
         "workers": [encode_text(claim.worker_id) for claim in claims],
         "noted": _WORKER_NOTED,
     }
-    held = {claims[row.place - 1].token: row for row in transaction.connection.execute(_RENEW, values)}
+    rows = yield _RENEW, values
+    held = {claims[row.place - 1].token: row for row in rows}
     lost = [claim for claim in claims if claim.token not in held]
-    reasons = why_lost(transaction, [claim.job_id for claim in lost]) if lost else {}
+    reasons = (yield partial(why_lost, ids=[claim.job_id for claim in lost])) if lost else {}
     return Renewal(
         lost={claim.token: reasons[claim.job_id] for claim in lost},
         cancel_requested=frozenset(token for token, row in held.items() if row.cancel_requested),
     )
 
 
-def progress(transaction: Transaction, reports: Sequence[ProgressReport]) -> None:
+def reporting(transaction: Transaction, reports: Sequence[ProgressReport]) -> Asking[None]:
     """See `Storage.progress`."""
     latest = {report.claim.token: report for report in reports}.values()
     tokens = [decode_token(report.claim.token) for report in latest]
@@ -281,7 +296,19 @@ def progress(transaction: Transaction, reports: Sequence[ProgressReport]) -> Non
         "ids": [encode_text(report.claim.job_id) for report in latest],
         "reported": [report.value for report in latest],
     }
-    transaction.connection.execute(_PROGRESS, values)
+    yield _PROGRESS, values
+
+
+def settling(transaction: Transaction, settlements: Sequence[Settlement]) -> Asking[list[SettleOutcome]]:
+    """See `Storage.settle`; of settlements that take one statement."""
+    first, outcomes = _distinct(settlements)
+    chosen = list(first.values())
+    if chosen:
+        rows = yield _SETTLE, _settle_values(transaction, chosen)
+        outcomes |= _ended(chosen, rows)
+    if unknown := _unknown(chosen, outcomes):
+        outcomes |= yield partial(outcomes_by_id, claims=unknown)
+    return [_outcome(settlement, first, outcomes[settlement.claim.token]) for settlement in settlements]
 
 
 def settle(transaction: Transaction, settlements: Sequence[Settlement]) -> list[SettleOutcome]:
@@ -294,7 +321,8 @@ def settle(transaction: Transaction, settlements: Sequence[Settlement]) -> list[
     outcomes |= _end(transaction, chosen)
     applied = [s for s in chosen if _status(outcomes.get(s.claim.token)) is SettleStatus.APPLIED]
     enqueue(transaction, [s.then for s in applied if isinstance(s, Completed) and s.then is not None])
-    _find_unknown(transaction, chosen, outcomes)
+    if unknown := _unknown(chosen, outcomes):
+        outcomes |= outcomes_by_id(transaction, unknown)
     return [_outcome(settlement, first, outcomes[settlement.claim.token]) for settlement in settlements]
 
 
@@ -311,11 +339,9 @@ def _distinct(settlements: Sequence[Settlement]) -> tuple[dict[str, Settlement],
     return first, outcomes
 
 
-def _find_unknown(transaction: Transaction, chosen: Sequence[Settlement], outcomes: dict[str, SettleOutcome]) -> None:
-    """Add the outcomes of settlements whose claim does not hold its job."""
-    unknown = [settlement.claim for settlement in chosen if settlement.claim.token not in outcomes]
-    if unknown:
-        outcomes |= outcomes_by_id(transaction, unknown)
+def _unknown(chosen: Sequence[Settlement], outcomes: Mapping[str, SettleOutcome]) -> list[Claim]:
+    """Return the claims that do not hold their jobs."""
+    return [settlement.claim for settlement in chosen if settlement.claim.token not in outcomes]
 
 
 def _end(transaction: Transaction, chosen: Sequence[Settlement]) -> dict[str, SettleOutcome]:
@@ -327,9 +353,12 @@ def _end(transaction: Transaction, chosen: Sequence[Settlement]) -> dict[str, Se
         stops.lock(transaction, chosen)
         outcomes |= stops.stop(transaction, stopped)
     if others:
-        for row in transaction.connection.execute(_SETTLE, _settle_values(transaction, others)):
-            outcomes[others[row.place - 1].claim.token] = SettleOutcome(status=SettleStatus(row.outcome))
+        outcomes |= _ended(others, transaction.connection.execute(_SETTLE, _settle_values(transaction, others)))
     return outcomes
+
+
+def _ended(chosen: Sequence[Settlement], rows: Iterable[Row[Any]]) -> dict[str, SettleOutcome]:  # of any columns
+    return {chosen[row.place - 1].claim.token: SettleOutcome(status=SettleStatus(row.outcome)) for row in rows}
 
 
 def _status(outcome: SettleOutcome | None) -> SettleStatus | None:
@@ -365,7 +394,7 @@ def _settle_values(transaction: Transaction, settlements: Sequence[Settlement]) 
         "delays": [_delay(settlement) for settlement in settlements],
         "errors": [encode_error(s.error) if isinstance(s, Retried | Failed) else None for s in settlements],
         "capped": [_capped(settlement) for settlement in settlements],
-        "results": [_stored(settlement) for settlement in settlements],
+        "results": [stored(settlement) for settlement in settlements],
         "thens": [_then(s.then) if isinstance(s, Continued) else None for s in settlements],
         "uncounted": UNCOUNTED_RETRIES,
         "sure": transaction.lasting,
@@ -396,7 +425,7 @@ def _delay(settlement: Settlement) -> int | None:
             return None
 
 
-def _stored(settlement: Settlement) -> bytes | None:
+def stored(settlement: Settlement) -> bytes | None:
     """Return what replaces the payload."""
     match settlement:
         case Completed():

@@ -1,0 +1,232 @@
+"""Short steps on PostgreSQL take no thread, and whatever happens to them meanwhile, the next ones have a connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import Connection, make_url, text
+from sqlalchemy.exc import DBAPIError
+
+from tests.workers.storage.sql.steps import MINUTE
+from workers.errors import StorageUnavailable
+from workers.jobs import Claim, SettleStatus
+from workers.storage.sql import SqlStorage
+from workers.storage.sql.database import outcome
+from workers.storage.sql.direct import Executor
+from workers.storage.sql.postgres.asking import Asking
+from workers.storage.sql.postgres.database import PostgresTarget
+from workers.storage.sql.postgres.lanes import Lanes
+from workers.storage.sql.rows import Transaction
+from workers.testing import steps
+from workers.testing.steps import PATIENCE, job, until
+
+OFTEN = 8
+"""After so many times a statement is prepared on the connection that is used again and again."""
+
+
+@pytest.fixture
+def database() -> str:
+    return "postgres"
+
+
+@pytest.fixture
+def lanes(url: str) -> Iterator[Lanes]:
+    engine = PostgresTarget(make_url(url), MINUTE).engine()
+    lanes = Lanes(engine, "the database", 1, "lanes")
+    yield lanes
+    lanes.close(timedelta(0))
+    engine.dispose()
+
+
+async def take_turns(storage: SqlStorage, times: int = OFTEN) -> None:
+    """Every kind of short step, so many times."""
+    for number in range(times):
+        await storage.enqueue([job(f"{number}-a"), job(f"{number}-b"), job(f"{number}-c")])
+        [claim] = await steps.claim(storage, 1)
+        await storage.renew([claim])
+        turn = await storage.settle_and_claim([steps.completed(claim)], "w", leases={"*": MINUTE}, limit=1)
+        await storage.settle([steps.completed(claim) for claim in turn.claims or ()])
+        await storage.wait(["work"], timeout=timedelta(0))
+        await storage.settle([steps.completed(claim) for claim in await steps.claim(storage, 1)])
+        await storage.enqueue([job(f"{number}-d")])
+        await storage.settle([steps.completed(claim) for claim in await steps.claim(storage, 1)])
+
+
+async def test_a_step_takes_no_thread(storage: SqlStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    await take_turns(storage)
+    await storage.drain()
+    taken = threads_taken(monkeypatch)
+    await storage.enqueue([job("a"), job("b")])
+    [claim] = await steps.claim(storage, 1)
+    await storage.renew([claim])
+    turn = await storage.settle_and_claim([steps.completed(claim)], "w", leases={"*": MINUTE}, limit=1)
+    assert steps.ids(turn.claims or ()) == ["b"]
+    await storage.settle([steps.completed(claim) for claim in turn.claims or ()])
+    assert taken == []
+
+
+@pytest.mark.parametrize("jobs", [[job("x", payload=b"x" * 100_000)], [job(str(number)) for number in range(200)]])
+async def test_a_long_step_leaves_the_event_loop_alone(
+    storage: SqlStorage, monkeypatch: pytest.MonkeyPatch, jobs: list[Any]
+) -> None:
+    await take_turns(storage)
+    taken = threads_taken(monkeypatch)
+    await storage.enqueue(jobs)
+    assert len(taken) == 1
+
+
+async def test_who_waits_for_a_lock_holds_up_nobody(storage: SqlStorage, admin: psycopg.Connection) -> None:
+    """The event loop goes on, and so do the steps of workers."""
+    await take_turns(storage)
+    await storage.enqueue([job("other")])
+    with admin.transaction():
+        hold_id(admin, "x")
+        waiting = asyncio.create_task(storage.enqueue([job("x")]))
+        await until(lambda: somebody_waits(admin))
+        claims = await steps.claim(storage, 2)
+        assert await storage.settle([steps.completed(claims[0])])
+        assert not waiting.done()
+        raise psycopg.Rollback
+    assert [answer.id for answer in await asyncio.wait_for(waiting, PATIENCE)] == ["x"]
+
+
+async def test_a_connection_cut_under_a_step_is_replaced(storage: SqlStorage, admin: psycopg.Connection) -> None:
+    """The step may have been carried out or not, as its caller is told; the next one is."""
+    await take_turns(storage)
+    with admin.transaction(force_rollback=True):
+        hold_id(admin, "x")
+        waiting = asyncio.create_task(storage.enqueue([job("x")]))
+        await until(lambda: somebody_waits(admin))
+        admin.execute("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE NOT granted")
+        with pytest.raises(StorageUnavailable):
+            await asyncio.wait_for(waiting, PATIENCE)
+    assert [answer.id for answer in await storage.enqueue([job("x")])] == ["x"]
+
+
+async def test_a_claim_that_is_cancelled_is_given_back(storage: SqlStorage, admin: psycopg.Connection) -> None:
+    """Whatever it claims after nobody waits for it."""
+    await take_turns(storage)
+    await storage.drain()
+    await storage.enqueue([job("x")])
+    with admin.transaction(force_rollback=True):
+        admin.execute("LOCK TABLE workers_seen IN ACCESS EXCLUSIVE MODE")
+        claiming = asyncio.create_task(storage.claim("another", leases={"*": MINUTE}, limit=1))
+        await until(lambda: somebody_waits(admin))
+        claiming.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await claiming
+    claimed: list[Claim] = []
+
+    async def is_back() -> bool:
+        claimed.extend(await steps.claim(storage, 1))
+        return bool(claimed)
+
+    await until(is_back)
+    assert claimed[0].attempt == 1
+
+
+async def test_settlements_that_come_too_late_are_told_so(storage: SqlStorage) -> None:
+    """Also if the event loop has to leave the second look to a thread."""
+    await take_turns(storage)
+    await storage.enqueue([job("x")])
+    [claim] = await steps.claim(storage, 1)
+    told = [await storage.settle([steps.completed(claim)]) for _ in range(2)]
+    assert [answer.status for [answer] in told] == [SettleStatus.APPLIED, SettleStatus.ALREADY_APPLIED]
+
+
+async def test_what_an_event_loop_leaves_behind_is_replaced(lanes: Lanes) -> None:
+    """An application may run one event loop after the other, and end one in the middle of a step."""
+
+    def sleep(seconds: float) -> Asking[None]:
+        yield text("SELECT pg_sleep(CAST(CAST(:seconds AS text) AS double precision))"), {"seconds": str(seconds)}
+
+    async def begin_and_leave() -> None:
+        lanes.step(of_no_queue, lambda _: sleep(60))
+
+    for _ in range(OFTEN):
+        await outcome(lanes.step(of_no_queue, lambda _: sleep(0)))
+    await asyncio.to_thread(asyncio.run, begin_and_leave())
+    async with asyncio.timeout(PATIENCE):
+        await outcome(lanes.step(of_no_queue, lambda _: sleep(0)))
+
+
+async def test_a_message_longer_than_the_socket_takes_arrives_whole(lanes: Lanes) -> None:
+    long = "x" * 20_000_000
+
+    def measure(said: str) -> Asking[tuple[int, str]]:
+        row = (
+            yield text("SELECT length(CAST(:said AS text)) AS length, CAST(:said AS text) AS said"), {"said": said}
+        ).one()
+        return row.length, row.said
+
+    for said in ["x"] * OFTEN + [long]:
+        length, back = await outcome(lanes.step(of_no_queue, lambda _, said=said: measure(said)))
+        assert (length, back) == (len(said), said)
+
+
+async def test_a_statement_that_somebody_dropped_is_carried_out_all_the_same(lanes: Lanes) -> None:
+    """As by a proxy that resets the sessions it shares."""
+
+    def one() -> Asking[int]:
+        return int((yield text("SELECT CAST(:x AS integer) AS x"), {"x": 1}).scalar_one())
+
+    def forget(connection: Connection) -> None:
+        connection.connection.cursor().execute("DEALLOCATE ALL")
+
+    for count in range(3 * OFTEN):
+        if count == OFTEN:
+            lanes.submit(forget).result()
+        assert await outcome(lanes.step(of_no_queue, lambda _: one())) == 1
+
+
+async def test_a_step_can_see_that_its_statement_failed(lanes: Lanes) -> None:
+    """As in a thread: it may do something about it, or not."""
+
+    def halve(by: int) -> Asking[int]:
+        try:
+            return int((yield text("SELECT 6 / CAST(:by AS integer) AS x"), {"by": by}).scalar_one())
+        except DBAPIError:
+            if by < 0:
+                raise
+            return int((yield lambda _: -1))
+
+    for by, result in [(2, 3)] * OFTEN + [(0, -1), (3, 2)]:
+        assert await outcome(lanes.step(of_no_queue, lambda _, by=by: halve(by))) == result
+
+
+def of_no_queue(connection: Executor) -> Transaction:
+    return Transaction(connection=connection, queue=0, clock=lambda _: 0)
+
+
+def hold_id(admin: psycopg.Connection, name: str) -> None:
+    """Whoever adds a job of that id waits for the end of this transaction."""
+    admin.execute(
+        "SELECT * FROM workers_enqueue((SELECT min(id) FROM workers_queues), ARRAY[%s], ARRAY['work'],"
+        " ARRAY[0]::bigint[], ARRAY[0], ARRAY[1], ARRAY[NULL]::bigint[], ARRAY[NULL]::bigint[], ARRAY[NULL],"
+        " ARRAY[NULL], ARRAY['']::bytea[], ARRAY[0], false)",
+        [name],
+    )
+
+
+async def somebody_waits(admin: psycopg.Connection) -> bool:
+    found = admin.execute("SELECT count(*) FROM pg_locks WHERE NOT granted").fetchone()
+    return found is not None and bool(found[0])
+
+
+def threads_taken(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What is handed to threads from now on."""
+    taken: list[object] = []
+    submit = ThreadPoolExecutor.submit
+
+    def noted(self: ThreadPoolExecutor, work: Any, /, *args: object, **options: object) -> Any:
+        taken.append(work)
+        return submit(self, work, *args, **options)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", noted)
+    return taken

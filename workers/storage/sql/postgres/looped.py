@@ -1,0 +1,175 @@
+"""A step that the event loop carries out: it sends a statement, and goes on when the answer has arrived.
+
+Neither a task nor a greenlet: each of them costs as much as the switch to a thread that this saves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Generic, TypeVar, cast
+
+from sqlalchemy.exc import DBAPIError
+
+from workers.errors import StorageUnavailable
+from workers.storage.sql.errors import translate
+from workers.storage.sql.postgres.asking import Ask, Asking, run_blocking
+from workers.storage.sql.postgres.direct import PostgresDirect, Sent
+from workers.storage.sql.rows import Transaction
+
+T = TypeVar("T")
+
+
+class LoopStep(Generic[T]):
+    """A step in the event loop that it was made in; it goes to its end, whether somebody waits for it or not.
+
+    What would block takes it to a thread of `aside` for the rest of the way, above all a statement that is not prepared
+    yet. `on_end` is called, once and in any thread, when it makes no more use of its connection.
+    """
+
+    def __init__(self, database: str, aside: ThreadPoolExecutor, on_end: Callable[[LoopStep[T]], None]) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.is_aside = False
+        self._database = database
+        self._threads = aside
+        self._on_end = on_end
+        self._waiters: list[asyncio.Future[None]] = []
+        self._callbacks: list[Callable[[LoopStep[T]], object]] = []
+        self._is_done = False
+        self._result: T | None = None
+        self._error: BaseException | None = None
+
+    def start(self, direct: PostgresDirect, transaction: Transaction, asking: Asking[T]) -> None:
+        """Carry out what is asked for on `direct`, the transaction's connection."""
+        self._direct, self._transaction, self._asking = direct, transaction, asking
+        self._go_on(partial(next, asking))
+
+    def __await__(self) -> Generator[object, None, T]:
+        if not self._is_done:
+            waiter: asyncio.Future[None] = self.loop.create_future()
+            self._waiters.append(waiter)
+            yield from waiter
+        return self.result()
+
+    # As of a future
+
+    def add_done_callback(self, callback: Callable[[LoopStep[T]], object]) -> None:
+        if self._is_done:
+            callback(self)
+        else:
+            self._callbacks.append(callback)
+
+    def cancelled(self) -> bool:
+        return False
+
+    def exception(self) -> BaseException | None:
+        return self._error
+
+    def result(self) -> T:
+        if self._error is not None:
+            raise self._error
+        return cast(T, self._result)
+
+    # In the event loop
+
+    def _go_on(self, move: Callable[[], Ask]) -> None:
+        try:
+            ask = move()
+        except StopIteration as end:
+            self._end(result=end.value)
+        except BaseException as error:  # whatever it is belongs to who waits
+            self._end(error=error)
+        else:
+            self._ask(ask)
+
+    def _ask(self, ask: Ask) -> None:
+        if callable(ask):
+            self._go_aside(ask)
+            return
+        try:
+            sent = self._direct.send(*ask)
+        except Exception as error:
+            self._fail(error)
+            return
+        if sent is None:
+            self._go_aside(ask)
+            return
+        self.loop.add_reader(sent.descriptor, self._receive, sent, ask)
+        if not sent.is_whole:
+            self.loop.add_writer(sent.descriptor, self._send_more, sent)
+
+    def _send_more(self, sent: Sent) -> None:
+        try:
+            is_whole = self._direct.send_more(sent)
+        except Exception as error:
+            self._unwatch(sent)
+            self._fail(error)
+            return
+        if is_whole:
+            self.loop.remove_writer(sent.descriptor)
+
+    def _receive(self, sent: Sent, ask: Ask) -> None:
+        try:
+            answer = self._direct.receive(sent)
+        except Exception as error:
+            self._unwatch(sent)
+            self._fail(error)
+            return
+        if answer is None:
+            return
+        self._unwatch(sent)
+        if answer is sent:
+            self._go_aside(ask)
+        else:
+            self._go_on(partial(self._asking.send, answer))
+
+    def _unwatch(self, sent: Sent) -> None:
+        self.loop.remove_reader(sent.descriptor)
+        if not sent.is_whole:
+            self.loop.remove_writer(sent.descriptor)
+
+    def _fail(self, error: Exception) -> None:
+        if not isinstance(error, DBAPIError):  # ours, and the connection may be in the middle of anything
+            self._direct.plain.invalidate()
+        self._go_on(partial(self._asking.throw, error))
+
+    def _go_aside(self, ask: Ask) -> None:
+        self.is_aside = True
+        try:
+            rest = self._threads.submit(run_blocking, self._transaction, self._asking, ask)
+        except RuntimeError:
+            self._end(error=StorageUnavailable(f"{self._database} was disconnected"))
+        else:
+            rest.add_done_callback(self._come_back)
+
+    def _end(self, *, result: T | None = None, error: BaseException | None = None) -> None:
+        if isinstance(error, DBAPIError):
+            self._error = translate(error, self._database)
+            self._error.__cause__ = error
+        else:
+            self._error = error
+        self._result = result
+        self._is_done = True
+        self._on_end(self)
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        for callback in self._callbacks:
+            callback(self)
+
+    # In a thread
+
+    def _come_back(self, rest: Future[T]) -> None:
+        try:
+            self.loop.call_soon_threadsafe(self._end_with, rest)
+        except RuntimeError:  # the event loop has ended
+            self._on_end(self)
+
+    def _end_with(self, rest: Future[T]) -> None:
+        error = rest.exception()
+        if error is None:
+            self._end(result=rest.result())
+        else:
+            self._end(error=error)
