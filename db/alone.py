@@ -50,7 +50,7 @@ class Alone:
             finally:
                 self._used = asyncio.get_running_loop().time()
                 if self._is_closed:
-                    await self._give_back(broken=True)  # the pool is closed, and would keep it
+                    await self._give_back(broken=True)  # the pool is closed
 
     async def close(self) -> None:
         """Give the connection back after the statement that runs, also if this is cancelled while it waits for that."""

@@ -1,4 +1,4 @@
-"""The interface of `SqlStorage` to a database: the steps of a queue, run elsewhere than in the event loop."""
+"""The interface of `SqlStorage` to a database: the steps of a queue, which never block the event loop."""
 
 from __future__ import annotations
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 import pytest
@@ -17,7 +21,7 @@ from tests.workers.storage.sql.steps import MINUTE
 from workers.errors import StorageUnavailable
 from workers.jobs import Claim, SettleStatus
 from workers.storage.sql import SqlStorage
-from workers.storage.sql.database import outcome
+from workers.storage.sql.database import Step, outcome
 from workers.storage.sql.direct import Executor
 from workers.storage.sql.postgres.asking import Asking
 from workers.storage.sql.postgres.database import PostgresTarget
@@ -38,7 +42,7 @@ def database() -> str:
 @pytest.fixture
 def lanes(url: str) -> Iterator[Lanes]:
     engine = PostgresTarget(make_url(url), MINUTE).engine()
-    lanes = Lanes(engine, "the database", 1, "lanes")
+    lanes = Lanes(engine, "the database", 2, "lanes")
     yield lanes
     lanes.close(timedelta(0))
     engine.dispose()
@@ -140,7 +144,7 @@ async def test_settlements_that_come_too_late_are_told_so(storage: SqlStorage) -
     assert [answer.status for [answer] in told] == [SettleStatus.APPLIED, SettleStatus.ALREADY_APPLIED]
 
 
-async def test_what_an_event_loop_leaves_behind_is_replaced(lanes: Lanes) -> None:
+async def test_what_an_event_loop_leaves_behind_is_replaced(lanes: Lanes, monkeypatch: pytest.MonkeyPatch) -> None:
     """An application may run one event loop after the other, and end one in the middle of a step."""
 
     def sleep(seconds: float) -> Asking[None]:
@@ -153,7 +157,96 @@ async def test_what_an_event_loop_leaves_behind_is_replaced(lanes: Lanes) -> Non
         await outcome(lanes.step(of_no_queue, lambda _: sleep(0)))
     await asyncio.to_thread(asyncio.run, begin_and_leave())
     async with asyncio.timeout(PATIENCE):
-        await outcome(lanes.step(of_no_queue, lambda _: sleep(0)))
+        for _ in range(OFTEN):
+            await outcome(lanes.step(of_no_queue, lambda _: sleep(0)))
+    taken = threads_taken(monkeypatch)
+    await outcome(lanes.step(of_no_queue, lambda _: sleep(0)))
+    assert taken == []
+
+
+async def test_a_blocked_event_loop_holds_no_thread_up(lanes: Lanes) -> None:
+    """As by a handler that waits for a step in another event loop, or in none."""
+
+    def look(seconds: float) -> Asking[int]:
+        yield text("SELECT pg_sleep(CAST(CAST(:seconds AS text) AS double precision))"), {"seconds": str(seconds)}
+        return 1
+
+    def elsewhere() -> int:
+        async def step() -> int:
+            return await outcome(lanes.step(of_no_queue, lambda _: look(0)))
+
+        return asyncio.run(step())
+
+    both = threading.Barrier(2)
+    for opened in [lanes.submit(lambda _: both.wait(PATIENCE)) for _ in range(2)]:
+        await asyncio.wrap_future(opened)
+    under_way = [lanes.step(of_no_queue, lambda _: look(0.1)) for _ in range(4)]
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(elsewhere).result(PATIENCE) == 1  # blocks this event loop
+    assert [await outcome(step) for step in under_way] == [1] * 4
+
+
+async def test_a_connection_cut_under_half_a_message_is_replaced(lanes: Lanes, admin: psycopg.Connection) -> None:
+    """The server has stopped reading, and then it is gone."""
+
+    def measure(said: str) -> Asking[int]:
+        return int((yield text("SELECT length(CAST(:said AS text))"), {"said": said}).scalar_one())
+
+    for _ in range(OFTEN):
+        await outcome(lanes.step(of_no_queue, lambda _: measure("x")))
+    [(process,)] = admin.execute(
+        "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    ).fetchall()
+    os.kill(process, signal.SIGSTOP)
+    try:
+        broken = lanes.step(of_no_queue, lambda _: measure("x" * 50_000_000))
+        await asyncio.sleep(0)
+        admin.execute("SELECT pg_terminate_backend(%s)", [process])
+    finally:
+        os.kill(process, signal.SIGCONT)
+    with pytest.raises(StorageUnavailable):
+        await asyncio.wait_for(wait_for(broken), PATIENCE)
+    assert await outcome(lanes.step(of_no_queue, lambda _: measure("xy"))) == 2
+
+
+async def wait_for(step: Step[int]) -> int:
+    return await outcome(step)
+
+
+FORKING: Final = """
+import asyncio, gc, os, sys
+import psycopg
+from workers.storage.sql import SqlStorage
+from workers.testing.steps import job
+
+SESSIONS = "SELECT array_agg(pid ORDER BY pid) FROM pg_stat_activity WHERE datname = current_database()"
+
+async def use():
+    storage = SqlStorage(sys.argv[1])
+    await storage.connect()
+    await storage.enqueue([job("a")])
+    return storage
+
+storage = asyncio.run(use())
+admin = psycopg.connect(sys.argv[1].replace("+psycopg", ""), autocommit=True)
+before = admin.execute(SESSIONS).fetchone()
+child = os.fork()
+if not child:
+    asyncio.run(storage.disconnect())
+    gc.collect()
+    sys.exit()
+os.waitpid(child, 0)
+asyncio.run(storage.enqueue([job("b")]))
+assert admin.execute(SESSIONS).fetchone() == before
+asyncio.run(storage.disconnect())
+admin.close()
+"""
+
+
+async def test_a_fork_leaves_the_parents_sessions_alone(url: str) -> None:
+    """Though SQLAlchemy closes a connection that is in use by nobody any more."""
+    program = await asyncio.create_subprocess_exec(sys.executable, "-c", FORKING, url)
+    assert await asyncio.wait_for(program.wait(), PATIENCE) == 0
 
 
 async def test_a_message_longer_than_the_socket_takes_arrives_whole(lanes: Lanes) -> None:

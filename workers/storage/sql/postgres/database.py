@@ -59,7 +59,6 @@ from workers.storage.sql.rows import Transaction
 from workers.storage.subscribers import DatabaseSubscribers, Told
 
 T = TypeVar("T")
-S = TypeVar("S")
 
 _PROMPT: Final = 3
 _PATIENT: Final = 2
@@ -274,18 +273,16 @@ class PostgresDatabase:
         """Carry out what it asks for; unless it `is_short`, in a thread."""
         if not is_short:
             return self._submit(lanes, partial(Lanes.carry_out, begin, ask))
-        return self._begun(lambda: lanes.step(begin, ask))
+        self._refuse_fork()
+        return lanes.step(begin, ask)
 
     def _submit(self, lanes: Lanes, run: Callable[[Connection], T]) -> Future[T]:
-        return self._begun(lambda: lanes.submit(run))
+        self._refuse_fork()
+        return lanes.submit(run)
 
-    def _begun(self, start: Callable[[], S]) -> S:
+    def _refuse_fork(self) -> None:
         if self.pid != os.getpid():
             raise StorageError(f"{self.name} was opened before this process was forked; connect again")
-        try:
-            return start()
-        except RuntimeError:
-            raise StorageUnavailable(f"{self.name} was disconnected") from None
 
 
 def _tell(transaction: Transaction) -> None:

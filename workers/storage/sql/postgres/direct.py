@@ -100,8 +100,17 @@ class PostgresDirect(Direct):
         except psycopg.Error as error:
             # The latter: "cached plan must not change result type".
             if self._driver.closed or isinstance(error, FeatureNotSupported):
-                self.plain.invalidate()
+                give_up(self.plain)
             raise DBAPIError(sql, None, error, hide_parameters=True) from error
+
+
+def give_up(connection: Connection) -> None:
+    """Close a connection whose state nobody knows, without a word to the server."""
+    if not connection.invalidated:
+        driver = connection.connection.dbapi_connection
+        connection.invalidate()
+        if driver is not None:  # which belongs to no pool that would do it
+            driver.close()
 
 
 def _prepared(connection: Connection, driver: psycopg.Connection[tuple[object, ...]]) -> Prepared:

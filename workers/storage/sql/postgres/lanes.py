@@ -2,7 +2,8 @@
 
 Theory of operation. To a short statement the switches to a thread and back cost more than the statement. So it is sent
 and read in the event loop that wants it. Threads are for what may take long by itself, and for what finds no connection
-free. Only they open connections. A connection belongs to no event loop: the next step on it may be another's.
+free. Only they open connections. A connection belongs to no event loop: the next step on it may be another's. An event
+loop may be blocked by a handler, and even by one that waits for a thread here. So one connection is left to threads.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 import psycopg
+from psycopg import pq
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
+from workers.errors import StorageUnavailable
 from workers.storage.sql.caller import translated
 from workers.storage.sql.database import Begin, Step
 from workers.storage.sql.postgres.asking import Asking, run_blocking
-from workers.storage.sql.postgres.direct import PostgresDirect
+from workers.storage.sql.postgres.direct import PostgresDirect, give_up
 from workers.storage.sql.postgres.looped import LoopStep
 from workers.storage.sql.rows import Transaction
 
@@ -37,7 +40,8 @@ _LOOKS_SECONDS: Final = 1.0
 class Lanes:
     """At most `count` connections of `engine`, which does not pool them, to what errors call `database`.
 
-    What runs on them raises `StorageUnavailable` or `StorageError` where the database does not answer, or refuses.
+    What runs on them raises `StorageUnavailable` where the database does not answer, or these were closed, and
+    `StorageError` where it refuses.
     """
 
     def __init__(self, engine: Engine, database: str, count: int, threads: str) -> None:
@@ -56,24 +60,30 @@ class Lanes:
         """Run it in a thread.
 
         Raises:
-            RuntimeError: these were closed.
+            StorageUnavailable: these were closed.
         """
-        return self._threads.submit(self._in_thread, run)
+        try:
+            return self._threads.submit(self._in_thread, run)
+        except RuntimeError:
+            raise StorageUnavailable(f"{self._database} was disconnected") from None
 
     def step(self, begin: Begin, ask: Callable[[Transaction], Asking[T]]) -> Step[T]:
         """Carry out what it asks for, each a transaction of its own: in the running event loop or, without, a thread.
 
         Raises:
-            RuntimeError: these were closed.
+            StorageUnavailable: these were closed.
         """
-        connection = self._take_now() if _is_in_loop() else None
-        if connection is None:
+        step: LoopStep[T] | None = LoopStep(self._database, self._aside, self._end) if _is_in_loop() else None
+        connection = None if step is None else self._take_for(step)
+        if step is None or connection is None:
             return self.submit(partial(self.carry_out, begin, ask))
-        step: LoopStep[T] = LoopStep(self._database, self._aside, self._end)
-        self._steps[step] = connection
-        direct = PostgresDirect(connection, alone=True)
-        transaction = begin(direct)
-        step.start(direct, transaction, ask(transaction))
+        try:
+            direct = PostgresDirect(connection, alone=True)
+            transaction = begin(direct)
+            step.start(direct, transaction, ask(transaction))
+        except BaseException:
+            self._end(step)
+            raise
         return step
 
     @staticmethod
@@ -83,15 +93,17 @@ class Lanes:
         return run_blocking(transaction, ask(transaction))
 
     def close(self, patience: timedelta) -> None:
-        """Close the connections; what an event loop has not ended after `patience` loses its own."""
-        self._threads.shutdown()
+        """Close the connections, those in use when they are given back; wait for these, up to `patience`."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._in_use, patience.total_seconds())
             self._is_closed = True
             free, self._free = self._free, []
-        self._aside.shutdown()
         for connection in free:
             connection.close()
+        self._threads.shutdown()
+        self._end_abandoned()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._in_use, patience.total_seconds())
+        self._aside.shutdown()
 
     def _in_thread(self, run: Callable[[Connection], T]) -> T:
         with translated(self._database):
@@ -112,27 +124,35 @@ class Lanes:
             if step.loop.is_closed() and not step.is_aside:
                 connection = self._steps.pop(step, None)
                 if connection is not None:
-                    connection.invalidate()
+                    give_up(connection)
                     self._give_back(connection)
 
-    def _take_now(self) -> Connection | None:
+    def _take_for(self, step: LoopStep[Any]) -> Connection | None:  # of any result
+        """Return a connection for a step in an event loop, if one is open and free."""
         with self._changed:
-            if not self._free or not _is_open(self._free[-1]):
+            if len(self._steps) >= self._count - 1 or not self._free or not _is_open(self._free[-1]):
                 return None
             self._in_use += 1
-            return self._free.pop()
+            connection = self._steps[step] = self._free.pop()
+            return connection
 
     def _take(self) -> Connection:
         connection = self._next()
-        if connection is not None:
-            if _is_open(connection):
-                return connection
-            connection.close()
         try:
-            return self._engine.connect()
+            if connection is not None:
+                if _is_open(connection):
+                    return connection
+                connection.close()
+            return self._opened()
         except BaseException:
             self._give_back(None)
             raise
+
+    def _opened(self) -> Connection:
+        """Open a connection that belongs to no pool, which would close a fork's copy, and so the parent's session."""
+        connection = self._engine.connect()
+        connection.detach()
+        return connection
 
     def _next(self) -> Connection | None:
         """Wait for a connection that is free, or None: one that is still to be opened."""
@@ -166,11 +186,20 @@ def _is_in_loop() -> bool:
 
 
 def _end_transaction(connection: Connection) -> None:
-    """End what SQLAlchemy has begun by itself, if a statement went through it."""
+    """End what SQLAlchemy has begun by itself, if a statement went through it; give up what is not idle then."""
     try:
         connection.rollback()
+        if connection.invalidated or _driver(connection).info.transaction_status is pq.TransactionStatus.IDLE:
+            return
     except SQLAlchemyError:
-        connection.invalidate()
+        pass
+    give_up(connection)
+
+
+def _driver(connection: Connection) -> psycopg.Connection[tuple[object, ...]]:
+    driver: object = connection.connection.dbapi_connection
+    assert isinstance(driver, psycopg.Connection)
+    return driver
 
 
 def _is_open(connection: Connection) -> bool:
@@ -178,8 +207,7 @@ def _is_open(connection: Connection) -> bool:
 
     It has not when something unasked has arrived: PostgreSQL was restarted, or closed it.
     """
-    driver: object = connection.connection.dbapi_connection
-    assert isinstance(driver, psycopg.Connection)
+    driver = _driver(connection)
     if driver.closed:
         return False
     poll = select.poll()

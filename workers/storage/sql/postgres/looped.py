@@ -6,6 +6,7 @@ Neither a task nor a greenlet: each of them costs as much as the switch to a thr
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -16,14 +17,14 @@ from sqlalchemy.exc import DBAPIError
 from workers.errors import StorageUnavailable
 from workers.storage.sql.errors import translate
 from workers.storage.sql.postgres.asking import Ask, Asking, run_blocking
-from workers.storage.sql.postgres.direct import PostgresDirect, Sent
+from workers.storage.sql.postgres.direct import PostgresDirect, Sent, give_up
 from workers.storage.sql.rows import Transaction
 
 T = TypeVar("T")
 
 
 class LoopStep(Generic[T]):
-    """A step in the event loop that it was made in; it goes to its end, whether somebody waits for it or not.
+    """A step in the event loop that it was made in; it goes on as long as that runs, whether somebody waits or not.
 
     What would block takes it to a thread of `aside` for the rest of the way, above all a statement that is not prepared
     yet. `on_end` is called, once and in any thread, when it makes no more use of its connection.
@@ -37,6 +38,7 @@ class LoopStep(Generic[T]):
         self._on_end = on_end
         self._waiters: list[asyncio.Future[None]] = []
         self._callbacks: list[Callable[[LoopStep[T]], object]] = []
+        self._sent: Sent | None = None
         self._is_done = False
         self._result: T | None = None
         self._error: BaseException | None = None
@@ -88,51 +90,55 @@ class LoopStep(Generic[T]):
         if callable(ask):
             self._go_aside(ask)
             return
+        self._asked = ask  # not handed through the event loop, which shows the arguments of what fails
         try:
-            sent = self._direct.send(*ask)
+            self._sent = self._direct.send(*ask)
+            if self._sent is not None:
+                self.loop.add_reader(self._sent.descriptor, self._receive)
+                if not self._sent.is_whole:
+                    self.loop.add_writer(self._sent.descriptor, self._send_more)
         except Exception as error:
             self._fail(error)
             return
-        if sent is None:
+        if self._sent is None:
             self._go_aside(ask)
-            return
-        self.loop.add_reader(sent.descriptor, self._receive, sent, ask)
-        if not sent.is_whole:
-            self.loop.add_writer(sent.descriptor, self._send_more, sent)
 
-    def _send_more(self, sent: Sent) -> None:
+    def _send_more(self) -> None:
+        if self._sent is None:  # the answer came meanwhile
+            return
         try:
-            is_whole = self._direct.send_more(sent)
+            if self._direct.send_more(self._sent):
+                self.loop.remove_writer(self._sent.descriptor)
         except Exception as error:
-            self._unwatch(sent)
             self._fail(error)
-            return
-        if is_whole:
-            self.loop.remove_writer(sent.descriptor)
 
-    def _receive(self, sent: Sent, ask: Ask) -> None:
+    def _receive(self) -> None:
+        if self._sent is None:  # sending more of it failed meanwhile
+            return
         try:
-            answer = self._direct.receive(sent)
+            answer = self._direct.receive(self._sent)
         except Exception as error:
-            self._unwatch(sent)
             self._fail(error)
             return
         if answer is None:
             return
-        self._unwatch(sent)
-        if answer is sent:
-            self._go_aside(ask)
+        self._unwatch()
+        if isinstance(answer, Sent):
+            self._go_aside(self._asked)
         else:
             self._go_on(partial(self._asking.send, answer))
 
-    def _unwatch(self, sent: Sent) -> None:
-        self.loop.remove_reader(sent.descriptor)
-        if not sent.is_whole:
-            self.loop.remove_writer(sent.descriptor)
+    def _unwatch(self) -> None:
+        sent, self._sent = self._sent, None
+        if sent is not None:
+            for remove in (self.loop.remove_reader, self.loop.remove_writer):
+                with contextlib.suppress(OSError):  # libpq has closed it
+                    remove(sent.descriptor)
 
     def _fail(self, error: Exception) -> None:
+        self._unwatch()
         if not isinstance(error, DBAPIError):  # ours, and the connection may be in the middle of anything
-            self._direct.plain.invalidate()
+            give_up(self._direct.plain)
         self._go_on(partial(self._asking.throw, error))
 
     def _go_aside(self, ask: Ask) -> None:
@@ -140,7 +146,8 @@ class LoopStep(Generic[T]):
         try:
             rest = self._threads.submit(run_blocking, self._transaction, self._asking, ask)
         except RuntimeError:
-            self._end(error=StorageUnavailable(f"{self._database} was disconnected"))
+            error = StorageUnavailable(f"{self._database} was disconnected")
+            self._go_on(partial(self._asking.throw, error))
         else:
             rest.add_done_callback(self._come_back)
 
@@ -152,16 +159,19 @@ class LoopStep(Generic[T]):
             self._error = error
         self._result = result
         self._is_done = True
-        self._on_end(self)
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-        for callback in self._callbacks:
-            callback(self)
+        try:
+            self._on_end(self)
+        finally:
+            for waiter in self._waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+            for callback in self._callbacks:
+                callback(self)
 
     # In a thread
 
     def _come_back(self, rest: Future[T]) -> None:
+        self.is_aside = False
         try:
             self.loop.call_soon_threadsafe(self._end_with, rest)
         except RuntimeError:  # the event loop has ended

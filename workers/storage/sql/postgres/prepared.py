@@ -92,7 +92,7 @@ class Prepared:
         """
         statement = self._statements[sql]
         assert statement is not None
-        self._arrived.clear()
+        self._arrived = []
         self.driver.pgconn.send_query_prepared(*_message(statement, values))
         return self.flush()
 
@@ -111,7 +111,8 @@ class Prepared:
         while not connection.is_busy():
             result = connection.get_result()
             if result is None:
-                return self._arrived[-1]
+                whole, self._arrived = self._arrived, []
+                return whole[-1]
             self._arrived.append(result)
         return None
 

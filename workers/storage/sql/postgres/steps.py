@@ -196,7 +196,7 @@ def turning(
     if unknown := _unknown(chosen, outcomes):
         try:
             outcomes |= yield partial(outcomes_by_id, claims=unknown)
-        except BaseException:  # the settlements are repeated, and nobody would get the claims
+        except Exception:  # the settlements are repeated, and nobody would get the claims
             yield partial(settle, settlements=[Released(claim=claim) for claim in claims])
             raise
     told_apart = [_outcome(settlement, first, outcomes[settlement.claim.token]) for settlement in settlements]
