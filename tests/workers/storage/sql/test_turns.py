@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 
 import pytest
 from sqlalchemy import Engine, text
 
+from tests.workers.storage.sql.steps import carried_out
 from tests.workers.storage.turning import brought, held, take_turn
 from workers.errors import StorageError
 from workers.gates import Limit
-from workers.jobs import Claim, SettleStatus
+from workers.jobs import Claim, Completed, JobState, NewJob, SettleStatus
 from workers.storage.sql import SqlStorage
 from workers.testing import steps
 from workers.testing.steps import until
@@ -77,3 +79,42 @@ async def test_a_claim_that_fails_undoes_the_settlement_that_travels_with_it(
         hand.execute(text("ALTER TABLE workers_seen_once RENAME TO workers_seen"))
     assert (await steps.settle(storage, steps.completed(claim))).status is SettleStatus.APPLIED
     assert steps.ids(await steps.claim(storage)) == ["a"]
+
+
+async def test_what_follows_an_end_is_enqueued_and_comes_in_the_same_statement(storage: SqlStorage) -> None:
+    """Each of several jobs has its own, with all that belongs to it, and the claim sees them."""
+    await steps.enqueue(storage, *map(steps.job, ("a", "b")))
+    claims = await steps.claim(storage, 2)
+    after = [
+        steps.job("after-a", payload=b"\\x00'{},", priority=1, ordering_key="k", max_attempts=7),
+        steps.job("after-b", delay=timedelta(hours=1)),
+    ]
+    statements: list[str] = []
+    with carried_out(statements.append):
+        turn = await take_turn(storage, *map(followed_by, claims, after))
+    assert len(statements) == 1
+    assert [outcome.status for outcome in turn.outcomes] == [SettleStatus.APPLIED] * 2
+    [came] = turn.claims or ()
+    assert (came.job_id, came.payload, came.priority, came.max_attempts) == ("after-a", b"\\x00'{},", 1, 7)
+    [delayed] = await storage.status(["after-b"])
+    assert delayed is not None
+    assert delayed.state is JobState.SCHEDULED
+
+
+async def test_nothing_follows_what_was_not_ended(storage: SqlStorage) -> None:
+    """Neither what was settled before nor what another worker has by now."""
+    await steps.enqueue(storage, *map(steps.job, ("a", "b")))
+    one, other = await steps.claim(storage, 2)
+    await steps.settle(storage, steps.completed(one))
+    settlements = map(followed_by, (one, other), map(steps.job, ("after-a", "after-b")))
+    turn = await take_turn(storage, *settlements)
+    assert [outcome.status for outcome in turn.outcomes] == [SettleStatus.ALREADY_APPLIED, SettleStatus.APPLIED]
+    assert brought(turn) == ["after-b"]
+    assert await storage.status(["after-a"]) == [None]
+    again = await take_turn(storage, followed_by(other, steps.job("after-c")))
+    assert (again.outcomes[0].status, again.claims) == (SettleStatus.ALREADY_APPLIED, [])
+    assert await storage.status(["after-c"]) == [None]
+
+
+def followed_by(claim: Claim, then: NewJob) -> Completed:
+    return Completed(claim=claim, result=b"", then=then)

@@ -30,7 +30,6 @@ from workers.homes import ForkLock
 from workers.jobs import (
     Cancelled,
     Claim,
-    Completed,
     CronRow,
     EnqueueResult,
     JobEventKind,
@@ -91,7 +90,7 @@ def _are_short(texts: Iterable[bytes]) -> bool:
 
 
 def _takes_several_statements(settlement: Settlement) -> bool:
-    return isinstance(settlement, Cancelled) or (isinstance(settlement, Completed) and settlement.then is not None)
+    return isinstance(settlement, Cancelled) or steps.follower(settlement) is not None
 
 
 class PostgresDatabase:
@@ -158,11 +157,15 @@ class PostgresDatabase:
         leases: Mapping[str, timedelta],
         limit: int,
     ) -> Step[Turn] | None:
-        if not leases or any(_takes_several_statements(one) or fails(one) for one in settlements):
+        following = [job for job in map(steps.follower, settlements) if job is not None]
+        if not leases or any(isinstance(one, Cancelled) or fails(one) for one in settlements):
+            return None
+        if _take_several_statements(following) or len({job.id for job in following}) < len(following):
             return None
         ask = partial(steps.turning, settlements=settlements, worker_id=worker_id, leases=leases, limit=limit)
-        is_short = limit <= _FEW and _are_few_and_short(settlements)
-        return self._step(self._prompt, begin, ask, is_short=is_short)
+        is_short = limit <= _FEW and _are_few_and_short(settlements) and _are_short(job.payload for job in following)
+        # What is enqueued may wait for a caller's transaction.
+        return self._step(self._patient if following else self._prompt, begin, ask, is_short=is_short)
 
     async def settle_with(
         self, connection: object, begin: Begin, settlements: Sequence[Settlement]

@@ -66,12 +66,22 @@ MAX_RESULT_BYTES: Final = 200_000_000
 _WORKER_NOTED: Final = 1_000
 """Milliseconds after which a step writes down again that its worker was seen."""
 
-_ENQUEUE = text(
-    "SELECT * FROM workers_enqueue(:queue, CAST(:ids AS text[]), CAST(:names AS text[]), CAST(:delays AS bigint[]),"
-    " CAST(:priorities AS integer[]), CAST(:max_attempts AS integer[]), CAST(:keep_completed AS bigint[]),"
-    " CAST(:keep_failed AS bigint[]), CAST(:keys AS text[]), CAST(:backoffs AS text[]), CAST(:payloads AS bytea[]),"
-    " CAST(:chain_indexes AS integer[]), :sure, :wake)"
-)
+_JOBS: Final = {  # in the order of the parameters of `workers_enqueue`
+    "ids": "text",
+    "names": "text",
+    "delays": "bigint",
+    "priorities": "integer",
+    "max_attempts": "integer",
+    "keep_completed": "bigint",
+    "keep_failed": "bigint",
+    "keys": "text",
+    "backoffs": "text",
+    "payloads": "bytea",
+    "chain_indexes": "integer",
+}
+_GIVEN: Final = ", ".join(f"CAST(:{name} AS {kind}[])" for name, kind in _JOBS.items())
+_GIVEN_TO_FOLLOW: Final = _GIVEN.replace("(:", "(:next_")
+_ENQUEUE = text(f"SELECT * FROM workers_enqueue(:queue, {_GIVEN}, :sure, :wake)")  # noqa: S608 - constants
 _CLAIMED: Final = (
     "workers_claim(:queue, :worker, CAST(:names AS text[]), CAST(:leases AS bigint[]),"
     " CAST(:any AS bigint), {limit}, CAST(:secret AS bytea), :noted)"
@@ -95,12 +105,31 @@ _SETTLE = text(f"SELECT * FROM {_SETTLED}")  # noqa: S608 - constants
 # No function that calls both: `migrate` would have to run once more. What the claim gets from the settlement makes it
 # the second of the two. A claim may wait for the lock of a gate, and must not while it holds those of a settlement.
 _TURN_LIMIT: Final = "CASE WHEN ended.gated OR ended.outcomes = '-' THEN 0 ELSE CAST(:limit AS integer) END"
-_TURN = text(
-    "SELECT ended.outcomes, ended.gated, claimed.* FROM ("  # noqa: S608 - constants
-    "SELECT string_agg(s.place || ' ' || s.outcome, ',') AS outcomes,"
+_ENDED: Final = (
+    "SELECT string_agg(s.place || ' ' || s.outcome, ',') AS outcomes,"  # noqa: S608 - constants
+    " array_agg(s.place) FILTER (WHERE s.outcome = 'applied') AS applied,"
     " EXISTS (SELECT FROM workers_gates g WHERE g.queue = :queue)"
     " OR EXISTS (SELECT FROM workers_limits l WHERE l.queue = :queue) AS gated"
-    f" FROM {_SETTLED} s) ended LEFT JOIN LATERAL {_CLAIMED.format(limit=_TURN_LIMIT)} claimed ON true"
+    f" FROM {_SETTLED} s"
+)
+_TURN = text(
+    f"SELECT ended.outcomes, ended.gated, claimed.* FROM ({_ENDED}) ended"  # noqa: S608 - constants
+    f" LEFT JOIN LATERAL {_CLAIMED.format(limit=_TURN_LIMIT)} claimed ON true"
+)
+# As well: what follows the jobs that have ended is enqueued before the claim, which may bring it.
+_FOLLOWING: Final = (
+    "SELECT count(*) AS inserted FROM ("  # noqa: S608 - constants
+    f"SELECT {', '.join(f'array_agg(t.{name} ORDER BY t.place) AS {name}' for name in _JOBS)}"
+    f" FROM unnest(CAST(:next_places AS bigint[]), {_GIVEN_TO_FOLLOW}) AS t (place, {', '.join(_JOBS)})"
+    " WHERE t.place = ANY(ended.applied)) a"
+    f" CROSS JOIN LATERAL workers_enqueue(:queue, {', '.join(f'a.{name}' for name in _JOBS)}, :sure, :wake)"
+    " WHERE a.ids IS NOT NULL"
+)
+_FOLLOWED_LIMIT: Final = _TURN_LIMIT.replace("ended.gated", "ended.gated OR followed.inserted < 0")
+_FOLLOWED_TURN = text(
+    f"SELECT ended.outcomes, ended.gated, claimed.* FROM ({_ENDED}) ended"  # noqa: S608 - constants
+    f" CROSS JOIN LATERAL ({_FOLLOWING}) followed"
+    f" LEFT JOIN LATERAL {_CLAIMED.format(limit=_FOLLOWED_LIMIT)} claimed ON true"
 )
 
 
@@ -128,23 +157,7 @@ def inserting(transaction: Transaction, jobs: Sequence[NewJob]) -> Asking[list[E
         new.setdefault(encode_text(job.id), job)
     if not new:
         return []
-    values = {
-        "queue": transaction.queue,
-        "ids": list(new),
-        "names": [encode_text(job.name) for job in new.values()],
-        "delays": [duration(job.delay) for job in new.values()],
-        "priorities": [job.priority for job in new.values()],
-        "max_attempts": [job.max_attempts for job in new.values()],
-        "keep_completed": [encode_retention(job.keep_completed) for job in new.values()],
-        "keep_failed": [encode_retention(job.keep_failed) for job in new.values()],
-        "keys": [None if job.gate is None else encode_text(job.gate) for job in new.values()],
-        "backoffs": [encode_backoff(job.backoff) for job in new.values()],
-        "payloads": [job.payload for job in new.values()],
-        "chain_indexes": [job.chain_index for job in new.values()],
-        "sure": transaction.lasting,
-        "wake": not transaction.quiet,
-    }
-    rows = yield _ENQUEUE, values
+    rows = yield _ENQUEUE, _enqueue_values(transaction, list(new.values()))
     found = {row.id: row for row in rows}
     results = []
     told: set[str] = set()
@@ -162,6 +175,25 @@ def inserting(transaction: Transaction, jobs: Sequence[NewJob]) -> Asking[list[E
             status = EnqueueStatus.COMPLETED if done else EnqueueStatus.DUPLICATE
             results.append(EnqueueResult(id=job.id, status=status, existing_state=state, result=row.result))
     return results
+
+
+def _enqueue_values(transaction: Transaction, jobs: Sequence[NewJob]) -> dict[str, object]:
+    return {
+        "queue": transaction.queue,
+        "ids": [encode_text(job.id) for job in jobs],
+        "names": [encode_text(job.name) for job in jobs],
+        "delays": [duration(job.delay) for job in jobs],
+        "priorities": [job.priority for job in jobs],
+        "max_attempts": [job.max_attempts for job in jobs],
+        "keep_completed": [encode_retention(job.keep_completed) for job in jobs],
+        "keep_failed": [encode_retention(job.keep_failed) for job in jobs],
+        "keys": [None if job.gate is None else encode_text(job.gate) for job in jobs],
+        "backoffs": [encode_backoff(job.backoff) for job in jobs],
+        "payloads": [job.payload for job in jobs],
+        "chain_indexes": [job.chain_index for job in jobs],
+        "sure": transaction.lasting,
+        "wake": not transaction.quiet,
+    }
 
 
 def claiming(
@@ -187,7 +219,12 @@ def turning(
         return Turn(outcomes=[outcomes[settlement.claim.token] for settlement in settlements])
     claiming = _claim_values(transaction, worker_id, leases, limit)
     values = {**_settle_values(transaction, chosen), **claiming}
-    rows = (yield _TURN, values).all()
+    following = {place: job for place, job in enumerate(map(follower, chosen), 1) if job is not None}
+    if following:
+        jobs = _enqueue_values(transaction, list(following.values()))
+        values |= {"next_places": list(following), "wake": jobs["wake"]}
+        values |= {f"next_{name}": jobs[name] for name in _JOBS}
+    rows = (yield _FOLLOWED_TURN if following else _TURN, values).all()
     for told in filter(None, (rows[0].outcomes or "").split(",")):
         place, _, outcome = told.partition(" ")
         outcomes[chosen[int(place) - 1].claim.token] = SettleOutcome(status=SettleStatus(outcome))
@@ -320,7 +357,7 @@ def settle(transaction: Transaction, settlements: Sequence[Settlement]) -> list[
         note_failures(transaction, chosen)
     outcomes |= _end(transaction, chosen)
     applied = [s for s in chosen if _status(outcomes.get(s.claim.token)) is SettleStatus.APPLIED]
-    enqueue(transaction, [s.then for s in applied if isinstance(s, Completed) and s.then is not None])
+    enqueue(transaction, [job for job in map(follower, applied) if job is not None])
     if unknown := _unknown(chosen, outcomes):
         outcomes |= outcomes_by_id(transaction, unknown)
     return [_outcome(settlement, first, outcomes[settlement.claim.token]) for settlement in settlements]
@@ -399,6 +436,11 @@ def _settle_values(transaction: Transaction, settlements: Sequence[Settlement]) 
         "uncounted": UNCOUNTED_RETRIES,
         "sure": transaction.lasting,
     }
+
+
+def follower(settlement: Settlement) -> NewJob | None:
+    """Return the job that is enqueued when the settlement is applied."""
+    return settlement.then if isinstance(settlement, Completed) else None
 
 
 def _kind(settlement: Settlement) -> str:
