@@ -25,7 +25,7 @@ def install() -> None:
     """From now on, in this process and its forks."""
     DefaultDialect.__eq__ = _are_of_one_kind  # type: ignore[method-assign]  # there is no public place for it
     DefaultDialect.__hash__ = _hash_of_kind  # type: ignore[method-assign]  # as above
-    Engine._compiled_cache = property(lambda engine: _COMPILED, lambda engine, own: None)  # type: ignore[assignment]  # as above
+    Engine._compiled_cache = property(lambda engine: _COMPILED, lambda engine, own: None)  # type: ignore[assignment]  # no public place
 
 
 def _are_of_one_kind(one: DefaultDialect, other: object) -> bool:

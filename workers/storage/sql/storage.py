@@ -191,7 +191,10 @@ class SqlStorage:
         return self._joined.enqueue(checked(connection), jobs)
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
-        """See `Storage.claim`; if it is cancelled meanwhile, what it claimed is released."""
+        """See `Storage.claim`; if it is cancelled meanwhile, what it claimed is released.
+
+        If its event loop ends as well, the lease runs out instead.
+        """
         check_claim(worker_id, leases)
         future = self._writable().claim(self._transaction, worker_id, dict(leases), bounded_count(limit))
         try:

@@ -21,7 +21,7 @@ from workers.storage.sql.postgres.direct import PostgresDirect, Sent
 from workers.storage.sql.sqlite.database import SqliteDatabase
 from workers.storage.sql.sqlite.watcher import SqliteWatcher
 from workers.testing import steps
-from workers.testing.steps import PATIENCE
+from workers.testing.steps import PATIENCE, until
 
 MINUTE = timedelta(minutes=1)
 
@@ -41,6 +41,18 @@ async def connected(storage: SqlStorage) -> AsyncIterator[SqlStorage]:
 async def claim_all(storage: Storage) -> list[Claim]:
     """Every job that is claimable, in one claim."""
     return await steps.claim(storage, 1_000)
+
+
+async def claimed_when_back(storage: Storage, count: int) -> list[Claim]:
+    """So many jobs, as soon as what held them has been released."""
+    claims: list[Claim] = []
+
+    async def are_back() -> bool:
+        claims.extend(await steps.claim(storage, count))
+        return len(claims) == count
+
+    await until(are_back)
+    return claims
 
 
 async def ids(storage: Storage) -> list[str]:

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import Engine, text
 
-from tests.workers.storage.sql.steps import carried_out
+from tests.workers.storage.sql.steps import carried_out, claimed_when_back
 from tests.workers.storage.turning import brought, held, take_turn
 from workers.errors import StorageError
 from workers.gates import Limit
@@ -56,13 +56,7 @@ async def test_a_turn_that_is_cancelled_gives_back_what_it_claimed(
         turn.cancel()
         with pytest.raises(asyncio.CancelledError):
             await turn
-    again: list[Claim] = []
-
-    async def are_back() -> bool:
-        again.extend(await steps.claim(storage, 2))
-        return len(again) == 2
-
-    await until(are_back)
+    again = await claimed_when_back(storage, 2)
     assert sorted((claim.job_id, claim.attempt) for claim in again) == [("a", 1), ("b", 1)]
     assert (await steps.settle(storage, steps.completed(claim))).status is SettleStatus.ALREADY_APPLIED
 

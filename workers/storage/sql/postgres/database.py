@@ -1,7 +1,7 @@
 """A PostgreSQL database as this process uses it: a few connections, and one that listens.
 
 Theory of operation. A step is one statement outside any transaction, so it takes one round trip and leaves nothing
-open. What is short runs in the event loop (see `lanes.py`). Steps that need several statements run in a transaction of
+open. What is short runs in the event loop (see `pool.py`). Steps that need several statements run in a transaction of
 their own, in a thread. The steps of running workers (claims, renewals, settlements) have connections of their own: they
 never wait for a caller's transaction, as an enqueue of the same id must. All storages of a process on one database
 share one `PostgresDatabase`, whatever their event loop; it counts its users.
@@ -51,8 +51,8 @@ from workers.storage.sql.failures import fails
 from workers.storage.sql.postgres import steps
 from workers.storage.sql.postgres.asking import Asking
 from workers.storage.sql.postgres.direct import PostgresDirect
-from workers.storage.sql.postgres.lanes import Lanes
 from workers.storage.sql.postgres.listener import REGISTERED, PostgresListener, new_process
+from workers.storage.sql.postgres.pool import StepPool
 from workers.storage.sql.recovery import recover
 from workers.storage.sql.rows import Transaction
 from workers.storage.subscribers import DatabaseSubscribers, Told
@@ -94,7 +94,7 @@ def _takes_several_statements(settlement: Settlement) -> bool:
 
 
 class PostgresDatabase:
-    """One database, this process's threads for it, and everybody who waits for something in it."""
+    """One database, this process's connections to it, and everybody who waits for something in it."""
 
     def __init__(self, target: PostgresTarget) -> None:
         self.name = f"PostgreSQL database {target.url!r}"
@@ -104,8 +104,8 @@ class PostgresDatabase:
         self._timeout = target.busy_timeout
         self._process = new_process()
         self._engine = target.engine()
-        self._prompt = Lanes(self._engine, self.name, _PROMPT, "workers-postgres")
-        self._patient = Lanes(self._engine, self.name, _PATIENT, "workers-postgres-patient")
+        self._prompt = StepPool(self._engine, self.name, _PROMPT, "workers-postgres")
+        self._patient = StepPool(self._engine, self.name, _PATIENT, "workers-postgres-patient")
         self._listener = PostgresListener(self.name, self._process, target.listening_connection, self.subscribers)
         self._which: tuple[object, ...] | None = None
 
@@ -120,7 +120,7 @@ class PostgresDatabase:
             # Looked at in the thread, because there are many.
             if _take_several_statements(jobs):
                 return self._changing(begin, work)(connection)
-            return Lanes.carry_out(begin, ask, connection)
+            return StepPool.carry_out(begin, ask, connection)
 
         return self._submit(self._patient, run)
 
@@ -257,11 +257,12 @@ class PostgresDatabase:
     async def release(self) -> None:
         with _lock:
             self.users -= 1
-            is_last = not self.users
+            if self.users:
+                return
             for key, other in list(_databases.items()):
-                if is_last and other is self:
+                if other is self:
                     del _databases[key]
-        if is_last and self.pid == os.getpid():  # a fork's copy belongs to the parent
+        if self.pid == os.getpid():  # a fork's copy belongs to the parent
             await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
@@ -271,17 +272,17 @@ class PostgresDatabase:
         self._engine.dispose()
 
     def _step(
-        self, lanes: Lanes, begin: Begin, ask: Callable[[Transaction], Asking[T]], *, is_short: bool = True
+        self, pool: StepPool, begin: Begin, ask: Callable[[Transaction], Asking[T]], *, is_short: bool = True
     ) -> Step[T]:
         """Carry out what it asks for; unless it `is_short`, in a thread."""
         if not is_short:
-            return self._submit(lanes, partial(Lanes.carry_out, begin, ask))
+            return self._submit(pool, partial(StepPool.carry_out, begin, ask))
         self._refuse_fork()
-        return lanes.step(begin, ask)
+        return pool.step(begin, ask)
 
-    def _submit(self, lanes: Lanes, run: Callable[[Connection], T]) -> Future[T]:
+    def _submit(self, pool: StepPool, run: Callable[[Connection], T]) -> Future[T]:
         self._refuse_fork()
-        return lanes.submit(run)
+        return pool.submit(run)
 
     def _refuse_fork(self) -> None:
         if self.pid != os.getpid():

@@ -23,7 +23,7 @@ _PREPARED: Final = "workers_prepared"
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A statement that is under way; it `is_whole` unless some of it could not be sent yet."""
+    """A statement that is under way; it `is_whole` unless some of it could not be sent at once."""
 
     sql: str
     descriptor: int
@@ -39,13 +39,11 @@ class PostgresDirect(Direct):
 
     def __init__(self, connection: Connection, *, alone: bool) -> None:
         super().__init__(connection)
-        found: object = connection.connection.dbapi_connection
-        assert isinstance(found, psycopg.Connection)
-        self._driver: psycopg.Connection[tuple[object, ...]] = found
-        if found.autocommit is not alone:
+        self._driver = driver_of(connection)
+        if self._driver.autocommit is not alone:
             with self._giving_up("SET autocommit"):
-                found.autocommit = alone
-        self._prepared = _prepared(connection, found) if alone else None
+                self._driver.autocommit = alone
+        self._prepared = _prepared(connection, self._driver) if alone else None
 
     def _once(self, sql: str, values: Values) -> Answer:
         sql, values = _of_single_values(sql, values)
@@ -104,13 +102,19 @@ class PostgresDirect(Direct):
             raise DBAPIError(sql, None, error, hide_parameters=True) from error
 
 
+def driver_of(connection: Connection) -> psycopg.Connection[tuple[object, ...]]:
+    """Return the driver's connection in one of SQLAlchemy's."""
+    driver: object = connection.connection.dbapi_connection
+    assert isinstance(driver, psycopg.Connection)
+    return driver
+
+
 def give_up(connection: Connection) -> None:
-    """Close a connection whose state nobody knows, without a word to the server."""
+    """Close a connection whose state nobody knows."""
     if not connection.invalidated:
-        driver = connection.connection.dbapi_connection
+        driver = driver_of(connection)
         connection.invalidate()
-        if driver is not None:  # which belongs to no pool that would do it
-            driver.close()
+        driver.close()  # it belongs to no pool that would do it
 
 
 def _prepared(connection: Connection, driver: psycopg.Connection[tuple[object, ...]]) -> Prepared:

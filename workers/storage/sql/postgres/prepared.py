@@ -69,6 +69,7 @@ class Prepared:
     _arrived: list[pq.abc.PGresult] = field(default_factory=list)
 
     def is_prepared(self, sql: str) -> bool:
+        """Tell whether the statement can be sent."""
         return self._statements.get(sql) is not None
 
     def execute(self, sql: str, values: Mapping[str, object]) -> Rows | None:

@@ -13,7 +13,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
-from sqlalchemy import Row, text
+from sqlalchemy import Row
 
 from workers.errors import LossReason
 from workers.jobs import (
@@ -42,7 +42,7 @@ from workers.storage.sql import dependents
 from workers.storage.sql.decision import decide
 from workers.storage.sql.endings import outcomes_by_id, why_lost
 from workers.storage.sql.failures import fails, note_failures
-from workers.storage.sql.postgres import stops
+from workers.storage.sql.postgres import statements, stops
 from workers.storage.sql.postgres.asking import Asking, run_blocking
 from workers.storage.sql.rows import (
     Transaction,
@@ -65,72 +65,6 @@ MAX_RESULT_BYTES: Final = 200_000_000
 
 _WORKER_NOTED: Final = 1_000
 """Milliseconds after which a step writes down again that its worker was seen."""
-
-_JOBS: Final = {  # in the order of the parameters of `workers_enqueue`
-    "ids": "text",
-    "names": "text",
-    "delays": "bigint",
-    "priorities": "integer",
-    "max_attempts": "integer",
-    "keep_completed": "bigint",
-    "keep_failed": "bigint",
-    "keys": "text",
-    "backoffs": "text",
-    "payloads": "bytea",
-    "chain_indexes": "integer",
-}
-_GIVEN: Final = ", ".join(f"CAST(:{name} AS {kind}[])" for name, kind in _JOBS.items())
-_GIVEN_TO_FOLLOW: Final = _GIVEN.replace("(:", "(:next_")
-_ENQUEUE = text(f"SELECT * FROM workers_enqueue(:queue, {_GIVEN}, :sure, :wake)")  # noqa: S608 - constants
-_CLAIMED: Final = (
-    "workers_claim(:queue, :worker, CAST(:names AS text[]), CAST(:leases AS bigint[]),"
-    " CAST(:any AS bigint), {limit}, CAST(:secret AS bytea), :noted)"
-)
-_CLAIM = text(f"SELECT * FROM {_CLAIMED.format(limit=':limit')}")  # noqa: S608 - constants
-_CLAIMABLE_IN = text("SELECT workers_claimable_in(:queue, CAST(:names AS text[]), :any)")
-_RENEW = text(
-    "SELECT * FROM workers_renew(:queue, CAST(:seqs AS bigint[]), CAST(:tokens AS bytea[]), CAST(:ids AS text[]),"
-    " CAST(:leases AS bigint[]), CAST(:workers AS text[]), :noted)"
-)
-_PROGRESS = text(
-    "SELECT workers_progress(:queue, CAST(:seqs AS bigint[]), CAST(:tokens AS bytea[]), CAST(:ids AS text[]),"
-    " CAST(:reported AS bytea[]))"
-)
-_SETTLED: Final = (
-    "workers_settle(:queue, CAST(:seqs AS bigint[]), CAST(:tokens AS bytea[]), CAST(:ids AS text[]),"
-    " CAST(:kinds AS text[]), CAST(:keeps AS bigint[]), CAST(:delays AS bigint[]), CAST(:errors AS text[]),"
-    " CAST(:capped AS text[]), CAST(:results AS bytea[]), CAST(:thens AS text[]), :uncounted, :sure)"
-)
-_SETTLE = text(f"SELECT * FROM {_SETTLED}")  # noqa: S608 - constants
-# No function that calls both: `migrate` would have to run once more. What the claim gets from the settlement makes it
-# the second of the two. A claim may wait for the lock of a gate, and must not while it holds those of a settlement.
-_TURN_LIMIT: Final = "CASE WHEN ended.gated OR ended.outcomes = '-' THEN 0 ELSE CAST(:limit AS integer) END"
-_ENDED: Final = (
-    "SELECT string_agg(s.place || ' ' || s.outcome, ',') AS outcomes,"  # noqa: S608 - constants
-    " array_agg(s.place) FILTER (WHERE s.outcome = 'applied') AS applied,"
-    " EXISTS (SELECT FROM workers_gates g WHERE g.queue = :queue)"
-    " OR EXISTS (SELECT FROM workers_limits l WHERE l.queue = :queue) AS gated"
-    f" FROM {_SETTLED} s"
-)
-_TURN = text(
-    f"SELECT ended.outcomes, ended.gated, claimed.* FROM ({_ENDED}) ended"  # noqa: S608 - constants
-    f" LEFT JOIN LATERAL {_CLAIMED.format(limit=_TURN_LIMIT)} claimed ON true"
-)
-# As well: what follows the jobs that have ended is enqueued before the claim, which may bring it.
-_FOLLOWING: Final = (
-    "SELECT count(*) AS inserted FROM ("  # noqa: S608 - constants
-    f"SELECT {', '.join(f'array_agg(t.{name} ORDER BY t.place) AS {name}' for name in _JOBS)}"
-    f" FROM unnest(CAST(:next_places AS bigint[]), {_GIVEN_TO_FOLLOW}) AS t (place, {', '.join(_JOBS)})"
-    " WHERE t.place = ANY(ended.applied)) a"
-    f" CROSS JOIN LATERAL workers_enqueue(:queue, {', '.join(f'a.{name}' for name in _JOBS)}, :sure, :wake)"
-    " WHERE a.ids IS NOT NULL"
-)
-_FOLLOWED_LIMIT: Final = _TURN_LIMIT.replace("ended.gated", "ended.gated OR followed.inserted < 0")
-_FOLLOWED_TURN = text(
-    f"SELECT ended.outcomes, ended.gated, claimed.* FROM ({_ENDED}) ended"  # noqa: S608 - constants
-    f" CROSS JOIN LATERAL ({_FOLLOWING}) followed"
-    f" LEFT JOIN LATERAL {_CLAIMED.format(limit=_FOLLOWED_LIMIT)} claimed ON true"
-)
 
 
 def enqueue(transaction: Transaction, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
@@ -157,7 +91,7 @@ def inserting(transaction: Transaction, jobs: Sequence[NewJob]) -> Asking[list[E
         new.setdefault(encode_text(job.id), job)
     if not new:
         return []
-    rows = yield _ENQUEUE, _enqueue_values(transaction, list(new.values()))
+    rows = yield statements.ENQUEUE, _enqueue_values(transaction, list(new.values()))
     found = {row.id: row for row in rows}
     results = []
     told: set[str] = set()
@@ -201,7 +135,7 @@ def claiming(
 ) -> Asking[list[Claim]]:
     """See `Storage.claim`."""
     values = _claim_values(transaction, worker_id, leases, limit)
-    rows = yield _CLAIM, values
+    rows = yield statements.CLAIM, values
     return _claims(transaction, rows, values["secret"], worker_id, leases)
 
 
@@ -223,8 +157,8 @@ def turning(
     if following:
         jobs = _enqueue_values(transaction, list(following.values()))
         values |= {"next_places": list(following), "wake": jobs["wake"]}
-        values |= {f"next_{name}": jobs[name] for name in _JOBS}
-    rows = (yield _FOLLOWED_TURN if following else _TURN, values).all()
+        values |= {f"next_{name}": jobs[name] for name in statements.JOBS}
+    rows = (yield statements.FOLLOWED_TURN if following else statements.TURN, values).all()
     for told in filter(None, (rows[0].outcomes or "").split(",")):
         place, _, outcome = told.partition(" ")
         outcomes[chosen[int(place) - 1].claim.token] = SettleOutcome(status=SettleStatus(outcome))
@@ -296,7 +230,7 @@ def looking(transaction: Transaction, names: Collection[str]) -> Asking[timedelt
         "names": [encode_text(name) for name in names],
         "any": ANY_NAME in names,
     }
-    due = (yield _CLAIMABLE_IN, values).scalar_one()
+    due = (yield statements.CLAIMABLE_IN, values).scalar_one()
     return None if due is None else timedelta(milliseconds=due)
 
 
@@ -312,7 +246,7 @@ def renewing(transaction: Transaction, claims: Sequence[Claim]) -> Asking[Renewa
         "workers": [encode_text(claim.worker_id) for claim in claims],
         "noted": _WORKER_NOTED,
     }
-    rows = yield _RENEW, values
+    rows = yield statements.RENEW, values
     held = {claims[row.place - 1].token: row for row in rows}
     lost = [claim for claim in claims if claim.token not in held]
     reasons = (yield partial(why_lost, ids=[claim.job_id for claim in lost])) if lost else {}
@@ -333,7 +267,7 @@ def reporting(transaction: Transaction, reports: Sequence[ProgressReport]) -> As
         "ids": [encode_text(report.claim.job_id) for report in latest],
         "reported": [report.value for report in latest],
     }
-    yield _PROGRESS, values
+    yield statements.PROGRESS, values
 
 
 def settling(transaction: Transaction, settlements: Sequence[Settlement]) -> Asking[list[SettleOutcome]]:
@@ -341,7 +275,7 @@ def settling(transaction: Transaction, settlements: Sequence[Settlement]) -> Ask
     first, outcomes = _distinct(settlements)
     chosen = list(first.values())
     if chosen:
-        rows = yield _SETTLE, _settle_values(transaction, chosen)
+        rows = yield statements.SETTLE, _settle_values(transaction, chosen)
         outcomes |= _ended(chosen, rows)
     if unknown := _unknown(chosen, outcomes):
         outcomes |= yield partial(outcomes_by_id, claims=unknown)
@@ -390,7 +324,9 @@ def _end(transaction: Transaction, chosen: Sequence[Settlement]) -> dict[str, Se
         stops.lock(transaction, chosen)
         outcomes |= stops.stop(transaction, stopped)
     if others:
-        outcomes |= _ended(others, transaction.connection.execute(_SETTLE, _settle_values(transaction, others)))
+        outcomes |= _ended(
+            others, transaction.connection.execute(statements.SETTLE, _settle_values(transaction, others))
+        )
     return outcomes
 
 

@@ -1,4 +1,4 @@
-"""A few connections to a PostgreSQL database, each for one step at a time, in a thread or in the event loop.
+"""A few connections to a PostgreSQL database, for steps in threads and in event loops.
 
 Theory of operation. To a short statement the switches to a thread and back cost more than the statement. So it is sent
 and read in the event loop that wants it. Threads are for what may take long by itself, and for what finds no connection
@@ -18,7 +18,6 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Final, TypeVar
 
-import psycopg
 from psycopg import pq
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
@@ -27,8 +26,8 @@ from workers.errors import StorageUnavailable
 from workers.storage.sql.caller import translated
 from workers.storage.sql.database import Begin, Step
 from workers.storage.sql.postgres.asking import Asking, run_blocking
-from workers.storage.sql.postgres.direct import PostgresDirect, give_up
-from workers.storage.sql.postgres.looped import LoopStep
+from workers.storage.sql.postgres.direct import PostgresDirect, driver_of, give_up
+from workers.storage.sql.postgres.loop_step import LoopStep
 from workers.storage.sql.rows import Transaction
 
 T = TypeVar("T")
@@ -37,11 +36,11 @@ _LOOKS_SECONDS: Final = 1.0
 """How often a thread that waits for a connection looks for one that an event loop has left behind."""
 
 
-class Lanes:
+class StepPool:
     """At most `count` connections of `engine`, which does not pool them, to what errors call `database`.
 
-    What runs on them raises `StorageUnavailable` where the database does not answer, or these were closed, and
-    `StorageError` where it refuses.
+    Each is for one step at a time. What runs on them raises `StorageUnavailable` where the database does not answer, or
+    these were closed, and `StorageError` where it refuses.
     """
 
     def __init__(self, engine: Engine, database: str, count: int, threads: str) -> None:
@@ -68,7 +67,7 @@ class Lanes:
             raise StorageUnavailable(f"{self._database} was disconnected") from None
 
     def step(self, begin: Begin, ask: Callable[[Transaction], Asking[T]]) -> Step[T]:
-        """Carry out what it asks for, each a transaction of its own: in the running event loop or, without, a thread.
+        """Carry out what it asks for, in the running event loop if there is one; each statement is a transaction.
 
         Raises:
             StorageUnavailable: these were closed.
@@ -189,17 +188,11 @@ def _end_transaction(connection: Connection) -> None:
     """End what SQLAlchemy has begun by itself, if a statement went through it; give up what is not idle then."""
     try:
         connection.rollback()
-        if connection.invalidated or _driver(connection).info.transaction_status is pq.TransactionStatus.IDLE:
+        if connection.invalidated or driver_of(connection).info.transaction_status is pq.TransactionStatus.IDLE:
             return
     except SQLAlchemyError:
         pass
     give_up(connection)
-
-
-def _driver(connection: Connection) -> psycopg.Connection[tuple[object, ...]]:
-    driver: object = connection.connection.dbapi_connection
-    assert isinstance(driver, psycopg.Connection)
-    return driver
 
 
 def _is_open(connection: Connection) -> bool:
@@ -207,7 +200,7 @@ def _is_open(connection: Connection) -> bool:
 
     It has not when something unasked has arrived: PostgreSQL was restarted, or closed it.
     """
-    driver = _driver(connection)
+    driver = driver_of(connection)
     if driver.closed:
         return False
     poll = select.poll()

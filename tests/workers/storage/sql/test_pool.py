@@ -17,15 +17,15 @@ import pytest
 from sqlalchemy import Connection, make_url, text
 from sqlalchemy.exc import DBAPIError
 
-from tests.workers.storage.sql.steps import MINUTE
+from tests.workers.storage.sql.steps import MINUTE, claimed_when_back
 from workers.errors import StorageUnavailable
-from workers.jobs import Claim, SettleStatus
+from workers.jobs import SettleStatus
 from workers.storage.sql import SqlStorage
-from workers.storage.sql.database import Step, outcome
+from workers.storage.sql.database import outcome
 from workers.storage.sql.direct import Executor
 from workers.storage.sql.postgres.asking import Asking
 from workers.storage.sql.postgres.database import PostgresTarget
-from workers.storage.sql.postgres.lanes import Lanes
+from workers.storage.sql.postgres.pool import StepPool
 from workers.storage.sql.rows import Transaction
 from workers.testing import steps
 from workers.testing.steps import PATIENCE, job, until
@@ -40,11 +40,11 @@ def database() -> str:
 
 
 @pytest.fixture
-def lanes(url: str) -> Iterator[Lanes]:
+def pool(url: str) -> Iterator[StepPool]:
     engine = PostgresTarget(make_url(url), MINUTE).engine()
-    lanes = Lanes(engine, "the database", 2, "lanes")
-    yield lanes
-    lanes.close(timedelta(0))
+    pool = StepPool(engine, "the database", 2, "pool")
+    yield pool
+    pool.close(timedelta(0))
     engine.dispose()
 
 
@@ -125,14 +125,8 @@ async def test_a_claim_that_is_cancelled_is_given_back(storage: SqlStorage, admi
         claiming.cancel()
         with pytest.raises(asyncio.CancelledError):
             await claiming
-    claimed: list[Claim] = []
-
-    async def is_back() -> bool:
-        claimed.extend(await steps.claim(storage, 1))
-        return bool(claimed)
-
-    await until(is_back)
-    assert claimed[0].attempt == 1
+    [claim] = await claimed_when_back(storage, 1)
+    assert claim.attempt == 1
 
 
 async def test_settlements_that_come_too_late_are_told_so(storage: SqlStorage) -> None:
@@ -144,73 +138,57 @@ async def test_settlements_that_come_too_late_are_told_so(storage: SqlStorage) -
     assert [answer.status for [answer] in told] == [SettleStatus.APPLIED, SettleStatus.ALREADY_APPLIED]
 
 
-async def test_what_an_event_loop_leaves_behind_is_replaced(lanes: Lanes, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_an_event_loop_leaves_behind_is_replaced(pool: StepPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """An application may run one event loop after the other, and end one in the middle of a step."""
 
-    def sleep(seconds: float) -> Asking[None]:
-        yield text("SELECT pg_sleep(CAST(CAST(:seconds AS text) AS double precision))"), {"seconds": str(seconds)}
-
     async def begin_and_leave() -> None:
-        lanes.step(of_no_queue, lambda _: sleep(60))
+        pool.step(of_no_queue, lambda _: sleep(60))
 
     for _ in range(OFTEN):
-        await outcome(lanes.step(of_no_queue, lambda _: sleep(0)))
+        await outcome(pool.step(of_no_queue, lambda _: sleep(0)))
     await asyncio.to_thread(asyncio.run, begin_and_leave())
     async with asyncio.timeout(PATIENCE):
         for _ in range(OFTEN):
-            await outcome(lanes.step(of_no_queue, lambda _: sleep(0)))
+            await outcome(pool.step(of_no_queue, lambda _: sleep(0)))
     taken = threads_taken(monkeypatch)
-    await outcome(lanes.step(of_no_queue, lambda _: sleep(0)))
+    await outcome(pool.step(of_no_queue, lambda _: sleep(0)))
     assert taken == []
 
 
-async def test_a_blocked_event_loop_holds_no_thread_up(lanes: Lanes) -> None:
+async def test_a_blocked_event_loop_holds_no_thread_up(pool: StepPool) -> None:
     """As by a handler that waits for a step in another event loop, or in none."""
 
-    def look(seconds: float) -> Asking[int]:
-        yield text("SELECT pg_sleep(CAST(CAST(:seconds AS text) AS double precision))"), {"seconds": str(seconds)}
-        return 1
-
-    def elsewhere() -> int:
-        async def step() -> int:
-            return await outcome(lanes.step(of_no_queue, lambda _: look(0)))
-
-        return asyncio.run(step())
+    def elsewhere() -> None:
+        asyncio.run(outcome(pool.step(of_no_queue, lambda _: sleep(0))))
 
     both = threading.Barrier(2)
-    for opened in [lanes.submit(lambda _: both.wait(PATIENCE)) for _ in range(2)]:
+    for opened in [pool.submit(lambda _: both.wait(PATIENCE)) for _ in range(2)]:
         await asyncio.wrap_future(opened)
-    under_way = [lanes.step(of_no_queue, lambda _: look(0.1)) for _ in range(4)]
+    under_way = [pool.step(of_no_queue, lambda _: sleep(0.1)) for _ in range(4)]
     with ThreadPoolExecutor(1) as thread:
-        assert thread.submit(elsewhere).result(PATIENCE) == 1  # blocks this event loop
-    assert [await outcome(step) for step in under_way] == [1] * 4
+        thread.submit(elsewhere).result(PATIENCE)  # blocks this event loop
+    for step in under_way:
+        await outcome(step)
 
 
-async def test_a_connection_cut_under_half_a_message_is_replaced(lanes: Lanes, admin: psycopg.Connection) -> None:
+async def test_a_connection_cut_under_half_a_message_is_replaced(pool: StepPool, admin: psycopg.Connection) -> None:
     """The server has stopped reading, and then it is gone."""
 
-    def measure(said: str) -> Asking[int]:
-        return int((yield text("SELECT length(CAST(:said AS text))"), {"said": said}).scalar_one())
-
     for _ in range(OFTEN):
-        await outcome(lanes.step(of_no_queue, lambda _: measure("x")))
+        await outcome(pool.step(of_no_queue, lambda _: echo("x")))
     [(process,)] = admin.execute(
         "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
     ).fetchall()
     os.kill(process, signal.SIGSTOP)
     try:
-        broken = lanes.step(of_no_queue, lambda _: measure("x" * 50_000_000))
+        broken = pool.step(of_no_queue, lambda _: echo("x" * 50_000_000))
         await asyncio.sleep(0)
         admin.execute("SELECT pg_terminate_backend(%s)", [process])
     finally:
         os.kill(process, signal.SIGCONT)
     with pytest.raises(StorageUnavailable):
-        await asyncio.wait_for(wait_for(broken), PATIENCE)
-    assert await outcome(lanes.step(of_no_queue, lambda _: measure("xy"))) == 2
-
-
-async def wait_for(step: Step[int]) -> int:
-    return await outcome(step)
+        await asyncio.wait_for(outcome(broken), PATIENCE)
+    assert await outcome(pool.step(of_no_queue, lambda _: echo("y"))) == "y"
 
 
 FORKING: Final = """
@@ -249,48 +227,42 @@ async def test_a_fork_leaves_the_parents_sessions_alone(url: str) -> None:
     assert await asyncio.wait_for(program.wait(), PATIENCE) == 0
 
 
-async def test_a_message_longer_than_the_socket_takes_arrives_whole(lanes: Lanes) -> None:
-    long = "x" * 20_000_000
-
-    def measure(said: str) -> Asking[tuple[int, str]]:
-        row = (
-            yield text("SELECT length(CAST(:said AS text)) AS length, CAST(:said AS text) AS said"), {"said": said}
-        ).one()
-        return row.length, row.said
-
-    for said in ["x"] * OFTEN + [long]:
-        length, back = await outcome(lanes.step(of_no_queue, lambda _, said=said: measure(said)))
-        assert (length, back) == (len(said), said)
+async def test_a_message_longer_than_the_socket_takes_arrives_whole(pool: StepPool) -> None:
+    for said in ["x"] * OFTEN + ["x" * 20_000_000]:
+        assert await outcome(pool.step(of_no_queue, lambda _, said=said: echo(said))) == said
 
 
-async def test_a_statement_that_somebody_dropped_is_carried_out_all_the_same(lanes: Lanes) -> None:
+async def test_a_statement_that_somebody_dropped_is_carried_out_all_the_same(pool: StepPool) -> None:
     """As by a proxy that resets the sessions it shares."""
-
-    def one() -> Asking[int]:
-        return int((yield text("SELECT CAST(:x AS integer) AS x"), {"x": 1}).scalar_one())
 
     def forget(connection: Connection) -> None:
         connection.connection.cursor().execute("DEALLOCATE ALL")
 
     for count in range(3 * OFTEN):
         if count == OFTEN:
-            lanes.submit(forget).result()
-        assert await outcome(lanes.step(of_no_queue, lambda _: one())) == 1
+            pool.submit(forget).result()
+        assert await outcome(pool.step(of_no_queue, lambda _: echo("x"))) == "x"
 
 
-async def test_a_step_can_see_that_its_statement_failed(lanes: Lanes) -> None:
-    """As in a thread: it may do something about it, or not."""
+async def test_a_step_can_see_that_its_statement_failed(pool: StepPool) -> None:
+    """As in a thread, and do something about it."""
 
     def halve(by: int) -> Asking[int]:
         try:
             return int((yield text("SELECT 6 / CAST(:by AS integer) AS x"), {"by": by}).scalar_one())
         except DBAPIError:
-            if by < 0:
-                raise
             return int((yield lambda _: -1))
 
     for by, result in [(2, 3)] * OFTEN + [(0, -1), (3, 2)]:
-        assert await outcome(lanes.step(of_no_queue, lambda _, by=by: halve(by))) == result
+        assert await outcome(pool.step(of_no_queue, lambda _, by=by: halve(by))) == result
+
+
+def sleep(seconds: float) -> Asking[None]:
+    yield text("SELECT pg_sleep(CAST(CAST(:seconds AS text) AS double precision))"), {"seconds": str(seconds)}
+
+
+def echo(said: str) -> Asking[str]:
+    return str((yield text("SELECT CAST(:said AS text)"), {"said": said}).scalar_one())
 
 
 def of_no_queue(connection: Executor) -> Transaction:
