@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 from prometheus_client import CollectorRegistry
 
-from tests.workers.running import NEVER, Recorder, done, forever, running
+from tests.workers.running import LEASE, NEVER, Recorder, done, forever, running
 from workers.errors import LossReason, Retry, UnrecoverableError
 from workers.middlewares import AttemptFilter, Outcome, log_attempts, measure_attempts, outcome_of
 from workers.middlewares.opentelemetry import trace_attempts
@@ -90,7 +90,7 @@ async def end(ending: Ending, *middlewares: Middleware) -> None:
         {"work": ending.handler},
         worker_id="w1",
         retry=NEVER,
-        lease=timedelta(milliseconds=600),
+        lease=LEASE,
         middlewares=middlewares,
         observers=[recorder],
         grace=timedelta(0),

@@ -7,13 +7,17 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import structlog
 
+from federation.admin import doctor
+from federation.base import reach
 from federation.cli import main
 from tests.federation.protocol.vectors import A
+from tests.patience import PATIENCE_SECONDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +65,13 @@ def node_environment(
     for name, value in values.items():
         monkeypatch.setenv(name, value)
     return os.environ
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine is no database that does not answer. Processes of their own stay impatient."""
+    for module in (reach, doctor):
+        monkeypatch.setattr(module, "PATIENCE", timedelta(seconds=PATIENCE_SECONDS))
 
 
 @pytest.fixture

@@ -133,7 +133,9 @@ async def claimed(node: Federation) -> int:
 
 def test_recurring_work_runs_when_asked(command: Command) -> None:
     """And says how it went."""
-    run = command("scheduler", "run", "purge", "--json").json
+    done = command("scheduler", "run", "purge", "--json")
+    assert done.status == 0, done.stdout
+    run = done.json
     assert isinstance(run, dict)
     assert (run["outcome"], run["detail"]["deliveries"]) == ("done", 0)
     assert " done " in command("scheduler", "list").stdout

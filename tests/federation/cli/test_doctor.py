@@ -23,7 +23,7 @@ from sqlalchemy import make_url
 from db import DeliveryAttempt, DeliveryJob, DeliveryState, HoldReason, RunOutcome, SchedulerJob
 from db.deliveries import AttemptOutcome
 from db.migrate import upgrade
-from federation.admin import checks, doctor
+from federation.admin import checks
 from federation.admin.checks import Verdict
 from federation.admin.doctor import Finding, examine, worst
 from federation.app import Federation
@@ -109,12 +109,6 @@ def test_a_folder_without_settings_lacks_everything(empty_environment: Path, com
         "BETTER_AUTH_URL",
         "FEDERATION_PRIVATE_KEY",
     }
-
-
-@pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine is no finding."""
-    monkeypatch.setattr(doctor, "PATIENCE", timedelta(seconds=PATIENCE_SECONDS))
 
 
 async def finding(check: str) -> Finding:

@@ -9,10 +9,6 @@ from tests.workers.running import forever
 from workers.errors import LossReason
 from workers.worker.handlers import Job, SignalReason
 
-LEASE = timedelta(milliseconds=600)
-"""Short, and longer than a busy machine stalls: three renewals keep it."""
-
-
 HOUR = timedelta(hours=1)
 
 

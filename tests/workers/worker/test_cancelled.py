@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from tests.workers.running import AT_ONCE, Recorder, forever, outcome, running
-from tests.workers.worker.listening import HOUR, LEASE, Listener
+from tests.workers.running import AT_ONCE, LEASE, Recorder, forever, outcome, running
+from tests.workers.worker.listening import HOUR, Listener
 from workers.errors import StorageError
 from workers.jobs import CancelResult, JobEvent, JobEventKind, JobOutcome, JobState, OutcomeKind
 from workers.storage.memory import MemoryStorage

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.workers.running import Recorder, broken, forever, outcome, running
-from tests.workers.worker.listening import HOUR, LEASE, Listener
+from tests.workers.running import LEASE, Recorder, broken, forever, outcome, running
+from tests.workers.worker.listening import HOUR, Listener
 from workers.clock import ManualClock
 from workers.errors import LossReason, StorageUnavailable
 from workers.jobs import Claim, JobState, OutcomeKind, Renewal
@@ -34,7 +34,7 @@ async def test_a_long_job_keeps_its_lease() -> None:
     storage, calls = counting(MemoryStorage())
 
     async def outlast(job: Job) -> int:
-        await until(lambda: calls["renew"] >= 9)
+        await until(lambda: calls["renew"] >= 5)
         return job.attempt
 
     await steps.enqueue(storage, steps.job("long"))

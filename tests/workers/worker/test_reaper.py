@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from tests import warm
-from tests.workers.running import Recorder, broken, forever, outcome, running
+from tests.workers.running import LEASE, Recorder, broken, forever, outcome, running
 from workers.clock import ManualClock
 from workers.jobs import JobState, OutcomeKind
 from workers.storage.base import Storage
@@ -23,7 +23,6 @@ from workers.worker.events import WorkerEventKind as Kind
 from workers.worker.handlers import Job
 from workers.worker.reaper import BATCH, SWEPT_AT_ONCE, Reaper
 
-LEASE = timedelta(milliseconds=600)
 MINUTE = timedelta(minutes=1)
 
 

@@ -10,7 +10,7 @@ from datetime import timedelta
 
 import pytest
 
-from tests.workers.running import AT_ONCE, Crowd, Recorder, broken, done, forever, outcome, running
+from tests.workers.running import AT_ONCE, LEASE, Crowd, Recorder, broken, done, forever, outcome, running
 from workers.jobs import Claim, ErrorInfo, JobState, OutcomeKind, Settlement, SettleOutcome
 from workers.storage.base import Storage
 from workers.storage.memory import MemoryStorage
@@ -281,7 +281,7 @@ async def test_a_job_stays_held_until_its_settlement_is_answered() -> None:
     recorder = Recorder()
     broken(faults, "settle")
     await steps.enqueue(storage, steps.job("ended"), steps.job("waiting"))
-    worker = Worker(watched, {"work": done}, concurrency=1, lease=timedelta(milliseconds=600), observers=[recorder])
+    worker = Worker(watched, {"work": done}, concurrency=1, lease=LEASE, observers=[recorder])
     async with running(worker):
         await until(lambda: calls["renew"] >= 4)
         assert worker.running == 1

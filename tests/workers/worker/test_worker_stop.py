@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from datetime import timedelta
 
 import pytest
 
-from tests.workers.running import Recorder, broken, done, forever, outcome, running
+from tests.workers.running import LEASE, Recorder, broken, done, forever, outcome, running
 from tests.workers.worker.stopping import HOUR, NO_GRACE, Gate, SlowClaims, run_to_the_end
 from workers.jobs import JobState, Settlement, SettleOutcome
 from workers.storage.memory import MemoryStorage
@@ -190,13 +189,12 @@ async def test_leases_are_kept_during_the_grace() -> None:
     storage, calls = counting(MemoryStorage())
     gate, recorder = Gate(), Recorder()
     await steps.enqueue(storage, steps.job("slow"))
-    lease = timedelta(milliseconds=600)
-    worker = Worker(storage, {"work": gate}, grace=HOUR, lease=lease, observers=[recorder])
+    worker = Worker(storage, {"work": gate}, grace=HOUR, lease=LEASE, observers=[recorder])
     async with run_to_the_end(worker) as task:
         await recorder.seen(Kind.ACTIVE)
         worker.stop()
         renewed = calls["renew"]
-        await until(lambda: calls["renew"] >= renewed + 5)
+        await until(lambda: calls["renew"] >= renewed + 4)
         recovered = await storage.recover(10)
         assert not recovered.requeued
         gate.open.set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import pytest
 from sqlalchemy import Connection, make_url, text
 from sqlalchemy.exc import DBAPIError
 
+from tests.patience import PATIENCE_SECONDS
 from tests.workers.storage.sql.steps import MINUTE, claimed_when_back
 from workers.errors import StorageUnavailable
 from workers.jobs import SettleStatus
@@ -221,10 +223,9 @@ admin.close()
 """
 
 
-async def test_a_fork_leaves_the_parents_sessions_alone(url: str) -> None:
+def test_a_fork_leaves_the_parents_sessions_alone(url: str) -> None:
     """Though SQLAlchemy closes a connection that is in use by nobody any more."""
-    program = await asyncio.create_subprocess_exec(sys.executable, "-c", FORKING, url)
-    assert await asyncio.wait_for(program.wait(), PATIENCE) == 0
+    subprocess.run([sys.executable, "-c", FORKING, url], check=True, timeout=PATIENCE_SECONDS)
 
 
 async def test_a_message_longer_than_the_socket_takes_arrives_whole(pool: StepPool) -> None:
