@@ -36,6 +36,7 @@ ENQUEUED_EVERY: Final = 0.5
 CALM: Final = 2.0
 """Seconds without load, in which a process comes to rest."""
 CALM_TRIES: Final = 10
+LARGE: Final = ("large junk of a stranger", "large junk in a known name")
 
 
 @dataclass(slots=True)
@@ -274,6 +275,28 @@ async def costs(*, requests: int) -> list[Figure]:
                     details={"good_follow": good, "mebibytes": size},
                 )
             )
+    return figures
+
+
+async def bodies(*, at_once: int) -> list[Figure]:
+    """Measure the process's memory while large bodies come at the same moment, from a stranger and in a known name."""
+    figures = []
+    for kind in LARGE:
+        async with running_node() as node:
+            await asyncio.sleep(CALM)
+            before, seen, ends = node.memory(), Business(), time.monotonic() + CALM
+            request = node.hostile()[kind]
+            await asyncio.gather(_watch_memory(node, ends, seen), *(send(request, node.port) for _ in range(at_once)))
+        figures.append(
+            Figure(
+                name="growth of resident memory, MiB",
+                labels={"kind": kind, "at_once": at_once},
+                value=seen.memory - before,
+                bar=64,
+                has_to_be="at most",
+                details={"before": before},
+            )
+        )
     return figures
 
 
