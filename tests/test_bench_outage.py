@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 from pathlib import Path
@@ -9,8 +10,11 @@ from typing import Final
 
 import pytest
 
+from db import Database
 from tests import warm
 from tests.patience import LONG_PATIENCE_SECONDS
+from workers.storage.sql import SqlStorage
+from workers.testing.steps import job
 
 SCRIPT: Final = Path(__file__).parent.parent / "scripts" / "bench_outage.py"
 
@@ -44,3 +48,25 @@ def test_every_figure_is_measured_and_says_whether_its_bar_is_met(tmp_path: Path
     profiles = sorted(tmp_path.iterdir())
     assert [path.name for path in profiles] == ["sqlite-10-10-known-0.folded", "sqlite-10-10-known-1.folded"]
     assert all("federation/delivery/process.py:" in path.read_text() for path in profiles)
+
+
+async def test_statements_that_go_past_sqlalchemy_are_counted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, postgres_url: str
+) -> None:
+    """Those of a queue in a file, and those that PostgreSQL is sent alone."""
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    counting = importlib.import_module("bench.outage.counting")
+    storage, database = SqlStorage(f"sqlite:///{tmp_path}/queue.db"), Database(postgres_url)
+    await storage.migrate()
+    with counting.counted_statements() as counted:
+        await storage.connect()
+        await storage.enqueue([job("a")])
+        await database.alone("SELECT 1 AS one", {})  # the first one opens the connection
+        before = counting.Statements(counted.statements, counted.executions, counted.of_queues)
+        await storage.enqueue([job("b")])
+        assert await database.alone("SELECT 1 AS one", {})
+    await storage.disconnect()
+    await database.close()
+    asked = counted - before
+    assert asked.executions == 1
+    assert asked.of_queues > 0

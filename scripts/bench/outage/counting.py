@@ -6,14 +6,17 @@ import asyncio
 import contextlib
 import json
 import os
+import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Self
 
+from psycopg import AsyncConnection, AsyncCursor
 from redis.asyncio import Redis
-from sqlalchemy import Engine, event
+from sqlalchemy import Connection, Engine, Pool, event
+from sqlalchemy.engine.interfaces import DBAPIConnection
 
 from federation.base.logs import configure_logging
 from federation.base.settings import Settings
@@ -24,7 +27,10 @@ QUEUE_TABLES = "workers_"
 
 @dataclass(slots=True)
 class Statements:
-    """`executions` counts each set of parameters of a statement for many, `of_queues` those on the queues' tables."""
+    """`executions` counts each set of parameters of a statement for many; `of_queues` those on the queues' tables.
+
+    They are in no other count.
+    """
 
     statements: int = 0
     executions: int = 0
@@ -33,23 +39,61 @@ class Statements:
     def __sub__(self, other: Statements) -> Statements:
         return Statements(**{name: value - getattr(other, name) for name, value in asdict(self).items()})
 
+    def count(self, statement: str, times: int = 1) -> None:
+        if QUEUE_TABLES in statement:
+            self.of_queues += times
+        else:
+            self.statements += 1
+            self.executions += times
+
 
 @contextlib.contextmanager
-def counted_statements() -> Any:
-    """Count the statements that this process sends to any database in the block."""
+def counted_statements() -> Iterator[Statements]:
+    """Count the statements that this process sends to any database in the block.
+
+    Not all of ours go through SQLAlchemy: of PostgreSQL's psycopg tells, and of those of a queue in a file SQLite.
+    """
     counted = Statements()
+    cursors = _counting(counted)
 
-    def count(_c: object, _cursor: object, statement: str, parameters: Any, _context: object, many: bool) -> None:
-        times = len(parameters) if many else 1
-        counted.statements += 1
-        counted.executions += times
-        counted.of_queues += times if QUEUE_TABLES in statement else 0
+    def trace(statement: str) -> None:
+        if QUEUE_TABLES in statement:
+            counted.count(statement)
 
-    event.listen(Engine, "before_cursor_execute", count)
+    def follow(connection: DBAPIConnection, _record: object) -> None:
+        driver = getattr(connection, "driver_connection", connection)
+        if isinstance(driver, AsyncConnection):
+            driver.cursor_factory = cursors
+        elif isinstance(driver, sqlite3.Connection):
+            driver.set_trace_callback(trace)
+
+    def hear(sender: Connection, _cursor: object, statement: str, parameters: Any, _by: object, many: bool) -> None:
+        driver = sender.connection.driver_connection
+        is_traced = isinstance(driver, sqlite3.Connection) and QUEUE_TABLES in statement
+        if not is_traced and not isinstance(driver, AsyncConnection):
+            counted.count(statement, len(parameters) if many else 1)
+
+    event.listen(Pool, "connect", follow)
+    event.listen(Engine, "before_cursor_execute", hear)
     try:
         yield counted
     finally:
-        event.remove(Engine, "before_cursor_execute", count)
+        event.remove(Engine, "before_cursor_execute", hear)
+        event.remove(Pool, "connect", follow)
+
+
+def _counting(counted: Statements) -> type[AsyncCursor[Any]]:
+    class Cursor(AsyncCursor[Any]):
+        async def execute(self, query: Any, *arguments: Any, **options: Any) -> Self:
+            if query:  # an empty one only asks whether the connection lives
+                counted.count(str(query))
+            return await super().execute(query, *arguments, **options)
+
+        async def executemany(self, query: Any, params_seq: Any, **options: Any) -> None:
+            counted.count(str(query), len(params_seq))
+            await super().executemany(query, params_seq, **options)
+
+    return Cursor
 
 
 class CountedWorker:
