@@ -227,15 +227,18 @@ class Jobs:
         return len(removed) + await self._change_each(others, wanted, plan)
 
     async def _remove_waiting(self, ids: Sequence[str]) -> set[str]:
-        """Remove the jobs of a backlog, without a look at each; return which of them are gone."""
-        plain = [job_id for job_id in ids if raw_ids(job_id) == (job_id,)]
-        removed: set[str] = set()
-        for start in range(0, len(plain), REMOVED_TOGETHER):
-            command = self._lua.remove_waiting(plain[start : start + REMOVED_TOGETHER])
+        """Remove the jobs of a backlog, without a look at each; return which of them are gone.
+
+        Those that another producer has stored under an id that we encode are not among them.
+        """
+        places = {raw_ids(job_id)[0]: job_id for job_id in ids}
+        raws, removed = [*places], set[str]()
+        for start in range(0, len(raws), REMOVED_TOGETHER):
+            command = self._lua.remove_waiting(raws[start : start + REMOVED_TOGETHER])
             [gone] = await self._queue.server.run([command], confirmed=True)
             if isinstance(gone, StorageError):
                 raise gone
-            removed.update(gone)
+            removed.update(places[raw] for raw in gone)
         return removed
 
     async def complete(self, job_id: str, result: bytes, keep: Retention | None) -> JobState | None:

@@ -52,12 +52,12 @@ async def test_a_bulk_counts_what_it_changed(storage: BullMQStorage, client: Any
 
 
 async def test_a_bulk_of_a_paused_queue_is_removed_at_once(own_server: ValkeyProcess) -> None:
-    """The jobs wait in another list then, in which one walk finds them too."""
-    storage = BullMQStorage(own_server.url)
+    """The jobs wait in another list then, in which one walk finds them too, and those whose id is encoded there."""
+    storage, ids = BullMQStorage(own_server.url), [*IDS, *(f"{each}.1" for each in IDS)]
     await storage.connect()
-    await storage.enqueue([job(each) for each in IDS])
+    await storage.enqueue([job(each) for each in ids])
     await storage.pause()
-    assert await storage.remove(IDS) == 250
+    assert await storage.remove(ids) == 500
     assert set((await storage.counts()).values()) == {0}
     with redis.Redis.from_url(own_server.url) as client:
         assert "cmdstat_watch" not in client.info("commandstats"), "none was looked at by itself"
