@@ -49,7 +49,7 @@ class Statements:
 
 @contextlib.contextmanager
 def counted_statements() -> Iterator[Statements]:
-    """Count the statements that this process sends to any database in the block.
+    """Count the statements that this process sends, in the block, on connections to databases that are opened in it.
 
     Not all of ours go through SQLAlchemy: of PostgreSQL's psycopg tells, and of those of a queue in a file SQLite.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 from bench.deliveries import enqueue, node_environment, own_keys, redis_of, register
@@ -87,21 +88,21 @@ async def _release(
     environment: Mapping[str, str], peers: list[dict[str, str]], deliveries: int
 ) -> tuple[Statements, dict[str, int]]:
     url = peers[0]["url"]
-    async with node(environment) as federation, redis_of(federation) as redis:
-        await register(federation, peers)
-        await take_down(federation, [url])
-        await owe_held(federation, [url], deliveries, payload_of(federation.own_url or ""))
-        releaser = Releaser(
-            federation.database,
-            federation.delivery_queue,
-            links=federation.links,
-            rate=BATCH,
-            most_waiting=2 * deliveries,
-        )
-        await federation.links.returned(url, reason="bench")
-        before, released = await commands(redis), 0
-        with counted_statements() as counted:
+    with counted_statements() as counted:
+        async with node(environment) as federation, redis_of(federation) as redis:
+            await register(federation, peers)
+            await take_down(federation, [url])
+            await owe_held(federation, [url], deliveries, payload_of(federation.own_url or ""))
+            releaser = Releaser(
+                federation.database,
+                federation.delivery_queue,
+                links=federation.links,
+                rate=BATCH,
+                most_waiting=2 * deliveries,
+            )
+            await federation.links.returned(url, reason="bench")
+            called, asked, released = await commands(redis), replace(counted), 0
             while released < deliveries:
                 released += await releaser.tick()
                 await asyncio.sleep(INTERVAL.total_seconds() / 10)
-        return counted, since(before, await commands(redis))
+            return counted - asked, since(called, await commands(redis))
