@@ -286,7 +286,12 @@ async def bodies(*, at_once: int) -> list[Figure]:
             await asyncio.sleep(CALM)
             before, seen, ends = node.memory(), Business(), time.monotonic() + CALM
             request = node.hostile()[kind]
-            await asyncio.gather(_watch_memory(node, ends, seen), *(send(request, node.port) for _ in range(at_once)))
+            watching = asyncio.create_task(_watch_memory(node, ends, seen))
+            answers = await asyncio.gather(*(send(request, node.port) for _ in range(at_once)))
+            await watching
+        refused = sum(status is not None and status != 200 for status in answers)
+        if not refused:
+            sys.exit(f"no {kind} was refused: {answers}")
         figures.append(
             Figure(
                 name="growth of resident memory, MiB",
@@ -294,7 +299,7 @@ async def bodies(*, at_once: int) -> list[Figure]:
                 value=seen.memory - before,
                 bar=64,
                 has_to_be="at most",
-                details={"before": before},
+                details={"before": before, "refused": refused},
             )
         )
     return figures

@@ -19,7 +19,7 @@ from workers.worker.handlers import Job
 AT_ONCE = RetryPolicy(initial=timedelta(0), jitter=0)
 NEVER = RetryPolicy(initial=timedelta(hours=1), maximum=timedelta(hours=1), jitter=0)
 LEASE = timedelta(seconds=2)
-"""Short, and a busy machine stalls for less than the two thirds that are left of it at a renewal."""
+"""Short, but two thirds of it are left at each renewal: longer than a busy machine stalls."""
 
 
 class Recorder:

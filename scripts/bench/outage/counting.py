@@ -27,12 +27,8 @@ QUEUE_TABLES = "workers_"
 
 @dataclass(slots=True)
 class Statements:
-    """`executions` counts each set of parameters of a statement for many; `of_queues` those on the queues' tables.
+    """Statements, once for each set of parameters: `of_queues` those on the queues' tables, `executions` all others."""
 
-    They are in no other count.
-    """
-
-    statements: int = 0
     executions: int = 0
     of_queues: int = 0
 
@@ -40,10 +36,10 @@ class Statements:
         return Statements(**{name: value - getattr(other, name) for name, value in asdict(self).items()})
 
     def count(self, statement: str, times: int = 1) -> None:
+        """Add a statement that is executed so many times."""
         if QUEUE_TABLES in statement:
             self.of_queues += times
         else:
-            self.statements += 1
             self.executions += times
 
 

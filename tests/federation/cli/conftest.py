@@ -69,7 +69,7 @@ def node_environment(
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine is no database that does not answer. Processes of their own stay impatient."""
+    """No busy machine looks like a database that does not answer. Processes of their own keep the usual patience."""
     for module in (reach, doctor):
         monkeypatch.setattr(module, "PATIENCE", timedelta(seconds=PATIENCE_SECONDS))
 
