@@ -365,7 +365,8 @@ class ExpectedQueue:
         """Remove these jobs, processing ones only with `running`, and return how many there were."""
         removed = self._those(ids, tuple(JobState) if running else (*WAITING, *FINISHED))
         for job in removed:
-            self._step(job, _removal(job.state))
+            if job.new.id in self.jobs:  # one that followed another of them may be gone with it
+                self._step(job, _removal(job.state))
         return len(removed)
 
     def complete(self, job_id: str, result: bytes, keep: Retention | None) -> JobState | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import uuid
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
@@ -397,12 +397,18 @@ class QueueSteps:
 
     def remove(self, ids: Sequence[str], running: bool, now: datetime) -> int:
         removed = [job for job in self._found(ids, now) if running or job.state is not JobState.PROCESSING]
-        for job in removed:
+        self._remove(removed, now)
+        return len(removed)
+
+    def _remove(self, jobs: Iterable[StoredJob], now: datetime) -> None:
+        for job in jobs:
+            # One that followed another of them may have failed with it, and its record may be gone already.
+            if self.table.find(job.new.id, now) is not job:
+                continue
             if job.finished:
                 self.table.expire(job)
             else:
                 self.table.drop(job, now)
-        return len(removed)
 
     def promote(self, ids: Sequence[str], now: datetime) -> int:
         delayed = [job for job in self._found(ids, now) if job.waits and job.state is not JobState.QUEUED]
@@ -413,8 +419,7 @@ class QueueSteps:
     def drain(self, now: datetime) -> int:
         waiting = [job for jobs in self.table.by_state.values() for job in jobs.values() if job.waits]
         # Those that follow others go first, because those others do not release them then.
-        for job in sorted(waiting, key=lambda job: job.state is not JobState.WAITING):
-            self.table.drop(job, now)
+        self._remove(sorted(waiting, key=lambda job: job.state is not JobState.WAITING), now)
         return len(waiting)
 
     def clean(self, state: JobState, older_than: timedelta, limit: int, now: datetime) -> int:

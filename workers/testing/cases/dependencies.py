@@ -294,6 +294,18 @@ async def waiting_jobs_are_counted_listed_and_drained(harness: Harness) -> None:
     assert await claim(storage) == []
 
 
+@case(guarantees=(7, 22, 25), needs=(DEPENDENCIES,))
+async def jobs_that_follow_one_another_are_removed_together(harness: Harness) -> None:
+    """In whatever order they are named, and by a drain; also if what fails with another is not kept."""
+    storage = await harness.open()
+    for keep in (HOUR, DROP):
+        for named in (["a", "b", "c"], ["c", "b", "a"], None):
+            await enqueue(storage, job("a"))
+            await enqueue(storage, follower("b", "a", keep_failed=keep), follower("c", "b", keep_failed=keep))
+            assert await (storage.remove(named) if named else storage.drain()) == 3
+            assert sum((await storage.counts()).values()) == 0
+
+
 @case(guarantees=(25,), needs=(DEPENDENCIES, OUTSIDE_ENDINGS))
 async def endings_from_outside_release(harness: Harness) -> None:
     """A job completed from outside releases, also one that was waiting; a running one that is removed is gone."""
