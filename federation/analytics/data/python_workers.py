@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import gc
 import sys
+from typing import Final
 from zipimport import zipimporter
+
+_MANY: Final = 10_000
+"""More objects than tasks leave behind; imports do."""
 
 
 def spare_worker() -> None:
@@ -19,7 +23,8 @@ def spare_worker() -> None:
     for place, finder in list(sys.path_importer_cache.items()):
         if isinstance(finder, zipimporter):
             del sys.path_importer_cache[place]
-    if gc.get_freeze_count() == 0:
+    # What is exempt already is not counted here: to count it would take as long as to look through it.
+    if len(gc.get_objects(generation=2)) > _MANY:
         gc.freeze()
 
 
