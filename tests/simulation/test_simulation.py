@@ -8,7 +8,7 @@ from federation.process import set_aside_loaded
 from tests.simulation.run import run_seed
 
 SEEDS = 200
-AT_ONCE = 20
+AT_ONCE = 50
 """Of so many worlds all are taken by `scripts/test --full`, and of each the first by every run: one takes a second."""
 RUSH = 40
 """Each so-manieth world has a rush, too, in which its sick servers hang; in `scripts/simulate` each has."""

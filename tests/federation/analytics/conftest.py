@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from federation.analytics.data.sinks import write_outputs
 from federation.analytics.data.store_urls import StoreUrl, parse_store_url
 from federation.analytics.errors import JavaNotFound
-from federation.analytics.session import open_session
+from federation.analytics.session import jvm_options, open_session
 from tests.federation.analytics.azure_server import ACCOUNT, AZURE_CREDENTIALS, AzureServer, azure_server
 from tests.federation.analytics.gcs_server import GcsServer, gcs_server
 from tests.federation.analytics.hadoop_client import hadoop_client
@@ -26,6 +26,8 @@ HERE = Path(__file__).parent
 
 INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 """For a few rows, compiling a query takes longer than running it."""
+UNVERIFIED = "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+"""To check each class that is loaded is a twentieth of the JVM's time. These are as Spark's developers built them."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -50,11 +52,12 @@ def hadoop(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def spark(hadoop: dict[str, str]) -> Iterator[SparkSession]:
     """This machine's Spark; do not stop it. Without Java the test is not run, and says so."""
     few_tasks = {"spark.sql.shuffle.partitions": "2", "spark.sql.adaptive.enabled": "false"}
+    java = {"spark.driver.extraJavaOptions": f"{jvm_options(None, 0)} {UNVERIFIED}"}
     with pytest.MonkeyPatch.context() as patched:
         for name, value in {**CREDENTIALS, **AZURE_CREDENTIALS, **hadoop}.items():  # its workers inherit them
             patched.setenv(name, value)
         try:
-            session = open_session("local[2]", name="tests", settings={**INTERPRETED, **few_tasks})
+            session = open_session("local[2]", name="tests", settings={**INTERPRETED, **few_tasks, **java})
         except JavaNotFound as error:
             pytest.skip(f"NOT RUN: {error}")
     yield session
@@ -62,13 +65,15 @@ def spark(hadoop: dict[str, str]) -> Iterator[SparkSession]:
 
 
 @pytest.fixture(scope="session")
-def script(tmp_path_factory: pytest.TempPathFactory, migrated_file: Path, s3: S3Server) -> Iterator[ScriptRun]:
+def script(
+    tmp_path_factory: pytest.TempPathFactory, migrated_file: Path, s3: S3Server, request: pytest.FixtureRequest
+) -> Iterator[ScriptRun]:
     """The script at work on three days in an SQLite file; its Spark, too, interprets its queries."""
     directory = tmp_path_factory.mktemp("script")
     database = f"sqlite:///{shutil.copy(migrated_file, directory / 'node.sqlite3')}"
     fill(database, THREE_DAYS)
     (directory / "spark-defaults.conf").write_text("".join(f"{name} {value}\n" for name, value in INTERPRETED.items()))
-    exports = parse_store_url(f"s3://analytics/script{s3.options}")
+    exports = parse_store_url(f"s3://analytics/script{s3.options}") if request.config.getoption("--full") else None
     run = ScriptRun(database, directory, exports, {"SPARK_CONF_DIR": str(directory), **CREDENTIALS})
     yield run
     run.kill()

@@ -16,20 +16,25 @@ SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "registry_analytics.p
 
 RUN_AND_EXPORT = """
 import os, runpy, sys
-script, database, master, exports = sys.argv[1:]
+script, database, *exporting = sys.argv[1:]
 sys.path[0] = os.path.dirname(script)
 sys.argv = [script, "--database", database, "--out", "out", "--json", "--master", "local[1]"]
 runpy.run_path(script, run_name="__main__")
-from federation.cli import main
-main(["analytics", "export", "--database", database, "--out", exports, "--json", "--master", master])
+if exporting:
+    from federation.cli import main
+    main(["analytics", "export", "--database", database, "--json", *exporting])
 """
-"""The script, which finds our code from where it lies; then, in the same JVM, an export from a cluster to a store."""
+"""The script, which finds our code from where it lies; then, if it is asked for, in the same JVM an export."""
+CLUSTER = ("--master", "local-cluster[1,1,1024]")
 
 
 class ScriptRun:
-    """`RUN_AND_EXPORT` on `database`, in `directory`, with a Spark of its own whose executors keep their logs there."""
+    """`RUN_AND_EXPORT` on `database`, in `directory`, with a Spark of its own whose executors keep their logs there.
 
-    def __init__(self, database: str, directory: Path, exports: StoreUrl, settings: dict[str, str]) -> None:
+    With `exports` a cluster of one executor exports to that store.
+    """
+
+    def __init__(self, database: str, directory: Path, exports: StoreUrl | None, settings: dict[str, str]) -> None:
         self.database = database
         self.exports = exports
         self.directory = directory
@@ -37,9 +42,10 @@ class ScriptRun:
         spark_home.mkdir(parents=True)
         for name in ("bin", "jars", "python"):
             (spark_home / name).symlink_to(installed / name)
+        export = ("--out", exports.text, *CLUSTER) if exports else ()
         inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYSPARK_PYTHON")}
         self._process = subprocess.Popen(
-            [sys.executable, "-c", RUN_AND_EXPORT, str(SCRIPT), database, "local-cluster[1,1,1024]", exports.text],
+            [sys.executable, "-c", RUN_AND_EXPORT, str(SCRIPT), database, *export],
             cwd=directory,
             env={**inherited, **settings, "SPARK_HOME": str(spark_home)},
             stdout=subprocess.PIPE,

@@ -153,7 +153,7 @@ class FileMachine(StorageMachine):
         return OwnDirectory()
 
 
-@pytest.mark.parametrize(("machine", "examples"), [(MemoryMachine, 60), (SqliteMachine, 40)])
+@pytest.mark.parametrize(("machine", "examples"), [(MemoryMachine, 60), (SqliteMachine, 25)])
 def test_the_storage_follows_the_table(machine: type[StorageMachine], examples: int) -> None:
     """States, counts, attempts, tokens, results and order are those of the table after every call."""
     run_state_machine_as_test(machine, settings=settings(QUICK, max_examples=examples))
@@ -161,7 +161,7 @@ def test_the_storage_follows_the_table(machine: type[StorageMachine], examples: 
 
 def test_files_follow_the_table() -> None:
     """In fewer examples: every step waits for the disk."""
-    run_state_machine_as_test(FileMachine, settings=settings(QUICK, max_examples=30, phases=[Phase.generate]))
+    run_state_machine_as_test(FileMachine, settings=settings(QUICK, max_examples=20, phases=[Phase.generate]))
 
 
 def test_redis_follows_the_table(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +174,7 @@ def test_redis_follows_the_table(redis_url: str, monkeypatch: pytest.MonkeyPatch
             return ClockedRedis(redis_url)
 
     # Shrinking what fails would take longer than a test may.
-    run_state_machine_as_test(RedisMachine, settings=settings(QUICK, max_examples=40, phases=[Phase.generate]))
+    run_state_machine_as_test(RedisMachine, settings=settings(QUICK, max_examples=25, phases=[Phase.generate]))
 
 
 def test_bull_follows_the_table(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +190,7 @@ def test_bull_follows_the_table(redis_url: str, monkeypatch: pytest.MonkeyPatch)
         def claim(self, worker: str, names: Sequence[str], lease: timedelta, limit: int) -> None:
             super().claim(worker, sorted({*names, "*"}), lease, limit)
 
-    run_state_machine_as_test(BullMachine, settings=settings(QUICK, max_examples=20, phases=[Phase.generate]))
+    run_state_machine_as_test(BullMachine, settings=settings(QUICK, max_examples=10, phases=[Phase.generate]))
 
 
 WRONG_ABOUT_JOBS: Final = (

@@ -136,7 +136,14 @@ def with_driver(spark: SparkSession) -> SparkSession:
 
 
 @pytest.mark.parametrize(
-    "bounds", [(None, None), (moment(0, 0), moment(2, 0)), (moment(1, 0), None), (None, moment())], ids=str
+    "bounds",
+    [
+        (None, None),
+        (moment(0, 0), moment(2, 0)),
+        pytest.param((moment(1, 0), None), marks=pytest.mark.full),
+        pytest.param((None, moment()), marks=pytest.mark.full),
+    ],
+    ids=str,
 )
 def test_tables_are_those_of_the_data_source(
     by_tcp: str, with_driver: SparkSession, bounds: tuple[datetime | None, datetime | None]

@@ -6,6 +6,7 @@ import random
 from datetime import timedelta
 from typing import Final
 
+import pytest
 from pyspark.sql import SparkSession
 
 from federation.analytics.figures.keys import key_anomalies
@@ -103,6 +104,7 @@ def _row(url: str, day: str, attempts: list[str]) -> Values:
     )
 
 
+@pytest.mark.full
 def test_who_does_better_is_never_advised_worse(spark: SparkSession, keep: Keep) -> None:
     """With the same attempts, keys and blacklist, more direct deliveries or shorter outages bring no graver advice."""
     rows: list[Values] = []

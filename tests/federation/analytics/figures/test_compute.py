@@ -113,6 +113,7 @@ def test_a_network_without_anything_has_its_days(nothing: Outputs) -> None:
     assert rows[0]["errors"] == {}
 
 
+@pytest.mark.full
 def test_a_year_without_anything_has_its_days(spark: SparkSession) -> None:
     """However long the window is."""
     year = Window(since=date(2025, 12, 1), until=date(2026, 12, 1))
