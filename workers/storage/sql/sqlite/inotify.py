@@ -6,6 +6,7 @@ import errno
 import os
 import select
 import sys
+import time
 from typing import Final
 
 _WRITTEN: Final = 0x2  # IN_MODIFY of <sys/inotify.h>
@@ -59,10 +60,13 @@ class Ear:
     def wait(self, seconds: float, *, only_bell: bool) -> bool:
         """Wait for a write or the bell, and tell whether it was a write; with `only_bell`, of writes nothing is heard.
 
-        A write is heard again and again until `drain`.
+        It may return up to a millisecond early. A write is heard again and again until `drain`.
         """
         poll = self._only_bell if only_bell else self._both
-        ready = [descriptor for descriptor, _ in poll.poll(max(seconds, 0) * 1000)]
+        whole, rest = divmod(max(seconds, 0) * 1000, 1)  # it would round up
+        if whole == 0:
+            time.sleep(rest / 1000)
+        ready = [descriptor for descriptor, _ in poll.poll(whole)]
         if self._bell in ready:
             os.eventfd_read(self._bell)
         return self._inotify in ready

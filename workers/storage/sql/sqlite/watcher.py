@@ -80,7 +80,8 @@ class SqliteWatcher(SqliteThread):
             return self._tasks.get(timeout=max(self._pace.left(now), 0))
         closed = self._pace.closed(now)
         self._asleep = True  # from here on, whoever adds a task rings
-        seconds = 0 if not self._tasks.empty() else closed if closed > 0 else self._pace.left(now)
+        left = self._pace.left(now)
+        seconds = 0 if not self._tasks.empty() else min(closed, left) if closed > 0 else left
         heard = self._ear.wait(seconds, only_bell=closed > 0)
         self._asleep = False
         if heard:
