@@ -43,10 +43,10 @@ class LookPace:
     Theory of operation. The first write after a pause causes a look at once. SQLite writes to its log before it makes
     the commit visible, through shared memory, of which nobody is told; in between it may synchronise the disk, or wait
     for a processor. So further looks follow the one that heard a write, at twice the distance each time up to 50 ms,
-    until a second has gone by. After a pause the first of them follows after 0.2 ms; otherwise a look never comes sooner
-    than `closest` after the last one. That is 1 ms, and doubles with each look that woke somebody in vain, so that a
-    busy writer of another queue in the file costs a waiter no more than 20 looks a second. It also doubles, up to 4 ms,
-    with each look that found our own commits.
+    until a second has gone by. After a pause the first of them follows after 0.2 ms. Otherwise a look never comes
+    sooner than `closest` after the last one. That is 1 ms, and doubles with each look that woke somebody in vain, so
+    that a busy writer of another queue in the file costs a waiter no more than 20 looks a second. It also doubles, up
+    to 4 ms, with each look that found our own commits.
     """
 
     def __init__(self) -> None:
