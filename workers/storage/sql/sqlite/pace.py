@@ -16,7 +16,7 @@ REST: Final = timedelta(seconds=1)
 LINGER: Final = timedelta(seconds=1)
 """For how long after a write the looks stay as close as without it, before the rest."""
 
-SOON_SECONDS: Final = 0.0002
+SOON_SECONDS: Final = 0.0001
 PAUSE_SECONDS: Final = 0.002
 CLOSEST_SECONDS: Final = 0.001
 CLOSEST_WHILE_WE_WRITE_SECONDS: Final = 0.004
@@ -43,7 +43,7 @@ class LookPace:
     Theory of operation. The first write after a pause causes a look at once. SQLite writes to its log before it makes
     the commit visible, through shared memory, of which nobody is told; in between it may synchronise the disk, or wait
     for a processor. So further looks follow the one that heard a write, at twice the distance each time up to 50 ms,
-    until a second has gone by. After a pause the first of them follows after 0.2 ms. Otherwise a look never comes
+    until a second has gone by. After a pause the first of them follows after 0.1 ms. Otherwise a look never comes
     sooner than `closest` after the last one. That is 1 ms, and doubles with each look that woke somebody in vain, so
     that a busy writer of another queue in the file costs a waiter no more than 20 looks a second. It also doubles, up
     to 4 ms, with each look that found our own commits.
