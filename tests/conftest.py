@@ -91,7 +91,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     variants = defaultdict(list)
     for item in items:
         mark = item.get_closest_marker("spread")
-        if mark and _value(item, *mark.args) not in mark.kwargs.get("always", ()):
+        if mark and _value(item, *mark.args) not in ("", *mark.kwargs.get("always", ())):
             variants[_without_parameter(item, *mark.args)].append(item)
     for name, same in variants.items():
         chosen = sorted(same, key=lambda item: item.nodeid)[crc32(name.encode()) % len(same)]
@@ -104,13 +104,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _without_parameter(item: pytest.Item, parameter: str) -> str:
     """What tells a test from others, but for the value of that parameter, whose text is a part of the test's id."""
     function, _, variant = item.nodeid.partition("[")
-    value = _value(item, parameter) if variant else ""
+    value = _value(item, parameter)
     return function + re.sub(rf"(^|-){re.escape(value)}(-|]$)", "-", variant, count=1)
 
 
 def _value(item: pytest.Item, parameter: str) -> str:
-    """Of a test that has parameters: the value of that one."""
-    return str(item.callspec.params[parameter]) if isinstance(item, pytest.Function) and "[" in item.nodeid else ""
+    """The value of that parameter; nothing for a test without it."""
+    return (
+        str(item.callspec.params.get(parameter, "")) if isinstance(item, pytest.Function) and "[" in item.nodeid else ""
+    )
 
 
 @pytest.fixture(scope="session", autouse=True)

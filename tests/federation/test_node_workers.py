@@ -26,6 +26,8 @@ from tests.servers import free_port
 from workers import JobState, StorageError, WorkerEvent, WorkerEventKind
 from workers.storage.base import ANY_NAME
 
+pytestmark = pytest.mark.spread("queue_settings")
+
 PAYLOAD = (
     '{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{"id":"p","content":"s3cret",'
     '"authorId":"alice","published":"2026-01-02T03:04:05.678Z","isPrivate":false}}'

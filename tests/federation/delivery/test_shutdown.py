@@ -13,7 +13,7 @@ from tests.patience import PATIENCE_SECONDS, until
 from tests.peer import Peer
 from workers import JobState
 
-pytestmark = pytest.mark.usefixtures("queue_settings")
+pytestmark = [pytest.mark.usefixtures("queue_settings"), pytest.mark.spread("queue_settings")]
 
 
 async def test_a_delivery_cut_off_by_a_stop_is_made_again(site: Site, peer: Peer) -> None:

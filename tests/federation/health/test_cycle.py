@@ -16,6 +16,8 @@ from tests.federation.conftest import MakeSettings
 from tests.patience import until
 from tests.peer import POSTS_PATH, Peer, acquaint
 
+pytestmark = pytest.mark.spread("queue_settings", always=("bullmq",))
+
 PAYLOAD = '{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{"id":"p"}}'
 
 QUICK = {

@@ -25,6 +25,8 @@ from tests.patience import until
 from tests.peer import DISCOVER_PATH, POSTS_PATH, UNKNOWN_SENDER, Peer
 from workers import JobState, Worker
 
+pytestmark = pytest.mark.spread("queue_settings")
+
 
 @asynccontextmanager
 async def process(make_settings: MakeSettings, **settings: object) -> AsyncIterator[Federation]:

@@ -121,6 +121,7 @@ def test_a_year_without_anything_has_its_days(spark: SparkSession) -> None:
     assert sorted(row["day"] for row in rows) == list(year.days)
 
 
+@pytest.mark.full
 def test_one_attempt_is_a_history(spark: SparkSession) -> None:
     """It is its server's day, its network's, and both of its scorecards."""
     single = inputs(spark, attempts=[attempt(STRANGER, duration_ms=70)])

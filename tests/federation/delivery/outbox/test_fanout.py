@@ -26,6 +26,8 @@ from tests.peer import POSTS_PATH, Peer, acquaint
 from workers import JobState
 from workers.storage.memory import MemoryStorage
 
+pytestmark = pytest.mark.spread("queue_settings", always=("sqlite", "postgres"))
+
 NAME, PATH = "deliver-post", "/api/auth/social/posts"
 
 

@@ -28,6 +28,8 @@ from workers.jobs import EnqueueStatus
 from workers.storage.base import ANY_NAME
 from workers.storage.memory import MemoryStorage
 
+pytestmark = pytest.mark.spread("queue_settings", always=("sqlite", "postgres"))
+
 
 class Interrupted(Exception):
     """What a test raises in a transaction."""
