@@ -108,7 +108,7 @@ _LOOKS = st.lists(st.tuples(st.sampled_from(Sight), st.booleans(), st.booleans()
 
 @given(story=_LOOKS)
 def test_a_write_is_never_forgotten(story: list[tuple[Sight, bool, bool]]) -> None:
-    """Whatever was seen, a write causes a look within 50 ms, and a rest ends; looks have a distance."""
+    """Whatever was seen, looks are 0.1 ms apart at least; a write causes one within 50, and a rest ends."""
     pace, now = LookPace(), 0.0
     for seen, heard, found in story:
         pace.looked(now, seen, heard=heard, rest=REST)

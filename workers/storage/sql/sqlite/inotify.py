@@ -60,13 +60,14 @@ class Ear:
     def wait(self, seconds: float, *, only_bell: bool) -> bool:
         """Wait for a write or the bell, and tell whether it was a write; with `only_bell`, of writes nothing is heard.
 
-        It may return up to a millisecond early. A write is heard again and again until `drain`.
+        It may return up to a millisecond early, and hears the bell up to a millisecond late if the wait is as short. A
+        write is heard again and again until `drain`.
         """
         poll = self._only_bell if only_bell else self._both
-        whole, rest = divmod(max(seconds, 0) * 1000, 1)  # it would round up
-        if whole == 0:
-            time.sleep(rest / 1000)
-        ready = [descriptor for descriptor, _ in poll.poll(whole)]
+        whole_ms, rest_ms = divmod(max(seconds, 0) * 1000, 1)  # `poll` rounds up
+        if rest_ms and not whole_ms:
+            time.sleep(rest_ms / 1000)
+        ready = [descriptor for descriptor, _ in poll.poll(whole_ms)]
         if self._bell in ready:
             os.eventfd_read(self._bell)
         return self._inotify in ready

@@ -17,7 +17,11 @@ LINGER: Final = timedelta(seconds=1)
 """For how long after a write the looks stay as close as without it, before the rest."""
 
 SOON_SECONDS: Final = 0.0001
+"""After a look that heard the first write after a pause, and saw nothing: the commit is about to become visible."""
+
 PAUSE_SECONDS: Final = 0.002
+"""Longer than between the looks at a transaction that writes all the time, so that only its first is followed soon."""
+
 CLOSEST_SECONDS: Final = 0.001
 CLOSEST_WHILE_WE_WRITE_SECONDS: Final = 0.004
 
