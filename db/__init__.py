@@ -4,6 +4,7 @@ from db.among import among
 from db.analytics import AcceptedKey, RelayCandidate, ServerScorecard
 from db.columns import FederationTable, HostTable, new_id, new_timed_id
 from db.deliveries import (
+    AttemptNote,
     AttemptOutcome,
     DeliveryAttempt,
     DeliveryJob,
@@ -17,7 +18,7 @@ from db.host import Block, HostTablesError, Post, User, create_host_tables
 from db.identity import ForeignDatabase, OwnDatabase
 from db.operators import ActionSource, AdminAction, BulkJob, BulkVerb
 from db.rollups import AttemptMinute, DeliveryTotal, RollupPosition, ServerSummary
-from db.scheduling import RunOutcome, SchedulerJob
+from db.scheduling import ProcessClock, RunOutcome, SchedulerJob, Sweep
 from db.servers import (
     BlacklistedServer,
     BlacklistRevision,
@@ -37,6 +38,7 @@ __all__ = [
     "ActionSource",
     "AdminAction",
     "AttemptMinute",
+    "AttemptNote",
     "AttemptOutcome",
     "BlacklistRevision",
     "BlacklistedServer",
@@ -62,6 +64,7 @@ __all__ = [
     "LinkState",
     "OwnDatabase",
     "Post",
+    "ProcessClock",
     "QueueSighting",
     "RelayCandidate",
     "RollupPosition",
@@ -75,6 +78,7 @@ __all__ = [
     "ServerScorecard",
     "ServerSummary",
     "SightingKind",
+    "Sweep",
     "User",
     "among",
     "create_host_tables",

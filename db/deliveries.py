@@ -49,6 +49,17 @@ class HoldReason(StrEnum):
     """Room among the attempts that wait for slow servers."""
     OURS = "ours"
     """This node, which could not do its part."""
+    ALONE = "alone"
+    """A later try: its server takes others, and did not take this one."""
+
+
+class AttemptNote(StrEnum):
+    """What an attempt's outcome and code do not say."""
+
+    GIVEN_UP = "given_up"
+    """It was the delivery's last: no other follows by itself."""
+    FORGED_ACK = "forged_ack"
+    """The delivery counts as delivered, though the acknowledgment was not the server's."""
 
 
 class AttemptOutcome(StrEnum):
@@ -73,7 +84,7 @@ class DeliveryJob(FederationTable, table=True):
     A row of the original Node implementation has the default in every column from `job_name` on, until its job is first
     met. `job_id` names the one queue job that may act for the row: that of series `n` is called as the row's id, then
     `<id>.<n>`. `error_code` and `last_error` are those of the last attempt that failed. `next_attempt_at` is when a
-    delivery held for `rest`, `busy` or `ours` is released. `sending` is the number of an attempt under way. With a
+    delivery held for `rest`, `busy`, `ours` or `alone` is released. `sending` is the number of an attempt under way. With a
     `payload_id` the text is in `delivery_payloads`, and `payload` is empty.
     """
 
@@ -156,6 +167,8 @@ class DeliveryJob(FederationTable, table=True):
     suspect: int | None = None
     """Set once it was under way in too many crashes: how many such deliveries may run together, below 1 that it ran
     alone, and how often in vain."""
+    alone: int = Field(default=0, sa_column_kwargs={"server_default": text("0")})
+    """How many series of attempts were used up while its server acknowledged other deliveries."""
 
 
 class DeliveryAttempt(FederationTable, table=True):
@@ -191,6 +204,7 @@ class DeliveryAttempt(FederationTable, table=True):
     series: int | None = None
     remote_code: str | None = Field(default=None, sa_type=Text)
     """The `code` or `reason` that a refusing server's JSON gave."""
+    note: AttemptNote | None = Field(default=None, sa_type=TextEnum(AttemptNote))
 
 
 class DeliveryLoss(FederationTable, table=True):

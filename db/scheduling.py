@@ -1,9 +1,9 @@
-"""Recurring work: who runs what, and how it went."""
+"""Recurring work: who runs what, how it went, and by which clock."""
 
 from datetime import datetime
 from enum import StrEnum
 
-from sqlalchemy import Text
+from sqlalchemy import Integer, Text, text
 from sqlmodel import Field
 
 from db.columns import FederationTable, TextEnum, UtcDateTime
@@ -34,3 +34,33 @@ class SchedulerJob(FederationTable, table=True):
     finished_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     outcome: RunOutcome | None = Field(default=None, sa_type=TextEnum(RunOutcome))
     detail: str | None = Field(default=None, sa_type=Text)
+
+
+class Sweep(FederationTable, table=True):
+    """One row: the last sweep of what is owed.
+
+    After a gap of more than an hour in `swept_at` nothing expires or is purged for 24 hours of sweeping, of which
+    `spares_seconds` are left. Jobs that were known before `queue_lost_at` are asked for again: the queue had lost them.
+    """
+
+    __tablename__ = "sweeps"
+
+    # Written by delivery/sweeps.
+    id: int = Field(sa_type=Integer, primary_key=True, sa_column_kwargs={"autoincrement": False})
+    swept_at: datetime = Field(sa_type=UtcDateTime)
+    spares_seconds: float = Field(default=0.0, sa_column_kwargs={"server_default": text("0")})
+    queue_lost_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+
+
+class ProcessClock(FederationTable, table=True):
+    """What a process that delivers takes for the time, and what the database does, at the same moment.
+
+    Those of more than a day ago are removed by the next.
+    """
+
+    __tablename__ = "process_clocks"
+
+    # Written by base/database_clock, once a minute.
+    process: str = Field(sa_type=Text, primary_key=True)
+    machine_at: datetime = Field(sa_type=UtcDateTime)
+    database_at: datetime = Field(sa_type=UtcDateTime)

@@ -81,9 +81,12 @@ class ServerLink(FederationTable, table=True):
     """How deliveries to a server go, by evidence. A server without a row is up, and nothing is known of it.
 
     `evidence` counts the intervals with failures since the last success, the latest at `evidence_at`; `rejections` the
-    refusals since. While the link is not up it is probed at `next_probe_at`, and where `needs_canary` a delivery must
-    get through; `rest_until` is when the pause ends that the server asked for; at `release_at` the next held
-    deliveries go out, `release_rate` a second. `profile` names the implementation it is known to run.
+    refusals since. While the link is not up it is looked at at `next_probe_at`, which was planned at `probed_at`, after
+    `probes` looks in vain; `canaries` counts the deliveries that were refused for themselves within one look. `fell_at`
+    is when the present outage began, as long as nothing was acknowledged since, even if the link is up in between.
+    `moved_to` is the origin that the server's last redirect named. `rest_until` is when the pause ends that the server
+    asked for; at `release_at` the next held deliveries go out, `release_rate` a second. `profile` names the
+    implementation it is known to run.
     """
 
     __tablename__ = "server_links"
@@ -91,6 +94,12 @@ class ServerLink(FederationTable, table=True):
         Index(
             "server_links_probe_idx",
             "next_probe_at",
+            postgresql_where=text("next_probe_at IS NOT NULL"),
+            sqlite_where=text("next_probe_at IS NOT NULL"),
+        ),
+        Index(
+            "server_links_probed_idx",
+            "probed_at",
             postgresql_where=text("next_probe_at IS NOT NULL"),
             sqlite_where=text("next_probe_at IS NOT NULL"),
         ),
@@ -124,6 +133,10 @@ class ServerLink(FederationTable, table=True):
     release_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     looked_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     profile: str | None = Field(default=None, sa_type=Text)
+    fell_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    canaries: int = Field(default=0, sa_column_kwargs={"server_default": text("0")})
+    probed_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    moved_to: str | None = Field(default=None, sa_type=Text)
 
 
 # Which rules may have another canonical spelling than their own: some that have none are among them, and none that has

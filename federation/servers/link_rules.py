@@ -57,7 +57,10 @@ class Link:
     last_success_at: datetime | None = None
     rejections: int = 0
     needs_canary: bool = False
+    fell_at: datetime | None = None
     probes: int = 0
+    canaries: int = 0
+    probed_at: datetime | None = None
     next_probe_at: datetime | None = None
     rests: int = 0
     rest_until: datetime | None = None
@@ -65,6 +68,7 @@ class Link:
     release_rate: float = 1.0
     release_at: datetime | None = None
     looked_at: datetime | None = None
+    moved_to: str | None = None
     profile: str | None = None
 
     @property

@@ -31,6 +31,7 @@ from tests.patience import PATIENCE_SECONDS
 from workers.storage.sql import SqlStorage
 
 _OURS = {
+    "sweeps",
     "accepted_keys",
     "admin_actions",
     "attempt_minutes",
@@ -44,6 +45,7 @@ _OURS = {
     "delivery_attempts",
     "delivery_payloads",
     "follow_news",
+    "process_clocks",
     "queue_sightings",
     "relay_candidates",
     "scheduler_jobs",
@@ -158,7 +160,7 @@ def test_adoption_changes_no_row_and_no_existing_column(postgres_url: str) -> No
     assert [column["name"] for column in added] == [
         *("job_name", "server_url", "queued_at", "settled_at", "outcome", "last_error", "payload_id", "error_code"),
         *("state", "held_reason", "held_at", "job_id", "series", "sending", "first_attempted_at", "released_at"),
-        *("canary_at", "ordering_key", "ordering_position", "holds", "suspect"),
+        *("canary_at", "ordering_key", "ordering_position", "holds", "suspect", "alone"),
     ]
     assert all(column["nullable"] or column["default"] for column in added)
 
