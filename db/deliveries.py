@@ -84,8 +84,8 @@ class DeliveryJob(FederationTable, table=True):
     A row of the original Node implementation has the default in every column from `job_name` on, until its job is first
     met. `job_id` names the one queue job that may act for the row: that of series `n` is called as the row's id, then
     `<id>.<n>`. `error_code` and `last_error` are those of the last attempt that failed. `next_attempt_at` is when a
-    delivery held for `rest`, `busy`, `ours` or `alone` is released. `sending` is the number of an attempt under way. With a
-    `payload_id` the text is in `delivery_payloads`, and `payload` is empty.
+    delivery held for `rest`, `busy`, `ours` or `alone` is released. `sending` is the number of an attempt under way.
+    With a `payload_id` the text is in `delivery_payloads`, and `payload` is empty.
     """
 
     __tablename__ = "delivery_jobs"
