@@ -395,6 +395,6 @@ def _selection(
 
 def _chosen(selection: Selection, everything: bool) -> Selection:
     """Return the selection, but refuse one that selects everything unless `--all` says so."""
-    if not everything and not (selection.ids or selection.server_url or selection.code or selection.older_than):
-        fail("say which: ids, --server, --code, --older-than, or --all")
+    if selection.is_everything and not everything:
+        fail("say which: ids, --server, --state, --code, --older-than, or --all")
     return selection

@@ -13,7 +13,17 @@ from db import (
 )
 from federation.app import Federation
 from tests.federation.cli.conftest import Command
-from tests.federation.cli.elsewhere import PEER, end_attempts, fall, give_up, on_the_node, owe, put_on_hold, rows_of
+from tests.federation.cli.elsewhere import (
+    PEER,
+    end_attempts,
+    expire,
+    fall,
+    give_up,
+    on_the_node,
+    owe,
+    put_on_hold,
+    rows_of,
+)
 
 
 def test_deliveries_are_shown_counted_retried_and_dropped(command: Command) -> None:
@@ -111,6 +121,23 @@ def test_everything_held_becomes_jobs_at_once(command: Command) -> None:
 async def queued(node: Federation, ids: list[str]) -> list[bool]:
     await node.delivery_queue.start()
     return [job is not None for job in await node.delivery_queue.storage.status(ids)]
+
+
+@pytest.mark.parametrize("verb", ["retry", "drop"])
+@pytest.mark.parametrize("state", ["failed", "expired", "held"])
+def test_a_state_alone_is_a_choice(command: Command, verb: str, state: str) -> None:
+    """Deliveries in other states stay as they are."""
+    failed, expired, held, _ready = on_the_node(lambda node: owe(node, 4))
+    on_the_node(lambda node: give_up(node, [failed], "TIMEOUT"))
+    on_the_node(lambda node: put_on_hold(node, [held]))
+    on_the_node(lambda node: expire(node, [expired]))
+    done = command("deliveries", verb, "--state", state, "--json", *(["--yes"] if verb == "drop" else []))
+    assert isinstance(done.json, dict)
+    assert done.json["retried" if verb == "retry" else "dropped"] == 1
+    stats = command("deliveries", "stats", "--json").json
+    assert isinstance(stats, dict)
+    left = {"ready": 1, "failed": 1, "expired": 1, "held": 1} | {state: 0}
+    assert {each: stats[each] for each in left} == (left | {"ready": 2} if verb == "retry" else left)
 
 
 @pytest.mark.parametrize("verb", ["retry", "drop"])
