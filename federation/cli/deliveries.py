@@ -166,7 +166,7 @@ def _print_attempts(attempts: Sequence[AttemptRow | LoggedAttempt]) -> None:
             a.series,
             a.attempt,
             a.started_at,
-            a.outcome,
+            a.ended,
             a.code,
             a.http_status,
             a.remote_code,

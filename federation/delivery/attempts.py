@@ -19,9 +19,9 @@ from sqlalchemy import Connection, Executable, Row, insert
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 
-from db import AttemptOutcome, Database, DeliveryAttempt
+from db import AttemptNote, AttemptOutcome, Database, DeliveryAttempt
 from federation.base.meter import NO_METER, Meter
-from federation.delivery.codes import STALLED
+from federation.delivery.codes import BLACKLISTED, STALLED
 
 log = structlog.get_logger(__name__)
 
@@ -49,6 +49,7 @@ class AttemptRecord:
     response_bytes: int | None = None
     series: int | None = None
     remote_code: str | None = None
+    note: AttemptNote | None = None
 
 
 _TABLE: Final = DeliveryAttempt.__table__  # type: ignore[attr-defined] # SQLModel adds it at run time; Core skips the ORM
@@ -56,11 +57,11 @@ _INSERT: Final = insert(_TABLE)
 _COLUMNS: Final = tuple(field.name for field in fields(AttemptRecord))
 LEARNED_LATE: Final = (
     *("method", "duration_ms", "outcome", "error_code", "http_status", "remote_code", "relayed_by"),
-    *("request_bytes", "response_bytes"),
+    *("request_bytes", "response_bytes", "note"),
 )
 
 
-def stalled_attempt(row: Row[*tuple[Any, ...]]) -> AttemptRecord:
+def stalled_attempt(row: Row[*tuple[Any, ...]], *, note: AttemptNote | None = None) -> AttemptRecord:
     """Return the attempt that was under way when its worker disappeared, as far as its delivery's row tells of it."""
     return AttemptRecord(
         delivery_id=row.id,
@@ -73,6 +74,7 @@ def stalled_attempt(row: Row[*tuple[Any, ...]]) -> AttemptRecord:
         duration_ms=0,
         outcome=AttemptOutcome.RETRYABLE,
         error_code=STALLED,
+        note=note,
     )
 
 
@@ -110,6 +112,8 @@ class AttemptLog:
     def count(self, attempt: AttemptRecord) -> None:
         """Count the attempt in the metrics; its row is written together with its delivery's."""
         self._meter.attempt(attempt.outcome, attempt.error_code, relayed=attempt.relayed_by is not None)
+        if attempt.note is AttemptNote.GIVEN_UP and attempt.error_code != BLACKLISTED:
+            self._meter.failed()
 
     def add(self, attempt: AttemptRecord) -> None:
         """Count the attempt, which belongs to a job without a row, and write it soon."""

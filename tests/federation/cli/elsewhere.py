@@ -11,6 +11,7 @@ from sqlalchemy import insert, select, update
 from sqlmodel import col
 
 from db import (
+    AttemptNote,
     AttemptOutcome,
     DeliveryAttempt,
     DeliveryJob,
@@ -47,6 +48,7 @@ def end_attempts(
     outcome: AttemptOutcome = AttemptOutcome.DELIVERED,
     code: str | None = None,
     said: str | None = None,
+    note: AttemptNote | None = None,
 ) -> None:
     """The log has one attempt more at each of these, which need not have a row."""
 
@@ -63,6 +65,7 @@ def end_attempts(
                 "outcome": outcome,
                 "error_code": code,
                 "remote_code": said,
+                "note": note,
                 "http_status": 500 if code else 201,
             }
             for delivery in deliveries

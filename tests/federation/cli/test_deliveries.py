@@ -7,6 +7,7 @@ import re
 import pytest
 
 from db import (
+    AttemptNote,
     AttemptOutcome,
     DeliveryState,
     HoldReason,
@@ -56,15 +57,19 @@ def test_deliveries_are_shown_counted_retried_and_dropped(command: Command) -> N
 def test_of_a_delivery_without_a_row_the_log_is_shown(command: Command) -> None:
     """It was delivered, or not; what has no attempt either is not known."""
     end_attempts("one")
-    end_attempts("other", outcome=AttemptOutcome.PERMANENT, code="HTTP_410", said="GONE_HERE")
+    end_attempts(
+        "other", outcome=AttemptOutcome.RETRYABLE, code="HTTP_410", said="GONE_HERE", note=AttemptNote.GIVEN_UP
+    )
 
     shown = command("deliveries", "show", "one").stdout
     assert shown.startswith("one was delivered: ")
     assert re.search(r"delivered +201", re.sub(r"\s+-\s+", " ", shown))
+    assert re.search(r"given up +HTTP_410", command("deliveries", "show", "other").stdout)
     told = command("deliveries", "show", "other", "--json").json
     assert isinstance(told, dict)
     assert (told["delivery"], told["state"]) == (None, "gone")
-    assert [(each["code"], each["remote_code"]) for each in told["attempts"]] == [("HTTP_410", "GONE_HERE")]
+    said = [(each["code"], each["remote_code"], each["note"]) for each in told["attempts"]]
+    assert said == [("HTTP_410", "GONE_HERE", "given_up")]
     assert command("deliveries", "show", "unknown").status == 1
 
 

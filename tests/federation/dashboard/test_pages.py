@@ -16,6 +16,7 @@ from typer.main import get_command
 from db import (
     ActionSource,
     AdminAction,
+    AttemptNote,
     AttemptOutcome,
     BlacklistedServer,
     DeliveryAttempt,
@@ -239,6 +240,23 @@ async def test_a_delivery_says_what_happens_next(federation: Federation, acting:
     assert "It is held, and waits for its server" in await person.sees("/delivery?id=held")
     assert "It was given up" in await person.sees("/delivery?id=failed")
     assert "the log knows no attempt at it" in await person.sees("/delivery?id=none", status=404)
+
+
+@pytest.mark.parametrize(
+    "path", ["/delivery?id=failed", f"/server?url={PEER}", "/live-attempts"], ids=["delivery", "server", "live"]
+)
+async def test_the_last_attempt_at_a_delivery_that_was_given_up_says_so(
+    federation: Federation, acting: NodeSite, path: str
+) -> None:
+    """It does not read like those that others followed."""
+    await know(federation, PEER)
+    await owe(federation, "failed", state=DeliveryState.FAILED)
+    ended = update(DeliveryAttempt).values(outcome=AttemptOutcome.RETRYABLE, note=AttemptNote.GIVEN_UP)
+    async with federation.database.transaction() as session:
+        await session.execute(ended)
+    page = await Person(acting.site.app).sees(path)
+    assert '<span class="state permanent">given up</span>' in page
+    assert '<span class="state retryable">' not in page
 
 
 async def test_a_delivery_without_a_row_is_told_from_the_log(federation: Federation, acting: NodeSite) -> None:
