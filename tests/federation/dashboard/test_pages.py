@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from html import unescape
 from urllib.parse import quote, urlencode, urlsplit
 
 import pytest
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import delete, insert, select, text, update
 from typer.main import get_command
 
 from db import (
@@ -453,6 +453,29 @@ async def test_the_report_is_shown_as_it_was_written(
     assert "sandbox" in answer.headers["content-security-policy"]
     assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
     await federation.close()
+
+
+async def test_what_was_given_up_needs_somebody(federation: Federation, acting: NodeSite) -> None:
+    """The overview says so, with why, to whom, and what to run."""
+    await owe(federation, "failed", state=DeliveryState.FAILED)
+    page = await Person(acting.site.app).sees("/")
+    assert '<span class="state warning">given up</span>: 1 delivery given up' in page
+    assert f"because of TIMEOUT (1); to {PEER} (1)" in page
+    assert "<code>deliveries retry --state failed</code>" in page
+    assert "Nothing: every check" not in page
+
+
+async def test_workers_that_are_not_heard_of_do_not_count(federation: Federation, acting: NodeSite) -> None:
+    """The overview has those that live, and says that there are others."""
+    storage = federation.delivery_queue.storage
+    await federation.delivery_queue.start()
+    await storage.claim("died", leases={"*": timedelta(minutes=1)}, limit=1)
+    async with federation.database.transaction() as session:
+        await session.execute(text("UPDATE workers_seen SET seen_at = seen_at - 240000"))
+    await storage.claim("lives", leases={"*": timedelta(minutes=1)}, limit=1)
+    page = await Person(acting.site.app).sees("/")
+    assert re.search(r'<dt>Workers</dt><dd><a href="/workers">1</a>', page)
+    assert "1 worker not heard of any more" in page
 
 
 async def test_live_shows_attempts_as_they_end_narrowed_down(federation: Federation, acting: NodeSite) -> None:
