@@ -13,7 +13,7 @@ from typing import Any, Final
 from sqlalchemy import Integer, Select, bindparam, func, select, union_all
 from sqlmodel import col
 
-from db import DeliveryJob, DeliveryState
+from db import Database, DeliveryJob, DeliveryState
 from federation.admin.checks import Found, ok, warning
 from federation.admin.words import counted
 from federation.app import Federation
@@ -27,9 +27,14 @@ NAMED: Final = 3
 
 async def given_up(federation: Federation) -> Found:
     """Warn of deliveries that were given up, but for those that a rule of the blacklist ended: that was on purpose."""
+    return await look(federation.database)
+
+
+async def look(database: Database) -> Found:
+    """Look at those that were made last."""
     looked_at, states = Counter[DeliveryState](), Counter[DeliveryState]()
     codes, servers = Counter[str](), Counter[str]()
-    for state, code, server_url, number in await federation.database.rows(_GIVEN_UP, {"most": MOST_LOOKED_AT}):
+    for state, code, server_url, number in await database.rows(_GIVEN_UP, {"most": MOST_LOOKED_AT}):
         looked_at[state] += number
         if code != BLACKLISTED:
             states[state] += number
@@ -52,7 +57,7 @@ def _worst(numbers: Counter[str]) -> str:
 
 def _advice(states: Sequence[DeliveryState]) -> str:
     chosen = f"--state {states[0].value}"
-    also = f"; so do they with `--state {states[1].value}`" if len(states) > 1 else ""
+    also = f"; likewise with `--state {states[1].value}`" if len(states) > 1 else ""
     return (
         f"`federation deliveries list {chosen}` says more; `deliveries retry {chosen}` owes them again,"
         f" `deliveries drop {chosen}` forgets them{also}"
