@@ -164,7 +164,7 @@ async def an_idle_worker_is_listed(harness: Harness) -> None:
 async def a_worker_that_stops_is_listed_no_more(harness: Harness) -> None:
     """From its farewell on, until it claims again; others stay on the list, and an unknown one is no error."""
     storage = await harness.open()
-    await enqueue(storage, job(), job(), job())
+    await enqueue(storage, job(), job())
     await apply(storage, *(completed(held) for held in await claim(storage, 1, worker_id="goes")))
     await claim(storage, 1, worker_id="stays")
     for _ in range(2):
