@@ -290,7 +290,7 @@ class Discovery:
         except OutboundError as error:
             raise DiscoveryError(f"{origin}/discover could not be fetched: {error}") from error
         await self._note_rest(server_url, fetched.response)
-        return _document(origin, fetched)
+        return _document(origin, fetched, ours=self._own_url)
 
     async def _note_rest(self, server_url: str, response: Response) -> None:
         pause = response.retry_after(self._clock.now())
@@ -376,11 +376,14 @@ def _keys_taken() -> Iterator[None]:
         raise DiscoveryRefused(str(error)) from error
 
 
-def _document(origin: str, fetched: Fetched) -> DiscoverDocument:
+def _document(origin: str, fetched: Fetched, *, ours: str | None) -> DiscoverDocument:
     status = fetched.response.status
     if not fetched.response.ok:
         refuses = 400 <= status <= 499 and status not in NOT_JUDGED
-        raise (DiscoveryRefused if refuses else DiscoveryError)(f"{origin}/discover answered with status {status}")
+        moved_to = fetched.response.moved_to(origin, ours=ours)
+        named = f" and names {moved_to}" if moved_to else ""
+        failure = DiscoveryRefused if refuses else DiscoveryError
+        raise failure(f"{origin}/discover answered with status {status}{named}")
     try:
         document = parse_discover_document(fetched.response.body)
     except ProtocolError as error:
