@@ -41,7 +41,10 @@ class Move:
         elif self.registered:
             yield "A server is registered under that name."
         else:
-            first = f" If it is told that a key is taken, {forget} comes first, which ends the follows." * registered
+            first = (
+                f" If that says that a key is registered for another, {forget} comes first, which ends the follows."
+                * registered
+            )
             yield f"If this server has moved there, {discover} registers it under that name.{first}"
         if owed:
             yield (

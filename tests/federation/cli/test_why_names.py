@@ -56,7 +56,9 @@ def test_why_tells_where_a_server_moved_and_what_to_do(command: Command) -> None
     _, _, _, moved, new, held, *_ = done.stdout.splitlines()
     assert moved == f"  Its last redirect led to {NEW}."
     assert new.startswith(f"  If this server has moved there, {DISCOVER} registers it under that name.")
-    assert new.endswith(f"If it is told that a key is taken, {FORGET} comes first, which ends the follows.")
+    assert new.endswith(
+        f"If that says that a key is registered for another, {FORGET} comes first, which ends the follows."
+    )
     assert held.startswith(f"  What is owed to {PEER} goes to no other name: ")
     assert f"`federation deliveries drop --server {PEER}`" in held
     assert command("deliveries", "drop", "--server", PEER, "--yes").status == 0
