@@ -55,6 +55,7 @@ from federation.http.pool import ConnectionPool
 from federation.http.pool_limits import pool_limits
 from federation.monitoring.endpoints import Endpoints
 from federation.monitoring.readiness import Readiness, node_checks, serving_checks
+from federation.monitoring.writes import WriteTrials
 from federation.node.unnamed_proxies import UnnamedProxies
 from federation.servers.blacklist import Blacklist
 from federation.servers.discovery import Discovery, SharedDiscovery
@@ -172,12 +173,12 @@ class Federation:
         self.room = Room(per_server=settings.federation_per_server, most=settings.federation_overtime)
         self.delivery_processor = self._delivery_processor(self.discovery)
         self.shared_delivery_processor = self._delivery_processor(self.queued_discovery)
-        self.readiness = Readiness(
-            node_checks(database=self.database, queue=self.delivery_queue, blacklist=self.blacklist)
+        self.write_trials = WriteTrials(self.database)
+        checks = node_checks(
+            database=self.database, writes=self.write_trials, queue=self.delivery_queue, blacklist=self.blacklist
         )
-        self.serving_readiness = Readiness(
-            serving_checks(database=self.database, queue=self.delivery_queue, blacklist=self.blacklist)
-        )
+        self.readiness = Readiness(checks)
+        self.serving_readiness = Readiness(serving_checks(checks, self.database))
         self.probe = Probe(self.registry, self.fetch, self.links, own_url=self.own_url)
         self.held = HeldDeliveries(
             self.database,
@@ -390,6 +391,7 @@ class Federation:
             stack.push_async_callback(self.health_check_queue.stop)
             stack.push_async_callback(self.delivery_queue.stop)
             stack.push_async_callback(self.attempts.close)
+            stack.push_async_callback(self.write_trials.close)
             stack.push_async_callback(self.readiness.close)
             stack.push_async_callback(self.serving_readiness.close)
             stack.push_async_callback(self.outbox.close)

@@ -144,12 +144,13 @@ async def test_two_processes_that_learn_of_one_outage_make_one_change_of_it(
 
 
 async def test_the_registry_follows_the_link(links: Links, database: Database, clock: ManualClock) -> None:
-    """Down is not healthy, up is: that is what Node reads. A reason that is none of its codes is unknown to it."""
+    """Down is not healthy, up is: that is what Node reads. Our history has the reasons that are none of its codes."""
     await know(database, clock)
     await take_down(links, clock, "HTTP_500")
     assert not await is_healthy(database)
     async with database.read() as session:
         assert (await session.execute(select(col(Server.unhealthy_reason)))).scalar_one() == "UNKNOWN"
+        assert (await session.execute(select(col(ServerHealthEvent.reason)))).scalar_one() == "HTTP_500"
     await links.returned(URL, reason="probe")
     assert await is_healthy(database)
 
