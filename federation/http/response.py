@@ -14,6 +14,10 @@ NOT_JUDGED = frozenset({408, 425})
 """The 4xx statuses that say nothing about the request, because the server did not get to judge it."""
 
 _SECONDS = re.compile(r"[0-9]+")
+# Several values are joined by commas, and a date has one, too: after the day of the week, in short or in full.
+_COMMA = re.compile(r"(?<!mon|tue|wed|thu|fri|sat|sun|day),", re.IGNORECASE)
+_MAX_VALUES = 64
+_MAX_DATE_CHARACTERS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +37,14 @@ class Response:
         """Return how long the server asks to be left alone, from one second to 24 hours, or None if it does not say.
 
         Reads `Retry-After`, or else `X-Retry-After` (which the original implementation's rate limiter sends): whole
-        seconds or an HTTP date. Anything else counts as absent.
+        seconds or an HTTP date. Anything else counts as absent. Of several values the longest counts: an application
+        and the proxy before it may each say one.
         """
         for name in ("retry-after", "x-retry-after"):
-            pause = _parse_pause(self.headers.get(name, "").strip(), now)
-            if pause is not None:
-                return min(max(pause, SHORTEST_PAUSE), LONGEST_PAUSE)
+            values = _COMMA.split(self.headers.get(name, ""), _MAX_VALUES)[:_MAX_VALUES]
+            pauses = [pause for value in values if (pause := _parse_pause(value.strip(), now)) is not None]
+            if pauses:
+                return min(max(*pauses, SHORTEST_PAUSE), LONGEST_PAUSE)
         return None
 
 
@@ -50,6 +56,8 @@ def asks_for_rest(status: int, *, with_pause: bool) -> bool:
 def _parse_pause(text: str, now: datetime) -> timedelta | None:
     if _SECONDS.fullmatch(text):
         return timedelta(seconds=int(text)) if len(text) < 9 else LONGEST_PAUSE
+    if len(text) > _MAX_DATE_CHARACTERS:
+        return None
     try:
         moment = parsedate_to_datetime(text)
     except (ValueError, OverflowError):

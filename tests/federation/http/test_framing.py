@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -147,6 +147,17 @@ async def test_headers_of_a_name_are_one(client: FederationClient, server: Misbe
     assert headers["X-THING"] == "a, b\xff"
     assert len(headers) == 2
     assert headers.get("x-other") is None
+
+
+async def test_of_many_lines_that_ask_for_a_pause_the_longest_counts(
+    client: FederationClient, server: MisbehavingServer
+) -> None:
+    """Seconds and dates, from whoever stands between."""
+    now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    lines = [f"Retry-After: {seconds}\r\n" for seconds in range(48)]
+    lines[20:20] = ["Retry-After: Fri, 02 Jan 2026 03:06:05 GMT\r\n", "Retry-After: soon\r\n"]
+    server.default = sends(f"HTTP/1.1 429 Whatever\r\n{''.join(lines)}Content-Length: 0\r\n\r\n".encode())
+    assert (await client.fetch(server.url)).retry_after(now) == timedelta(seconds=120)
 
 
 @pytest.mark.parametrize("value", ["a\r\nX-Evil: b", "a\nb", "a\rb", "a\0b", "ä"])
