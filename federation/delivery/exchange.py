@@ -330,7 +330,7 @@ def _require_taken(report: Report, response: Response, now: datetime) -> None:
         is_json=is_json,
         acknowledged=report.acknowledged,
     )
-    said = f": {report.remote_code}" if report.remote_code else ""
+    said = f": {report.remote_code}" if report.remote_code else response.still_encoded
     problem = f"the server answered {response.status}{said}"
     if is_original and kind is FailureClass.REJECTED and has_no_receiver(report.method, response.status):
         raise PermanentFailure("NO_RECEIVER", f"the server takes no unfollows: {problem}")
@@ -356,10 +356,11 @@ def _acknowledgment(report: Report, response: Response) -> Ack | None:
         is_unsigned = report.method is ActivityMethod.FEDERATE and is_unsigned_follow_ack(body)
         if is_unsigned and report.profile is Profile.ORIGINAL:
             return None
+        said = f"{error}{response.still_encoded}"
         if report.acknowledged and not is_unsigned:
-            problem = f"something else than the server answered, which has acknowledged deliveries before: {error}"
+            problem = f"something else than the server answered, which has acknowledged deliveries before: {said}"
             raise RetryableFailure("FOREIGN_ANSWER", problem) from None
         if isinstance(error, NotJson):
-            raise PermanentFailure("NOT_JSON", f"the server's answer is not JSON: {error}") from None
+            raise PermanentFailure("NOT_JSON", f"the server's answer is not JSON: {said}") from None
         hint = "; the profile `original` of a server makes its unsigned answer count" if is_unsigned else ""
         raise PermanentFailure("NO_ACK", f"{error}{hint}") from None

@@ -70,6 +70,7 @@ class ResponseReader:
         self._status: int | None = None
         self._headers: list[tuple[bytes, bytes]] = []
         self._until_closed = False
+        self._is_encoded = False
         self._body: list[bytes] = []
         self._size = 0
 
@@ -117,6 +118,7 @@ class ResponseReader:
             return
         self._status = status
         names = {name.lower(): value for name, value in self._headers}
+        self._is_encoded = b"content-encoding" in names
         announced = names.get(b"content-length")
         if announced is not None and int(announced) > self._request.max_bytes:
             self._fail(self._too_large(f"announces a body of {announced[:20].decode('latin-1')} bytes"))
@@ -159,7 +161,9 @@ class ResponseReader:
     def _succeed(self) -> None:
         assert self._status is not None
         headers = ResponseHeaders(self._headers)
-        self.done.set_result(Response(status=self._status, headers=headers, body=b"".join(self._body)))
+        encoding = headers["content-encoding"] if self._is_encoded else None
+        body = b"".join(self._body)
+        self.done.set_result(Response(status=self._status, headers=headers, body=body, encoding=encoding))
 
     def _fail(self, error: Exception, cause: Exception | None = None) -> None:
         if not self.done.done():

@@ -22,16 +22,25 @@ _MAX_DATE_CHARACTERS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
-    """The status, the headers (names in any case) and the whole body as it came, undecoded."""
+    """The status, the headers as they came (names in any case), and the whole body.
+
+    `encoding`: the Content-Encoding that the body still has, as the server calls it, or None if it has none.
+    """
 
     status: int
     headers: Mapping[str, str]
     body: bytes = field(repr=False)
+    encoding: str | None = None
 
     @property
     def ok(self) -> bool:
         """Whether the status is a 2xx."""
         return 200 <= self.status <= 299
+
+    @property
+    def still_encoded(self) -> str:
+        """What to add to the text of a failure that the encoding explains; nothing if the body has none."""
+        return "" if self.encoding is None else f" (its Content-Encoding, which we did not ask for: {self.encoding})"
 
     def retry_after(self, now: datetime) -> timedelta | None:
         """Return how long the server asks to be left alone, from one second to 24 hours, or None if it does not say.

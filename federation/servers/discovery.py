@@ -380,11 +380,12 @@ def _document(origin: str, fetched: Fetched) -> DiscoverDocument:
     status = fetched.response.status
     if not fetched.response.ok:
         refuses = 400 <= status <= 499 and status not in NOT_JUDGED
-        raise (DiscoveryRefused if refuses else DiscoveryError)(f"{origin}/discover answered with status {status}")
+        said = f"{origin}/discover answered with status {status}{fetched.response.still_encoded}"
+        raise (DiscoveryRefused if refuses else DiscoveryError)(said)
     try:
         document = parse_discover_document(fetched.response.body)
     except ProtocolError as error:
-        raise DiscoveryRefused(f"{origin}/discover: {error}") from error
+        raise DiscoveryRefused(f"{origin}/discover: {error}{fetched.response.still_encoded}") from error
     if document.origin != origin:
         raise DiscoveryRefused(f"{origin}/discover names another server as itself")
     return document
