@@ -221,11 +221,12 @@ async def test_a_document_may_come_compressed(site: Site, peer: Peer) -> None:
 
 async def test_a_document_that_cannot_be_inflated_says_why(site: Site, peer: Peer) -> None:
     """The encoding is named where the operator looks."""
-    peer.server.default = respond(200, {"Content-Encoding": "br"}, b"\x8b")
+    peer.server.upcoming += [respond(200, {"Content-Encoding": "br"}, b"\x8b")] * 5
 
     fate = await site.outcome(await site.owe_post(peer))
 
     assert fate.row is not None
+    assert "/discover: not UTF-8" in (fate.row.last_error or "")
     assert (fate.row.last_error or "").endswith("(its Content-Encoding, which we did not ask for: br)")
 
 
