@@ -9,13 +9,15 @@ from typing import Final, TypeAlias
 
 import structlog
 
+from db import AttemptNote
 from federation.base.jobs import FOLLOW_JOB, POST_JOB, FederationDeliveryJob
+from federation.delivery.ack_checks import AckChecks, Answer
 from federation.delivery.codes import FailureClass, class_of_status
 from federation.delivery.entries import FollowAnswer, Series
 from federation.delivery.errors import PermanentFailure, RetryableFailure
 from federation.delivery.follow_ack import read_follow_ack
 from federation.delivery.original import has_no_receiver, is_stored_already, received_follow
-from federation.delivery.post_ack import post_ack_mismatch
+from federation.delivery.post_ack import NO_KEY, post_ack_mismatch
 from federation.delivery.sealer import Sealer
 from federation.http.errors import BlockedUrl, BodyTooLarge, NetworkError
 from federation.http.gates import FederationFetch, Fetched
@@ -42,9 +44,6 @@ from workers.clock import Clock, SystemClock, monotonic
 log = structlog.get_logger(__name__)
 
 DELIVERY_TIMEOUT: Final = timedelta(seconds=15)
-POST_ACK_INTERVAL: Final = 60.0
-"""Seconds between two checks of the acknowledgments that one server sends for posts."""
-MAX_REMEMBERED: Final = 10_000
 _UNKNOWN_SIGNER: Final = frozenset({401, 403})
 
 
@@ -54,9 +53,10 @@ class Report:
 
     `started_at` and `started` say when it began, by the wall clock and by the loop's clock; `attempt` is its number in
     its job. `acknowledged`: the server has acknowledged a delivery before; `profile`: what it runs, as an operator
-    said. `begun`: the attempt may go on, and belongs to `series` if there is a row. `first_byte`: how long the server
-    may take to begin its answer; `answered`: whether it did, None if it was not asked; `waited`: for how many seconds
-    it was waited for.
+    said; `link_since`: when its link changed last. `begun`: the attempt may go on, and belongs to `series` if there is
+    a row. `first_byte`: how long the server may take to begin its answer; `answered`: whether it did, None if it was
+    not asked; `waited`: for how many seconds it was waited for; `answerer`: who was at the other end of the connection.
+    `note`: what the attempt's record is to say beside its outcome.
     """
 
     delivery: FederationDeliveryJob
@@ -66,6 +66,7 @@ class Report:
     attempt: int = 1
     acknowledged: bool = False
     profile: Profile | None = None
+    link_since: datetime | None = None
     begun: bool = False
     series: Series | None = None
     method: ActivityMethod | None = None
@@ -76,6 +77,8 @@ class Report:
     answered: bool | None = None
     waited: float | None = None
     peer: str | None = None
+    answerer: bytes = field(default=b"", repr=False)
+    note: AttemptNote | None = None
     request_bytes: int | None = None
     response_bytes: int | None = None
     checked: float = 0.0
@@ -111,6 +114,7 @@ class Exchange:
         fetch: FederationFetch,
         timeout: timedelta = DELIVERY_TIMEOUT,
         clock: Clock | None = None,
+        ack_checks: AckChecks | None = None,
     ) -> None:
         self._own_url = own_url
         self._keys = keys
@@ -121,7 +125,7 @@ class Exchange:
         self._timeout = timeout
         self._clock = clock or SystemClock()
         self._sealer = Sealer()
-        self._post_acks_checked: dict[str, float] = {}
+        self._ack_checks = ack_checks or AckChecks()
         self._ack_readers: Mapping[str, ReadAck] = {
             FOLLOW_JOB: self._read_follow_ack,
             POST_JOB: self._check_post_ack,
@@ -250,6 +254,7 @@ class Exchange:
         report.status = fetched.response.status
         report.response_bytes = len(fetched.response.body)
         report.peer = fetched.peer
+        report.answerer = fetched.response.answerer
         return fetched
 
     async def _note_health(self, server: KnownServer, fetched: Fetched) -> None:
@@ -275,23 +280,24 @@ class Exchange:
         )
 
     async def _check_post_ack(self, ack: Ack, report: Report) -> None:
-        """Log an acknowledgment that does not match its post.
+        """Put on record that an acknowledgment is not the server's, if it is one of those that are checked.
 
-        The post is delivered all the same: nothing here depends on it. Only one acknowledgment per minute and server is
-        checked: opening all of them would cost a fifth of a delivery.
+        The post is delivered all the same: nothing here depends on it.
         """
         assert self._keys is not None  # nothing was sent without them
-        server_url = report.delivery.server_url
-        if monotonic() - self._post_acks_checked.get(server_url, -POST_ACK_INTERVAL) < POST_ACK_INTERVAL:
+        server_url, proved = report.delivery.server_url, None
+        empty = ack.data is None or ack.signature is None
+        answer = Answer(server_url=server_url, since=report.link_since, answerer=report.answerer, is_empty=empty)
+        if not self._ack_checks.wants(answer):
             return
-        if len(self._post_acks_checked) >= MAX_REMEMBERED:
-            self._post_acks_checked.clear()
-        self._post_acks_checked[server_url] = monotonic()
         try:
             key = report.cached_public_key or await self._registered_key(server_url)
             mismatch = post_ack_mismatch(ack, server_url, payload=report.payload, keys=self._keys, public_key=key)
+            proved = None if mismatch == NO_KEY else mismatch is None
         except Exception as error:  # whatever it is, it must not repeat a delivery that has arrived
             mismatch = type(error).__name__
+        if self._ack_checks.is_forged(answer, proved=proved):
+            report.note = AttemptNote.FORGED_ACK
         if mismatch is not None:
             delivery_id = report.delivery.delivery_job_id
             log.warning("post_ack_mismatch", server_url=server_url, delivery_id=delivery_id, mismatch=mismatch)

@@ -155,6 +155,7 @@ class DeliveryProcessor:
         report.checked = monotonic()
         link = await self._links.view(report.delivery.server_url)
         report.acknowledged, report.profile = link.acknowledged, profile_of(link.profile)
+        report.link_since = link.since
         hold = link.hold(self._clock.now())
         return hold is not None and not report.begun and not await self._begin(job, report, hold)
 
@@ -354,6 +355,7 @@ class DeliveryProcessor:
             response_bytes=report.response_bytes,
             series=report.series.number if report.series else None,
             remote_code=report.remote_code,
+            note=report.note,
         )
         level = log.info if outcome is AttemptOutcome.DELIVERED else log.warning
         level(
@@ -371,6 +373,7 @@ class DeliveryProcessor:
             relayed_by=report.peer,
             duration_ms=record.duration_ms,
             code=code,
+            note=record.note,
             error=str(error) if error else None,
         )
         if report.series is None:

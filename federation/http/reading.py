@@ -56,7 +56,7 @@ class ResponseReader:
     nothing.
     """
 
-    def __init__(self, request: Request, began: Callable[[], None]) -> None:
+    def __init__(self, request: Request, began: Callable[[], None], answerer: bytes) -> None:
         self.done: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
         self.heard = False
         """Whether a single byte has arrived."""
@@ -64,6 +64,7 @@ class ResponseReader:
         """Whether the connection can carry another request, once this is done."""
         self._request = request
         self._began = began
+        self._answerer = answerer
         self._parser = httptools.HttpResponseParser(self)
         self._received = 0
         self._interim = 0
@@ -163,7 +164,9 @@ class ResponseReader:
         headers = ResponseHeaders(self._headers)
         encoding = headers["content-encoding"] if self._is_encoded else None
         body = b"".join(self._body)
-        self.done.set_result(Response(status=self._status, headers=headers, body=body, encoding=encoding))
+        self.done.set_result(
+            Response(status=self._status, headers=headers, body=body, encoding=encoding, answerer=self._answerer)
+        )
 
     def _fail(self, error: Exception, cause: Exception | None = None) -> None:
         if not self.done.done():

@@ -25,12 +25,15 @@ class Response:
     """The status, the headers as they came (names in any case), and the whole body.
 
     `encoding`: the Content-Encoding that the body still has, as the server calls it, or None if it has none.
+    `answerer`: tells who is at the other end of its connection, by address and certificate, from others that may answer
+    for the same server; empty where that is not known.
     """
 
     status: int
     headers: Mapping[str, str]
     body: bytes = field(repr=False)
     encoding: str | None = None
+    answerer: bytes = field(default=b"", repr=False)
 
     @property
     def ok(self) -> bool:
