@@ -127,7 +127,7 @@ async def test_an_honest_server_has_no_note(site: Site, peer: Peer) -> None:
 
 
 async def test_most_are_not_looked_at(quiet: Site, peer: Peer) -> None:
-    """Opening all of them would cost a fifth of a delivery."""
+    """Opening all of them would cost a third of a delivery."""
     assert [(await delivered(quiet, peer, FORGED))[1] for _ in range(3)] == [[], [], []]
 
 
