@@ -301,7 +301,7 @@ async def discover(federation: Federation) -> Found:
     except OutboundError as error:
         return warning(str(error), start)
     except ProtocolError as error:
-        return failure(f"another program answers at {federation.own_url}: {error}", start)
+        return failure(f"another program answers at {federation.own_url}: {error}{response.still_encoded}", start)
     if shown.public_key not in {pair.signing.public_text for pair in federation.keys.pairs()}:
         return failure("shows another key than ours", "another node runs there, or the node runs with older keys")
     if shown.origin != federation.own_url:

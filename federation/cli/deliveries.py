@@ -160,7 +160,7 @@ def _show_gone(delivery_id: str, *, as_json: bool) -> None:
 
 
 def _print_attempts(attempts: Sequence[AttemptRow | LoggedAttempt]) -> None:
-    columns = ("SERIES", "ATTEMPT", "AT", "OUTCOME", "CODE", "STATUS", "IT SAID", "MS", "RELAYED BY")
+    columns = ("SERIES", "ATTEMPT", "AT", "OUTCOME", "CODE", "STATUS", "IT SAID", "MS", "RELAYED BY", "NOTE")
     rows = (
         (
             a.series,
@@ -172,6 +172,7 @@ def _print_attempts(attempts: Sequence[AttemptRow | LoggedAttempt]) -> None:
             a.remote_code,
             a.duration_ms,
             a.relayed_by,
+            a.note,
         )
         for a in attempts
     )

@@ -74,8 +74,8 @@ def release(
 def expire(as_json: AsJson = False) -> None:
     """Give up what is held for too long, now.
 
-    That is longer than FEDERATION_DELIVERY_MAX_AGE. It is done by itself, but not for 24 hours of sweeping after more than an hour passed between two sweeps: the
-    clock may have been set. The command says that it is right, and ends that time.
+    That is longer than FEDERATION_DELIVERY_MAX_AGE. It is done by itself, but not for 24 hours of sweeping after more
+    than an hour passed between two sweeps: the clock may have been set. This says that it is right, and ends that time.
     """
     from federation.admin import holds
 
