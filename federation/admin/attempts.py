@@ -18,7 +18,8 @@ from federation.admin.words import ended
 class LoggedAttempt:
     """One attempt. `id` is its place in the log; `code` is None if it delivered, `remote_code` is what the server said.
 
-    `note` is what its outcome does not say, as that it was the last at a delivery that was given up.
+    `note` is what neither of these tells.
+
     `delivery_id`, `job_name` and `remote_code` may hold anything, because other programs and servers wrote them.
     """
 

@@ -130,7 +130,7 @@ class DeliveryRow:
 class AttemptRow:
     """One attempt as `delivery_attempts` has it.
 
-    `code` is None if it delivered, `remote_code` is what the server said, `note` what its outcome does not say.
+    `code` is None if it delivered, `remote_code` is what the server said, `note` is what neither of these tells.
     """
 
     started_at: datetime

@@ -16,7 +16,7 @@ from typing import Final
 from sqlalchemy.exc import SQLAlchemyError
 
 from db.errors import local_cause
-from federation.admin import checks
+from federation.admin import checks, time_checks
 from federation.admin.checks import Found, Verdict, failure, queue_setting
 from federation.admin.given_up import given_up
 from federation.admin.queue_server import queue_server
@@ -96,8 +96,9 @@ async def examine_node(federation: Federation) -> list[Finding]:
                 ("peer keys", checks.known_keys),
                 ("sharing", checks.sharing),
                 ("proxies", checks.proxies),
-                ("clock", checks.clock),
-                ("scheduler", checks.scheduler),
+                ("clock", time_checks.clock),
+                ("scheduler", time_checks.scheduler),
+                ("sweeps", time_checks.sweeps),
                 ("backlog", checks.backlog),
                 ("given up", given_up),
                 ("claims", checks.claims),

@@ -9,13 +9,15 @@ from typing import Final, TypeAlias
 
 import structlog
 
+from db import AttemptNote
 from federation.base.jobs import FOLLOW_JOB, POST_JOB, FederationDeliveryJob
+from federation.delivery.ack_checks import AckChecks, Answer
 from federation.delivery.codes import FailureClass, class_of_status
 from federation.delivery.entries import FollowAnswer, Series
 from federation.delivery.errors import PermanentFailure, RetryableFailure
 from federation.delivery.follow_ack import read_follow_ack
 from federation.delivery.original import has_no_receiver, is_stored_already, received_follow
-from federation.delivery.post_ack import post_ack_mismatch
+from federation.delivery.post_ack import NO_KEY, post_ack_mismatch
 from federation.delivery.sealer import Sealer
 from federation.http.errors import BlockedUrl, BodyTooLarge, NetworkError
 from federation.http.gates import FederationFetch, Fetched
@@ -30,11 +32,12 @@ from federation.protocol.signing import sign_message
 from federation.servers.discovery import (
     INTRODUCTION_PATIENCE,
     DiscoveryError,
+    DiscoveryPage,
     DiscoveryRefused,
     ServerRests,
     SharedDiscovery,
 )
-from federation.servers.link_rules import SHORTEST_REST
+from federation.servers.link_rules import SHORTEST_REST, Link
 from federation.servers.profiles import Profile
 from federation.servers.registry import KnownServer, Registry
 from workers.clock import Clock, SystemClock, monotonic
@@ -42,9 +45,8 @@ from workers.clock import Clock, SystemClock, monotonic
 log = structlog.get_logger(__name__)
 
 DELIVERY_TIMEOUT: Final = timedelta(seconds=15)
-POST_ACK_INTERVAL: Final = 60.0
-"""Seconds between two checks of the acknowledgments that one server sends for posts."""
-MAX_REMEMBERED: Final = 10_000
+PAGE_PATIENCE: Final = timedelta(hours=24)
+"""How long a page may stand at the `/discover` of a server that was never registered, until deliveries to it fail."""
 _UNKNOWN_SIGNER: Final = frozenset({401, 403})
 
 
@@ -53,10 +55,11 @@ class Report:
     """What one attempt has learned so far.
 
     `started_at` and `started` say when it began, by the wall clock and by the loop's clock; `attempt` is its number in
-    its job. `acknowledged`: the server has acknowledged a delivery before; `profile`: what it runs, as an operator
-    said. `begun`: the attempt may go on, and belongs to `series` if there is a row. `first_byte`: how long the server
-    may take to begin its answer; `answered`: whether it did, None if it was not asked; `waited`: for how many seconds
-    it was waited for.
+    its job. `link` is what was known of the server; `acknowledged`: it has acknowledged a delivery before; `profile`:
+    what it runs, as an operator said. `begun`: the attempt may go on, and belongs to `series` if there is a row.
+    `first_byte`: how long the server may take to begin its answer; `answered`: whether it did, None if it was not
+    asked; `waited`: for how many seconds it was waited for; `answerer`: who was at the other end of the connection.
+    `note`: what the attempt's record is to say beside its outcome.
     """
 
     delivery: FederationDeliveryJob
@@ -64,6 +67,7 @@ class Report:
     started: float
     payload: str = field(default="", repr=False)
     attempt: int = 1
+    link: Link | None = None
     acknowledged: bool = False
     profile: Profile | None = None
     begun: bool = False
@@ -76,6 +80,8 @@ class Report:
     answered: bool | None = None
     waited: float | None = None
     peer: str | None = None
+    answerer: bytes = field(default=b"", repr=False)
+    note: AttemptNote | None = None
     request_bytes: int | None = None
     response_bytes: int | None = None
     checked: float = 0.0
@@ -111,6 +117,7 @@ class Exchange:
         fetch: FederationFetch,
         timeout: timedelta = DELIVERY_TIMEOUT,
         clock: Clock | None = None,
+        ack_checks: AckChecks | None = None,
     ) -> None:
         self._own_url = own_url
         self._keys = keys
@@ -121,7 +128,7 @@ class Exchange:
         self._timeout = timeout
         self._clock = clock or SystemClock()
         self._sealer = Sealer()
-        self._post_acks_checked: dict[str, float] = {}
+        self._ack_checks = ack_checks or AckChecks()
         self._ack_readers: Mapping[str, ReadAck] = {
             FOLLOW_JOB: self._read_follow_ack,
             POST_JOB: self._check_post_ack,
@@ -134,7 +141,7 @@ class Exchange:
         fetched = await self._post(report, *self._prepare(report, server, pair))
         if _may_not_know(fetched):
             fetched = await self._as_another(report, server, pair) or fetched
-        _require_taken(report, fetched.response, self._clock.now())
+        _require_taken(report, fetched.response, self._clock.now(), ours=self._own_url)
         await self._note_health(server, fetched)
         ack = _acknowledgment(report, fetched.response)
         if ack is None:
@@ -171,6 +178,11 @@ class Exchange:
             raise RetryableFailure(
                 "HTTP_429", str(error), failure_class=FailureClass.REST, at_least=SHORTEST_REST
             ) from error
+        except DiscoveryPage as error:
+            if self._is_no_server(report):
+                problem = f"{error}; a page stands there for a day: is the name right?"
+                raise RetryableFailure("DISCOVERY_REFUSED", problem) from error
+            raise RetryableFailure("FOREIGN_ANSWER", str(error)) from error
         except DiscoveryRefused as error:
             raise RetryableFailure("DISCOVERY_REFUSED", str(error)) from error
         except (DiscoveryError, NetworkError) as error:
@@ -178,6 +190,12 @@ class Exchange:
             raise RetryableFailure("DISCOVERY", str(error)) from error
         await self.refuse_blacklisted(delivery)  # a discovery may take long enough for an administrator to act
         return server
+
+    def _is_no_server(self, report: Report) -> bool:
+        """Tell whether a page has stood so long where nobody knows a server that its name may be mistyped."""
+        link = report.link
+        is_known = link is None or link.acknowledged or link.reason != "FOREIGN_ANSWER"
+        return not is_known and link is not None and self._clock.now() - link.since >= PAGE_PATIENCE
 
     def _own_pair(self, server: KnownServer) -> OwnKeys:
         """Return the key pair of ours that the server knows."""
@@ -250,6 +268,7 @@ class Exchange:
         report.status = fetched.response.status
         report.response_bytes = len(fetched.response.body)
         report.peer = fetched.peer
+        report.answerer = fetched.response.answerer
         return fetched
 
     async def _note_health(self, server: KnownServer, fetched: Fetched) -> None:
@@ -275,23 +294,25 @@ class Exchange:
         )
 
     async def _check_post_ack(self, ack: Ack, report: Report) -> None:
-        """Log an acknowledgment that does not match its post.
+        """Put on record that an acknowledgment is not the server's, if it is one of those that are checked.
 
-        The post is delivered all the same: nothing here depends on it. Only one acknowledgment per minute and server is
-        checked: opening all of them would cost a fifth of a delivery.
+        The post is delivered all the same: nothing here depends on it.
         """
         assert self._keys is not None  # nothing was sent without them
-        server_url = report.delivery.server_url
-        if monotonic() - self._post_acks_checked.get(server_url, -POST_ACK_INTERVAL) < POST_ACK_INTERVAL:
+        server_url, proved = report.delivery.server_url, None
+        empty = ack.data is None or ack.signature is None
+        since = report.link.since if report.link is not None else None
+        answer = Answer(server_url=server_url, since=since, answerer=report.answerer, is_empty=empty)
+        if not self._ack_checks.wants(answer):
             return
-        if len(self._post_acks_checked) >= MAX_REMEMBERED:
-            self._post_acks_checked.clear()
-        self._post_acks_checked[server_url] = monotonic()
         try:
             key = report.cached_public_key or await self._registered_key(server_url)
             mismatch = post_ack_mismatch(ack, server_url, payload=report.payload, keys=self._keys, public_key=key)
+            proved = None if mismatch == NO_KEY else mismatch is None
         except Exception as error:  # whatever it is, it must not repeat a delivery that has arrived
             mismatch = type(error).__name__
+        if self._ack_checks.is_forged(answer, proved=proved):
+            report.note = AttemptNote.FORGED_ACK
         if mismatch is not None:
             delivery_id = report.delivery.delivery_job_id
             log.warning("post_ack_mismatch", server_url=server_url, delivery_id=delivery_id, mismatch=mismatch)
@@ -315,8 +336,8 @@ def _method_of(payload: str) -> ActivityMethod:
         raise PermanentFailure("INVALID_PAYLOAD", str(error)) from None
 
 
-def _require_taken(report: Report, response: Response, now: datetime) -> None:
-    """Raise unless the server has the activity, from this attempt or an earlier one."""
+def _require_taken(report: Report, response: Response, now: datetime, *, ours: str | None) -> None:
+    """Raise unless the server has the activity, from this attempt or an earlier one. `ours` is our own URL."""
     if response.ok:
         return
     is_json, report.remote_code = refusal_code(response.body)
@@ -328,10 +349,11 @@ def _require_taken(report: Report, response: Response, now: datetime) -> None:
         response.status,
         asks_to_wait=pause is not None,
         is_json=is_json,
-        acknowledged=report.acknowledged,
     )
-    said = f": {report.remote_code}" if report.remote_code else ""
-    problem = f"the server answered {response.status}{said}"
+    moved_to = response.moved_to(report.delivery.target_url, ours=ours)
+    named = f" and names {moved_to}" if moved_to else ""
+    said = f": {report.remote_code}" if report.remote_code else response.still_encoded
+    problem = f"the server answered {response.status}{named}{said}"
     if is_original and kind is FailureClass.REJECTED and has_no_receiver(report.method, response.status):
         raise PermanentFailure("NO_RECEIVER", f"the server takes no unfollows: {problem}")
     raise RetryableFailure(
@@ -339,6 +361,7 @@ def _require_taken(report: Report, response: Response, now: datetime) -> None:
         problem,
         failure_class=kind,
         at_least=pause if kind is FailureClass.REST else None,
+        moved_to=moved_to,
     )
 
 
@@ -356,10 +379,12 @@ def _acknowledgment(report: Report, response: Response) -> Ack | None:
         is_unsigned = report.method is ActivityMethod.FEDERATE and is_unsigned_follow_ack(body)
         if is_unsigned and report.profile is Profile.ORIGINAL:
             return None
-        if report.acknowledged and not is_unsigned:
-            problem = f"something else than the server answered, which has acknowledged deliveries before: {error}"
+        said = f"{error}{response.still_encoded}"
+        if not isinstance(body, dict):
+            problem = f"something else than a server of this protocol answered, such as a proxy: {said}"
             raise RetryableFailure("FOREIGN_ANSWER", problem) from None
-        if isinstance(error, NotJson):
-            raise PermanentFailure("NOT_JSON", f"the server's answer is not JSON: {error}") from None
+        if report.acknowledged and not is_unsigned:
+            problem = f"something else than the server answered, which has acknowledged deliveries before: {said}"
+            raise RetryableFailure("FOREIGN_ANSWER", problem) from None
         hint = "; the profile `original` of a server makes its unsigned answer count" if is_unsigned else ""
         raise PermanentFailure("NO_ACK", f"{error}{hint}") from None

@@ -48,15 +48,15 @@ class Probe:
     async def __call__(self, server: KnownServer) -> int | None:
         """Probe the server and note the result.
 
-        Return 0 if it is well, else how many probes failed in a row; None if it is gone. If a server that had fallen
-        silent is well, its link comes up, too; see `Links`.
+        Return 0 if it is well, else how many probes failed in a row; None if it is gone. What fell by deliveries is not
+        well by a probe: where the server's link is not up, its next look is due now, and decides about its health.
         """
         if not (await self.look(server)).well:
             return await self._registry.count_failed_probe(server.url)
-        link = await self._links.view(server.url)
-        if link.state is LinkState.DOWN and not link.needs_canary:
-            await self._links.returned(server.url, reason="probe")
-        await self._registry.mark_healthy(server.url, reason="probe")
+        if (await self._links.find(server.url)).state is LinkState.UP:
+            await self._registry.mark_healthy(server.url, reason="probe")
+        else:
+            await self._links.look_now(server.url)
         return 0
 
     async def look(self, server: KnownServer) -> Seen:
@@ -77,14 +77,20 @@ class Probe:
         url = f"{server.url}/discover"
         try:
             fetched = await self._fetch(url, headers=headers, timeout=PROBE_TIMEOUT, skip_health_update=True)
-            return _seen(fetched.response, server)
-        except (OutboundError, ProtocolError) as error:
+            return _seen(fetched.response, server, ours=self._own_url)
+        except OutboundError as error:
             return Seen(problem=str(error))
 
 
-def _seen(response: Response, server: KnownServer) -> Seen:
+def _seen(response: Response, server: KnownServer, *, ours: str | None) -> Seen:
     if not response.ok:
-        return Seen(problem=f"status {response.status}")
-    if parse_discover_document(response.body).public_key != server.public_key:
+        moved_to = response.moved_to(server.url, ours=ours)
+        named = f", which names {moved_to}" if moved_to else response.still_encoded
+        return Seen(problem=f"status {response.status}{named}")
+    try:
+        document = parse_discover_document(response.body)
+    except ProtocolError as error:
+        return Seen(problem=f"{error}{response.still_encoded}")
+    if document.public_key != server.public_key:
         return Seen(problem="another signing key", another_key=True)
     return Seen(problem=None)

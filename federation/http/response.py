@@ -1,4 +1,4 @@
-"""A complete HTTP response, and what it says about when to come back."""
+"""A complete HTTP response, and what it says about when to come back, or where to go instead."""
 
 from __future__ import annotations
 
@@ -8,38 +8,78 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 
+from federation.protocol.errors import UrlError
+from federation.protocol.urls import canonical_origin
+
 SHORTEST_PAUSE = timedelta(seconds=1)
 LONGEST_PAUSE = timedelta(hours=24)
 NOT_JUDGED = frozenset({408, 425})
 """The 4xx statuses that say nothing about the request, because the server did not get to judge it."""
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 _SECONDS = re.compile(r"[0-9]+")
+# Several values are joined by commas, and a date has one, too: after the day of the week, in short or in full.
+_COMMA = re.compile(r"(?<!mon|tue|wed|thu|fri|sat|sun|day),", re.IGNORECASE)
+_MAX_VALUES = 64
+_MAX_DATE_CHARACTERS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
-    """The status, the headers (names in any case) and the whole body as it came, undecoded."""
+    """The status, the headers as they came (names in any case), and the whole body.
+
+    `encoding`: the Content-Encoding that the body still has, as the server calls it, or None if it has none.
+    `answerer`: tells who is at the other end of its connection, by address and certificate, from others that may answer
+    for the same server; empty where that is not known.
+    """
 
     status: int
     headers: Mapping[str, str]
     body: bytes = field(repr=False)
+    encoding: str | None = None
+    answerer: bytes = field(default=b"", repr=False)
 
     @property
     def ok(self) -> bool:
         """Whether the status is a 2xx."""
         return 200 <= self.status <= 299
 
+    @property
+    def still_encoded(self) -> str:
+        """What to add to the text of a failure that the encoding explains; nothing if the body has none."""
+        return "" if self.encoding is None else f" (its Content-Encoding, which we did not ask for: {self.encoding})"
+
     def retry_after(self, now: datetime) -> timedelta | None:
         """Return how long the server asks to be left alone, from one second to 24 hours, or None if it does not say.
 
         Reads `Retry-After`, or else `X-Retry-After` (which the original implementation's rate limiter sends): whole
-        seconds or an HTTP date. Anything else counts as absent.
+        seconds or an HTTP date. Anything else counts as absent. Of several values the longest counts: an application
+        and the proxy before it may each say one.
         """
         for name in ("retry-after", "x-retry-after"):
-            pause = _parse_pause(self.headers.get(name, "").strip(), now)
-            if pause is not None:
-                return min(max(pause, SHORTEST_PAUSE), LONGEST_PAUSE)
+            values = _COMMA.split(self.headers.get(name, ""), _MAX_VALUES)[:_MAX_VALUES]
+            pauses = [pause for value in values if (pause := _parse_pause(value.strip(), now)) is not None]
+            if pauses:
+                return min(max(*pauses, SHORTEST_PAUSE), LONGEST_PAUSE)
         return None
+
+    def moved_to(self, asked: str, *, ours: str | None) -> str | None:
+        """Return the origin that this answer, to a request for the URL *asked*, redirects to.
+
+        None if it is no redirect, or names no other origin, or names *ours*. Redirects are not followed, and `Location`
+        is a stranger's text: only what has one canonical spelling counts, and a path alone stays at its origin. URLs
+        are ASCII; other characters were decoded by a guess, so they could make the name of somebody else.
+        """
+        location = self.headers.get("location", "").strip(" \t")
+        if self.status not in REDIRECTS or not location.isascii():
+            return None
+        if location.startswith("//"):
+            location = f"{asked.partition(':')[0]}:{location}"
+        try:
+            named = canonical_origin(location)
+        except UrlError:
+            return None
+        return None if named in (canonical_origin(asked), ours) else named
 
 
 def asks_for_rest(status: int, *, with_pause: bool) -> bool:
@@ -50,6 +90,8 @@ def asks_for_rest(status: int, *, with_pause: bool) -> bool:
 def _parse_pause(text: str, now: datetime) -> timedelta | None:
     if _SECONDS.fullmatch(text):
         return timedelta(seconds=int(text)) if len(text) < 9 else LONGEST_PAUSE
+    if len(text) > _MAX_DATE_CHARACTERS:
+        return None
     try:
         moment = parsedate_to_datetime(text)
     except (ValueError, OverflowError):

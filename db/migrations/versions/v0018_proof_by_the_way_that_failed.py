@@ -14,20 +14,20 @@ down_revision = "0017"
 
 def upgrade() -> None:
     op.add_column("server_links", sa.Column("fell_at", sa.DateTime))
-    op.add_column("server_links", sa.Column("canaries", sa.Integer, nullable=False, server_default="0"))
+    op.add_column("server_links", sa.Column("canaries", sa.Integer, nullable=False, server_default=sa.text("0")))
     op.add_column("server_links", sa.Column("probed_at", sa.DateTime))
     op.add_column("server_links", sa.Column("moved_to", sa.Text))
     planned = sa.text("next_probe_at IS NOT NULL")
     op.create_index(
         "server_links_probed_idx", "server_links", ["probed_at"], postgresql_where=planned, sqlite_where=planned
     )
-    op.add_column("delivery_jobs", sa.Column("alone", sa.Integer, nullable=False, server_default="0"))
+    op.add_column("delivery_jobs", sa.Column("alone", sa.Integer, nullable=False, server_default=sa.text("0")))
     op.add_column("delivery_attempts", sa.Column("note", sa.Text))
     op.create_table(
         "sweeps",
         sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
         sa.Column("swept_at", sa.DateTime, nullable=False),
-        sa.Column("spares_seconds", sa.Float, nullable=False, server_default="0"),
+        sa.Column("spares_seconds", sa.Float, nullable=False, server_default=sa.text("0")),
         sa.Column("queue_lost_at", sa.DateTime),
     )
     op.create_table(

@@ -73,6 +73,18 @@ def test_of_a_delivery_without_a_row_the_log_is_shown(command: Command) -> None:
     assert command("deliveries", "show", "unknown").status == 1
 
 
+def test_an_attempt_is_shown_with_its_note(command: Command) -> None:
+    """Beside how it ended, and as a field of its own."""
+    end_attempts("forged", note=AttemptNote.FORGED_ACK)
+    end_attempts("well")
+
+    assert " delivered, forged ack " in command("deliveries", "show", "forged").stdout
+    assert "forged" not in command("deliveries", "show", "well").stdout
+    told = command("deliveries", "show", "forged", "--json").json
+    assert isinstance(told, dict)
+    assert [each["note"] for each in told["attempts"]] == ["forged_ack"]
+
+
 def test_held_and_expired_deliveries_are_listed_and_counted(command: Command) -> None:
     """With the reason, and how the last attempt failed."""
     ids = on_the_node(lambda node: owe(node, 3))

@@ -57,8 +57,10 @@ def test_attempts_are_shown_as_they_end(node_environment: Mapping[str, str]) -> 
         assert re.fullmatch(rf"\S+ \S+  delivered  {re.escape(PEER)}  federate post  #1  34 ms  201  two\n", before), (
             before
         )
-        end_attempts("three")
-        assert line_of(process).endswith("  three\n")
+        end_attempts("three", note=AttemptNote.FORGED_ACK)
+        three = line_of(process)
+        assert "  delivered, forged ack  " in three
+        assert three.endswith("  201  three\n")
         end_attempts("four", outcome=AttemptOutcome.RETRYABLE, code="HTTP_410", note=AttemptNote.GIVEN_UP)
         assert "  given up   " in line_of(process)
         end_attempts(HOSTILE, outcome=AttemptOutcome.PERMANENT, code="HTTP_500", said=HOSTILE)

@@ -12,11 +12,13 @@ import pytest
 from db import Database, DeliveryState, HoldReason, LinkState
 from federation.admin import blacklist
 from federation.delivery import holding
+from federation.delivery.holding import LONGEST_PAUSES
+from federation.servers.link_rules import HEARD_INTERVAL
 from tests.federation.delivery.held import URL, Node
 from tests.federation.rows_read import watched
 from workers.clock import ManualClock, SystemClock
 
-HOUR = timedelta(hours=1)
+SECOND, HOUR = timedelta(seconds=1), timedelta(hours=1)
 
 
 @pytest.fixture
@@ -26,12 +28,13 @@ async def node(database: Database) -> AsyncIterator[Node]:
     await made.close()
 
 
-@pytest.mark.parametrize("reason", [HoldReason.BUSY, HoldReason.OURS])
+@pytest.mark.parametrize("reason", LONGEST_PAUSES)
 async def test_a_delivery_whose_time_has_come_is_released(node: Node, reason: HoldReason) -> None:
     """Not before; with a series and a job of its own, as queues take the first one's id for a duplicate's."""
-    (delivery,) = await node.add_held(reason=reason, next_attempt_at=node.clock.now() + HOUR)
+    pause = LONGEST_PAUSES[reason]
+    (delivery,) = await node.add_held(reason=reason, next_attempt_at=node.clock.now() + pause)
     assert (await node.held().sweep())["released"] == 0
-    node.clock.advance(HOUR)
+    node.clock.advance(pause)
     assert (await node.held().sweep())["released"] == 1
     row = (await node.rows())[delivery]
     assert (row.state, row.held_reason, row.held_at, row.next_attempt_at) == (DeliveryState.READY, None, None, None)
@@ -47,9 +50,11 @@ async def test_a_delivery_whose_time_has_passed_is_released(node: Node) -> None:
     assert (await node.held().sweep())["released"] == 1
 
 
-async def test_a_time_that_a_wrong_clock_wrote_is_no_time(node: Node) -> None:
-    """Further off than any pause is long: released at once."""
-    await node.add_held(reason=HoldReason.OURS, next_attempt_at=node.clock.now() + timedelta(days=4000))
+@pytest.mark.parametrize("reason", LONGEST_PAUSES)
+@pytest.mark.parametrize("ahead", [timedelta(minutes=1), timedelta(hours=6), timedelta(days=4000)])
+async def test_a_time_that_a_wrong_clock_wrote_is_no_time(node: Node, reason: HoldReason, ahead: timedelta) -> None:
+    """Further off than such a pause is long, by however little: released at once."""
+    await node.add_held(reason=reason, next_attempt_at=node.clock.now() + LONGEST_PAUSES[reason] + ahead)
     assert (await node.held().sweep())["released"] == 1
 
 
@@ -223,3 +228,35 @@ async def test_a_sweep_does_not_ask_for_each_absent_server(node: Node) -> None:
     with watched() as queries:
         assert (await node.held().sweep())["servers_to_release"] == 0
     assert len(queries) < 20
+
+
+async def test_the_first_delivery_held_for_a_server_brings_its_look_forward(node: Node) -> None:
+    """Once a minute at most. What is held when it is looked at waits for the next look, as everything does then."""
+    await node.links.exhausted(URL, "TIMEOUT", first_attempted_at=node.clock.now())
+    for _ in range(5):
+        await node.links.probe_failed(URL)
+    await node.add_held()
+    assert await node.held().newly_held() == []  # it was looked at a moment ago
+    node.clock.advance(HEARD_INTERVAL)
+    await node.add_held()
+    assert await node.held().newly_held() == [URL]
+    await node.links.look_soon(URL)
+    assert (await node.links.find(URL)).next_probe_at == node.clock.now()
+    assert await node.held().newly_held() == []
+    node.clock.advance(SECOND)
+    await node.links.probe_failed(URL)
+    node.clock.advance(HEARD_INTERVAL)
+    await node.add_held()
+    assert await node.held().newly_held() == []
+
+
+async def test_a_sweep_finds_what_nobody_saw_come(node: Node) -> None:
+    """For example, deliveries that a process has owed whose clock is slow, or that a worker has held."""
+    await node.links.exhausted(URL, "TIMEOUT", first_attempted_at=node.clock.now())
+    for _ in range(5):
+        await node.links.probe_failed(URL)
+    node.clock.advance(HEARD_INTERVAL)
+    await node.add_held(created_at=node.clock.now() - HOUR)
+    assert await node.held().newly_held() == []
+    await node.held().sweep()
+    assert (await node.links.find(URL)).next_probe_at == node.clock.now()
