@@ -11,6 +11,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import pytest
 from sqlalchemy import delete, insert, select, text, update
+from sqlmodel import col
 from typer.main import get_command
 
 from db import (
@@ -239,6 +240,10 @@ async def test_a_delivery_says_what_happens_next(federation: Federation, acting:
     person = Person(acting.site.app)
     assert "It is held, and waits for its server" in await person.sees("/delivery?id=held")
     assert "It was given up" in await person.sees("/delivery?id=failed")
+    for reason in HoldReason:
+        async with federation.database.transaction() as session:
+            await session.execute(update(DeliveryJob).where(col(DeliveryJob.id) == "held").values(held_reason=reason))
+        assert "It is held, and waits for " in await person.sees("/delivery?id=held")
     assert "the log knows no attempt at it" in await person.sees("/delivery?id=none", status=404)
 
 
