@@ -144,7 +144,11 @@ class Group:
         if arrived:
             release(self._connection, forget_older(self._connection, arrived))
         self._freed += arrived
-        self._attempts += [entry.attempt for entry in entries.values() if entry.attempt is not None]
+        ended = [entry.attempt for entry in entries.values() if entry.attempt is not None]
+        numbers = {attempt.delivery_id: attempt.attempt for attempt in ended}
+        # An earlier attempt was under way when it lost its worker, and this one ended without a beginning.
+        lost = [row for row in rows if row.sending is not None and row.sending < numbers.get(row.id, 0)]
+        self._attempts += [*(stalled_attempt(row) for row in lost), *ended]
         answers = [entry.follow for entry in entries.values() if entry.follow is not None]
         known = _answer(self._connection, _ACCEPTED, [answer for answer in answers if answer.accepted])
         known |= _answer(self._connection, _ACKNOWLEDGED, [answer for answer in answers if not answer.accepted])
@@ -312,7 +316,10 @@ _ADOPTED = (
 _GONE = (
     delete(TABLE)
     .where(_ROWS)
-    .returning(TABLE.c.payload_id, TABLE.c.server_url, TABLE.c.ordering_key, TABLE.c.ordering_position)
+    .returning(
+        *(TABLE.c[name] for name in ("payload_id", "server_url", "ordering_key", "ordering_position")),
+        *(TABLE.c[name] for name in ("id", "series", "job_name", "sending", "last_attempted_at")),
+    )
 )
 _HELD = (
     update(TABLE)

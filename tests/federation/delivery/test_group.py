@@ -179,6 +179,19 @@ async def test_an_attempt_that_lost_its_worker_is_on_record_as_stalled(
     assert await attempts(database) == [("row-1", 0, 1, "permanent", "NO_ACK")]
 
 
+async def test_an_attempt_that_lost_its_worker_is_on_record_though_the_next_ends_the_delivery_at_once(
+    ledger: Ledger, database: Database
+) -> None:
+    """As where its server was blacklisted meanwhile, which is found out before anything is sent."""
+    await add_rows(database, "row-1")
+    await begun(ledger, "row-1", attempt=1)
+    await ledger.gone("row-1", attempt=record("row-1", attempt=2, code="BLACKLISTED"))
+    assert sorted(await attempts(database)) == [
+        ("row-1", 0, 1, "retryable", "STALLED"),
+        ("row-1", 0, 2, "permanent", "BLACKLISTED"),
+    ]
+
+
 async def test_an_attempt_whose_row_went_to_another_job_was_not_the_last(ledger: Ledger, database: Database) -> None:
     """It failed for good, and the delivery goes on all the same."""
     await add_rows(database, "row-1", "row-2")
