@@ -35,6 +35,7 @@ from federation.delivery.entries import (
 )
 from federation.delivery.payloads import release
 from federation.delivery.rows import TABLE, OwedRow, forget_older, next_in_order, places_of
+from federation.servers.link_rules import Hold
 
 FIRST_SUSPECTS: Final = 256
 """How many suspects, deliveries that were under way in too many crashes, run together at first."""
@@ -93,12 +94,14 @@ class Group:
             if row.job_id is None or row.job_name is None:
                 adopted.append(entry)
             if row.sending is not None and row.sending != entry.attempt:
-                ended = None if row.suspect is None else _suspected(row, entry)
+                # The job of one that is held now ends, and with it the count of how often it lost its worker.
+                is_counted = row.suspect is None and (entry.hold is None or series.is_canary)
+                ended = None if is_counted else _suspected(row, entry)
                 is_last = ended is not None and ended.state is DeliveryState.FAILED
                 self._attempts.append(stalled_attempt(row, note=AttemptNote.GIVEN_UP if is_last else None))
                 if ended is not None:
                     suspects[index] = ended
-                    results[index] = NotBegun(exists=True, held=HoldReason.OURS)
+                    results[index] = NotBegun(exists=True, held=ended.reason)
                     continue
             if entry.hold is not None and not series.is_canary:
                 held.append(entry)
@@ -200,19 +203,20 @@ class Group:
 
 
 def _suspected(row: Row[*tuple[Any, ...]], entry: Begin) -> Ended:
-    """Build the end of an attempt whose delivery, already a suspect, was under way in another crash."""
-    suspect = _narrowed(row.suspect)
+    """Build the end of an attempt whose delivery was under way in a crash: a suspect, from then on if not before."""
+    suspect = _suspicion(row)
     is_found = suspect <= 1 - FATAL_ALONE
+    hold = entry.hold or Hold(reason=HoldReason.OURS, until=entry.at)
     return Ended(
         series=_series(row, entry.job_id, entry.at),
         state=DeliveryState.FAILED if is_found else DeliveryState.HELD,
-        reason=None if is_found else HoldReason.OURS,
-        until=None if is_found else entry.at,
+        reason=None if is_found else hold.reason,
+        until=None if is_found else hold.until,
         at=entry.at,
         code=STALLED,
         error=f"its worker disappeared with it {FATAL_ALONE} times while nothing else was under way"
         if is_found
-        else "its worker disappeared with it, and others, again",
+        else "its worker disappeared with it, and perhaps with others",
         outcome=AttemptOutcome.PERMANENT if is_found else None,
         suspect=suspect,
     )
