@@ -22,6 +22,8 @@ from tests.simulation.world import Owed, World
 
 MAX_AGE: Final = timedelta(days=7).total_seconds()
 LEARNS_OF_IT: Final = 5 * MINUTE
+FEW: Final = 20
+"""Fewer deliveries than this were not made to lie around the tries of another."""
 SLOWER: Final = 1.2
 """So many times as long as without the sick ones may deliveries to healthy servers take, for 95 % of them."""
 
@@ -51,7 +53,8 @@ def judge(world: World, now: float) -> Iterator[str]:
     """What is wrong at the end."""
     rows = rows_of(world)
     for owed in world.owed:
-        yield from (_of_poison if owed.is_poison else _of_delivery)(world, owed, rows.get(owed.delivery_id))
+        of = _of_poison if owed.is_poison else _of_delivery if owed.page is None else _of_disliked
+        yield from of(world, owed, rows.get(owed.delivery_id))
     yield from overtaken(world)
     yield from repeated(world)
     yield from follows(world)
@@ -91,6 +94,20 @@ def _of_poison(world: World, owed: Owed, row: Row | None) -> Iterator[str]:
         yield f"{_named(owed)} crashes workers, and was not found out: {row}"
 
 
+def _of_disliked(world: World, owed: Owed, row: Row | None) -> Iterator[str]:
+    """A delivery that its server answers with a page: it fails by itself, if the server took others around its tries.
+
+    Otherwise it is as if the server were away: it never took anything.
+    """
+    taken = [at for at in world.servers[owed.server].first_applied.values() if at > owed.at]
+    if row is None:
+        is_over = _age(world, owed) > KEEP_SETTLED_ROWS.total_seconds()
+    else:
+        is_over = row.state == "failed" and row.code == f"HTTP_{owed.page}"
+    if not is_over and len(taken) > FEW and not _was_blacklisted(world, world.servers[owed.server], owed.at):
+        yield f"{_named(owed)} is answered by {owed.page} each time, as no other is, and was not given up: {row}"
+
+
 def overtaken(world: World) -> Iterator[str]:
     """Deliveries of one key to one server that were applied in another order than they were owed in."""
     lines: dict[tuple[str, str], list[Owed]] = defaultdict(list)
@@ -111,7 +128,7 @@ def repeated(world: World) -> Iterator[str]:
         answered: dict[str, float] = {}
         for arrival in server.arrivals:
             since = answered.get(arrival.activity_id)
-            if since is not None and not _in_trouble(world, since - MINUTE, arrival.at):
+            if since is not None and not world.in_trouble(since - MINUTE, arrival.at):
                 yield (
                     f"{arrival.activity_id} to {server.url} was acknowledged at {moment(since)}"
                     f" and sent again at {moment(arrival.at)}"
@@ -122,7 +139,7 @@ def repeated(world: World) -> Iterator[str]:
 
 def left_waiting(world: World, now: float) -> Iterator[str]:
     """Deliveries to servers that have been well for so long that each wait there is must be over."""
-    if _in_trouble(world, now - QUIET, now):
+    if world.in_trouble(now - QUIET, now):
         return
     well = {
         url
@@ -132,7 +149,8 @@ def left_waiting(world: World, now: float) -> Iterator[str]:
     for owed in world.owed:
         server = world.servers[owed.server]
         is_late = owed.at < now - QUIET and owed.activity_id not in server.first_applied
-        if is_late and owed.server in well and not owed.is_poison and not _was_blacklisted(world, server, owed.at):
+        is_usual = not owed.is_poison and owed.page is None
+        if is_late and owed.server in well and is_usual and not _was_blacklisted(world, server, owed.at):
             yield f"{_named(owed)} still waits at {moment(now)}"
 
 
@@ -167,15 +185,12 @@ def blacklisted(world: World) -> Iterator[str]:
 
     What was under way then may arrive: an attempt has a minute, and a relay another.
     """
-    for meddling in _blacklistings(world):
-        server = world.servers[server_url(meddling.server)]
-        start, end = meddling.at + LEARNS_OF_IT, meddling.end
-        if _in_trouble(world, meddling.at, start):
-            continue  # the database may not have taken it yet
+    for ban in world.bans:
+        server = world.servers[ban.server]
         for arrival in server.arrivals:
-            if start < arrival.at < end:
-                since = moment(meddling.at)
-                yield f"{arrival.activity_id} went to {server.url} at {moment(arrival.at)}, blacklisted since {since}"
+            if ban.start + LEARNS_OF_IT < arrival.at < ban.end:
+                went = f"{arrival.activity_id} went to {server.url} at {moment(arrival.at)}"
+                yield f"{went}, though since {moment(ban.start)} an operator {ban.deed}"
 
 
 def _blacklistings(world: World) -> Iterator[Meddling]:
@@ -197,7 +212,7 @@ def _age(world: World, owed: Owed) -> float:
 
 def held_with_jobs(world: World, now: float) -> Iterator[str]:
     """Held deliveries that have a job waiting all the same, which takes room in the queue and a claim."""
-    if world.queues.has_claims() or _in_trouble(world, now - 5 * MINUTE, now):
+    if world.queues.has_claims() or world.in_trouble(now - 5 * MINUTE, now):
         return
     waiting = world.queues.waiting(DELIVERY_QUEUE_NAME)
     for delivery_id, row in rows_of(world).items() if waiting else ():
@@ -217,17 +232,13 @@ def _latencies(world: World) -> Iterator[float]:
     for owed in world.owed:
         server = world.servers[owed.server]
         applied = server.first_applied.get(owed.activity_id, math.inf)
-        if not server.planned.is_sick and not _in_trouble(world, owed.at - MINUTE, min(applied, owed.at + MINUTE)):
+        if not server.planned.is_sick and not world.in_trouble(owed.at - MINUTE, min(applied, owed.at + MINUTE)):
             yield applied - owed.at
 
 
 def _p95(values: Iterable[float]) -> float:
     ordered = sorted(values)
     return ordered[int(0.95 * (len(ordered) - 1))] if ordered else 0.0
-
-
-def _in_trouble(world: World, start: float, end: float) -> bool:
-    return any(begin < end and start < over for begin, over in world.troubles)
 
 
 def _is_away(world: World, server: SimulatedServer) -> bool:

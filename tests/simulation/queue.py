@@ -13,6 +13,7 @@ from tests.simulation.loop import LoopClock
 from workers import Storage, StorageUnavailable
 from workers.jobs import JobState
 from workers.storage.memory import MemorySpace, MemoryStorage
+from workers.storage.memory.dependents import DependentTable
 from workers.storage.memory.storage import MemoryQueue
 from workers.testing.stand_in import StandIn
 
@@ -37,6 +38,14 @@ class Queues:
         """Who waits for work notices that nobody is there any more."""
         self._cut.set()
         self._cut = asyncio.Event()
+
+    def lose(self) -> None:
+        """All that the queues had is gone; who uses them notices nothing but that."""
+        for queue in self._queues.values():
+            queue.table = DependentTable(queue.listening, queue.wake)
+            queue.seen.clear()
+            queue.cron_rows.clear()
+            queue.wake()
 
     async def interrupted(self) -> None:
         """Return at the next `interrupt`."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from time import process_time
 
 from tests.simulation.invariants import judge, look, slowed_down
-from tests.simulation.plan import make_plan
+from tests.simulation.planner import make_plan
 from tests.simulation.surprises import with_surprises
 from tests.simulation.world import World, run_world
 

@@ -20,11 +20,12 @@ from federation.protocol.activities import post_activity
 from federation.protocol.keys import OwnKeys
 from tests.peer import POSTS_PATH, Sender
 from tests.simulation.database import Space, lent_engines
-from tests.simulation.incidents import Incidents, Pair, Wish
+from tests.simulation.incidents import Ban, Incidents, Pair, Wish
 from tests.simulation.loop import START, LoopClock, Need, VirtualLoop
-from tests.simulation.node import Process, Surroundings, is_running, make_settings, make_task
-from tests.simulation.plan import DAY, HOUR, Kill, Outage, Plan, PlannedDelivery
+from tests.simulation.node import Process, Surroundings, is_frozen, is_running, make_settings, make_task
+from tests.simulation.plan import DAY, HOUR, Freeze, Kill, Outage, Plan, PlannedDelivery
 from tests.simulation.queue import Queues
+from tests.simulation.records import Mishap, MishapKind, Request
 from tests.simulation.servers import SimulatedServer, server_keys, server_url
 from tests.simulation.story import Story
 from workers import WorkersError
@@ -35,6 +36,8 @@ OWES_AGAIN_AFTER = 20.0
 """Seconds of virtual time until the application owes again what its database or queue did not take."""
 COLLECTS_EACH = 25
 """Virtual hours."""
+GETS_OVER_IT = 120.0
+"""Seconds that the node has for that after something of ours had failed."""
 CRASH_SECONDS = 5.0
 """How long a crashed process takes to be started again, in virtual seconds."""
 
@@ -49,6 +52,7 @@ class Owed:
     at: float
     ordering_key: str | None
     is_poison: bool
+    page: int | None = None
 
 
 @dataclass(slots=True)
@@ -61,11 +65,24 @@ class World:
     queues: Queues
     servers: dict[str, SimulatedServer] = field(default_factory=dict)
     owed: list[Owed] = field(default_factory=list)
-    troubles: list[tuple[float, float]] = field(default_factory=list)
-    """When processes, the database or the queue were away, with a minute to get over it."""
+    mishaps: list[Mishap] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
+    bans: list[Ban] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
     wanted: dict[Pair, list[Wish]] = field(default_factory=dict)
     """What users wanted of each pair, in this order."""
+
+    def note(self, kind: MishapKind, start: float, end: float) -> None:
+        """Something of ours fails, or did."""
+        self.mishaps.append(Mishap(kind, start, end))
+
+    def in_trouble(self, start: float, end: float, *kinds: MishapKind) -> bool:
+        """Whether something of ours had failed then, of any kind or of these, with two minutes to get over it."""
+        return any(
+            each.start < end and start < each.end + GETS_OVER_IT
+            for each in self.mishaps
+            if not kinds or each.kind in kinds
+        )
 
 
 Judge = Callable[[World, float], Iterable[str]]
@@ -145,7 +162,8 @@ SELECT min(moment) FROM (
     UNION ALL
     SELECT coalesce(max(link.rest_until), min(link.since)) FROM delivery_jobs AS row
     JOIN server_links AS link ON link.server_url = row.server_url
-    WHERE row.state = 'held' AND row.held_reason IN ('rest', 'server') AND link.state = 'up' AND link.release_at IS NULL
+    WHERE row.state = 'held' AND row.held_reason IN ('rest', 'server') AND link.state = 'up'
+    AND link.release_at IS NULL AND NOT link.operator_hold
     GROUP BY row.server_url
     UNION ALL
     SELECT min(datetime(coalesce(queued_at, created_at), iif(queued_at IS NULL, '30 seconds', '600 seconds')))
@@ -176,6 +194,7 @@ class _Run:
             for number in range(world.plan.processes)
         ]
         self._around.processes = self._workers
+        world.requests = self._around.requests
         self._posts = 0
 
     async def run(self) -> None:
@@ -213,13 +232,19 @@ class _Run:
         events += [(each.at, partial(self._owe, each)) for each in plan.deliveries]
         events += [(each.start, partial(self._cut, each)) for each in plan.outages]
         events += [(each.at, partial(self._kill, each)) for each in plan.kills]
-        events += Incidents(self._world, self._app, until=self._until, interrupt=self._interrupt).events()
+        events += [(each.at, partial(self._freeze, each)) for each in plan.freezes]
+        events += [(at, partial(self._lose, at)) for at in plan.losses]
+        incidents = Incidents(self._world, self._app, self._workers, until=self._until, interrupt=self._interrupt)
+        events += incidents.events()
         return events
 
     def _make_servers(self) -> None:
         known = []
         for planned in self._world.plan.servers:
             server = SimulatedServer(planned, self._poison, self._loop.time)
+            server.last_requests = {
+                each.number for each in self._world.plan.last_requests if each.server == planned.number
+            }
             self._world.servers[server.url] = server
             self._around.servers[server.url.removeprefix("https://")] = server
             for phase in planned.phases:
@@ -259,6 +284,8 @@ class _Run:
         activity = f"post-{self._posts}"
         if planned.is_poison:
             self._poison.add(activity)
+        if planned.page is not None:
+            self._world.servers[server_url(planned.servers[0])].dislikes[activity] = planned.page
         at = self._loop.time()
         while True:
             try:
@@ -270,7 +297,15 @@ class _Run:
         servers = [server_url(number) for number in planned.servers]
         for delivery_id, server in zip(ids, servers, strict=True):
             self._world.owed.append(
-                Owed(delivery_id, activity, server, self._loop.time(), planned.ordering_key, planned.is_poison)
+                Owed(
+                    delivery_id,
+                    activity,
+                    server,
+                    self._loop.time(),
+                    planned.ordering_key,
+                    is_poison=planned.is_poison,
+                    page=planned.page,
+                )
             )
             self._world.story.tell(
                 "* owed", delivery_id=delivery_id, server_url=server, activity=activity, key=planned.ordering_key
@@ -301,7 +336,7 @@ class _Run:
     async def _cut(self, outage: Outage) -> None:
         name = "queue" if outage.of_queue else "database"
         self._world.story.tell(f"* {name} away")
-        self._world.troubles.append((outage.start, outage.end + 120))
+        self._world.note(MishapKind.QUEUE if outage.of_queue else MishapKind.DATABASE, outage.start, outage.end)
         if outage.of_queue:
             self._around.queue_away += 1
             self._world.queues.interrupt()
@@ -324,9 +359,35 @@ class _Run:
         if process.alive:
             await self._kill_and_restart(process, kill.pause)
 
+    async def _freeze(self, freeze: Freeze) -> None:
+        process = self._workers[freeze.process % len(self._workers)]
+        if not process.alive:
+            return
+        self._world.story.tell("* frozen", process=process.number, until=freeze.end)
+        self._world.note(MishapKind.FROZEN, freeze.at, freeze.end)
+        process.frozen = True
+        self._loop.freeze(is_frozen)
+        await self._until(freeze.end)
+        self._thaw(process)
+
+    def _thaw(self, process: Process) -> None:
+        if not process.frozen:
+            return
+        self._world.story.tell("* thawed", process=process.number)
+        process.frozen = False
+        self._loop.thaw()
+        if any(each.frozen for each in self._workers):
+            self._loop.freeze(is_frozen)
+
+    async def _lose(self, at: float) -> None:
+        self._world.story.tell("* queue lost its data")
+        self._world.note(MishapKind.LOSS, at, at)
+        self._world.queues.lose()
+
     async def _kill_and_restart(self, process: Process, pause: float) -> None:
         self._world.story.tell("* killed", process=process.number)
-        self._world.troubles.append((self._loop.time() - 1, self._loop.time() + pause + 120))
+        self._world.note(MishapKind.PROCESS, self._loop.time() - 1, self._loop.time() + pause)
+        self._thaw(process)
         await process.kill()
         await asyncio.sleep(pause)
         self._world.story.tell("* started", process=process.number)
