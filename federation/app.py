@@ -200,6 +200,7 @@ class Federation:
             probe=self.probe,
             discover=self.discovery,
             send_canary=self.releaser.send_canary,
+            newly_held=self.held.newly_held,
         )
         self.probe_plan = ProbePlan(
             checks=settings.federation_health_checks,

@@ -418,6 +418,7 @@ _FRESH: Final[dict[str, Any]] = {
     "canary_at": None,
     "sending": None,
     "holds": 0,
+    "alone": 0,
     # A delivery that was under way in too many crashes runs apart from others again, alone.
     "suspect": case((TABLE.c.suspect.is_not(None), 1)),
 }

@@ -74,7 +74,7 @@ async def release(federation: Federation, url: str, *, order: Order | None = Non
 
         await federation.links.release(url, also=note)
         # Deliveries that may crash workers go out by themselves, in ever smaller groups.
-        soon = _held_for(HoldReason.BUSY, HoldReason.OURS) & col(DeliveryJob.suspect).is_(None)
+        soon = _held_for(HoldReason.BUSY, HoldReason.OURS, HoldReason.ALONE) & col(DeliveryJob.suspect).is_(None)
         others = await _ready(federation, _of(url, soon), _unwatched, record)
     return LetGo(released=paced + others, in_order=await _count(federation, _of(url, _held_for(HoldReason.ORDER))))
 

@@ -200,8 +200,8 @@ async def scorecards(database: Database, urls: Sequence[str], *, window_days: in
 async def probe(federation: Federation, server: ServerRow, *, order: Order | None = None) -> str | None:
     """Ask the server for `/discover`. Return why it is not well; if it is, note that in the registry and its link.
 
-    Where only a delivery can show whether the server accepts deliveries again, the next one is tried now. A failed
-    probe is not counted: the planned probes go on. A blacklisted server is not asked.
+    Where something is held for the server, only a delivery can show whether it takes deliveries again: one is sent
+    ahead now. A failed probe is not counted: the planned looks go on. A blacklisted server is not asked.
     """
     async with recorded(federation.database, order) as record:
         problem = await _probe(federation, server)
@@ -217,11 +217,9 @@ async def _probe(federation: Federation, server: ServerRow) -> str | None:
     if problem is not None:
         return problem
     link = await federation.links.find(server.url)
-    if link.state is LinkState.DOWN and not link.needs_canary:
-        await federation.links.returned(server.url, reason="probe")
-    else:
-        await federation.links.look_soon(server.url)
-    if not server.is_healthy:
+    if link.state is not LinkState.UP:
+        await federation.link_probes.look(link)
+    elif not server.is_healthy:
         await federation.registry.mark_healthy(server.url, reason="probe")
     return None
 

@@ -140,7 +140,7 @@ class Explanation:
         if link.operator_hold:
             return f"{by_hand}, and nothing else does"
         match link.state:
-            case LinkState.DOWN if link.needs_canary:
+            case LinkState.DOWN if self.backlog.held:
                 next_ = "one delivery is sent to it to see if it takes it"
                 return f"{next_} {self._probe_time()}, and then the others"
             case LinkState.DOWN:

@@ -50,7 +50,6 @@ ERROR_CODES: Final[Mapping[AttemptOutcome, frozenset[str]]] = {
             "INVALID_ACK",
             "INVALID_ACK_SIGNATURE",
             "INVALID_PAYLOAD",
-            "NOT_JSON",
             "NO_ACK",
             "NO_OWN_KEYS",
             "NO_OWN_URL",
@@ -68,7 +67,7 @@ CLASSES: Final[Mapping[str, FailureClass]] = {
     **dict.fromkeys(
         (
             *("BODY_TOO_LARGE", "DISCOVERY_REFUSED", "INVALID_ACK", "INVALID_ACK_SIGNATURE", "KEY_MATERIAL"),
-            *("NOT_JSON", "NO_ACK", "NO_PUBLIC_KEY", "NO_RECEIVER"),
+            *("NO_ACK", "NO_PUBLIC_KEY", "NO_RECEIVER"),
         ),
         FailureClass.REJECTED,
     ),
@@ -78,17 +77,21 @@ CLASSES: Final[Mapping[str, FailureClass]] = {
 """The class of every code except those of `HTTP_CODE`, which `class_of_status` classifies."""
 
 _LOOKED_AT: Final = frozenset({400, 401, 403})
+TOO_LARGE: Final = frozenset({413, 414, 431})
+"""Statuses that are about the one request, whoever gives them: a proxy has limits of its own."""
 
 
-def class_of_status(status: int, *, asks_to_wait: bool, is_json: bool, acknowledged: bool) -> FailureClass:
+def class_of_status(status: int, *, asks_to_wait: bool, is_json: bool) -> FailureClass:
     """Return the class of an HTTP status that is not a 2xx.
 
-    `asks_to_wait`: the answer has a `Retry-After`; `is_json`: its body is a JSON object; `acknowledged`: the server has
-    acknowledged a delivery before, so a 4xx without JSON is the page of a proxy or a hoster.
+    `asks_to_wait`: the answer has a `Retry-After`; `is_json`: its body is a JSON object. Anything else is the page of a
+    proxy or a hoster, and not the server's answer.
     """
     if asks_for_rest(status, with_pause=asks_to_wait):
         return FailureClass.REST
-    if status in NOT_JUDGED or not 400 <= status <= 499 or (acknowledged and not is_json):
+    if status in TOO_LARGE:
+        return FailureClass.REJECTED
+    if status in NOT_JUDGED or not 400 <= status <= 499 or not is_json:
         return FailureClass.UNAVAILABLE
     return FailureClass.REJECTED
 

@@ -34,9 +34,9 @@ class Series:
     """The attempts of one job at one delivery. Later entries of an attempt must name it to be heard.
 
     `first_attempted_at` is when the first of them began; `attempts` is how many were made at the delivery, in any
-    series, including this one; `holds` is how often in a row a fault of ours held it. `canary_at` is when it last went
-    ahead of others to an absent server; `is_canary` tells that it does so now. `shared`: other deliveries have the same
-    text.
+    series, including this one; `holds` is how often in a row a fault of ours held it, `alone` how many series were used
+    up while its server took others. `canary_at` is when it last went ahead of others to an absent server; `is_canary`
+    tells that it does so now. `shared`: other deliveries have the same text.
     """
 
     delivery_id: str
@@ -47,6 +47,7 @@ class Series:
     holds: int
     canary_at: datetime | None
     is_canary: bool
+    alone: int = 0
     shared: bool = False
 
 

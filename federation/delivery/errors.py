@@ -25,7 +25,7 @@ class PermanentFailure(UnrecoverableError):
 class RetryableFailure(Retry):
     """The attempt failed and may succeed later. `at_least` is how long the server asked to be left alone.
 
-    `failure_class` is given where the code alone does not decide it.
+    `failure_class` is given where the code alone does not decide it, and `moved_to` where the server named another one.
     """
 
     def __init__(
@@ -35,9 +35,11 @@ class RetryableFailure(Retry):
         *,
         failure_class: FailureClass | None = None,
         at_least: timedelta | None = None,
+        moved_to: str | None = None,
     ) -> None:
         super().__init__(message, at_least=at_least)
         self.code = code
+        self.moved_to = moved_to
         self.failure_class = CLASSES[code] if failure_class is None else failure_class
         self.method: str | None = None  # set by the attempt that ends with it
 

@@ -30,11 +30,12 @@ from federation.protocol.signing import sign_message
 from federation.servers.discovery import (
     INTRODUCTION_PATIENCE,
     DiscoveryError,
+    DiscoveryPage,
     DiscoveryRefused,
     ServerRests,
     SharedDiscovery,
 )
-from federation.servers.link_rules import SHORTEST_REST
+from federation.servers.link_rules import SHORTEST_REST, Link
 from federation.servers.profiles import Profile
 from federation.servers.registry import KnownServer, Registry
 from workers.clock import Clock, SystemClock, monotonic
@@ -42,6 +43,8 @@ from workers.clock import Clock, SystemClock, monotonic
 log = structlog.get_logger(__name__)
 
 DELIVERY_TIMEOUT: Final = timedelta(seconds=15)
+PAGE_PATIENCE: Final = timedelta(hours=24)
+"""How long a page may stand at the `/discover` of a server that was never registered, until deliveries to it fail."""
 POST_ACK_INTERVAL: Final = 60.0
 """Seconds between two checks of the acknowledgments that one server sends for posts."""
 MAX_REMEMBERED: Final = 10_000
@@ -53,10 +56,10 @@ class Report:
     """What one attempt has learned so far.
 
     `started_at` and `started` say when it began, by the wall clock and by the loop's clock; `attempt` is its number in
-    its job. `acknowledged`: the server has acknowledged a delivery before; `profile`: what it runs, as an operator
-    said. `begun`: the attempt may go on, and belongs to `series` if there is a row. `first_byte`: how long the server
-    may take to begin its answer; `answered`: whether it did, None if it was not asked; `waited`: for how many seconds
-    it was waited for.
+    its job. `link` is what was known of the server; `acknowledged`: it has acknowledged a delivery before; `profile`:
+    what it runs, as an operator said. `begun`: the attempt may go on, and belongs to `series` if there is a row.
+    `first_byte`: how long the server may take to begin its answer; `answered`: whether it did, None if it was not
+    asked; `waited`: for how many seconds it was waited for.
     """
 
     delivery: FederationDeliveryJob
@@ -64,6 +67,7 @@ class Report:
     started: float
     payload: str = field(default="", repr=False)
     attempt: int = 1
+    link: Link | None = None
     acknowledged: bool = False
     profile: Profile | None = None
     begun: bool = False
@@ -171,6 +175,9 @@ class Exchange:
             raise RetryableFailure(
                 "HTTP_429", str(error), failure_class=FailureClass.REST, at_least=SHORTEST_REST
             ) from error
+        except DiscoveryPage as error:
+            code = "DISCOVERY_REFUSED" if self._is_no_server(report) else "FOREIGN_ANSWER"
+            raise RetryableFailure(code, str(error)) from error
         except DiscoveryRefused as error:
             raise RetryableFailure("DISCOVERY_REFUSED", str(error)) from error
         except (DiscoveryError, NetworkError) as error:
@@ -178,6 +185,12 @@ class Exchange:
             raise RetryableFailure("DISCOVERY", str(error)) from error
         await self.refuse_blacklisted(delivery)  # a discovery may take long enough for an administrator to act
         return server
+
+    def _is_no_server(self, report: Report) -> bool:
+        """Tell whether a page has stood so long where nobody knows a server that its name may be mistyped."""
+        link = report.link
+        is_known = link is None or link.acknowledged or link.reason != "FOREIGN_ANSWER"
+        return not is_known and link is not None and self._clock.now() - link.since >= PAGE_PATIENCE
 
     def _own_pair(self, server: KnownServer) -> OwnKeys:
         """Return the key pair of ours that the server knows."""
@@ -328,7 +341,6 @@ def _require_taken(report: Report, response: Response, now: datetime) -> None:
         response.status,
         asks_to_wait=pause is not None,
         is_json=is_json,
-        acknowledged=report.acknowledged,
     )
     said = f": {report.remote_code}" if report.remote_code else ""
     problem = f"the server answered {response.status}{said}"
@@ -356,10 +368,11 @@ def _acknowledgment(report: Report, response: Response) -> Ack | None:
         is_unsigned = report.method is ActivityMethod.FEDERATE and is_unsigned_follow_ack(body)
         if is_unsigned and report.profile is Profile.ORIGINAL:
             return None
+        if not isinstance(body, dict):
+            problem = f"something else than a server of this protocol answered, such as a proxy: {error}"
+            raise RetryableFailure("FOREIGN_ANSWER", problem) from None
         if report.acknowledged and not is_unsigned:
             problem = f"something else than the server answered, which has acknowledged deliveries before: {error}"
             raise RetryableFailure("FOREIGN_ANSWER", problem) from None
-        if isinstance(error, NotJson):
-            raise PermanentFailure("NOT_JSON", f"the server's answer is not JSON: {error}") from None
         hint = "; the profile `original` of a server makes its unsigned answer count" if is_unsigned else ""
         raise PermanentFailure("NO_ACK", f"{error}{hint}") from None

@@ -11,6 +11,8 @@ from federation.delivery.codes import FailureClass
 from federation.delivery.entries import Series
 from federation.servers.link_rules import Link, answers
 
+ALONE_PAUSES: Final = (timedelta(minutes=10), timedelta(hours=1), timedelta(hours=6))
+"""How long a delivery waits that its server alone does not take, each time. One more time, and it is refused."""
 FIRST_OWN_PAUSE: Final = timedelta(minutes=1)
 LONGEST_OWN_PAUSE: Final = timedelta(hours=1)
 
@@ -34,8 +36,10 @@ def fate_of(kind: FailureClass, *, is_last: bool, series: Series, link: Link, no
 
     `link` is the link after the failure; `is_last` says that the job has no attempt left.
     """
-    if kind is FailureClass.REST:
+    if kind is FailureClass.REST and link.is_open:
         return Fate(state=DeliveryState.HELD, reason=HoldReason.REST, until=link.rest_until)
+    if kind is FailureClass.REST:  # of a canary: the next look may send it again
+        return HELD_FOR_SERVER
     if kind is FailureClass.UNAVAILABLE and (series.is_canary or not link.is_open):
         return HELD_FOR_SERVER
     if not is_last:
@@ -49,14 +53,23 @@ def fate_of(kind: FailureClass, *, is_last: bool, series: Series, link: Link, no
     return FAILED if link.is_open or series.is_canary else HELD_FOR_SERVER
 
 
-def fails_alone(code: str, series: Series, link: Link) -> bool:
-    """Tell whether the delivery itself is at fault: it failed as its server's canary, and another got through since.
+def fails_alone(code: str, series: Series, link: Link, *, is_last: bool) -> bool:
+    """Tell whether the delivery itself is in trouble, and not its server, which took another one meanwhile.
 
-    A failure in which nothing answered is always the server's, whichever delivery meets it.
+    That is since it failed as canary, or, if it has used up its attempts, since the first of them. A failure in which
+    nothing answered is always the server's, whichever delivery meets it.
     """
-    if not answers(code) or series.is_canary or series.canary_at is None or link.last_success_at is None:
+    if not answers(code) or series.is_canary or not link.is_open or link.last_success_at is None:
         return False
-    return link.last_success_at > series.canary_at
+    since_canary = series.canary_at is not None and link.last_success_at > series.canary_at
+    return since_canary or (is_last and link.last_success_at >= series.first_attempted_at)
+
+
+def alone(series: Series, now: datetime) -> Fate:
+    """Decide what becomes of a delivery that alone has used up a series of attempts: a later try, or none."""
+    if series.alone >= len(ALONE_PAUSES):
+        return FAILED
+    return Fate(state=DeliveryState.HELD, reason=HoldReason.ALONE, until=now + ALONE_PAUSES[series.alone])
 
 
 def own_pause(holds: int) -> timedelta:

@@ -239,6 +239,7 @@ def _series(row: Row[*tuple[Any, ...]], job_id: str, at: datetime) -> Series:
         holds=row.holds,
         canary_at=row.canary_at,
         is_canary=row.canary_at is not None and row.canary_at == row.released_at,
+        alone=row.alone,
         shared=row.payload_id is not None,
     )
 
@@ -246,6 +247,7 @@ def _series(row: Row[*tuple[Any, ...]], job_id: str, at: datetime) -> Series:
 def _ending(row: Row[*tuple[Any, ...]], entry: Ended) -> dict[str, object]:
     held = entry.state is DeliveryState.HELD
     is_over = entry.state is DeliveryState.FAILED
+    is_alone = entry.reason is HoldReason.ALONE
     return {
         "row": row.id,
         "next_state": entry.state,
@@ -258,6 +260,9 @@ def _ending(row: Row[*tuple[Any, ...]], entry: Ended) -> dict[str, object]:
         "code": entry.code,
         "times": _holds(row, entry),
         "suspected": entry.suspect,
+        "alone_times": row.alone + 1 if is_alone else row.alone,
+        # That another one got through since it was a canary was told against it, and is not told twice.
+        "ahead": None if is_alone else row.canary_at,
     }
 
 
@@ -281,7 +286,8 @@ def _answer(connection: Connection, statement: ReturningUpdate[Any], answers: Se
 _ROWS = among(TABLE.c.id, "rows")
 _LOOKED_AT = (
     *("id", "state", "settled_at", "job_id", "job_name", "server_url", "payload_id", "ordering_key", "series"),
-    *("attempts", "sending", "first_attempted_at", "last_attempted_at", "canary_at", "released_at", "holds", "suspect"),
+    *("attempts", "sending", "first_attempted_at", "last_attempted_at", "canary_at", "released_at", "holds", "alone"),
+    "suspect",
 )
 _LOCKED = select(*(TABLE.c[name] for name in _LOOKED_AT)).where(_ROWS).order_by(TABLE.c.id).with_for_update()
 _LOCKED_TO_SEND = _LOCKED.add_columns(TABLE.c.payload)
@@ -332,6 +338,8 @@ _ENDED = (
         error_code=bindparam("code"),
         holds=bindparam("times"),
         suspect=bindparam("suspected"),
+        alone=bindparam("alone_times"),
+        canary_at=bindparam("ahead"),
         released_at=None,
         sending=None,
     )

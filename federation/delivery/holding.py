@@ -21,8 +21,10 @@ from sqlmodel import col
 from db import AttemptOutcome, Database, DeliveryState, HoldReason, LinkState, ServerLink
 from federation.base.job_queue import JobQueue
 from federation.base.meter import NO_METER, Meter
+from federation.delivery.fates import ALONE_PAUSES, LONGEST_OWN_PAUSE
+from federation.delivery.room import LONGEST_BUSY
 from federation.delivery.rows import OPEN_STATES, TABLE, OwedRow, made_ready, next_in_order, places_of
-from federation.servers.link_rules import LONGEST_REST
+from federation.servers.link_rules import HEARD_INTERVAL, SKEW
 from federation.servers.links import Links
 from federation.servers.registry import Registry
 from workers.clock import Clock, SystemClock
@@ -35,7 +37,13 @@ MAX_ROWS: Final = 20_000
 
 WAITS_FOR_SERVER: Final = (HoldReason.SERVER, HoldReason.REST)
 """Reasons to hold a delivery that the `Releaser` then sends, at its pace."""
-
+LONGEST_PAUSES: Final = {
+    HoldReason.BUSY: LONGEST_BUSY,
+    HoldReason.OURS: LONGEST_OWN_PAUSE,
+    HoldReason.ALONE: max(ALONE_PAUSES),
+}
+"""Reasons to hold a delivery until a time, and the longest that this may take."""
+MOST_NEW: Final = 100
 
 _Change: TypeAlias = Callable[[], Awaitable[tuple[int, Sequence[OwedRow]]]]
 """Returns how many rows changed, and those that are ready now."""
@@ -80,6 +88,16 @@ class HeldDeliveries:
             "servers_to_release": releasing,
         }
 
+    async def newly_held(self) -> Sequence[str]:
+        """Return servers for which a delivery was owed in the last seconds, and nothing was held at their last look.
+
+        Raises:
+            SQLAlchemyError: the database did not answer.
+        """
+        now = self._clock.now()
+        values = {"since": now - SKEW, "now": now, "looked_before": now - HEARD_INTERVAL, "most": MOST_NEW}
+        return [row.server_url for row in await self._database.rows(_NEWLY_HELD, values)]
+
     async def _release_due(self) -> int:
         count = await self._in_batches(self._ready_due)
         self._meter.released(count)
@@ -116,13 +134,18 @@ class HeldDeliveries:
     async def _look_at_servers(self) -> tuple[int, int]:
         """Fail the held rows of blacklisted servers, and release those of servers that are back.
 
+        Servers that are away are looked at soon, if something is held for them now and nothing was at their last look.
+
         Return how many rows failed, and how many servers are released.
         """
         failed = releasing = 0
-        for row in await self._database.rows(_HELD_SERVERS):
+        now = self._clock.now()
+        for row in await self._database.rows(_HELD_SERVERS, {"now": now, "looked_before": now - HEARD_INTERVAL}):
             if await self._registry.is_blacklisted(row.server_url):
                 failed += await self._fail_blacklisted(row.server_url)
                 continue
+            if row.is_new:
+                await self._links.look_soon(row.server_url)
             if not row.is_back:
                 continue
             link = await self._links.view(row.server_url)
@@ -145,8 +168,8 @@ class HeldDeliveries:
         now = self._clock.now()
 
         def release(connection: Connection) -> tuple[int, Sequence[OwedRow]]:
-            # A time that lies further off than any hold lasts was written by a wrong clock.
-            found = connection.execute(_DUE, {"now": now, "horizon": now + LONGEST_REST + timedelta(hours=1)})
+            latest = {reason.value: now + longest + SKEW for reason, longest in LONGEST_PAUSES.items()}
+            found = connection.execute(_DUE, {"now": now, **latest})
             # They are not counted as part of a returned server's release: they would use up its room.
             rows = made_ready(connection, found.scalars().all(), now, released=False)
             return len(rows), rows
@@ -224,9 +247,16 @@ _DUE = (
     select(TABLE.c.id)
     .where(
         TABLE.c.state == DeliveryState.HELD,
-        TABLE.c.held_reason.in_((HoldReason.BUSY, HoldReason.OURS)),
+        TABLE.c.held_reason.in_(LONGEST_PAUSES),
         TABLE.c.suspect.is_(None),
-        or_(TABLE.c.next_attempt_at <= bindparam("now"), TABLE.c.next_attempt_at > bindparam("horizon")),
+        or_(
+            TABLE.c.next_attempt_at <= bindparam("now"),
+            # A time that lies further off than any such pause lasts was written by a wrong clock.
+            *(
+                and_(TABLE.c.held_reason == reason, TABLE.c.next_attempt_at > bindparam(reason.value))
+                for reason in LONGEST_PAUSES
+            ),
+        ),
     )
     .limit(BATCH)
 )
@@ -279,8 +309,54 @@ _STAYS_HELD = or_(
     col(ServerLink.operator_hold).is_(True),
     col(ServerLink.release_at).is_not(None),
 )
+_LINK = ServerLink.__table__.alias("link")  # type: ignore[attr-defined] # SQLModel adds it at run time
+_FORMER = TABLE.alias("former")
+_WAS_HELD_THEN = (
+    select(_FORMER.c.id)
+    .where(
+        _FORMER.c.server_url == _LINK.c.server_url,
+        _FORMER.c.state == DeliveryState.HELD,
+        _FORMER.c.held_reason == HoldReason.SERVER,
+        _FORMER.c.held_at <= _LINK.c.probed_at,
+    )
+    .exists()
+)
+_HAS_NEWS = and_(
+    _LINK.c.state == LinkState.DOWN,
+    _LINK.c.next_probe_at > bindparam("now"),
+    _LINK.c.probed_at <= bindparam("looked_before"),
+    ~_WAS_HELD_THEN,
+)
+"""Something is held for a server that is away, and nothing was at the last look."""
+_NEWLY_HELD = (
+    select(TABLE.c.server_url)
+    .distinct()
+    .join(_LINK, _LINK.c.server_url == TABLE.c.server_url)
+    .where(
+        TABLE.c.state == DeliveryState.HELD,
+        TABLE.c.created_at > bindparam("since"),
+        TABLE.c.held_reason == HoldReason.SERVER,
+        _HAS_NEWS,
+    )
+    .limit(bindparam("most"))
+)
 _HELD_SERVERS = select(
     _ALL.c.server_url,
+    select(_LINK.c.server_url)
+    .where(
+        _LINK.c.server_url == _ALL.c.server_url,
+        _HAS_NEWS,
+        select(TABLE.c.id)
+        .where(
+            TABLE.c.server_url == _ALL.c.server_url,
+            TABLE.c.state == DeliveryState.HELD,
+            TABLE.c.held_reason == HoldReason.SERVER,
+        )
+        .limit(1)
+        .exists(),
+    )
+    .exists()
+    .label("is_new"),
     and_(
         select(TABLE.c.id).where(_WAITING, TABLE.c.server_url == _ALL.c.server_url).limit(1).exists(),
         ~select(col(ServerLink.server_url))

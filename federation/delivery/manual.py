@@ -97,4 +97,4 @@ def _statuses(kind: FailureClass) -> Iterable[str]:
 
 
 def _class(status: int) -> FailureClass:
-    return class_of_status(status, asks_to_wait=False, is_json=True, acknowledged=False)
+    return class_of_status(status, asks_to_wait=False, is_json=True)

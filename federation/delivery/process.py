@@ -29,7 +29,7 @@ from federation.delivery.database_watch import DatabaseWatch
 from federation.delivery.entries import Abandoned, Begin, Begun, Ended, NotBegun, Series
 from federation.delivery.errors import Held, NotNow, PermanentFailure, RetryableFailure, Superseded
 from federation.delivery.exchange import Exchange, Report
-from federation.delivery.fates import HELD_FOR_SERVER, LONGEST_OWN_PAUSE, Fate, fails_alone, fate_of
+from federation.delivery.fates import AGAIN, HELD_FOR_SERVER, LONGEST_OWN_PAUSE, Fate, alone, fails_alone, fate_of
 from federation.delivery.foreign import ForeignJobs
 from federation.delivery.ledger import Ledger
 from federation.delivery.payloads import Payloads
@@ -154,7 +154,7 @@ class DeliveryProcessor:
         await self._refuse_blacklisted(job, report)
         report.checked = monotonic()
         link = await self._links.view(report.delivery.server_url)
-        report.acknowledged, report.profile = link.acknowledged, profile_of(link.profile)
+        report.link, report.acknowledged, report.profile = link, link.acknowledged, profile_of(link.profile)
         hold = link.hold(self._clock.now())
         return hold is not None and not report.begun and not await self._begin(job, report, hold)
 
@@ -166,8 +166,6 @@ class DeliveryProcessor:
         """
         if not report.begun:
             await self._begin(job, report, Hold(reason=HoldReason.BUSY, until=self._clock.now() + pause))
-        if report.series is not None:  # it may be the canary of a server that is away: the next probe sends another
-            await self._links.probe_failed(report.delivery.server_url)
         raise NotNow(f"no room to wait for {report.delivery.server_url}", pause)
 
     async def _parse(self, job: Job) -> FederationDeliveryJob:
@@ -299,15 +297,12 @@ class DeliveryProcessor:
     ) -> Fate:
         """Report the failure to the server's link, then decide what becomes of the row. A job has `most` attempts."""
         server_url, kind, code = report.delivery.server_url, failure.failure_class, failure.code
-        if kind is FailureClass.UNAVAILABLE and series.canary_at is not None:
-            # The server accepts other deliveries and refuses this one, whatever status it gives.
-            kind = FailureClass.REJECTED if fails_alone(code, series, await self._links.find(server_url)) else kind
         if kind is FailureClass.UNAVAILABLE:
-            await self._links.unavailable(server_url, code)
-            if is_last:
-                await self._links.exhausted(server_url, code, first_attempted_at=series.first_attempted_at)
-            if series.is_canary:
-                await self._links.probe_failed(server_url)
+            if is_last or series.canary_at is not None:
+                link = await self._links.find(server_url)
+                if fails_alone(code, series, link, is_last=is_last):
+                    return alone(series, self._clock.now()) if is_last else AGAIN
+            await self._note_unavailable(report, series, failure, is_last=is_last)
         elif kind is FailureClass.REST:
             await self._links.rests(server_url, failure.at_least if isinstance(failure, RetryableFailure) else None)
         elif kind is FailureClass.REJECTED and (is_last or series.is_canary):
@@ -317,8 +312,22 @@ class DeliveryProcessor:
             is_last = is_last or series.attempts >= most
             if is_last and code not in OWN_FAULTS:
                 await self._links.rejected(server_url, code)
+            if series.is_canary:
+                await self._links.canary_refused(server_url)
         link = await self._links.view(server_url)
         return fate_of(kind, is_last=is_last, series=series, link=link, now=self._clock.now())
+
+    async def _note_unavailable(
+        self, report: Report, series: Series, failure: PermanentFailure | RetryableFailure, *, is_last: bool
+    ) -> None:
+        """Count the failure against the server: once, whatever the attempt was."""
+        server_url, code = report.delivery.server_url, failure.code
+        moved_to = failure.moved_to if isinstance(failure, RetryableFailure) else None
+        await self._links.unavailable(server_url, code, moved_to=moved_to)
+        if series.is_canary:
+            await self._links.probe_failed(server_url)
+        elif is_last:
+            await self._links.exhausted(server_url, code, first_attempted_at=series.first_attempted_at)
 
     async def _is_misunderstood(self, report: Report, code: str) -> bool:
         """Tell whether the refusal may end once we know the server's new keys, or it knows ours."""

@@ -40,6 +40,9 @@ SHARE: Final = 5
 """No server has more than one part in this many of the room."""
 SHORTEST_PAUSE: Final = timedelta(seconds=5)
 LONGEST_PAUSE: Final = timedelta(minutes=10)
+SPREAD: Final = 0.25
+"""By this part of it a pause is longer or shorter, so that not all come back at the same moment."""
+LONGEST_BUSY: Final = LONGEST_PAUSE * (1 + SPREAD)
 MAX_REMEMBERED: Final = 10_000
 
 LeaveSlot = Callable[[], bool]
@@ -270,5 +273,4 @@ class Room:
         server.turned_away += 1
         seconds = server.turned_away * server.seconds / self._turns(server)
         pause = min(max(timedelta(seconds=seconds), SHORTEST_PAUSE), LONGEST_PAUSE)
-        # Spread out, so that they do not all come back at the same moment.
-        return Busy(server.url, pause * random.uniform(0.75, 1.25))  # noqa: S311 - guards nothing
+        return Busy(server.url, pause * random.uniform(1 - SPREAD, 1 + SPREAD))  # noqa: S311 - guards nothing

@@ -122,6 +122,7 @@ def _series(row: Any, entry: Begin) -> Series:
         holds=row.holds,
         canary_at=row.canary and row.canary.replace(tzinfo=UTC),
         is_canary=row.is_canary,
+        alone=row.alone,
         shared=row.other is not None,
     )
 
@@ -146,7 +147,8 @@ WITH b AS MATERIALIZED (
     FROM locked JOIN b ON b.id = locked.id
     WHERE d.id = locked.id AND locked.state = 'ready' AND locked.settled_at IS NULL AND locked.job_id = b.job
         AND locked.job_name IS NOT NULL AND (locked.sending IS NULL OR locked.sending = b.number)
-    RETURNING d.id, d.series, d.attempts, d.holds, d.first_attempted_at, d.canary_at, d.payload_id,
+    RETURNING d.id, d.series, d.attempts, d.holds, d.alone, d.first_attempted_at, d.canary_at,
+        d.payload_id,
         CASE WHEN d.payload_id IS NULL THEN d.payload END AS payload,
         coalesce(locked.canary_at = locked.released_at, false) AS is_canary
 ), g AS MATERIALIZED (
@@ -182,9 +184,10 @@ WITH b AS MATERIALIZED (
     WHERE p.id = n.id
     RETURNING p.id, p.refs
 )
-SELECT 'begun' AS kind, id, payload_id AS other, payload AS text, series, attempts, holds, first_attempted_at AS first,
-    canary_at AS canary, is_canary FROM begun
-UNION ALL SELECT 'gone', id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM gone
-UNION ALL SELECT 'known', follower_id, following_id, follower_server_url, NULL, NULL, NULL, NULL, NULL, NULL FROM known
-UNION ALL SELECT 'unused', id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM released WHERE refs <= 0
+SELECT 'begun' AS kind, id, payload_id AS other, payload AS text, series, attempts, holds, alone,
+    first_attempted_at AS first, canary_at AS canary, is_canary FROM begun
+UNION ALL SELECT 'gone', id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM gone
+UNION ALL SELECT 'known', follower_id, following_id, follower_server_url, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+    FROM known
+UNION ALL SELECT 'unused', id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM released WHERE refs <= 0
 """  # noqa: S608 - it is made of names of columns

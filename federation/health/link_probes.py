@@ -1,15 +1,16 @@
-"""Probes of servers whose links are not up, so that what is held for them goes out soon after they return.
+"""Looks at servers whose links are not up, so that what is held for them goes out soon after they return.
 
-Theory of operation. The link says when its next probe is due, and a probe begins with moving that date, if it is still
-the same. So only one of all processes probes, and a process that dies while probing costs half a minute. A server that
-fell silent is back if its `/discover` shows the registered key. If something answered all the time, or only relays
-reach the server, only a delivery that gets through proves anything: then a canary is sent.
+Theory of operation. The link says when its next look is due, and a look begins with moving that date, if it is still
+the same. So only one of all processes looks, and a process that dies meanwhile costs half a minute. Recovery is proved
+by the way that failed: where something is held, the look is a canary, one delivery that is sent ahead, and what becomes
+of it is noted by its attempt. A server for which nothing is held is back if its `/discover` shows the registered key.
+So is one that showed another key, and only so: an acknowledgment proves nothing of keys.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 import structlog
@@ -19,11 +20,10 @@ from db import LinkState
 from federation.base.logs import crash
 from federation.health.probe import Probe
 from federation.http.errors import OutboundError
-from federation.http.threat_policy import NetworkErrorCode, get_threat_policy
 from federation.servers.discovery import DiscoverServer, DiscoveryError
 from federation.servers.link_rules import Link
 from federation.servers.links import Links
-from federation.servers.registry import KnownServer, Registry
+from federation.servers.registry import Registry
 
 log = structlog.get_logger(__name__)
 
@@ -31,68 +31,79 @@ AT_ONCE: Final = 10
 
 SendCanary = Callable[[str], Awaitable[bool]]
 """Sends one held delivery ahead to the server; returns False if none is held for it."""
+NewlyHeld = Callable[[], Awaitable[Sequence[str]]]
+"""Returns servers for which something is held by now, and nothing was at the last look."""
 
 
 class LinkProbes:
-    """Probes the servers that are due, ten at a time."""
+    """Looks at the servers that are due, ten at a time."""
 
     def __init__(
-        self, *, links: Links, registry: Registry, probe: Probe, discover: DiscoverServer, send_canary: SendCanary
+        self,
+        *,
+        links: Links,
+        registry: Registry,
+        probe: Probe,
+        discover: DiscoverServer,
+        send_canary: SendCanary,
+        newly_held: NewlyHeld,
     ) -> None:
         self._links = links
         self._registry = registry
         self._probe = probe
         self._discover = discover
         self._send_canary = send_canary
+        self._newly_held = newly_held
 
     async def tick(self) -> int:
-        """Probe the servers that are due. Return how many there were.
+        """Look at the servers that are due. Return how many there were.
 
         Raises:
             SQLAlchemyError: the database did not answer; they are due again in half a minute.
         """
+        for url in await self._newly_held():
+            await self._links.look_soon(url)
         due = await self._links.due_for_probe(AT_ONCE)
         taken = [link for link in due if await self._links.take_probe(link)]
         # Waits for all of them: if one cannot write its result, the nine others must not be left running.
-        ended = await asyncio.gather(*(self._look(link) for link in taken), return_exceptions=True)
+        ended = await asyncio.gather(*(self.look(link) for link in taken), return_exceptions=True)
         for trouble in ended:
             if trouble is not None:
                 raise trouble
         return len(taken)
 
-    async def _look(self, link: Link) -> None:
+    async def look(self, link: Link) -> None:
+        """Find out whether the server is back, and note it in its link, unless a canary is left to do so.
+
+        Raises:
+            SQLAlchemyError: the database did not answer.
+        """
+        url = link.server_url
         try:
-            if not await self._is_back(link):
-                await self._links.probe_failed(link.server_url)
+            if link.operator_hold or await self._registry.is_blacklisted(url):
+                await self._links.probe_failed(url)
+            elif link.state is LinkState.MISMATCH or not await self._send_canary(url):
+                await self._discover_whether_back(link)
         except SQLAlchemyError:
             raise
-        except Exception as error:  # a bug must not keep nine others from being probed
-            log.error("link_probe_crashed", server_url=link.server_url, **crash(error))
+        except Exception as error:  # a bug must not keep nine others from being looked at
+            log.error("link_probe_crashed", server_url=url, **crash(error))
 
-    async def _is_back(self, link: Link) -> bool:
-        """Tell whether the link is up now, or need not be probed any more."""
+    async def _discover_whether_back(self, link: Link) -> None:
+        """Ask `/discover`. A server that refuses deliveries may answer there as ever: only a canary can tell."""
         url = link.server_url
-        if link.operator_hold or await self._registry.is_blacklisted(url):
-            return False
-        if link.state is LinkState.REFUSING:
-            await self._send_canary(url)
-            return False
-        server = await self._registry.find(url)
-        if not await (self._can_be_discovered(url) if server is None else self._answers(link, server)):
-            return False
-        if link.needs_canary and await self._send_canary(url):
-            return False
-        return (await self._links.returned(url, reason="probe")).state is LinkState.UP
+        if link.state is not LinkState.REFUSING and await self._is_well(url):
+            await self._links.returned(url, reason="probe")
+        else:
+            await self._links.probe_failed(url)
 
-    async def _answers(self, link: Link, server: KnownServer) -> bool:
+    async def _is_well(self, url: str) -> bool:
+        server = await self._registry.find(url)
+        if server is None:
+            return await self._can_be_discovered(url)
         seen = await self._probe.look(server)
         if seen.another_key:
-            await self._links.mismatched(server.url)
-            return False
-        # For other reasons, such as a status, the policy would return what applies to unknown failures.
-        is_network = link.reason in set(NetworkErrorCode)
-        if not seen.well and is_network and get_threat_policy(link.reason).relay_eligible:
-            await self._send_canary(server.url)
+            await self._links.mismatched(url)
         return seen.well
 
     async def _can_be_discovered(self, url: str) -> bool:

@@ -48,15 +48,15 @@ class Probe:
     async def __call__(self, server: KnownServer) -> int | None:
         """Probe the server and note the result.
 
-        Return 0 if it is well, else how many probes failed in a row; None if it is gone. If a server that had fallen
-        silent is well, its link comes up, too; see `Links`.
+        Return 0 if it is well, else how many probes failed in a row; None if it is gone. What fell by deliveries is not
+        well by a probe: where the server's link is not up, its next look is due now, and decides about its health.
         """
         if not (await self.look(server)).well:
             return await self._registry.count_failed_probe(server.url)
-        link = await self._links.view(server.url)
-        if link.state is LinkState.DOWN and not link.needs_canary:
-            await self._links.returned(server.url, reason="probe")
-        await self._registry.mark_healthy(server.url, reason="probe")
+        if (await self._links.find(server.url)).state is LinkState.UP:
+            await self._registry.mark_healthy(server.url, reason="probe")
+        else:
+            await self._links.look_soon(server.url)
         return 0
 
     async def look(self, server: KnownServer) -> Seen:

@@ -59,6 +59,14 @@ def parse_json(text: str | bytes, *, limit: int) -> object:
         raise NotJson(f"not JSON we parse: {error}") from None
 
 
+def is_json_object(text: str | bytes, *, limit: int) -> bool:
+    """Tell whether *text* holds a JSON object. Nothing else is what a server of this protocol answers."""
+    try:
+        return isinstance(parse_json(text, limit=limit), dict)
+    except NotJson:
+        return False
+
+
 def _decode(text: str) -> object:
     # The garbage collector would go through the growing document again and again and find nothing: a document made of
     # empty lists takes twenty times as long, and everything else in the process waits.

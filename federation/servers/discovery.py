@@ -18,8 +18,14 @@ from federation.http.errors import BlockedUrl, NetworkError, OutboundError
 from federation.http.gates import FederationFetch, Fetched
 from federation.http.response import NOT_JUDGED, Response, asks_for_rest
 from federation.http.threat_policy import NetworkErrorCode
-from federation.protocol.discovery import DiscoverDocument, parse_discover_document, register_request
+from federation.protocol.discovery import (
+    MAX_DISCOVER_BYTES,
+    DiscoverDocument,
+    parse_discover_document,
+    register_request,
+)
 from federation.protocol.errors import ProtocolError, UrlError
+from federation.protocol.json_text import is_json_object
 from federation.protocol.possession import DECRYPT_FAILED, NO_PROOF, Proof
 from federation.protocol.relaying import ORIGIN_HEADER
 from federation.protocol.urls import canonical_origin
@@ -48,6 +54,10 @@ class DiscoveryError(Exception):
 
 class DiscoveryRefused(DiscoveryError):
     """The server answered, and its answer cannot be used: other keys than before, another's name, or a refusal."""
+
+
+class DiscoveryPage(DiscoveryError):
+    """Something answered that is no server of this protocol, such as a proxy whose server is away."""
 
 
 class ServerRests(DiscoveryError):
@@ -376,14 +386,21 @@ def _keys_taken() -> Iterator[None]:
         raise DiscoveryRefused(str(error)) from error
 
 
+def _refusal(status: int, body: bytes) -> type[DiscoveryError]:
+    if not 400 <= status <= 499 or status in NOT_JUDGED:
+        return DiscoveryError
+    return DiscoveryRefused if is_json_object(body, limit=MAX_DISCOVER_BYTES) else DiscoveryPage
+
+
 def _document(origin: str, fetched: Fetched) -> DiscoverDocument:
-    status = fetched.response.status
+    status, body = fetched.response.status, fetched.response.body
     if not fetched.response.ok:
-        refuses = 400 <= status <= 499 and status not in NOT_JUDGED
-        raise (DiscoveryRefused if refuses else DiscoveryError)(f"{origin}/discover answered with status {status}")
+        raise _refusal(status, body)(f"{origin}/discover answered with status {status}")
     try:
-        document = parse_discover_document(fetched.response.body)
+        document = parse_discover_document(body)
     except ProtocolError as error:
+        if not is_json_object(body, limit=MAX_DISCOVER_BYTES):
+            raise DiscoveryPage(f"{origin}/discover: {error}") from error
         raise DiscoveryRefused(f"{origin}/discover: {error}") from error
     if document.origin != origin:
         raise DiscoveryRefused(f"{origin}/discover names another server as itself")

@@ -26,6 +26,7 @@ from federation.servers.discovery import (
     INTRODUCTION_PATIENCE,
     DiscoverServer,
     DiscoveryError,
+    DiscoveryPage,
     DiscoveryRefused,
     ServerBlacklisted,
     ServerRests,
@@ -144,7 +145,7 @@ def _trouble(failure: JobFailedError, server_url: str) -> DiscoveryError:
 
 
 _TROUBLES: Final[Mapping[str, type[DiscoveryError]]] = {
-    kind.__name__: kind for kind in (DiscoveryRefused, ServerRests, ServerBlacklisted)
+    kind.__name__: kind for kind in (DiscoveryPage, DiscoveryRefused, ServerRests, ServerBlacklisted)
 }
 
 

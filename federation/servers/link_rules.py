@@ -1,7 +1,9 @@
 """What is known of the way to a server, and how each event changes it: values and pure functions.
 
-A link goes down by evidence over time, not by volume, comes up by a delivery that got through or by a probe, and says
-when it is to be probed next. The module `links` stores it, and acts on its changes.
+A link goes down by evidence over time, not by volume, and comes up by the way that failed: by a delivery that got
+through, or, where nothing is held that could be sent, by a look at `/discover`. It says when the next look is due.
+Until a delivery is acknowledged an outage goes on, even if the link was up in between: the pauses between looks grow.
+The module `links` stores it, and acts on its changes.
 """
 
 from __future__ import annotations
@@ -28,7 +30,16 @@ FIRST_REST: Final = timedelta(minutes=1)
 LONGEST_REST: Final = timedelta(hours=24)
 LONGEST_WAIT: Final = max(LONGEST_PROBE, CANARY_INTERVAL, LONGEST_REST)
 """No link ever waits for a time further off than this."""
-SLOWEST_RELEASE: Final = 1 / 64
+HEARD_INTERVAL: Final = timedelta(minutes=1)
+"""News of a server that is away bring the next look forward at most this often."""
+LONGEST_BATCH: Final = timedelta(seconds=10)
+"""Batches of a release follow one another more quickly than this, unless the server rests."""
+SLOWEST_START: Final = 1 / 4
+"""Deliveries a second with which a release begins at the least."""
+MOST_CANARIES: Final = 10
+"""How many deliveries one look may send ahead, where each is refused for itself."""
+SKEW: Final = timedelta(seconds=5)
+"""Clocks of processes that share a database differ by less than this."""
 OPERATOR: Final = "OPERATOR"
 """The reason of a link that an operator holds."""
 
@@ -56,7 +67,6 @@ class Link:
     evidence_at: datetime | None = None
     last_success_at: datetime | None = None
     rejections: int = 0
-    needs_canary: bool = False
     fell_at: datetime | None = None
     probes: int = 0
     canaries: int = 0
@@ -80,27 +90,51 @@ class Link:
         """Return what a delivery has to wait for at `now`, or None if it may be sent."""
         if not self.is_open:
             return Hold(reason=HoldReason.SERVER)
-        if self.rest_until is not None and now < self.rest_until <= now + LONGEST_REST:
-            return Hold(reason=HoldReason.REST, until=self.rest_until)
-        return None
+        until = self.rests_until(now)
+        return None if until is None else Hold(reason=HoldReason.REST, until=until)
+
+    def rests_until(self, now: datetime) -> datetime | None:
+        """Return the end of the rest that the server takes at `now`; None if it takes none.
+
+        A rest that is longer than any that is granted was written by a wrong clock.
+        """
+        resting = self.rest_until is not None and now < self.rest_until <= now + LONGEST_REST
+        return self.rest_until if resting else None
 
     def has_nothing_to_forget(self) -> bool:
         """Tell whether one more success would change nothing."""
         return (
             self.state is LinkState.UP
             and self.acknowledged
-            and not (self.evidence or self.rejections or self.rests or self.relayed)
+            and self.fell_at is None
+            and not (self.evidence or self.rejections or self.rests or self.relayed or self.probes or self.moved_to)
         )
 
 
+def believed(link: Link, now: datetime) -> Link:
+    """Return the link without times of events that are yet to come: a clock that was wrong wrote them."""
+    past = replace(
+        link,
+        since=min(link.since, now),
+        fell_at=link.fell_at and min(link.fell_at, now),
+        last_success_at=link.last_success_at and min(link.last_success_at, now),
+    )
+    return link if past == link else past
+
+
 def after_success(link: Link, now: datetime, *, relayed: bool) -> Link:
-    """Return the link after a delivery was acknowledged."""
-    link = replace(link, acknowledged=True, evidence=0, rejections=0, rests=0, last_success_at=now)
-    return replace(raised(link, now), relayed=relayed)
+    """Return the link after a delivery was acknowledged. That proves nothing of keys: a mismatch stays one."""
+    if link.state is LinkState.MISMATCH:
+        return link
+    link = replace(link, acknowledged=True, evidence=0, rejections=0, rests=0, last_success_at=now, moved_to=None)
+    return replace(raised(link, now), relayed=relayed, fell_at=None, probes=0)
 
 
 def raised(link: Link, now: datetime) -> Link:
-    """Return the link as up, and its held deliveries due for release from now on, unless an operator holds it."""
+    """Return the link as up, and its held deliveries due for release from now on, unless an operator holds it.
+
+    Until a delivery is acknowledged it may turn out that the outage goes on: its beginning and its looks are kept.
+    """
     if link.state is LinkState.UP:
         return link
     return replace(
@@ -111,23 +145,22 @@ def raised(link: Link, now: datetime) -> Link:
         relayed=False,
         evidence=0,
         rejections=0,
-        needs_canary=False,
-        probes=0,
+        fell_at=link.fell_at or link.since,
+        canaries=0,
         next_probe_at=None,
         release_rate=link.release_start,
         release_at=None if link.operator_hold else now,
     )
 
 
-def after_unavailable(link: Link, now: datetime, code: str) -> Link:
-    """Return the link after an attempt that the server was unable to judge.
+def after_unavailable(link: Link, now: datetime, code: str, *, moved_to: str | None = None) -> Link:
+    """Return the link after an attempt that the server was unable to judge; `moved_to` is where it sent us.
 
-    Several buckets with such attempts take the link down; during a release, one is enough.
+    Several buckets with such attempts take the link down.
     """
+    link = replace(link, moved_to=moved_to)
     if link.state is not LinkState.UP:
         return link
-    if link.release_at is not None:
-        return fallen(replace(link, release_start=max(link.release_start / 2, SLOWEST_RELEASE)), now, code)
     if link.evidence_at is not None and link.evidence and _bucket(link.evidence_at) == _bucket(now):
         return link
     link = replace(link, evidence=link.evidence + 1, evidence_at=now)
@@ -144,18 +177,27 @@ def after_exhausted(link: Link, now: datetime, code: str, *, first_attempted_at:
 
 
 def fallen(link: Link, now: datetime, code: str) -> Link:
-    """Return the link as down because of `code`."""
+    """Return the link as down because of `code`. If it fell while it was released, the next release begins slower.
+
+    If nothing was acknowledged since it fell before, that outage goes on.
+    """
+    since = link.fell_at or now
+    looks = 0 if link.fell_at is None else link.probes
+    start = link.release_start if link.release_at is None else max(link.release_start / 2, SLOWEST_START)
     return replace(
         link,
         state=LinkState.DOWN,
-        since=now,
+        since=since,
+        fell_at=since,
         reason=code,
         relayed=False,
         evidence=0,
         evidence_at=None,
-        needs_canary=answers(code),
-        probes=0,
-        next_probe_at=now + FIRST_PROBES[0],
+        probes=looks,
+        canaries=0,
+        probed_at=now,
+        next_probe_at=now + probe_interval(looks, away=now - since),
+        release_start=start,
         release_at=None,
     )
 
@@ -163,7 +205,7 @@ def fallen(link: Link, now: datetime, code: str) -> Link:
 def after_mismatch(link: Link, now: datetime) -> Link:
     """Return the link after the server's `/discover` showed another signing key than the registered one."""
     down = fallen(link, now, "KEY_MISMATCH") if link.state is LinkState.UP else link
-    return replace(down, state=LinkState.MISMATCH, reason="KEY_MISMATCH", needs_canary=False, looked_at=now)
+    return replace(down, state=LinkState.MISMATCH, reason="KEY_MISMATCH", looked_at=now)
 
 
 def after_rejection(link: Link, now: datetime, code: str) -> Link:
@@ -171,43 +213,67 @@ def after_rejection(link: Link, now: datetime, code: str) -> Link:
     link = replace(link, rejections=link.rejections + 1)
     if link.state is not LinkState.UP or link.rejections < MAX_REJECTIONS:
         return link
-    down = fallen(link, now, code)
-    return replace(down, state=LinkState.REFUSING, needs_canary=True, next_probe_at=now + CANARY_INTERVAL)
+    return replace(fallen(link, now, code), state=LinkState.REFUSING, next_probe_at=now + CANARY_INTERVAL)
 
 
 def after_rest(link: Link, now: datetime, pause: timedelta | None) -> Link:
     """Return the link after the server asked to be left alone.
 
-    Without a `pause` it rests a minute, and twice as long each further time.
+    Without a `pause` it rests a minute, and twice as long each further time. All answers that come before the rest is
+    over are of the same moment, and count once. A link that is down is not looked at meanwhile.
     """
-    pause = FIRST_REST * (1 << min(link.rests, 20)) if pause is None else pause
+    resting = link.rests_until(now) is not None
+    times = max(link.rests - 1, 0) if resting else link.rests
+    pause = FIRST_REST * (1 << min(times, 20)) if pause is None else pause
     until = now + min(max(pause, SHORTEST_REST), LONGEST_REST)
-    if link.rest_until is not None and link.rest_until <= now + LONGEST_REST:  # otherwise written by a wrong clock
+    if resting and link.rest_until is not None:
         until = max(until, link.rest_until)
-    return replace(
-        link,
-        rests=link.rests + 1,
-        rest_until=until,
-        release_rate=max(link.release_rate / 2, SLOWEST_RELEASE),
-    )
+    link = replace(link, rest_until=until)
+    if link.state is not LinkState.UP:
+        link = replace(link, probed_at=now, next_probe_at=until)
+    if resting:
+        return link
+    return replace(link, rests=link.rests + 1, release_rate=max(link.release_rate / 2, SLOWEST_START))
 
 
 def after_failed_probe(link: Link, now: datetime) -> Link:
-    """Return the link after a probe, or a canary, showed that the server is not back."""
-    return probe_planned(replace(link, probes=link.probes + 1), now)
-
-
-def probe_planned(link: Link, now: datetime) -> Link:
-    """Return the link with the time of its next probe, which is None if it is up."""
+    """Return the link after a look, be it at `/discover` or by a canary, showed that the server is not back."""
     if link.state is LinkState.UP:
-        return replace(link, next_probe_at=None)
-    if link.state is LinkState.REFUSING:
-        return replace(link, next_probe_at=now + CANARY_INTERVAL)
-    return replace(link, next_probe_at=now + probe_interval(link.probes, away=now - link.since))
+        return link
+    pause = (
+        CANARY_INTERVAL if link.state is LinkState.REFUSING else probe_interval(link.probes + 1, away=now - link.since)
+    )
+    return replace(link, probes=link.probes + 1, canaries=0, probed_at=now, next_probe_at=now + pause)
+
+
+def after_refused_canary(link: Link, now: datetime) -> Link:
+    """Return the link after a canary was refused for itself, which says nothing of the others: the next goes at once.
+
+    After `MOST_CANARIES` of them the look was in vain. A server that refuses everything gets one a day.
+    """
+    if link.state is not LinkState.DOWN or link.canaries + 1 >= MOST_CANARIES:
+        return after_failed_probe(link, now)
+    return replace(link, canaries=link.canaries + 1, probed_at=now, next_probe_at=now)
+
+
+def was_just_looked_at(link: Link, now: datetime) -> bool:
+    """Tell whether the last look is so recent that nobody's news of the server brings the next one forward."""
+    return link.probed_at is not None and link.probed_at <= now < link.probed_at + HEARD_INTERVAL
+
+
+def looked_at_soon(link: Link, now: datetime) -> Link:
+    """Return the link with a look due now, if the last one was at least `HEARD_INTERVAL` ago."""
+    return link if was_just_looked_at(link, now) else looked_at_now(link, now)
+
+
+def looked_at_now(link: Link, now: datetime) -> Link:
+    """Return the link with a look due now, unless it is up."""
+    is_later = link.next_probe_at is not None and link.next_probe_at > now
+    return replace(link, next_probe_at=now) if is_later and link.state is not LinkState.UP else link
 
 
 def probe_interval(probes: int, *, away: timedelta) -> timedelta:
-    """Return how long after the `probes`-th failed probe the next one follows.
+    """Return how long after the `probes`-th failed look the next one follows.
 
     The intervals are 30 s, 1, 2, 5, 15, 25, 35, 45 minutes, 1, 2, 4 ... 24 hours, but no longer than a 24th of the time
     that the server has been away, or two minutes if that is more.
@@ -220,7 +286,7 @@ def probe_interval(probes: int, *, away: timedelta) -> timedelta:
 
 
 def answers(code: str) -> bool:
-    """Tell whether something answers at the server's address, so that a probe proves nothing."""
+    """Tell whether something answered at the server's address, so that the delivery itself may be what it refuses."""
     return code.startswith("HTTP_") or code == "FOREIGN_ANSWER"
 
 

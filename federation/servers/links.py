@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import cache
 from typing import Any, Final, TypeAlias
 
 import structlog
-from sqlalchemy import Connection, Executable, Row, Select, bindparam, or_, select, update
+from sqlalchemy import Connection, Executable, Row, Select, and_, bindparam, func, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlmodel import col
 
@@ -35,9 +35,6 @@ log = structlog.get_logger(__name__)
 CACHE_TTL: Final = timedelta(seconds=5)
 MAX_LOADED: Final = 200
 MAX_REMEMBERED: Final = 10_000
-HEARD_INTERVAL: Final = timedelta(minutes=1)
-NEVER: Final = datetime.min.replace(tzinfo=UTC)
-
 Rule: TypeAlias = Callable[[Link], Link]
 Also: TypeAlias = Callable[[Connection], None]
 """What else the transaction of a change writes: an operator's change is noted together with it."""
@@ -57,7 +54,6 @@ class Links:
         self._cache = LoadingCache(Batcher(self._load, MAX_LOADED).ask, ttl=CACHE_TTL)
         self._first_successes = Batcher(self._acknowledge, MAX_LOADED)
         self._noted: dict[str, int] = {}  # the bucket in which this process last noted a failure of a server
-        self._heard: dict[str, datetime] = {}  # when this process last had a server probed because it was heard of
 
     async def view(self, server_url: str) -> Link:
         """Return the link as it was a few seconds ago at most.
@@ -87,14 +83,17 @@ class Links:
         now = self._clock.now()
         await self._change(server_url, lambda link: link_rules.after_success(link, now, relayed=relayed), "delivered")
 
-    async def unavailable(self, server_url: str, code: str) -> None:
-        """Note an attempt that the server was unable to judge."""
+    async def unavailable(self, server_url: str, code: str, *, moved_to: str | None = None) -> None:
+        """Note an attempt that the server was unable to judge; `moved_to` is the origin that its redirect named."""
         now = self._clock.now()
         known = await self.view(server_url)
         bucket = int(now.timestamp() // link_rules.BUCKET.total_seconds())
-        if known.release_at is None and (known.state is not LinkState.UP or self._noted.get(server_url) == bucket):
+        is_noted = known.state is not LinkState.UP or self._noted.get(server_url) == bucket
+        if is_noted and known.moved_to == moved_to:
             return
-        await self._change(server_url, lambda link: link_rules.after_unavailable(link, now, code), code)
+        await self._change(
+            server_url, lambda link: link_rules.after_unavailable(link, now, code, moved_to=moved_to), code
+        )
         self._note(server_url, bucket)
 
     async def exhausted(self, server_url: str, code: str, *, first_attempted_at: datetime) -> None:
@@ -156,26 +155,30 @@ class Links:
         return await self._change(server_url, lambda link: link_rules.raised(link, now), reason)
 
     async def probe_failed(self, server_url: str) -> None:
-        """Note that a probe, or a canary, showed that the server is not back."""
+        """Note that a look, be it at `/discover` or by a canary, showed that the server is not back."""
         now = self._clock.now()
         await self._change(server_url, lambda link: link_rules.after_failed_probe(link, now), "probe")
 
+    async def canary_refused(self, server_url: str) -> None:
+        """Note that the server refused a canary for itself: whether it takes others is still to be seen."""
+        now = self._clock.now()
+        await self._change(server_url, lambda link: link_rules.after_refused_canary(link, now), "canary")
+
     async def look_soon(self, server_url: str) -> None:
-        """Have the server probed now, because it was heard of and may be back; at most once a minute per process."""
+        """Have the server looked at now, because something makes that worth while; at most once a minute.
+
+        For example, it was heard of and may be back, or a delivery is held for it where none was.
+        """
         now = self._clock.now()
         known = await self.view(server_url)
-        if known.state is LinkState.UP or now - self._heard.get(server_url, NEVER) < HEARD_INTERVAL:
-            return
-        if len(self._heard) > MAX_REMEMBERED:
-            self._heard.clear()
-        self._heard[server_url] = now
-        await self.look_now(server_url)
+        if known.state is not LinkState.UP and not link_rules.was_just_looked_at(known, now):
+            await self._change(server_url, lambda link: link_rules.looked_at_soon(link, now), "heard")
 
     async def look_now(self, server_url: str) -> None:
-        """Have the server probed now, unless its link is up; for example, because its keys have changed."""
+        """Have the server looked at now, unless its link is up; for example, because its keys have changed."""
         now = self._clock.now()
         if (await self.find(server_url)).state is not LinkState.UP:
-            await self._change(server_url, lambda link: _probed_by(link, now), "heard")
+            await self._change(server_url, lambda link: link_rules.looked_at_now(link, now), "heard")
 
     async def hold(self, server_url: str, *, also: Also = nothing_else) -> None:
         """Hold deliveries to the server until `release`, as an operator wants."""
@@ -221,9 +224,11 @@ class Links:
         taken = (
             update(_TABLE)
             .where(_TABLE.c.server_url == link.server_url, _TABLE.c.next_probe_at == link.next_probe_at)
-            .values(next_probe_at=now + link_rules.FIRST_PROBES[0])
+            .values(next_probe_at=now + link_rules.FIRST_PROBES[0], probed_at=now)
         )
-        return await self._database.transact(lambda connection: connection.execute(taken).rowcount) == 1
+        is_ours = await self._database.transact(lambda connection: connection.execute(taken).rowcount) == 1
+        self._cache.drop(link.server_url)
+        return is_ours
 
     def forget(self, server_url: str) -> None:
         """Drop what is cached of the link: the next reader sees it as it is."""
@@ -272,8 +277,17 @@ class Links:
 
     async def _due(self, query: Select[*tuple[Any, ...]], limit: int) -> Sequence[Link]:
         now = self._clock.now()
-        due = await self._database.rows(query, {"now": now, "latest": now + link_rules.LONGEST_WAIT, "most": limit})
-        return [_link(row) for row in due]
+        due = await self._database.rows(
+            query,
+            {
+                "now": now,
+                "latest": now + link_rules.LONGEST_WAIT,
+                "ahead": now + link_rules.SKEW,
+                "latest_batch": now + link_rules.LONGEST_BATCH,
+                "most": limit,
+            },
+        )
+        return [link_rules.believed(_link(row), now) for row in due]
 
     async def _acknowledge(self, urls: Sequence[str]) -> list[Link]:
         """Note the first acknowledged delivery of servers of which nothing was known, in one statement."""
@@ -289,18 +303,14 @@ class Links:
     async def _load(self, urls: Sequence[str]) -> list[Link]:
         found = {row.server_url: _link(row) for row in await self._database.rows(_KNOWN, {"urls": urls})}
         now = self._clock.now()
-        return [found.get(url) or Link(server_url=url, since=now) for url in urls]
+        return [
+            link_rules.believed(found[url], now) if url in found else Link(server_url=url, since=now) for url in urls
+        ]
 
     def _note(self, server_url: str, bucket: int) -> None:
         if len(self._noted) > MAX_REMEMBERED:
             self._noted.clear()
         self._noted[server_url] = bucket
-
-
-def _probed_by(link: Link, at: datetime) -> Link:
-    if link.state is LinkState.UP or link.next_probe_at is None or link.next_probe_at <= at:
-        return link
-    return replace(link, next_probe_at=at)
 
 
 def locked(connection: Connection, server_url: str, now: datetime) -> Link:
@@ -310,7 +320,7 @@ def locked(connection: Connection, server_url: str, now: datetime) -> Link:
         blank = _values(Link(server_url=server_url, since=now))
         connection.execute(_inserts(connection.dialect.name).blank, blank)
         row = connection.execute(_LOCKED, {"url": server_url}).one()
-    return _link(row)
+    return link_rules.believed(_link(row), now)
 
 
 def store(connection: Connection, link: Link) -> None:
@@ -329,15 +339,16 @@ def _health_code(reason: str) -> str:
 
 
 def _link(row: Row[*tuple[Any, ...]]) -> Link:
-    return Link(**row._mapping)
+    return Link(**{name: row._mapping[name] for name in _COLUMNS})
 
 
 def _values(link: Link) -> dict[str, object]:
-    """Return the link's fields.
+    """Return the link's fields, and what an earlier version reads, to which a node may go back.
 
     Does the same as `asdict`, which copies each value and takes longer than a statement.
     """
-    return {name: getattr(link, name) for name in _COLUMNS}
+    values = {name: getattr(link, name) for name in _COLUMNS}
+    return {**values, "needs_canary": link.state in (LinkState.DOWN, LinkState.REFUSING)}
 
 
 _COLUMNS: Final = tuple(field.name for field in fields(Link))
@@ -346,15 +357,37 @@ _LOCKED = select(_TABLE).where(_TABLE.c.server_url == bindparam("url")).with_for
 _STORED = (
     update(_TABLE)
     .where(_TABLE.c.server_url == bindparam("new_server_url"))
-    .values({name: bindparam(f"new_{name}") for name in _COLUMNS if name != "server_url"})
+    .values({name: bindparam(f"new_{name}") for name in (*_COLUMNS, "needs_canary") if name != "server_url"})
 )
-_PROBE_DUE, _RELEASE_DUE = (
-    # A time further off than any link waits was written by a wrong clock.
+# A time that no rule can have written by now was written by a wrong clock: it counts as due.
+_PROBE_DUE = (
     select(_TABLE)
-    .where(or_(moment <= bindparam("now"), moment > bindparam("latest")))
-    .order_by(moment)
+    .where(
+        _TABLE.c.next_probe_at.is_not(None),
+        or_(
+            _TABLE.c.next_probe_at <= bindparam("now"),
+            _TABLE.c.next_probe_at > bindparam("latest"),
+            _TABLE.c.probed_at > bindparam("ahead"),
+        ),
+    )
+    .order_by(_TABLE.c.next_probe_at)
     .limit(bindparam("most"))
-    for moment in (_TABLE.c.next_probe_at, _TABLE.c.release_at)
+)
+_RELEASE_DUE = (
+    select(_TABLE)
+    .where(
+        _TABLE.c.release_at.is_not(None),
+        or_(
+            _TABLE.c.release_at <= bindparam("now"),
+            _TABLE.c.release_at > bindparam("latest"),
+            and_(
+                _TABLE.c.release_at > bindparam("latest_batch"),
+                func.coalesce(_TABLE.c.rest_until != _TABLE.c.release_at, True),
+            ),
+        ),
+    )
+    .order_by(_TABLE.c.release_at)
+    .limit(bindparam("most"))
 )
 
 
@@ -367,7 +400,7 @@ class _Inserts:
 @cache
 def _inserts(dialect: str) -> _Inserts:
     insert = (postgresql if dialect == "postgresql" else sqlite).insert(_TABLE)
-    forgotten = {"acknowledged": True, "evidence": 0, "rejections": 0}
+    forgotten = {"acknowledged": True, "evidence": 0, "rejections": 0, "fell_at": None, "probes": 0, "moved_to": None}
     acknowledged = insert.on_conflict_do_update(
         index_elements=[_TABLE.c.server_url],
         set_={**forgotten, "last_success_at": insert.excluded.last_success_at},
