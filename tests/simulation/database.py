@@ -10,6 +10,7 @@ A database of a seed is a copy of a migrated one.
 from __future__ import annotations
 
 import contextlib
+import math
 import sqlite3
 import tempfile
 from collections.abc import Callable
@@ -97,7 +98,7 @@ class Space:
     keeper: sqlite3.Connection
     clock: LoopClock
     changes: int = 0
-    _dues: dict[str, tuple[int, float]] = field(default_factory=dict)
+    _found: dict[str, tuple[int, list[Any]]] = field(default_factory=dict)
 
     @classmethod
     def open(cls, name: str, clock: LoopClock) -> Space:
@@ -117,12 +118,21 @@ class Space:
 
     def first_due(self, query: str) -> float:
         """The time of the loop in the only row and column that `query` finds; infinite if it is null."""
-        known = self._dues.get(query)
+        [due] = self._known(query, lambda row: math.inf if row[0] is None else self._loop_time(row[0]))
+        return float(due)
+
+    def dues(self, query: str) -> list[tuple[str, float]]:
+        """Each name that `query` finds, and the time of the loop beside it."""
+        return self._known(query, lambda row: (row[0], self._loop_time(row[1])))
+
+    def _known(self, query: str, read: Callable[[tuple[Any, ...]], Any]) -> list[Any]:
+        known = self._found.get(query)
         if known is None or known[0] != self.changes:
-            found = self.keeper.execute(query).fetchone()[0]
-            when = float("inf") if found is None else self.clock.loop_time(moment_of(found))
-            known = self._dues[query] = (self.changes, when)
+            known = self._found[query] = (self.changes, [read(row) for row in self.keeper.execute(query)])
         return known[1]
+
+    def _loop_time(self, stored: str) -> float:
+        return self.clock.loop_time(moment_of(stored))
 
 
 def moment_of(stored: str) -> datetime:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 AGAIN_AFTER: Final = 20.0
 """Seconds until somebody tries again what the database or the queue did not take."""
+REFUSED_AGAIN_AFTER: Final = 600.0
+"""The same for what is refused because of the server: it is blacklisted, or cannot be discovered."""
 
 Event = tuple[float, Callable[[], Awaitable[None]]]
 
@@ -155,4 +157,5 @@ class Incidents:
                 return
             except (SQLAlchemyError, WorkersError, ServerRefused, DiscoveryError) as error:
                 self._world.story.tell("* not done", error=repr(error)[:300])
-                await asyncio.sleep(AGAIN_AFTER)
+                is_away = isinstance(error, SQLAlchemyError | WorkersError)
+                await asyncio.sleep(AGAIN_AFTER if is_away else REFUSED_AGAIN_AFTER)

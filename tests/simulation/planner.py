@@ -26,9 +26,13 @@ MANY: Final = 16
 """So many are owed at once that their release takes several steps."""
 PAGES_FOR_ONE: Final = (413, 500)
 """What a server answers to one delivery, and to no other: it is too large, or of a kind that makes its code fail."""
-TRIES_OF_ONE: Final = ((0.0, 90.0), (11 * MINUTE, 3 * MINUTE), (73 * MINUTE, 4 * MINUTE), (7.2 * HOUR, 15 * MINUTE))
-"""About when the series of attempts of a delivery that fails alone are under way, after it is owed, and how long."""
-NEIGHBOURS: Final = tuple(number / 15 for number in range(16))
+TRIES_OF_ONE: Final = (
+    *((6.0 * number) for number in range(16)),
+    *((11 * MINUTE + 25.0 * number) for number in range(8)),
+    *((73 * MINUTE + 30.0 * number) for number in range(8)),
+    *((7.2 * HOUR + 120.0 * number) for number in range(8)),
+)
+"""When others are owed to the server of a delivery that fails alone: about while it is tried."""
 
 
 def make_plan(seed: int, servers: int) -> Plan:
@@ -111,7 +115,7 @@ class _Planner:
         for _ in range(chance.choice((0, 0, 0, 0, 1, 2))):
             found.append(PlannedDelivery(chance.uniform(0, WEEK), (chance.randrange(len(servers)),), is_poison=True))
         for status in PAGES_FOR_ONE:
-            if chance.random() < 0.7:
+            if chance.random() < 0.5:
                 found += self._one_page(servers, status)
         return found
 
@@ -136,8 +140,7 @@ class _Planner:
         number, at = chance.choice(well), chance.uniform(MINUTE, WEEK - 12 * HOUR)
         found = [PlannedDelivery(at, (number,), page=status)]
         if chance.random() < 0.7:
-            moments = [at + start + part * length for start, length in TRIES_OF_ONE for part in NEIGHBOURS]
-            found += [PlannedDelivery(moment, (number,)) for moment in moments]
+            found += [PlannedDelivery(at + after, (number,)) for after in TRIES_OF_ONE]
         return found
 
     def _in_order(self, number: int, server: PlannedServer) -> list[PlannedDelivery]:

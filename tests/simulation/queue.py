@@ -70,6 +70,11 @@ class Queues:
         """Whether some worker is at work."""
         return any(queue.table.by_state[JobState.PROCESSING] for queue in self._queues.values())
 
+    def has_open(self, name: str, job_id: str) -> bool:
+        """Whether that job is there and has not ended."""
+        table = self._queues[name].table.by_state
+        return any(job_id in table[state] for state in JobState if not state.is_final)
+
     def waiting(self, name: str) -> set[str]:
         """Ids of the jobs that are there to be done."""
         table = self._queues[name].table.by_state

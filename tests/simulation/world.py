@@ -15,6 +15,7 @@ from functools import cache, partial
 from sqlalchemy.exc import SQLAlchemyError
 
 from federation.base.jobs import POST_JOB
+from federation.base.queues import DELIVERY_QUEUE_NAME
 from federation.base.settings import Settings
 from federation.protocol.activities import post_activity
 from federation.protocol.keys import OwnKeys
@@ -141,7 +142,7 @@ class _Needs:
             "tending-LinkProbes.tick": Need(lambda _: self.space.first_due(_PROBED), DAY),
             "tending-Releaser.tick": Need(lambda _: self.space.first_due(_RELEASED), DAY),
             "tending-Sightings.tick": Need(lambda _: math.inf, DAY),
-            "sweep": Need(lambda _: self.space.first_due(_SWEPT), DAY),
+            "sweep": Need(lambda _: min(self.space.first_due(_SWEPT), self._first_without_job()), DAY),
             "range": Need(lambda _: math.inf, DAY),
             "purge": Need(lambda _: math.inf, 2 * DAY),
             "reap": Need(lambda _: self.queues.first_lease_end(), DAY),
@@ -149,12 +150,21 @@ class _Needs:
             "renew": Need(self._renewal, DAY),
         }
 
+    def _first_without_job(self) -> float:
+        """When the first ready delivery is missed in the queue."""
+        dues = (due for job, due in self.space.dues(_READY) if not self.queues.has_open(DELIVERY_QUEUE_NAME, job))
+        return min(dues, default=math.inf)
+
     def _renewal(self, _now: float) -> float:
         """When the first claim has lasted for a third of its lease, as long as workers go between two renewals."""
         return self.queues.first_lease_end() - own_settings().federation_lease.total_seconds() * 2 / 3
 
 
 _PROBED = "SELECT min(next_probe_at) FROM server_links"
+_READY = """
+SELECT job_id, datetime(coalesce(queued_at, created_at), iif(queued_at IS NULL, '30 seconds', '600 seconds'))
+FROM delivery_jobs WHERE state = 'ready' AND settled_at IS NULL
+"""
 _RELEASED = "SELECT min(release_at) FROM server_links"
 _SWEPT = """
 SELECT min(moment) FROM (
@@ -165,9 +175,6 @@ SELECT min(moment) FROM (
     WHERE row.state = 'held' AND row.held_reason IN ('rest', 'server') AND link.state = 'up'
     AND link.release_at IS NULL AND NOT link.operator_hold
     GROUP BY row.server_url
-    UNION ALL
-    SELECT min(datetime(coalesce(queued_at, created_at), iif(queued_at IS NULL, '30 seconds', '600 seconds')))
-    FROM delivery_jobs WHERE state = 'ready' AND settled_at IS NULL
     UNION ALL
     SELECT datetime(min(created_at), '7 days') FROM delivery_jobs WHERE state = 'held'
 )
