@@ -176,8 +176,10 @@ class Exchange:
                 "HTTP_429", str(error), failure_class=FailureClass.REST, at_least=SHORTEST_REST
             ) from error
         except DiscoveryPage as error:
-            code = "DISCOVERY_REFUSED" if self._is_no_server(report) else "FOREIGN_ANSWER"
-            raise RetryableFailure(code, str(error)) from error
+            if self._is_no_server(report):
+                problem = f"{error}; a page stands there for a day: is the name right?"
+                raise RetryableFailure("DISCOVERY_REFUSED", problem) from error
+            raise RetryableFailure("FOREIGN_ANSWER", str(error)) from error
         except DiscoveryRefused as error:
             raise RetryableFailure("DISCOVERY_REFUSED", str(error)) from error
         except (DiscoveryError, NetworkError) as error:

@@ -56,7 +56,7 @@ class Probe:
         if (await self._links.find(server.url)).state is LinkState.UP:
             await self._registry.mark_healthy(server.url, reason="probe")
         else:
-            await self._links.look_soon(server.url)
+            await self._links.look_now(server.url)
         return 0
 
     async def look(self, server: KnownServer) -> Seen:

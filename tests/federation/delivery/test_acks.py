@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from db import AttemptOutcome, DeliveryJob, DeliveryState, HoldReason
+from db import AttemptOutcome, DeliveryJob, DeliveryState, HoldReason, LinkState
 from federation.protocol.keys import generate_own_keys
 from tests.federation.delivery.harness import Site
 from tests.misbehaving import Canned
@@ -60,18 +60,21 @@ ACCEPTABLE: dict[str, Render] = {
     "hidden-inline": hidden_inline,
     "extra-members": replacing("x-new", [1]),
 }
-UNREADABLE: dict[str, tuple[Render, str]] = {
-    "no-ack": (raw(b'{"status":"ok"}'), "NO_ACK"),
-    "json-null": (raw(b"null"), "NO_ACK"),
-    "json-array": (raw(b"[]"), "NO_ACK"),
-    "json-scalar": (raw(b"42"), "NO_ACK"),
-    "legacy": (raw(b'{"status":"acknowledged","accepted":true}'), "NO_ACK"),
-    "wrong-method": (replacing("method", "PROXY"), "NO_ACK"),
-    "html": (raw(b"<html>hello</html>", "text/html"), "NOT_JSON"),
-    "empty": (raw(b""), "NOT_JSON"),
-    "bad-json": (raw(b'{"method":'), "NOT_JSON"),
-    "not-utf8": (raw(b'{"method":"\xff"}'), "NOT_JSON"),
-    "deeply-nested": (raw(b"[" * 100_000), "NOT_JSON"),
+PAGES: dict[str, Render] = {
+    "json-null": raw(b"null"),
+    "json-array": raw(b"[]"),
+    "json-scalar": raw(b"42"),
+    "html": raw(b"<html>hello</html>", "text/html"),
+    "empty": raw(b""),
+    "bad-json": raw(b'{"method":'),
+    "not-utf8": raw(b'{"method":"\xff"}'),
+    "deeply-nested": raw(b"[" * 100_000),
+}
+"""Whatever is no JSON object."""
+WITHOUT_ACK: dict[str, Render] = {
+    "no-ack": raw(b'{"status":"ok"}'),
+    "legacy": raw(b'{"status":"acknowledged","accepted":true}'),
+    "wrong-method": replacing("method", "PROXY"),
 }
 UNPROVEN: dict[str, tuple[Render, str]] = {
     "bad-signature": (replacing("signature", "AAAA"), "INVALID_ACK_SIGNATURE"),
@@ -165,10 +168,24 @@ async def test_a_private_user_acknowledges_only(site: Site, peer: Peer) -> None:
     assert (follow.accepted, follow.acknowledged) == (False, True)
 
 
-@pytest.mark.parametrize("shape", UNREADABLE)
+@pytest.mark.parametrize("shape", PAGES)
+async def test_a_page_is_nobodys_answer(site: Site, peer: Peer, shape: str) -> None:
+    """Also of a server that has never acknowledged anything: a proxy answers for it, and the delivery is held."""
+    peer.render = PAGES[shape]
+
+    fate = await site.outcome(await site.owe_follow(peer))
+
+    assert (fate.state, fate.codes) == (None, ["FOREIGN_ANSWER"] * 5)
+    assert fate.row is not None
+    assert (fate.row.state, fate.row.held_reason) == (DeliveryState.HELD, HoldReason.SERVER)
+    link = await site.federation.links.find(peer.url)
+    assert (link.state, link.acknowledged) == (LinkState.DOWN, False)
+
+
+@pytest.mark.parametrize("shape", WITHOUT_ACK)
 async def test_an_answer_without_an_acknowledgment_is_permanent(site: Site, peer: Peer, shape: str) -> None:
     """One attempt, and the row stays, failed, for somebody to look at."""
-    peer.render, code = UNREADABLE[shape]
+    peer.render, code = WITHOUT_ACK[shape], "NO_ACK"
 
     fate = await site.outcome(await site.owe_follow(peer))
 
@@ -185,20 +202,20 @@ async def test_an_answer_without_an_acknowledgment_is_permanent(site: Site, peer
     assert (follow.accepted, follow.acknowledged) == (False, False)
 
 
-@pytest.mark.parametrize("shape", sorted(UNREADABLE.keys() - {"legacy"}))
+@pytest.mark.parametrize("shape", ["html", "json-null", "no-ack", "wrong-method"])
 async def test_an_answer_without_an_acknowledgment_of_a_server_that_gave_one_before_is_not_its_own(
     site: Site, peer: Peer, shape: str
 ) -> None:
     """Somebody answers for it, as a maintenance page does: the delivery is tried again, and held in the end."""
     assert (await site.outcome(await site.owe_post(peer))).state is JobState.COMPLETED
-    peer.render, _ = UNREADABLE[shape]
+    peer.render = {**PAGES, **WITHOUT_ACK}[shape]
 
     fate = await site.outcome(await site.owe_follow(peer))
 
     assert (fate.state, fate.codes) == (None, ["FOREIGN_ANSWER"] * 5)
     assert fate.row is not None
     assert (fate.row.state, fate.row.held_reason) == (DeliveryState.HELD, HoldReason.SERVER)
-    assert (await site.federation.links.find(peer.url)).needs_canary
+    assert (await site.federation.links.find(peer.url)).state is LinkState.DOWN
 
 
 @pytest.mark.parametrize("shape", UNPROVEN)

@@ -112,7 +112,7 @@ def test_every_code_that_is_raised_has_a_class() -> None:
             FailureClass.REJECTED,
             {
                 *("BODY_TOO_LARGE", "DISCOVERY_REFUSED", "INVALID_ACK", "INVALID_ACK_SIGNATURE", "KEY_MATERIAL"),
-                *("NOT_JSON", "NO_ACK", "NO_PUBLIC_KEY", "NO_RECEIVER"),
+                *("NO_ACK", "NO_PUBLIC_KEY", "NO_RECEIVER"),
             },
         ),
         (FailureClass.OURS, {"DATABASE", "INTERNAL", "STALLED", "NO_OWN_URL", "NO_OWN_KEYS"}),
@@ -127,35 +127,40 @@ def test_the_class_of_each_code(kind: FailureClass, codes: set[str]) -> None:
 UNAVAILABLE, REST, REJECTED = FailureClass.UNAVAILABLE, FailureClass.REST, FailureClass.REJECTED
 
 
+JUDGED = (400, 401, 403, 404, 405, 409, 410, 415, 421, 422, 451, 499)
+FAILED = (500, 501, 502, 504, 507, 520, 530, 599)
+
+
+@pytest.mark.parametrize("is_json", [True, False])
 @pytest.mark.parametrize(
-    ("statuses", "asks_to_wait", "is_json", "acknowledged", "kind"),
+    ("statuses", "asks_to_wait", "kind"),
     [
-        ([429], False, True, False, REST),
-        ([429], True, False, True, REST),
-        ([503], True, False, False, REST),
-        ([503], True, True, True, REST),
-        ([503], False, True, True, UNAVAILABLE),
-        ([500, 501, 502, 504, 507, 520, 530, 599], True, True, True, UNAVAILABLE),
-        ([500, 501, 502, 504, 507, 520, 530, 599], False, False, False, UNAVAILABLE),
-        ([300, 301, 302, 303, 304, 307, 308], True, True, True, UNAVAILABLE),
-        ([408, 425], False, True, False, UNAVAILABLE),
-        ([408, 425], True, True, True, UNAVAILABLE),
-        ([400, 401, 403, 404, 405, 409, 410, 413, 415, 421, 422, 451, 499], False, True, True, REJECTED),
-        ([400, 401, 403, 404, 405, 409, 410, 413, 415, 421, 422, 451, 499], False, True, False, REJECTED),
-        ([400, 401, 403, 404, 405, 409, 410, 413, 415, 421, 422, 451, 499], True, False, False, REJECTED),
-        ([400, 401, 403, 404, 405, 409, 410, 413, 415, 421, 422, 451, 499], False, False, True, UNAVAILABLE),
-        ([100, 199, 600, 999], False, False, False, UNAVAILABLE),
+        ((429,), False, REST),
+        ((429, 503), True, REST),
+        ((503, *FAILED), False, UNAVAILABLE),
+        (FAILED, True, UNAVAILABLE),
+        ((300, 301, 302, 303, 304, 307, 308), True, UNAVAILABLE),
+        ((408, 425), False, UNAVAILABLE),
+        ((408, 425), True, UNAVAILABLE),
+        ((413, 414, 431), False, REJECTED),
+        ((413, 414, 431), True, REJECTED),
+        ((100, 199, 600, 999), False, UNAVAILABLE),
     ],
 )
 def test_the_class_of_a_status(
-    statuses: list[int], asks_to_wait: bool, is_json: bool, acknowledged: bool, kind: FailureClass
+    statuses: tuple[int, ...], asks_to_wait: bool, is_json: bool, kind: FailureClass
 ) -> None:
-    """Refusals are those a server of ours could have meant; the others it had no part in, or could not judge."""
-    found = {
-        status: class_of_status(status, asks_to_wait=asks_to_wait, is_json=is_json, acknowledged=acknowledged)
-        for status in statuses
-    }
+    """Whatever the body. What is too large for a proxy is this delivery's affair, whoever says so."""
+    found = {status: class_of_status(status, asks_to_wait=asks_to_wait, is_json=is_json) for status in statuses}
     assert found == dict.fromkeys(statuses, kind)
+
+
+@pytest.mark.parametrize("asks_to_wait", [True, False])
+@pytest.mark.parametrize(("is_json", "kind"), [(True, REJECTED), (False, UNAVAILABLE)])
+def test_a_refusal_is_json(is_json: bool, kind: FailureClass, asks_to_wait: bool) -> None:
+    """A page is nobody's answer: any proxy has one for each of these."""
+    found = {status: class_of_status(status, asks_to_wait=asks_to_wait, is_json=is_json) for status in JUDGED}
+    assert found == dict.fromkeys(JUDGED, kind)
 
 
 def test_refusals_that_may_be_a_misunderstanding() -> None:

@@ -189,9 +189,11 @@ async def test_keys_of_another_server_are_refused(site: Site, peer: Peer, federa
 @pytest.mark.parametrize(
     ("status", "code"),
     [
-        (204, "DISCOVERY_REFUSED"),
+        (200, "FOREIGN_ANSWER"),
+        (204, "FOREIGN_ANSWER"),
         (301, "DISCOVERY"),
-        (404, "DISCOVERY_REFUSED"),
+        (403, "FOREIGN_ANSWER"),
+        (404, "FOREIGN_ANSWER"),
         (408, "DISCOVERY"),
         (425, "DISCOVERY"),
         (500, "DISCOVERY"),

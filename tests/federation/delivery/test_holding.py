@@ -12,6 +12,7 @@ import pytest
 from db import Database, DeliveryState, HoldReason, LinkState
 from federation.admin import blacklist
 from federation.delivery import holding
+from federation.delivery.holding import LONGEST_PAUSES
 from tests.federation.delivery.held import URL, Node
 from tests.federation.rows_read import watched
 from workers.clock import ManualClock, SystemClock
@@ -26,12 +27,13 @@ async def node(database: Database) -> AsyncIterator[Node]:
     await made.close()
 
 
-@pytest.mark.parametrize("reason", [HoldReason.BUSY, HoldReason.OURS])
+@pytest.mark.parametrize("reason", LONGEST_PAUSES)
 async def test_a_delivery_whose_time_has_come_is_released(node: Node, reason: HoldReason) -> None:
     """Not before; with a series and a job of its own, as queues take the first one's id for a duplicate's."""
-    (delivery,) = await node.add_held(reason=reason, next_attempt_at=node.clock.now() + HOUR)
+    pause = LONGEST_PAUSES[reason]
+    (delivery,) = await node.add_held(reason=reason, next_attempt_at=node.clock.now() + pause)
     assert (await node.held().sweep())["released"] == 0
-    node.clock.advance(HOUR)
+    node.clock.advance(pause)
     assert (await node.held().sweep())["released"] == 1
     row = (await node.rows())[delivery]
     assert (row.state, row.held_reason, row.held_at, row.next_attempt_at) == (DeliveryState.READY, None, None, None)
@@ -47,9 +49,11 @@ async def test_a_delivery_whose_time_has_passed_is_released(node: Node) -> None:
     assert (await node.held().sweep())["released"] == 1
 
 
-async def test_a_time_that_a_wrong_clock_wrote_is_no_time(node: Node) -> None:
-    """Further off than any pause is long: released at once."""
-    await node.add_held(reason=HoldReason.OURS, next_attempt_at=node.clock.now() + timedelta(days=4000))
+@pytest.mark.parametrize("reason", LONGEST_PAUSES)
+@pytest.mark.parametrize("ahead", [timedelta(minutes=1), timedelta(hours=6), timedelta(days=4000)])
+async def test_a_time_that_a_wrong_clock_wrote_is_no_time(node: Node, reason: HoldReason, ahead: timedelta) -> None:
+    """Further off than such a pause is long, by however little: released at once."""
+    await node.add_held(reason=reason, next_attempt_at=node.clock.now() + LONGEST_PAUSES[reason] + ahead)
     assert (await node.held().sweep())["released"] == 1
 
 

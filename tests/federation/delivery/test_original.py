@@ -121,7 +121,6 @@ async def test_without_the_profile_a_follow_fails(site: Site, peer: Peer, name: 
         {"status": "acknowledged", "accepted": None},
         {"status": "ok", "accepted": True},
         {"method": "PROXY", "status": "acknowledged", "accepted": True},
-        ["acknowledged"],
     ],
 )
 async def test_another_answer_to_a_follow_is_none(site: Site, peer: Peer, body: object) -> None:

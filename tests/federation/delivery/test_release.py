@@ -151,7 +151,7 @@ async def test_a_fall_in_between_keeps_the_rest(node: Node) -> None:
     for _ in range(2):
         await releaser.tick()
         node.clock.advance(SECOND)
-    await node.links.unavailable(URL, "TIMEOUT")
+    await node.links.exhausted(URL, "TIMEOUT", first_attempted_at=node.clock.now())
     assert (await node.links.find(URL)).state is LinkState.DOWN
     for _ in range(5):
         assert await releaser.tick() == 0

@@ -72,7 +72,7 @@ async def test_attempts_run_out(site: Site, peer: Peer) -> None:
     assert [event.delay for event in site.failing] == [timedelta(milliseconds=5 * 2**n) for n in range(4)]
     assert len(peer.deliveries) == 5
     link = await site.federation.links.find(peer.url)
-    assert (link.state, link.reason, link.needs_canary) == (LinkState.DOWN, "HTTP_500", True)
+    assert (link.state, link.reason) == (LinkState.DOWN, "HTTP_500")
     server = await site.server(peer.url)
     assert server is not None
     assert not server.is_healthy
@@ -93,14 +93,17 @@ async def test_a_server_that_refuses_to_the_last_attempt_fails_the_delivery(site
     assert (link.state, link.rejections) == (LinkState.UP, 1)
 
 
-async def test_a_page_of_a_proxy_is_no_refusal(site: Site, peer: Peer) -> None:
-    """A 4xx without JSON from a server that acknowledged us before: the delivery is held, not failed."""
-    assert (await site.outcome(await site.owe_post(peer))).state is JobState.COMPLETED
-    peer.server.default = respond(404, body=b"<html>gone fishing</html>")
+@pytest.mark.parametrize("status", [401, 403, 404, 405, 410])
+@pytest.mark.parametrize("acknowledged", [False, True], ids=["first", "acknowledged-before"])
+async def test_a_page_of_a_proxy_is_no_refusal(site: Site, peer: Peer, acknowledged: bool, status: int) -> None:
+    """A 4xx without JSON, also from a server that has never acknowledged anything: the delivery is held, not failed."""
+    if acknowledged:
+        assert (await site.outcome(await site.owe_post(peer))).state is JobState.COMPLETED
+    peer.server.default = respond(status, body=b"<html>gone fishing</html>")
 
     fate = await site.outcome(await site.owe_post(peer))
 
-    assert (fate.state, fate.codes) == (None, ["HTTP_404"] * 5)
+    assert (fate.state, fate.codes) == (None, [f"HTTP_{status}"] * 5)
     assert fate.row is not None
     assert (fate.row.state, fate.row.held_reason) == (DeliveryState.HELD, HoldReason.SERVER)
     assert (await site.federation.links.find(peer.url)).state is LinkState.DOWN

@@ -11,18 +11,25 @@ import pytest
 
 from db import HoldReason, LinkState
 from federation.servers.link_rules import (
+    CANARY_INTERVAL,
+    HEARD_INTERVAL,
     LONGEST_REST,
     MAX_REJECTIONS,
+    MOST_CANARIES,
     Hold,
     Link,
     after_exhausted,
     after_failed_probe,
     after_mismatch,
+    after_refused_canary,
     after_rejection,
     after_rest,
     after_success,
     after_unavailable,
+    believed,
     fallen,
+    looked_at_now,
+    looked_at_soon,
     probe_interval,
     raised,
 )
@@ -68,27 +75,34 @@ def test_a_link_that_falls_says_why_since_when_and_when_to_look() -> None:
     link = replace(UP, evidence=2, evidence_at=at(0), relayed=True, release_at=None)
     link = after_unavailable(link, at(20), "CONN_REFUSED")
     assert (link.state, link.reason, link.since) == (LinkState.DOWN, "CONN_REFUSED", at(20))
-    assert (link.next_probe_at, link.probes, link.relayed, link.needs_canary) == (at(50), 0, False, False)
+    assert (link.probed_at, link.next_probe_at, link.probes, link.relayed) == (at(20), at(50), 0, False)
     assert not link.is_open
 
 
-@pytest.mark.parametrize(
-    ("code", "needs_canary"),
-    [
-        ("TIMEOUT", False),
-        ("CONN_REFUSED", False),
-        ("DNS_BLOCKED", False),
-        ("DISCOVERY", False),
-        ("HTTP_500", True),
-        ("HTTP_503", True),
-        ("HTTP_302", True),
-        ("HTTP_404", True),
-        ("FOREIGN_ANSWER", True),
-    ],
-)
-def test_where_something_answered_a_probe_is_not_enough(code: str, needs_canary: bool) -> None:
-    """A page that is served while deliveries fail says nothing of the next delivery."""
-    assert down(code).needs_canary is needs_canary
+def test_an_outage_goes_on_until_a_delivery_is_acknowledged() -> None:
+    """A link that was raised by a look and falls again keeps when it fell, and its pauses grow."""
+    link, pauses = down(), []
+    for moment in (at(100), at(200), at(300), at(400)):
+        link = after_failed_probe(link, moment)
+        link = raised(link, moment + timedelta(seconds=1))
+        assert (link.state, link.since) == (LinkState.UP, moment + timedelta(seconds=1))
+        link = fallen(link, moment + timedelta(seconds=30), "TIMEOUT")
+        assert (link.state, link.since) == (LinkState.DOWN, START)
+        assert link.next_probe_at is not None
+        pauses.append(link.next_probe_at - moment - timedelta(seconds=30))
+    assert [pause / MINUTE for pause in pauses] == [1, 2, 2, 2]
+    assert link.probes == 4
+
+    link = fallen(after_success(raised(link, at(500)), at(501), relayed=False), at(600), "TIMEOUT")
+    assert (link.since, link.probes, link.next_probe_at) == (at(600), 0, at(630))
+
+
+def test_a_redirect_is_remembered_until_a_delivery_gets_through_or_fails_otherwise() -> None:
+    """Whoever looks at a server that moved is told where to."""
+    link = after_unavailable(UP, at(0), "HTTP_308", moved_to="https://new.example")
+    assert link.moved_to == "https://new.example"
+    assert after_unavailable(link, at(1), "HTTP_500").moved_to is None
+    assert after_success(link, at(1), relayed=False).moved_to is None
 
 
 def test_a_success_takes_all_evidence_back() -> None:
@@ -128,16 +142,26 @@ def test_failures_of_a_link_that_is_down_change_nothing() -> None:
     assert after_unavailable(mismatch, at(100), "CONN_RESET") == mismatch
 
 
-def test_a_failure_during_a_release_ends_it_at_once() -> None:
-    """The next one begins at half the rate, again and again, but never at nothing."""
-    link, starts = raised(down(), at(60)), []
-    for n in range(8):
-        assert (link.state, link.release_at, link.release_rate) == (LinkState.UP, at(60 + n), link.release_start)
-        link = after_unavailable(link, at(60 + n), "TIMEOUT")
+@pytest.mark.parametrize("is_acknowledged", [False, True], ids=["a-probe", "a-canary"])
+def test_during_a_release_the_usual_evidence_counts(is_acknowledged: bool) -> None:
+    """One failure is one, whatever raised the link. If it falls the next release begins at half, no slower than 1/4."""
+    link, starts = down(), []
+    for n in (60, 160, 260, 360):
+        link = after_success(link, at(n), relayed=False) if is_acknowledged else raised(link, at(n))
+        assert (link.state, link.release_at, link.release_rate) == (LinkState.UP, at(n), link.release_start)
+        for seconds in (1, 2, 10, 11):
+            link = after_unavailable(link, at(n + seconds), "TIMEOUT")
+            assert (link.state, link.release_at) == (LinkState.UP, at(n))
+        link = after_unavailable(link, at(n + 20), "TIMEOUT")
         assert (link.state, link.release_at) == (LinkState.DOWN, None)
         starts.append(link.release_start)
-        link = raised(link, at(61 + n))
-    assert starts == [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 64, 1 / 64]
+    assert starts == [1 / 2, 1 / 4, 1 / 4, 1 / 4]
+
+
+def test_a_fall_without_a_release_slows_no_later_one() -> None:
+    """Only what the server did during a release says how gently the next one has to begin."""
+    link = replace(raised(down(), at(60)), release_at=None)
+    assert fallen(link, at(90), "TIMEOUT").release_start == 1
 
 
 def test_a_link_comes_up_with_nothing_against_it_and_a_release() -> None:
@@ -145,8 +169,10 @@ def test_a_link_comes_up_with_nothing_against_it_and_a_release() -> None:
     link = replace(down("HTTP_500"), evidence=2, rejections=7, probes=5)
     for found in (raised(link, at(99)), replace(after_success(link, at(99), relayed=False), acknowledged=False)):
         assert (found.state, found.since, found.reason, found.release_at) == (LinkState.UP, at(99), None, at(99))
-        assert (found.evidence, found.rejections, found.probes, found.needs_canary) == (0, 0, 0, False)
-        assert found.next_probe_at is None
+        assert (found.evidence, found.rejections, found.next_probe_at) == (0, 0, None)
+    assert (raised(link, at(99)).fell_at, raised(link, at(99)).probes) == (START, 5)
+    success = after_success(link, at(99), relayed=False)
+    assert (success.fell_at, success.probes) == (None, 0)
     assert raised(UP, at(99)) == UP
 
 
@@ -161,7 +187,7 @@ def test_a_link_comes_up_with_nothing_against_it_and_a_release() -> None:
         ([timedelta(0)], 1),
         ([timedelta(seconds=-9)], 1),
         ([timedelta(days=9)], 86_400),
-        ([timedelta(hours=1), timedelta(seconds=7)], 3600),
+        ([timedelta(hours=1), timedelta(seconds=7)], 7),
         ([timedelta(seconds=7), None], 120),
     ],
     ids=["unsaid", "again", "fifth", "fortieth", "said", "none", "past", "endless", "shorter", "said-then-unsaid"],
@@ -169,20 +195,49 @@ def test_a_link_comes_up_with_nothing_against_it_and_a_release() -> None:
 def test_a_rest_is_as_long_as_asked_or_twice_as_long_each_time(
     pauses: Sequence[timedelta | None], seconds: float
 ) -> None:
-    """Within a second and a day, and never shorter than one that was granted already."""
-    link = UP
+    """Within a second and a day. Each answer comes after the rest before it."""
+    link, now = UP, START
     for pause in pauses:
-        link = after_rest(link, at(0), pause)
-    assert link.rest_until == at(seconds)
+        now = link.rest_until or now
+        link = after_rest(link, now, pause)
+    assert link.rest_until is not None
+    assert link.rest_until - now == timedelta(seconds=seconds)
     assert (link.state, link.evidence, link.rejections, link.rests) == (LinkState.UP, 0, 0, len(pauses))
+
+
+@pytest.mark.parametrize(
+    ("pauses", "seconds"),
+    [
+        ([None] * 16, 60),
+        ([timedelta(hours=1), timedelta(seconds=7)], 3600),
+        ([timedelta(seconds=7), timedelta(hours=1), None], 3600),
+    ],
+    ids=["unsaid", "shorter", "longer"],
+)
+def test_answers_of_one_moment_are_one_rest(pauses: Sequence[timedelta | None], seconds: float) -> None:
+    """As long as the longest that was granted; they double nothing, and halve the release once."""
+    link = replace(UP, release_rate=16.0)
+    for n, pause in enumerate(pauses):
+        link = after_rest(link, at(n / 100), pause)
+    assert link.rest_until is not None
+    assert timedelta(seconds=seconds) <= link.rest_until - START < timedelta(seconds=seconds + 1)
+    assert (link.rests, link.release_rate) == (1, 8.0)
+
+
+def test_a_server_that_is_down_is_not_looked_at_while_it_rests() -> None:
+    """A canary was answered with the wish to be left alone."""
+    link = after_rest(down(), at(30), timedelta(minutes=20))
+    assert (link.state, link.next_probe_at) == (LinkState.DOWN, at(30) + timedelta(minutes=20))
 
 
 def test_a_rest_halves_the_release_and_a_success_ends_the_doubling() -> None:
     """It is no evidence against the server, and the first one after a success is a minute again."""
-    link = replace(UP, release_rate=16.0, release_at=at(0))
-    for _ in range(2):
-        link = after_rest(link, at(0), None)
-    assert (link.release_rate, link.release_at) == (4.0, at(0))
+    link = replace(UP, release_rate=1.0, release_at=at(0))
+    rates = []
+    for moment in (at(0), at(60), at(180)):
+        link = after_rest(link, moment, None)
+        rates.append(link.release_rate)
+    assert (rates, link.release_at) == ([1 / 2, 1 / 4, 1 / 4], at(0))
     rested = after_rest(after_success(link, at(500), relayed=False), at(500), None)
     assert (rested.rests, rested.rest_until) == (1, at(560))
 
@@ -221,7 +276,7 @@ def test_a_thousand_refusals_with_none_accepted_make_a_server_refusing() -> None
     assert link.state is LinkState.UP
     assert after_rejection(after_success(link, at(1), relayed=False), at(2), "HTTP_403").rejections == 1
     link = after_rejection(link, at(1), "HTTP_403")
-    assert (link.state, link.reason, link.needs_canary) == (LinkState.REFUSING, "HTTP_403", True)
+    assert (link.state, link.reason) == (LinkState.REFUSING, "HTTP_403")
     assert link.next_probe_at == at(1) + timedelta(days=1)
     link = after_failed_probe(link, at(1) + timedelta(days=1))
     assert (link.state, link.next_probe_at) == (LinkState.REFUSING, at(1) + timedelta(days=2))
@@ -232,11 +287,49 @@ def test_a_thousand_refusals_with_none_accepted_make_a_server_refusing() -> None
 def test_another_key_is_a_mismatch_whatever_was_before(link: Link) -> None:
     """Nothing goes out, not even a canary; it is looked at as one that is down."""
     found = after_mismatch(link, at(5))
-    assert (found.state, found.reason, found.needs_canary) == (LinkState.MISMATCH, "KEY_MISMATCH", False)
+    assert (found.state, found.reason) == (LinkState.MISMATCH, "KEY_MISMATCH")
+    assert after_success(found, at(6), relayed=False) == found
     assert found.looked_at == at(5)
     assert found.next_probe_at is not None
     again = after_failed_probe(found, found.next_probe_at)
     assert (again.state, again.probes) == (LinkState.MISMATCH, 1)
+
+
+def test_a_canary_that_is_refused_for_itself_is_followed_by_the_next_ten_at_most() -> None:
+    """The server is there, and of the others nothing is known. The tenth makes the look one in vain."""
+    link = down("HTTP_500")
+    for n in range(1, MOST_CANARIES):
+        link = after_refused_canary(link, at(n))
+        assert (link.state, link.probes, link.canaries, link.next_probe_at) == (LinkState.DOWN, 0, n, at(n))
+    link = after_refused_canary(link, at(40))
+    assert (link.probes, link.canaries, link.next_probe_at) == (1, 0, at(40) + MINUTE)
+    refusing = replace(link, state=LinkState.REFUSING)
+    assert after_refused_canary(refusing, at(99)).next_probe_at == at(99) + CANARY_INTERVAL
+    assert after_refused_canary(UP, at(99)) == UP
+
+
+def test_a_failed_look_at_a_link_that_is_up_again_changes_nothing() -> None:
+    """Another process may have raised it meanwhile."""
+    assert after_failed_probe(UP, at(9)) == UP
+
+
+def test_news_of_a_server_bring_its_look_forward_once_a_minute() -> None:
+    """Of one that is away: one that is up is not looked at."""
+    link = after_failed_probe(after_failed_probe(down(), at(0)), at(0))
+    soon = HEARD_INTERVAL - timedelta(seconds=1)
+    assert looked_at_soon(link, START + soon) == link
+    assert looked_at_soon(link, START + HEARD_INTERVAL).next_probe_at == START + HEARD_INTERVAL
+    assert looked_at_now(link, START + soon).next_probe_at == START + soon
+    assert looked_at_soon(link, START - timedelta(days=1)).next_probe_at == START - timedelta(days=1)
+    assert looked_at_now(UP, at(9)) == UP
+
+
+def test_what_is_yet_to_happen_has_not_happened() -> None:
+    """A clock that was ahead wrote it. A success of tomorrow must not excuse every failure of today."""
+    link = replace(down(), fell_at=at(50), last_success_at=at(70), since=at(50))
+    found = believed(link, at(10))
+    assert (found.since, found.fell_at, found.last_success_at) == (at(10), at(10), at(10))
+    assert believed(link, at(99)) is link
 
 
 @pytest.mark.parametrize(

@@ -191,12 +191,12 @@ async def test_failures_write_once_in_an_interval(links: Links, clock: ManualClo
 
 
 async def test_a_failure_during_a_release_is_never_taken_for_one_of_before(links: Links, clock: ManualClock) -> None:
-    """Even in the interval in which this process noted one already."""
+    """Even in the interval in which this process noted one already: it is the first piece of evidence again."""
     await take_down(links, clock)
     await links.returned(URL, reason="probe")
     await links.unavailable(URL, "TIMEOUT")
     link = await links.find(URL)
-    assert (link.state, link.release_at, link.release_start) == (LinkState.DOWN, None, 0.5)
+    assert (link.state, link.evidence, link.release_start) == (LinkState.UP, 1, 1)
 
 
 async def test_a_probe_is_taken_by_one(
