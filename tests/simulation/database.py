@@ -15,7 +15,6 @@ import sqlite3
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,6 +28,7 @@ from db.engines import async_engines
 from db.migrate import upgrade
 from db.url import parse_url
 from tests.simulation.loop import LoopClock
+from tests.simulation.records import moment_of, tell_time, watch
 from tests.simulation.statements import Compiling, Direct
 
 AWAY: Final = "connection closed: the database is away"
@@ -106,6 +106,7 @@ class Space:
         keeper = sqlite3.connect(_uri(name), uri=True, isolation_level=None)
         keeper.execute("PRAGMA read_uncommitted = ON")
         _template().backup(keeper)
+        tell_time(keeper, clock.elapsed)
         return cls(name=name, keeper=keeper, clock=clock)
 
     def close(self) -> None:
@@ -133,11 +134,6 @@ class Space:
 
     def _loop_time(self, stored: str) -> float:
         return self.clock.loop_time(moment_of(stored))
-
-
-def moment_of(stored: str) -> datetime:
-    """A time as SQLite has it."""
-    return datetime.fromisoformat(stored + "+00:00")
 
 
 class Lent:
@@ -169,6 +165,7 @@ class Lent:
             _uri(space.name), uri=True, isolation_level=None, factory=_Connection, check_same_thread=False
         )
         connection.space, connection.line = space, line
+        tell_time(connection, space.clock.elapsed)
         return connection
 
 
@@ -186,6 +183,7 @@ def _template() -> sqlite3.Connection:
         upgrade(f"sqlite:///{path}")
         with contextlib.closing(sqlite3.connect(path)) as connection:
             connection.backup(copy)
+    watch(copy)
     return copy
 
 

@@ -103,8 +103,10 @@ class Incidents:
     async def _set_clock(self, jump: ClockJump) -> None:
         self._world.story.tell("* clock set", by=jump.by, process=jump.process)
         self._world.note(MishapKind.CLOCK, jump.at - 1, jump.at)
-        clock = self._world.space.clock if jump.process is None else self._workers[jump.process].clock
-        clock.offset += jump.by
+        if jump.process is None:
+            self._world.space.clock.set(jump.by)
+        else:
+            self._workers[jump.process].clock.offset += jump.by
         self._world.space.changes += 1  # what is due is another time of the loop now
         self._interrupt()
 

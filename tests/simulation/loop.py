@@ -162,11 +162,26 @@ class MachineClock:
 
 
 class LoopClock:
-    """The wall clock of a simulation; where it was set, `offset` seconds off."""
+    """The wall clock of a simulation, and all that is known of when it was set."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self.offset = 0.0
+        self.elapsed = loop.time
+        self._set: list[tuple[float, float]] = [(0.0, 0.0)]
+
+    @property
+    def offset(self) -> float:
+        """How many seconds it is off."""
+        return self._set[-1][1]
+
+    def set(self, by: float) -> None:
+        """From now on it is so much further ahead."""
+        self._set.append((self._loop.time(), self.offset + by))
+
+    def shown(self, at: float) -> datetime:
+        """What it showed at that time of the loop."""
+        offset = next(offset for since, offset in reversed(self._set) if since <= at)
+        return START + timedelta(seconds=at + offset)
 
     def now(self) -> datetime:
         return START + timedelta(seconds=self._loop.time() + self.offset)

@@ -160,7 +160,15 @@ class _Needs:
         return self.queues.first_lease_end() - own_settings().federation_lease.total_seconds() * 2 / 3
 
 
-_PROBED = "SELECT min(next_probe_at) FROM server_links"
+_PROBED = """
+SELECT min(moment) FROM (
+    SELECT min(next_probe_at) AS moment FROM server_links
+    UNION ALL
+    SELECT min(row.created_at) FROM delivery_jobs AS row JOIN server_links AS link ON link.server_url = row.server_url
+    WHERE row.state = 'held' AND row.held_reason = 'server' AND link.state = 'down'
+    AND row.created_at > datetime(link.probed_at, '60 seconds')
+)
+"""
 _READY = """
 SELECT job_id, datetime(coalesce(queued_at, created_at), iif(queued_at IS NULL, '30 seconds', '600 seconds'))
 FROM delivery_jobs WHERE state = 'ready' AND settled_at IS NULL
@@ -168,13 +176,18 @@ FROM delivery_jobs WHERE state = 'ready' AND settled_at IS NULL
 _RELEASED = "SELECT min(release_at) FROM server_links"
 _SWEPT = """
 SELECT min(moment) FROM (
-    SELECT min(next_attempt_at) AS moment FROM delivery_jobs WHERE state = 'held' AND held_reason IN ('busy', 'ours')
+    SELECT min(next_attempt_at) AS moment FROM delivery_jobs
+    WHERE state = 'held' AND held_reason IN ('busy', 'ours', 'alone')
     UNION ALL
     SELECT coalesce(max(link.rest_until), min(link.since)) FROM delivery_jobs AS row
     JOIN server_links AS link ON link.server_url = row.server_url
     WHERE row.state = 'held' AND row.held_reason IN ('rest', 'server') AND link.state = 'up'
     AND link.release_at IS NULL AND NOT link.operator_hold
     GROUP BY row.server_url
+    UNION ALL
+    SELECT min(max(row.created_at, datetime(link.probed_at, '60 seconds'))) FROM delivery_jobs AS row
+    JOIN server_links AS link ON link.server_url = row.server_url
+    WHERE row.state = 'held' AND row.held_reason = 'server' AND link.state = 'down' AND row.created_at > link.probed_at
     UNION ALL
     SELECT datetime(min(created_at), '7 days') FROM delivery_jobs WHERE state = 'held'
 )
