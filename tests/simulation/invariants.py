@@ -14,8 +14,12 @@ from federation.base.queues import DELIVERY_QUEUE_NAME
 from federation.delivery.codes import STALLED
 from federation.delivery.purge import KEEP_SETTLED_ROWS
 from federation.delivery.rows import series_job_id
+from tests.simulation.attempts import attempts_agree
 from tests.simulation.incidents import Wish
+from tests.simulation.looks import looks_and_releases
+from tests.simulation.pace import too_early
 from tests.simulation.plan import MINUTE, QUIET, TAKES_DELIVERIES, Deed, Meddling, Phase, Trouble
+from tests.simulation.records import Past
 from tests.simulation.servers import SimulatedServer, server_url
 from tests.simulation.story import moment
 from tests.simulation.world import Owed, World
@@ -60,6 +64,10 @@ def judge(world: World, now: float) -> Iterator[str]:
     yield from follows(world)
     yield from blacklisted(world)
     yield from held_with_jobs(world, now)
+    past = Past.of(world.space.keeper, world.requests)
+    yield from attempts_agree(world, past)
+    yield from too_early(world, past)
+    yield from looks_and_releases(world, past)
 
 
 def rows_of(world: World) -> dict[str, Row]:

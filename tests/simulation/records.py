@@ -10,7 +10,7 @@ from __future__ import annotations
 import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final, Self
@@ -152,7 +152,7 @@ class Past:
     @classmethod
     def of(cls, keeper: sqlite3.Connection, requests: Sequence[Request]) -> Self:
         """What the triggers wrote into this database."""
-        changes = _read(keeper, "SELECT * FROM simulated_rows ORDER BY rowid", RowChange)
+        changes = _with_canaries(_read(keeper, "SELECT * FROM simulated_rows ORDER BY rowid", RowChange))
         return cls(
             rows=_grouped(changes, lambda each: each.id),
             by_server=_grouped(changes, lambda each: each.server),
@@ -161,6 +161,22 @@ class Past:
             attempts=_grouped(_read(keeper, _ATTEMPTS, Attempt), lambda each: each.delivery),
             requests=_grouped(requests, _server),
         )
+
+
+def _with_canaries(changes: Sequence[RowChange]) -> list[RowChange]:
+    """One change for two statements: that which releases a row, and that which marks it as its server's canary."""
+    found: list[RowChange] = []
+    last: dict[str, int] = {}
+    for change in changes:
+        place = last.get(change.id)
+        before = None if place is None else found[place]
+        is_marked = change.canary_at is not None and change.canary_at == change.released_at and not change.canary_before
+        if place is not None and before is not None and before.is_release and is_marked:
+            found[place] = replace(change, was=before.was)
+        else:
+            last[change.id] = len(found)
+            found.append(change)
+    return found
 
 
 def moment_of(stored: str) -> datetime:
