@@ -39,3 +39,16 @@ def local_cause(error: SQLAlchemyError) -> str | None:
     """Say why an SQLite file cannot be worked with; None for other reasons and other databases."""
     code = getattr(error.orig if isinstance(error, DBAPIError) else None, "sqlite_errorcode", None)
     return None if code is None else _LOCAL_CAUSES.get(code & 0xFF)  # the rest of an extended code is detail
+
+
+_REFUSALS: Final = {
+    "25006": "it is read-only, or a standby",
+    "42501": "its user has not the right",
+    "53100": "the disk of its server is full",
+}
+
+
+def why_not_written(error: SQLAlchemyError) -> str:
+    """Say in a few words why a write failed: by the error's type, if nothing better is known."""
+    state = getattr(error.orig if isinstance(error, DBAPIError) else None, "sqlstate", None)
+    return local_cause(error) or _REFUSALS.get(state or "") or type(error.__cause__ or error).__name__

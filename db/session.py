@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from typing import Any, TypeVar
+from datetime import UTC, datetime
+from typing import Any, Final, TypeVar
 
-from sqlalchemy import URL, Connection, Row, Select, event
+from sqlalchemy import URL, Connection, Row, Select, event, func, select
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.pool import ConnectionPoolEntry
@@ -24,6 +25,8 @@ from db.steps import Greenlets, SqliteThreads, Steps
 from db.url import parse_url
 
 T = TypeVar("T")
+
+_TIME: Final = select(func.clock_timestamp())
 
 
 class Database:
@@ -123,6 +126,21 @@ class Database:
     def is_sqlite(self) -> bool:
         """Tell whether statements have to be written in SQLite's dialect."""
         return self._url.get_backend_name() == "sqlite"
+
+    @property
+    def has_clock(self) -> bool:
+        """Whether the database is a server with a clock of its own; SQLite has none but the machine's."""
+        return not self.is_sqlite
+
+    async def time(self) -> datetime:
+        """Return the time by the database server's clock.
+
+        Raises:
+            SQLAlchemyError: it did not answer, or is SQLite.
+        """
+        [(now,)] = await self.rows(_TIME)
+        told: datetime = now
+        return told.astimezone(UTC)
 
     @property
     def is_in_transaction(self) -> bool:

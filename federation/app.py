@@ -8,6 +8,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from db import Database, new_timed_id
+from federation.base.database_clock import DatabaseClock
 from federation.base.errors import ConfigurationError
 from federation.base.meter import NO_METER, Meter, Metrics
 from federation.base.own_keys import own_key_ring
@@ -42,6 +43,7 @@ from federation.delivery.release import Releaser
 from federation.delivery.room import Room
 from federation.delivery.sightings import Sightings
 from federation.delivery.sweeper import OutboxSweeper
+from federation.delivery.sweeps import Sweeps
 from federation.health.checks import HealthCheckProcessor, HealthSchedule
 from federation.health.link_probes import LinkProbes
 from federation.health.long_range import LongRangeProbes, ProbePlan
@@ -53,6 +55,7 @@ from federation.http.pool import ConnectionPool
 from federation.http.pool_limits import pool_limits
 from federation.monitoring.endpoints import Endpoints
 from federation.monitoring.readiness import Readiness, node_checks, serving_checks
+from federation.monitoring.writes import WriteTrials
 from federation.node.unnamed_proxies import UnnamedProxies
 from federation.servers.blacklist import Blacklist
 from federation.servers.discovery import Discovery, SharedDiscovery
@@ -65,7 +68,7 @@ from federation.servers.relay import PeerRelay
 from federation.servers.relay_peers import RelayPeers
 from federation.servers.relay_ranking import RelayRanking
 from workers import Storage
-from workers.clock import Clock, SystemClock
+from workers.clock import Clock
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -85,8 +88,8 @@ class Federation:
 
     `client` replaces the HTTP client, for tests. `delivery_processor` works on its own; `shared_delivery_processor`
     leaves discoveries to the discovery worker that has to run beside it. `metrics` is told of everything that is
-    counted. `clock` replaces the machine's wall clock. `database`, and `storage`, which opens the queue of a name,
-    replace those that the settings choose. `new_id` makes the ids of deliveries.
+    counted. `clock` replaces the time that processes share, see `DatabaseClock`. `database`, and `storage`, which opens
+    the queue of a name, replace those that the settings choose. `new_id` makes the ids of deliveries.
     """
 
     def __init__(
@@ -101,13 +104,13 @@ class Federation:
         new_id: Callable[[], str] = new_timed_id,
     ) -> None:
         self.settings = settings
-        self.clock: Clock = clock or SystemClock()
         self._storage = storage
         self.metrics = metrics
         self.meter: Meter = metrics or NO_METER
         self.own_url = settings.better_auth_url
         self.keys = own_key_ring(settings)
         self.database = database or Database(settings.database_url.get_secret_value())
+        self.clock: Clock = clock or DatabaseClock(self.database)
         self.identity = OwnIdentity(self.keys, self.database) if self.keys is not None else None
         self.guard = AddressGuard(settings.dev_allowed_hostnames)
         self.client = client or FederationClient(self.guard, ConnectionPool(self.guard, limits=pool_limits(settings)))
@@ -158,6 +161,7 @@ class Federation:
         self.outbox = Outbox(
             self.database, self.delivery_queue, joins=self.queues_join_database, clock=self.clock, new_id=new_id
         )
+        self.sweeps = Sweeps(self.database)
         self.sweeper = OutboxSweeper(
             self.database, self.delivery_queue, min_age=settings.federation_outbox_interval, clock=self.clock
         )
@@ -169,12 +173,12 @@ class Federation:
         self.room = Room(per_server=settings.federation_per_server, most=settings.federation_overtime)
         self.delivery_processor = self._delivery_processor(self.discovery)
         self.shared_delivery_processor = self._delivery_processor(self.queued_discovery)
-        self.readiness = Readiness(
-            node_checks(database=self.database, queue=self.delivery_queue, blacklist=self.blacklist)
+        self.write_trials = WriteTrials(self.database)
+        checks = node_checks(
+            database=self.database, writes=self.write_trials, queue=self.delivery_queue, blacklist=self.blacklist
         )
-        self.serving_readiness = Readiness(
-            serving_checks(database=self.database, queue=self.delivery_queue, blacklist=self.blacklist)
-        )
+        self.readiness = Readiness(checks)
+        self.serving_readiness = Readiness(serving_checks(checks, self.database))
         self.probe = Probe(self.registry, self.fetch, self.links, own_url=self.own_url)
         self.held = HeldDeliveries(
             self.database,
@@ -387,6 +391,7 @@ class Federation:
             stack.push_async_callback(self.health_check_queue.stop)
             stack.push_async_callback(self.delivery_queue.stop)
             stack.push_async_callback(self.attempts.close)
+            stack.push_async_callback(self.write_trials.close)
             stack.push_async_callback(self.readiness.close)
             stack.push_async_callback(self.serving_readiness.close)
             stack.push_async_callback(self.outbox.close)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -10,9 +11,12 @@ from typing import Final, Protocol, TypeAlias
 
 import structlog
 from pydantic import ValidationError
+from sqlalchemy.exc import SQLAlchemyError
 
 from db import new_id
 from federation.app import Federation
+from federation.base.database_clock import INTERVAL as CLOCK_INTERVAL
+from federation.base.database_clock import DatabaseClock
 from federation.base.jobs import FederationDeliveryJob
 from federation.base.logs import crash
 from federation.base.queues import (
@@ -33,12 +37,16 @@ from federation.scheduler.leases import Leases
 from federation.scheduler.runner import JobRunner, RecurringJob, Scheduler
 from federation.tending import Tending, Tick
 from workers import Claim, Handler, Observer, StalledError, Worker, WorkerEvent, WorkerEventKind, WorkersError
+from workers.clock import monotonic
 from workers.storage.base import ANY_NAME
 
 log = structlog.get_logger(__name__)
 
 NO_TASKS: Final[Mapping[str, Handler]] = {}
 NO_TICKS: Final[Mapping[Tick, timedelta]] = {}
+LOST_LEASES: Final = 5
+LOST_WITHIN: Final = timedelta(minutes=1)
+"""So many lost leases within this time mean that the queue has lost its data: one alone is lost now and then."""
 PROBING: Final = timedelta(seconds=1)
 """The time between two looks for absent servers that are due to be probed."""
 
@@ -99,11 +107,14 @@ class FederationWorkers:
         self._working: RunningWorker | None = None
         self._stop_requested = False
         self._rows = RowKeeper(federation)
+        self._losses = QueueLosses(federation)
+        clock = federation.clock
         self._tending = Tending(
             {
                 federation.link_probes.tick: PROBING,
                 federation.releaser.tick: LOOKS,
                 federation.sightings.tick: INTERVAL,
+                **({clock.tick: CLOCK_INTERVAL} if isinstance(clock, DatabaseClock) else {}),
                 **ticks,
             }
         )
@@ -148,13 +159,20 @@ class FederationWorkers:
             {ANY_NAME: self._federation.shared_delivery_processor},
             concurrency=settings.federation_delivery_concurrency,
             overtime=settings.federation_overtime,
-            not_ready=self._federation.database_watch.not_ready,
+            not_ready=self._not_ready,
             lease=settings.federation_lease,
             grace=settings.federation_grace,
             max_stalls=settings.federation_max_stalls,
             retry=delivery_backoff(settings),
-            observers=[log_event, self._rows, *self._observers],
+            observers=[log_event, self._rows, self._losses, *self._observers],
         )
+
+    def _not_ready(self) -> Coroutine[object, object, None] | None:
+        """Return what to wait for before a delivery is claimed: the database, and its time."""
+        clock = self._federation.clock
+        if isinstance(clock, DatabaseClock) and not clock.is_known:
+            return clock.known()
+        return self._federation.database_watch.not_ready()
 
     def _health_check_worker(self) -> Worker:
         settings = self._federation.settings
@@ -213,6 +231,7 @@ class FederationWorkers:
             await self._scheduler.stop()
             await self._tending.stop()
             await self._rows.close()
+            await self._losses.close()
         if errors:
             raise BaseExceptionGroup("a worker ended", errors)
 
@@ -275,6 +294,37 @@ class RowKeeper:
             await self._ledger.abandoned(entry)
         except Exception as error:  # the row is ready although its job has ended: the sweeper gives it another one
             log.error("delivery_row_not_held", delivery_id=delivery_id, **crash(error))
+
+
+class QueueLosses:
+    """Has the sweep ask for all jobs again, where a worker has lost the leases of several at once."""
+
+    def __init__(self, federation: Federation) -> None:
+        self._sweeps = federation.sweeps
+        self._clock = federation.clock
+        self._lost: deque[float] = deque(maxlen=LOST_LEASES)
+        self._noting: asyncio.Task[None] | None = None
+
+    def __call__(self, event: WorkerEvent) -> None:
+        if event.kind is not WorkerEventKind.LEASE_LOST:
+            return
+        now = monotonic()
+        self._lost.append(now)
+        is_recent = now - self._lost[0] <= LOST_WITHIN.total_seconds()
+        if len(self._lost) == LOST_LEASES and is_recent and (self._noting is None or self._noting.done()):
+            self._noting = asyncio.create_task(self._note())
+
+    async def close(self) -> None:
+        """Wait until what was begun is written."""
+        if self._noting is not None:
+            await self._noting
+
+    async def _note(self) -> None:
+        try:
+            if await self._sweeps.note_lost_queue(self._clock.now()):
+                log.error("queue_lost_leases", then="the jobs of all ready deliveries are asked for, and added again")
+        except SQLAlchemyError as error:  # the sweep notices an empty queue by itself
+            log.warning("queue_loss_not_noted", error=type(error).__name__)
 
 
 def _delivery_of(claim: Claim) -> str:

@@ -44,7 +44,12 @@ def recurring_jobs(federation: Federation) -> tuple[RecurringJob, ...]:
             name="purge",
             does="deletes settled deliveries, attempts, rotations, news of follows and unused registrations in time",
             interval=timedelta(hours=1),
-            run=Purge(federation.database, keep_attempts=settings.federation_keep_attempts, clock=federation.clock),
+            run=Purge(
+                federation.database,
+                sweeps=federation.sweeps,
+                keep_attempts=settings.federation_keep_attempts,
+                clock=federation.clock,
+            ),
         ),
         RecurringJob(
             name="rollups",

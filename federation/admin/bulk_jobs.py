@@ -133,7 +133,7 @@ class BulkJobs:
             SQLAlchemyError, WorkersError: the database or the queue failed; the job goes on when its lease is over.
         """
         now = datetime.now(UTC)
-        found = await self._database.rows(_NEXT, {"now": now})
+        found = await self._database.rows(_NEXT, {"now": now, "latest": now + LEASE})
         if not found:
             return False
         [row] = found
@@ -252,7 +252,14 @@ _TABLE: Final = BulkJob.__table__  # type: ignore[attr-defined] # SQLModel adds 
 _OPEN: Final = _TABLE.c.finished_at.is_(None)
 _NEXT: Final = (
     select(_TABLE)
-    .where(_OPEN, or_(_TABLE.c.leased_until.is_(None), _TABLE.c.leased_until < bindparam("now")))
+    .where(
+        _OPEN,
+        or_(
+            _TABLE.c.leased_until.is_(None),
+            _TABLE.c.leased_until < bindparam("now"),
+            _TABLE.c.leased_until > bindparam("latest"),  # written by a clock that was ahead
+        ),
+    )
     .order_by(_TABLE.c.id)
     .limit(1)
 )

@@ -15,11 +15,10 @@ from ipaddress import ip_address
 from typing import Final
 from urllib.parse import urlsplit
 
-from sqlalchemy import delete, exists, false, func, or_, select
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy import exists, func, or_, select
 from sqlmodel import col
 
-from db import FederationTable, HoldReason, RunOutcome, Server, ServerLink
+from db import FederationTable, HoldReason, RunOutcome, Server
 from db.catalog import denied
 from db.url import absent_file
 from federation.admin import deliveries
@@ -29,7 +28,15 @@ from federation.admin.deliveries import Selection
 from federation.admin.known_keys import survey
 from federation.admin.words import ago, counted
 from federation.app import Federation
-from federation.base.reach import HOST_ADVICE, PATIENCE, enumerated, host_lacks, missing_host_tables, schema_of
+from federation.base.reach import (
+    HOST_ADVICE,
+    PATIENCE,
+    enumerated,
+    host_lacks,
+    missing_host_tables,
+    schema_of,
+    write_problem,
+)
 from federation.base.settings import Settings
 from federation.delivery.sightings import ADVICE, PLACES_ADVICE, naming, places, strangers
 from federation.delivery.sightings import proxies as proxies_seen
@@ -120,21 +127,14 @@ async def _knows_us_as_another(federation: Federation) -> bool:
 
 
 async def writes(federation: Federation) -> Found:
-    """Check that the database accepts writes.
-
-    A statement that changes no row needs the rights and the lock all the same.
-    """
+    """Check that the database accepts writes: it has the rights, the lock and the room."""
     tables = FederationTable.metadata.tables.keys() - NEVER_WRITTEN
     async with federation.database.read() as session:
         lacking = await (await session.connection()).run_sync(denied, tables)
     if lacking:
         return failure(f"the database's user may not {enumerated(lacking)}", "grant it that, or see DATABASE_URL")
-    try:
-        async with federation.database.transaction() as session:
-            await session.execute(delete(ServerLink).where(false()))
-    except SQLAlchemyError as error:
-        kind = type(error.__cause__ or error).__name__
-        return failure(f"the database takes no writes: {kind}", "is it, or its file, read-only, or a standby?")
+    if problem := await write_problem(federation.database):
+        return failure(f"the database takes no writes: {problem}", "is it, or its file, read-only, or a standby?")
     return ok("the database takes writes")
 
 

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from db import LinkState
-from federation.admin import blacklist, deliveries, servers
+from federation.admin import blacklist, deliveries, misnamed, servers
 from federation.admin.blacklist import Entry
 from federation.admin.claims import Claim, claims
 from federation.admin.deliveries import AttemptRow, DeliveryStats, Selection
 from federation.admin.known_keys import Ours, known_pair, meaning, refuses_signature
+from federation.admin.moves import Move, move_of
 from federation.admin.servers import HealthEvent, Scorecard, ServerRow
 from federation.admin.words import ago, counted
 from federation.base.reach import connect
 from federation.health.checks import health_check_id
-from federation.http.threat_policy import get_threat_policy
+from federation.http.threat_policy import NetworkErrorCode, get_threat_policy
 from federation.servers.link_rules import Link
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ class NextProbe:
 class Explanation:
     """All that is known of why a server gets its deliveries or not.
 
-    `since` is when its health became what it is; `max_age` is when held deliveries expire.
+    `since` is when its health became what it is; `max_age` is when held deliveries expire. `meant` names
+    servers that are known here by a similar name, if this one is not.
     """
 
     url: str
@@ -70,6 +72,9 @@ class Explanation:
     at: datetime
     knows: Ours | None
     own_url: str | None
+    move: Move | None
+    known: bool
+    meant: Sequence[str]
 
     @property
     def in_the_way(self) -> bool:
@@ -82,16 +87,32 @@ class Explanation:
 
     def sentences(self) -> Iterator[str]:
         """Yield the same as sentences for people, the most important first."""
+        if not self.known:
+            yield from self._unknown()
+            return
         yield from (self._rule(rule) for rule in self.rules)
         if not self.rules:
             yield self._link()
             yield self._next()
+        if self.move is not None:
+            owed = self.backlog.open
+            yield from self.move.sentences(self.url, registered=self.server is not None, owed=owed)
         yield from self._health()
         yield from self._keys()
         yield from (f"{claim}; last at {_moment(claim.at)}." for claim in self.claims)
         yield from self._scorecard()
         yield from self._backlog()
         yield from (self._attempt(attempt) for attempt in self.attempts)
+
+    def _unknown(self) -> Iterator[str]:
+        """Say that the name may be wrong."""
+        if self.url == self.own_url:
+            yield "It is this node itself."
+            return
+        yield "Nobody here knows it: it is not in the registry, and no delivery to it is owed or on record."
+        if self.meant:
+            yield misnamed.question(self.meant)
+        yield f"`federation servers discover {self.url}` asks it who it is, as a first delivery would."
 
     def _link(self) -> str:
         """Say what becomes of deliveries to the server, since when, and why."""
@@ -182,11 +203,19 @@ class Explanation:
         if server.is_healthy:
             yield f"It is healthy{since}; last seen {ago(self.at - server.last_seen)} ago."
             return
-        reason = server.unhealthy_reason or "UNKNOWN"
-        meaning = _MEANING.get(reason, "a code this version does not know")
-        yield f"It is unhealthy{since}, because of {reason}: {meaning}."
+        yield f"It is unhealthy{since}{self._reason(server)}."
         if self.link.state is LinkState.UP:
             yield self._probes(server)
+
+    def _reason(self, server: ServerRow) -> str:
+        """Say why it is unhealthy, unless the link has said so.
+
+        `UNKNOWN` is no reason: the registry has it where the true one is a code that the original does not know.
+        """
+        reason = server.unhealthy_reason
+        if reason in (None, NetworkErrorCode.UNKNOWN, self.link.reason):
+            return ""
+        return f", because of {_explained(reason)}"
 
     def _probes(self, server: ServerRow) -> str:
         number = server.health_check_attempts
@@ -258,10 +287,12 @@ class Explanation:
         return f"Attempt at {_moment(attempt.started_at)}: {ending} after {attempt.duration_ms} ms."
 
 
-async def explain(federation: Federation, url: str, *, backlog: DeliveryStats | None = None) -> Explanation:
+async def explain(
+    federation: Federation, url: str, *, backlog: DeliveryStats | None = None, typed: str | None = None
+) -> Explanation:
     """Return what is known of the server with the canonical URL *url*. The server itself is not asked.
 
-    Its deliveries are all counted, unless *backlog* says how many there are.
+    Its deliveries are all counted, unless *backlog* says how many there are. *typed* is what somebody typed to name it.
 
     Raises:
         Unreachable: the queue does not answer.
@@ -272,14 +303,15 @@ async def explain(federation: Federation, url: str, *, backlog: DeliveryStats | 
     events = await servers.health_events(database, url)
     # A server that was never unhealthy has no events: it has been healthy since we first knew it.
     since = events[0].at if events else server.created_at if server else None
-    return Explanation(
+    claimed = await claims(database, url)
+    told = Explanation(
         url=url,
         link=link,
         server=server,
         since=since,
         events=events,
         rules=await blacklist.check(database, url),
-        claims=await claims(database, url),
+        claims=claimed,
         scorecard=(await servers.scorecards(database, [url])).get(url),
         backlog=backlog or await deliveries.stats(database, Selection(server_url=url), servers=1),
         attempts=await deliveries.last_attempts(database, url),
@@ -288,7 +320,19 @@ async def explain(federation: Federation, url: str, *, backlog: DeliveryStats | 
         at=datetime.now(UTC),
         knows=known_pair(federation.keys, server.knows_key) if server else None,
         own_url=federation.own_url,
+        move=await move_of(database, link, claimed),
+        known=True,
+        meant=(),
     )
+    return told if _is_known(told) else replace(told, known=False, meant=await misnamed.meant(database, typed or url))
+
+
+def _is_known(told: Explanation) -> bool:
+    """Tell whether any table has anything about the server."""
+    backlog, link = told.backlog, told.link
+    on_record = told.server or told.rules or told.claims or told.events or told.scorecard or told.attempts
+    owed = backlog.open or backlog.failed or backlog.expired
+    return bool(on_record or owed) or link != Link(server_url=link.server_url, since=link.since)
 
 
 async def _next_probe(federation: Federation, server: ServerRow | None, link: Link) -> NextProbe | None:
@@ -306,7 +350,12 @@ async def _next_probe(federation: Federation, server: ServerRow | None, link: Li
 
 
 def _cause(link: Link) -> str:
-    reason = link.reason or "UNKNOWN"
+    return "a reason that is not on record" if link.reason is None else _explained(link.reason)
+
+
+def _explained(reason: str) -> str:
+    if reason.startswith("HTTP_3"):
+        return f"{reason}: it redirects, and redirects are not followed"
     if reason.startswith("HTTP_"):
         return f"{reason}: something answers there, but not as the server should"
     return f"{reason}: {_MEANING.get(reason, 'a code this version does not know')}"

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, delete, false, func, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from db import Database, FederationTable
+from db import Database, FederationTable, ServerLink
 from db.catalog import missing
-from db.errors import local_cause
+from db.errors import local_cause, why_not_written
 from db.host import missing_of_host
 from db.migrate import SchemaVersion, schema_version
 from federation.base.errors import ConfigurationError, Unreachable
@@ -67,6 +67,15 @@ async def require_schema(database: Database) -> None:
         raise ConfigurationError([f"DATABASE_URL: {problem}"])
 
 
+async def write_problem(database: Database) -> str | None:
+    """Write what changes no row. Return why the database does not take that, in words that name no place, or None."""
+    try:
+        await database.transact(_rewrite_file if database.is_sqlite else _rewrite_server)
+    except SQLAlchemyError as error:
+        return why_not_written(error)
+    return None
+
+
 async def missing_host_tables(database: Database) -> tuple[str, ...]:
     """Return which tables and columns of the host application the database lacks.
 
@@ -94,6 +103,18 @@ async def gaps(database: Database) -> tuple[str, ...]:
     async with _answering("the database", "DATABASE_URL"), database.read() as session:
         connection = await session.connection()
         return await connection.run_sync(lambda each: (*_look(each).missing, *missing_of_host(each)))
+
+
+def _rewrite_file(connection: Connection) -> None:
+    """Write a number of the file's header as it is: a statement that finds no row needs no room on the disk."""
+    number = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
+    connection.exec_driver_sql(f"PRAGMA user_version = {int(number)}")
+
+
+def _rewrite_server(connection: Connection) -> None:
+    """Ask for the right and the lock by a statement that finds no row, and for a commit that reaches the disk."""
+    connection.execute(delete(ServerLink).where(false()))
+    connection.execute(select(func.txid_current()))
 
 
 def _look(connection: Connection) -> Schema:

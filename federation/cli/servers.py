@@ -85,6 +85,11 @@ def _link(link: LinkRow, unhealthy_reason: str | None) -> tuple[str, datetime | 
     return link.state.value, link.since, link.reason or unhealthy_reason
 
 
+def _is_mapped(unhealthy_reason: str | None, link: LinkRow) -> bool:
+    """Tell whether the registry has `UNKNOWN` because the original does not know the link's reason."""
+    return unhealthy_reason == "UNKNOWN" and link.reason is not None
+
+
 def _advice(card: Scorecard | None) -> tuple[int | None, str | None]:
     if card is None:
         return None, None
@@ -123,7 +128,7 @@ def show(url: ServerUrl, as_json: AsJson = False) -> None:
     else:
         rows += [
             ("healthy", server.is_healthy),
-            ("unhealthy because", server.unhealthy_reason),
+            ("unhealthy because", None if _is_mapped(server.unhealthy_reason, link) else server.unhealthy_reason),
             ("failed probes", server.health_check_attempts),
             ("last seen", server.last_seen),
             ("known since", server.created_at),
@@ -249,13 +254,19 @@ def why(url: ServerUrl, as_json: AsJson = False) -> None:
     """Say why a server gets its deliveries or not.
 
     Shows the link's state, its reason and since when; what is held, and what happens next; backlog; last attempts;
-    blacklist rule. Exit status 1 if something stands in the way.
+    blacklist rule. Of a name that nobody here knows it says so, and which may have been meant. Exit status 1 if
+    something stands in the way, or the name is not known.
     """
-    from federation.admin import servers
+    from federation.admin import misnamed, servers
     from federation.admin.why import explain
+    from federation.protocol.errors import UrlError
 
-    name = servers.server_url(url)
-    explanation = with_node(lambda federation: explain(federation, name))
+    try:
+        name = servers.server_url(url)
+    except UrlError as error:
+        near = with_database(lambda database: misnamed.meant(database, url))
+        fail(str(error), *([misnamed.question(near)] if near else []))
+    explanation = with_node(lambda federation: explain(federation, name, typed=url))
     if as_json:
         print_json(explanation)
     else:

@@ -176,6 +176,8 @@ def named_server(text: str) -> str:
 
 
 def _state(why: Explanation) -> str:
+    if not why.known:
+        return "unknown"
     if why.rules:
         return "blacklisted"
     if why.link.operator_hold:

@@ -25,7 +25,8 @@ class PermanentFailure(UnrecoverableError):
 class RetryableFailure(Retry):
     """The attempt failed and may succeed later. `at_least` is how long the server asked to be left alone.
 
-    `failure_class` is given where the code alone does not decide it, and `moved_to` where the server named another one.
+    `failure_class` is given where the code alone does not decide it. `moved_to` is the origin that the server's
+    redirect named.
     """
 
     def __init__(

@@ -138,7 +138,7 @@ class Exchange:
         fetched = await self._post(report, *self._prepare(report, server, pair))
         if _may_not_know(fetched):
             fetched = await self._as_another(report, server, pair) or fetched
-        _require_taken(report, fetched.response, self._clock.now())
+        _require_taken(report, fetched.response, self._clock.now(), ours=self._own_url)
         await self._note_health(server, fetched)
         ack = _acknowledgment(report, fetched.response)
         if ack is None:
@@ -330,8 +330,8 @@ def _method_of(payload: str) -> ActivityMethod:
         raise PermanentFailure("INVALID_PAYLOAD", str(error)) from None
 
 
-def _require_taken(report: Report, response: Response, now: datetime) -> None:
-    """Raise unless the server has the activity, from this attempt or an earlier one."""
+def _require_taken(report: Report, response: Response, now: datetime, *, ours: str | None) -> None:
+    """Raise unless the server has the activity, from this attempt or an earlier one. `ours` is our own URL."""
     if response.ok:
         return
     is_json, report.remote_code = refusal_code(response.body)
@@ -344,8 +344,10 @@ def _require_taken(report: Report, response: Response, now: datetime) -> None:
         asks_to_wait=pause is not None,
         is_json=is_json,
     )
+    moved_to = response.moved_to(report.delivery.target_url, ours=ours)
+    named = f" and names {moved_to}" if moved_to else ""
     said = f": {report.remote_code}" if report.remote_code else ""
-    problem = f"the server answered {response.status}{said}"
+    problem = f"the server answered {response.status}{named}{said}"
     if is_original and kind is FailureClass.REJECTED and has_no_receiver(report.method, response.status):
         raise PermanentFailure("NO_RECEIVER", f"the server takes no unfollows: {problem}")
     raise RetryableFailure(
@@ -353,6 +355,7 @@ def _require_taken(report: Report, response: Response, now: datetime) -> None:
         problem,
         failure_class=kind,
         at_least=pause if kind is FailureClass.REST else None,
+        moved_to=moved_to,
     )
 
 

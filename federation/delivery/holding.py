@@ -24,6 +24,7 @@ from federation.base.meter import NO_METER, Meter
 from federation.delivery.fates import ALONE_PAUSES, LONGEST_OWN_PAUSE
 from federation.delivery.room import LONGEST_BUSY
 from federation.delivery.rows import OPEN_STATES, TABLE, OwedRow, made_ready, next_in_order, places_of
+from federation.delivery.sweeps import Sweeps
 from federation.servers.link_rules import HEARD_INTERVAL, SKEW
 from federation.servers.links import Links
 from federation.servers.registry import Registry
@@ -67,6 +68,7 @@ class HeldDeliveries:
         self._queue = queue
         self._links = links
         self._registry = registry
+        self._sweeps = Sweeps(database)
         self._max_age = max_age
         self._meter = meter
         self._clock = clock or SystemClock()
@@ -78,9 +80,10 @@ class HeldDeliveries:
             SQLAlchemyError, WorkersError: the database or the queue did not answer; the next sweep looks again.
         """
         await self._queue.start()
+        swept = await self._sweeps.begin(self._clock.now())
         failed, releasing = await self._look_at_servers()
         return {
-            "expired": await self._expire(),
+            "expired": 0 if swept.spares_seconds else await self.expire(),
             "released": await self._release_due(),
             "suspects_released": await self._release_suspects(),
             "in_order": await self._in_batches(self._ready_in_order),
@@ -122,7 +125,12 @@ class HeldDeliveries:
             log.warning("suspects_released", count=len(rows), delivery_ids=[row.id for row in rows][:20])
         return len(rows)
 
-    async def _expire(self) -> int:
+    async def expire(self) -> int:
+        """Give up what is older than `max_age`, 20 000 deliveries at most. Return how many.
+
+        Raises:
+            SQLAlchemyError, WorkersError: the database or the queue did not answer.
+        """
         if self._max_age is None:
             return 0
         count = await self._in_batches(self._expire_batch)
@@ -317,7 +325,7 @@ _WAS_HELD_THEN = (
         _FORMER.c.server_url == _LINK.c.server_url,
         _FORMER.c.state == DeliveryState.HELD,
         _FORMER.c.held_reason == HoldReason.SERVER,
-        _FORMER.c.held_at <= _LINK.c.probed_at,
+        _FORMER.c.held_at < _LINK.c.probed_at,
     )
     .exists()
 )

@@ -18,6 +18,7 @@ from sqlalchemy import insert, text
 from sqlalchemy.orm import Session
 
 from db import DeliveryJob, DeliveryPayload, DeliveryState, OwnDatabase, new_timed_id
+from federation.base.database_clock import DatabaseClock
 from federation.base.job_queue import JobQueue
 from federation.delivery.order import PlaceInOrder, stand
 from federation.delivery.rows import PlannedJob, delivery_job
@@ -153,6 +154,8 @@ class Owing:
         self._database.check(connection)
         if connection.dialect.name == "sqlite":
             connection.execute(_WRITE_LOCK)
+        elif isinstance(self._clock, DatabaseClock):
+            self._clock.measure_on(connection)
 
     def add_jobs(self, session: Session, planned: Iterable[Planned]) -> None:
         """Insert the jobs in the transaction, for a queue that joins it."""

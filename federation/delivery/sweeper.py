@@ -8,7 +8,8 @@ repeated id as a duplicate, so such a row gets a new series. So does a row whose
 series, as their numbers are used up. Rows of Node producers name no job until theirs first runs, and are left alone
 until then. `queued_at` notes when a job was last known to be there: rows that wait behind a long backlog are looked up
 every ten minutes, and not by every sweep. What was noted before this process began is looked up at once: since then the
-database may have been replaced by a copy, or the queue by another one.
+database may have been replaced by a copy, or the queue by another one. So is everything when the queue seems to have
+lost its data: there is no job in it although rows are ready, or a worker has lost its leases in numbers.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from db import Database, DeliveryState, among
 from federation.base.job_queue import JobQueue
 from federation.delivery.attempts import stalled_attempt, write_attempts
 from federation.delivery.rows import TABLE, OwedRow, series_job_id
+from federation.delivery.sweeps import Sweeps
 from workers import JobStatus
 from workers.clock import Clock, SystemClock
 
@@ -71,6 +73,7 @@ class OutboxSweeper:
     ) -> None:
         self._database = database
         self._queue = queue
+        self._sweeps = Sweeps(database)
         self._min_age = min_age
         self._clock = clock or SystemClock()
         self._began = self._clock.now()
@@ -83,10 +86,15 @@ class OutboxSweeper:
         """
         await self._queue.start()
         now = self._clock.now()
+        await self._notice_loss(now)
+        swept = await self._sweeps.last()
+        lost_at = swept.queue_lost_at if swept is not None else None
+        # Written by a clock that was ahead, it would have every sweep ask for everything.
+        trusted_since = max(self._began, lost_at) if lost_at is not None and lost_at <= now else self._began
         rows = added = 0
         complete, after = False, _START
         while rows < MAX_ROWS and not complete:
-            page = await self._page(now, after)
+            page = await self._page(now, after, trusted_since)
             if page:
                 after = page[-1].place
                 added += await self._add_missing(page)
@@ -97,10 +105,24 @@ class OutboxSweeper:
             log.warning("outbox_jobs_added", count=added, rows=rows)
         return Swept(rows=rows, added=added, complete=complete)
 
-    async def _page(self, now: datetime, after: _Place) -> Sequence[_ReadyRow]:
+    async def _notice_loss(self, now: datetime) -> None:
+        """Note that the queue has lost its data, if it has no job at all and rows wait that had one."""
+        if not await self._database.rows(_WAITING, {"before": now - self._min_age}) or await self._has_jobs():
+            return
+        if await self._sweeps.note_lost_queue(now):
+            log.error("queue_lost_its_data", then="the jobs of all ready deliveries are asked for, and added again")
+
+    async def _has_jobs(self) -> bool:
+        storage = self._queue.storage
+        if await storage.waiting_since() is not None:  # the usual answer, which costs nothing
+            return True
+        counts = await storage.counts()
+        return any(number for state, number in counts.items() if not state.is_final)
+
+    async def _page(self, now: datetime, after: _Place, trusted_since: datetime) -> Sequence[_ReadyRow]:
         values = {
             "made_before": now - self._min_age,
-            "asked_before": max(now - ASK_AGAIN, self._began),
+            "asked_before": max(now - ASK_AGAIN, trusted_since),
             "latest": now + ASK_AGAIN,
             "after_made": after[0],
             "after_id": after[1],
@@ -159,6 +181,16 @@ def _renewal(row: OwedRow) -> dict[str, object]:
     }
 
 
+_WAITING = (
+    select(TABLE.c.id)
+    .where(
+        TABLE.c.state == DeliveryState.READY,
+        TABLE.c.settled_at.is_(None),
+        TABLE.c.job_name.is_not(None),
+        TABLE.c.queued_at < bindparam("before"),
+    )
+    .limit(1)
+)
 _READY = (
     select(*(TABLE.c[name] for name in _OWED), TABLE.c.first_attempted_at, TABLE.c.created_at)
     .where(

@@ -77,14 +77,15 @@ class Probe:
         url = f"{server.url}/discover"
         try:
             fetched = await self._fetch(url, headers=headers, timeout=PROBE_TIMEOUT, skip_health_update=True)
-            return _seen(fetched.response, server)
+            return _seen(fetched.response, server, ours=self._own_url)
         except (OutboundError, ProtocolError) as error:
             return Seen(problem=str(error))
 
 
-def _seen(response: Response, server: KnownServer) -> Seen:
+def _seen(response: Response, server: KnownServer, *, ours: str | None) -> Seen:
     if not response.ok:
-        return Seen(problem=f"status {response.status}")
+        moved_to = response.moved_to(server.url, ours=ours)
+        return Seen(problem=f"status {response.status}" + (f", which names {moved_to}" if moved_to else ""))
     if parse_discover_document(response.body).public_key != server.public_key:
         return Seen(problem="another signing key", another_key=True)
     return Seen(problem=None)

@@ -1,4 +1,4 @@
-"""A complete HTTP response, and what it says about when to come back."""
+"""A complete HTTP response, and what it says about when to come back, or where to go instead."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 
+from federation.protocol.errors import UrlError
+from federation.protocol.urls import canonical_origin
+
 SHORTEST_PAUSE = timedelta(seconds=1)
 LONGEST_PAUSE = timedelta(hours=24)
 NOT_JUDGED = frozenset({408, 425})
 """The 4xx statuses that say nothing about the request, because the server did not get to judge it."""
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 _SECONDS = re.compile(r"[0-9]+")
 
@@ -40,6 +44,24 @@ class Response:
             if pause is not None:
                 return min(max(pause, SHORTEST_PAUSE), LONGEST_PAUSE)
         return None
+
+    def moved_to(self, asked: str, *, ours: str | None) -> str | None:
+        """Return the origin that this answer, to a request for the URL *asked*, redirects to.
+
+        None if it is no redirect, or names no other origin, or names *ours*. Redirects are not followed, and `Location`
+        is a stranger's text: only what has one canonical spelling counts, and a path alone stays at its origin. URLs
+        are ASCII; other characters were decoded by a guess, so they could make the name of somebody else.
+        """
+        location = self.headers.get("location", "").strip(" \t")
+        if self.status not in REDIRECTS or not location.isascii():
+            return None
+        if location.startswith("//"):
+            location = f"{asked.partition(':')[0]}:{location}"
+        try:
+            named = canonical_origin(location)
+        except UrlError:
+            return None
+        return None if named in (canonical_origin(asked), ours) else named
 
 
 def asks_for_rest(status: int, *, with_pause: bool) -> bool:

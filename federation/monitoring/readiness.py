@@ -128,8 +128,8 @@ def _told(task: asyncio.Task[object]) -> str | None:
     return str(error) if isinstance(error, NotReady) else None
 
 
-def node_checks(*, database: Database, queue: Queue, blacklist: Blacklist) -> Mapping[str, Check]:
-    """Return a check of each thing that a node needs in order to deliver."""
+def node_checks(*, database: Database, writes: Check, queue: Queue, blacklist: Blacklist) -> Mapping[str, Check]:
+    """Return a check of each thing that a node needs in order to deliver; `writes` is that of the database's writes."""
 
     async def answers() -> None:
         async with database.read() as session:
@@ -148,18 +148,19 @@ def node_checks(*, database: Database, queue: Queue, blacklist: Blacklist) -> Ma
 
     return {
         "database": answers,
+        "writes": writes,
         "tables": has_tables,
         "queue": queue_answers,
         "blacklist": blacklist_is_loaded,
     }
 
 
-def serving_checks(*, database: Database, queue: Queue, blacklist: Blacklist) -> Mapping[str, Check]:
-    """Return the same, and a check of what only the inbound side needs: a node that only delivers may have no host."""
+def serving_checks(checks: Mapping[str, Check], database: Database) -> Mapping[str, Check]:
+    """Return these, and a check of what only the inbound side needs: a node that only delivers may have no host."""
 
     async def has_host_tables() -> None:
         names = await missing_host_tables(database)
         if names:
             raise NotReady(f"{host_lacks(names)}: {HOST_ADVICE}")
 
-    return {**node_checks(database=database, queue=queue, blacklist=blacklist), "host": has_host_tables}
+    return {**checks, "host": has_host_tables}

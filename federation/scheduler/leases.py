@@ -57,9 +57,11 @@ class Leases:
         async with self._database.transaction() as session:
             row = await _locked(session, job)
             now = await self._now(session)
-            if row.leased_until is not None and row.leased_until > now:
+            # No lease ends later than one that begins now, and no run has begun yet that is to come: a clock that was
+            # ahead wrote such times, and must not keep the job from running until it would have been right.
+            if row.leased_until is not None and now < row.leased_until <= now + self.duration:
                 return None
-            if row.started_at is not None and row.started_at + EARLY * interval > now:
+            if row.started_at is not None and row.started_at <= now < row.started_at + EARLY * interval:
                 return None
             row.token += 1
             row.holder = self._holder

@@ -300,7 +300,7 @@ class Discovery:
         except OutboundError as error:
             raise DiscoveryError(f"{origin}/discover could not be fetched: {error}") from error
         await self._note_rest(server_url, fetched.response)
-        return _document(origin, fetched)
+        return _document(origin, fetched, ours=self._own_url)
 
     async def _note_rest(self, server_url: str, response: Response) -> None:
         pause = response.retry_after(self._clock.now())
@@ -392,10 +392,12 @@ def _refusal(status: int, body: bytes) -> type[DiscoveryError]:
     return DiscoveryRefused if is_json_object(body, limit=MAX_DISCOVER_BYTES) else DiscoveryPage
 
 
-def _document(origin: str, fetched: Fetched) -> DiscoverDocument:
+def _document(origin: str, fetched: Fetched, *, ours: str | None) -> DiscoverDocument:
     status, body = fetched.response.status, fetched.response.body
     if not fetched.response.ok:
-        raise _refusal(status, body)(f"{origin}/discover answered with status {status}")
+        moved_to = fetched.response.moved_to(origin, ours=ours)
+        named = f" and names {moved_to}" if moved_to else ""
+        raise _refusal(status, body)(f"{origin}/discover answered with status {status}{named}")
     try:
         document = parse_discover_document(body)
     except ProtocolError as error:

@@ -33,6 +33,7 @@ from federation.protocol.rotation import (
     rotation_request,
     solved,
 )
+from federation.servers.link_rules import SKEW
 from federation.servers.registry import KnownServer, Registry
 from workers.clock import Clock, SystemClock
 
@@ -185,6 +186,7 @@ class KeyRotation:
 
     async def _due(self) -> list[str]:
         tried, met = col(Server.rotation_tried_at), col(Server.created_at)
+        now = self._clock.now()
         first = select(func.min(tried)).scalar_subquery()  # if there is none, nobody has been asked yet
         query = (
             select(col(Server.url))
@@ -193,7 +195,8 @@ class KeyRotation:
                 self._needs_old(),
                 func.coalesce(col(ServerLink.state), LinkState.UP) != LinkState.DOWN,
                 or_(
-                    tried < self._clock.now() - AGAIN,
+                    tried < now - AGAIN,
+                    tried > now + SKEW,  # written by a clock that was ahead
                     tried < col(ServerLink.since),
                     and_(tried.is_(None), met > first),
                 ),

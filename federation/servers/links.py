@@ -273,7 +273,7 @@ class Links:
         if after.state is LinkState.UP:
             await self._registry.mark_healthy(after.server_url, reason=reason)
         elif before.state is LinkState.UP:
-            await self._registry.mark_unhealthy(after.server_url, _health_code(reason))
+            await self._registry.mark_unhealthy(after.server_url, _health_code(reason), reason=reason)
 
     async def _due(self, query: Select[*tuple[Any, ...]], limit: int) -> Sequence[Link]:
         now = self._clock.now()

@@ -191,18 +191,19 @@ class Registry:
         if await self._change_health(server_url, values, ServerHealth.HEALTHY, reason, now):
             log.info("server_healthy", server_url=server_url, reason=reason)
 
-    async def mark_unhealthy(self, server_url: str, code: str) -> None:
+    async def mark_unhealthy(self, server_url: str, code: str, *, reason: str | None = None) -> None:
         """Mark the server as unhealthy because of `code`, reset its probe counter to 0, and schedule probe 0.
 
+        `reason` is what its history and the log tell instead, where the original does not know the true code.
         Nothing happens for a server that is not registered. A probe that cannot be scheduled is only logged.
         """
         now = self._clock.now()
         values = {"is_healthy": False, "unhealthy_reason": code, "health_check_attempts": 0, "updated_at": now}
-        changed = await self._change_health(server_url, values, ServerHealth.UNHEALTHY, code, now)
+        changed = await self._change_health(server_url, values, ServerHealth.UNHEALTHY, reason or code, now)
         if changed is None:
             return
         if changed:
-            log.warning("server_unhealthy", server_url=server_url, code=code)
+            log.warning("server_unhealthy", server_url=server_url, code=reason or code)
         try:
             await self._schedule_health_check(server_url, 0)
         except Exception as error:

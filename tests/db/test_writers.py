@@ -16,7 +16,7 @@ TABLES: Final = sorted(FederationTable.metadata.tables)
 BY_NO_MODULE: Final = {"blacklist_revision", "database_identity"}
 """Filled by triggers and by a migration."""
 NO_WRITERS: Final = {
-    ("server_links", "admin/checks"): "tries whether the database takes writes, on no row",
+    ("server_links", "base/reach"): "tries whether the database takes writes, on no row",
     ("scheduler_jobs", "admin/scheduler"): "makes an empty one to show",
 }
 

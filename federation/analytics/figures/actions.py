@@ -103,7 +103,8 @@ def _down_findings(until: datetime) -> Iterator[AdviceRule]:
     """Yield the findings about a server that is down. All have one text, as reasons are distinct."""
     down = F.col("state") == ServerHealth.UNHEALTHY.value
     seconds = seconds_between(F.col("state_since"), F.lit(until))
-    error = F.coalesce("unhealthy_reason", "top_error")
+    # The registry has UNKNOWN, too, where the true reason is a code that the original does not know.
+    error = F.coalesce(F.when(~F.col("unhealthy_reason").eqNullSafe("UNKNOWN"), F.col("unhealthy_reason")), "top_error")
     text = F.concat(
         F.coalesce(
             F.format_string("down since %s (%s)", utc_day("state_since").cast("string"), _duration(seconds)),

@@ -45,6 +45,15 @@ def test_servers_are_shown_with_their_link(command: Command) -> None:
     assert re.search("profile +-", command("servers", "show", PEER).stdout)
 
 
+def test_only_the_true_reason_is_shown(command: Command) -> None:
+    """The registry has another for a code of the link that the original does not know."""
+    on_the_node(know)
+    on_the_node(lambda node: fall(node, "HTTP_502"))
+    shown = command("servers", "show", PEER).stdout
+    assert re.search("reason +HTTP_502", shown)
+    assert re.search("unhealthy because +-", shown)
+
+
 def test_servers_are_listed_with_the_scorecards_of_the_analytics(command: Command) -> None:
     """The score of seven days and the advice; neither where there are none. `why` has it all."""
     on_the_node(know)

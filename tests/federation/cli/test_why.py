@@ -64,6 +64,7 @@ def test_why_begins_with_the_link_and_what_is_held(command: Command) -> None:
     assert re.match("  2 deliveries are held for it, the oldest made .* ago and given up in (7 d|6 d 23 h) .* at", plan)
     assert re.search(r"it is looked at in (30|2\d) s \(.*\), and once it is back everything held is sent.$", plan)
     assert "attempted" not in "".join(rest)
+    assert re.fullmatch(r"  It is unhealthy since \S+ \S+ UTC \([^)]+\)\.", rest[0])
     document = command("why", PEER, "--json").json
     assert isinstance(document, dict)
     assert document["next_probe"] == {"at": document["link"]["next_probe_at"], "queued": False}
@@ -87,6 +88,37 @@ def test_why_tells_what_else_holds_deliveries(
     on_the_node(happens)
     done = command("why", PEER)
     assert (done.status, told in done.stdout) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("code", "meaning"),
+    [
+        ("HTTP_502", "something answers there, but not as the server should"),
+        ("HTTP_308", "it redirects, and redirects are not followed"),
+        ("FOREIGN_ANSWER", "something answers there that is not the server"),
+        ("DISCOVERY", "it could not be asked who it is"),
+        ("UNKNOWN", "the connection failed in a way we have no name for"),
+    ],
+)
+def test_why_gives_the_true_reason_once(command: Command, code: str, meaning: str) -> None:
+    """The registry has `UNKNOWN` for what Node has no code for: that is no second reason."""
+    on_the_node(know)
+    on_the_node(lambda node: fall(node, code))
+
+    told = command("why", PEER).stdout
+
+    assert f"because of {code}: {meaning}; deliveries to it are held." in told
+    assert (told.count("because of"), told.count("It is unhealthy since")) == (1, 1)
+
+
+def test_why_says_when_no_reason_is_on_record(command: Command) -> None:
+    """As where another implementation wrote none."""
+    on_the_node(know)
+    on_the_node(lambda node: node.registry.mark_unhealthy(PEER, "UNKNOWN"))
+
+    done = command("why", PEER)
+
+    assert (done.status, "because of" in done.stdout, "It is unhealthy since" in done.stdout) == (1, False, True)
 
 
 def test_why_says_what_to_do_about_a_mismatch(command: Command) -> None:

@@ -13,11 +13,12 @@ from db import Database, DeliveryState, HoldReason, LinkState
 from federation.admin import blacklist
 from federation.delivery import holding
 from federation.delivery.holding import LONGEST_PAUSES
+from federation.servers.link_rules import HEARD_INTERVAL
 from tests.federation.delivery.held import URL, Node
 from tests.federation.rows_read import watched
 from workers.clock import ManualClock, SystemClock
 
-HOUR = timedelta(hours=1)
+SECOND, HOUR = timedelta(seconds=1), timedelta(hours=1)
 
 
 @pytest.fixture
@@ -227,3 +228,35 @@ async def test_a_sweep_does_not_ask_for_each_absent_server(node: Node) -> None:
     with watched() as queries:
         assert (await node.held().sweep())["servers_to_release"] == 0
     assert len(queries) < 20
+
+
+async def test_the_first_delivery_held_for_a_server_brings_its_look_forward(node: Node) -> None:
+    """Once a minute at most. What is held when it is looked at waits for the next look, as everything does then."""
+    await node.links.exhausted(URL, "TIMEOUT", first_attempted_at=node.clock.now())
+    for _ in range(5):
+        await node.links.probe_failed(URL)
+    await node.add_held()
+    assert await node.held().newly_held() == []  # it was looked at a moment ago
+    node.clock.advance(HEARD_INTERVAL)
+    await node.add_held()
+    assert await node.held().newly_held() == [URL]
+    await node.links.look_soon(URL)
+    assert (await node.links.find(URL)).next_probe_at == node.clock.now()
+    assert await node.held().newly_held() == []
+    node.clock.advance(SECOND)
+    await node.links.probe_failed(URL)
+    node.clock.advance(HEARD_INTERVAL)
+    await node.add_held()
+    assert await node.held().newly_held() == []
+
+
+async def test_a_sweep_finds_what_nobody_saw_come(node: Node) -> None:
+    """For example, deliveries that a process has owed whose clock is slow, or that a worker has held."""
+    await node.links.exhausted(URL, "TIMEOUT", first_attempted_at=node.clock.now())
+    for _ in range(5):
+        await node.links.probe_failed(URL)
+    node.clock.advance(HEARD_INTERVAL)
+    await node.add_held(created_at=node.clock.now() - HOUR)
+    assert await node.held().newly_held() == []
+    await node.held().sweep()
+    assert (await node.links.find(URL)).next_probe_at == node.clock.now()

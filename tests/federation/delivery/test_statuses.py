@@ -9,7 +9,8 @@ import pytest
 
 from db import DeliveryState, HoldReason, LinkState
 from federation.app import Federation
-from tests.federation.conftest import MakeSettings
+from federation.delivery.errors import RetryableFailure
+from tests.federation.conftest import OWN_URL, MakeSettings
 from tests.federation.delivery.harness import Site
 from tests.misbehaving import (
     MisbehavingServer,
@@ -208,3 +209,29 @@ async def test_a_redirect_is_not_followed(site: Site, peer: Peer) -> None:
     assert trap.hits == 0
     assert (fate.state, fate.job.attempt) == (JobState.COMPLETED, 5)
     assert fate.codes == ["HTTP_301", "HTTP_302", "HTTP_307", "HTTP_308", None]
+    assert [str(event.error) for event in site.failing] == [
+        f"the server answered {status} and names {trap.url}" for status in (301, 302, 307, 308)
+    ]
+    assert {event.error.moved_to for event in site.failing if isinstance(event.error, RetryableFailure)} == {trap.url}
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "/other/posts",
+        OWN_URL,
+        "https://x@new.example",
+        "javascript://new.example",
+        "https://new.example/" + "a" * 60_000,
+    ],
+    ids=["path", "ours", "user", "script", "long"],
+)
+async def test_a_redirect_that_names_no_other_server_says_nothing_of_it(site: Site, peer: Peer, location: str) -> None:
+    """In the row and the failure; a refused `Location` is not quoted anywhere."""
+    peer.server.default = redirect(location, 308)
+
+    fate = await site.outcome(await site.owe_post(peer))
+
+    assert fate.row is not None
+    assert (fate.row.held_reason, fate.row.last_error) == (HoldReason.SERVER, "the server answered 308")
+    assert {event.error.moved_to for event in site.failing if isinstance(event.error, RetryableFailure)} == {None}

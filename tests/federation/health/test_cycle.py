@@ -50,8 +50,8 @@ async def deliver(federation: Federation, peer: Peer) -> None:
 
 
 async def test_a_peer_that_dies_and_comes_back_is_healed_by_what_was_held(federation: Federation, peer: Peer) -> None:
-    """Unhealthy with the failed delivery, and probed while down. The first probe that finds it well has what is held sent
-    ahead, and that arrives. Both changes are on record."""
+    """Unhealthy with the failed delivery, and probed while down. The first probe that finds it well has what is held
+    sent ahead, and that arrives. Both changes are on record."""
     await acquaint(federation, peer)
     await peer.server.stop()
     await deliver(federation, peer)

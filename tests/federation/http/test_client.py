@@ -23,6 +23,7 @@ from federation.http.errors import (
     classify,
 )
 from federation.http.guard import AddressGuard
+from federation.http.reading import ResponseHeaders
 from federation.http.response import Response
 from federation.http.threat_policy import NetworkErrorCode as Code
 
@@ -117,6 +118,75 @@ def test_retry_after(headers: dict[str, str], pause: int | None) -> None:
     """Seconds and dates count, within one second and one hour; junk does not."""
     response = Response(status=429, headers=httpx.Headers(headers, encoding="utf-8"), body=b"")
     assert response.retry_after(NOW) == (None if pause is None else timedelta(seconds=pause))
+
+
+@pytest.mark.parametrize(
+    ("location", "origin"),
+    [
+        (b"https://new.example/api/auth/social/posts?a=b#c", "https://new.example"),
+        (b"HTTPS://New.Example:443", "https://new.example"),
+        (b" \thttps://new.example/ ", "https://new.example"),
+        (b"//new.example/posts", "https://new.example"),
+        (b"http://b.example/", "http://b.example"),
+        (b"https://b.example:8443/", "https://b.example:8443"),
+        (b"https://xn--bcher-kva.example/", "https://xn--bcher-kva.example"),
+        (b"https://[::1]:8443/x", "https://[::1]:8443"),
+        (b"https://B.example:443/elsewhere", None),
+        (b"/elsewhere", None),
+        (b"elsewhere", None),
+        (b"", None),
+        (b"///new.example", None),
+        (b"/\\new.example", None),
+        (b"\\\\new.example", None),
+        (b"https:new.example", None),
+        (b"https:/new.example", None),
+        (b"https://a.example/discover", None),
+        (b"//a.example", None),
+        (b"https://somebody@new.example/", None),
+        (b"https://somebody:secret@new.example/", None),
+        (b"https://b.example\\@new.example/", None),
+        (b"javascript:alert(1)", None),
+        (b"javascript://new.example/%0aalert(1)", None),
+        (b"ftp://new.example/", None),
+        (b"file:///etc/passwd", None),
+        (b"https://new.example:0/", None),
+        (b"https://new.example:x/", None),
+        (b"https://new.exam\tple/", None),
+        (b"https://new.example/\x1b[31m", None),
+        (b"https://new.example/\x00", None),
+        (b"https://new.example/\x7f", None),
+        (b"https://new.example/a b", None),
+        (b"https://$(reboot).example/", None),
+        (b"https://`reboot`.example/", None),
+        (b"https://<script>.example/", None),
+        ("https://bücher.example/".encode(), None),
+        ("https://bücher.example/".encode("latin-1"), None),
+        ("https://new.example/\u202egnp.exe".encode(), None),
+        (b"https://[::1", None),
+        (b"https://[fe80::1%25eth0]/", None),
+        (b"https://" + b"a" * 300, None),
+        (b"https://new.example/" + b"a" * 64 * 1024, None),
+        (b"//" * 32 * 1024, None),
+    ],
+)
+def test_where_a_redirect_leads(location: bytes, origin: str | None) -> None:
+    """The one spelling of another origin than the asked and our own, or nothing: strangers write it."""
+    response = Response(status=308, headers=ResponseHeaders([(b"LOCATION", location)]), body=b"")
+    assert response.moved_to(URL, ours="https://a.example") == origin
+
+
+@pytest.mark.parametrize("status", [200, 201, 300, 304, 404, 503])
+def test_only_redirects_lead_anywhere(status: int) -> None:
+    """A `Location` means something else with other statuses, and without one there is nowhere to go."""
+    elsewhere = ResponseHeaders([(b"Location", b"https://new.example/posts/1")])
+    assert Response(status=status, headers=elsewhere, body=b"").moved_to(URL, ours=None) is None
+    assert Response(status=308, headers={}, body=b"").moved_to(URL, ours=None) is None
+
+
+def test_two_places_are_none() -> None:
+    """Who names two is not believed either."""
+    both = ResponseHeaders([(b"Location", b"https://new.example"), (b"Location", b"https://other.example")])
+    assert Response(status=308, headers=both, body=b"").moved_to(URL, ours=None) is None
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from db.migrate import upgrade
 from federation.app import Federation
 from federation.base.settings import Settings
 from federation.monitoring.endpoints import READY_PATH, Endpoints
-from federation.monitoring.readiness import Check, NotReady, Readiness, node_checks, serving_checks
+from federation.monitoring.readiness import NotReady, Readiness, node_checks, serving_checks
 from tests.federation.conftest import MakeSettings, alter
 from tests.misbehaving import MisbehavingServer, hang
 from tests.patience import eventually
@@ -31,17 +31,24 @@ def settings(make_settings: MakeSettings, request: pytest.FixtureRequest) -> Set
     return make_settings(**(request.getfixturevalue("queue_settings") if everywhere else {}))
 
 
-def unhurried(federation: Federation, checks: Callable[..., Mapping[str, Check]]) -> Readiness:
-    """What is found by these checks, however slow the machine is."""
-    looked_at = checks(database=federation.database, queue=federation.delivery_queue, blacklist=federation.blacklist)
-    return Readiness(looked_at, timeout=timedelta(hours=1))
+def unhurried(federation: Federation, *, serves: bool = False) -> Readiness:
+    """What is found by the checks but that of writes, however slow the machine is."""
+
+    async def writes() -> None:
+        pass
+
+    database = federation.database
+    checks = node_checks(
+        database=database, writes=writes, queue=federation.delivery_queue, blacklist=federation.blacklist
+    )
+    return Readiness(serving_checks(checks, database) if serves else checks, timeout=timedelta(hours=1))
 
 
 @pytest.mark.usefixtures("queue_settings")
 async def test_a_node_with_everything_is_ready(federation: Federation) -> None:
     """On every storage of queues."""
     verdict = await federation.readiness()
-    assert verdict.checks == {"database": True, "tables": True, "queue": True, "blacklist": True}
+    assert verdict.checks == {"database": True, "writes": True, "tables": True, "queue": True, "blacklist": True}
     assert verdict.ready
 
 
@@ -54,8 +61,10 @@ async def test_the_answer_names_what_failed_and_no_place(make_settings: MakeSett
     await federation.close()
     assert answer is not None
     assert answer.status == 503
-    checks = dict.fromkeys(("database", "tables", "queue", "blacklist"), "fail")
-    assert json.loads(answer.body) == {"status": "fail", "checks": checks}
+    told = json.loads(answer.body)
+    assert told["status"] == "fail"
+    assert told["checks"] == dict.fromkeys(("database", "writes", "tables", "queue", "blacklist"), "fail")
+    assert told["problems"] == {"writes": "the database takes no writes: OperationalError"}
     assert [entry["event"] for entry in logs if entry["event"] != "blacklist_behind"] == ["not_ready"]
     for shown in (answer.body.decode(), repr(logs)):
         assert "s3cret" not in shown
@@ -71,7 +80,7 @@ async def test_a_queue_that_hangs_fails_alone(make_settings: MakeSettings) -> No
         with capture_logs():
             verdict = await federation.readiness()
         await federation.close()
-    assert verdict.checks == {"database": True, "tables": True, "queue": False, "blacklist": True}
+    assert verdict.checks == {"database": True, "writes": True, "tables": True, "queue": False, "blacklist": True}
 
 
 @pytest.mark.parametrize(("revision", "ready"), [("0001", False), (None, False), ("9999", True)])
@@ -91,7 +100,7 @@ async def test_tables_of_an_earlier_version_are_not_enough(
     with capture_logs():
         verdict = await federation.readiness()
     await federation.close()
-    assert verdict.checks == {"database": True, "tables": ready, "queue": True, "blacklist": True}
+    assert verdict.checks == {"database": True, "writes": True, "tables": ready, "queue": True, "blacklist": True}
 
 
 @pytest.mark.parametrize(
@@ -108,7 +117,7 @@ async def test_a_table_or_column_that_is_gone_is_told_by_its_name(
     await asyncio.to_thread(alter, database_url, damage)
     federation = Federation(make_settings(database_url=database_url))
     with capture_logs() as logs:
-        answer = await Endpoints(unhurried(federation, node_checks), None)(READY_PATH)
+        answer = await Endpoints(unhurried(federation), None)(READY_PATH)
     await federation.close()
     assert answer is not None
     told = json.loads(answer.body)
@@ -121,8 +130,8 @@ async def test_who_serves_needs_the_hosts_tables(make_settings: MakeSettings, da
     """Who only delivers does not; both say so in their own way, and as soon as the tables are there."""
     federation = Federation(make_settings(database_url=database_url))
     with capture_logs() as logs:
-        answer = await Endpoints(unhurried(federation, serving_checks), None)(READY_PATH)
-        assert (await unhurried(federation, node_checks)()).ready
+        answer = await Endpoints(unhurried(federation, serves=True), None)(READY_PATH)
+        assert (await unhurried(federation)()).ready
     assert answer is not None
     told = json.loads(answer.body)
     assert (answer.status, told["checks"]["tables"], told["checks"]["host"]) == (503, "ok", "fail")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from sqlalchemy import update
 
 from db import Database, RunOutcome, SchedulerJob
@@ -53,6 +54,21 @@ async def test_a_running_job_is_nobody_elses_until_its_lease_ends(database: Data
     assert await second.take("job", interval=NOW) is None
     await age(database, 2 * first.duration)
     assert await second.take("job", interval=NOW) is not None
+
+
+@pytest.mark.parametrize("ahead", [timedelta(minutes=1), timedelta(hours=6), timedelta(days=7)])
+@pytest.mark.parametrize("is_running", [True, False])
+async def test_a_clock_that_was_ahead_keeps_no_job_from_running(
+    database: Database, ahead: timedelta, is_running: bool
+) -> None:
+    """No lease ends as late as it wrote, and no run has begun yet that is to come."""
+    leases = Leases(database, holder="a")
+    lease = await leases.take("job", interval=HOUR)
+    assert lease is not None
+    if not is_running:
+        await leases.end(lease, RunOutcome.DONE, "{}")
+    await age(database, -ahead)
+    assert await Leases(database, holder="b").take("job", interval=HOUR) is not None
 
 
 async def test_a_renewed_lease_goes_on(database: Database) -> None:

@@ -144,12 +144,13 @@ async def test_two_processes_that_learn_of_one_outage_make_one_change_of_it(
 
 
 async def test_the_registry_follows_the_link(links: Links, database: Database, clock: ManualClock) -> None:
-    """Down is not healthy, up is: that is what Node reads. A reason that is none of its codes is unknown to it."""
+    """Down is not healthy, up is: that is what Node reads. Our history has the reasons that are none of its codes."""
     await know(database, clock)
     await take_down(links, clock, "HTTP_500")
     assert not await is_healthy(database)
     async with database.read() as session:
         assert (await session.execute(select(col(Server.unhealthy_reason)))).scalar_one() == "UNKNOWN"
+        assert (await session.execute(select(col(ServerHealthEvent.reason)))).scalar_one() == "HTTP_500"
     await links.returned(URL, reason="probe")
     assert await is_healthy(database)
 
@@ -286,6 +287,40 @@ async def test_a_look_at_discover_is_one_for_all_processes_for_a_while(
     assert sum(looks) == 1
     clock.advance(pause)
     assert await links.looked(URL, interval=pause) is True
+
+
+@pytest.mark.parametrize("ahead", [timedelta(minutes=1), timedelta(hours=6), timedelta(days=9)])
+async def test_a_look_that_a_clock_that_was_ahead_planned_is_due(
+    links: Links, clock: ManualClock, ahead: timedelta
+) -> None:
+    """However little it was ahead, and however long the server has been away."""
+    clock.advance(ahead)
+    await take_down(links, clock)
+    await links.probe_failed(URL)
+    clock.advance(-ahead)
+    (link,) = await links.due_for_probe(10)
+    assert link.since == clock.now()
+    assert await links.take_probe(link)
+    assert await links.due_for_probe(10) == []
+    await links.probe_failed(URL)
+    planned = (await links.find(URL)).next_probe_at
+    assert planned is not None
+    assert planned - clock.now() <= timedelta(minutes=2)
+
+
+@pytest.mark.parametrize("ahead", [timedelta(minutes=1), timedelta(hours=6), timedelta(days=9)])
+async def test_a_batch_that_a_clock_that_was_ahead_planned_is_due(
+    links: Links, clock: ManualClock, ahead: timedelta
+) -> None:
+    """Unless its server rests until then."""
+    clock.advance(ahead)
+    await take_down(links, clock)
+    await links.returned(URL, reason="probe")
+    clock.advance(-ahead)
+    assert [link.server_url for link in await links.due_for_release(10)] == [URL]
+    await links.rests(URL, timedelta(hours=3))
+    await links.release_held(URL)
+    assert (await links.find(URL)).release_at is not None
 
 
 async def test_rejections_of_all_processes_count_together(

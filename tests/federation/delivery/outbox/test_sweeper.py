@@ -15,6 +15,7 @@ from federation.base.settings import Settings
 from federation.delivery import sweeper as module
 from federation.delivery.outbox import Outbox
 from federation.delivery.sweeper import OutboxSweeper, Swept
+from federation.delivery.sweeps import Sweeps
 from tests.federation.conftest import MakeSettings
 from tests.federation.delivery.outbox.conftest import PAYLOAD, Place
 from tests.federation.rows_read import costed
@@ -228,16 +229,48 @@ async def test_a_process_that_starts_believes_no_note_of_another_one(place: Plac
     assert await sweeper.sweep() == Swept(rows=0, added=0, complete=True)
 
 
-async def test_jobs_that_the_queue_has_lost_are_added_again(place: Place) -> None:
-    """As Redis without persistence loses them in a restart: noticed when the row is looked at again."""
+async def test_a_job_that_the_queue_has_lost_is_added_again(place: Place) -> None:
+    """Noticed when its row is looked at again: others are there, so nothing points to it."""
+    owed = await owe(place.database)
+    sweeper = sweeper_of(place)
+    await sweeper.sweep()
+    await place.queue.storage.remove(sorted(owed)[:1])
+    assert (await sweeper.sweep()).added == 0
+    async with place.database.transaction() as session:
+        await session.execute(update(DeliveryJob).values(queued_at=datetime.now(UTC) - 2 * module.ASK_AGAIN))
+    assert await sweeper.sweep() == Swept(rows=3, added=1, complete=True)
+    assert await place.jobs() == owed
+
+
+async def test_a_queue_that_lost_its_data_is_filled_again_at_once(place: Place) -> None:
+    """As Redis without persistence loses it in a restart: no job is there, and rows wait that had one."""
     owed = await owe(place.database)
     sweeper = sweeper_of(place)
     await sweeper.sweep()
     await place.queue.storage.remove(list(owed))
-    assert (await sweeper.sweep()).added == 0
-    async with place.database.transaction() as session:
-        await session.execute(update(DeliveryJob).values(queued_at=datetime.now(UTC) - 2 * module.ASK_AGAIN))
     assert await sweeper.sweep() == Swept(rows=3, added=3, complete=True)
+    assert await place.jobs() == owed
+
+
+async def test_jobs_at_work_are_no_sign_of_a_loss(place: Place) -> None:
+    """Nobody waits in the queue, and the workers have what there is."""
+    await owe(place.database)
+    sweeper = sweeper_of(place)
+    await sweeper.sweep()
+    await place.queue.storage.claim("w", leases={ANY_NAME: timedelta(minutes=1)}, limit=10)
+    assert await sweeper.sweep() == Swept(rows=0, added=0, complete=True)
+    assert await Sweeps(place.database).last() is None
+
+
+async def test_a_loss_that_a_worker_noticed_is_looked_into_by_the_next_sweep(place: Place) -> None:
+    """Wherever that runs, and although there are jobs in the queue again."""
+    owed = await owe(place.database)
+    sweeper = sweeper_of(place)
+    await sweeper.sweep()
+    await place.queue.storage.remove(sorted(owed)[:2])
+    assert await Sweeps(place.database).note_lost_queue(datetime.now(UTC))
+    assert not await Sweeps(place.database).note_lost_queue(datetime.now(UTC))
+    assert await sweeper.sweep() == Swept(rows=3, added=2, complete=True)
     assert await place.jobs() == owed
 
 

@@ -1,0 +1,107 @@
+"""Gaps between sweeps: what expires after them, and what a queue that lost its data has asked for again."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from db import Database, DeliveryState
+from federation.delivery.purge import Purge
+from federation.delivery.sweeps import GAP, LOST_INTERVAL, SPARED, LastSweep, Sweeps, after_loss, after_sweep
+from tests.federation.delivery.held import Node
+from workers.clock import ManualClock, SystemClock
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
+
+
+@pytest.fixture
+async def node(database: Database) -> AsyncIterator[Node]:
+    made = Node.on(database, ManualClock(SystemClock().now()))
+    yield made
+    await made.close()
+
+
+def swept(*gaps: timedelta) -> LastSweep:
+    """After sweeps that far apart, the first of which is the first ever."""
+    now, last = START, after_sweep(None, START)
+    for gap in gaps:
+        now += gap
+        last = after_sweep(last, now)
+    return last
+
+
+def test_sweeps_that_follow_one_another_spare_nothing() -> None:
+    """Nor does the first ever, nor a clock that is set back."""
+    assert swept().spares_seconds == 0
+    assert swept(*[MINUTE] * 9, GAP, -7 * DAY, MINUTE).spares_seconds == 0
+
+
+def test_a_gap_begins_a_day_of_sweeping_in_which_nothing_expires() -> None:
+    """A day in which sweeps follow one another; what lies in gaps does not count, and does not begin it anew."""
+    assert swept(GAP + MINUTE).spares_seconds == SPARED.total_seconds()
+    half = [HOUR] * 12
+    assert swept(7 * DAY, *half).spares_seconds == SPARED.total_seconds() / 2
+    assert swept(7 * DAY, *half, 3 * DAY).spares_seconds == SPARED.total_seconds() / 2
+    assert swept(7 * DAY, *half, -10 * DAY).spares_seconds == SPARED.total_seconds() / 2
+    assert swept(7 * DAY, *half, 3 * DAY, *half).spares_seconds == 0
+    assert swept(7 * DAY, *half, *half, 3 * DAY).spares_seconds == SPARED.total_seconds()
+
+
+def test_between_a_gap_and_the_next_sweep_everything_is_spared() -> None:
+    """Whoever purges may come first."""
+    last = swept(MINUTE)
+    assert not last.spares(last.swept_at + GAP)
+    assert not last.spares(last.swept_at - DAY)
+    assert last.spares(last.swept_at + GAP + MINUTE)
+    assert replace(last, spares_seconds=1.0).spares(last.swept_at)
+
+
+def test_a_queue_loses_its_data_once_a_minute_at_most() -> None:
+    """A time that is yet to come was written by a wrong clock."""
+    lost = after_loss(None, START)
+    assert lost.queue_lost_at == START
+    assert after_loss(lost, START + LOST_INTERVAL - timedelta(seconds=1)) == lost
+    assert after_loss(lost, START + LOST_INTERVAL).queue_lost_at == START + LOST_INTERVAL
+    assert after_loss(lost, START - DAY).queue_lost_at == START - DAY
+
+
+async def test_a_clock_that_is_a_week_ahead_expires_nothing_for_a_day_of_sweeping(node: Node) -> None:
+    """Nor does it purge anything; set right within that day, nothing was lost."""
+    (held,) = await node.add_held()
+    (failed,) = await node.add_held(state=DeliveryState.FAILED, held_reason=None, settled_at=node.clock.now() - DAY)
+    purge = Purge(node.database, sweeps=Sweeps(node.database), clock=node.clock)
+    assert (await node.held().sweep())["expired"] == 0
+
+    node.clock.advance(8 * DAY)
+    assert await purge() == {"spared": True}
+    for _ in range(23):
+        assert (await node.held().sweep())["expired"] == 0
+        assert await purge() == {"spared": True}
+        node.clock.advance(HOUR)
+    assert {each.state for each in (await node.rows()).values()} == {DeliveryState.HELD, DeliveryState.FAILED}
+
+    for _ in range(2):
+        await node.held().sweep()
+        node.clock.advance(HOUR)
+    assert (await node.rows())[held].state is DeliveryState.EXPIRED
+    assert (await purge())["deliveries"] == 1
+    assert failed not in await node.rows()
+
+
+async def test_an_operator_may_say_that_the_clock_is_right(node: Node) -> None:
+    """Then what is too old expires at once, and with the next sweeps."""
+    await node.add_held(2)
+    sweeps = Sweeps(node.database)
+    await node.held().sweep()
+    node.clock.advance(8 * DAY)
+    await node.held().sweep()
+    await sweeps.believe(node.clock.now())
+    node.clock.advance(MINUTE)
+    assert (await node.held().sweep())["expired"] == 2
+    last = await sweeps.last()
+    assert last is not None
+    assert (last.swept_at, last.spares_seconds) == (node.clock.now(), 0)
