@@ -55,8 +55,8 @@ def _by_series(world: World) -> dict[tuple[str, int], list[Request]]:
 def _covers(attempt: Attempt, request: Request) -> bool:
     began = moment_of(attempt.started_at)
     if attempt.code == STALLED:
-        return began <= request.machine_at
-    return began <= request.machine_at <= began + timedelta(milliseconds=attempt.duration_ms) + NEAR
+        return began <= request.told_at
+    return began <= request.told_at <= began + timedelta(milliseconds=attempt.duration_ms) + NEAR
 
 
 def _unwritten(world: World, request: Request) -> bool:

@@ -15,17 +15,20 @@ import sqlite3
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.util.concurrency import await_, in_greenlet
 
 from db import Database
 from db.engines import async_engines
 from db.migrate import upgrade
+from db.steps import Steps
 from db.url import parse_url
 from tests.simulation.loop import LoopClock
 from tests.simulation.records import moment_of, tell_time, watch
@@ -136,6 +139,26 @@ class Space:
         return self.clock.loop_time(moment_of(stored))
 
 
+class _Served(Database):
+    """As if the database were a server's, with a clock of its own: that of the world."""
+
+    def __init__(
+        self, url: str, space: Space, line: Line, *, engines: tuple[AsyncEngine, AsyncEngine], steps: Steps | None
+    ) -> None:
+        super().__init__(url, engines=engines, steps=steps)
+        self._space = space
+        self._line = line
+
+    @property
+    def has_clock(self) -> bool:
+        return True
+
+    async def time(self) -> datetime:
+        if self._line.is_cut():
+            raise OperationalError(None, None, sqlite3.OperationalError(AWAY))
+        return self._space.clock.now()
+
+
 class Lent:
     """Engines for one simulated process at a time."""
 
@@ -150,10 +173,12 @@ class Lent:
         self._engines: tuple[AsyncEngine, AsyncEngine] = async_engines(parse_url(url), sqlite_driver=driver)
         self._compiling = Compiling(self._engines[0].dialect)
 
-    def database(self, space: Space, line: Line, *, on_engines: bool) -> Database:
+    def database(self, space: Space, line: Line, *, on_engines: bool, has_clock: bool) -> Database:
         """The space, as long as the line is not cut. The one before is closed."""
         self._target = space, line
         steps = None if on_engines else Direct(self._connect, self._compiling)
+        if has_clock:
+            return _Served(self.url, space, line, engines=self._engines, steps=steps)
         return Database(self.url, engines=self._engines, steps=steps)
 
     def _connect(self, _path: str = "", **_options: object) -> _Connection:

@@ -102,11 +102,11 @@ class Incidents:
 
     async def _set_clock(self, jump: ClockJump) -> None:
         self._world.story.tell("* clock set", by=jump.by, process=jump.process)
-        self._world.note(MishapKind.CLOCK, jump.at - 1, jump.at)
-        if jump.process is None:
-            self._world.space.clock.set(jump.by)
-        else:
+        if jump.process is not None:  # which is no excuse: the database's clock is what counts
             self._workers[jump.process].clock.offset += jump.by
+            return
+        self._world.note(MishapKind.CLOCK, jump.at - 1, jump.at)
+        self._world.space.clock.set(jump.by)
         self._world.space.changes += 1  # what is due is another time of the loop now
         self._interrupt()
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
+from tests.peer import DISCOVER_PATH
 from tests.simulation.pace import SWEPT
 from tests.simulation.plan import DAY, HOUR, MINUTE
 from tests.simulation.records import LinkChange, MishapKind, Past, Request, RowChange
@@ -18,6 +19,8 @@ from tests.simulation.world import World
 FIRST_LOOKS: Final = (30.0, *(MINUTE * minutes for minutes in (1, 2, 5, 15, 25, 35, 45)))
 NEWS: Final = MINUTE
 """What is held for a server, and was not when it was last looked at, brings a look forward, but not more often."""
+MOST_FOUND: Final = 5
+"""So do the quick probes of the first minutes that find its `/discover` well."""
 PART: Final = 24
 AT_MOST: Final = 2 * MINUTE
 LATE: Final = 60.0
@@ -106,6 +109,8 @@ def _too_often(
     requests: Sequence[Request],
 ) -> Iterator[str]:
     news = [each.at for each in changes if each.state == "held" and each.was != "held" and each.reason == "server"]
+    found = [each.answered_at for each in requests if each.path == DISCOVER_PATH and each.status == 200]
+    news += [at for at in found if at is not None and outage.start < at][:MOST_FOUND]
     refused = {each.at for each in requests if each.status is not None and 400 <= each.status < 500}
     before = outage.start
     for number, at in enumerate(canaries):

@@ -19,6 +19,7 @@ from typing import Any, Final
 from sqlalchemy.exc import SQLAlchemyError
 
 from federation.app import Federation
+from federation.base.database_clock import DatabaseClock
 from federation.base.settings import Settings
 from federation.http.client import FederationClient
 from federation.http.guard import AddressGuard
@@ -29,6 +30,7 @@ from tests.simulation.loop import LoopClock, MachineClock
 from tests.simulation.queue import Queues
 from tests.simulation.records import Request
 from tests.simulation.servers import SimulatedServer, SimulatedTransport
+from workers.clock import Clock
 
 _process: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
 _GUARD: Final = AddressGuard()
@@ -42,13 +44,21 @@ class Surroundings:
     """What processes of one world share, and what is away for now."""
 
     def __init__(
-        self, *, settings: Settings, clock: LoopClock, space: Space, queues: Queues, on_engines: bool = False
+        self,
+        *,
+        settings: Settings,
+        clock: LoopClock,
+        space: Space,
+        queues: Queues,
+        on_engines: bool = False,
+        has_clock: bool = False,
     ) -> None:
         self.settings = settings
         self.clock = clock
         self.space = space
         self.queues = queues
         self.on_engines = on_engines
+        self.has_clock = has_clock
         self.servers: dict[str, SimulatedServer] = {}
         self.requests: list[Request] = []
         self.database_away = 0
@@ -85,11 +95,15 @@ class Process:
         around = self._around
         database_line = Line(lambda: not self.alive or around.database_away > 0)
         queue_line = Line(lambda: not self.alive or around.queue_away > 0)
+        database = lent_engines(self.number).database(
+            around.space, database_line, on_engines=around.on_engines, has_clock=around.has_clock
+        )
+        clock = DatabaseClock(database, self.clock) if around.has_clock else self.clock
         self.federation = Federation(
             around.settings,
-            client=self._client(),
-            clock=self.clock,
-            database=lent_engines(self.number).database(around.space, database_line, on_engines=around.on_engines),
+            client=self._client(clock),
+            clock=clock,
+            database=database,
             storage=lambda name: around.queues.storage(name, queue_line),
             new_id=around.new_id,
         )
@@ -97,9 +111,9 @@ class Process:
             workers = FederationWorkers(self.federation, schedule=LoopSchedule)
             self._within(workers.start)
 
-    def _client(self) -> FederationClient:
+    def _client(self, clock: Clock) -> FederationClient:
         transport = SimulatedTransport(
-            self._around.servers, self._around.requests, crash=self._crash, process=self.number, clock=self.clock
+            self._around.servers, self._around.requests, crash=self._crash, process=self.number, clock=clock
         )
         return FederationClient(_GUARD, transport)
 

@@ -172,6 +172,9 @@ class Plan:
     end: float = END
     sick: frozenset[int] = field(default_factory=frozenset)
     jumps: tuple[ClockJump, ...] = ()
+    own_machines: bool = False
+    """The processes run on machines of their own, and the database is a server with a clock that is right. Otherwise
+    all of them, and the database, have one clock."""
     meddlings: tuple[Meddling, ...] = ()
     follows: tuple[PlannedFollow, ...] = ()
     last_requests: tuple[LastRequest, ...] = ()
@@ -181,7 +184,7 @@ class Plan:
 
     def set_forward(self, since: float) -> float:
         """By how much older what began then looks to the node than it is, at most."""
-        return sum(max(jump.by, 0.0) for jump in self.jumps if jump.at >= since)
+        return sum(max(jump.by, 0.0) for jump in self.jumps if jump.at >= since and jump.process is None)
 
     def rush(self) -> Plan:
         """The world's servers when all its sick ones fall silent while everybody is written to, by one process."""

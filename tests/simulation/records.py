@@ -40,11 +40,11 @@ class Mishap:
 class Request:
     """One request of the node; `job` is that of the delivery which it belongs to. `status` is None without an answer.
 
-    `machine_at` is when it was sent by the clock of its process's machine, `rest` what the answer asked for.
+    `told_at` is when it was sent by what its process takes for the time, `rest` what the answer asked for.
     """
 
     at: float
-    machine_at: datetime
+    told_at: datetime
     process: int
     server: str
     path: str

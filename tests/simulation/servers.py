@@ -21,9 +21,9 @@ from federation.protocol.relaying import RELAY_PATH
 from tests.misbehaving import Canned, Received
 from tests.peer import DISCOVER_PATH, Arrived, json_answer
 from tests.relaying_peer import Relaying
-from tests.simulation.loop import MachineClock
 from tests.simulation.plan import Phase, PlannedServer, Trouble
 from tests.simulation.records import Request
+from workers.clock import Clock
 
 PAGE: Final = b"<!DOCTYPE html><html><head><title>Back soon</title></head><body>We will be right back.</body></html>"
 HTML: Final = {"Content-Type": "text/html"}
@@ -163,7 +163,7 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
         *,
         crash: Callable[[str], None],
         process: int,
-        clock: MachineClock,
+        clock: Clock,
     ) -> None:
         self._servers = servers
         self._requests = requests
@@ -175,7 +175,7 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
         server = self._servers[request.url.host]
         now = asyncio.get_running_loop().time
         noted = Request(
-            at=now(), machine_at=self._clock.now(), process=self._process, server=server.url,
+            at=now(), told_at=self._clock.now(), process=self._process, server=server.url,
             path=request.url.path, job=_job(),
         )  # fmt: skip
         self._requests.append(noted)

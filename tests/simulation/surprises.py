@@ -27,11 +27,14 @@ from tests.simulation.plan import (
 def with_surprises(plan: Plan) -> Plan:
     """The plan, and what its seed decides besides."""
     chance = random.Random(f"{plan.seed} {len(plan.servers)} surprises")
-    jumps, meddlings = _jumps(chance, plan), _meddlings(chance, plan)
+    own_machines = chance.random() < 1 / 3
+    jumps = _wrong_clocks(chance) if own_machines else _jumps(chance, plan)
+    meddlings = _meddlings(chance, plan)
     forgotten = {each.server for each in meddlings if each.deed is Deed.FORGETS}
     return replace(
         plan,
         jumps=jumps,
+        own_machines=own_machines,
         meddlings=meddlings,
         follows=_follows(chance, plan, forgotten),
         last_requests=_last_requests(chance, plan),
@@ -76,6 +79,17 @@ def _jumps(chance: random.Random, plan: Plan) -> tuple[ClockJump, ...]:
     start, end = max(troubles, key=lambda each: each[1] - each[0], default=(MINUTE, WEEK))
     first, second = sorted(chance.uniform(start, end) for _ in range(2))
     return (ClockJump(first, by), ClockJump(second, -by)) if chance.random() < 0.5 else (ClockJump(first, by),)
+
+
+def _wrong_clocks(chance: random.Random) -> tuple[ClockJump, ...]:
+    """One process has a wrong clock from the beginning, and now and then one is set."""
+    wrong = ClockJump(0.0, _off(chance), chance.randrange(2))
+    later = (ClockJump(chance.uniform(0, WEEK), _off(chance), chance.randrange(2)) for _ in range(2))
+    return (wrong, *(each for each in later if chance.random() < 0.5))
+
+
+def _off(chance: random.Random) -> float:
+    return _between(chance, 10, 30 * DAY) * chance.choice((-1, 1))
 
 
 def _meddlings(chance: random.Random, plan: Plan) -> tuple[Meddling, ...]:

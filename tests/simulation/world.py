@@ -24,7 +24,7 @@ from tests.simulation.database import Space, lent_engines
 from tests.simulation.incidents import Ban, Incidents, Pair, Wish
 from tests.simulation.loop import START, LoopClock, Need, VirtualLoop
 from tests.simulation.node import Process, Surroundings, is_frozen, is_running, make_settings, make_task
-from tests.simulation.plan import DAY, HOUR, Freeze, Kill, Outage, Plan, PlannedDelivery
+from tests.simulation.plan import DAY, HOUR, MINUTE, Freeze, Kill, Outage, Plan, PlannedDelivery
 from tests.simulation.queue import Queues
 from tests.simulation.records import Mishap, MishapKind, Request
 from tests.simulation.servers import SimulatedServer, server_keys, server_url
@@ -35,6 +35,8 @@ OWN_URL = "https://own.example"
 OWN_NUMBER = 999_999
 OWES_AGAIN_AFTER = 20.0
 """Seconds of virtual time until the application owes again what its database or queue did not take."""
+SWEEPS_EACH = 50 * MINUTE
+"""Less than the hour after which a sweep takes the clock for wrong."""
 COLLECTS_EACH = 25
 """Virtual hours."""
 GETS_OVER_IT = 120.0
@@ -142,7 +144,8 @@ class _Needs:
             "tending-LinkProbes.tick": Need(lambda _: self.space.first_due(_PROBED), DAY),
             "tending-Releaser.tick": Need(lambda _: self.space.first_due(_RELEASED), DAY),
             "tending-Sightings.tick": Need(lambda _: math.inf, DAY),
-            "sweep": Need(lambda _: min(self.space.first_due(_SWEPT), self._first_without_job()), DAY),
+            "tending-DatabaseClock.tick": Need(lambda _: math.inf, DAY),
+            "sweep": Need(lambda _: min(self.space.first_due(_SWEPT), self._first_without_job()), SWEEPS_EACH),
             "range": Need(lambda _: math.inf, DAY),
             "purge": Need(lambda _: math.inf, 2 * DAY),
             "reap": Need(lambda _: self.queues.first_lease_end(), DAY),
@@ -207,6 +210,7 @@ class _Run:
             space=world.space,
             queues=world.queues,
             on_engines=on_engines,
+            has_clock=world.plan.own_machines,
         )
         self._app = Process(0, self._around, works=False, crashed=self._crashed)
         self._workers = [
