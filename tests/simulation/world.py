@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import gc
 import math
 import random
+import sqlite3
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -145,7 +147,7 @@ class _Needs:
             "tending-Releaser.tick": Need(lambda _: self.space.first_due(_RELEASED), DAY),
             "tending-Sightings.tick": Need(lambda _: math.inf, DAY),
             "tending-DatabaseClock.tick": Need(lambda _: math.inf, DAY),
-            "sweep": Need(lambda _: min(self.space.first_due(_SWEPT), self._first_without_job()), SWEEPS_EACH),
+            "sweep": Need(lambda _: min(self.space.first_due(_SWEPT), self._first_without_job()), DAY),
             "range": Need(lambda _: math.inf, DAY),
             "purge": Need(lambda _: math.inf, 2 * DAY),
             "reap": Need(lambda _: self.queues.first_lease_end(), DAY),
@@ -175,6 +177,10 @@ SELECT min(moment) FROM (
 _READY = """
 SELECT job_id, datetime(coalesce(queued_at, created_at), iif(queued_at IS NULL, '30 seconds', '600 seconds'))
 FROM delivery_jobs WHERE state = 'ready' AND settled_at IS NULL
+"""
+_NOTED = """
+UPDATE sweeps SET spares_seconds = max(spares_seconds - ?, 0), swept_at = ?
+WHERE julianday(?) BETWEEN julianday(swept_at) AND julianday(swept_at, '61 minutes')
 """
 _RELEASED = "SELECT min(release_at) FROM server_links"
 _SWEPT = """
@@ -227,7 +233,10 @@ class _Run:
         for process in self._workers:
             process.start()
         events = sorted(self._events(), key=lambda event: event[0])
-        running: list[asyncio.Task[None]] = [asyncio.ensure_future(self._look_around())]
+        running: list[asyncio.Task[None]] = [
+            asyncio.ensure_future(self._look_around()),
+            asyncio.ensure_future(self._note_sweeps()),
+        ]
         for at, call in events:
             await self._until(at)
             running.append(asyncio.ensure_future(call()))
@@ -245,6 +254,16 @@ class _Run:
             if hour % COLLECTS_EACH == 1:
                 gc.collect()
             self._world.findings += self._look(self._world, self._loop.time())
+
+    async def _note_sweeps(self) -> None:
+        """Note the sweeps that were left out because they would have found nothing, as they would have."""
+        while self._loop.time() < self._world.plan.end - SWEEPS_EACH:
+            await asyncio.sleep(SWEEPS_EACH)
+            if self._around.database_away or not any(process.alive for process in self._workers):
+                continue
+            now = self._around.clock.now().strftime("%Y-%m-%d %H:%M:%S.%f")
+            with contextlib.suppress(sqlite3.OperationalError):  # somebody is writing
+                self._around.space.keeper.execute(_NOTED, (SWEEPS_EACH, now, now))
 
     async def _until(self, at: float) -> None:
         while (left := at - self._loop.time()) > 0:
