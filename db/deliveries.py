@@ -155,7 +155,7 @@ class DeliveryJob(FederationTable, table=True):
     # Written by delivery/group, delivery/rows, admin/deliveries_bulk.
     released_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     """When it was released last, until it is tried."""
-    # Written by delivery/release, admin/deliveries_bulk.
+    # Written by delivery/release, delivery/group, admin/deliveries_bulk.
     canary_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     """When it was last sent ahead of the others, to see whether its server takes deliveries again."""
     # Written by delivery/owing, once.

@@ -12,7 +12,6 @@ connection stays open for another request if the behaviour returns, unless it cl
 from __future__ import annotations
 
 import asyncio
-import gzip
 import socket
 import ssl
 import struct
@@ -160,10 +159,6 @@ def huge_headers() -> Behaviour:
             await exchange.send(b"X-Filler: " + b"x" * 4000 + b"\r\n")
 
     return behave
-
-
-def gzip_bomb(inflated_bytes: int = 64 * 1024 * 1024) -> Behaviour:
-    return respond(200, {"Content-Encoding": "gzip"}, gzip.compress(bytes(inflated_bytes)))
 
 
 def send_raw(data: bytes) -> Behaviour:

@@ -13,6 +13,7 @@ answers as `pings` says, beside the script: they are in `pinged`, and not among 
 from __future__ import annotations
 
 import json
+import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -268,9 +269,15 @@ class Recipient(ABC):
 class Peer(Recipient):
     """A node on loopback, vector B's by default."""
 
-    def __init__(self, keys: OwnKeys = B.keys, *, private_users: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        keys: OwnKeys = B.keys,
+        *,
+        private_users: frozenset[str] = frozenset(),
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> None:
         super().__init__(keys, private_users=private_users)
-        self.server = MisbehavingServer()
+        self.server = MisbehavingServer(ssl_context)
         self.server.routes[DISCOVER_PATH] = respond_with(self.discover)
         self.server.default = respond_with(self.answer)
         self.server.unscripted = self._unscripted

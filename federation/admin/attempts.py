@@ -9,13 +9,15 @@ from typing import Any, Final
 from sqlalchemy import Row, Select, and_, literal, select, true, tuple_
 from sqlmodel import col
 
-from db import AttemptOutcome, Database, DeliveryAttempt
+from db import AttemptNote, AttemptOutcome, Database, DeliveryAttempt
 from federation.admin.scans import MOST_SHOWN, CursorError, ListPage, Scan, small, timed_cursor, timed_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedAttempt:
     """One attempt. `id` is its place in the log; `code` is None if it delivered, `remote_code` is what the server said.
+
+    `note` is what neither of these tells.
 
     `delivery_id`, `job_name` and `remote_code` may hold anything, because other programs and servers wrote them.
     """
@@ -33,6 +35,7 @@ class LoggedAttempt:
     remote_code: str | None
     http_status: int | None
     relayed_by: str | None
+    note: AttemptNote | None
 
 
 def logged_attempts() -> Select[*tuple[Any, ...]]:
@@ -116,7 +119,7 @@ _TABLE: Final = DeliveryAttempt.__table__  # type: ignore[attr-defined] # SQLMod
 _KEYS: Final = (_TABLE.c.started_at, _TABLE.c.id)
 _NAMES: Final = (
     *("id", "delivery_id", "job_name", "server_url", "series", "attempt", "started_at", "duration_ms", "outcome"),
-    *("remote_code", "http_status", "relayed_by"),
+    *("remote_code", "http_status", "relayed_by", "note"),
 )
 _COLUMNS: Final = (
     *(col(getattr(DeliveryAttempt, name)) for name in _NAMES),

@@ -1,4 +1,4 @@
-"""Blacklists as CSV: reads and writes our own format, and reads Mastodon's domain blocks.
+"""Blacklists as CSV: reads and writes our own format, and reads Mastodon's domain blocks and plain lists of domains.
 
 Files come from strangers, so there are bounds on lines, records, the file and the number of bad rows. A bad row is
 reported with its line, and the others are read. If it cannot be told where a row ends, the file is refused.
@@ -9,8 +9,9 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import chain
 from typing import IO, Final, TypeAlias
 
 from federation.admin.blacklist_rows import (
@@ -22,6 +23,8 @@ from federation.admin.blacklist_rows import (
     checked_rule,
     shown_reason,
 )
+from federation.protocol.errors import UrlError
+from federation.servers.rules import STAR, canonical_rule
 
 COLUMNS: Final = ("server_url", "reason", "expires_at", "created_at")
 
@@ -31,7 +34,9 @@ MAX_RECORD_BYTES: Final = 64 * 1024
 MAX_BAD_ROWS: Final = 10_000
 
 _MASTODON_REASON: Final = "Mastodon domain block"
+_LIST_REASON: Final = "on an imported list of domains"
 _NO_REASON: Final = "no reason given"
+_DOMAIN: Final = "domain"
 _NO_BLOCK: Final = frozenset({"silence", "noop"})
 
 # A text that a spreadsheet would take for a formula, and the form in which such a text is exported.
@@ -69,7 +74,7 @@ ReadRow: TypeAlias = Callable[[Mapping[str, str]], WantedRule]
 
 
 def read_csv(file: IO[bytes], *, own_url: str | None = None) -> ReadRules:
-    """Return the rules in *file*. The first line tells the two formats apart. Rules that cover *own_url* are bad rows.
+    """Return the rules in *file*. The first line tells the formats apart. Rules that cover *own_url* are bad rows.
 
     Raises:
         CsvError: not UTF-8, over a bound, without a first line we know, with a quote that has no end, or with more bad
@@ -79,7 +84,9 @@ def read_csv(file: IO[bytes], *, own_url: str | None = None) -> ReadRules:
     records = _records(file, found.bad)
     line, header = next(records, (1, []))
     columns = [name.strip().lower().removeprefix("#") for name in header]
-    read_row = _reader_for(columns, own_url)
+    if is_plain := _is_domain(header):
+        columns, records = [_DOMAIN], chain([(line, header)], records)
+    read_row = _reader_for(columns, own_url, is_plain=is_plain)
     for line, fields in records:
         try:
             if len(fields) != len(columns):
@@ -117,21 +124,43 @@ def _take(found: ReadRules, wanted: WantedRule, line: int) -> None:
     earlier = found.rules.get(wanted.rule)
     if earlier is None:
         found.rules[wanted.rule], found.lines[wanted.rule] = wanted, line
-    elif (earlier.reason, earlier.expires_at) == (wanted.reason, wanted.expires_at):
-        raise Skipped(f"{wanted.rule} is on line {found.lines[wanted.rule]} already")
-    else:
-        raise RuleError(f"{wanted.rule} is on line {found.lines[wanted.rule]} already, with another reason or end")
+        return
+    note = f"{wanted.rule} is on line {found.lines[wanted.rule]} already"
+    if (earlier.reason, earlier.expires_at) != (wanted.reason, wanted.expires_at):
+        # Lists that were merged agree on the block, if not on why and until when.
+        found.rules[wanted.rule] = replace(earlier, expires_at=_later(earlier.expires_at, wanted.expires_at))
+        note += ", with another reason or end: the first reason counts, and the later end"
+    raise Skipped(note)
 
 
-def _reader_for(columns: list[str], own_url: str | None) -> ReadRow:
+def _later(one: datetime | None, other: datetime | None) -> datetime | None:
+    """Return the later of two ends; None stands for never."""
+    return None if one is None or other is None else max(one, other)
+
+
+def _is_domain(header: list[str]) -> bool:
+    """Tell whether the first line is no header, but the first of a plain list of domains."""
+    if len(header) != 1 or "." not in header[0]:
+        return False
+    try:
+        canonical_rule(STAR + header[0].strip().removeprefix(STAR))
+    except UrlError:
+        return False
+    return True
+
+
+def _reader_for(columns: list[str], own_url: str | None, *, is_plain: bool) -> ReadRow:
+    if is_plain:
+        return lambda row: _domain_row(row[_DOMAIN], _LIST_REASON, own_url)
     if len(set(columns)) == len(columns):
         if {"server_url", "reason"} <= set(columns):
             return lambda row: _our_row(row, own_url)
-        if "domain" in columns:
+        if _DOMAIN in columns:
             return lambda row: _mastodon_row(row, own_url)
     raise CsvError(
         "line 1: names neither our columns (server_url,reason, perhaps expires_at,created_at) nor Mastodon's "
-        "(#domain,#severity,#reject_media,#reject_reports,#public_comment,#obfuscate), separated by commas"
+        "(#domain,#severity,#reject_media,#reject_reports,#public_comment,#obfuscate), separated by commas, "
+        "and is no domain of a plain list"
     )
 
 
@@ -145,23 +174,25 @@ def _our_row(row: Mapping[str, str], own_url: str | None) -> WantedRule:
 
 
 def _mastodon_row(row: Mapping[str, str], own_url: str | None) -> WantedRule:
-    """Convert a domain block.
-
-    In Mastodon it covers the domain and all below it, with any scheme and port: a star rule here.
-    """
-    domain = row["domain"].strip()
+    domain = row[_DOMAIN].strip()
     severity = row.get("severity", "suspend").strip().lower()
-    if "*" in domain:
-        raise RuleError(f"{domain[:200]!r} is obfuscated: the domain it stands for cannot be told")
     if severity in _NO_BLOCK:
         raise Skipped(f"{domain[:200]!r} is no block: severity {severity}")
     if severity != "suspend":
         raise RuleError(f"severity {severity[:40]!r} is none of suspend, silence and noop")
-    return WantedRule(
-        rule=checked_rule(f"*.{domain}", own_url),
-        reason=checked_reason(row.get("public_comment", "").strip() or _MASTODON_REASON),
-        expires_at=None,
-    )
+    return _domain_row(domain, row.get("public_comment", "").strip() or _MASTODON_REASON, own_url)
+
+
+def _domain_row(text: str, reason: str, own_url: str | None) -> WantedRule:
+    """Convert a blocked domain.
+
+    In Mastodon a block covers the domain and all below it, with any scheme and port: a star rule here, and some write
+    the star.
+    """
+    domain = text.strip().removeprefix(STAR)
+    if "*" in domain:
+        raise RuleError(f"{domain[:200]!r} is obfuscated: the domain it stands for cannot be told")
+    return WantedRule(rule=checked_rule(STAR + domain, own_url), reason=checked_reason(reason), expires_at=None)
 
 
 def _records(file: IO[bytes], bad: list[LineNote]) -> Iterator[tuple[int, list[str]]]:

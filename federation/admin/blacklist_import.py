@@ -56,7 +56,7 @@ class BadRows(ValueError):
 
 
 async def plan_import(database: Database, file: IO[bytes], *, own_url: str | None = None) -> ImportPlan:
-    """Return what importing *file*, ours or Mastodon's, would do. Nothing is written. See `read_csv` for the formats.
+    """Return what importing *file* would do. Nothing is written. See `read_csv` for the formats.
 
     Of the blacklist only the rules that the file names are read, a thousand at a time.
 

@@ -6,7 +6,6 @@ not answer.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -15,10 +14,10 @@ from ipaddress import ip_address
 from typing import Final
 from urllib.parse import urlsplit
 
-from sqlalchemy import exists, func, or_, select
+from sqlalchemy import exists, or_, select
 from sqlmodel import col
 
-from db import FederationTable, HoldReason, RunOutcome, Server
+from db import FederationTable, HoldReason, Server
 from db.catalog import denied
 from db.url import absent_file
 from federation.admin import deliveries
@@ -50,15 +49,9 @@ from federation.process import descriptors
 from federation.protocol.discovery import parse_discover_document
 from federation.protocol.errors import ProtocolError
 from federation.protocol.relaying import ORIGIN_HEADER
-from federation.recurring_jobs import recurring_jobs
 from federation.scheduler.leases import last_runs
 
-CLOCK_WARNING: Final = timedelta(seconds=2)
-CLIENTS_CLOCK_WARNING: Final = timedelta(seconds=1)
-"""The same where the delays of jobs go by each client's clock."""
-CLOCK_FAILURE: Final = timedelta(minutes=1)
 OLD_BACKLOG: Final = timedelta(hours=1)
-MISSED_RUNS: Final = 3
 NEVER_WRITTEN: Final = frozenset({"blacklist_revision", "database_identity", "relay_candidates", "server_scorecards"})
 """Tables that a node never writes: triggers write the first, with their owner's rights, the analytics the others."""
 
@@ -248,77 +241,6 @@ async def open_files(federation: Federation) -> Found:
     return ok(f"a process started here may have the {found.needed} that are needed where all servers are slow")
 
 
-async def clock(federation: Federation) -> Found:
-    skews = {"the database's": await _database_skew(federation)}
-    if federation.redis is not None:
-        from redis.exceptions import (
-            RedisError,
-        )  # here: a node without a Redis need not have it
-
-        try:
-            before = datetime.now(UTC)
-            seconds, micros = await federation.redis.time()
-        except (RedisError, OSError) as error:
-            text = f"Redis did not tell the time: {type(error).__name__}"
-            return failure(text, f"is {queue_setting(federation)} right, and the server up?")
-        skews["Redis'"] = _skew(datetime.fromtimestamp(seconds + micros / 1e6, UTC), before)
-    whose, skew = max(skews.items(), key=lambda each: abs(each[1]))
-    text = f"{whose} clock differs from ours by {abs(skew.total_seconds()):.1f} s"
-    if abs(skew) >= CLOCK_FAILURE:
-        return failure(text, "set the clocks by NTP: delays, leases and purges go by them")
-    if abs(skews.get("Redis'", timedelta(0))) >= CLIENTS_CLOCK_WARNING and _goes_by_clients_clocks(federation):
-        return warning(text, "set the clocks by NTP: on BullMQ the delays of jobs go by this machine's clock")
-    if abs(skew) >= CLOCK_WARNING:
-        return warning(text, "set the clocks by NTP")
-    return ok(text)
-
-
-async def _database_skew(federation: Federation) -> timedelta:
-    async with federation.database.read() as session:
-        connection = await session.connection()
-        if connection.dialect.name != "postgresql":
-            return timedelta(0)  # the database's clock is this machine's
-        before = datetime.now(UTC)
-        now: datetime = (await session.execute(select(func.clock_timestamp()))).scalar_one()
-        return _skew(now.astimezone(UTC), before)
-
-
-def _goes_by_clients_clocks(federation: Federation) -> bool:
-    return federation.delivery_queue.storage.limits.clock == "client"
-
-
-def _skew(told: datetime, before: datetime) -> timedelta:
-    """Return by how much the clock of a server that was asked at `before`, and has answered by now, is off at least."""
-    none = timedelta(0)
-    return max(told - datetime.now(UTC), none) + min(told - before, none)
-
-
-async def scheduler(federation: Federation) -> Found:
-    runs = {run.name: run for run in await last_runs(federation.database)}
-    if not runs:
-        return note("no recurring job has run yet; the first `federation run` begins with them")
-    now = datetime.now(UTC)
-    failed, late = [], []
-    for job in recurring_jobs(federation):
-        run = runs.get(job.name)
-        if run is None or run.started_at is None or now - run.started_at > MISSED_RUNS * job.interval + job.timeout:
-            late.append(job.name)
-        elif run.outcome is RunOutcome.FAILED:
-            failed.append(f"{job.name} ({_error_of(run.detail)})")
-    if failed:
-        return warning(f"failed at their last run: {', '.join(failed)}", "`federation scheduler run NAME`")
-    if late:
-        return warning(f"not run for long: {', '.join(late)}", "does `federation workers run` run?")
-    return ok("every recurring job ran when it was due, and well")
-
-
-def _error_of(detail: str | None) -> str:
-    try:
-        return str(json.loads(detail or "{}").get("error", "?"))
-    except (ValueError, AttributeError):
-        return "?"
-
-
 async def backlog(federation: Federation) -> Found:
     found = await deliveries.stats(federation.database, Selection(), servers=0)
     now = datetime.now(UTC)
@@ -379,7 +301,7 @@ async def discover(federation: Federation) -> Found:
     except OutboundError as error:
         return warning(str(error), start)
     except ProtocolError as error:
-        return failure(f"another program answers at {federation.own_url}: {error}", start)
+        return failure(f"another program answers at {federation.own_url}: {error}{response.still_encoded}", start)
     if shown.public_key not in {pair.signing.public_text for pair in federation.keys.pairs()}:
         return failure("shows another key than ours", "another node runs there, or the node runs with older keys")
     if shown.origin != federation.own_url:

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar
 from sqlalchemy import ColumnElement, Executable, Row, Select, and_, case, distinct, func, literal, or_, select
 from sqlmodel import col
 
-from db import Database, DeliveryAttempt, DeliveryJob, DeliveryState, HoldReason
+from db import AttemptNote, Database, DeliveryAttempt, DeliveryJob, DeliveryState, HoldReason
 from db.columns import TextEnum
 
 MAX_ATTEMPTS_SHOWN: Final = 50
@@ -129,7 +129,7 @@ class DeliveryRow:
 class AttemptRow:
     """One attempt as `delivery_attempts` has it.
 
-    `code` is None if it delivered, `remote_code` is what the server said.
+    `code` is None if it delivered, `remote_code` is what the server said, `note` is what neither of these tells.
     """
 
     started_at: datetime
@@ -141,6 +141,7 @@ class AttemptRow:
     http_status: int | None
     duration_ms: int
     relayed_by: str | None
+    note: AttemptNote | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,6 +321,7 @@ def _attempts(condition: ColumnElement[bool]) -> Select[*tuple[Any, ...]]:
         col(DeliveryAttempt.http_status),
         col(DeliveryAttempt.duration_ms),
         col(DeliveryAttempt.relayed_by),
+        col(DeliveryAttempt.note),
     ).where(condition)
 
 

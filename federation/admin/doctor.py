@@ -16,7 +16,7 @@ from typing import Final
 from sqlalchemy.exc import SQLAlchemyError
 
 from db.errors import local_cause
-from federation.admin import checks
+from federation.admin import checks, time_checks
 from federation.admin.checks import Found, Verdict, failure, queue_setting
 from federation.admin.queue_server import queue_server
 from federation.app import Federation
@@ -95,8 +95,9 @@ async def examine_node(federation: Federation) -> list[Finding]:
                 ("peer keys", checks.known_keys),
                 ("sharing", checks.sharing),
                 ("proxies", checks.proxies),
-                ("clock", checks.clock),
-                ("scheduler", checks.scheduler),
+                ("clock", time_checks.clock),
+                ("scheduler", time_checks.scheduler),
+                ("sweeps", time_checks.sweeps),
                 ("backlog", checks.backlog),
                 ("claims", checks.claims),
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import ColumnElement, Connection, or_, select
@@ -91,6 +92,22 @@ async def release_all(federation: Federation, *, progress: Progress = _unwatched
         everything = _held_for(*(reason for reason in HoldReason if reason is not HoldReason.ORDER))
         released = await _ready(federation, [everything], progress, record)
     return LetGo(released=released, in_order=await _count(federation, [_held_for(HoldReason.ORDER)]))
+
+
+async def expire(federation: Federation, *, order: Order | None = None) -> int:
+    """Give up what is held for longer than it may be, and let things expire and be purged again. Return how many.
+
+    Raises:
+        SQLAlchemyError, WorkersError: the database or the queue failed; repeating it does the rest.
+    """
+    async with recorded(federation.database, order) as record:
+        await federation.sweeps.believe(federation.clock.now())
+        await federation.delivery_queue.start()
+        total = 0
+        while count := await federation.held.expire():
+            total += count
+            await federation.database.transact(partial(record.add, number=count))
+    return total
 
 
 async def _closed(federation: Federation) -> Sequence[str]:

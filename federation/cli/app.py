@@ -24,6 +24,7 @@ from federation.cli import (
     dashboard,
     database,
     deliveries,
+    held,
     keys,
     queues,
     running,
@@ -82,6 +83,7 @@ app.command("doctor")(doctor)
 app.command("why")(servers.why)
 app.command("dashboard")(dashboard.dashboard)
 app.add_typer(servers.app, name="servers")
+held.add_commands(deliveries.app)
 app.add_typer(deliveries.app, name="deliveries")
 app.add_typer(blacklist.app, name="blacklist")
 app.add_typer(queues.app, name="queues")

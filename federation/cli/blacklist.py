@@ -116,13 +116,13 @@ def list_rules(
 
 @app.command("import")
 def import_rules(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="CSV: an export of ours, or Mastodon's domain blocks.",
-                                         show_default=False)],
+    file: Annotated[Path, typer.Argument(metavar="FILE", show_default=False,
+                                         help="An export of ours, Mastodon's domain blocks, or a list of domains.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Import the rest where rows are wrong.")] = False,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """Add the rules in a CSV file.
+    """Add the rules in a file, a CSV or a list.
 
     Rules that it does not name stay. All or nothing: with a wrong row nothing is imported unless --skip-bad, and the
     exit status is 1.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from federation.cli.options import AsJson, Limit, OlderThan, ServerUrl, Yes, group
+from federation.cli.options import AsJson, Limit, OlderThan, Yes, group
 from federation.cli.orders import order
 from federation.cli.output import confirm, print_json, print_lines, print_table, progress, shown
 from federation.cli.problems import NOT_FOUND, fail
@@ -160,7 +160,7 @@ def _show_gone(delivery_id: str, *, as_json: bool) -> None:
 
 
 def _print_attempts(attempts: Sequence[AttemptRow | LoggedAttempt]) -> None:
-    columns = ("SERIES", "ATTEMPT", "AT", "OUTCOME", "CODE", "STATUS", "IT SAID", "MS", "RELAYED BY")
+    columns = ("SERIES", "ATTEMPT", "AT", "OUTCOME", "CODE", "STATUS", "IT SAID", "MS", "RELAYED BY", "NOTE")
     rows = (
         (
             a.series,
@@ -172,6 +172,7 @@ def _print_attempts(attempts: Sequence[AttemptRow | LoggedAttempt]) -> None:
             a.remote_code,
             a.duration_ms,
             a.relayed_by,
+            a.note,
         )
         for a in attempts
     )
@@ -293,66 +294,6 @@ def drop(
         print_lines([f"{_counted(done.dropped)} dropped{busy}"])
     if not done.dropped:
         raise typer.Exit(NOT_FOUND)
-
-
-@app.command("hold")
-def hold(url: ServerUrl, as_json: AsJson = False) -> None:
-    """Hold deliveries to a server, until `release`.
-
-    New ones are held as well, and nothing is lost. Attempts under way go on.
-    """
-    from federation.admin import holds
-    from federation.admin.servers import server_url
-
-    name = server_url(url)
-    asked = order("deliveries hold", server_url=name)
-    owed = with_node(lambda federation: holds.hold(federation, name, order=asked))
-    if as_json:
-        print_json({"url": name, "owed": owed})
-    else:
-        print_lines(
-            [f"deliveries to {name} are held ({owed} owed now); `federation deliveries release {name}` sends them"]
-        )
-
-
-@app.command("release")
-def release(
-    url: Annotated[
-        str | None,
-        typer.Argument(metavar="[URL]", help="The server: https://peer.example, or peer.example.", show_default=False),
-    ] = None,
-    everything: Annotated[
-        bool, typer.Option("--all", help="For every server, and at once: needed before an older version is installed.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Send what is held for a server, whatever is known of it.
-
-    Its link counts as up, and an operator's hold or a pause that it asked for is over. If it is still down, the link
-    goes down again. Deliveries go out slowly at first. With `--all` every hold is over, and every held delivery has a
-    job in the queue when the command ends; those that wait for an older one follow it.
-    """
-    from db import DeliveryState
-    from federation.admin import deliveries, holds
-    from federation.admin.servers import server_url
-
-    if everything == (url is not None):
-        fail("say which: a URL, or --all")
-    if url is not None:
-        name = server_url(url)
-        asked = order("deliveries release", server_url=name)
-        done = with_node(lambda federation: holds.release(federation, name, order=asked))
-    else:
-        held = [deliveries.is_in(DeliveryState.HELD)]
-        total = with_database(lambda database: deliveries.count(database, held))
-        with progress(total, "releasing") as bar:
-            asked = order("deliveries release", all=True)
-            done = with_node(lambda federation: holds.release_all(federation, progress=bar, order=asked))
-    if as_json:
-        print_json(done)
-        return
-    behind = f"; {done.in_order} more wait for an older one, and follow it" if done.in_order else ""
-    print_lines([f"{_counted(done.released)} released{behind}"])
 
 
 def _counted(number: int) -> str:

@@ -120,7 +120,7 @@ def _show_line(attempt: LoggedAttempt) -> None:
     """Print what people look for first at the front; colours only where a terminal shows them."""
     outcome = typer.style(f"{attempt.outcome.value:<9}", fg=COLOURS[Outcome(attempt.outcome.value)])
     status = "" if attempt.http_status is None else str(attempt.http_status)
-    why = [each for each in (attempt.code, attempt.remote_code) if each is not None]
+    why = [each for each in (attempt.code, attempt.remote_code, attempt.note) if each is not None]
     relayed = [f"relayed by {attempt.relayed_by}"] if attempt.relayed_by else []
     number = f"#{attempt.attempt}" if not attempt.series else f"#{attempt.series}.{attempt.attempt}"
     parts = [attempt.server_url, attempt.job_name, number, f"{attempt.duration_ms} ms", status, *why, *relayed]

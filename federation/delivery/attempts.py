@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Executable, Row, insert
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 
-from db import AttemptOutcome, Database, DeliveryAttempt
+from db import AttemptNote, AttemptOutcome, Database, DeliveryAttempt
 from federation.base.meter import NO_METER, Meter
 from federation.delivery.codes import STALLED
 
@@ -49,6 +49,7 @@ class AttemptRecord:
     response_bytes: int | None = None
     series: int | None = None
     remote_code: str | None = None
+    note: AttemptNote | None = None
 
 
 _TABLE: Final = DeliveryAttempt.__table__  # type: ignore[attr-defined] # SQLModel adds it at run time; Core skips the ORM
@@ -56,7 +57,7 @@ _INSERT: Final = insert(_TABLE)
 _COLUMNS: Final = tuple(field.name for field in fields(AttemptRecord))
 LEARNED_LATE: Final = (
     *("method", "duration_ms", "outcome", "error_code", "http_status", "remote_code", "relayed_by"),
-    *("request_bytes", "response_bytes"),
+    *("request_bytes", "response_bytes", "note"),
 )
 
 

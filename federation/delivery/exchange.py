@@ -9,13 +9,15 @@ from typing import Final, TypeAlias
 
 import structlog
 
+from db import AttemptNote
 from federation.base.jobs import FOLLOW_JOB, POST_JOB, FederationDeliveryJob
+from federation.delivery.ack_checks import AckChecks, Answer
 from federation.delivery.codes import FailureClass, class_of_status
 from federation.delivery.entries import FollowAnswer, Series
 from federation.delivery.errors import PermanentFailure, RetryableFailure
 from federation.delivery.follow_ack import read_follow_ack
 from federation.delivery.original import has_no_receiver, is_stored_already, received_follow
-from federation.delivery.post_ack import post_ack_mismatch
+from federation.delivery.post_ack import NO_KEY, post_ack_mismatch
 from federation.delivery.sealer import Sealer
 from federation.http.errors import BlockedUrl, BodyTooLarge, NetworkError
 from federation.http.gates import FederationFetch, Fetched
@@ -45,9 +47,6 @@ log = structlog.get_logger(__name__)
 DELIVERY_TIMEOUT: Final = timedelta(seconds=15)
 PAGE_PATIENCE: Final = timedelta(hours=24)
 """How long a page may stand at the `/discover` of a server that was never registered, until deliveries to it fail."""
-POST_ACK_INTERVAL: Final = 60.0
-"""Seconds between two checks of the acknowledgments that one server sends for posts."""
-MAX_REMEMBERED: Final = 10_000
 _UNKNOWN_SIGNER: Final = frozenset({401, 403})
 
 
@@ -59,7 +58,8 @@ class Report:
     its job. `link` is what was known of the server; `acknowledged`: it has acknowledged a delivery before; `profile`:
     what it runs, as an operator said. `begun`: the attempt may go on, and belongs to `series` if there is a row.
     `first_byte`: how long the server may take to begin its answer; `answered`: whether it did, None if it was not
-    asked; `waited`: for how many seconds it was waited for.
+    asked; `waited`: for how many seconds it was waited for; `answerer`: who was at the other end of the connection.
+    `note`: what the attempt's record is to say beside its outcome.
     """
 
     delivery: FederationDeliveryJob
@@ -80,6 +80,8 @@ class Report:
     answered: bool | None = None
     waited: float | None = None
     peer: str | None = None
+    answerer: bytes = field(default=b"", repr=False)
+    note: AttemptNote | None = None
     request_bytes: int | None = None
     response_bytes: int | None = None
     checked: float = 0.0
@@ -115,6 +117,7 @@ class Exchange:
         fetch: FederationFetch,
         timeout: timedelta = DELIVERY_TIMEOUT,
         clock: Clock | None = None,
+        ack_checks: AckChecks | None = None,
     ) -> None:
         self._own_url = own_url
         self._keys = keys
@@ -125,7 +128,7 @@ class Exchange:
         self._timeout = timeout
         self._clock = clock or SystemClock()
         self._sealer = Sealer()
-        self._post_acks_checked: dict[str, float] = {}
+        self._ack_checks = ack_checks or AckChecks()
         self._ack_readers: Mapping[str, ReadAck] = {
             FOLLOW_JOB: self._read_follow_ack,
             POST_JOB: self._check_post_ack,
@@ -265,6 +268,7 @@ class Exchange:
         report.status = fetched.response.status
         report.response_bytes = len(fetched.response.body)
         report.peer = fetched.peer
+        report.answerer = fetched.response.answerer
         return fetched
 
     async def _note_health(self, server: KnownServer, fetched: Fetched) -> None:
@@ -290,23 +294,25 @@ class Exchange:
         )
 
     async def _check_post_ack(self, ack: Ack, report: Report) -> None:
-        """Log an acknowledgment that does not match its post.
+        """Put on record that an acknowledgment is not the server's, if it is one of those that are checked.
 
-        The post is delivered all the same: nothing here depends on it. Only one acknowledgment per minute and server is
-        checked: opening all of them would cost a fifth of a delivery.
+        The post is delivered all the same: nothing here depends on it.
         """
         assert self._keys is not None  # nothing was sent without them
-        server_url = report.delivery.server_url
-        if monotonic() - self._post_acks_checked.get(server_url, -POST_ACK_INTERVAL) < POST_ACK_INTERVAL:
+        server_url, proved = report.delivery.server_url, None
+        empty = ack.data is None or ack.signature is None
+        since = report.link.since if report.link is not None else None
+        answer = Answer(server_url=server_url, since=since, answerer=report.answerer, is_empty=empty)
+        if not self._ack_checks.wants(answer):
             return
-        if len(self._post_acks_checked) >= MAX_REMEMBERED:
-            self._post_acks_checked.clear()
-        self._post_acks_checked[server_url] = monotonic()
         try:
             key = report.cached_public_key or await self._registered_key(server_url)
             mismatch = post_ack_mismatch(ack, server_url, payload=report.payload, keys=self._keys, public_key=key)
+            proved = None if mismatch == NO_KEY else mismatch is None
         except Exception as error:  # whatever it is, it must not repeat a delivery that has arrived
             mismatch = type(error).__name__
+        if self._ack_checks.is_forged(answer, proved=proved):
+            report.note = AttemptNote.FORGED_ACK
         if mismatch is not None:
             delivery_id = report.delivery.delivery_job_id
             log.warning("post_ack_mismatch", server_url=server_url, delivery_id=delivery_id, mismatch=mismatch)
@@ -346,7 +352,7 @@ def _require_taken(report: Report, response: Response, now: datetime, *, ours: s
     )
     moved_to = response.moved_to(report.delivery.target_url, ours=ours)
     named = f" and names {moved_to}" if moved_to else ""
-    said = f": {report.remote_code}" if report.remote_code else ""
+    said = f": {report.remote_code}" if report.remote_code else response.still_encoded
     problem = f"the server answered {response.status}{named}{said}"
     if is_original and kind is FailureClass.REJECTED and has_no_receiver(report.method, response.status):
         raise PermanentFailure("NO_RECEIVER", f"the server takes no unfollows: {problem}")
@@ -373,11 +379,12 @@ def _acknowledgment(report: Report, response: Response) -> Ack | None:
         is_unsigned = report.method is ActivityMethod.FEDERATE and is_unsigned_follow_ack(body)
         if is_unsigned and report.profile is Profile.ORIGINAL:
             return None
+        said = f"{error}{response.still_encoded}"
         if not isinstance(body, dict):
-            problem = f"something else than a server of this protocol answered, such as a proxy: {error}"
+            problem = f"something else than a server of this protocol answered, such as a proxy: {said}"
             raise RetryableFailure("FOREIGN_ANSWER", problem) from None
         if report.acknowledged and not is_unsigned:
-            problem = f"something else than the server answered, which has acknowledged deliveries before: {error}"
+            problem = f"something else than the server answered, which has acknowledged deliveries before: {said}"
             raise RetryableFailure("FOREIGN_ANSWER", problem) from None
         hint = "; the profile `original` of a server makes its unsigned answer count" if is_unsigned else ""
         raise PermanentFailure("NO_ACK", f"{error}{hint}") from None

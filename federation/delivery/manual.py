@@ -62,7 +62,7 @@ _MEANS: Final[Mapping[FailureClass, str]] = {
     FailureClass.INVALID: "it can never be delivered, or must not be",
 }
 _WITH_CONDITIONS: Final[Mapping[FailureClass, str]] = {
-    FailureClass.UNAVAILABLE: "4xx without JSON from a server that acknowledged before",
+    FailureClass.UNAVAILABLE: "other 4xx without a JSON object",
     FailureClass.REST: "503 with `Retry-After`",
 }
 

@@ -1,6 +1,8 @@
-"""The acknowledgment of a post: checks that it is what the server should send, for the log only."""
+"""The acknowledgment of a post: checks that it is what the server should send, for the record only."""
 
 from __future__ import annotations
+
+from typing import Final
 
 from federation.protocol.acks import Ack, PostAck
 from federation.protocol.activities import NamedPostActivity
@@ -8,6 +10,9 @@ from federation.protocol.errors import EnvelopeError, PayloadError, UrlError
 from federation.protocol.keys import KeyRing
 from federation.protocol.models import parse_model
 from federation.protocol.urls import canonical_origin
+
+NO_KEY: Final = "key"
+"""There is nothing to check the acknowledgment with."""
 
 
 def post_ack_mismatch(ack: Ack, server_url: str, *, payload: str, keys: KeyRing, public_key: str | None) -> str | None:
@@ -25,7 +30,7 @@ def post_ack_mismatch(ack: Ack, server_url: str, *, payload: str, keys: KeyRing,
     except EnvelopeError:
         return "data"
     if public_key is None:
-        return "key"
+        return NO_KEY
     if not ack.is_signed(plaintext, public_key):
         return "signature"
     try:

@@ -363,6 +363,7 @@ class DeliveryProcessor:
             response_bytes=report.response_bytes,
             series=report.series.number if report.series else None,
             remote_code=report.remote_code,
+            note=report.note,
         )
         level = log.info if outcome is AttemptOutcome.DELIVERED else log.warning
         level(
@@ -380,6 +381,7 @@ class DeliveryProcessor:
             relayed_by=report.peer,
             duration_ms=record.duration_ms,
             code=code,
+            note=record.note,
             error=str(error) if error else None,
         )
         if report.series is None:

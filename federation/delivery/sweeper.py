@@ -86,7 +86,8 @@ class OutboxSweeper:
         """
         await self._queue.start()
         now = self._clock.now()
-        await self._notice_loss(now)
+        if await self.lacks_jobs() and await self._sweeps.note_lost_queue(now):
+            log.error("queue_lost_its_data", then="the jobs of all ready deliveries are asked for, and added again")
         swept = await self._sweeps.last()
         lost_at = swept.queue_lost_at if swept is not None else None
         # Written by a clock that was ahead, it would have every sweep ask for everything.
@@ -105,19 +106,20 @@ class OutboxSweeper:
             log.warning("outbox_jobs_added", count=added, rows=rows)
         return Swept(rows=rows, added=added, complete=complete)
 
-    async def _notice_loss(self, now: datetime) -> None:
-        """Note that the queue has lost its data, if it has no job at all and rows wait that had one."""
-        if not await self._database.rows(_WAITING, {"before": now - self._min_age}) or await self._has_jobs():
-            return
-        if await self._sweeps.note_lost_queue(now):
-            log.error("queue_lost_its_data", then="the jobs of all ready deliveries are asked for, and added again")
+    async def lacks_jobs(self) -> bool:
+        """Tell whether deliveries have been ready for a while, and there is no job in the queue: it lost its data.
 
-    async def _has_jobs(self) -> bool:
+        Raises:
+            SQLAlchemyError, WorkersError: the database or the queue did not answer.
+        """
+        before = self._clock.now() - self._min_age
+        if not await self._database.rows(_WAITING, {"before": before}):
+            return False
         storage = self._queue.storage
         if await storage.waiting_since() is not None:  # the usual answer, which costs nothing
-            return True
+            return False
         counts = await storage.counts()
-        return any(number for state, number in counts.items() if not state.is_final)
+        return not any(number for state, number in counts.items() if not state.is_final)
 
     async def _page(self, now: datetime, after: _Place, trusted_since: datetime) -> Sequence[_ReadyRow]:
         values = {

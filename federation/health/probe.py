@@ -78,14 +78,19 @@ class Probe:
         try:
             fetched = await self._fetch(url, headers=headers, timeout=PROBE_TIMEOUT, skip_health_update=True)
             return _seen(fetched.response, server, ours=self._own_url)
-        except (OutboundError, ProtocolError) as error:
+        except OutboundError as error:
             return Seen(problem=str(error))
 
 
 def _seen(response: Response, server: KnownServer, *, ours: str | None) -> Seen:
     if not response.ok:
         moved_to = response.moved_to(server.url, ours=ours)
-        return Seen(problem=f"status {response.status}" + (f", which names {moved_to}" if moved_to else ""))
-    if parse_discover_document(response.body).public_key != server.public_key:
+        named = f", which names {moved_to}" if moved_to else response.still_encoded
+        return Seen(problem=f"status {response.status}{named}")
+    try:
+        document = parse_discover_document(response.body)
+    except ProtocolError as error:
+        return Seen(problem=f"{error}{response.still_encoded}")
+    if document.public_key != server.public_key:
         return Seen(problem="another signing key", another_key=True)
     return Seen(problem=None)

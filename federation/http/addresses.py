@@ -20,7 +20,7 @@ def is_globally_routable(address: Address) -> bool:
     IPv4-compatible, site-local and everything else outside 2000::/3 is refused outright.
     """
     if isinstance(address, IPv6Address):
-        embedded = _embedded_ipv4(address)
+        embedded = embedded_ipv4(address)
         if embedded is None:
             special = any(address in network for network in _ALSO_SPECIAL_V6)
             return address in _GLOBAL_UNICAST and address.is_global and not special
@@ -29,7 +29,8 @@ def is_globally_routable(address: Address) -> bool:
     return address.is_global and not address.is_multicast and not address.is_reserved and not special
 
 
-def _embedded_ipv4(address: IPv6Address) -> IPv4Address | None:
+def embedded_ipv4(address: IPv6Address) -> IPv4Address | None:
+    """Return the IPv4 address that *address* leads to, if it is one wrapped in IPv6; see `is_globally_routable`."""
     if address in _NAT64:
         return IPv4Address(int(address) & 0xFFFF_FFFF)
     return address.ipv4_mapped or address.sixtofour

@@ -10,6 +10,7 @@ from typing import Self
 
 import httpx
 
+from federation.http.encoding import inflated
 from federation.http.errors import TRANSPORT_FAILURES, network_error
 from federation.http.guard import AddressGuard
 from federation.http.injected import InjectedTransport
@@ -22,7 +23,7 @@ MAX_BODY_BYTES = 1024 * 1024
 
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
-# `identity` because bodies are never decompressed: a few kilobytes could become gigabytes.
+# `identity` because what is compressed costs both sides more than it saves; see `encoding` for those who do it anyway.
 _OWN_HEADERS = {"User-Agent": "federation-delivery", "Accept": "*/*", "Accept-Encoding": "identity"}
 
 
@@ -62,7 +63,7 @@ class FederationClient:
 
         Raises:
             NetworkError: no complete response; the message says which phase failed and why. Worth another try.
-            BodyTooLarge: the body has, or announces, more than *max_bytes*.
+            BodyTooLarge: the body has, announces, or inflates to more than *max_bytes*.
             BlockedUrl: the guard refuses the URL; nothing was sent.
         """
         request = Request(
@@ -83,12 +84,13 @@ class FederationClient:
         end = asyncio.get_running_loop().time() + timeout.total_seconds()
         try:
             async with asyncio.timeout(min(first_byte or timeout, timeout).total_seconds()) as deadline:
-                return await self._carrier.exchange(request, began)
+                response = await self._carrier.exchange(request, began)
         except TRANSPORT_FAILURES as exc:
             error = network_error(exc, request.target.origin, phase)
             if error is None:
                 raise
             raise error from exc
+        return response if response.encoding is None else inflated(response, request)
 
     async def close(self) -> None:
         """Close every connection. Exchanges still running fail."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from hashlib import sha256
 from typing import cast
 
 from federation.http.reading import ResponseReader
@@ -21,11 +22,13 @@ class Connection(asyncio.Protocol):
     Attributes:
         idle_since: when its last exchange ended, on the event loop's clock.
         was_heard: whether a byte of the last response arrived.
+        answerer: a fingerprint of the address and the certificate at its other end, once it is ready.
     """
 
     def __init__(self) -> None:
         self.idle_since = 0.0
         self.was_heard = False
+        self.answerer = b""
         self._transport: asyncio.Transport | None = None
         self._reader: ResponseReader | None = None
 
@@ -36,11 +39,14 @@ class Connection(asyncio.Protocol):
 
     async def ready(self) -> None:
         """Wait until requests may be sent."""
+        assert self._transport is not None
+        address = self._transport.get_extra_info("peername") or ("",)
+        self.answerer = sha256(str(address[0]).encode() + b"\0" + self._certificate()).digest()
 
     async def exchange(self, request: Request, began: Callable[[], None]) -> Response:
         """Send the request and return the whole response."""
         head = _head(request)
-        reader = self._reader = ResponseReader(request, began)
+        reader = self._reader = ResponseReader(request, began, self.answerer)
         try:
             self._send(head, request.body or b"")
             response = await reader.done
@@ -72,6 +78,10 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end(exc)
+
+    def _certificate(self) -> bytes:
+        """Return the certificate that the server showed; nothing without TLS."""
+        return b""
 
     def _send(self, head: bytes, body: bytes) -> None:
         if len(body) <= _JOINED:

@@ -33,7 +33,8 @@ class InjectedTransport:
             body = await _read_body(response, request)
         finally:
             await response.aclose()
-        return Response(status=response.status_code, headers=response.headers, body=body)
+        encoding = response.headers.get("content-encoding")
+        return Response(status=response.status_code, headers=response.headers, body=body, encoding=encoding)
 
     async def aclose(self) -> None:
         """Close the transport."""

@@ -63,8 +63,7 @@ class ConnectionPool:
     """Carries requests over pooled, guarded connections, of one event loop.
 
     By default, the operating system resolves names, and certificates are verified against `SSL_CERT_FILE` or
-    `SSL_CERT_DIR` if set, otherwise against certifi's authorities. No proxy, no cookies, no redirects, no
-    decompression.
+    `SSL_CERT_DIR` if set, otherwise against certifi's authorities. No proxy, no cookies, no redirects.
     """
 
     def __init__(

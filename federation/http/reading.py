@@ -56,7 +56,7 @@ class ResponseReader:
     nothing.
     """
 
-    def __init__(self, request: Request, began: Callable[[], None]) -> None:
+    def __init__(self, request: Request, began: Callable[[], None], answerer: bytes) -> None:
         self.done: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
         self.heard = False
         """Whether a single byte has arrived."""
@@ -64,12 +64,14 @@ class ResponseReader:
         """Whether the connection can carry another request, once this is done."""
         self._request = request
         self._began = began
+        self._answerer = answerer
         self._parser = httptools.HttpResponseParser(self)
         self._received = 0
         self._interim = 0
         self._status: int | None = None
         self._headers: list[tuple[bytes, bytes]] = []
         self._until_closed = False
+        self._is_encoded = False
         self._body: list[bytes] = []
         self._size = 0
 
@@ -117,6 +119,7 @@ class ResponseReader:
             return
         self._status = status
         names = {name.lower(): value for name, value in self._headers}
+        self._is_encoded = b"content-encoding" in names
         announced = names.get(b"content-length")
         if announced is not None and int(announced) > self._request.max_bytes:
             self._fail(self._too_large(f"announces a body of {announced[:20].decode('latin-1')} bytes"))
@@ -159,7 +162,11 @@ class ResponseReader:
     def _succeed(self) -> None:
         assert self._status is not None
         headers = ResponseHeaders(self._headers)
-        self.done.set_result(Response(status=self._status, headers=headers, body=b"".join(self._body)))
+        encoding = headers["content-encoding"] if self._is_encoded else None
+        body = b"".join(self._body)
+        self.done.set_result(
+            Response(status=self._status, headers=headers, body=body, encoding=encoding, answerer=self._answerer)
+        )
 
     def _fail(self, error: Exception, cause: Exception | None = None) -> None:
         if not self.done.done():

@@ -18,31 +18,49 @@ NOT_JUDGED = frozenset({408, 425})
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 _SECONDS = re.compile(r"[0-9]+")
+# Several values are joined by commas, and a date has one, too: after the day of the week, in short or in full.
+_COMMA = re.compile(r"(?<!mon|tue|wed|thu|fri|sat|sun|day),", re.IGNORECASE)
+_MAX_VALUES = 64
+_MAX_DATE_CHARACTERS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
-    """The status, the headers (names in any case) and the whole body as it came, undecoded."""
+    """The status, the headers as they came (names in any case), and the whole body.
+
+    `encoding`: the Content-Encoding that the body still has, as the server calls it, or None if it has none.
+    `answerer`: tells who is at the other end of its connection, by address and certificate, from others that may answer
+    for the same server; empty where that is not known.
+    """
 
     status: int
     headers: Mapping[str, str]
     body: bytes = field(repr=False)
+    encoding: str | None = None
+    answerer: bytes = field(default=b"", repr=False)
 
     @property
     def ok(self) -> bool:
         """Whether the status is a 2xx."""
         return 200 <= self.status <= 299
 
+    @property
+    def still_encoded(self) -> str:
+        """What to add to the text of a failure that the encoding explains; nothing if the body has none."""
+        return "" if self.encoding is None else f" (its Content-Encoding, which we did not ask for: {self.encoding})"
+
     def retry_after(self, now: datetime) -> timedelta | None:
         """Return how long the server asks to be left alone, from one second to 24 hours, or None if it does not say.
 
         Reads `Retry-After`, or else `X-Retry-After` (which the original implementation's rate limiter sends): whole
-        seconds or an HTTP date. Anything else counts as absent.
+        seconds or an HTTP date. Anything else counts as absent. Of several values the longest counts: an application
+        and the proxy before it may each say one.
         """
         for name in ("retry-after", "x-retry-after"):
-            pause = _parse_pause(self.headers.get(name, "").strip(), now)
-            if pause is not None:
-                return min(max(pause, SHORTEST_PAUSE), LONGEST_PAUSE)
+            values = _COMMA.split(self.headers.get(name, ""), _MAX_VALUES)[:_MAX_VALUES]
+            pauses = [pause for value in values if (pause := _parse_pause(value.strip(), now)) is not None]
+            if pauses:
+                return min(max(*pauses, SHORTEST_PAUSE), LONGEST_PAUSE)
         return None
 
     def moved_to(self, asked: str, *, ours: str | None) -> str | None:
@@ -72,6 +90,8 @@ def asks_for_rest(status: int, *, with_pause: bool) -> bool:
 def _parse_pause(text: str, now: datetime) -> timedelta | None:
     if _SECONDS.fullmatch(text):
         return timedelta(seconds=int(text)) if len(text) < 9 else LONGEST_PAUSE
+    if len(text) > _MAX_DATE_CHARACTERS:
+        return None
     try:
         moment = parsedate_to_datetime(text)
     except (ValueError, OverflowError):

@@ -42,6 +42,7 @@ class TlsConnection(Connection):
         except BaseException:
             self.abort()
             raise
+        await super().ready()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -60,6 +61,9 @@ class TlsConnection(Connection):
     def connection_lost(self, exc: Exception | None) -> None:
         self._refuse(exc or ConnectionResetError("the connection was closed in the handshake"))
         super().connection_lost(exc)
+
+    def _certificate(self) -> bytes:
+        return self._tls.getpeercert(binary_form=True) or b""
 
     def _write(self, data: bytes) -> None:
         left = memoryview(data)

@@ -27,6 +27,8 @@ log = structlog.get_logger(__name__)
 AT_ONCE: Final = timedelta(0)
 ENDS_WITHIN: Final = timedelta(seconds=5)
 FIRST_RUN: Final = timedelta(seconds=5)
+STOPPED: Final = "its process was stopped"
+"""The error of a run that nothing is wrong with."""
 JITTER: Final = 0.1
 """The part of the interval by which each run varies, so that processes that started together spread out."""
 
@@ -89,7 +91,7 @@ class JobRunner:
             outcome, detail = await self._run(job, lease)
         except asyncio.CancelledError:  # this process stops: the next one need not wait for the lease to end
             for lease in leases:
-                await self._leases.end(lease, RunOutcome.FAILED, '{"error": "its process was stopped"}')
+                await self._leases.end(lease, RunOutcome.FAILED, json.dumps({"error": STOPPED}))
             raise
         run = Run(outcome=outcome, duration=timedelta(seconds=monotonic() - started), detail=detail)
         if not await _to_its_end(self._leases.end(lease, outcome, json.dumps(detail, default=str))):

@@ -396,14 +396,14 @@ def _document(origin: str, fetched: Fetched, *, ours: str | None) -> DiscoverDoc
     status, body = fetched.response.status, fetched.response.body
     if not fetched.response.ok:
         moved_to = fetched.response.moved_to(origin, ours=ours)
-        named = f" and names {moved_to}" if moved_to else ""
+        named = f" and names {moved_to}" if moved_to else fetched.response.still_encoded
         raise _refusal(status, body)(f"{origin}/discover answered with status {status}{named}")
     try:
         document = parse_discover_document(body)
     except ProtocolError as error:
-        if not is_json_object(body, limit=MAX_DISCOVER_BYTES):
-            raise DiscoveryPage(f"{origin}/discover: {error}") from error
-        raise DiscoveryRefused(f"{origin}/discover: {error}") from error
+        problem = f"{origin}/discover: {error}{fetched.response.still_encoded}"
+        is_page = not is_json_object(body, limit=MAX_DISCOVER_BYTES)
+        raise (DiscoveryPage if is_page else DiscoveryRefused)(problem) from error
     if document.origin != origin:
         raise DiscoveryRefused(f"{origin}/discover names another server as itself")
     return document

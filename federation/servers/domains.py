@@ -2,8 +2,8 @@
 
 This uses a simple rule, not the list of public suffixes: the last two labels of a name. Hosts below a suffix of two
 labels, such as `a.co.uk` and `b.co.uk`, count as one owner, which costs a candidate; but the owner of one domain never
-counts as two. An IPv4 address stands for its /24, an IPv6 address for its /48. Ports are ignored: whoever has a host
-has all of its ports.
+counts as two. An IPv4 address, also one wrapped in IPv6, stands for its /24, an IPv6 address for its /48. Ports are
+ignored: whoever has a host has all of its ports.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import ipaddress
 from collections import Counter
 from collections.abc import Iterable
 
+from federation.http.addresses import embedded_ipv4
 from federation.protocol.urls import host_of
 
 _LABELS = 2
@@ -26,7 +27,7 @@ def registrable_domain(origin: str) -> str:
     except ValueError:
         return ".".join(host.split(".")[-_LABELS:])
     if isinstance(address, ipaddress.IPv6Address):
-        address = address.ipv4_mapped or address
+        address = embedded_ipv4(address) or address
     prefix = _IPV4_PREFIX if address.version == 4 else _IPV6_PREFIX
     return str(ipaddress.ip_network((address, prefix), strict=False))
 

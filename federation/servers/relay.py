@@ -153,7 +153,7 @@ class PeerRelay:
             self._let_rest(peer, response)
             raise _refused(peer, target, _code(response.status), **_reasons(response.body))
         if not _is_acknowledgment(response.body):
-            raise _refused(peer, target, "NO_ACK")
+            raise _refused(peer, target, "NO_ACK", **({"encoding": response.encoding} if response.encoding else {}))
         return response
 
     async def _note_failure(self, peer: str, code: NetworkErrorCode) -> None:

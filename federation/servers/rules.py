@@ -2,8 +2,9 @@
 
 A rule is an origin, `https://evil.example` or `http://evil.example:8080`, or a domain written with a star,
 `*.evil.example`. The star covers the domain itself and every name below it, with any scheme and port, because whoever
-blocks a domain means its owner. Rules and URLs are compared in canonical spelling; a text that has none covers only
-itself, byte for byte.
+blocks a domain means its owner. Rules and URLs are compared in canonical spelling, and an IPv4 address that is wrapped
+in IPv6 as that address, since both lead to one machine; a text that has no such spelling covers only itself, byte for
+byte.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import math
 import re
 from collections.abc import Iterator
 from datetime import datetime
+from ipaddress import IPv6Address
 from urllib.parse import urlsplit
 
+from federation.http.addresses import embedded_ipv4
 from federation.protocol.errors import UrlError
 from federation.protocol.urls import canonical_origin
 
@@ -108,7 +111,17 @@ def _canonical(url: str) -> str:
         scheme, port = plain.groups()
         if port is None or (int(port) <= _MAX_PORT and int(port) != _DEFAULT_PORTS[scheme]):
             return url
-    return canonical_origin(url)
+    return _unwrapped(canonical_origin(url))
+
+
+def _unwrapped(origin: str) -> str:
+    """Return a canonical origin with the IPv4 address that its IPv6 address leads to, if it does."""
+    before, bracket, behind = origin.partition("[")
+    if not bracket:
+        return origin
+    address, _, port = behind.partition("]")
+    ipv4 = embedded_ipv4(IPv6Address(address))
+    return origin if ipv4 is None else f"{before}{ipv4}{port}"
 
 
 def _canonical_domain(domain: str) -> str:

@@ -113,7 +113,7 @@ async def test_each_refused_attempt_is_logged_as_failing_and_the_last_one_as_fai
     """With job, method, target, attempt, attempts left and error; without a word of the payload."""
     federation = Federation(make_settings(federation_delivery_attempts=3, federation_delivery_backoff="1ms"))
     await acquaint(federation, peer)
-    peer.server.default = respond(410, body=b"s3cret")
+    peer.server.default = respond(410, body=b'{"error": "s3cret"}')
     workers = FederationWorkers(federation)
     with capture_logs() as logs:
         workers.start()

@@ -59,6 +59,22 @@ async def test_adding_a_rule_replaces_it_in_other_spellings(database: Database) 
     }
 
 
+WRAPPED = ("https://[::ffff:cb00:7107]", "https://[::ffff:203.0.113.7]", "https://[64:ff9b::cb00:7107]")
+
+
+@pytest.mark.parametrize("spelling", WRAPPED)
+@pytest.mark.parametrize("url", [*WRAPPED, "https://203.0.113.7"])
+async def test_an_address_is_one_however_it_is_wrapped(database: Database, spelling: str, url: str) -> None:
+    """A row that was stored by its IPv6 spelling is in force, is found, and is the rule that is changed or lifted."""
+    await stored(database, (spelling, None), ("https://203.0.113.8", None))
+    assert (await load_rules(database)).covering(url, datetime.now(UTC).timestamp()) is not None
+    assert [entry.server_url for entry in await blacklist.check(database, url)] == [spelling]
+    change, entry = await blacklist.add(database, url, reason="spam")
+    assert (change, entry.rule) == (Change.CHANGED, "https://203.0.113.7")
+    assert [entry.rule for entry in await blacklist.remove(database, spelling)] == ["https://203.0.113.7"]
+    assert [entry.rule for entry in await everything(database)] == ["https://203.0.113.8"]
+
+
 @pytest.mark.parametrize(
     ("rule", "why"),
     [
@@ -67,12 +83,14 @@ async def test_adding_a_rule_replaces_it_in_other_spellings(database: Database) 
         ("https://evil.example/@spammer", "whole server"),
         ("https://own.example", "this server itself"),
         ("*.example", "this server itself"),
+        ("https://[::ffff:203.0.113.7]", "this server itself"),
     ],
 )
 async def test_what_is_no_rule_is_refused(database: Database, rule: str, why: str) -> None:
     """With what to write instead; nothing is stored."""
+    own_url = "https://203.0.113.7" if "[" in rule else "https://own.example"
     with pytest.raises(RuleError, match=why):
-        await blacklist.add(database, rule, reason="spam", own_url="https://own.example")
+        await blacklist.add(database, rule, reason="spam", own_url=own_url)
     assert await everything(database) == []
 
 

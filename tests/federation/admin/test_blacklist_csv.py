@@ -132,6 +132,55 @@ async def test_a_list_of_domains_alone_is_one_of_blocks(database: Database) -> N
     assert list(await rows(database)) == ["*.evil.example"]
 
 
+async def test_a_star_before_a_domain_is_a_rule(database: Database) -> None:
+    """Some lists write blocks as they are here; other stars hide what was meant."""
+    text = MASTODON + "*.spam.example,suspend,FALSE,FALSE,spam,FALSE\n"
+    assert await imported(database, text) == Imported(added=1, changed=0, unchanged=0)
+    assert await rows(database) == {"*.spam.example": ("spam", None)}
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+async def test_a_plain_list_of_domains_is_read(database: Database, newline: str) -> None:
+    """Without a first line that says what it is; each is blocked with all below it."""
+    lines = ["\ufeffevil.example", "", " B\u00fccher.example ", "*.spam.example", "evil.example", "203.0.113.7"]
+    plan = await blacklist.plan_import(database, csv_file(newline.join(lines)))
+    assert summary(plan)[0] == ["*.evil.example", "*.xn--bcher-kva.example", "*.spam.example", "*.203.0.113.7"]
+    assert [(note.line, note.text) for note in plan.skipped] == [(5, "*.evil.example is on line 1 already")]
+    assert plan.bad == ()
+    await blacklist.apply_import(database, plan)
+    assert {reason for reason, _ in (await rows(database)).values()} == {"on an imported list of domains"}
+
+
+@pytest.mark.parametrize(
+    ("first", "row", "problem"),
+    [
+        ("first.example", "ev*l.ex*mple", "obfuscated"),
+        ("first.example", "https://evil.example", "is no rule"),
+        ("first.example", "evil.example/x", "is no rule"),
+        ("first.example", "a.example,spam", "2 fields, and the first line names 1"),
+        ("first.example", "own.example", "covers this server itself"),
+        ("own.example", "evil.example", "covers this server itself"),
+    ],
+)
+def test_a_bad_row_of_a_plain_list_is_told(first: str, row: str, problem: str) -> None:
+    """By its line, the first as well."""
+    found = read_csv(csv_file(f"{first}\n{row}\nlast.example\n"), own_url="https://own.example")
+    ((line, said),) = [(note.line, note.text) for note in found.bad]
+    assert (line, problem in said) == (1 if first == "own.example" else 2, True), said
+    assert "*.last.example" in found.rules
+
+
+def test_a_domain_that_is_no_international_name_is_a_bad_row() -> None:
+    """An emoji has no place in IDNA 2008. Its ASCII form has, and the other rows are read."""
+    emoji = "\U0001f4a9.example"
+    text = f"{MASTODON}{emoji},suspend,,,,\n{emoji * 1_000},suspend,,,,\n"
+    found = read_csv(csv_file(f"{text}xn--ls8h.example,suspend,,,,\nlast.example,suspend,,,,\n"))
+    assert [note.line for note in found.bad] == [2, 3]
+    assert f"'*.{emoji}' is no rule: the host is no valid international name" in found.bad[0].text
+    assert all(len(note.text) < 500 for note in found.bad)
+    assert list(found.rules) == ["*.xn--ls8h.example", "*.last.example"]
+
+
 BAD = {
     "obfuscated": (MASTODON, "ev*l.ex*mple,suspend,FALSE,FALSE,,TRUE", "obfuscated"),
     "severity": (MASTODON, "evil.example,banish,FALSE,FALSE,,FALSE", "severity 'banish'"),
@@ -146,7 +195,6 @@ BAD = {
     "off-calendar": (OURS, "https://evil.example,spam,,0001-01-01T00:00:00+14:00", "outside the calendar"),
     "stray-quote": (OURS, '"https://evil.example"x,spam,,', "no CSV"),
     "own": (OURS, "*.example,spam,,", "covers this server itself"),
-    "twice": (OURS, "*.first.example,other reason,,", "on line 2 already"),
 }
 
 
@@ -183,8 +231,13 @@ async def test_a_bad_row_is_reported_with_its_line_and_stops_the_import(database
         (OURS.encode() + b'*.a.example,x,,\n*.b.example,"spam,,\n*.c.example,spam,,\n', "line 3: a quoted field"),
         (OURS.encode() + b'*.a.example,"sp\nam"x,,\n', "line 2: a quoted field"),
         (OURS.encode() + b"x,\n" * 10_001, "more than 10000 bad rows"),
+        (OURS.encode() + b"x" * 1024 * 1024, "line 2: longer than"),
+        (b"a.example\n" + b"x" * 1024 * 1024, "line 2: longer than"),
+        (b"x." * 512 * 1024, "line 1: longer than"),
+        (b"domains\nevil.example\n", "line 1: names neither"),
+        (b"# evil.example\n", "line 1: names neither"),
     ],
-    ids=range(12),
+    ids=range(17),
 )
 def test_a_file_that_cannot_be_read_is_refused_as_a_whole(data: bytes, problem: str) -> None:
     """Where, and why."""
@@ -234,6 +287,36 @@ async def test_a_row_that_repeats_another_is_skipped(database: Database) -> None
     )
     assert summary(plan) == (["https://a.example"], [], [])
     assert [(note.line, note.text) for note in plan.skipped] == [(3, "https://a.example is on line 2 already")]
+
+
+async def test_merged_lists_may_differ_in_their_comments(database: Database) -> None:
+    """The first comment counts, the later end, and what was left out is told."""
+    text = (
+        f"{OURS}*.a.example,spam,{SOON.isoformat()},\n*.a.example,abuse,{(SOON + timedelta(days=1)).isoformat()},\n"
+        f"*.b.example,spam,,\n*.b.example,spam,{SOON.isoformat()},\n"
+        f"*.c.example,spam,{SOON.isoformat()},\n*.C.example,abuse,,\n"
+    )
+    plan = await blacklist.plan_import(database, csv_file(text))
+    assert plan.bad == ()
+    differs = "already, with another reason or end: the first reason counts, and the later end"
+    assert [(note.line, note.text) for note in plan.skipped] == [
+        (3, f"*.a.example is on line 2 {differs}"),
+        (5, f"*.b.example is on line 4 {differs}"),
+        (7, f"*.c.example is on line 6 {differs}"),
+    ]
+    await blacklist.apply_import(database, plan)
+    assert await rows(database) == {
+        "*.a.example": ("spam", SOON + timedelta(days=1)),
+        "*.b.example": ("spam", None),
+        "*.c.example": ("spam", None),
+    }
+
+
+async def test_merged_lists_of_mastodon_may_differ_in_their_comments(database: Database) -> None:
+    """And in how much they say of a domain."""
+    text = f"{MASTODON}evil.example,suspend,,,spam,\nevil.example,silence,,,,\nevil.example,suspend,,,abuse,\n"
+    assert await imported(database, text) == Imported(added=1, changed=0, unchanged=0)
+    assert await rows(database) == {"*.evil.example": ("spam", None)}
 
 
 FORMULAS = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", " =1", "'=1", "''@x", '=HYPERLINK("http://x","y")', "'quoted'"]
@@ -296,4 +379,4 @@ def test_no_bytes_break_the_reader(data: bytes, header: bytes) -> None:
     """Whatever a file holds, it is read, reported by line, or refused."""
     with suppress(CsvError):
         found = read_csv(io.BytesIO(header + data))
-        assert all(note.line > 1 for note in [*found.bad, *found.skipped])
+        assert all(note.line >= 1 for note in [*found.bad, *found.skipped])

@@ -24,7 +24,17 @@ MOST_READ = 1_000
 HOSTS = (
     *("evil.example", "Evil.Example", "evil.example.", "7.example", "a.7", "evil", "xn--bcher-kva.example"),
     *("127.0.0.1", "127.1", "0x7f.1", "0177.0.0.1", "2130706433", "0x7f000001", "1.2.3.a", "x.a.1", "a_b.example"),
-    *("[::1]", "[0:0:0:0:0:0:0:1]", "[::FFFF:1.2.3.4]", "-.example", "a..b", "", "fa\u00df.de", "b\u00fccher.example"),
+    *(
+        "[::1]",
+        "[0:0:0:0:0:0:0:1]",
+        "[::FFFF:1.2.3.4]",
+        "[64:ff9b::1.2.3.4]",
+        "-.example",
+        "a..b",
+        "",
+        "fa\u00df.de",
+        "b\u00fccher.example",
+    ),
     *("\uff11\uff12\uff17.0.0.1", "a.\uff45xample"),  # digits and a letter in full width
 )
 BEFORE = ("https://", "http://", "HTTPS://", "*.", "")

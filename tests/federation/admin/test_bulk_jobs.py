@@ -166,7 +166,7 @@ async def test_a_job_is_run_by_one_process_until_its_lease_is_over(node: Federat
     """And given up if it ends no process well."""
     jobs = BulkJobs(node)
     job = await jobs.start_deliveries(BulkVerb.RETRY, FAILED, order=ORDER)
-    await set_jobs(node, leased_until=datetime.now(UTC) + timedelta(minutes=1), token=3)
+    await set_jobs(node, leased_until=datetime.now(UTC) + bulk_jobs.LEASE, token=3)
     assert await jobs.tick() is False
     await set_jobs(node, leased_until=datetime.now(UTC) - timedelta(seconds=1), token=bulk_jobs.MAX_CLAIMS)
     assert await jobs.tick() is True

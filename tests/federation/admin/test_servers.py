@@ -165,18 +165,20 @@ async def test_what_the_analytics_say_of_a_server_is_told(federation: Federation
 
 
 async def test_a_look_that_finds_a_server_well_brings_its_link_up(federation: Federation, peer: Peer) -> None:
-    """But where something answered all the time: there a delivery has to get through, and one is tried now."""
+    """But where something is held: that has to get through, and one delivery is sent ahead now."""
     await acquaint(federation, peer)
-    now = datetime.now(UTC)
-    await federation.links.exhausted(peer.url, "TIMEOUT", first_attempted_at=now)
+    await federation.links.exhausted(peer.url, "TIMEOUT", first_attempted_at=datetime.now(UTC))
     assert await servers.probe(federation, await row_of(federation, peer.url)) is None
     assert (await federation.links.find(peer.url)).state is LinkState.UP
 
-    await federation.links.exhausted(peer.url, "HTTP_502", first_attempted_at=datetime.now(UTC))
+    await federation.links.exhausted(peer.url, "TIMEOUT", first_attempted_at=datetime.now(UTC))
+    async with federation.outbox.transaction() as session:
+        held = await federation.outbox.enqueue_delivery(session, POST_JOB, f"{peer.url}/posts", peer.url, PAYLOAD)
     assert await servers.probe(federation, await row_of(federation, peer.url)) is None
     link = await federation.links.find(peer.url)
-    assert link.state is LinkState.DOWN
-    assert [due.server_url for due in await federation.links.due_for_probe(10)] == [peer.url]
+    assert (link.state, link.probes) == (LinkState.DOWN, 0)
+    await federation.delivery_queue.start()
+    assert await federation.delivery_queue.get_status(f"{held}.1") is not None
 
 
 async def test_links_are_told_with_what_is_held(federation: Federation) -> None:

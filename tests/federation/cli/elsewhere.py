@@ -10,6 +10,7 @@ from typing import TypeVar
 from sqlalchemy import insert, select
 
 from db import (
+    AttemptNote,
     AttemptOutcome,
     DeliveryAttempt,
     DeliveryJob,
@@ -46,6 +47,7 @@ def end_attempts(
     outcome: AttemptOutcome = AttemptOutcome.DELIVERED,
     code: str | None = None,
     said: str | None = None,
+    note: AttemptNote | None = None,
 ) -> None:
     """The log has one attempt more at each of these, which need not have a row."""
 
@@ -62,6 +64,7 @@ def end_attempts(
                 "outcome": outcome,
                 "error_code": code,
                 "remote_code": said,
+                "note": note,
                 "http_status": 500 if code else 201,
             }
             for delivery in deliveries

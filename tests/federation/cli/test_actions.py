@@ -51,6 +51,7 @@ def prepare(command: Command, name: str) -> None:
 ACTING = {
     "deliveries retry": ({}, 2),
     "deliveries drop": ({}, 4),
+    "deliveries expire": ({}, 0),
     "deliveries hold": ({}, 2),
     "deliveries release": ({}, 1),
     "servers probe": ({}, 0),

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from db import (
+    AttemptNote,
     AttemptOutcome,
     DeliveryState,
     HoldReason,
@@ -56,6 +57,18 @@ def test_of_a_delivery_without_a_row_the_log_is_shown(command: Command) -> None:
     assert (told["delivery"], told["state"]) == (None, "gone")
     assert [(each["code"], each["remote_code"]) for each in told["attempts"]] == [("HTTP_410", "GONE_HERE")]
     assert command("deliveries", "show", "unknown").status == 1
+
+
+def test_an_attempt_is_shown_with_its_note(command: Command) -> None:
+    """At the end of its line, and as a field of its own."""
+    end_attempts("forged", note=AttemptNote.FORGED_ACK)
+    end_attempts("well")
+
+    assert re.search(r"delivered .* forged_ack$", command("deliveries", "show", "forged").stdout, re.MULTILINE)
+    assert "forged_ack" not in command("deliveries", "show", "well").stdout
+    told = command("deliveries", "show", "forged", "--json").json
+    assert isinstance(told, dict)
+    assert [each["note"] for each in told["attempts"]] == ["forged_ack"]
 
 
 def test_held_and_expired_deliveries_are_listed_and_counted(command: Command) -> None:

@@ -93,6 +93,7 @@ def test_a_fresh_node_is_all_green(fresh: Callable[..., subprocess.CompletedProc
         "proxies": "ok",
         "clock": "ok",
         "scheduler": "note",
+        "sweeps": "note",
         "backlog": "ok",
         "claims": "ok",
         "/discover": "note",

@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from db import AttemptOutcome
+from db import AttemptNote, AttemptOutcome
 from tests import warm
 from tests.federation.cli.elsewhere import PEER, end_attempts
 from tests.federation.cli.test_json import COMMANDS, matches
@@ -57,8 +57,8 @@ def test_attempts_are_shown_as_they_end(node_environment: Mapping[str, str]) -> 
         assert re.fullmatch(rf"\S+ \S+  delivered  {re.escape(PEER)}  federate post  #1  34 ms  201  two\n", before), (
             before
         )
-        end_attempts("three")
-        assert line_of(process).endswith("  three\n")
+        end_attempts("three", note=AttemptNote.FORGED_ACK)
+        assert line_of(process).endswith("  201  forged_ack  three\n")
         end_attempts(HOSTILE, outcome=AttemptOutcome.PERMANENT, code="HTTP_500", said=HOSTILE)
         hostile = line_of(process).removesuffix("\n")
         assert hostile.isprintable()

@@ -16,6 +16,7 @@ from typer.main import get_command
 from db import (
     ActionSource,
     AdminAction,
+    AttemptNote,
     AttemptOutcome,
     BlacklistedServer,
     DeliveryAttempt,
@@ -248,11 +249,13 @@ async def test_a_delivery_without_a_row_is_told_from_the_log(federation: Federat
         await session.execute(delete(DeliveryJob))
         values = {"delivery_id": "gone", "job_name": "x", "server_url": PEER, "attempt": 2, "duration_ms": 5}
         done = {"outcome": AttemptOutcome.DELIVERED, "started_at": NOW, "relayed_by": "https://relay.example"}
+        done["note"] = AttemptNote.FORGED_ACK
         await session.execute(update(DeliveryAttempt).values(series=0))
         await session.execute(insert(DeliveryAttempt).values(**values, **done, series=0))
     page = await Person(acting.site.app).sees("/delivery?id=gone")
     assert f"It was delivered to {PEER}" in page
     assert "through https://relay.example" in page
+    assert page.count("<td>forged_ack</td></tr>") == 1
     assert page.count("<tr><td>") == 2
     assert "<script>alert" not in page
 

@@ -18,6 +18,7 @@ from db import DeliveryAttempt, DeliveryJob, Follow, Server, new_id
 from federation.app import Federation
 from federation.base.jobs import POST_JOB, FederationDeliveryJob
 from federation.base.queues import DELIVERY_QUEUE_NAME, delivery_backoff
+from federation.delivery.ack_checks import AckChecks, Chance, one_in_some
 from federation.delivery.exchange import DELIVERY_TIMEOUT, Exchange
 from federation.delivery.foreign import ForeignJobs
 from federation.delivery.process import DeliveryProcessor
@@ -65,7 +66,8 @@ class Site:
     """One node with a worker on its delivery queue; `outcome` starts the worker and waits for a job to end.
 
     The worker has no row keeper: what happens to a row is the processor's doing. `timeout` is the delivery deadline,
-    `discover` replaces the node's discovery, `room` is shared with the test.
+    `discover` replaces the node's discovery, `room` is shared with the test, `chance` draws acknowledgments of posts
+    to be checked.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Site:
         timeout: timedelta = DELIVERY_TIMEOUT,
         discover: SharedDiscovery | None = None,
         room: Room | None = None,
+        chance: Chance = one_in_some,
     ) -> None:
         self.federation = federation
         self.processor = DeliveryProcessor(
@@ -86,6 +89,7 @@ class Site:
                 guard=federation.guard,
                 fetch=federation.fetch,
                 timeout=timeout,
+                ack_checks=AckChecks(chance),
             ),
             registry=federation.registry,
             links=federation.links,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable
 
@@ -216,6 +217,43 @@ async def test_an_answer_without_an_acknowledgment_of_a_server_that_gave_one_bef
     assert fate.row is not None
     assert (fate.row.state, fate.row.held_reason) == (DeliveryState.HELD, HoldReason.SERVER)
     assert (await site.federation.links.find(peer.url)).state is LinkState.DOWN
+
+
+def compressed(encoding: str, *, cut: int = 0) -> Render:
+    """The acknowledgment, gzipped without its last bytes, and said to be encoded in this way."""
+
+    def render(answer: Answer) -> Canned:
+        body = gzip.compress(inline(answer).body)
+        return Canned(headers={"Content-Encoding": encoding}, body=body[: len(body) - cut])
+
+    return render
+
+
+async def test_an_acknowledgment_may_come_compressed(site: Site, peer: Peer) -> None:
+    """A proxy may compress what it was not asked to."""
+    peer.render = compressed("gzip")
+
+    fate = await site.outcome(await site.owe_follow(peer))
+
+    assert (fate.state, fate.row) == (JobState.COMPLETED, None)
+
+
+@pytest.mark.parametrize(("encoding", "cut"), [("br", 0), ("gzip", 1)], ids=["unknown", "truncated"])
+@pytest.mark.parametrize("acknowledged", [True, False])
+async def test_an_encoding_that_cannot_be_undone_is_named(
+    site: Site, peer: Peer, acknowledged: bool, encoding: str, cut: int
+) -> None:
+    """The operator reads why there is no JSON, whether or not the server acknowledged deliveries before."""
+    if acknowledged:
+        assert (await site.outcome(await site.owe_post(peer))).state is JobState.COMPLETED
+    peer.render = compressed(encoding, cut=cut)
+
+    fate = await site.outcome(await site.owe_post(peer))
+
+    assert fate.codes[0] == ("FOREIGN_ANSWER" if acknowledged else "NOT_JSON")
+    assert fate.row is not None
+    assert fate.row.last_error is not None
+    assert fate.row.last_error.endswith(f"(its Content-Encoding, which we did not ask for: {encoding})")
 
 
 @pytest.mark.parametrize("shape", UNPROVEN)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from collections.abc import AsyncIterator, Mapping
 from datetime import timedelta
 
@@ -208,6 +209,27 @@ async def test_a_discovery_that_fails_is_tried_again(site: Site, peer: Peer, sta
 
     assert (fate.state, fate.job.attempt, fate.row) == (JobState.COMPLETED, 2, None)
     assert fate.codes == [code, None]
+
+
+async def test_a_document_may_come_compressed(site: Site, peer: Peer) -> None:
+    """Whoever stands before the server compresses what it was not asked to."""
+    document = gzip.compress(json_answer(peer.document()).body)
+    peer.server.upcoming += [respond(200, {"Content-Encoding": "gzip"}, document)]
+
+    fate = await site.outcome(await site.owe_post(peer))
+
+    assert (fate.state, fate.job.attempt) == (JobState.COMPLETED, 1)
+
+
+async def test_a_document_that_cannot_be_inflated_says_why(site: Site, peer: Peer) -> None:
+    """The encoding is named where the operator looks."""
+    peer.server.upcoming += [respond(200, {"Content-Encoding": "br"}, b"\x8b")] * 5
+
+    fate = await site.outcome(await site.owe_post(peer))
+
+    assert fate.row is not None
+    assert "/discover: not UTF-8" in (fate.row.last_error or "")
+    assert (fate.row.last_error or "").endswith("(its Content-Encoding, which we did not ask for: br)")
 
 
 @pytest.mark.parametrize("status", [429, 503])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -11,7 +12,17 @@ import pytest
 from sqlalchemy import insert
 from sqlmodel import SQLModel
 
-from db import Database, DeliveryAttempt, DeliveryJob, DeliveryPayload, DeliveryState, Follow, HoldReason, Server
+from db import (
+    AttemptNote,
+    Database,
+    DeliveryAttempt,
+    DeliveryJob,
+    DeliveryPayload,
+    DeliveryState,
+    Follow,
+    HoldReason,
+    Server,
+)
 from federation.delivery.attempts import write_attempts
 from federation.delivery.entries import Begun, Entry, FollowAnswer, Gone, NotBegun
 from federation.delivery.group import Group
@@ -78,6 +89,19 @@ async def test_an_arrival_with_more_to_it_changes_nothing(database: Database, va
     assert list(await rows(database)) == ["row-1"]
     assert await attempts(database) == []
     assert [row["accepted"] for row in await everything(database, Follow)] == [False]
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_a_note_is_on_record(database: Database, is_late: bool) -> None:
+    """Also that of an attempt that had been given up for lost."""
+    await add_rows(database, "row-1")
+    if is_late:
+        await database.transact(lambda connection: write_attempts(connection, [record("row-1", code="STALLED")]))
+    forged = replace(record("row-1", code=None), note=AttemptNote.FORGED_ACK)
+
+    assert await write_usual(database, [Gone(delivery_id="row-1", attempt=forged)]) == [True]
+
+    assert [row["note"] for row in await everything(database, DeliveryAttempt)] == [AttemptNote.FORGED_ACK]
 
 
 @pytest.mark.parametrize(("was", "becomes"), [("STALLED", None), ("TIMEOUT", "TIMEOUT")])

@@ -103,6 +103,22 @@ async def test_response_repr_hides_the_body() -> None:
         ({"Retry-After": "Fri, 02 Jan 2026 04:05:05 +0100"}, 60),
         ({"Retry-After": "Thu, 01 Jan 1970 00:00:00 GMT"}, 1),
         ({"Retry-After": "Fri, 31 Dec 9999 23:59:59 GMT"}, 86_400),
+        ({"Retry-After": "Fri, 31 Dec 9999 23:59:59 -1200"}, 86_400),
+        ({"Retry-After": "60, 300"}, 300),
+        ({"Retry-After": "300,60"}, 300),
+        ({"Retry-After": "120, 120"}, 120),
+        ({"Retry-After": "0, Thu, 01 Jan 1970 00:00:00 GMT"}, 1),
+        ({"Retry-After": "30, Fri, 02 Jan 2026 03:05:05 GMT"}, 60),
+        ({"Retry-After": "Fri, 02 Jan 2026 03:05:05 GMT, 90"}, 90),
+        ({"Retry-After": "Friday, 02-Jan-26 03:05:05 GMT,Fri, 02 Jan 2026 03:06:05 GMT"}, 120),
+        ({"Retry-After": "60, " + "9" * 40}, 86_400),
+        ({"Retry-After": "soon, -5, 60, 1.5,,"}, 60),
+        ({"Retry-After": "5, 6", "X-Retry-After": "7"}, 6),
+        ({"Retry-After": "soon, later", "X-Retry-After": "7, 8"}, 8),
+        ({"Retry-After": "-5, soon"}, None),
+        ({"Retry-After": ", ".join(map(str, range(1, 51)))}, 50),
+        ({"Retry-After": "1," * 30_000 + "2"}, 1),
+        ({"Retry-After": "Fri," * 15_000}, None),
         ({"Retry-After": "Fri, 99 Jan 2026 03:05:05 GMT"}, None),
         ({"Retry-After": "Fri, 02 Jan 99999999999 03:05:05 GMT"}, None),
         ({"Retry-After": "-5"}, None),
@@ -115,7 +131,7 @@ async def test_response_repr_hides_the_body() -> None:
     ],
 )
 def test_retry_after(headers: dict[str, str], pause: int | None) -> None:
-    """Seconds and dates count, within one second and one hour; junk does not."""
+    """Seconds and dates count, the longest of several, within one second and one day; junk does not."""
     response = Response(status=429, headers=httpx.Headers(headers, encoding="utf-8"), body=b"")
     assert response.retry_after(NOW) == (None if pause is None else timedelta(seconds=pause))
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Callable
-from datetime import timedelta
+from contextlib import AsyncExitStack, suppress
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from federation.http.client import FederationClient
 from federation.http.errors import BodyTooLarge, NetworkError
+from federation.http.guard import AddressGuard
 from federation.http.pool import ConnectionPool, PoolLimits
 from federation.http.reading import MAX_HEAD_BYTES, MAX_INTERIM, ResponseReader
 from federation.http.request import Request
@@ -147,6 +149,39 @@ async def test_headers_of_a_name_are_one(client: FederationClient, server: Misbe
     assert headers["X-THING"] == "a, b\xff"
     assert len(headers) == 2
     assert headers.get("x-other") is None
+
+
+async def test_of_many_lines_that_ask_for_a_pause_the_longest_counts(
+    client: FederationClient, server: MisbehavingServer
+) -> None:
+    """Seconds and dates, from whoever stands between."""
+    now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    lines = [f"Retry-After: {seconds}\r\n" for seconds in range(48)]
+    lines[20:20] = ["Retry-After: Fri, 02 Jan 2026 03:06:05 GMT\r\n", "Retry-After: soon\r\n"]
+    server.default = sends(f"HTTP/1.1 429 Whatever\r\n{''.join(lines)}Content-Length: 0\r\n\r\n".encode())
+    assert (await client.fetch(server.url)).retry_after(now) == timedelta(seconds=120)
+
+
+async def test_who_answers_is_told_by_address() -> None:
+    """The same on a kept connection and on another, whatever the port; another at another address."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError):
+            while await reader.readuntil(b"\r\n\r\n"):
+                writer.write(OK)
+        writer.close()
+
+    addresses = ["127.0.0.1", "127.0.0.2"]
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(FederationClient(AddressGuard(frozenset(addresses))))
+        answerers = []
+        for address in (addresses[0], *addresses):
+            listening = await stack.enter_async_context(await asyncio.start_server(serve, address))
+            port = listening.sockets[0].getsockname()[1]
+            answerers += [(await client.fetch(f"http://{address}:{port}")).answerer for _ in range(2)]
+        await client.close()
+    assert answerers[:4] == [answerers[0]] * 4
+    assert answerers[4] == answerers[5] != answerers[0]
 
 
 @pytest.mark.parametrize("value", ["a\r\nX-Evil: b", "a\nb", "a\rb", "a\0b", "ä"])

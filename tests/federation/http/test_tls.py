@@ -38,9 +38,13 @@ def server_context() -> ssl.SSLContext:
 
 
 @pytest.fixture
-async def client(server_context: ssl.SSLContext) -> AsyncIterator[FederationClient]:
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture
+async def client(authority: trustme.CA, server_context: ssl.SSLContext) -> AsyncIterator[FederationClient]:
     """A client that trusts the server of `server_context` as `b.test`."""
-    authority = trustme.CA()
     authority.issue_cert("b.test").configure_cert(server_context)
     context = ssl.create_default_context()
     authority.configure_trust(context)
@@ -61,6 +65,20 @@ async def test_long_bodies(client: FederationClient, server_context: ssl.SSLCont
             assert (response.status, response.body) == (200, BIG)
         assert [request.body for request in server.requests] == [BIG] * 3
         assert server.connections == 1
+
+
+async def test_who_answers_is_told_by_certificate(
+    client: FederationClient, authority: trustme.CA, server_context: ssl.SSLContext
+) -> None:
+    """The same over several connections, and another once the certificate is renewed."""
+    async with MisbehavingServer(server_context) as server:
+        server.default = respond(headers={"Connection": "close"})
+        answerers = [(await client.fetch(server.url_for("b.test"))).answerer for _ in range(2)]
+        authority.issue_cert("b.test").configure_cert(server_context)
+        answerers += [(await client.fetch(server.url_for("b.test"))).answerer for _ in range(2)]
+        assert server.connections == 4
+    first, second, third, fourth = answerers
+    assert first == second != third == fourth
 
 
 async def test_the_end_of_a_body(client: FederationClient, server_context: ssl.SSLContext) -> None:

@@ -286,7 +286,7 @@ async def test_the_database_tells_of_held_deliveries_and_links(database: Databas
     metrics.expired(2)
 
     assert samples(metrics, "federation_deliveries_owed") == {(): 6}
-    held_for = {"server": 3, "order": 0, "rest": 0, "busy": 1, "ours": 0}
+    held_for = {"server": 3, "order": 0, "rest": 0, "busy": 1, "ours": 0, "alone": 0}
     assert samples(metrics, "federation_deliveries_held") == {(reason,): n for reason, n in held_for.items()}
     states = {"up": 1, "down": 1, "refusing": 0, "mismatch": 0, "on_hold": 1}
     assert samples(metrics, "federation_links") == {(state,): number for state, number in states.items()}

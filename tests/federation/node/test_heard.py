@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from sqlalchemy import update
 
-from db import LinkState
+from db import LinkState, ServerLink
 from federation.protocol.keys import generate_own_keys
 from tests.federation.node.conftest import Node
 from tests.federation.node.remote_server import RemoteServer
@@ -21,7 +22,14 @@ async def server() -> AsyncIterator[MisbehavingServer]:
 
 
 async def take_down(node: Node, url: str) -> None:
+    """As it is some minutes later: its next look is not due for some more."""
     await node.links.exhausted(url, "CONN_REFUSED", first_attempted_at=datetime.now(UTC))
+    for _ in range(5):
+        await node.links.probe_failed(url)
+    looked = update(ServerLink).values(probed_at=datetime.now(UTC) - timedelta(minutes=1))
+    async with node.database.transaction() as session:
+        await session.execute(looked)
+    node.links.forget(url)
     assert not await is_looked_at_now(node, url)
 
 

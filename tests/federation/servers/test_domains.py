@@ -17,6 +17,8 @@ from federation.servers.domains import first_of_each_domain, registrable_domain,
         ("http://192.0.2.7:8080", "192.0.2.0/24"),
         ("http://[2001:db8:1:2::3]", "2001:db8:1::/48"),
         ("http://[::ffff:c000:207]:1", "192.0.2.0/24"),
+        ("http://[64:ff9b::c000:207]", "192.0.2.0/24"),
+        ("http://[2002:c000:207::1]", "192.0.2.0/24"),
     ],
 )
 def test_what_a_server_belongs_to(origin: str, domain: str) -> None:

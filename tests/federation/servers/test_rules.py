@@ -15,6 +15,12 @@ from federation.servers.rules import RuleSet, canonical_rule, rules_covering
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
 
+SAME_MACHINE = (
+    *("https://203.0.113.7", "https://3405803783", "https://[::ffff:203.0.113.7]", "https://[::ffff:cb00:7107]"),
+    *("https://[64:ff9b::203.0.113.7]", "https://[2002:cb00:7107::1]"),
+)
+
+
 def rule_set(*rules: str) -> RuleSet:
     made = RuleSet()
     for rule in rules:
@@ -40,6 +46,10 @@ def covers(rule: str, url: str) -> bool:
         ("*.bücher.example", "*.xn--bcher-kva.example"),
         ("*.example", "*.example"),
         ("*.10.0.0.1", "*.10.0.0.1"),
+        ("http://[::FFFF:203.0.113.7]:81", "http://203.0.113.7:81"),
+        ("https://[64:ff9b::cb00:7107]", "https://203.0.113.7"),
+        ("https://[2002:cb00:7107::1]", "https://203.0.113.7"),
+        ("https://[::203.0.113.7]", "https://[::cb00:7107]"),
     ],
 )
 def test_a_rule_has_one_spelling(text: str, rule: str) -> None:
@@ -86,6 +96,8 @@ def test_what_is_no_rule_is_refused(text: str) -> None:
         ("*.evil.example", "https://A.EVIL.example.:443/"),
         ("*.example", "https://evil.example"),
         ("*.10.0.0.1", "http://10.0.0.1:81"),
+        *((rule, url) for rule in SAME_MACHINE for url in SAME_MACHINE),
+        *(("*.203.0.113.7", f"{url}:8443/x") for url in SAME_MACHINE),
     ],
 )
 def test_a_rule_covers_the_server_in_any_spelling(rule: str, url: str) -> None:
@@ -108,6 +120,11 @@ def test_a_rule_covers_the_server_in_any_spelling(rule: str, url: str) -> None:
         ("*.evil.example", "https://good.example?https://evil.example"),
         ("*.1", "http://10.0.0.1"),
         ("*.0.0.1", "http://10.0.0.1"),
+        ("https://203.0.113.7", "https://[::ffff:203.0.113.8]"),
+        ("https://203.0.113.7", "http://[::ffff:203.0.113.7]"),
+        ("https://203.0.113.7", "https://[::203.0.113.7]"),
+        ("https://203.0.113.7", "https://[2001:db8::cb00:7107]"),
+        ("https://[::ffff:203.0.113.7]", "https://203.0.113.7:8443"),
         ("https://evil.example", ""),
         ("*.evil.example", "null"),
         ("*.evil.example", "https://["),

@@ -68,6 +68,7 @@ REFUSALS: dict[str, tuple[Behaviour, str]] = {
     "busy": (respond(503), "HTTP_503"),
     "redirect": (redirect("http://127.0.0.1:1/proxy"), "HTTP_307"),
     "no JSON": (respond(200, body=b"<html>"), "NO_ACK"),
+    "compressed": (respond(200, {"Content-Encoding": "br"}, b"\x8b"), "NO_ACK"),
     "no acknowledgment": (respond(200, body=b"{}"), "NO_ACK"),
     "endless": (huge_body(), "BodyTooLarge"),
     "reset": (reset(), "CONN_RESET"),
@@ -88,6 +89,7 @@ async def test_the_next_peer_is_asked_if_one_fails(
     assert fetched.peer == relays[1].url
     [refused] = [event for event in logs if event["event"] == "relay_refused"]
     assert (refused["relayed_by"], refused["target"], refused["code"]) == (relays[0].url, TARGET, code)
+    assert refused.get("encoding") == ("br" if kind == "compressed" else None)
 
 
 async def test_at_most_three_peers_are_asked(
