@@ -19,6 +19,7 @@ from tests.simulation.incidents import Wish
 from tests.simulation.looks import looks_and_releases
 from tests.simulation.pace import too_early
 from tests.simulation.plan import MINUTE, QUIET, TAKES_DELIVERIES, Deed, Meddling, Phase, Trouble
+from tests.simulation.promptness import promptness
 from tests.simulation.records import Past
 from tests.simulation.servers import SimulatedServer, server_url
 from tests.simulation.story import moment
@@ -68,6 +69,7 @@ def judge(world: World, now: float) -> Iterator[str]:
     yield from attempts_agree(world, past)
     yield from too_early(world, past)
     yield from looks_and_releases(world, past)
+    yield from promptness(world, past)
 
 
 def rows_of(world: World) -> dict[str, Row]:

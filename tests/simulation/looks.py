@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
@@ -20,7 +20,7 @@ FIRST_LOOKS: Final = (30.0, *(MINUTE * minutes for minutes in (1, 2, 5, 15, 25, 
 NEWS: Final = MINUTE
 """What is held for a server, and was not when it was last looked at, brings a look forward, but not more often."""
 MOST_FOUND: Final = 5
-"""So do the quick probes of the first minutes that find its `/discover` well."""
+"""So do the quick probes that find its `/discover` well, of which there are so many."""
 PART: Final = 24
 AT_MOST: Final = 2 * MINUTE
 LATE: Final = 60.0
@@ -109,13 +109,13 @@ def _too_often(
     requests: Sequence[Request],
 ) -> Iterator[str]:
     news = [each.at for each in changes if each.state == "held" and each.was != "held" and each.reason == "server"]
-    found = [each.answered_at for each in requests if each.path == DISCOVER_PATH and each.status == 200]
-    news += [at for at in found if at is not None and outage.start < at][:MOST_FOUND]
+    found = _found_well(outage, requests)
     refused = {each.at for each in requests if each.status is not None and 400 <= each.status < 500}
     before = outage.start
     for number, at in enumerate(canaries):
         least = 0.9 * interval(number, before - outage.start)
-        has_news = any(before < each <= at for each in news if each not in canaries) and at - before > NEWS - 2
+        heard = (*(each for each in news if each not in canaries), *found)
+        has_news = any(before < each <= at for each in heard) and at - before > NEWS - 2
         was_refused = any(before <= each < before + 20 for each in refused)
         if at - before < least and not has_news and not was_refused and not world.in_trouble(before, at):
             yield (
@@ -123,6 +123,16 @@ def _too_often(
                 f" {moment(at)}: {at - before:.0f} s instead of {least / 0.9:.0f}"
             )
         before = at
+
+
+def _found_well(outage: Outage, requests: Sequence[Request]) -> Iterable[float]:
+    """When probes found its `/discover` well: the quick ones of the first hours, and later ones an hour apart."""
+    found: list[float] = []
+    for request in requests:
+        at = request.answered_at
+        if request.path == DISCOVER_PATH and request.status == 200 and at is not None and at > outage.start:
+            found += [at] if len(found) < MOST_FOUND or at - found[-1] > 0.8 * HOUR else []
+    return found
 
 
 def _too_rarely(

@@ -165,13 +165,17 @@ class _Needs:
         return self.queues.first_lease_end() - own_settings().federation_lease.total_seconds() * 2 / 3
 
 
-_PROBED = """
+_FIRST_HELD = """NOT EXISTS (
+    SELECT 1 FROM delivery_jobs AS former WHERE former.server_url = row.server_url AND former.state = 'held'
+    AND former.held_reason = 'server' AND former.held_at < link.probed_at
+)"""
+_PROBED = f"""
 SELECT min(moment) FROM (
     SELECT min(next_probe_at) AS moment FROM server_links
     UNION ALL
     SELECT min(row.created_at) FROM delivery_jobs AS row JOIN server_links AS link ON link.server_url = row.server_url
     WHERE row.state = 'held' AND row.held_reason = 'server' AND link.state = 'down'
-    AND row.created_at > datetime(link.probed_at, '60 seconds')
+    AND row.created_at > datetime(link.probed_at, '60 seconds') AND {_FIRST_HELD}
 )
 """
 _READY = """
@@ -183,7 +187,7 @@ UPDATE sweeps SET spares_seconds = max(spares_seconds - ?, 0), swept_at = ?
 WHERE julianday(?) BETWEEN julianday(swept_at) AND julianday(swept_at, '61 minutes')
 """
 _RELEASED = "SELECT min(release_at) FROM server_links"
-_SWEPT = """
+_SWEPT = f"""
 SELECT min(moment) FROM (
     SELECT min(next_attempt_at) AS moment FROM delivery_jobs
     WHERE state = 'held' AND held_reason IN ('busy', 'ours', 'alone')
@@ -197,6 +201,7 @@ SELECT min(moment) FROM (
     SELECT min(max(row.created_at, datetime(link.probed_at, '60 seconds'))) FROM delivery_jobs AS row
     JOIN server_links AS link ON link.server_url = row.server_url
     WHERE row.state = 'held' AND row.held_reason = 'server' AND link.state = 'down' AND row.created_at > link.probed_at
+    AND {_FIRST_HELD}
     UNION ALL
     SELECT datetime(min(created_at), '7 days') FROM delivery_jobs WHERE state = 'held'
 )
