@@ -54,7 +54,8 @@ class Explanation:
     """All that is known of why a server gets its deliveries or not.
 
     `since` is when its health became what it is; `max_age` is when held deliveries expire. `meant` names
-    servers that are known here by a similar name, if this one is not.
+    servers that are known here by a similar name, if this one is not. `lacks_jobs`: deliveries are ready, to whatever
+    server, and the queue has no job at all.
     """
 
     url: str
@@ -72,6 +73,7 @@ class Explanation:
     at: datetime
     knows: Ours | None
     own_url: str | None
+    lacks_jobs: bool
     move: Move | None
     known: bool
     meant: Sequence[str]
@@ -268,7 +270,13 @@ class Explanation:
             assert backlog.oldest_ready is not None
             verb = "is" if backlog.ready == 1 else "are"
             age = ago(self.at - backlog.oldest_ready)
-            yield f"{counted(backlog.ready)} to it {verb} on the way, the oldest made {age} ago."
+            if self.lacks_jobs:
+                yield (
+                    f"{counted(backlog.ready)} to it {verb} to be sent, the oldest made {age} ago, and no job is in the"
+                    " queue, which has lost its data: a process that delivers adds the jobs within a minute."
+                )
+            else:
+                yield f"{counted(backlog.ready)} to it {verb} on the way, the oldest made {age} ago."
         if not backlog.open:
             yield "No delivery is owed to it."
         if backlog.expired:
@@ -320,6 +328,7 @@ async def explain(
         at=federation.clock.now(),
         knows=known_pair(federation.keys, server.knows_key) if server else None,
         own_url=federation.own_url,
+        lacks_jobs=await _lacks_jobs(federation),
         move=await move_of(database, link, claimed),
         known=True,
         meant=(),
@@ -333,6 +342,11 @@ def _is_known(told: Explanation) -> bool:
     on_record = told.server or told.rules or told.claims or told.events or told.scorecard or told.attempts
     owed = backlog.open or backlog.failed or backlog.expired
     return bool(on_record or owed) or link != Link(server_url=link.server_url, since=link.since)
+
+
+async def _lacks_jobs(federation: Federation) -> bool:
+    await connect(federation.delivery_queue)
+    return await federation.sweeper.lacks_jobs()
 
 
 async def _next_probe(federation: Federation, server: ServerRow | None, link: Link) -> NextProbe | None:

@@ -23,7 +23,7 @@ from sqlalchemy import make_url
 from db import DeliveryAttempt, DeliveryJob, DeliveryState, HoldReason, RunOutcome, SchedulerJob
 from db.deliveries import AttemptOutcome
 from db.migrate import upgrade
-from federation.admin import checks
+from federation.admin import time_checks
 from federation.admin.checks import Verdict
 from federation.admin.doctor import Finding, examine, worst
 from federation.app import Federation
@@ -180,7 +180,7 @@ async def test_a_clock_beside_bullmqs_server_is_looked_at(
 ) -> None:
     """There a second is much: the delays of jobs go by this machine's clock."""
     monkeypatch.setenv("REDIS_URL", redis_url)
-    monkeypatch.setattr(checks, "datetime", Moved.by(off))
+    monkeypatch.setattr(time_checks, "datetime", Moved.by(off))
     found = await finding("clock")
     assert found.verdict is verdict
     assert ("this machine's clock" in found.advice) == (verdict is Verdict.WARNING)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import gzip
 from collections.abc import AsyncIterator, Mapping
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import delete
+from sqlalchemy import delete, update
 from sqlmodel import col
 
-from db import DeliveryState, HoldReason, LinkState, Server
+from db import DeliveryState, HoldReason, LinkState, Server, ServerLink
 from federation.app import Federation
 from federation.protocol.keys import generate_own_keys
 from federation.servers.discovery import DISCOVERY_TIMEOUT
@@ -230,6 +230,29 @@ async def test_a_document_that_cannot_be_inflated_says_why(site: Site, peer: Pee
     assert fate.row is not None
     assert "/discover: not UTF-8" in (fate.row.last_error or "")
     assert (fate.row.last_error or "").endswith("(its Content-Encoding, which we did not ask for: br)")
+
+
+async def test_a_page_at_the_discovery_of_an_unknown_server_fails_its_deliveries_after_a_day(
+    site: Site, peer: Peer
+) -> None:
+    """Until then it is a proxy's whose server is away; whoever mistyped a name need not wait a week."""
+    peer.server.routes[DISCOVER_PATH] = respond(404, body=b"<p>This domain is for sale</p>")
+    delivery = await site.owe_post(peer)
+    fate = await site.outcome(delivery)
+    assert (fate.state, fate.codes) == (None, ["FOREIGN_ANSWER"] * 5)
+    assert fate.row is not None
+    assert (fate.row.state, fate.row.held_reason) == (DeliveryState.HELD, HoldReason.SERVER)
+
+    for series, (hours, code) in enumerate([(23, "FOREIGN_ANSWER"), (25, "DISCOVERY_REFUSED")], 1):
+        since = update(ServerLink).values(since=datetime.now(UTC) - timedelta(hours=hours))
+        async with site.federation.database.transaction() as session:
+            await session.execute(since)
+        site.federation.links.forget(peer.url)
+        await site.federation.link_probes.look(await site.federation.links.find(peer.url))
+        fate = await site.outcome(f"{delivery}.{series}", row=delivery)
+        assert fate.codes[-1] == code
+    assert fate.row is not None
+    assert (fate.row.state, "is the name right?" in str(fate.row.last_error)) == (DeliveryState.FAILED, True)
 
 
 @pytest.mark.parametrize("status", [429, 503])

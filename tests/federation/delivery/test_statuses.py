@@ -94,6 +94,20 @@ async def test_a_server_that_refuses_to_the_last_attempt_fails_the_delivery(site
     assert (link.state, link.rejections) == (LinkState.UP, 1)
 
 
+@pytest.mark.parametrize("status", [413, 414, 431])
+async def test_what_is_too_large_for_a_proxy_is_this_deliverys_affair(site: Site, peer: Peer, status: int) -> None:
+    """It fails by itself, though a page says so and the server took others: nothing else is held for it."""
+    assert (await site.outcome(await site.owe_post(peer))).state is JobState.COMPLETED
+    served, peer.server.default = peer.server.default, respond(status, body=b"<html>too large</html>")
+
+    fate = await site.outcome(await site.owe_post(peer))
+
+    assert (fate.state, fate.codes) == (JobState.FAILED, [f"HTTP_{status}"] * 5)
+    assert (await site.federation.links.find(peer.url)).state is LinkState.UP
+    peer.server.default = served
+    assert (await site.outcome(await site.owe_post(peer))).state is JobState.COMPLETED
+
+
 @pytest.mark.parametrize("status", [401, 403, 404, 405, 410])
 @pytest.mark.parametrize("acknowledged", [False, True], ids=["first", "acknowledged-before"])
 async def test_a_page_of_a_proxy_is_no_refusal(site: Site, peer: Peer, acknowledged: bool, status: int) -> None:

@@ -10,8 +10,9 @@ import pytest
 
 from db import Database, DeliveryState
 from federation.delivery.purge import Purge
+from federation.delivery.sweeper import OutboxSweeper
 from federation.delivery.sweeps import GAP, LOST_INTERVAL, SPARED, LastSweep, Sweeps, after_loss, after_sweep
-from tests.federation.delivery.held import Node
+from tests.federation.delivery.held import URL, Node
 from workers.clock import ManualClock, SystemClock
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -105,3 +106,38 @@ async def test_an_operator_may_say_that_the_clock_is_right(node: Node) -> None:
     last = await sweeps.last()
     assert last is not None
     assert (last.swept_at, last.spares_seconds) == (node.clock.now(), 0)
+
+
+@pytest.mark.parametrize("wrong", [datetime(1970, 1, 1, tzinfo=UTC), datetime(2106, 2, 7, 6, 28, 15, tzinfo=UTC)])
+async def test_a_clock_that_is_decades_off_loses_nothing(node: Node, wrong: datetime) -> None:
+    """Everything runs by it, and once it is right again, all goes on as if nothing had been."""
+    right = node.clock.now()
+    ids = await node.add_held(3)
+    await node.links.exhausted(URL, "TIMEOUT", first_attempted_at=right)
+    await node.held().sweep()
+    purge = Purge(node.database, sweeps=Sweeps(node.database), clock=node.clock)
+    sweeper = OutboxSweeper(node.database, node.queue, clock=node.clock)
+
+    node.clock.advance(wrong - right)
+    for _ in range(2):
+        await node.held().sweep()
+        await node.held().newly_held()
+        await sweeper.sweep()
+        await purge()
+        for link in await node.links.due_for_probe(10):
+            assert await node.links.take_probe(link)
+            await node.links.probe_failed(URL)
+        await node.releaser().tick()
+        await node.links.rests(URL, None)
+        node.clock.advance(MINUTE)
+
+    node.clock.advance(right - node.clock.now() + 3 * MINUTE)
+    assert [link.server_url for link in await node.links.due_for_probe(10)] == [URL]
+    await node.held().sweep()
+    assert {row.id for row in (await node.rows()).values() if row.state is DeliveryState.HELD} == set(ids)
+    await node.links.returned(URL, reason="probe")
+    node.clock.advance(DAY)  # it rests as long as it may have asked for
+    for _ in range(4):
+        await node.releaser().tick()
+        node.clock.advance(MINUTE)
+    assert await node.ready() == set(ids)
