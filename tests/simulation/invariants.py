@@ -14,6 +14,7 @@ from federation.base.queues import DELIVERY_QUEUE_NAME
 from federation.delivery.codes import STALLED
 from federation.delivery.purge import KEEP_SETTLED_ROWS
 from federation.delivery.rows import series_job_id
+from tests.simulation.asked import promises_kept
 from tests.simulation.attempts import attempts_agree
 from tests.simulation.incidents import Wish
 from tests.simulation.looks import looks_and_releases
@@ -70,6 +71,7 @@ def judge(world: World, now: float) -> Iterator[str]:
     yield from too_early(world, past)
     yield from looks_and_releases(world, past)
     yield from promptness(world, past)
+    yield from promises_kept(world, past)
 
 
 def rows_of(world: World) -> dict[str, Row]:

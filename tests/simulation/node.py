@@ -14,6 +14,7 @@ import contextlib
 import contextvars
 import random
 from collections.abc import Callable, Coroutine, Generator, Sequence
+from functools import cache
 from typing import Any, Final
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -24,15 +25,18 @@ from federation.base.settings import Settings
 from federation.http.client import FederationClient
 from federation.http.guard import AddressGuard
 from federation.node_workers import FederationWorkers
+from federation.protocol.keys import OwnKeys
 from federation.scheduler.runner import FIRST_RUN, JITTER, JobRunner, RecurringJob
 from tests.simulation.database import Line, Space, lent_engines
 from tests.simulation.loop import LoopClock, MachineClock
 from tests.simulation.queue import Queues
 from tests.simulation.records import Request
-from tests.simulation.servers import SimulatedServer, SimulatedTransport
+from tests.simulation.servers import SimulatedServer, SimulatedTransport, server_keys
 from workers.clock import Clock
 
 _process: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
+OWN_URL: Final = "https://own.example"
+_OWN_NUMBER: Final = 999_999
 _GUARD: Final = AddressGuard()
 _LAZY_NAMES: Final = {"outbox-sweep": "sweep", "long-range-probes": "range"}
 """Kinds of timers, by recurring job; those of all others are of the kind `purge`."""
@@ -204,7 +208,18 @@ def make_task(
     return task
 
 
-def make_settings(url: str, environment: dict[str, str], own_url: str) -> Settings:
+@cache
+def own_keys() -> OwnKeys:
+    return server_keys(_OWN_NUMBER)
+
+
+@cache
+def own_settings() -> Settings:
+    """Those of every process of every world."""
+    return _settings(lent_engines(0).url, own_keys().to_env(), OWN_URL)
+
+
+def _settings(url: str, environment: dict[str, str], own_url: str) -> Settings:
     """A node with room for ten attempts at once."""
     return Settings.from_values(
         {

@@ -3,38 +3,43 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import gc
-import math
 import random
-import sqlite3
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from federation.admin.why import explain
+from federation.base.errors import Unreachable
 from federation.base.jobs import POST_JOB
-from federation.base.queues import DELIVERY_QUEUE_NAME
-from federation.base.settings import Settings
 from federation.protocol.activities import post_activity
-from federation.protocol.keys import OwnKeys
 from tests.peer import POSTS_PATH, Sender
-from tests.simulation.database import Space, lent_engines
+from tests.simulation.asked import Promise, promise_of, questions, untrue
+from tests.simulation.database import Space
 from tests.simulation.incidents import Ban, Incidents, Pair, Wish
-from tests.simulation.loop import START, LoopClock, Need, VirtualLoop
-from tests.simulation.node import Process, Surroundings, is_frozen, is_running, make_settings, make_task
-from tests.simulation.plan import DAY, HOUR, MINUTE, Freeze, Kill, Outage, Plan, PlannedDelivery
+from tests.simulation.loop import START, LoopClock, VirtualLoop
+from tests.simulation.needs import Needs, note_sweep
+from tests.simulation.node import (
+    OWN_URL,
+    Process,
+    Surroundings,
+    is_frozen,
+    is_running,
+    make_task,
+    own_keys,
+    own_settings,
+)
+from tests.simulation.plan import HOUR, MINUTE, Freeze, Kill, Outage, Plan, PlannedDelivery
 from tests.simulation.queue import Queues
 from tests.simulation.records import Mishap, MishapKind, Request
-from tests.simulation.servers import SimulatedServer, server_keys, server_url
+from tests.simulation.servers import SimulatedServer, server_url
 from tests.simulation.story import Story
 from workers import WorkersError
 
-OWN_URL = "https://own.example"
-OWN_NUMBER = 999_999
 OWES_AGAIN_AFTER = 20.0
 """Seconds of virtual time until the application owes again what its database or queue did not take."""
 SWEEPS_EACH = 50 * MINUTE
@@ -73,6 +78,7 @@ class World:
     mishaps: list[Mishap] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
     bans: list[Ban] = field(default_factory=list)
+    promises: list[Promise] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
     wanted: dict[Pair, list[Wish]] = field(default_factory=dict)
     """What users wanted of each pair, in this order."""
@@ -118,7 +124,7 @@ def _collections_by_the_clock() -> Iterator[None]:
 
 
 def _run(plan: Plan, look: Judge, judge: Judge, on_engines: bool) -> World:
-    needs = _Needs()
+    needs = Needs()
     loop = VirtualLoop(needs.all())
     loop.set_task_factory(make_task)
     clock = LoopClock(loop)
@@ -132,80 +138,6 @@ def _run(plan: Plan, look: Judge, judge: Judge, on_engines: bool) -> World:
     finally:
         loop.close()
         space.close()
-
-
-class _Needs:
-    """When there is something to do for whoever looks from time to time."""
-
-    space: Space
-    queues: Queues
-    """Both set before the loop runs."""
-
-    def all(self) -> dict[str, Need]:
-        return {
-            "tending-LinkProbes.tick": Need(lambda _: self.space.first_due(_PROBED), DAY),
-            "tending-Releaser.tick": Need(lambda _: self.space.first_due(_RELEASED), DAY),
-            "tending-Sightings.tick": Need(lambda _: math.inf, DAY),
-            "tending-DatabaseClock.tick": Need(lambda _: math.inf, DAY),
-            "sweep": Need(lambda _: min(self.space.first_due(_SWEPT), self._first_without_job()), DAY),
-            "range": Need(lambda _: math.inf, DAY),
-            "purge": Need(lambda _: math.inf, 2 * DAY),
-            "reap": Need(lambda _: self.queues.first_lease_end(), DAY),
-            "tick": Need(lambda _: self.queues.first_recurrence(), DAY),
-            "renew": Need(self._renewal, DAY),
-        }
-
-    def _first_without_job(self) -> float:
-        """When the first ready delivery is missed in the queue."""
-        dues = (due for job, due in self.space.dues(_READY) if not self.queues.has_open(DELIVERY_QUEUE_NAME, job))
-        return min(dues, default=math.inf)
-
-    def _renewal(self, _now: float) -> float:
-        """When the first claim has lasted for a third of its lease, as long as workers go between two renewals."""
-        return self.queues.first_lease_end() - own_settings().federation_lease.total_seconds() * 2 / 3
-
-
-_FIRST_HELD = """NOT EXISTS (
-    SELECT 1 FROM delivery_jobs AS former WHERE former.server_url = row.server_url AND former.state = 'held'
-    AND former.held_reason = 'server' AND former.held_at < link.probed_at
-)"""
-_PROBED = f"""
-SELECT min(moment) FROM (
-    SELECT min(next_probe_at) AS moment FROM server_links
-    UNION ALL
-    SELECT min(row.created_at) FROM delivery_jobs AS row JOIN server_links AS link ON link.server_url = row.server_url
-    WHERE row.state = 'held' AND row.held_reason = 'server' AND link.state = 'down'
-    AND row.created_at > datetime(link.probed_at, '60 seconds') AND {_FIRST_HELD}
-)
-"""
-_READY = """
-SELECT job_id, datetime(coalesce(queued_at, created_at), iif(queued_at IS NULL, '30 seconds', '600 seconds'))
-FROM delivery_jobs WHERE state = 'ready' AND settled_at IS NULL
-"""
-_NOTED = """
-UPDATE sweeps SET spares_seconds = max(spares_seconds - ?, 0), swept_at = ?
-WHERE julianday(?) BETWEEN julianday(swept_at) AND julianday(swept_at, '61 minutes')
-"""
-_RELEASED = "SELECT min(release_at) FROM server_links"
-_SWEPT = f"""
-SELECT min(moment) FROM (
-    SELECT min(next_attempt_at) AS moment FROM delivery_jobs
-    WHERE state = 'held' AND held_reason IN ('busy', 'ours', 'alone')
-    UNION ALL
-    SELECT coalesce(max(link.rest_until), min(link.since)) FROM delivery_jobs AS row
-    JOIN server_links AS link ON link.server_url = row.server_url
-    WHERE row.state = 'held' AND row.held_reason IN ('rest', 'server') AND link.state = 'up'
-    AND link.release_at IS NULL AND NOT link.operator_hold
-    GROUP BY row.server_url
-    UNION ALL
-    SELECT min(max(row.created_at, datetime(link.probed_at, '60 seconds'))) FROM delivery_jobs AS row
-    JOIN server_links AS link ON link.server_url = row.server_url
-    WHERE row.state = 'held' AND row.held_reason = 'server' AND link.state = 'down' AND row.created_at > link.probed_at
-    AND {_FIRST_HELD}
-    UNION ALL
-    SELECT datetime(min(created_at), '7 days') FROM delivery_jobs WHERE state = 'held'
-)
-"""
 
 
 class _Run:
@@ -261,14 +193,11 @@ class _Run:
             self._world.findings += self._look(self._world, self._loop.time())
 
     async def _note_sweeps(self) -> None:
-        """Note the sweeps that were left out because they would have found nothing, as they would have."""
+        """Note that it was swept all the time."""
         while self._loop.time() < self._world.plan.end - SWEEPS_EACH:
             await asyncio.sleep(SWEEPS_EACH)
-            if self._around.database_away or not any(process.alive for process in self._workers):
-                continue
-            now = self._around.clock.now().strftime("%Y-%m-%d %H:%M:%S.%f")
-            with contextlib.suppress(sqlite3.OperationalError):  # somebody is writing
-                self._around.space.keeper.execute(_NOTED, (SWEEPS_EACH, now, now))
+            if not self._around.database_away and any(process.alive for process in self._workers):
+                note_sweep(self._world.space, SWEEPS_EACH)
 
     async def _until(self, at: float) -> None:
         while (left := at - self._loop.time()) > 0:
@@ -282,6 +211,7 @@ class _Run:
         events += [(each.at, partial(self._kill, each)) for each in plan.kills]
         events += [(each.at, partial(self._freeze, each)) for each in plan.freezes]
         events += [(at, partial(self._lose, at)) for at in plan.losses]
+        events += [(at, partial(self._ask, server)) for at, server in questions(plan)]
         incidents = Incidents(self._world, self._app, self._workers, until=self._until, interrupt=self._interrupt)
         events += incidents.events()
         return events
@@ -427,6 +357,20 @@ class _Run:
         if any(each.frozen for each in self._workers):
             self._loop.freeze(is_frozen)
 
+    async def _ask(self, server: str) -> None:
+        """Somebody asks why a server gets its deliveries, or not."""
+        assert self._app.federation is not None
+        now = self._loop.time()
+        try:
+            told = await explain(self._app.federation, server)
+        except (SQLAlchemyError, WorkersError, Unreachable) as error:
+            self._world.story.tell("* not told", server_url=server, error=repr(error)[:100])
+            return
+        if now == self._loop.time():  # nobody did anything meanwhile
+            self._world.findings += untrue(self._world, now, told)
+        if (promise := promise_of(self._world, now, told)) is not None:
+            self._world.promises.append(promise)
+
     async def _lose(self, at: float) -> None:
         self._world.story.tell("* queue lost its data")
         self._world.note(MishapKind.LOSS, at, at)
@@ -447,14 +391,3 @@ class _Run:
         restart = self._kill_and_restart(process, CRASH_SECONDS)
         # In a context of nobody's: as a task of the process it would die with it.
         self._restarting = contextvars.Context().run(self._loop.create_task, restart)
-
-
-@cache
-def own_keys() -> OwnKeys:
-    return server_keys(OWN_NUMBER)
-
-
-@cache
-def own_settings() -> Settings:
-    """Those of every process of every world."""
-    return make_settings(lent_engines(0).url, own_keys().to_env(), OWN_URL)
