@@ -203,7 +203,7 @@ class Management:
         return await self._storage.clean(state, older_than=older_than, limit=limit)
 
     async def workers(self) -> list[WorkerInfo]:
-        """Return the workers seen lately, in all processes."""
+        """Return the workers of all processes, also those that died not long ago: see `WorkerInfo.is_silent`."""
         await self._connect()
         return await self._storage.workers()
 

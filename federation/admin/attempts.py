@@ -11,6 +11,7 @@ from sqlmodel import col
 
 from db import AttemptNote, AttemptOutcome, Database, DeliveryAttempt
 from federation.admin.scans import MOST_SHOWN, CursorError, ListPage, Scan, small, timed_cursor, timed_key
+from federation.admin.words import ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,11 @@ class LoggedAttempt:
     http_status: int | None
     relayed_by: str | None
     note: AttemptNote | None
+
+    @property
+    def ended(self) -> str:
+        """How it ended, in words."""
+        return ended(self.outcome, self.note)
 
 
 def logged_attempts() -> Select[*tuple[Any, ...]]:

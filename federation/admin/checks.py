@@ -252,16 +252,11 @@ async def backlog(federation: Federation) -> Found:
         servers = counted(found.held_servers, "server")
         age = ago(now - found.oldest_held)
         told.append(f"{_are(found.held, 'held')} for {servers} ({reasons}), the oldest for {age}")
-    if found.expired:
-        told.append(f"{found.expired} expired: held until too old")
-    told.append(f"{found.failed} failed {'one is' if found.failed == 1 else 'ones are'} kept")
-    text = "; ".join(told if found.open or found.expired else ["nothing is owed", *told])
+    text = "; ".join(told or ["nothing is owed"])
     if found.oldest_ready is not None and now - found.oldest_ready > OLD_BACKLOG:
         return warning(text, "`federation deliveries stats` says to whom; do workers run?")
     if found.open and not await last_runs(federation.database):
         return warning(text, "no process that delivers has ever run: `federation run`, or `federation workers run`")
-    if found.expired:
-        return warning(text, "`federation deliveries list --state expired`; `retry --state expired` owes them again")
     if found.held_by_reason.keys() & _HELD_BY_TROUBLE:
         return warning(text, "`federation deliveries stats --state held` says for whom, `federation why URL` why")
     return note(text) if found.held else ok(text)

@@ -16,6 +16,7 @@ from sqlmodel import col
 
 from db import AttemptNote, Database, DeliveryAttempt, DeliveryJob, DeliveryState, HoldReason
 from db.columns import TextEnum
+from federation.admin.words import ended
 
 MAX_ATTEMPTS_SHOWN: Final = 50
 
@@ -142,6 +143,11 @@ class AttemptRow:
     duration_ms: int
     relayed_by: str | None
     note: AttemptNote | None
+
+    @property
+    def ended(self) -> str:
+        """How it ended, in words."""
+        return ended(self.outcome, self.note)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from db.errors import local_cause
 from federation.admin import checks, time_checks
 from federation.admin.checks import Found, Verdict, failure, queue_setting
+from federation.admin.given_up import given_up
 from federation.admin.queue_server import queue_server
 from federation.app import Federation
 from federation.base.errors import ConfigurationError, NoNodeHere, Unreachable
@@ -99,6 +100,7 @@ async def examine_node(federation: Federation) -> list[Finding]:
                 ("scheduler", time_checks.scheduler),
                 ("sweeps", time_checks.sweeps),
                 ("backlog", checks.backlog),
+                ("given up", given_up),
                 ("claims", checks.claims),
             )
         ]

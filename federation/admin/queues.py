@@ -29,12 +29,13 @@ class QueueStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenWorker:
-    """A worker that was seen lately on a queue, and how many jobs it holds."""
+    """A worker of a queue, and how many jobs it holds. A `silent` one was not heard of for 3 min: it may have died."""
 
     queue: str
     id: str
     seen_at: datetime
     claims: int
+    silent: bool
 
 
 def all_queues(federation: Federation) -> tuple[Queue, ...]:
@@ -175,12 +176,18 @@ async def repair(queues: Sequence[Queue], *, drop: bool) -> list[Repair]:
 
 
 async def workers(queues: Sequence[Queue]) -> list[SeenWorker]:
-    """Return the workers seen lately, in all processes."""
+    """Return the workers of all processes, also those that died not long ago."""
     found = []
     for queue in queues:
         await connect(queue)
         found += [
-            SeenWorker(queue=queue.storage.queue, id=each.id, seen_at=each.seen_at, claims=each.claims)
+            SeenWorker(
+                queue=queue.storage.queue,
+                id=each.id,
+                seen_at=each.seen_at,
+                claims=each.claims,
+                silent=each.is_silent,
+            )
             for each in await queue.manage.workers()
         ]
     return found

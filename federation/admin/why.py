@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
-from db import LinkState
+from db import AttemptNote, LinkState
 from federation.admin import blacklist, deliveries, misnamed, servers
 from federation.admin.blacklist import Entry
 from federation.admin.claims import Claim, claims
@@ -292,7 +292,8 @@ class Explanation:
         status = f", status {attempt.http_status}" if attempt.http_status else ""
         said = f" ({attempt.remote_code})" if attempt.remote_code else ""
         ending = f"{attempt.outcome}{by}" if attempt.code is None else f"{attempt.code}{said}{status}{by}"
-        return f"Attempt at {_moment(attempt.started_at)}: {ending} after {attempt.duration_ms} ms."
+        last = ", and given up" if attempt.note is AttemptNote.GIVEN_UP else ""
+        return f"Attempt at {_moment(attempt.started_at)}: {ending} after {attempt.duration_ms} ms{last}."
 
 
 async def explain(

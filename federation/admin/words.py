@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from db import AttemptNote
+
 
 def counted(number: int, thing: str = "delivery") -> str:
     """Format a number of things, deliveries by default."""
     plural = f"{thing[:-1]}ies" if thing.endswith("y") else f"{thing}s"
     return f"{number} {thing if number == 1 else plural}"
+
+
+def ended(outcome: str, note: AttemptNote | None) -> str:
+    """Say how an attempt ended; of the last one at a delivery that it was the last says more than its outcome."""
+    if note is AttemptNote.GIVEN_UP:
+        return "given up"
+    return outcome if note is None else f"{outcome}, {note.replace('_', ' ')}"
 
 
 def ago(duration: timedelta) -> str:

@@ -13,6 +13,9 @@ class Meter(Protocol):
     def attempt(self, outcome: AttemptOutcome, code: str | None, *, relayed: bool) -> None:
         """Count an attempt at a delivery that ended."""
 
+    def failed(self) -> None:
+        """Count a delivery that was given up because it failed, not because of a rule of the blacklist."""
+
     def relay(self, *, helped: bool) -> None:
         """Count that peers were asked to relay, and whether one of them did."""
 
@@ -46,6 +49,7 @@ class _Unmetered:
     """A meter that counts nothing."""
 
     def attempt(self, outcome: AttemptOutcome, code: str | None, *, relayed: bool) -> None: ...
+    def failed(self) -> None: ...
     def relay(self, *, helped: bool) -> None: ...
     def relay_refused(self, code: str) -> None: ...
     def released(self, number: int) -> None: ...

@@ -160,19 +160,18 @@ def _show_gone(delivery_id: str, *, as_json: bool) -> None:
 
 
 def _print_attempts(attempts: Sequence[AttemptRow | LoggedAttempt]) -> None:
-    columns = ("SERIES", "ATTEMPT", "AT", "OUTCOME", "CODE", "STATUS", "IT SAID", "MS", "RELAYED BY", "NOTE")
+    columns = ("SERIES", "ATTEMPT", "AT", "OUTCOME", "CODE", "STATUS", "IT SAID", "MS", "RELAYED BY")
     rows = (
         (
             a.series,
             a.attempt,
             a.started_at,
-            a.outcome,
+            a.ended,
             a.code,
             a.http_status,
             a.remote_code,
             a.duration_ms,
             a.relayed_by,
-            a.note,
         )
         for a in attempts
     )
@@ -336,6 +335,6 @@ def _selection(
 
 def _chosen(selection: Selection, everything: bool) -> Selection:
     """Return the selection, but refuse one that selects everything unless `--all` says so."""
-    if not everything and not (selection.ids or selection.server_url or selection.code or selection.older_than):
-        fail("say which: ids, --server, --code, --older-than, or --all")
+    if selection.is_everything and not everything:
+        fail("say which: ids, --server, --state, --code, --older-than, or --all")
     return selection

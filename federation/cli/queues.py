@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
@@ -160,19 +161,31 @@ def repair(
 
 
 def list_workers(as_json: AsJson = False) -> None:
-    """List the workers seen lately, in all processes."""
+    """List the running workers of all processes, and those that were not heard of for 3 min: they may have died."""
     from federation.admin import queues
+    from federation.admin.words import ago
 
     found = with_node(lambda federation: queues.workers(queues.all_queues(federation)))
     if as_json:
         print_json(found)
         return
-    if not found:
-        print_lines(["no worker was seen lately; `federation workers run` starts one"])
+    now = datetime.now(UTC)
+    if found:
+        print_table(
+            ("QUEUE", "WORKER", "SEEN", "HOLDS"),
+            (
+                (
+                    each.queue,
+                    each.id,
+                    f"not heard of for {ago(now - each.seen_at)}" if each.silent else each.seen_at,
+                    each.claims,
+                )
+                for each in found
+            ),
+        )
+    if all(each.silent for each in found):
+        print_lines(["no worker runs; `federation workers run` starts one"])
         raise typer.Exit(1)
-    print_table(
-        ("QUEUE", "WORKER", "SEEN", "HOLDS"), ((each.queue, each.id, each.seen_at, each.claims) for each in found)
-    )
 
 
 def _with_each(verb: str, name: str | None, work: Callable[[Sequence[Queue]], Awaitable[None]]) -> list[str]:

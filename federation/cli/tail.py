@@ -118,9 +118,13 @@ def _show_json(attempt: LoggedAttempt) -> None:
 
 def _show_line(attempt: LoggedAttempt) -> None:
     """Print what people look for first at the front; colours only where a terminal shows them."""
-    outcome = typer.style(f"{attempt.outcome.value:<9}", fg=COLOURS[Outcome(attempt.outcome.value)])
+    from db import AttemptNote
+
+    is_last = attempt.note is AttemptNote.GIVEN_UP
+    colour = COLOURS[Outcome.PERMANENT if is_last else Outcome(attempt.outcome.value)]
+    outcome = typer.style(f"{attempt.ended:<9}", fg=colour)
     status = "" if attempt.http_status is None else str(attempt.http_status)
-    why = [each for each in (attempt.code, attempt.remote_code, attempt.note) if each is not None]
+    why = [each for each in (attempt.code, attempt.remote_code) if each is not None]
     relayed = [f"relayed by {attempt.relayed_by}"] if attempt.relayed_by else []
     number = f"#{attempt.attempt}" if not attempt.series else f"#{attempt.series}.{attempt.attempt}"
     parts = [attempt.server_url, attempt.job_name, number, f"{attempt.duration_ms} ms", status, *why, *relayed]

@@ -24,6 +24,7 @@ _HELD_FOR: Final = {
     HoldReason.REST: "the end of the pause that its server asked for",
     HoldReason.BUSY: "room among the attempts that wait for slow servers",
     HoldReason.OURS: "this node, which could not do its part",
+    HoldReason.ALONE: "a later try: its server takes others, and did not take this one",
 }
 
 

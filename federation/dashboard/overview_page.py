@@ -62,9 +62,10 @@ def overview_part(federation: Federation, queues: QueueCatalog, examinations: Ex
 
 
 def _of_queues(lines: list[QueueLine]) -> dict[str, object]:
-    workers = {worker.id for line in lines for worker in line.workers}
+    workers = {worker.id for line in lines for worker in line.alive}
     return {
         "workers": len(workers),
+        "lost": len({worker.id for line in lines for worker in line.workers} - workers),
         "waiting": sum(line.waiting for line in lines),
         "running": sum(line.running for line in lines),
         "silent": [line for line in lines if line.problem],

@@ -21,7 +21,7 @@ from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 
 from db import AttemptNote, AttemptOutcome, Database, DeliveryAttempt
 from federation.base.meter import NO_METER, Meter
-from federation.delivery.codes import STALLED
+from federation.delivery.codes import BLACKLISTED, STALLED
 
 log = structlog.get_logger(__name__)
 
@@ -61,7 +61,7 @@ LEARNED_LATE: Final = (
 )
 
 
-def stalled_attempt(row: Row[*tuple[Any, ...]]) -> AttemptRecord:
+def stalled_attempt(row: Row[*tuple[Any, ...]], *, note: AttemptNote | None = None) -> AttemptRecord:
     """Return the attempt that was under way when its worker disappeared, as far as its delivery's row tells of it."""
     return AttemptRecord(
         delivery_id=row.id,
@@ -74,6 +74,7 @@ def stalled_attempt(row: Row[*tuple[Any, ...]]) -> AttemptRecord:
         duration_ms=0,
         outcome=AttemptOutcome.RETRYABLE,
         error_code=STALLED,
+        note=note,
     )
 
 
@@ -111,6 +112,8 @@ class AttemptLog:
     def count(self, attempt: AttemptRecord) -> None:
         """Count the attempt in the metrics; its row is written together with its delivery's."""
         self._meter.attempt(attempt.outcome, attempt.error_code, relayed=attempt.relayed_by is not None)
+        if attempt.note is AttemptNote.GIVEN_UP and attempt.error_code != BLACKLISTED:
+            self._meter.failed()
 
     def add(self, attempt: AttemptRecord) -> None:
         """Count the attempt, which belongs to a job without a row, and write it soon."""

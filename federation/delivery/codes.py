@@ -22,6 +22,9 @@ STORED_ALREADY: Final = 409
 STALLED: Final = "STALLED"
 """The code of attempts that lost their worker, and of deliveries that lost theirs too often."""
 
+BLACKLISTED: Final = "BLACKLISTED"
+"""The code of deliveries that an operator's rule ended: they were given up on purpose, and need nobody."""
+
 
 class FailureClass(StrEnum):
     """What a failure says, and therefore what becomes of the delivery when its attempts are used up."""

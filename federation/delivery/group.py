@@ -11,14 +11,14 @@ number still there, and records the lost attempt as stalled.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
 from sqlalchemy import Connection, Row, Select, bindparam, delete, func, select, tuple_, update
 from sqlalchemy.sql.dml import ReturningUpdate
 
-from db import AttemptOutcome, DeliveryState, Follow, HoldReason, among
+from db import AttemptNote, AttemptOutcome, DeliveryState, Follow, HoldReason, among
 from federation.delivery.attempts import AttemptRecord, stalled_attempt, write_attempts
 from federation.delivery.codes import STALLED
 from federation.delivery.entries import (
@@ -93,9 +93,11 @@ class Group:
             if row.job_id is None or row.job_name is None:
                 adopted.append(entry)
             if row.sending is not None and row.sending != entry.attempt:
-                self._attempts.append(stalled_attempt(row))
-                if row.suspect is not None:
-                    suspects[index] = _suspected(row, entry)
+                ended = None if row.suspect is None else _suspected(row, entry)
+                is_last = ended is not None and ended.state is DeliveryState.FAILED
+                self._attempts.append(stalled_attempt(row, note=AttemptNote.GIVEN_UP if is_last else None))
+                if ended is not None:
+                    suspects[index] = ended
                     results[index] = NotBegun(exists=True, held=HoldReason.OURS)
                     continue
             if entry.hold is not None and not series.is_canary:
@@ -154,9 +156,9 @@ class Group:
         values: list[dict[str, object]] = []
         for index, entry in entries.items():
             row = rows.get(entry.series.delivery_id)
-            if entry.attempt is not None:
-                self._attempts.append(entry.attempt)
             results[index] = row is not None and _acts_for(row, entry.series.job_id)
+            if entry.attempt is not None:  # another job may act for the row: then this attempt was not the last
+                self._attempts.append(entry.attempt if results[index] else replace(entry.attempt, note=None))
             if row is None or not results[index]:
                 continue
             values.append(_ending(row, entry))

@@ -19,7 +19,7 @@ import structlog
 from pydantic import ValidationError
 from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 
-from db import AttemptOutcome, HoldReason
+from db import AttemptNote, AttemptOutcome, DeliveryState, HoldReason
 from federation.base.jobs import FederationDeliveryJob
 from federation.base.logs import crash
 from federation.delivery.apart import Apart
@@ -29,7 +29,16 @@ from federation.delivery.database_watch import DatabaseWatch
 from federation.delivery.entries import Abandoned, Begin, Begun, Ended, NotBegun, Series
 from federation.delivery.errors import Held, NotNow, PermanentFailure, RetryableFailure, Superseded
 from federation.delivery.exchange import Exchange, Report
-from federation.delivery.fates import AGAIN, HELD_FOR_SERVER, LONGEST_OWN_PAUSE, Fate, alone, fails_alone, fate_of
+from federation.delivery.fates import (
+    AGAIN,
+    FAILED,
+    HELD_FOR_SERVER,
+    LONGEST_OWN_PAUSE,
+    Fate,
+    alone,
+    fails_alone,
+    fate_of,
+)
 from federation.delivery.foreign import ForeignJobs
 from federation.delivery.ledger import Ledger
 from federation.delivery.payloads import Payloads
@@ -269,17 +278,23 @@ class DeliveryProcessor:
         failure.method = report.method
         is_permanent = isinstance(failure, PermanentFailure)
         outcome = AttemptOutcome.PERMANENT if is_permanent else AttemptOutcome.RETRYABLE
-        record = self._log(job, report, outcome, failure.code, failure)
+        is_last = is_permanent or job.attempt >= job.max_attempts
+        took = monotonic() - report.started  # to decide its fate, the server may be looked at
+        series, is_invalid = report.series, failure.failure_class is FailureClass.INVALID
+        fate = FAILED if is_last else AGAIN
+        if series is not None and not is_invalid:
+            fate = await self._fate(report, series, failure, is_last=is_last, most=job.max_attempts)
+        if fate.state is DeliveryState.FAILED:
+            report.note = AttemptNote.GIVEN_UP
+        record = self._log(job, report, outcome, failure.code, failure, took=took)
         delivery_id = report.delivery.delivery_job_id
-        if failure.failure_class is FailureClass.INVALID:
+        if is_invalid:
             await self._ledger.gone(delivery_id, attempt=record)
             return
-        if report.series is None:
+        if series is None:
             return
-        is_last = is_permanent or job.attempt >= job.max_attempts
-        fate = await self._fate(report, report.series, failure, is_last=is_last, most=job.max_attempts)
         ended = Ended(
-            series=report.series,
+            series=series,
             state=fate.state,
             at=self._clock.now(),
             code=failure.code,
@@ -340,7 +355,14 @@ class DeliveryProcessor:
         return looked_at is not None and report.started_at < looked_at + LOOK_TAKES
 
     def _log(
-        self, job: Job, report: Report, outcome: AttemptOutcome, code: str | None, error: Exception | None
+        self,
+        job: Job,
+        report: Report,
+        outcome: AttemptOutcome,
+        code: str | None,
+        error: Exception | None,
+        *,
+        took: float | None = None,
     ) -> AttemptRecord | None:
         """Log the attempt in one line, and return it for its delivery's next entry in the ledger.
 
@@ -354,7 +376,7 @@ class DeliveryProcessor:
             server_url=delivery.server_url,
             attempt=job.attempt,
             started_at=report.started_at,
-            duration_ms=round((monotonic() - report.started) * 1000),
+            duration_ms=round((monotonic() - report.started if took is None else took) * 1000),
             outcome=outcome,
             error_code=code,
             http_status=report.status,

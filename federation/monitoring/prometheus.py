@@ -79,6 +79,11 @@ class ProcessMetrics:
         self._released = Counter(
             "federation_deliveries_released", "Held deliveries that this process had sent again.", registry=registry
         )
+        self._failed = Counter(
+            "federation_deliveries_failed",
+            "Deliveries that this process gave up because they failed, but for those that the blacklist forbids.",
+            registry=registry,
+        )
         self._expired = Counter(
             "federation_deliveries_expired",
             "Deliveries that this process gave up because they were held until too old.",
@@ -156,6 +161,9 @@ class ProcessMetrics:
     def attempt(self, outcome: AttemptOutcome, code: str | None, *, relayed: bool) -> None:
         route = "relayed" if relayed else "direct"
         self._deliveries.labels(outcome.value, code_label(code), route).inc()
+
+    def failed(self) -> None:
+        self._failed.inc()
 
     def relay(self, *, helped: bool) -> None:
         self._relays.labels("relayed" if helped else "failed").inc()

@@ -13,7 +13,7 @@ from workers.command.commands import NOTHING, Migratable, add_command
 from workers.command.durations import parse_duration
 from workers.command.limits import limits_table, look_at_limits
 from workers.command.problems import CommandError
-from workers.command.tables import age, as_json, one_line, table
+from workers.command.tables import age, as_json, heard, one_line, table
 from workers.errors import JobCancelledError, JobFailedError
 from workers.gates import HeldBack
 from workers.jobs import CancelResult, JobState, JobStatus
@@ -177,7 +177,10 @@ async def _stats(queue: Queue, options: argparse.Namespace) -> int:
     counts, paused, workers = await queue.counts(), await queue.manage.is_paused(), await queue.manage.workers()
     look = await look_at_limits(queue)
     if options.json:
-        listed = [{"id": each.id, "seen_at": each.seen_at.isoformat(), "claims": each.claims} for each in workers]
+        listed = [
+            {"id": each.id, "seen_at": each.seen_at.isoformat(), "claims": each.claims, "silent": each.is_silent}
+            for each in workers
+        ]
         told = {
             "counts": {state.value: number for state, number in counts.items()},
             "paused": paused,
@@ -191,8 +194,8 @@ async def _stats(queue: Queue, options: argparse.Namespace) -> int:
         print("the queue is paused: nothing is claimed")
     if look.limits:
         print(limits_table(look))
-    rows = [(each.id, f"{each.claims} running", f"seen {age(each.seen_at)} ago") for each in workers]
-    print(table(("workers", "", ""), rows) if rows else "no workers seen lately")
+    rows = [(each.id, f"{each.claims} running", heard(each)) for each in workers]
+    print(table(("workers", "", ""), rows) if rows else "no workers")
     return 0
 
 

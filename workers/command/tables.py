@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
+from workers.jobs import WorkerInfo
 from workers.worker.log_lines import log_line
 
 _STEPS: Final = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
@@ -28,6 +29,12 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def as_json(value: object) -> str:
     """Return the value as JSON in ASCII; what JSON cannot hold is shown as Python does."""
     return json.dumps(value, default=repr)
+
+
+def heard(worker: WorkerInfo) -> str:
+    """Say when the worker was last heard of, or that this is too long ago for one that is alive."""
+    how_long = age(worker.seen_at)
+    return f"not heard of for {how_long}" if worker.is_silent else f"seen {how_long} ago"
 
 
 def age(moment: datetime) -> str:

@@ -14,7 +14,7 @@ from workers.command.arguments import checked, positive
 from workers.command.commands import with_queue
 from workers.command.durations import parse_duration
 from workers.command.limits import limits_table, look_at_limits
-from workers.command.tables import age, table
+from workers.command.tables import age, heard, table
 from workers.errors import StorageUnavailable, WorkersError
 from workers.jobs import JobState
 from workers.jobs.reading import JobEventKind
@@ -108,8 +108,8 @@ async def _screen(queue: Queue, events: Counter[JobEventKind], seconds: float) -
     if look.limits:
         parts.append(limits_table(look))
     if workers:
-        seen = [(each.id, str(each.claims), f"{age(each.seen_at)} ago") for each in workers[:_SHOWN]]
-        parts.append(table(("worker", "running", "seen"), seen))
+        seen = [(each.id, str(each.claims), heard(each)) for each in workers[:_SHOWN]]
+        parts.append(table(("worker", "running", ""), seen))
     if running:
         jobs = [(job.id, job.name, f"{job.attempt}/{job.max_attempts}", age(job.created_at)) for job in running]
         parts.append(table(("running job", "name", "attempt", "age"), jobs))

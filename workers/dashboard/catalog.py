@@ -40,6 +40,11 @@ class QueueLine:
     problem: str | None = None
 
     @property
+    def alive(self) -> Sequence[WorkerInfo]:
+        """The workers without those that are not heard of any more."""
+        return [worker for worker in self.workers if not worker.is_silent]
+
+    @property
     def running(self) -> int:
         return self.counts[JobState.PROCESSING]
 

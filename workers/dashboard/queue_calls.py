@@ -106,12 +106,13 @@ class LimitLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLine:
-    """A worker that was seen lately on a queue, and how many jobs it holds."""
+    """A worker of a queue, and how many jobs it holds. A `silent` one was not heard of for 3 min: it may have died."""
 
     queue: str
     id: str
     seen_at: datetime
     claims: int
+    silent: bool
 
 
 def queue_calls(queues: QueueCatalog) -> Sequence[AnyCall]:
@@ -157,7 +158,7 @@ def queue_calls(queues: QueueCatalog) -> Sequence[AnyCall]:
         Call(
             method="GET",
             path="/workers",
-            summary="List the workers that were seen lately, on each queue.",
+            summary="List the workers of each queue.",
             asks=NothingAsked,
             answers=WorkerLine,
             code=calls.workers,
@@ -239,7 +240,10 @@ class QueueCalls:
         lines = await self._queues.lines()
         seen = [(line.name, worker) for line in lines for worker in line.workers]
         return Listing(
-            items=[WorkerLine(queue=name, id=each.id, seen_at=each.seen_at, claims=each.claims) for name, each in seen]
+            items=[
+                WorkerLine(queue=name, id=each.id, seen_at=each.seen_at, claims=each.claims, silent=each.is_silent)
+                for name, each in seen
+            ]
         )
 
     async def pause(self, caller: Caller, asked: NamedQueue) -> QueueSwitched:

@@ -84,7 +84,7 @@ class QueuePages:
         return visit.page("queues.html", _shown(await self._queues.lines()), live="queues")
 
     async def workers(self, visit: Visit) -> Response:
-        """Show the workers that were seen lately."""
+        """Show the workers, those that are not heard of any more among them."""
         return visit.page("workers.html", _shown(await self._queues.lines()), live="workers")
 
     async def one(self, visit: Visit) -> Response:

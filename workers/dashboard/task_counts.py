@@ -16,7 +16,7 @@ from typing import Final
 
 from workers.dashboard.catalog import NoAnswer, QueueCatalog
 from workers.errors import WorkersError
-from workers.jobs import JobState, JobStatus, Page, WorkerInfo
+from workers.jobs import JobState, JobStatus, Page
 
 MOST_READ: Final = 900
 """How many jobs one look reads at most, of all queues together."""
@@ -30,7 +30,7 @@ class TaskLine:
 
     `counts` are of the jobs that were looked at; without `is_exact` the queue has more of them. `ended_last_hour` is
     how many completed in the last hour, None if not all that completed were looked at. `p50_ms` and `p95_ms` are from
-    when a job was made until it was done, None where no completed job is kept. `workers` were seen on the queue.
+    when a job was made until it was done, None where no completed job is kept. `workers` run on the queue.
     """
 
     queue: str
@@ -76,10 +76,10 @@ async def _look(queues: QueueCatalog, queue: str, limit: int) -> Sequence[TaskLi
         pages = [await queues.jobs(queue, state, None, limit=limit) for state in states]
     except (WorkersError, NoAnswer) as error:
         return str(error)
-    return _lines(queue, dict(zip(states, pages, strict=True)), line.workers)
+    return _lines(queue, dict(zip(states, pages, strict=True)), len(line.alive))
 
 
-def _lines(queue: str, pages: Mapping[JobState, Page], workers: Sequence[WorkerInfo]) -> Sequence[TaskLine]:
+def _lines(queue: str, pages: Mapping[JobState, Page], workers: int) -> Sequence[TaskLine]:
     by_name: dict[str, list[JobStatus]] = {}
     for page in pages.values():
         for job in page.jobs:
@@ -88,7 +88,7 @@ def _lines(queue: str, pages: Mapping[JobState, Page], workers: Sequence[WorkerI
     completed = pages.get(JobState.COMPLETED)
     knows_rate = completed is None or completed.cursor is None
     return [
-        _line(queue, name, jobs, is_exact=is_exact, knows_rate=knows_rate, workers=len(workers))
+        _line(queue, name, jobs, is_exact=is_exact, knows_rate=knows_rate, workers=workers)
         for name, jobs in by_name.items()
     ]
 

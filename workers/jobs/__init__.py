@@ -6,6 +6,8 @@ from workers.jobs.flows import ChildFailure, ChildrenPage, FlowNode
 from workers.jobs.job import AfterFailure, Claim, JobRef, JobState, NewJob
 from workers.jobs.quarantine import Repaired, RepairOutcome, SetAside
 from workers.jobs.reading import (
+    HEARD_EVERY,
+    SILENT_AFTER,
     TERMINAL_EVENTS,
     CancelResult,
     EnqueueResult,
@@ -42,7 +44,9 @@ from workers.retention import DROP, Drop, Retention, check_retention
 __all__ = [
     "DROP",
     "FAILURES_KEPT",
+    "HEARD_EVERY",
     "MESSAGE_CHARACTERS",
+    "SILENT_AFTER",
     "STACK_CHARACTERS",
     "TERMINAL_EVENTS",
     "UNCOUNTED_RETRIES",

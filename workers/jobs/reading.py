@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Final
 
@@ -111,13 +111,23 @@ class Page:
     cursor: str | None = None
 
 
+HEARD_EVERY: Final = timedelta(minutes=1)
+"""A worker claims or renews at least this often, also when it is idle, or full of jobs with long leases."""
+SILENT_AFTER: Final = 3 * HEARD_EVERY
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerInfo:
-    """A worker that claimed or renewed lately."""
+    """A worker that claimed or renewed lately, and has not said that it stops."""
 
     id: str
     seen_at: datetime
     claims: int
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it was not heard of for 3 min, by this machine's clock: it died, or does not reach the storage."""
+        return datetime.now(UTC) - self.seen_at > SILENT_AFTER
 
 
 class JobEventKind(StrEnum):

@@ -158,6 +158,14 @@ class TakesTurns(Protocol):
 
 
 @runtime_checkable
+class TakesLeave(Protocol):
+    """A storage with `limits.farewells`, which workers tell that they have stopped."""
+
+    async def farewell(self, worker_id: str) -> None:
+        """List the worker no more: it has stopped, and holds no job. If it claims again, it is listed again."""
+
+
+@runtime_checkable
 class HoldsWakeUps(Protocol):
     """A storage with `limits.held_wake_ups`: many enqueues wake those who wait once."""
 

@@ -113,6 +113,8 @@ class Limits:
     """Whether it keeps that in rows which workers turn; otherwise it is a `TurnsCrons`: what recurs cannot be paused,
     and one job stands for all times that were missed.
     """
+    farewells: bool = False
+    """Whether a worker that stops is listed no more; see `TakesLeave`. Otherwise it is until its record expires."""
     held_wake_ups: bool = False
     """Whether many enqueues can wake those who wait once; see `HoldsWakeUps`."""
     cancelled_apart: bool = True
@@ -261,7 +263,7 @@ class Storage(Protocol):
         """
 
     async def workers(self) -> list[WorkerInfo]:
-        """Return the workers seen lately."""
+        """Return the workers seen lately, those that died not long ago among them; see `WorkerInfo.is_silent`."""
 
     async def pause(self) -> None:
         """Let no job be claimed until `resume`. Running jobs go on."""

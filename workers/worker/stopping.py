@@ -1,14 +1,20 @@
-"""The request to stop a worker, and waits that it cuts short."""
+"""The request to stop a worker, waits that it cuts short, and the last that its storage hears of it."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import Final, Literal, TypeVar
+
+from workers.errors import StorageError, StorageUnavailable
+from workers.storage.abilities import TakesLeave
+from workers.storage.base import Storage
 
 T = TypeVar("T")
 
 CANCELLED_EACH_SECONDS: Final = 1.0
+FAREWELL_SECONDS: Final = 1.0
 
 
 class Stop:
@@ -95,3 +101,12 @@ def first_failure(group: ExceptionGroup[Exception]) -> Exception:
     """Return the exception that made a worker's tasks end; the others followed from it."""
     failure = group.exceptions[0]
     return first_failure(failure) if isinstance(failure, ExceptionGroup) else failure
+
+
+async def take_leave(storage: Storage, worker_id: str) -> None:
+    """Let the storage list the worker no more; one that cannot, or does not answer soon, lists it for an hour."""
+    if not isinstance(storage, TakesLeave):
+        return
+    with contextlib.suppress(StorageUnavailable, StorageError, TimeoutError):
+        async with asyncio.timeout(FAREWELL_SECONDS):
+            await storage.farewell(worker_id)

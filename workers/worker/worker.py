@@ -9,7 +9,7 @@ like any other, except that it does not keep the claim loop waiting.
 
 Stopping has three phases: claim no more; wait `grace` for running handlers; cancel the rest and release their jobs,
 uncounted. Attempts that have not ended 5 s later are abandoned and their ids logged: their leases will run out and
-another worker will take over.
+another worker will take over. A worker that leaves no job behind is taken off the storage's list of workers.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from workers.crons import Cron
 from workers.details import JobReader
 from workers.errors import LossReason, StorageError, StorageUnavailable, UnrecoverableError
 from workers.jobs import (
+    HEARD_EVERY,
     Cancelled,
     Claim,
     Completed,
@@ -60,7 +61,7 @@ from workers.worker.reaper import Reaper
 from workers.worker.set_aside import SetAsideReporter
 from workers.worker.settler import Settler
 from workers.worker.slots import Slots
-from workers.worker.stopping import Stop, all_done, cancel_all, first_failure
+from workers.worker.stopping import Stop, all_done, cancel_all, first_failure, take_leave
 from workers.worker.ticker import Ticker
 from workers.worker.transactions import OwnTransaction
 from workers.worker.turns import Turns
@@ -86,9 +87,10 @@ class Worker:
     (default 30 s) are renewed after a third of their time; the reaper runs every half of the default lease, and more
     often where `limits.recovery_interval` says so. A failed attempt is repeated by the job's own back-off, else the
     handler's, else `retry`. `backoffs` maps the names of custom back-offs of Node's jobs to functions of the attempt
-    and the job's delay. `poll_interval` bounds how long an idle worker relies on the storage to wake it. `on_failed` is
-    called with each job that fails for good here, see `OnFailed`. `crons` are stored at the start; every worker turns
-    whatever recurs in the queue.
+    and the job's delay. `poll_interval` bounds how long an idle worker relies on the storage to wake it; more than a
+    minute counts as one, so that lists of workers tell idle ones from dead ones. `on_failed` is called with each job
+    that fails for good here, see `OnFailed`. `crons` are stored at the start; every worker turns whatever recurs in the
+    queue.
     """
 
     def __init__(
@@ -144,7 +146,7 @@ class Worker:
         self._own_children = partial(OwnChildren, storage, serdes) if isinstance(storage, FlowStorage) else None
         self._leases = LeaseKeeper(
             storage,
-            interval=min(self._wanted.values()) / 3,
+            interval=min(*self._wanted.values(), 3 * HEARD_EVERY) / 3,
             on_lost=self._lose,
             on_cancel=self._cancel,
             report=self._events.report,
@@ -172,6 +174,7 @@ class Worker:
         self._stop = Stop()
         self._linger = 0.0  # how long the last claim took
         self._found_all = False  # whether the last claim took all due jobs, and none was given back since
+        self._gave_up = False  # whether jobs stay claimed after the end
         self._idle = True  # whether the queue was reported as drained, and nothing was claimed since
 
     @property
@@ -232,8 +235,12 @@ class Worker:
                     await self._finish()
                     await cancel_all(tasks)
         finally:
-            with contextlib.suppress(StorageUnavailable):
-                await self._storage.disconnect()
+            try:
+                if not self._gave_up:
+                    await take_leave(self._storage, self.worker_id)
+            finally:
+                with contextlib.suppress(StorageUnavailable):
+                    await self._storage.disconnect()
 
     async def _connect(self) -> bool:
         backoff = Backoff(first=FIRST_PAUSE_SECONDS, longest=LONGEST_PAUSE_SECONDS)
@@ -353,7 +360,8 @@ class Worker:
 
     async def _wait_for_work(self) -> None:
         """Return when a claim may succeed, or the worker is to stop."""
-        await self._stop.unless(self._storage.wait(tuple(self._wanted), timeout=self._poll_interval))
+        timeout = min(self._poll_interval, HEARD_EVERY)
+        await self._stop.unless(self._storage.wait(tuple(self._wanted), timeout=timeout))
 
     async def _run_attempt(self, attempt: Attempt) -> None:
         claim = attempt.claim
@@ -436,6 +444,7 @@ class Worker:
             attempt.interrupt(SignalReason.SHUTDOWN)
         await all_done(self._running_tasks(), FORCED_STOP_SECONDS)
         if self._attempts:
+            self._gave_up = True
             logger.error(
                 "worker %s gave up on jobs that did not end: %s; they will be recovered when their leases end",
                 self.worker_id,

@@ -73,7 +73,7 @@ def _fallen(now: datetime, away: timedelta) -> Link:
         link = link_rules.after_failed_probe(link, looked)
     shift = now - looked  # the last failed probe was just now
     assert link.next_probe_at is not None
-    return replace(link, next_probe_at=link.next_probe_at + shift)
+    return replace(link, probed_at=now, next_probe_at=link.next_probe_at + shift)
 
 
 async def owe_held(federation: Federation, urls: Sequence[str], count: int, payload: str) -> None:

@@ -22,6 +22,7 @@ from db import (
     HoldReason,
     ServerSummary,
 )
+from federation.admin import given_up
 from federation.admin.attempts import attempts_at_delivery, page_of_attempts
 from federation.admin.deliveries import OPEN, Selection, show, stats
 from federation.admin.delivery_pages import estimate, page_of_deliveries
@@ -282,6 +283,14 @@ async def test_no_page_reads_more_than_a_thousand_rows(overfilled: Database) -> 
         assert queries, name
         number = await overfilled.transact(partial(cost, queries=queries))
         assert 0 < number <= 1_000, f"{name}: {number}"
+
+
+async def test_what_was_given_up_is_looked_at_in_bounds(overfilled: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are, by the index of their states."""
+    monkeypatch.setattr(given_up, "MOST_LOOKED_AT", 50)
+    with watched() as queries:
+        assert (await given_up.look(overfilled)).found.startswith("at least 100 ")
+    assert 0 < await overfilled.transact(partial(cost, queries=queries)) <= 1_000
 
 
 async def test_a_scan_of_the_table_would_be_noticed(overfilled: Database) -> None:

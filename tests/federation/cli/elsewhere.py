@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
-from sqlalchemy import insert, select
+from sqlalchemy import insert, select, update
+from sqlmodel import col
 
 from db import (
     AttemptNote,
@@ -116,6 +117,13 @@ async def give_up(
 
 async def put_on_hold(node: Federation, ids: list[str], reason: HoldReason = HoldReason.SERVER) -> None:
     await give_up(node, ids, "CONN_REFUSED", state=DeliveryState.HELD, reason=reason)
+
+
+async def expire(node: Federation, ids: list[str]) -> None:
+    """They were held until they were too old."""
+    async with node.database.transaction() as session:
+        gone = update(DeliveryJob).where(col(DeliveryJob.id).in_(ids))
+        await session.execute(gone.values(state=DeliveryState.EXPIRED, settled_at=datetime.now(UTC)))
 
 
 async def fall(node: Federation, code: str) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Mapping
 from datetime import timedelta
 
 import pytest
 import redis
+from sqlalchemy import text
 
 from federation.app import Federation
 from tests.federation.cli.conftest import Command
 from tests.federation.cli.elsewhere import on_the_node, owe
 from tests.federation.protocol.vectors import A
+from workers.storage.abilities import TakesLeave
 
 LISTINGS = [
     ["servers", "list"],
@@ -44,6 +47,36 @@ def test_no_listing_shows_a_secret(command: Command, arguments: list[str]) -> No
     secrets = {value for name, value in A.env.items() if "PRIVATE" in name}
     for done in (command(*arguments), command(*arguments, "--json")):
         assert not any(secret in done.stdout + done.stderr for secret in secrets)
+
+
+async def _claim(node: Federation, worker_id: str) -> None:
+    """The worker was heard of now, and all others four minutes earlier than before."""
+    await node.delivery_queue.start()
+    async with node.database.transaction() as session:
+        await session.execute(text("UPDATE workers_seen SET seen_at = seen_at - 240000"))
+    await node.delivery_queue.storage.claim(worker_id, leases={"*": timedelta(minutes=1)}, limit=1)
+
+
+def test_workers_that_are_not_heard_of_do_not_count(command: Command) -> None:
+    """They are told apart; if they are all, nobody works, and the status is 1."""
+    on_the_node(lambda node: _claim(node, "died"))
+    assert re.search(r"died +20\S+ \S+ +0", command("workers", "list").stdout)
+    on_the_node(lambda node: _claim(node, "lives"))
+    done = command("workers", "list")
+    assert (done.status, "no worker runs" in done.stdout) == (0, False)
+    assert re.search(r"died +not heard of for 4 min", done.stdout)
+    listed = command("workers", "list", "--json").json
+    assert isinstance(listed, list)
+    assert {each["id"]: each["silent"] for each in listed} == {"died": True, "lives": False}
+    on_the_node(lambda node: _farewell(node, "lives"))
+    done = command("workers", "list")
+    assert (done.status, "no worker runs" in done.stdout, "lives" in done.stdout) == (1, True, False)
+
+
+async def _farewell(node: Federation, worker_id: str) -> None:
+    await node.delivery_queue.start()
+    assert isinstance(node.delivery_queue.storage, TakesLeave)
+    await node.delivery_queue.storage.farewell(worker_id)
 
 
 def test_private_keys_are_shown_on_request_alone(command: Command) -> None:

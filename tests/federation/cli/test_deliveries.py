@@ -14,7 +14,17 @@ from db import (
 )
 from federation.app import Federation
 from tests.federation.cli.conftest import Command
-from tests.federation.cli.elsewhere import PEER, end_attempts, fall, give_up, on_the_node, owe, put_on_hold, rows_of
+from tests.federation.cli.elsewhere import (
+    PEER,
+    end_attempts,
+    expire,
+    fall,
+    give_up,
+    on_the_node,
+    owe,
+    put_on_hold,
+    rows_of,
+)
 
 
 def test_deliveries_are_shown_counted_retried_and_dropped(command: Command) -> None:
@@ -47,25 +57,29 @@ def test_deliveries_are_shown_counted_retried_and_dropped(command: Command) -> N
 def test_of_a_delivery_without_a_row_the_log_is_shown(command: Command) -> None:
     """It was delivered, or not; what has no attempt either is not known."""
     end_attempts("one")
-    end_attempts("other", outcome=AttemptOutcome.PERMANENT, code="HTTP_410", said="GONE_HERE")
+    end_attempts(
+        "other", outcome=AttemptOutcome.RETRYABLE, code="HTTP_410", said="GONE_HERE", note=AttemptNote.GIVEN_UP
+    )
 
     shown = command("deliveries", "show", "one").stdout
     assert shown.startswith("one was delivered: ")
     assert re.search(r"delivered +201", re.sub(r"\s+-\s+", " ", shown))
+    assert re.search(r"given up +HTTP_410", command("deliveries", "show", "other").stdout)
     told = command("deliveries", "show", "other", "--json").json
     assert isinstance(told, dict)
     assert (told["delivery"], told["state"]) == (None, "gone")
-    assert [(each["code"], each["remote_code"]) for each in told["attempts"]] == [("HTTP_410", "GONE_HERE")]
+    said = [(each["code"], each["remote_code"], each["note"]) for each in told["attempts"]]
+    assert said == [("HTTP_410", "GONE_HERE", "given_up")]
     assert command("deliveries", "show", "unknown").status == 1
 
 
 def test_an_attempt_is_shown_with_its_note(command: Command) -> None:
-    """At the end of its line, and as a field of its own."""
+    """Beside how it ended, and as a field of its own."""
     end_attempts("forged", note=AttemptNote.FORGED_ACK)
     end_attempts("well")
 
-    assert re.search(r"delivered .* forged_ack$", command("deliveries", "show", "forged").stdout, re.MULTILINE)
-    assert "forged_ack" not in command("deliveries", "show", "well").stdout
+    assert " delivered, forged ack " in command("deliveries", "show", "forged").stdout
+    assert "forged" not in command("deliveries", "show", "well").stdout
     told = command("deliveries", "show", "forged", "--json").json
     assert isinstance(told, dict)
     assert [each["note"] for each in told["attempts"]] == ["forged_ack"]
@@ -124,6 +138,23 @@ def test_everything_held_becomes_jobs_at_once(command: Command) -> None:
 async def queued(node: Federation, ids: list[str]) -> list[bool]:
     await node.delivery_queue.start()
     return [job is not None for job in await node.delivery_queue.storage.status(ids)]
+
+
+@pytest.mark.parametrize("verb", ["retry", "drop"])
+@pytest.mark.parametrize("state", ["failed", "expired", "held"])
+def test_a_state_alone_is_a_choice(command: Command, verb: str, state: str) -> None:
+    """Deliveries in other states stay as they are."""
+    failed, expired, held, _ready = on_the_node(lambda node: owe(node, 4))
+    on_the_node(lambda node: give_up(node, [failed], "TIMEOUT"))
+    on_the_node(lambda node: put_on_hold(node, [held]))
+    on_the_node(lambda node: expire(node, [expired]))
+    done = command("deliveries", verb, "--state", state, "--json", *(["--yes"] if verb == "drop" else []))
+    assert isinstance(done.json, dict)
+    assert done.json["retried" if verb == "retry" else "dropped"] == 1
+    stats = command("deliveries", "stats", "--json").json
+    assert isinstance(stats, dict)
+    left = {"ready": 1, "failed": 1, "expired": 1, "held": 1} | {state: 0}
+    assert {each: stats[each] for each in left} == (left | {"ready": 2} if verb == "retry" else left)
 
 
 @pytest.mark.parametrize("verb", ["retry", "drop"])

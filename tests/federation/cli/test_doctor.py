@@ -23,7 +23,7 @@ from sqlalchemy import make_url
 from db import DeliveryAttempt, DeliveryJob, DeliveryState, HoldReason, RunOutcome, SchedulerJob
 from db.deliveries import AttemptOutcome
 from db.migrate import upgrade
-from federation.admin import time_checks
+from federation.admin import given_up, time_checks
 from federation.admin.checks import Verdict
 from federation.admin.doctor import Finding, examine, worst
 from federation.app import Federation
@@ -95,6 +95,7 @@ def test_a_fresh_node_is_all_green(fresh: Callable[..., subprocess.CompletedProc
         "scheduler": "note",
         "sweeps": "note",
         "backlog": "ok",
+        "given up": "ok",
         "claims": "ok",
         "/discover": "note",
     }
@@ -306,11 +307,10 @@ async def test_an_old_backlog_and_failed_recurring_work_are_warnings() -> None:
     [
         (DeliveryState.HELD, HoldReason.SERVER, Verdict.WARNING, "2 deliveries are held for 2 servers (2 server)"),
         (DeliveryState.HELD, HoldReason.REST, Verdict.NOTE, "2 deliveries are held for 2 servers (2 rest)"),
-        (DeliveryState.EXPIRED, None, Verdict.WARNING, "2 expired"),
     ],
-    ids=["server", "rest", "expired"],
+    ids=["server", "rest"],
 )
-async def test_what_is_held_or_expired_is_a_finding(
+async def test_what_is_held_is_a_finding(
     state: DeliveryState, reason: HoldReason | None, verdict: Verdict, told: str
 ) -> None:
     """Never "nothing is owed"; a warning where somebody should look."""
@@ -322,11 +322,62 @@ async def test_what_is_held_or_expired_is_a_finding(
             url = f"https://{number}.example"
             row = DeliveryJob(target_url=url, server_url=url, job_name="n", payload="{}", created_at=now)
             row.state, row.held_reason = state, reason
-            row.settled_at = now if state is DeliveryState.EXPIRED else None
             session.add(row)
     await node.close()
     backlog = await finding("backlog")
     assert (backlog.verdict, told in backlog.found, "nothing" in backlog.found) == (verdict, True, False)
+
+
+async def give_up(*rows: tuple[DeliveryState, str | None, str]) -> None:
+    """Deliveries ended so, with that code, and that number of the server that they were for."""
+    node = Federation(Settings.load())
+    now = datetime.now(UTC)
+    async with node.database.transaction() as session:
+        for state, code, server in rows:
+            url = f"https://{server}.example"
+            row = DeliveryJob(target_url=url, server_url=url, payload="{}", created_at=now, settled_at=now)
+            row.state, row.error_code = state, code
+            session.add(row)
+    await node.close()
+
+
+@pytest.mark.usefixtures("node_environment")
+async def test_what_was_given_up_is_a_warning() -> None:
+    """With why, the worst servers, and the commands to run next; it is no failure, which would fail the command."""
+    assert (await finding("given up")).verdict is Verdict.OK
+    failed, expired = DeliveryState.FAILED, DeliveryState.EXPIRED
+    await give_up(
+        *[(failed, "HTTP_404", "a")] * 3,
+        *[(failed, "NO_ACK", "b")] * 2,
+        *[(expired, "TIMEOUT", each) for each in "bcde"],
+    )
+    told = await finding("given up")
+    assert (told.verdict, told.found) == (
+        Verdict.WARNING,
+        "9 deliveries given up in the last days: 5 failed, 4 expired; because of TIMEOUT (4), HTTP_404 (3), NO_ACK (2);"
+        " to https://a.example (3), https://b.example (3), https://c.example (1) and 2 more",
+    )
+    assert "`deliveries retry --state failed`" in told.advice
+    assert "`--state expired`" in told.advice
+
+
+@pytest.mark.usefixtures("node_environment")
+async def test_what_the_blacklist_ended_needs_nobody() -> None:
+    """It was an operator's rule."""
+    await give_up((DeliveryState.FAILED, "BLACKLISTED", "a"))
+    assert (await finding("given up")).verdict is Verdict.OK
+    await give_up((DeliveryState.EXPIRED, None, "b"))
+    found = (await finding("given up")).found
+    assert found.endswith("last days: 1 expired; because of never tried (1); to https://b.example (1)")
+
+
+@pytest.mark.usefixtures("node_environment")
+@pytest.mark.parametrize("number", [4, 6])
+async def test_no_more_is_looked_at_than_a_page_waits_for(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Of more, the number is the least that there are."""
+    monkeypatch.setattr(given_up, "MOST_LOOKED_AT", 5)
+    await give_up(*[(DeliveryState.FAILED, "NO_ACK", "a")] * number)
+    assert (await finding("given up")).found.startswith("at least 5 deliveries" if number == 6 else "4 deliveries")
 
 
 @pytest.mark.usefixtures("node_environment")

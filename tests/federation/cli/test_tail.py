@@ -58,7 +58,11 @@ def test_attempts_are_shown_as_they_end(node_environment: Mapping[str, str]) -> 
             before
         )
         end_attempts("three", note=AttemptNote.FORGED_ACK)
-        assert line_of(process).endswith("  201  forged_ack  three\n")
+        three = line_of(process)
+        assert "  delivered, forged ack  " in three
+        assert three.endswith("  201  three\n")
+        end_attempts("four", outcome=AttemptOutcome.RETRYABLE, code="HTTP_410", note=AttemptNote.GIVEN_UP)
+        assert "  given up   " in line_of(process)
         end_attempts(HOSTILE, outcome=AttemptOutcome.PERMANENT, code="HTTP_500", said=HOSTILE)
         hostile = line_of(process).removesuffix("\n")
         assert hostile.isprintable()

@@ -11,6 +11,7 @@ from sqlalchemy import update
 from sqlmodel import col
 
 from db import (
+    AttemptNote,
     Database,
     DeliveryAttempt,
     Server,
@@ -42,7 +43,7 @@ def test_why_tells_what_stands_in_the_way(command: Command) -> None:
     assert re.search("0 probes have failed so far; the next one is in [45] min", told)
     assert "2 deliveries to it are on the way, the oldest made" in told
     assert "1 delivery to it failed for good in the last days: 1 CONN_REFUSED." in told
-    assert "CONN_REFUSED (A_CODE_OF_ITS_OWN) after 12 ms" in told
+    assert "CONN_REFUSED (A_CODE_OF_ITS_OWN) after 12 ms, and given up." in told
     document = command("why", PEER, "--json").json
     assert isinstance(document, dict)
     assert document["next_probe"]["queued"] is True
@@ -191,6 +192,7 @@ async def attempted(database: Database, delivery_id: str, *, code: str = "A_CODE
                 outcome=AttemptOutcome.RETRYABLE,
                 error_code="CONN_REFUSED",
                 remote_code=code,
+                note=AttemptNote.GIVEN_UP,
             )
         )
 

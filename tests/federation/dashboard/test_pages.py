@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from html import unescape
 from urllib.parse import quote, urlencode, urlsplit
 
 import pytest
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import delete, insert, select, text, update
+from sqlmodel import col
 from typer.main import get_command
 
 from db import (
@@ -239,7 +240,28 @@ async def test_a_delivery_says_what_happens_next(federation: Federation, acting:
     person = Person(acting.site.app)
     assert "It is held, and waits for its server" in await person.sees("/delivery?id=held")
     assert "It was given up" in await person.sees("/delivery?id=failed")
+    for reason in HoldReason:
+        async with federation.database.transaction() as session:
+            await session.execute(update(DeliveryJob).where(col(DeliveryJob.id) == "held").values(held_reason=reason))
+        assert "It is held, and waits for " in await person.sees("/delivery?id=held")
     assert "the log knows no attempt at it" in await person.sees("/delivery?id=none", status=404)
+
+
+@pytest.mark.parametrize(
+    "path", ["/delivery?id=failed", f"/server?url={PEER}", "/live-attempts"], ids=["delivery", "server", "live"]
+)
+async def test_the_last_attempt_at_a_delivery_that_was_given_up_says_so(
+    federation: Federation, acting: NodeSite, path: str
+) -> None:
+    """It does not read like those that others followed."""
+    await know(federation, PEER)
+    await owe(federation, "failed", state=DeliveryState.FAILED)
+    ended = update(DeliveryAttempt).values(outcome=AttemptOutcome.RETRYABLE, note=AttemptNote.GIVEN_UP)
+    async with federation.database.transaction() as session:
+        await session.execute(ended)
+    page = await Person(acting.site.app).sees(path)
+    assert '<span class="state permanent">given up</span>' in page
+    assert '<span class="state retryable">' not in page
 
 
 async def test_a_delivery_without_a_row_is_told_from_the_log(federation: Federation, acting: NodeSite) -> None:
@@ -255,7 +277,7 @@ async def test_a_delivery_without_a_row_is_told_from_the_log(federation: Federat
     page = await Person(acting.site.app).sees("/delivery?id=gone")
     assert f"It was delivered to {PEER}" in page
     assert "through https://relay.example" in page
-    assert page.count("<td>forged_ack</td></tr>") == 1
+    assert page.count("delivered, forged ack</span>") == 1
     assert page.count("<tr><td>") == 2
     assert "<script>alert" not in page
 
@@ -438,6 +460,29 @@ async def test_the_report_is_shown_as_it_was_written(
     assert "sandbox" in answer.headers["content-security-policy"]
     assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
     await federation.close()
+
+
+async def test_what_was_given_up_needs_somebody(federation: Federation, acting: NodeSite) -> None:
+    """The overview says so, with why, to whom, and what to run."""
+    await owe(federation, "failed", state=DeliveryState.FAILED)
+    page = await Person(acting.site.app).sees("/")
+    assert '<span class="state warning">given up</span>: 1 delivery given up' in page
+    assert f"because of TIMEOUT (1); to {PEER} (1)" in page
+    assert "<code>deliveries retry --state failed</code>" in page
+    assert "Nothing: every check" not in page
+
+
+async def test_workers_that_are_not_heard_of_do_not_count(federation: Federation, acting: NodeSite) -> None:
+    """The overview has those that live, and says that there are others."""
+    storage = federation.delivery_queue.storage
+    await federation.delivery_queue.start()
+    await storage.claim("died", leases={"*": timedelta(minutes=1)}, limit=1)
+    async with federation.database.transaction() as session:
+        await session.execute(text("UPDATE workers_seen SET seen_at = seen_at - 240000"))
+    await storage.claim("lives", leases={"*": timedelta(minutes=1)}, limit=1)
+    page = await Person(acting.site.app).sees("/")
+    assert re.search(r'<dt>Workers</dt><dd><a href="/workers">1</a>', page)
+    assert "1 worker not heard of any more" in page
 
 
 async def test_live_shows_attempts_as_they_end_narrowed_down(federation: Federation, acting: NodeSite) -> None:

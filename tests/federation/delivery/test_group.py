@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import select
+from sqlmodel import col
 
-from db import Database, DeliveryState, HoldReason
+from db import AttemptNote, Database, DeliveryAttempt, DeliveryState, HoldReason
 from federation.delivery.entries import Abandoned, Begun, NotBegun, Series
 from federation.delivery.ledger import Ledger
 from federation.delivery.rows import PlannedJob
@@ -28,6 +31,7 @@ from tests.federation.delivery.entries import (
     held,
     record,
     rows,
+    run,
     series_of,
 )
 
@@ -173,6 +177,21 @@ async def test_an_attempt_that_lost_its_worker_is_on_record_as_stalled(
     assert await attempts(database) == [("row-1", 0, 1, "permanent", "NO_ACK")]
     await ledger.gone("row-1", attempt=record("row-1", attempt=1, code=None))
     assert await attempts(database) == [("row-1", 0, 1, "permanent", "NO_ACK")]
+
+
+async def test_an_attempt_whose_row_went_to_another_job_was_not_the_last(ledger: Ledger, database: Database) -> None:
+    """It failed for good, and the delivery goes on all the same."""
+    await add_rows(database, "row-1", "row-2")
+    last = [await begun(ledger, row) for row in ("row-1", "row-2")]
+    await run(database, "UPDATE delivery_jobs SET job_id = 'row-2.1' WHERE id = 'row-2'")
+
+    for series in last:
+        given_up = replace(record(series.delivery_id), note=AttemptNote.GIVEN_UP)
+        await ledger.ended(failed(series, attempt=given_up))
+
+    async with database.read() as session:
+        notes = await session.execute(select(col(DeliveryAttempt.delivery_id), col(DeliveryAttempt.note)))
+        assert {row.delivery_id: row.note for row in notes} == {"row-1": AttemptNote.GIVEN_UP, "row-2": None}
 
 
 async def test_an_attempt_that_begins_again_is_the_same_one(ledger: Ledger, database: Database) -> None:

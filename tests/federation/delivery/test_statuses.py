@@ -6,8 +6,9 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
 import pytest
+from structlog.testing import capture_logs
 
-from db import DeliveryState, HoldReason, LinkState
+from db import AttemptNote, DeliveryState, HoldReason, LinkState
 from federation.app import Federation
 from federation.delivery.errors import RetryableFailure
 from tests.federation.conftest import OWN_URL, MakeSettings
@@ -36,6 +37,7 @@ async def test_a_refusal_is_tried_again(site: Site, peer: Peer, status: int) -> 
     assert [attempt.outcome.value for attempt in fate.log] == ["retryable", "retryable", "delivered"]
     assert [attempt.attempt for attempt in fate.log] == [1, 2, 3]
     assert [attempt.http_status for attempt in fate.log] == [status, status, 200]
+    assert {attempt.note for attempt in fate.log} == {None}
     assert fate.codes == [f"HTTP_{status}", f"HTTP_{status}", None]
     assert len(peer.applied) == 1
 
@@ -70,6 +72,7 @@ async def test_attempts_run_out(site: Site, peer: Peer) -> None:
     assert fate.row.held_at is not None
     assert fate.row.held_at >= fate.row.last_attempted_at
     assert fate.codes == ["HTTP_500"] * 5
+    assert {attempt.note for attempt in fate.log} == {None}  # others follow once the server is back
     assert [event.delay for event in site.failing] == [timedelta(milliseconds=5 * 2**n) for n in range(4)]
     assert len(peer.deliveries) == 5
     link = await site.federation.links.find(peer.url)
@@ -80,16 +83,19 @@ async def test_attempts_run_out(site: Site, peer: Peer) -> None:
 
 
 async def test_a_server_that_refuses_to_the_last_attempt_fails_the_delivery(site: Site, peer: Peer) -> None:
-    """It could judge: the row is kept as failed, and the link is up with one refusal on record."""
+    """It could judge: the row is kept as failed, its last attempt says so, and the link has one refusal on record."""
     peer.server.default = respond(410)
 
-    fate = await site.outcome(await site.owe_post(peer))
+    with capture_logs() as lines:
+        fate = await site.outcome(await site.owe_post(peer))
 
     assert (fate.state, fate.job.attempt, fate.codes) == (JobState.FAILED, 5, ["HTTP_410"] * 5)
     assert fate.reason == "the server answered 410"
     assert fate.row is not None
     assert (fate.row.state, fate.row.outcome, fate.row.last_error) == (DeliveryState.FAILED, "retryable", fate.reason)
     assert fate.row.settled_at is not None
+    assert [attempt.note for attempt in fate.log] == [None] * 4 + [AttemptNote.GIVEN_UP]
+    assert [line["note"] for line in lines if line["event"] == "delivery_attempt"] == [None] * 4 + ["given_up"]
     link = await site.federation.links.find(peer.url)
     assert (link.state, link.rejections) == (LinkState.UP, 1)
 

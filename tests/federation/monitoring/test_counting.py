@@ -10,6 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from db import Database, DeliveryJob, DeliveryState, HoldReason
+from federation.admin import blacklist
 from federation.app import Federation
 from federation.base.settings import Settings
 from federation.http.client import FederationClient
@@ -71,6 +72,20 @@ async def test_attempts_are_counted_by_outcome_code_and_route(federation: Federa
     }
     assert samples(metrics, "federation_relays_total") == {("relayed",): 2, ("failed",): 1}
     assert samples(metrics, "federation_relay_refusals_total") == {("HTTP_5xx",): 1}
+
+
+async def test_deliveries_that_fail_for_good_are_counted(federation: Federation) -> None:
+    """Once each, by the last of their attempts; not what an operator's rule ends, which alarms nobody."""
+    assert isinstance(federation.metrics, ProcessMetrics)
+    async with RelayingPeer() as peer, RelayingPeer() as banned, Site(federation) as site:
+        await acquaint(federation, peer)
+        await blacklist.add(federation.database, banned.url, reason="spam")
+        assert (await site.outcome(await site.owe_post(banned))).codes == ["BLACKLISTED"]
+        assert samples(federation.metrics, "federation_deliveries_failed_total") == {(): 0}
+        peer.server.default = respond(410)
+        fate = await site.outcome(await site.owe_post(peer))
+        assert len(fate.log) > 1
+    assert samples(federation.metrics, "federation_deliveries_failed_total") == {(): 1}
 
 
 async def test_recurring_jobs_are_counted(database: Database) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
 import uuid
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -14,11 +16,14 @@ import pytest
 from tests.patience import until
 from tests.workers.command.conftest import Command, Shop
 from workers import JobState, Queue, UnrecoverableError
+from workers.clock import ManualClock
 from workers.command import main
 from workers.command.durations import parse_duration
 from workers.crons import Cron
 from workers.storage import open_storage
+from workers.storage.file import FileStorage
 from workers.storage.sql import SqlStorage
+from workers.testing import steps
 from workers.worker.handlers import Job
 
 
@@ -139,6 +144,23 @@ async def test_what_cannot_be_done_is_said(arguments: list[str], told: str, comm
     assert told in error
     assert "Traceback" not in error
     assert "secret" not in error
+
+
+async def test_a_worker_that_is_not_heard_of_is_told_apart(command: Command, tmp_path: Path) -> None:
+    """It may have died; those that stopped are not there."""
+    clock = ManualClock(datetime.now(UTC) - timedelta(minutes=5))
+    storage = FileStorage(tmp_path / "jobs", clock=clock)
+    await storage.connect()
+    await steps.claim(storage, worker_id="died")
+    clock.advance(timedelta(minutes=5))
+    await steps.claim(storage, worker_id="lives")
+    await storage.disconnect()
+    url = f"file://{tmp_path}/jobs"
+    _, told, _ = await command("stats", url)
+    assert re.search(r"died +0 running +not heard of for 5m", told)
+    assert re.search(r"lives +0 running +seen \ds ago", told)
+    _, told, _ = await command("stats", url, "--json")
+    assert {each["id"]: each["silent"] for each in json.loads(told)["workers"]} == {"died": True, "lives": False}
 
 
 async def test_a_missing_package_is_named(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import re
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from urllib.parse import quote
 
 import pytest
 
 from tests.workers.dashboard.browsing import Person
 from tests.workers.dashboard.conftest import MakeSite
+from workers.clock import ManualClock
 from workers.dashboard import catalog, queue_pages
 from workers.dashboard.access import Access
 from workers.dashboard.application import queue_site
 from workers.dashboard.catalog import QueueCatalog
 from workers.dashboard.charts import Layer, columns, shares
 from workers.dashboard.site import Site
+from workers.dashboard.task_counts import look_at_tasks
 from workers.dashboard.visit import ActionTaken
-from workers.jobs import JobState
+from workers.jobs import SILENT_AFTER, JobState
 from workers.queue import Queue
 from workers.specs import JobSpec
 from workers.storage import open_storage
+from workers.storage.memory import MemoryStorage
 from workers.testing import Harness, steps
 
 HOUR = timedelta(hours=1)
@@ -244,6 +247,26 @@ async def test_what_is_not_there_is_said(acting: Site) -> None:
     await person.sees("/job?queue=mail", status=400)
     for fields in ([("queue", "mail"), ("action", "none")], [("queue", "mail"), ("action", "retry")]):
         assert (await person.sends("/jobs", *fields, page="/queue?name=mail")).status_code == 400
+
+
+async def test_a_worker_that_is_not_heard_of_does_not_count(make_site: MakeSite) -> None:
+    """It is shown as such, beside those that run."""
+    clock = ManualClock(datetime.now(UTC) - 2 * SILENT_AFTER)
+    storage = MemoryStorage(queue="shop", clock=clock)
+    await steps.claim(storage, worker_id="died")
+    person = Person(make_site(Access(), Queue(storage)).app)
+    page = await person.sees("/workers")
+    assert "No worker runs." in page
+    assert "1 worker is not heard of any more." in page
+    assert re.search(r'<span class="state stalled">not heard of for [56] min', page)
+
+    clock.advance(2 * SILENT_AFTER)
+    await steps.claim(storage, worker_id="lives")
+    assert "1 worker runs." in await person.sees("/workers")
+    assert "1 worker, 1 not heard of any more" in await person.sees("/queues")
+    await steps.enqueue(storage, steps.job())
+    look = await look_at_tasks(QueueCatalog([Queue(storage)]))
+    assert [line.workers for line in look.lines] == [1]
 
 
 async def test_queues_of_one_name_in_two_storages_are_told_apart() -> None:

@@ -27,7 +27,16 @@ from workers.jobs import (
     SettleOutcome,
     SettleStatus,
 )
-from workers.storage.abilities import HoldsWakeUps, KeepsCrons, KeepsLimits, OfOneLoop, Pooled, TakesTurns, Turn
+from workers.storage.abilities import (
+    HoldsWakeUps,
+    KeepsCrons,
+    KeepsLimits,
+    OfOneLoop,
+    Pooled,
+    TakesLeave,
+    TakesTurns,
+    Turn,
+)
 from workers.storage.base import Storage
 from workers.storage.memory import MemorySpace, MemoryStorage
 from workers.storage.redis import RedisStorage
@@ -240,7 +249,7 @@ async def _unfinished(storage: Storage) -> bool:
     return sum(number for kept, number in counts.items() if kept.value not in ("completed", "failed")) > 0
 
 
-@pytest.mark.parametrize("ability", [HoldsWakeUps, KeepsCrons, KeepsLimits, OfOneLoop, Pooled, TakesTurns])
+@pytest.mark.parametrize("ability", [HoldsWakeUps, KeepsCrons, KeepsLimits, OfOneLoop, Pooled, TakesLeave, TakesTurns])
 def test_a_wrapped_storage_has_the_abilities_of_the_one_behind_it(ability: type) -> None:
     """Also where `isinstance` looks past `__getattr__`, as it does from Python 3.12 on."""
     for storage in (MemoryStorage(), RedisStorage("redis://127.0.0.1:1", queue="q")):

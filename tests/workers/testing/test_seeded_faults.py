@@ -90,6 +90,7 @@ CAUGHT_BY: dict[type[MemoryStorage], tuple[str, ...]] = {
     broken.LargeResultGone: ("events.a_large_result_waits_to_be_read",),
     broken.HeldWakeUpForgotten: ("wait.a_held_wake_up_comes_at_the_end",),
     broken.HeldForEverybody: ("wait.others_wake_while_a_block_is_open",),
+    broken.FarewellUnheard: ("inspect.a_worker_that_stops_is_listed_no_more",),
     broken.SpinningWait: ("wait.an_idle_wait_does_not_spin",),
 }
 """Each fault, and cases that fail because of it."""

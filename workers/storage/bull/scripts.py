@@ -17,6 +17,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(
         ("pause", "paused", "counts", "since", "result", "workers", "progress", "page", "adopt", "cancelled"), ()
     ),
+    "farewell": (),
     "read": ("shown",),
     "whole": ("shown",),
     "enqueue": ("add",),

@@ -145,6 +145,7 @@ class BullStorage(ScriptedStorage):
         longest_delay=LONGEST_DELAY,
         fresh_retries=False,
         recovery_interval=RECOVERY_INTERVAL,
+        farewells=True,
         cancelled_apart=False,
     )
 
@@ -311,6 +312,9 @@ class BullStorage(ScriptedStorage):
 
     async def sweep(self, limit: int) -> int:
         return await self._inspector.sweep(limit)
+
+    async def farewell(self, worker_id: str) -> None:
+        await self._lua.run("farewell", worker_id.encode())
 
     async def cancel(self, job_id: str) -> CancelResult:
         return cancel_result(await self._lua.run("cancel", self._names(job_id), *codec.encode_cancel(job_id)))

@@ -60,6 +60,11 @@ class QueueAccess:
         self._seen[worker_id] = now_ms
         return [("ZADD", self.workers_key, now_ms, worker_id), ("PEXPIRE", self.workers_key, WORKER_RECORD_MS)]
 
+    def unseen(self, worker_id: str) -> Command:
+        """Return the command that forgets when the worker was seen."""
+        self._seen.pop(worker_id, None)
+        return ("ZREM", self.workers_key, worker_id)
+
     async def ask(self, commands: Sequence[Command]) -> list[Reply]:
         """Run the commands and return their answers.
 

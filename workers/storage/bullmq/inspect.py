@@ -171,6 +171,10 @@ class BullMQInspector:
             for worker, count in claims.items()
         ]
 
+    async def farewell(self, worker_id: str) -> None:
+        """See `TakesLeave.farewell`."""
+        await self._queue.ask([self._queue.unseen(worker_id)])
+
     async def sweep(self, limit: int) -> int:
         """See `Storage.sweep`. This looks at the oldest records; BullMQ itself removes by age when a job finishes."""
         now_ms = self._queue.server_ms()

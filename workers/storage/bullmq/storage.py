@@ -144,6 +144,7 @@ class BullMQStorage:
         flows=True,
         crons=True,
         cron_rows=False,
+        farewells=True,
     )
 
     turns_at_once: Final = 2
@@ -310,6 +311,9 @@ class BullMQStorage:
 
     async def sweep(self, limit: int) -> int:
         return await self._inspector.sweep(limit)
+
+    async def farewell(self, worker_id: str) -> None:
+        await self._inspector.farewell(worker_id)
 
     async def cancel(self, job_id: str) -> CancelResult:
         return await self._jobs.cancel(job_id)

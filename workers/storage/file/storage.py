@@ -113,6 +113,7 @@ class FileStorage:
         wakeup_latency=POLL,
         limit_keys=True,
         crons=True,
+        farewells=True,
         held_wake_ups=True,
     )
 
@@ -234,6 +235,9 @@ class FileStorage:
 
     async def sweep(self, limit: int) -> int:
         return await self._write(lambda state, now: state.sweep(limit, now))
+
+    async def farewell(self, worker_id: str) -> None:
+        await self._write(lambda state, now: state.farewell(worker_id))
 
     async def cancel(self, job_id: str) -> CancelResult:
         return await self._write(lambda state, now: state.cancel(job_id, now))

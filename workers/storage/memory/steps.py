@@ -328,6 +328,10 @@ class QueueSteps:
             self.table.request_cancel(job)
         return CancelResult(job.state.value)
 
+    def farewell(self, worker_id: str) -> None:
+        if worker_id in self.seen:
+            self.see(worker_id, None)
+
     # Reading
 
     def status(self, ids: Sequence[str], now: datetime) -> list[JobStatus | None]:

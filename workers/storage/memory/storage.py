@@ -58,6 +58,7 @@ class MemoryStorage:
         delay_resolution=timedelta(0),
         limit_keys=True,
         crons=True,
+        farewells=True,
         held_wake_ups=True,
     )
 
@@ -135,6 +136,9 @@ class MemoryStorage:
 
     async def sweep(self, limit: int) -> int:
         return self._queue.sweep(limit, self._now())
+
+    async def farewell(self, worker_id: str) -> None:
+        self._queue.farewell(worker_id)
 
     async def cancel(self, job_id: str) -> CancelResult:
         return self._queue.cancel(job_id, self._now())

@@ -129,7 +129,15 @@ class RedisStorage(ScriptedStorage):
         StorageError: a target that is no Redis URL.
     """
 
-    limits = Limits(clock="server", durable=None, processes="many", limit_keys=True, crons=True, held_wake_ups=True)
+    limits = Limits(
+        clock="server",
+        durable=None,
+        processes="many",
+        limit_keys=True,
+        crons=True,
+        farewells=True,
+        held_wake_ups=True,
+    )
 
     def __init__(
         self,
@@ -297,6 +305,9 @@ class RedisStorage(ScriptedStorage):
 
     async def sweep(self, limit: int) -> int:
         return await in_steps(lambda some: self._run("sweep", some, duration(WORKER_RECORD)), limit)
+
+    async def farewell(self, worker_id: str) -> None:
+        await self._lua.run("farewell", worker_id.encode())
 
     async def cancel(self, job_id: str) -> CancelResult:
         return cancel_result(await self._lua.run("cancel", codec.bytes_of(job_id)))

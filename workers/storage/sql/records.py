@@ -106,6 +106,7 @@ _ENDED = locking(
     " ORDER BY expires_at LIMIT :limit",
     SKIP,
 )
+_GONE = text("DELETE FROM workers_seen WHERE queue = :queue AND worker = :worker")
 _UNSEEN = text(
     "DELETE FROM workers_seen WHERE queue = :queue AND worker IN ("
     "SELECT worker FROM workers_seen WHERE queue = :queue AND seen_at <= :before"
@@ -220,6 +221,12 @@ def workers(transaction: Transaction) -> list[WorkerInfo]:
         WorkerInfo(id=transaction.decode(worker), seen_at=moment(seen_at), claims=claims.get(worker, 0))
         for worker, seen_at in transaction.connection.execute(_SEEN, place)
     ]
+
+
+def farewell(transaction: Transaction, worker_id: str) -> None:
+    """See `TakesLeave.farewell`."""
+    place = {"queue": transaction.queue, "worker": transaction.encode(worker_id)}
+    transaction.connection.execute(_GONE, place)
 
 
 def sweep(transaction: Transaction, limit: int) -> int:

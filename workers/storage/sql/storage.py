@@ -278,6 +278,9 @@ class SqlStorage:
     async def sweep(self, limit: int) -> int:
         return await self._write(partial(records.sweep, limit=bounded_count(limit)))
 
+    async def farewell(self, worker_id: str) -> None:
+        await self._write(partial(records.farewell, worker_id=worker_id))
+
     async def cancel(self, job_id: str) -> CancelResult:
         return await self._write(partial(manage.cancel, job_id=job_id))
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 from datetime import timedelta
 
 from workers.jobs import JobState
+from workers.storage.abilities import TakesLeave
 from workers.storage.base import Storage
-from workers.testing.case import PRIORITY_ORDER, case
+from workers.testing.case import FAREWELLS, PRIORITY_ORDER, case
 from workers.testing.harness import Harness
 from workers.testing.steps import (
     HOUR,
@@ -147,6 +148,35 @@ async def workers_are_listed(harness: Harness) -> None:
     workers = {worker.id: worker for worker in await storage.workers()}
     assert {name: worker.claims for name, worker in workers.items()} == {"busy": 2, "other": 1}
     assert abs((workers["busy"].seen_at - harness.now()).total_seconds()) < 5
+
+
+@case(guarantees=(21,))
+async def an_idle_worker_is_listed(harness: Harness) -> None:
+    """One that claims in vain is heard of, also while the queue is paused."""
+    storage = await harness.open()
+    await claim(storage, worker_id="idle")
+    await storage.pause()
+    await claim(storage, worker_id="kept waiting")
+    assert {worker.id for worker in await storage.workers()} == {"idle", "kept waiting"}
+
+
+@case(guarantees=(21,), needs=(FAREWELLS,))
+async def a_worker_that_stops_is_listed_no_more(harness: Harness) -> None:
+    """From its farewell on, until it claims again; others stay on the list, and an unknown one is no error."""
+    storage = await harness.open()
+    await enqueue(storage, job(), job())
+    await apply(storage, *(completed(held) for held in await claim(storage, 1, worker_id="goes")))
+    await claim(storage, 1, worker_id="stays")
+    for _ in range(2):
+        await _farewell(storage, "goes")
+        assert {worker.id: worker.claims for worker in await storage.workers()} == {"stays": 1}
+    await claim(storage, 1, worker_id="goes")
+    assert {worker.id for worker in await storage.workers()} == {"goes", "stays"}
+
+
+async def _farewell(storage: Storage, worker_id: str) -> None:
+    assert isinstance(storage, TakesLeave)
+    await storage.farewell(worker_id)
 
 
 @case(guarantees=(21,))

@@ -99,6 +99,7 @@ VERBS: dict[str, Callable[[BullMQStorage, Claim], Awaitable[object]]] = {
     "counts": lambda storage, _: storage.counts(),
     "list": lambda storage, _: storage.list(JobState.QUEUED),
     "workers": lambda storage, _: storage.workers(),
+    "farewell": lambda storage, _: storage.farewell("gone"),
     "pause": lambda storage, _: storage.pause(),
     "retry": lambda storage, _: storage.retry(["a"]),
     "drain": lambda storage, _: storage.drain(),

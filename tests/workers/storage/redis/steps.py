@@ -76,6 +76,7 @@ VERBS: dict[str, Callable[[RedisStorage, Claim], Awaitable[object]]] = {
     "counts": lambda storage, _: storage.counts(),
     "list": lambda storage, _: storage.list(JobState.QUEUED),
     "workers": lambda storage, _: storage.workers(),
+    "farewell": lambda storage, _: storage.farewell("gone"),
     "pause": lambda storage, _: storage.pause(),
     "resume": lambda storage, _: storage.resume(),
     "retry": lambda storage, _: storage.retry(["a"]),

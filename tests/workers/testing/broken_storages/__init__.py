@@ -36,6 +36,7 @@ from tests.workers.testing.broken_storages.settling import (
 )
 from tests.workers.testing.broken_storages.telling import (
     CancelIgnoredWhileScheduled,
+    FarewellUnheard,
     ForgottenRequests,
     HeldForEverybody,
     HeldWakeUpForgotten,
@@ -72,6 +73,7 @@ __all__ = [
     "DoubleRecovery",
     "EnqueueRace",
     "ExpiresWithNeighbours",
+    "FarewellUnheard",
     "FirstPayloadStays",
     "FollowsNobody",
     "ForgottenRequests",

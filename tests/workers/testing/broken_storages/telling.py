@@ -41,6 +41,13 @@ class SpinningWait(Fallible):
         await elsewhere()
 
 
+class FarewellUnheard(Fallible):
+    """Lists workers that have stopped."""
+
+    async def farewell(self, worker_id: str) -> None:
+        await elsewhere()
+
+
 class CancelIgnoredWhileScheduled(Fallible):
     """Tells the waiters of a scheduled job that it is cancelled, hides it, and runs it when it is due."""
 

@@ -350,6 +350,7 @@ class PostgresTarget:
         dependencies_across_queues=True,
         limit_keys=True,
         crons=True,
+        farewells=True,
         held_wake_ups=True,
     )
     connections: ClassVar[int] = _PROMPT + _PATIENT + 1  # and the listener's

@@ -315,6 +315,7 @@ class SqliteTarget:
         transactions=True,
         limit_keys=True,
         crons=True,
+        farewells=True,
         held_wake_ups=True,
     )
 
