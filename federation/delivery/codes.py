@@ -64,6 +64,12 @@ ERROR_CODES: Final[Mapping[AttemptOutcome, frozenset[str]]] = {
 }
 """Every code but those of `HTTP_CODE`. No code belongs to two outcomes."""
 
+LOGGED_CODES: Final[Mapping[AttemptOutcome, frozenset[str]]] = {
+    **ERROR_CODES,
+    AttemptOutcome.PERMANENT: ERROR_CODES[AttemptOutcome.PERMANENT] | {"NOT_JSON"},
+}
+"""The same, and what earlier versions have left in the log and in exports of it."""
+
 CLASSES: Final[Mapping[str, FailureClass]] = {
     **dict.fromkeys(NetworkErrorCode, FailureClass.UNAVAILABLE),
     **dict.fromkeys(("DISCOVERY", "FOREIGN_ANSWER"), FailureClass.UNAVAILABLE),

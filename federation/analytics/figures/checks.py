@@ -21,7 +21,7 @@ from federation.analytics.frames import (
     Window,
     as_it_is,
 )
-from federation.delivery.codes import ERROR_CODES, HTTP_CODE, STORED_ALREADY
+from federation.delivery.codes import HTTP_CODE, LOGGED_CODES, STORED_ALREADY
 from federation.protocol.urls import MAX_URL_CHARACTERS
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def _attempt_faults(now: datetime) -> Iterator[Fault]:
 
 def _code_faults() -> Iterator[Fault]:
     code, status = F.col("error_code"), F.col("http_status")
-    known = sorted(frozenset[str]().union(*ERROR_CODES.values()))
+    known = sorted(frozenset[str]().union(*LOGGED_CODES.values()))
     names_status = code.rlike(rf"^{HTTP_CODE}\z")
     yield Fault(reason=Reason.UNKNOWN_CODE, holds=~(code.isin(known) | names_status))
     yield Fault(reason=Reason.CODE_CONTRADICTS, holds=~_code_agrees(names_status))
@@ -191,7 +191,7 @@ def _code_agrees(names_status: Column) -> Column:
     """Tell whether the code fits the outcome: a delivered attempt has none, any other attempt one of its outcome's."""
     outcome, code = F.col("outcome"), F.col("error_code")
     agrees = (outcome == AttemptOutcome.DELIVERED.value) & code.isNull()
-    for each, codes in ERROR_CODES.items():
+    for each, codes in LOGGED_CODES.items():
         if codes:
             agrees |= (outcome == each.value) & code.isNotNull() & code.isin(sorted(codes))
     agrees |= (outcome == AttemptOutcome.RETRYABLE.value) & code.isNotNull() & names_status

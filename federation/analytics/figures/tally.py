@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name Spark's own docu
 from db import AttemptOutcome
 from federation.analytics.figures.quarantine import as_json
 from federation.analytics.frames import ATTEMPTS, QUARANTINE
-from federation.delivery.codes import ERROR_CODES
+from federation.delivery.codes import LOGGED_CODES
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, GroupedData
@@ -52,7 +52,7 @@ def good(tallied: DataFrame) -> DataFrame:
     code = F.col("error_code")
     outcome = F.when(code.isNull(), AttemptOutcome.DELIVERED.value)
     for each in (AttemptOutcome.PERMANENT, AttemptOutcome.PARKED):
-        outcome = outcome.when(code.isin(sorted(ERROR_CODES[each])), each.value)
+        outcome = outcome.when(code.isin(sorted(LOGGED_CODES[each])), each.value)
     return tallied.where(F.col("reason").isNull()).withColumn(
         "outcome", outcome.otherwise(AttemptOutcome.RETRYABLE.value)
     )
