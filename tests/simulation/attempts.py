@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Final
 
+from db import AttemptNote
 from federation.delivery.codes import STALLED
 from federation.delivery.rows import row_of_job
 from tests.peer import DISCOVER_PATH
@@ -111,6 +112,11 @@ def _of_row(world: World, delivery: str, changes: Sequence[RowChange], attempts:
     if last.state == "gone" and sum(begun.values()) > sum(logged.values()):
         yield f"{delivery} began {dict(begun)} attempts by series, and is gone with {dict(logged)} in the log"
     failures = [each for each in attempts if each.outcome != "delivered" and each.code != STALLED]
+    noted = [each for each in attempts if each.note == AttemptNote.GIVEN_UP and each.code != "BLACKLISTED"]
+    if noted and (last.state not in ("failed", "gone") or noted != attempts[-1:]):
+        yield f"{delivery} has the attempts {noted} for its last, and is {last.state}"
     by_itself = last.state == "failed" and last.code not in ("BLACKLISTED", STALLED)
     if by_itself and failures and failures[-1].code != last.code:
         yield f"{delivery} failed with {last.code}, and its last attempt with {failures[-1].code}"
+    if by_itself and not noted:
+        yield f"{delivery} failed with {last.code}, and none of its attempts says that it was the last"

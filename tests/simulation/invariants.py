@@ -19,7 +19,7 @@ from tests.simulation.attempts import attempts_agree
 from tests.simulation.incidents import Wish
 from tests.simulation.looks import looks_and_releases
 from tests.simulation.pace import too_early
-from tests.simulation.plan import MINUTE, QUIET, TAKES_DELIVERIES, Deed, Meddling, Phase, Trouble
+from tests.simulation.plan import MINUTE, QUIET, REFUSES_ONE, TAKES_DELIVERIES, Deed, Meddling, Phase, Trouble
 from tests.simulation.promptness import promptness
 from tests.simulation.records import MishapKind, Past
 from tests.simulation.servers import SimulatedServer, server_url
@@ -123,11 +123,12 @@ def _of_disliked(world: World, owed: Owed, row: Row | None) -> Iterator[str]:
     Otherwise it is as if the server were away: it never took anything.
     """
     taken = [at for at in world.servers[owed.server].first_applied.values() if at > owed.at]
+    needed = 1 if owed.page == REFUSES_ONE else FEW
     if row is None:
         is_over = _age(world, owed) > KEEP_SETTLED_ROWS.total_seconds()
     else:
         is_over = row.state == "failed" and row.code == f"HTTP_{owed.page}"
-    if not is_over and len(taken) > FEW and not _was_blacklisted(world, world.servers[owed.server], owed.at):
+    if not is_over and len(taken) > needed and not _was_blacklisted(world, world.servers[owed.server], owed.at):
         yield f"{_named(owed)} is answered by {owed.page} each time, as no other is, and was not given up: {row}"
 
 

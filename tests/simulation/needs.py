@@ -79,6 +79,9 @@ SELECT min(moment) FROM (
     WHERE row.state = 'held' AND row.held_reason = 'server' AND link.state = 'down' AND row.created_at > link.probed_at
     AND {_FIRST_HELD}
     UNION ALL
+    SELECT min(row.created_at) FROM delivery_jobs AS row JOIN blacklisted_servers AS rule
+    ON rule.server_url = row.server_url WHERE row.state = 'held'
+    UNION ALL
     SELECT datetime(min(created_at), '7 days') FROM delivery_jobs WHERE state = 'held'
 )
 """

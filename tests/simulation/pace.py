@@ -17,6 +17,7 @@ LEARNS_OF_IT: Final = 6.0
 SWEPT: Final = 95.0
 """Seconds within which a sweep moves on what is due: three times the pause between two sweeps."""
 ALONE: Final = (10 * MINUTE, HOUR, 6 * HOUR)
+SPARED: Final = 22 * HOUR
 LONGEST_BUSY: Final = 13 * MINUTE
 SHORTEST_REST, DEFAULT_REST, LONGEST_REST = 1.0, MINUTE, DAY
 _ASLEEP: Final = (MishapKind.PROCESS, MishapKind.FROZEN, MishapKind.DATABASE, MishapKind.QUEUE, MishapKind.CLOCK)
@@ -27,7 +28,10 @@ def too_early(world: World, past: Past) -> Iterator[str]:
     for server, requests in past.requests.items():
         yield from _during_bans(world, server, requests)
         yield from _during_rests(world, server, requests)
+    for server, changes in past.by_server.items():
+        yield from _left_by_bans(world, server, changes)
     for delivery, changes in past.rows.items():
+        yield from _expiry(world, delivery, changes)
         yield from _holds(world, delivery, changes)
         yield from _beginnings(world, delivery, changes, past.links.get(changes[0].server, ()))
 
@@ -39,6 +43,25 @@ def _during_bans(world: World, server: str, requests: Sequence[Request]) -> Iter
             is_ours = request.job is not None and request.path != RELAY_PATH
             if begun_late and is_ours and not _just_thawed(world, request.at):
                 yield f"{request.job} was sent to {server} at {moment(request.at)}: an operator {ban.deed}"
+
+
+def _left_by_bans(world: World, server: str, changes: Sequence[RowChange]) -> Iterator[str]:
+    """What is held for a blacklisted server is given up by the next sweep."""
+    for ban in (each for each in world.bans if each.server == server and each.deed is Deed.BLACKLISTS):
+        end = ban.start + SWEPT + LEARNS_OF_IT
+        if end > ban.end or world.in_trouble(ban.start - MINUTE, end):
+            continue
+        last = {change.id: change for change in changes if change.at < end}
+        left = [change for change in last.values() if change.state == "held" and change.at < ban.start]
+        yield from (f"{change.id} is held for {server} at {moment(end)}: an operator {ban.deed}" for change in left)
+
+
+def _expiry(world: World, delivery: str, changes: Sequence[RowChange]) -> Iterator[str]:
+    """Nothing is given up for its age within a day after the clock seems to have been set ahead."""
+    for change in changes:
+        jumps = [each for each in world.plan.jumps if each.process is None and each.by > HOUR + MINUTE]
+        if change.state == "expired" and any(each.at < change.at < each.at + SPARED for each in jumps):
+            yield f"{delivery} expired at {moment(change.at)}, just after the clock was set"
 
 
 def _during_rests(world: World, server: str, requests: Sequence[Request]) -> Iterator[str]:

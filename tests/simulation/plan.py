@@ -38,6 +38,7 @@ class Trouble(StrEnum):
     SLOW = "answers after seconds"
     HANGS_ON_POSTS = "shows who it is, and takes deliveries without ever answering"
     RESETS_ON_POSTS = "shows who it is, and resets deliveries, now and then after applying"
+    BREAKS_US = "answers deliveries in a way that our own code cannot bear"
     CENSORED = "has no name here, but has one for others"
     OTHER_KEYS = "shows and uses other keys"
 
@@ -48,6 +49,10 @@ STRANGERS: Final = (Trouble.MISSING, Trouble.PARKED, Trouble.OTHER_KEYS)
 """With these somebody else answers: who meets a server so takes that for the server."""
 TAKES_DELIVERIES: Final = (Trouble.SLOW, Trouble.CENSORED)
 """With these a server gets what is sent to it all the same."""
+
+
+REFUSES_ONE: Final = 410
+"""Of the statuses for one delivery that which is the server's own answer; the others are pages of a proxy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +88,7 @@ class PlannedDelivery:
     ordering_key: str | None = None
     is_poison: bool = False
     page: int | None = None
-    """The status of the page with which its server answers this delivery, and no other: None, it takes it."""
+    """The status with which its server answers this delivery, and no other: None, it takes it. See `REFUSES_ONE`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from typing import Final
 
 from tests.simulation.plan import (
@@ -11,6 +12,7 @@ from tests.simulation.plan import (
     HOUR,
     MINUTE,
     PERMANENT,
+    REFUSES_ONE,
     STRANGERS,
     WEEK,
     Kill,
@@ -26,6 +28,8 @@ MANY: Final = 16
 """So many are owed at once that their release takes several steps."""
 PAGES_FOR_ONE: Final = (413, 500)
 """What a server answers to one delivery, and to no other: it is too large, or of a kind that makes its code fail."""
+SILENT: Final = (Trouble.REFUSES, Trouble.HANGS, Trouble.BAD_GATEWAY, Trouble.MAINTENANCE, Trouble.HANGS_ON_POSTS)
+"""With these nothing that is sent to a server tells what it will say to it later."""
 TRIES_OF_ONE: Final = (
     *((6.0 * number) for number in range(16)),
     *((11 * MINUTE + 25.0 * number) for number in range(8)),
@@ -113,7 +117,9 @@ class _Planner:
             some = chance.sample(range(len(servers)), min(6, len(servers)))
             found.append(PlannedDelivery(chance.uniform(0, WEEK), tuple(some)))
         for _ in range(chance.choice((0, 0, 0, 0, 1, 2))):
-            found.append(PlannedDelivery(chance.uniform(0, WEEK), (chance.randrange(len(servers)),), is_poison=True))
+            found += self._poison(servers)
+        if chance.random() < 0.5:
+            found += self._refused(servers)
         for status in PAGES_FOR_ONE:
             if chance.random() < 0.5:
                 found += self._one_page(servers, status)
@@ -127,6 +133,30 @@ class _Planner:
             PlannedDelivery(chance.uniform(phase.start, end), (server.number,))
             for _ in range(chance.choice((1, 1, 2, 3, MANY)))
         ]
+
+    def _poison(self, servers: list[PlannedServer]) -> list[PlannedDelivery]:
+        """One that crashes whoever sends it, and some that are under way just then, each time, at a slow server."""
+        chance = self._chance
+        at, number = chance.uniform(MINUTE, WEEK - HOUR), chance.randrange(len(servers))
+        found = [PlannedDelivery(at, (number,), is_poison=True)]
+        slow = chance.randrange(len(servers))
+        phase = Phase(at - MINUTE, at + HOUR, Trouble.SLOW, round(chance.uniform(6, 12), 1))
+        if slow != number and not servers[slow].phases and chance.random() < 0.7:
+            servers[slow] = replace(servers[slow], phases=(phase,))
+            found += [PlannedDelivery(at - 0.2 * count, (slow,)) for count in range(3)]
+        return found
+
+    def _refused(self, servers: list[PlannedServer]) -> list[PlannedDelivery]:
+        """One that its server refuses by itself, and owed while it is away, so that it is sent ahead of others."""
+        chance = self._chance
+        phases = [(each, phase) for each in servers for phase in each.phases if phase.trouble in SILENT]
+        if not phases:
+            return []
+        server, phase = chance.choice(phases)
+        end = min(phase.end, WEEK)
+        moments = sorted(chance.uniform(phase.start, end) for _ in range(4))
+        first = PlannedDelivery(moments[0], (server.number,), page=REFUSES_ONE)
+        return [first, *(PlannedDelivery(at, (server.number,)) for at in moments[1:])]
 
     def _one_page(self, servers: list[PlannedServer], status: int) -> list[PlannedDelivery]:
         """One delivery that a server answers with a page, and others around each of its tries, if there are any.

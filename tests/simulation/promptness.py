@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterator
 from typing import Final
 
-from tests.simulation.plan import HOUR, MINUTE, QUIET
+from tests.simulation.plan import END, HOUR, MINUTE, QUIET, STRANGERS, TAKES_DELIVERIES, Phase, Trouble
 from tests.simulation.records import MishapKind, Past, Turn, moment_of
+from tests.simulation.servers import SimulatedServer
 from tests.simulation.story import moment
 from tests.simulation.world import Owed, World
 
@@ -15,6 +16,10 @@ SOON: Final = MINUTE
 AMONG_PAGES: Final = 5 * MINUTE
 """Where a server fails at one delivery in three intervals of ten seconds, and takes none meanwhile, its link falls."""
 DENSE: Final = 80.0
+LOOKS: Final = 24
+BACK: Final = 5 * MINUTE
+RESTING: Final = (Trouble.LIMITS, Trouble.ASKS_TO_WAIT)
+"""These say themselves how long they are away."""
 WELL_SINCE: Final = QUIET
 """A server that was in trouble may be looked at so rarely that a day passes."""
 REGAINED: Final = 4 * MINUTE
@@ -28,6 +33,8 @@ def promptness(world: World, past: Past) -> Iterator[str]:
     """What took long, and need not have."""
     for owed in world.owed:
         yield from _delivery(world, owed)
+    for server in world.servers.values():
+        yield from _returns(world, server)
     for job, turns in past.turns.items():
         for turn in turns:
             yield from _turn(world, job, turn)
@@ -50,6 +57,34 @@ def _delivery(world: World, owed: Owed) -> Iterator[str]:
     if any(owed.at - MINUTE < lost < owed.at + SOON and applied < lost + REGAINED for lost in world.plan.losses):
         return
     yield f"{owed.delivery_id} to {owed.server}, owed since {moment(owed.at)}, took {applied - owed.at:.0f} s"
+
+
+def _returns(world: World, server: SimulatedServer) -> Iterator[str]:
+    """What a server was owed while it was away arrives soon after it is back, as looks come at least so often."""
+    phases = server.planned.phases
+    is_banned = any(each.server == server.planned.number for each in world.plan.meddlings)
+    if is_banned or not server.planned.is_known:
+        return
+    for phase, after in zip(phases, (*phases[1:], None), strict=False):
+        end = phase.end + _back_within(phase)
+        is_next = after is not None and after.start < end
+        if is_next or end > world.plan.end or world.in_trouble(phase.start - HOUR, end):
+            continue
+        for owed in world.owed:
+            is_usual = not owed.is_poison and owed.page is None and owed.ordering_key is None
+            applied = server.first_applied.get(owed.activity_id, math.inf)
+            if owed.server == server.url and is_usual and phase.start - MINUTE < owed.at < phase.end and applied > end:
+                gone = f"{phase.trouble} from {moment(phase.start)} to {moment(phase.end)}"
+                yield f"{owed.delivery_id} to {owed.server} was applied at {moment(min(applied, END))}: it {gone}"
+
+
+def _back_within(phase: Phase) -> float:
+    """How long it takes at most until what was owed in this phase is there; infinite if that depends on more."""
+    if phase.trouble in RESTING or phase.trouble in STRANGERS or phase.trouble in TAKES_DELIVERIES:
+        return math.inf
+    if phase.trouble is Trouble.BREAKS_US:
+        return HOUR + BACK
+    return 1.2 * max(2 * MINUTE, (phase.end - phase.start) / LOOKS) + BACK
 
 
 def _is_alone(world: World, owed: Owed) -> bool:

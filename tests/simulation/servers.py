@@ -21,7 +21,7 @@ from federation.protocol.relaying import RELAY_PATH
 from tests.misbehaving import Canned, Received
 from tests.peer import DISCOVER_PATH, Arrived, json_answer
 from tests.relaying_peer import Relaying
-from tests.simulation.plan import Phase, PlannedServer, Trouble
+from tests.simulation.plan import REFUSES_ONE, Phase, PlannedServer, Trouble
 from tests.simulation.records import Request
 from workers.clock import Clock
 
@@ -38,7 +38,11 @@ _PAGES: Final = {
 }
 
 
-_ON_POSTS: Final = {Trouble.HANGS_ON_POSTS: Trouble.HANGS, Trouble.RESETS_ON_POSTS: Trouble.RESETS}
+_ON_POSTS: Final = {
+    Trouble.HANGS_ON_POSTS: Trouble.HANGS,
+    Trouble.RESETS_ON_POSTS: Trouble.RESETS,
+    Trouble.BREAKS_US: Trouble.BREAKS_US,
+}
 """What is wrong with deliveries alone, and how it looks."""
 
 
@@ -135,6 +139,8 @@ class SimulatedServer(Relaying):
         except EnvelopeError:  # sealed to keys that it showed while it had others
             return json_answer({"error": "", "code": DECRYPT_FAILED}, 400)
         except Disliked as page:
+            if page.args[0] == REFUSES_ONE:
+                return json_answer({"error": "", "code": "NOT_WANTED"}, REFUSES_ONE)
             return Canned(status=page.args[0], headers=HTML, body=PAGE)
         for arrived in self.arrived[before:]:
             if arrived.method is not ActivityMethod.FEDERATE_POST:
@@ -195,6 +201,8 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
         if server.is_last():
             self._crash(f"{server.url} was asked")
             await asyncio.Event().wait()
+        if trouble is Trouble.BREAKS_US:
+            raise RuntimeError("a simulated fault of ours")
         if trouble is Trouble.HANGS:
             await asyncio.Event().wait()
         received = _received(request)

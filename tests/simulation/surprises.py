@@ -74,7 +74,7 @@ def _jumps(chance: random.Random, plan: Plan) -> tuple[ClockJump, ...]:
     """
     if chance.random() > 1 / 3:
         return ()
-    by = chance.choice((_between(chance, MINUTE, DAY), 3 * DAY)) * chance.choice((-1, 1))
+    by = chance.choice((_between(chance, MINUTE, DAY), 3 * DAY, 8 * DAY)) * chance.choice((-1, 1))
     troubles = ((phase.start, min(phase.end, WEEK)) for server in plan.servers for phase in server.phases)
     start, end = max(troubles, key=lambda each: each[1] - each[0], default=(MINUTE, WEEK))
     first, second = sorted(chance.uniform(start, end) for _ in range(2))
