@@ -326,7 +326,7 @@ async def explain(
         attempts=await deliveries.last_attempts(database, url),
         next_probe=await _next_probe(federation, server, link),
         max_age=federation.settings.federation_delivery_max_age,
-        at=datetime.now(UTC),
+        at=federation.clock.now(),
         knows=known_pair(federation.keys, server.knows_key) if server else None,
         own_url=federation.own_url,
         lacks_jobs=await _lacks_jobs(federation),

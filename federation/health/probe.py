@@ -49,15 +49,16 @@ class Probe:
         """Probe the server and note the result.
 
         Return 0 if it is well, else how many probes failed in a row; None if it is gone. What fell by deliveries is not
-        well by a probe: where the server's link is not up, its next look is due now, and decides about its health.
+        well by a probe: where the server's link is not up, the probe counts as failed, so that fewer and fewer follow.
+        It may bring the next look forward, which decides about the server's health.
         """
-        if not (await self.look(server)).well:
-            return await self._registry.count_failed_probe(server.url)
-        if (await self._links.find(server.url)).state is LinkState.UP:
+        is_well = (await self.look(server)).well
+        if is_well and (await self._links.find(server.url)).state is LinkState.UP:
             await self._registry.mark_healthy(server.url, reason="probe")
-        else:
-            await self._links.look_now(server.url)
-        return 0
+            return 0
+        if is_well:
+            await self._links.look_soon(server.url)
+        return await self._registry.count_failed_probe(server.url)
 
     async def look(self, server: KnownServer) -> Seen:
         """Check whether the server answers `/discover` with the signing key that we know.

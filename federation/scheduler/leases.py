@@ -27,6 +27,8 @@ from workers.clock import Clock, SystemClock
 LEASE: Final = timedelta(seconds=30)
 EARLY: Final = 0.9
 """The part of an interval after which a job may run again: clocks and timers of several processes jitter."""
+SKEW: Final = timedelta(seconds=5)
+"""Processes whose clocks differ by less still take turns."""
 MAX_DETAIL_CHARACTERS: Final = 1_000
 
 
@@ -59,9 +61,9 @@ class Leases:
             now = await self._now(session)
             # No lease ends later than one that begins now, and no run has begun yet that is to come: a clock that was
             # ahead wrote such times, and must not keep the job from running until it would have been right.
-            if row.leased_until is not None and now < row.leased_until <= now + self.duration:
+            if row.leased_until is not None and now < row.leased_until <= now + self.duration + SKEW:
                 return None
-            if row.started_at is not None and row.started_at <= now < row.started_at + EARLY * interval:
+            if row.started_at is not None and row.started_at - SKEW <= now < row.started_at + EARLY * interval:
                 return None
             row.token += 1
             row.holder = self._holder

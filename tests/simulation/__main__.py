@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 
 from federation.process import set_aside_loaded
@@ -49,28 +50,49 @@ def _options() -> argparse.Namespace:
 
 
 def _run(verdicts: Iterator[Verdict]) -> int:
-    """How many seeds found something; each is printed."""
-    started, failed, owed, cpu, number = time.monotonic(), 0, 0, 0.0, 0
-    for number, verdict in enumerate(verdicts, 1):
-        owed += verdict.owed
-        cpu += verdict.cpu_seconds
+    """How many seeds found something; each is printed, and at last what all came to."""
+    tally = Tally()
+    for verdict in verdicts:
+        tally.add(verdict)
         if verdict.findings:
-            failed += 1
             print(verdict, end="\n\n", flush=True)
-        if number % TOLD_EACH == 0:
-            _tell(number, verdict, owed, failed, cpu, time.monotonic() - started)
-    if number % TOLD_EACH:
-        _tell(number, verdict, owed, failed, cpu, time.monotonic() - started)
-    return failed
+        if tally.worlds % TOLD_EACH == 0:
+            print(tally, file=sys.stderr, flush=True)
+    print(f"`scripts/simulate {' '.join(sys.argv[1:])}`".replace(" `", "`"), tally, sep=": ", flush=True)
+    return len(tally.failed)
 
 
-def _tell(number: int, verdict: Verdict, owed: int, failed: int, cpu: float, seconds: float) -> None:
-    print(
-        f"{number} worlds of {verdict.servers} servers, to seed {verdict.seed}: {owed} deliveries, {failed} failed,"
-        f" {cpu / number:.2f} s of CPU each, {seconds:.0f} s in all",
-        file=sys.stderr,
-        flush=True,
-    )
+@dataclass(slots=True)
+class Tally:
+    """What some worlds came to, in a line."""
+
+    first: int | None = None
+    last: int = 0
+    servers: int = 0
+    worlds: int = 0
+    owed: int = 0
+    hours: float = 0.0
+    cpu_seconds: float = 0.0
+    failed: list[int] = field(default_factory=list)
+    started: float = field(default_factory=time.monotonic)
+
+    def add(self, verdict: Verdict) -> None:
+        self.first = verdict.seed if self.first is None else self.first
+        self.last, self.servers = verdict.seed, verdict.servers
+        self.worlds += 1
+        self.owed += verdict.owed
+        self.hours += verdict.hours
+        self.cpu_seconds += verdict.cpu_seconds
+        self.failed += [verdict.seed] if verdict.findings else []
+
+    def __str__(self) -> str:
+        failed = f"{len(self.failed)} failed (seeds {', '.join(map(str, self.failed))})" if self.failed else "0 failed"
+        return (
+            f"{self.worlds} worlds of {self.servers} servers (seeds {self.first} to {self.last}),"
+            f" {self.hours:.0f} simulated hours, {self.owed} deliveries, {failed};"
+            f" {self.cpu_seconds / max(self.worlds, 1):.2f} s of CPU each,"
+            f" {(time.monotonic() - self.started) / 3600:.2f} h in all"
+        )
 
 
 def _verdicts(seeds: range, servers: int, options: argparse.Namespace) -> Iterator[Verdict]:

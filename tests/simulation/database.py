@@ -10,6 +10,7 @@ A database of a seed is a copy of a migrated one.
 from __future__ import annotations
 
 import contextlib
+import math
 import sqlite3
 import tempfile
 from collections.abc import Callable
@@ -20,14 +21,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.util.concurrency import await_, in_greenlet
 
 from db import Database
 from db.engines import async_engines
 from db.migrate import upgrade
+from db.steps import Steps
 from db.url import parse_url
 from tests.simulation.loop import LoopClock
+from tests.simulation.records import moment_of, tell_time, watch
 from tests.simulation.statements import Compiling, Direct
 
 AWAY: Final = "connection closed: the database is away"
@@ -97,7 +101,7 @@ class Space:
     keeper: sqlite3.Connection
     clock: LoopClock
     changes: int = 0
-    _dues: dict[str, tuple[int, float]] = field(default_factory=dict)
+    _found: dict[str, tuple[int, list[Any]]] = field(default_factory=dict)
 
     @classmethod
     def open(cls, name: str, clock: LoopClock) -> Space:
@@ -105,6 +109,7 @@ class Space:
         keeper = sqlite3.connect(_uri(name), uri=True, isolation_level=None)
         keeper.execute("PRAGMA read_uncommitted = ON")
         _template().backup(keeper)
+        tell_time(keeper, clock.elapsed)
         return cls(name=name, keeper=keeper, clock=clock)
 
     def close(self) -> None:
@@ -117,17 +122,41 @@ class Space:
 
     def first_due(self, query: str) -> float:
         """The time of the loop in the only row and column that `query` finds; infinite if it is null."""
-        known = self._dues.get(query)
+        [due] = self._known(query, lambda row: math.inf if row[0] is None else self._loop_time(row[0]))
+        return float(due)
+
+    def dues(self, query: str) -> list[tuple[str, float]]:
+        """Each name that `query` finds, and the time of the loop beside it."""
+        return self._known(query, lambda row: (row[0], self._loop_time(row[1])))
+
+    def _known(self, query: str, read: Callable[[tuple[Any, ...]], Any]) -> list[Any]:
+        known = self._found.get(query)
         if known is None or known[0] != self.changes:
-            found = self.keeper.execute(query).fetchone()[0]
-            when = float("inf") if found is None else self.clock.loop_time(moment_of(found))
-            known = self._dues[query] = (self.changes, when)
+            known = self._found[query] = (self.changes, [read(row) for row in self.keeper.execute(query)])
         return known[1]
 
+    def _loop_time(self, stored: str) -> float:
+        return self.clock.loop_time(moment_of(stored))
 
-def moment_of(stored: str) -> datetime:
-    """A time as SQLite has it."""
-    return datetime.fromisoformat(stored + "+00:00")
+
+class _Served(Database):
+    """As if the database were a server's, with a clock of its own: that of the world."""
+
+    def __init__(
+        self, url: str, space: Space, line: Line, *, engines: tuple[AsyncEngine, AsyncEngine], steps: Steps | None
+    ) -> None:
+        super().__init__(url, engines=engines, steps=steps)
+        self._space = space
+        self._line = line
+
+    @property
+    def has_clock(self) -> bool:
+        return True
+
+    async def time(self) -> datetime:
+        if self._line.is_cut():
+            raise OperationalError(None, None, sqlite3.OperationalError(AWAY))
+        return self._space.clock.now()
 
 
 class Lent:
@@ -144,10 +173,12 @@ class Lent:
         self._engines: tuple[AsyncEngine, AsyncEngine] = async_engines(parse_url(url), sqlite_driver=driver)
         self._compiling = Compiling(self._engines[0].dialect)
 
-    def database(self, space: Space, line: Line, *, on_engines: bool) -> Database:
+    def database(self, space: Space, line: Line, *, on_engines: bool, has_clock: bool) -> Database:
         """The space, as long as the line is not cut. The one before is closed."""
         self._target = space, line
         steps = None if on_engines else Direct(self._connect, self._compiling)
+        if has_clock:
+            return _Served(self.url, space, line, engines=self._engines, steps=steps)
         return Database(self.url, engines=self._engines, steps=steps)
 
     def _connect(self, _path: str = "", **_options: object) -> _Connection:
@@ -159,6 +190,7 @@ class Lent:
             _uri(space.name), uri=True, isolation_level=None, factory=_Connection, check_same_thread=False
         )
         connection.space, connection.line = space, line
+        tell_time(connection, space.clock.elapsed)
         return connection
 
 
@@ -176,6 +208,7 @@ def _template() -> sqlite3.Connection:
         upgrade(f"sqlite:///{path}")
         with contextlib.closing(sqlite3.connect(path)) as connection:
             connection.backup(copy)
+    watch(copy)
     return copy
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from federation.admin import blacklist
+from federation.admin import blacklist, holds
 from federation.admin.servers import forget
 from federation.app import Federation
 from federation.delivery.producers import ServerRefused
@@ -19,6 +19,7 @@ from federation.protocol.activities import ActivityMethod
 from federation.servers.discovery import DiscoveryError
 from tests.simulation.node import Process
 from tests.simulation.plan import ClockJump, Deed, Meddling, PlannedFollow
+from tests.simulation.records import MishapKind
 from tests.simulation.servers import server_url
 from workers import WorkersError
 
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
 AGAIN_AFTER: Final = 20.0
 """Seconds until somebody tries again what the database or the queue did not take."""
-GETS_OVER_IT: Final = 120.0
+REFUSED_AGAIN_AFTER: Final = 600.0
+"""The same for what is refused because of the server: it is blacklisted, or cannot be discovered."""
 
 Event = tuple[float, Callable[[], Awaitable[None]]]
 
@@ -51,14 +53,42 @@ class Wish:
     at: float
 
 
+@dataclass(frozen=True, slots=True)
+class Ban:
+    """Nothing is to be sent to a server meanwhile, because an operator said so."""
+
+    deed: Deed
+    server: str
+    start: float
+    end: float
+
+
+_Order = Callable[[Federation, str], Awaitable[object]]
+_LASTING: Final[Mapping[Deed, tuple[_Order, _Order]]] = {
+    Deed.BLACKLISTS: (
+        lambda federation, url: blacklist.add(federation.database, url, reason="simulated"),
+        lambda federation, url: blacklist.remove(federation.database, url),
+    ),
+    Deed.HOLDS: (holds.hold, holds.release),
+}
+"""What begins it, and what ends it."""
+
+
 class Incidents:
     """Those of one world; what is written is written by its application process."""
 
     def __init__(
-        self, world: World, app: Process, *, until: Callable[[float], Awaitable[None]], interrupt: Callable[[], None]
+        self,
+        world: World,
+        app: Process,
+        workers: Sequence[Process],
+        *,
+        until: Callable[[float], Awaitable[None]],
+        interrupt: Callable[[], None],
     ) -> None:
         self._world = world
         self._app = app
+        self._workers = workers
         self._until = until
         self._interrupt = interrupt
 
@@ -71,9 +101,12 @@ class Incidents:
         return events
 
     async def _set_clock(self, jump: ClockJump) -> None:
-        self._world.story.tell("* clock set", by=jump.by)
-        self._world.troubles.append((jump.at - 1, jump.at + GETS_OVER_IT))
-        self._world.space.clock.offset += jump.by
+        self._world.story.tell("* clock set", by=jump.by, process=jump.process)
+        if jump.process is not None:  # which is no excuse: the database's clock is what counts
+            self._workers[jump.process].clock.offset += jump.by
+            return
+        self._world.note(MishapKind.CLOCK, jump.at - 1, jump.at)
+        self._world.space.clock.set(jump.by)
         self._world.space.changes += 1  # what is due is another time of the loop now
         self._interrupt()
 
@@ -83,10 +116,13 @@ class Incidents:
         if meddling.deed is Deed.FORGETS:
             await self._write(lambda federation: forget(federation.database, url))
             return
-        await self._write(lambda federation: blacklist.add(federation.database, url, reason="simulated"))
+        begin, end = _LASTING[meddling.deed]
+        await self._write(lambda federation: begin(federation, url))
+        start = asyncio.get_running_loop().time()
         await self._until(meddling.end)
-        await self._write(lambda federation: blacklist.remove(federation.database, url))
-        self._world.story.tell("* operator", server_url=url, deed="blacklists it no more")
+        self._world.bans.append(Ban(meddling.deed, url, start, asyncio.get_running_loop().time()))
+        await self._write(lambda federation: end(federation, url))
+        self._world.story.tell("* operator", server_url=url, deed=f"{meddling.deed}, and now no more")
 
     async def _change_mind(self, number: int, planned: PlannedFollow) -> None:
         pair = Pair(server_url(planned.server), f"user-{number}", f"their-user-{number}")
@@ -123,4 +159,5 @@ class Incidents:
                 return
             except (SQLAlchemyError, WorkersError, ServerRefused, DiscoveryError) as error:
                 self._world.story.tell("* not done", error=repr(error)[:300])
-                await asyncio.sleep(AGAIN_AFTER)
+                is_away = isinstance(error, SQLAlchemyError | WorkersError)
+                await asyncio.sleep(AGAIN_AFTER if is_away else REFUSED_AGAIN_AFTER)

@@ -14,14 +14,22 @@ from federation.base.queues import DELIVERY_QUEUE_NAME
 from federation.delivery.codes import STALLED
 from federation.delivery.purge import KEEP_SETTLED_ROWS
 from federation.delivery.rows import series_job_id
+from tests.simulation.asked import promises_kept
+from tests.simulation.attempts import attempts_agree
 from tests.simulation.incidents import Wish
-from tests.simulation.plan import MINUTE, QUIET, TAKES_DELIVERIES, Deed, Meddling, Phase, Trouble
+from tests.simulation.looks import looks_and_releases
+from tests.simulation.pace import too_early
+from tests.simulation.plan import MINUTE, QUIET, REFUSES_ONE, TAKES_DELIVERIES, Deed, Meddling, Phase, Trouble
+from tests.simulation.promptness import promptness
+from tests.simulation.records import MishapKind, Past
 from tests.simulation.servers import SimulatedServer, server_url
 from tests.simulation.story import moment
 from tests.simulation.world import Owed, World
 
 MAX_AGE: Final = timedelta(days=7).total_seconds()
 LEARNS_OF_IT: Final = 5 * MINUTE
+FEW: Final = 20
+"""Fewer deliveries than this were not made to lie around the tries of another."""
 SLOWER: Final = 1.2
 """So many times as long as without the sick ones may deliveries to healthy servers take, for 95 % of them."""
 
@@ -51,12 +59,19 @@ def judge(world: World, now: float) -> Iterator[str]:
     """What is wrong at the end."""
     rows = rows_of(world)
     for owed in world.owed:
-        yield from (_of_poison if owed.is_poison else _of_delivery)(world, owed, rows.get(owed.delivery_id))
+        of = _of_poison if owed.is_poison else _of_delivery if owed.page is None else _of_disliked
+        yield from of(world, owed, rows.get(owed.delivery_id))
     yield from overtaken(world)
     yield from repeated(world)
     yield from follows(world)
     yield from blacklisted(world)
     yield from held_with_jobs(world, now)
+    past = Past.of(world.space.keeper, world.requests)
+    yield from attempts_agree(world, past)
+    yield from too_early(world, past)
+    yield from looks_and_releases(world, past)
+    yield from promptness(world, past)
+    yield from promises_kept(world, past)
 
 
 def rows_of(world: World) -> dict[str, Row]:
@@ -68,6 +83,8 @@ def rows_of(world: World) -> dict[str, Row]:
 def _of_delivery(world: World, owed: Owed, row: Row | None) -> Iterator[str]:
     server = world.servers[owed.server]
     if _was_blacklisted(world, server, owed.at) and (row is None or row.state == "failed"):
+        return
+    if row is not None and _lost_its_look(world, owed, row):
         return
     if owed.activity_id in server.first_applied:
         if row is not None and not _is_away(world, server):
@@ -81,6 +98,15 @@ def _of_delivery(world: World, owed: Owed, row: Row | None) -> Iterator[str]:
         yield f"{_named(owed)} is not held for its server, which is away: {row}"
 
 
+def _lost_its_look(world: World, owed: Owed, row: Row) -> bool:
+    """Whether it was refused as if we were strangers, and who was to look at the server's keys then died meanwhile.
+
+    Nobody looks again for ten minutes.
+    """
+    is_stranger = row.state == "failed" and row.code in ("HTTP_400", "HTTP_401", "HTTP_403")
+    return is_stranger and world.in_trouble(owed.at, owed.at + 10 * MINUTE, MishapKind.PROCESS)
+
+
 def _of_poison(world: World, owed: Owed, row: Row | None) -> Iterator[str]:
     server = world.servers[owed.server]
     if _is_away(world, server) or _was_blacklisted(world, server, owed.at):
@@ -89,6 +115,21 @@ def _of_poison(world: World, owed: Owed, row: Row | None) -> Iterator[str]:
         return  # it may have been found out long ago, and purged
     if row is None or row.state != "failed" or row.code != STALLED:
         yield f"{_named(owed)} crashes workers, and was not found out: {row}"
+
+
+def _of_disliked(world: World, owed: Owed, row: Row | None) -> Iterator[str]:
+    """A delivery that its server answers with a page: it fails by itself, if the server took others around its tries.
+
+    Otherwise it is as if the server were away: it never took anything.
+    """
+    taken = [at for at in world.servers[owed.server].first_applied.values() if at > owed.at]
+    needed = 1 if owed.page == REFUSES_ONE else FEW
+    if row is None:
+        is_over = _age(world, owed) > KEEP_SETTLED_ROWS.total_seconds()
+    else:
+        is_over = row.state == "failed" and row.code == f"HTTP_{owed.page}"
+    if not is_over and len(taken) > needed and not _was_blacklisted(world, world.servers[owed.server], owed.at):
+        yield f"{_named(owed)} is answered by {owed.page} each time, as no other is, and was not given up: {row}"
 
 
 def overtaken(world: World) -> Iterator[str]:
@@ -111,7 +152,7 @@ def repeated(world: World) -> Iterator[str]:
         answered: dict[str, float] = {}
         for arrival in server.arrivals:
             since = answered.get(arrival.activity_id)
-            if since is not None and not _in_trouble(world, since - MINUTE, arrival.at):
+            if since is not None and not world.in_trouble(since - MINUTE, arrival.at):
                 yield (
                     f"{arrival.activity_id} to {server.url} was acknowledged at {moment(since)}"
                     f" and sent again at {moment(arrival.at)}"
@@ -122,17 +163,21 @@ def repeated(world: World) -> Iterator[str]:
 
 def left_waiting(world: World, now: float) -> Iterator[str]:
     """Deliveries to servers that have been well for so long that each wait there is must be over."""
-    if _in_trouble(world, now - QUIET, now):
+    if world.in_trouble(now - QUIET, now):
         return
     well = {
         url
         for url, server in world.servers.items()
         if _is_well_since(server, now - QUIET, now) and not _is_nameless_stranger(world, server, now)
     }
+    rows = rows_of(world)
     for owed in world.owed:
-        server = world.servers[owed.server]
+        server, row = world.servers[owed.server], rows.get(owed.delivery_id)
+        if row is not None and _lost_its_look(world, owed, row):
+            continue
         is_late = owed.at < now - QUIET and owed.activity_id not in server.first_applied
-        if is_late and owed.server in well and not owed.is_poison and not _was_blacklisted(world, server, owed.at):
+        is_usual = not owed.is_poison and owed.page is None
+        if is_late and owed.server in well and is_usual and not _was_blacklisted(world, server, owed.at):
             yield f"{_named(owed)} still waits at {moment(now)}"
 
 
@@ -167,15 +212,12 @@ def blacklisted(world: World) -> Iterator[str]:
 
     What was under way then may arrive: an attempt has a minute, and a relay another.
     """
-    for meddling in _blacklistings(world):
-        server = world.servers[server_url(meddling.server)]
-        start, end = meddling.at + LEARNS_OF_IT, meddling.end
-        if _in_trouble(world, meddling.at, start):
-            continue  # the database may not have taken it yet
+    for ban in world.bans:
+        server = world.servers[ban.server]
         for arrival in server.arrivals:
-            if start < arrival.at < end:
-                since = moment(meddling.at)
-                yield f"{arrival.activity_id} went to {server.url} at {moment(arrival.at)}, blacklisted since {since}"
+            if ban.start + LEARNS_OF_IT < arrival.at < ban.end:
+                went = f"{arrival.activity_id} went to {server.url} at {moment(arrival.at)}"
+                yield f"{went}, though since {moment(ban.start)} an operator {ban.deed}"
 
 
 def _blacklistings(world: World) -> Iterator[Meddling]:
@@ -197,7 +239,7 @@ def _age(world: World, owed: Owed) -> float:
 
 def held_with_jobs(world: World, now: float) -> Iterator[str]:
     """Held deliveries that have a job waiting all the same, which takes room in the queue and a claim."""
-    if world.queues.has_claims() or _in_trouble(world, now - 5 * MINUTE, now):
+    if world.queues.has_claims() or world.in_trouble(now - 5 * MINUTE, now):
         return
     waiting = world.queues.waiting(DELIVERY_QUEUE_NAME)
     for delivery_id, row in rows_of(world).items() if waiting else ():
@@ -217,17 +259,13 @@ def _latencies(world: World) -> Iterator[float]:
     for owed in world.owed:
         server = world.servers[owed.server]
         applied = server.first_applied.get(owed.activity_id, math.inf)
-        if not server.planned.is_sick and not _in_trouble(world, owed.at - MINUTE, min(applied, owed.at + MINUTE)):
+        if not server.planned.is_sick and not world.in_trouble(owed.at - MINUTE, min(applied, owed.at + MINUTE)):
             yield applied - owed.at
 
 
 def _p95(values: Iterable[float]) -> float:
     ordered = sorted(values)
     return ordered[int(0.95 * (len(ordered) - 1))] if ordered else 0.0
-
-
-def _in_trouble(world: World, start: float, end: float) -> bool:
-    return any(begin < end and start < over for begin, over in world.troubles)
 
 
 def _is_away(world: World, server: SimulatedServer) -> bool:

@@ -13,7 +13,8 @@ import asyncio
 import heapq
 import math
 import selectors
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import Context
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -46,6 +47,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._needs = dict(needs or {})
         self._woken: set[str] = set()
         self._lazy: dict[str, list[asyncio.TimerHandle]] = {name: [] for name in self._needs}
+        self._ready: deque[asyncio.Handle]  # the loop's own; what is frozen is kept out of it
         super().__init__(_Jumping(self))
 
     def time(self) -> float:
@@ -89,6 +91,15 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         need = self._needs[kind]
         return min(max(first, need.first(self._virtual)), first + need.patience)
 
+    def freeze(self, is_frozen: Callable[[Context], bool]) -> None:
+        """From now on nothing runs that began in a context of this kind, however long it has been due."""
+        self._ready = _Freezing(self._ready, is_frozen)
+
+    def thaw(self) -> None:
+        """Whatever was kept back comes first, in its order."""
+        if isinstance(self._ready, _Freezing):
+            self._ready = deque((*self._ready.kept, *self._ready))
+
     def wake(self) -> None:
         """The next timer of each kind is kept back for nothing: the clock was set, and what is due is not what was."""
         self._woken.update(self._lazy)
@@ -96,7 +107,34 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def _fire(self, kind: str) -> None:
         """The first of these timers fires. One is enough: where it leaves something to do, the next follows."""
         self._woken.discard(kind)
-        self._ready.append(heapq.heappop(self._lazy[kind]))  # type: ignore[attr-defined] # as the loop does with its own
+        self._ready.append(heapq.heappop(self._lazy[kind]))  # as the loop does with its own
+
+
+class _Freezing(deque[asyncio.Handle]):
+    """What is ready to run, without what is frozen: that is kept back when its turn comes."""
+
+    def __init__(self, handles: Iterable[asyncio.Handle], is_frozen: Callable[[Context], bool]) -> None:
+        super().__init__(handles)
+        self._is_frozen = is_frozen
+        self.kept: list[asyncio.Handle] = []
+
+    def popleft(self) -> asyncio.Handle:
+        handle = super().popleft()
+        context: Context = handle._context  # type: ignore[attr-defined] # each has one, which is not published
+        if not self._is_frozen(context):
+            return handle
+        self.kept.append(handle)
+        return _NOTHING
+
+
+class _Nothing(asyncio.Handle):
+    """Stands where a frozen callback stood: the loop passes over what was cancelled."""
+
+    def __init__(self) -> None:
+        self._cancelled = True  # all that the loop asks of it
+
+
+_NOTHING: Final = _Nothing()
 
 
 class _Jumping(selectors.DefaultSelector):
@@ -112,12 +150,38 @@ class _Jumping(selectors.DefaultSelector):
         return []
 
 
+class MachineClock:
+    """The clock of one machine, `offset` seconds ahead of the world's."""
+
+    def __init__(self, world: LoopClock) -> None:
+        self._world = world
+        self.offset = 0.0
+
+    def now(self) -> datetime:
+        return self._world.now() + timedelta(seconds=self.offset)
+
+
 class LoopClock:
-    """The wall clock of a simulation; where it was set, `offset` seconds off."""
+    """The wall clock of a simulation, and all that is known of when it was set."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self.offset = 0.0
+        self.elapsed = loop.time
+        self._set: list[tuple[float, float]] = [(0.0, 0.0)]
+
+    @property
+    def offset(self) -> float:
+        """How many seconds it is off."""
+        return self._set[-1][1]
+
+    def set(self, by: float) -> None:
+        """From now on it is so much further ahead."""
+        self._set.append((self._loop.time(), self.offset + by))
+
+    def shown(self, at: float) -> datetime:
+        """What it showed at that time of the loop."""
+        offset = next(offset for since, offset in reversed(self._set) if since <= at)
+        return START + timedelta(seconds=at + offset)
 
     def now(self) -> datetime:
         return START + timedelta(seconds=self._loop.time() + self.offset)

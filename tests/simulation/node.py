@@ -3,33 +3,40 @@
 Theory of operation. A process is a `Federation` and its `FederationWorkers`, built as a real process builds them, but
 for what it is handed: the loop's clock, a database and queues that outlive it, and the transport of the world. To kill
 it, its lines to everything are cut first, so that nothing it still does has an effect; then all tasks that it ever
-began are cancelled. Recurring jobs run in the process of the lowest number that is alive, without the lease in the
-database by which real processes take turns: that has tests of its own, and half of a simulation would be leases.
+began are cancelled. Of a frozen process no task takes a step until it thaws. Recurring jobs run as shipped, under the
+leases in the database by which processes take turns; only their timers are the loop's own, and lazy.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from functools import cache
 from typing import Any, Final
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from federation.app import Federation
+from federation.base.database_clock import DatabaseClock
 from federation.base.settings import Settings
 from federation.http.client import FederationClient
 from federation.http.guard import AddressGuard
 from federation.node_workers import FederationWorkers
-from federation.scheduler.runner import FIRST_RUN, JobRunner, RecurringJob
+from federation.protocol.keys import OwnKeys
+from federation.scheduler.runner import FIRST_RUN, JITTER, JobRunner, RecurringJob
 from tests.simulation.database import Line, Space, lent_engines
+from tests.simulation.loop import LoopClock, MachineClock
 from tests.simulation.queue import Queues
-from tests.simulation.servers import SimulatedServer, SimulatedTransport
-from workers import WorkersError
+from tests.simulation.records import Request
+from tests.simulation.servers import SimulatedServer, SimulatedTransport, server_keys
 from workers.clock import Clock
 
 _process: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
+OWN_URL: Final = "https://own.example"
+_OWN_NUMBER: Final = 999_999
 _GUARD: Final = AddressGuard()
 _LAZY_NAMES: Final = {"outbox-sweep": "sweep", "long-range-probes": "range"}
 """Kinds of timers, by recurring job; those of all others are of the kind `purge`."""
@@ -41,14 +48,23 @@ class Surroundings:
     """What processes of one world share, and what is away for now."""
 
     def __init__(
-        self, *, settings: Settings, clock: Clock, space: Space, queues: Queues, on_engines: bool = False
+        self,
+        *,
+        settings: Settings,
+        clock: LoopClock,
+        space: Space,
+        queues: Queues,
+        on_engines: bool = False,
+        has_clock: bool = False,
     ) -> None:
         self.settings = settings
         self.clock = clock
         self.space = space
         self.queues = queues
         self.on_engines = on_engines
+        self.has_clock = has_clock
         self.servers: dict[str, SimulatedServer] = {}
+        self.requests: list[Request] = []
         self.database_away = 0
         self.queue_away = 0
         self.processes: list[Process] = []
@@ -68,6 +84,8 @@ class Process:
     ) -> None:
         self.number = number
         self.alive = False
+        self.frozen = False
+        self.clock = MachineClock(around.clock)
         self._around = around
         self._works = works
         self._crashed = crashed
@@ -81,27 +99,27 @@ class Process:
         around = self._around
         database_line = Line(lambda: not self.alive or around.database_away > 0)
         queue_line = Line(lambda: not self.alive or around.queue_away > 0)
+        database = lent_engines(self.number).database(
+            around.space, database_line, on_engines=around.on_engines, has_clock=around.has_clock
+        )
+        clock = DatabaseClock(database, self.clock) if around.has_clock else self.clock
         self.federation = Federation(
             around.settings,
-            client=self._client(),
-            clock=around.clock,
-            database=lent_engines(self.number).database(around.space, database_line, on_engines=around.on_engines),
+            client=self._client(clock),
+            clock=clock,
+            database=database,
             storage=lambda name: around.queues.storage(name, queue_line),
             new_id=around.new_id,
         )
         if self._works:
-            workers = FederationWorkers(self.federation, schedule=self._schedule)
+            workers = FederationWorkers(self.federation, schedule=LoopSchedule)
             self._within(workers.start)
 
-    def _client(self) -> FederationClient:
-        transport = SimulatedTransport(self._around.servers, crash=self._crash)
+    def _client(self, clock: Clock) -> FederationClient:
+        transport = SimulatedTransport(
+            self._around.servers, self._around.requests, crash=self._crash, process=self.number, clock=clock
+        )
         return FederationClient(_GUARD, transport)
-
-    def _schedule(self, jobs: Sequence[RecurringJob], _run: JobRunner) -> LoopSchedule:
-        return LoopSchedule(jobs, self._is_first)
-
-    def _is_first(self) -> bool:
-        return next(process for process in self._around.processes if process.alive and process._works) is self
 
     def _within(self, call: Callable[[], object]) -> None:
         """What it starts belongs to this process."""
@@ -139,11 +157,11 @@ def _undone(tasks: Sequence[asyncio.Task[Any]]) -> list[asyncio.Task[Any]]:
 
 
 class LoopSchedule:
-    """Runs recurring jobs by the loop's own timers."""
+    """Tries recurring jobs at their times, by the loop's own timers."""
 
-    def __init__(self, jobs: Sequence[RecurringJob], is_first: Callable[[], bool]) -> None:
+    def __init__(self, jobs: Sequence[RecurringJob], run: JobRunner) -> None:
         self._jobs = [job for job in jobs if job.name not in _LEFT_OUT]
-        self._is_first = is_first
+        self._run = run
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -159,17 +177,16 @@ class LoopSchedule:
     async def _repeat(self, job: RecurringJob) -> None:
         pause = min(FIRST_RUN, job.interval)
         while True:
-            await asyncio.sleep(pause.total_seconds() * random.uniform(0.9, 1.1))
+            await asyncio.sleep(pause.total_seconds() * random.uniform(1 - JITTER, 1 + JITTER))
             pause = job.interval
-            if self._is_first():
-                await _ignoring_outages(job.run())
+            with contextlib.suppress(SQLAlchemyError):  # the next try finds what this one missed
+                await self._run(job)
 
 
-async def _ignoring_outages(run: Awaitable[object]) -> None:
-    try:
-        await run
-    except (SQLAlchemyError, WorkersError):
-        return  # the next run finds what this one missed
+def is_frozen(context: contextvars.Context) -> bool:
+    """Whether what runs in this context belongs to a process that stands still."""
+    process = context.get(_process)
+    return process is not None and process.frozen
 
 
 def is_running() -> bool:
@@ -191,7 +208,18 @@ def make_task(
     return task
 
 
-def make_settings(url: str, environment: dict[str, str], own_url: str) -> Settings:
+@cache
+def own_keys() -> OwnKeys:
+    return server_keys(_OWN_NUMBER)
+
+
+@cache
+def own_settings() -> Settings:
+    """Those of every process of every world."""
+    return _settings(lent_engines(0).url, own_keys().to_env(), OWN_URL)
+
+
+def _settings(url: str, environment: dict[str, str], own_url: str) -> Settings:
     """A node with room for ten attempts at once."""
     return Settings.from_values(
         {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -37,6 +36,9 @@ class Trouble(StrEnum):
     MISSING = "is a hoster's page, 404"
     PARKED = "is a hoster's page, 200"
     SLOW = "answers after seconds"
+    HANGS_ON_POSTS = "shows who it is, and takes deliveries without ever answering"
+    RESETS_ON_POSTS = "shows who it is, and resets deliveries, now and then after applying"
+    BREAKS_US = "answers deliveries in a way that our own code cannot bear"
     CENSORED = "has no name here, but has one for others"
     OTHER_KEYS = "shows and uses other keys"
 
@@ -47,6 +49,10 @@ STRANGERS: Final = (Trouble.MISSING, Trouble.PARKED, Trouble.OTHER_KEYS)
 """With these somebody else answers: who meets a server so takes that for the server."""
 TAKES_DELIVERIES: Final = (Trouble.SLOW, Trouble.CENSORED)
 """With these a server gets what is sent to it all the same."""
+
+
+REFUSES_ONE: Final = 410
+"""Of the statuses for one delivery that which is the server's own answer; the others are pages of a proxy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +87,8 @@ class PlannedDelivery:
     servers: tuple[int, ...]
     ordering_key: str | None = None
     is_poison: bool = False
+    page: int | None = None
+    """The status with which its server answers this delivery, and no other: None, it takes it. See `REFUSES_ONE`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +110,32 @@ class Kill:
 
 
 @dataclass(frozen=True, slots=True)
+class LastRequest:
+    """A worker process dies of no delivery's fault, while its `number`-th request to a server is under way."""
+
+    server: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Freeze:
+    """A worker process stands still from `at` to `end`, and then goes on as if nothing had been."""
+
+    at: float
+    end: float
+    process: int
+
+
+@dataclass(frozen=True, slots=True)
 class ClockJump:
-    """The clock of the node's machine is set by so many seconds, back if it is less than 0."""
+    """The clock of the node's machine is set by so many seconds, back if it is less than 0.
+
+    With a `process` only that process has the wrong clock: it has a machine of its own.
+    """
 
     at: float
     by: float
+    process: int | None = None
 
 
 class Deed(StrEnum):
@@ -114,6 +143,7 @@ class Deed(StrEnum):
 
     FORGETS = "forgets it"
     BLACKLISTS = "blacklists it for a while"
+    HOLDS = "holds what is sent to it for a while"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +177,19 @@ class Plan:
     end: float = END
     sick: frozenset[int] = field(default_factory=frozenset)
     jumps: tuple[ClockJump, ...] = ()
+    own_machines: bool = False
+    """The processes run on machines of their own, and the database is a server with a clock that is right. Otherwise
+    all of them, and the database, have one clock."""
     meddlings: tuple[Meddling, ...] = ()
     follows: tuple[PlannedFollow, ...] = ()
+    last_requests: tuple[LastRequest, ...] = ()
+    freezes: tuple[Freeze, ...] = ()
+    losses: tuple[float, ...] = ()
+    """When the queue loses all that it has."""
 
     def set_forward(self, since: float) -> float:
         """By how much older what began then looks to the node than it is, at most."""
-        return sum(max(jump.by, 0.0) for jump in self.jumps if jump.at >= since)
+        return sum(max(jump.by, 0.0) for jump in self.jumps if jump.at >= since and jump.process is None)
 
     def rush(self) -> Plan:
         """The world's servers when all its sick ones fall silent while everybody is written to, by one process."""
@@ -174,6 +211,9 @@ class Plan:
             jumps=(),
             meddlings=(),
             follows=(),
+            last_requests=(),
+            freezes=(),
+            losses=(),
             processes=1,
             end=RUSH + SILENCE + QUIET,
         )
@@ -194,113 +234,3 @@ class Plan:
 
 def _in_turn(numbers: list[int], count: int) -> list[int]:
     return [numbers[index % len(numbers)] for index in range(count)] if numbers else []
-
-
-def make_plan(seed: int, servers: int) -> Plan:
-    """The world of a seed, with so many servers."""
-    return _Planner(random.Random(f"{seed} {servers}"), seed, servers).plan()
-
-
-class _Planner:
-    def __init__(self, chance: random.Random, seed: int, count: int) -> None:
-        self._chance = chance
-        self._seed = seed
-        self._count = count
-
-    def plan(self) -> Plan:
-        chance = self._chance
-        planned = [self._server(number) for number in range(self._count)]
-        deliveries = self._deliveries(planned)
-        moments = [each.at for each in deliveries]
-        return Plan(
-            seed=self._seed,
-            servers=tuple(planned),
-            deliveries=tuple(sorted(deliveries, key=lambda each: each.at)),
-            outages=tuple(self._outage(chance.choice(moments)) for _ in range(chance.choice((0, 1, 1, 2)))),
-            kills=tuple(self._kill(chance.choice(moments)) for _ in range(chance.choice((0, 1, 2, 3)))),
-            sick=frozenset(server.number for server in planned if server.is_sick),
-        )
-
-    def _server(self, number: int) -> PlannedServer:
-        """Nothing is wrong in the first minute: pages of hosters count as trouble only of servers that were met."""
-        chance = self._chance
-        is_sick = chance.random() < 0.35
-        phases: list[Phase] = []
-        if is_sick:
-            for _ in range(chance.choice((1, 1, 2))):
-                phases = self._with_phase(phases)
-            if chance.random() < 0.06:
-                start = chance.uniform(MINUTE, WEEK)
-                phases = [each for each in phases if each.end < start]
-                phases.append(Phase(start, math.inf, chance.choice(PERMANENT)))
-        return PlannedServer(
-            number=number,
-            latency=chance.uniform(0.02, 0.2),
-            is_known=chance.random() < 0.85,
-            phases=tuple(sorted(phases, key=lambda phase: phase.start)),
-        )
-
-    def _with_phase(self, phases: list[Phase]) -> list[Phase]:
-        """One more, if it does not overlap with another."""
-        chance = self._chance
-        shortest, longest = (6 * HOUR, 3 * DAY) if chance.random() < 0.08 else (5.0, 6 * HOUR)
-        length = math.exp(chance.uniform(math.log(shortest), math.log(longest)))
-        start = chance.uniform(MINUTE, WEEK - length)
-        trouble = chance.choice(list(Trouble))
-        value = {
-            Trouble.SLOW: chance.uniform(1.5, 12),
-            Trouble.ASKS_TO_WAIT: max(chance.uniform(5, 4 * HOUR), length / 20),
-            Trouble.LIMITS: chance.choice((0.0, max(chance.uniform(2, 1800), length / 20))),
-        }.get(trouble, 0.0)
-        if any(start < each.end and each.start < start + length for each in phases):
-            return phases
-        return [*phases, Phase(start, start + length, trouble, round(value, 1))]
-
-    def _deliveries(self, servers: list[PlannedServer]) -> list[PlannedDelivery]:
-        chance = self._chance
-        found: list[PlannedDelivery] = []
-        for server in servers:
-            found += [
-                PlannedDelivery(chance.uniform(0, WEEK), (server.number,)) for _ in range(chance.choice((1, 1, 1, 2)))
-            ]
-            if any(phase.trouble in STRANGERS for phase in server.phases):
-                found.append(PlannedDelivery(chance.uniform(0, 30), (server.number,)))
-            for phase in server.phases:
-                found += self._during(server, phase)
-        sick = [server.number for server in servers if server.phases] or [0]
-        for number in [*chance.choices(sick, k=max(len(servers) // 10, 1)), chance.randrange(len(servers))]:
-            found += self._in_order(number, servers[number])
-        for _ in range(max(len(servers) // 20, 1)):
-            some = chance.sample(range(len(servers)), min(6, len(servers)))
-            found.append(PlannedDelivery(chance.uniform(0, WEEK), tuple(some)))
-        if chance.random() < 0.25:
-            found.append(PlannedDelivery(chance.uniform(0, WEEK), (chance.randrange(len(servers)),), is_poison=True))
-        return found
-
-    def _during(self, server: PlannedServer, phase: Phase) -> list[PlannedDelivery]:
-        """Some that fall due while the server is in trouble."""
-        chance = self._chance
-        end = min(phase.end, WEEK)
-        return [
-            PlannedDelivery(chance.uniform(phase.start, end), (server.number,))
-            for _ in range(chance.choice((1, 1, 2, 3)))
-        ]
-
-    def _in_order(self, number: int, server: PlannedServer) -> list[PlannedDelivery]:
-        """Several of one key: create, update, update, delete."""
-        chance = self._chance
-        edges = [edge for phase in server.phases for edge in (phase.start, phase.end) if edge < WEEK - HOUR]
-        # About when a trouble begins or ends, for then the older ones wait and the younger need not.
-        start = max(chance.choice(edges) - chance.uniform(5, 60), 0.0) if edges else chance.uniform(0, WEEK - HOUR)
-        times = sorted(start + chance.uniform(0, chance.choice((1, 90, 1200))) for _ in range(chance.randint(2, 4)))
-        return [PlannedDelivery(at, (number,), ordering_key=f"object-{number}-{start:.0f}") for at in times]
-
-    def _outage(self, near: float) -> Outage:
-        chance = self._chance
-        start = max(near + chance.uniform(-5, 1), 1.0)
-        length = math.exp(chance.uniform(math.log(2), math.log(10 * MINUTE)))
-        return Outage(start, start + length, of_queue=chance.random() < 0.5)
-
-    def _kill(self, near: float) -> Kill:
-        chance = self._chance
-        return Kill(at=near + chance.uniform(0, 0.3), process=chance.randrange(2), pause=chance.uniform(1, 60))

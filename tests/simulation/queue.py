@@ -13,6 +13,7 @@ from tests.simulation.loop import LoopClock
 from workers import Storage, StorageUnavailable
 from workers.jobs import JobState
 from workers.storage.memory import MemorySpace, MemoryStorage
+from workers.storage.memory.dependents import DependentTable
 from workers.storage.memory.storage import MemoryQueue
 from workers.testing.stand_in import StandIn
 
@@ -38,6 +39,14 @@ class Queues:
         self._cut.set()
         self._cut = asyncio.Event()
 
+    def lose(self) -> None:
+        """All that the queues had is gone; who uses them notices nothing but that."""
+        for queue in self._queues.values():
+            queue.table = DependentTable(queue.listening, queue.wake)
+            queue.seen.clear()
+            queue.cron_rows.clear()
+            queue.wake()
+
     async def interrupted(self) -> None:
         """Return at the next `interrupt`."""
         await self._cut.wait()
@@ -60,6 +69,11 @@ class Queues:
     def has_claims(self) -> bool:
         """Whether some worker is at work."""
         return any(queue.table.by_state[JobState.PROCESSING] for queue in self._queues.values())
+
+    def has_open(self, name: str, job_id: str) -> bool:
+        """Whether that job is there and has not ended."""
+        table = self._queues[name].table.by_state
+        return any(job_id in table[state] for state in JobState if not state.is_final)
 
     def waiting(self, name: str) -> set[str]:
         """Ids of the jobs that are there to be done."""

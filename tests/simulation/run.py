@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from time import process_time
 
 from tests.simulation.invariants import judge, look, slowed_down
-from tests.simulation.plan import make_plan
+from tests.simulation.plan import HOUR
+from tests.simulation.planner import make_plan
 from tests.simulation.surprises import with_surprises
 from tests.simulation.world import World, run_world
 
@@ -16,11 +17,15 @@ LONGEST_STORY = 200
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a seed came to; `story` is there if something was wrong, or it was asked for. `digest` tells runs apart."""
+    """What a seed came to, in so many simulated hours. `digest` tells runs apart.
+
+    `story` is there if something was wrong, or it was asked for.
+    """
 
     seed: int
     servers: int
     owed: int
+    hours: float
     digest: str
     cpu_seconds: float
     findings: list[str] = field(default_factory=list)
@@ -43,14 +48,17 @@ def run_seed(
     plan = with_surprises(make_plan(seed, servers))
     world = run_world(plan, look=look, judge=judge, on_engines=on_engines)
     findings = list(dict.fromkeys(world.findings))
+    seconds = plan.end
     if rush:
         busy = plan.rush()
         crowded, alone = (run_world(each, look=look, judge=judge) for each in (busy, busy.without_sick()))
+        seconds += 2 * busy.end
         findings += [*dict.fromkeys(crowded.findings), *slowed_down(crowded, alone)]
     return Verdict(
         seed=seed,
         servers=servers,
         owed=len(world.owed),
+        hours=seconds / HOUR,
         digest=world.story.digest(),
         cpu_seconds=process_time() - started,
         findings=findings,

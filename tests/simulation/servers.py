@@ -21,7 +21,9 @@ from federation.protocol.relaying import RELAY_PATH
 from tests.misbehaving import Canned, Received
 from tests.peer import DISCOVER_PATH, Arrived, json_answer
 from tests.relaying_peer import Relaying
-from tests.simulation.plan import Phase, PlannedServer, Trouble
+from tests.simulation.plan import REFUSES_ONE, Phase, PlannedServer, Trouble
+from tests.simulation.records import Request
+from workers.clock import Clock
 
 PAGE: Final = b"<!DOCTYPE html><html><head><title>Back soon</title></head><body>We will be right back.</body></html>"
 HTML: Final = {"Content-Type": "text/html"}
@@ -36,8 +38,20 @@ _PAGES: Final = {
 }
 
 
+_ON_POSTS: Final = {
+    Trouble.HANGS_ON_POSTS: Trouble.HANGS,
+    Trouble.RESETS_ON_POSTS: Trouble.RESETS,
+    Trouble.BREAKS_US: Trouble.BREAKS_US,
+}
+"""What is wrong with deliveries alone, and how it looks."""
+
+
 class Poisoned(Exception):
     """The delivery that was about to arrive crashes its sender."""
+
+
+class Disliked(Exception):
+    """The server answers this delivery with a page; the argument is its status."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +78,9 @@ class SimulatedServer(Relaying):
     def __init__(self, planned: PlannedServer, poison: set[str], now: Callable[[], float]) -> None:
         super().__init__(server_keys(planned.number))
         self.planned = planned
+        self.dislikes: dict[str, int] = {}
+        self.last_requests: set[int] = set()
+        """After so many requests whoever sent them is gone."""
         self.first_applied: dict[str, float] = {}
         self.arrivals: list[Arrival] = []
         self.follows: list[Told] = []
@@ -72,6 +89,7 @@ class SimulatedServer(Relaying):
         self._phases = list(planned.phases)
         self._requests = 0
         self._lost = 0
+        self._met = 0
 
     @property
     def url(self) -> str:
@@ -89,6 +107,11 @@ class SimulatedServer(Relaying):
         self._requests += 1
         spread = sha256(f"{self.planned.number} {self._requests}".encode()).digest()[0] / 255
         return self.planned.latency * (0.8 + 0.4 * spread)
+
+    def is_last(self) -> bool:
+        """Whether who sends this request does nothing after it."""
+        self._met += 1
+        return self._met in self.last_requests
 
     def counts_as_lost(self) -> bool:
         """Whether this request, whose answer gets lost, is one of those that had their effect: each third."""
@@ -115,6 +138,10 @@ class SimulatedServer(Relaying):
             canned = super().answer(request)
         except EnvelopeError:  # sealed to keys that it showed while it had others
             return json_answer({"error": "", "code": DECRYPT_FAILED}, 400)
+        except Disliked as page:
+            if page.args[0] == REFUSES_ONE:
+                return json_answer({"error": "", "code": "NOT_WANTED"}, REFUSES_ONE)
+            return Canned(status=page.args[0], headers=HTML, body=PAGE)
         for arrived in self.arrived[before:]:
             if arrived.method is not ActivityMethod.FEDERATE_POST:
                 self.follows.append(Told(arrived.method, arrived.activity_id, self._now()))
@@ -127,32 +154,61 @@ class SimulatedServer(Relaying):
         arrived = super()._read(request)
         if arrived is not None and arrived.activity_id in self._poison:
             raise Poisoned(arrived.activity_id)
+        if arrived is not None and arrived.activity_id in self.dislikes:
+            raise Disliked(self.dislikes[arrived.activity_id])
         return arrived
 
 
 class SimulatedTransport(httpx.AsyncBaseTransport):
-    """Requests of one process; `crash` is called when one of them is its last."""
+    """Requests of one process, noted in `requests`; `crash` is called when one of them is its last."""
 
-    def __init__(self, servers: dict[str, SimulatedServer], crash: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        servers: dict[str, SimulatedServer],
+        requests: list[Request],
+        *,
+        crash: Callable[[str], None],
+        process: int,
+        clock: Clock,
+    ) -> None:
         self._servers = servers
+        self._requests = requests
         self._crash = crash
+        self._process = process
+        self._clock = clock
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         server = self._servers[request.url.host]
+        now = asyncio.get_running_loop().time
+        noted = Request(
+            at=now(), told_at=self._clock.now(), process=self._process, server=server.url,
+            path=request.url.path, job=_job(),
+        )  # fmt: skip
+        self._requests.append(noted)
+        response = await self._request(server, request)
+        noted.answered_at, noted.status = now(), response.status_code
+        noted.rest = response.headers.get("Retry-After")
+        return response
+
+    async def _request(self, server: SimulatedServer, request: httpx.Request) -> httpx.Response:
         phase = server.phase()
-        trouble = None if phase is None else phase.trouble
+        trouble = _trouble(phase, request)
         if trouble is Trouble.CENSORED:
             raise socket.gaierror(socket.EAI_NONAME, "no such name")
         await asyncio.sleep(NETWORK_SECONDS)
         if trouble is Trouble.REFUSES:
             raise ConnectionRefusedError(errno.ECONNREFUSED, "refused")
+        if server.is_last():
+            self._crash(f"{server.url} was asked")
+            await asyncio.Event().wait()
+        if trouble is Trouble.BREAKS_US:
+            raise RuntimeError("a simulated fault of ours")
         if trouble is Trouble.HANGS:
             await asyncio.Event().wait()
-        assert phase is None or trouble is not None
         received = _received(request)
         try:
             await asyncio.sleep(phase.value if phase and trouble is Trouble.SLOW else server.latency())
-            return _response(self._answer(server, phase, received))
+            return _response(self._answer(server, phase, trouble, received))
         except asyncio.CancelledError:
             if trouble is Trouble.SLOW and server.counts_as_lost():  # it goes on with what nobody waits for any more
                 self._lose(server, received)
@@ -162,9 +218,10 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
             await asyncio.Event().wait()
             raise
 
-    def _answer(self, server: SimulatedServer, phase: Phase | None, request: Received) -> Canned:
-        trouble = None if phase is None else phase.trouble
-        if phase is None or trouble is Trouble.SLOW:
+    def _answer(
+        self, server: SimulatedServer, phase: Phase | None, trouble: Trouble | None, request: Received
+    ) -> Canned:
+        if phase is None or trouble is None or trouble is Trouble.SLOW:
             return server.respond(request)
         if trouble is Trouble.RESETS:
             if server.counts_as_lost():
@@ -175,7 +232,7 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
         if trouble in (Trouble.LIMITS, Trouble.ASKS_TO_WAIT):
             status = 429 if trouble is Trouble.LIMITS else 503
             return Canned(status=status, headers={"Retry-After": f"{phase.value:.0f}"} if phase.value else {})
-        return Canned(status=_PAGES[phase.trouble], headers=HTML, body=PAGE)
+        return Canned(status=_PAGES[trouble], headers=HTML, body=PAGE)
 
     def _lose(self, server: SimulatedServer, request: Received) -> None:
         """The server does what it is asked, also what it passes on, and nobody learns of it."""
@@ -183,6 +240,24 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
         server.respond(request)
         for each, known in before.items():
             each.arrivals[known:] = [replace(arrival, answered=False) for arrival in each.arrivals[known:]]
+
+
+def _trouble(phase: Phase | None, request: httpx.Request) -> Trouble | None:
+    """What is wrong with this request; some troubles are those of deliveries alone."""
+    if phase is None:
+        return None
+    return (
+        None
+        if phase.trouble in _ON_POSTS and request.url.path == DISCOVER_PATH
+        else _ON_POSTS.get(phase.trouble, phase.trouble)
+    )
+
+
+def _job() -> str | None:
+    """The job in whose attempt this runs: a worker names an attempt's task after it."""
+    task = asyncio.current_task()
+    name = "" if task is None else task.get_name()
+    return name.removeprefix("attempt-") if name.startswith("attempt-delivery-") else None
 
 
 def server_url(number: int) -> str:

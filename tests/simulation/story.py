@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -9,6 +10,8 @@ from hashlib import sha256
 from typing import Any
 
 import structlog
+
+from workers.worker import loop_watch
 
 
 class Story:
@@ -41,7 +44,9 @@ class Story:
     @contextmanager
     def logs(self) -> Iterator[None]:
         """What the node logs meanwhile is part of the story, and goes nowhere else."""
-        before = structlog.get_config()
+        before, core = structlog.get_config(), logging.getLogger("workers")
+        core.addHandler(handler := _Hearing(self))
+        core.propagate = False
         structlog.configure(
             processors=[self._log],
             wrapper_class=structlog.make_filtering_bound_logger("info"),
@@ -51,11 +56,25 @@ class Story:
             yield
         finally:
             structlog.configure(**before)
+            core.propagate = True
+            core.removeHandler(handler)
 
     def _log(self, _logger: object, _level: str, event: MutableMapping[str, Any]) -> str:
         if self._is_heard():  # not what a killed process logs while its tasks are cancelled
             self._events.append((self._now(), str(event.pop("event")), event))
         raise structlog.DropEvent
+
+
+class _Hearing(logging.Handler):
+    """What the core logs, but for loops that were blocked: where time jumps, each of them seems to be."""
+
+    def __init__(self, story: Story) -> None:
+        super().__init__(logging.WARNING)
+        self.addFilter(lambda record: record.name != loop_watch.__name__)
+        self._story = story
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._story.tell(record.name, error=record.getMessage())
 
 
 _MADE_UP = frozenset({"worker_id", "stack", "error", "follow_id"})

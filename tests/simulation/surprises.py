@@ -1,4 +1,4 @@
-"""What happens in some worlds beside outages: clocks are set, servers forgotten or blacklisted, follows end."""
+"""What happens in some worlds beside outages: clocks, operators, users, and processes that die or stand still."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from tests.simulation.plan import (
     WEEK,
     ClockJump,
     Deed,
+    Freeze,
+    LastRequest,
     Meddling,
     Plan,
     PlannedFollow,
@@ -25,9 +27,45 @@ from tests.simulation.plan import (
 def with_surprises(plan: Plan) -> Plan:
     """The plan, and what its seed decides besides."""
     chance = random.Random(f"{plan.seed} {len(plan.servers)} surprises")
-    jumps, meddlings = _jumps(chance, plan), _meddlings(chance, plan)
+    own_machines = chance.random() < 1 / 3
+    jumps = _wrong_clocks(chance) if own_machines else _jumps(chance, plan)
+    meddlings = _meddlings(chance, plan)
     forgotten = {each.server for each in meddlings if each.deed is Deed.FORGETS}
-    return replace(plan, jumps=jumps, meddlings=meddlings, follows=_follows(chance, plan, forgotten))
+    return replace(
+        plan,
+        jumps=jumps,
+        own_machines=own_machines,
+        meddlings=meddlings,
+        follows=_follows(chance, plan, forgotten),
+        last_requests=_last_requests(chance, plan),
+        freezes=_freezes(chance, plan),
+        losses=_losses(chance, plan),
+    )
+
+
+def _last_requests(chance: random.Random, plan: Plan) -> tuple[LastRequest, ...]:
+    """Processes that die in the middle of an attempt or of a look, at servers that are sick."""
+    sick = sorted(plan.sick)
+    return tuple(
+        LastRequest(chance.choice(sick), chance.randint(1, 12)) for _ in range(chance.choice((0, 1, 2, 3))) if sick
+    )
+
+
+def _freezes(chance: random.Random, plan: Plan) -> tuple[Freeze, ...]:
+    """Half of all worlds have one, for longer than a lease, just when something is to be sent."""
+    if chance.random() > 0.5:
+        return ()
+    at = _when_owed(chance, plan) + chance.uniform(0, 0.2)
+    return (Freeze(at, at + _between(chance, 40, 20 * MINUTE), chance.randrange(2)),)
+
+
+def _losses(chance: random.Random, plan: Plan) -> tuple[float, ...]:
+    """A third of all worlds have one, just when something waits in the queue, or is under way."""
+    return (_when_owed(chance, plan) + chance.uniform(0, 20),) if chance.random() < 1 / 3 else ()
+
+
+def _when_owed(chance: random.Random, plan: Plan) -> float:
+    return chance.choice(plan.deliveries).at
 
 
 def _jumps(chance: random.Random, plan: Plan) -> tuple[ClockJump, ...]:
@@ -36,22 +74,33 @@ def _jumps(chance: random.Random, plan: Plan) -> tuple[ClockJump, ...]:
     """
     if chance.random() > 1 / 3:
         return ()
-    by = chance.choice((_between(chance, MINUTE, DAY), 3 * DAY)) * chance.choice((-1, 1))
+    by = chance.choice((_between(chance, MINUTE, DAY), 3 * DAY, 8 * DAY)) * chance.choice((-1, 1))
     troubles = ((phase.start, min(phase.end, WEEK)) for server in plan.servers for phase in server.phases)
     start, end = max(troubles, key=lambda each: each[1] - each[0], default=(MINUTE, WEEK))
     first, second = sorted(chance.uniform(start, end) for _ in range(2))
     return (ClockJump(first, by), ClockJump(second, -by)) if chance.random() < 0.5 else (ClockJump(first, by),)
 
 
+def _wrong_clocks(chance: random.Random) -> tuple[ClockJump, ...]:
+    """One process has a wrong clock from the beginning, and now and then one is set."""
+    wrong = ClockJump(0.0, _off(chance), chance.randrange(2))
+    later = (ClockJump(chance.uniform(0, WEEK), _off(chance), chance.randrange(2)) for _ in range(2))
+    return (wrong, *(each for each in later if chance.random() < 0.5))
+
+
+def _off(chance: random.Random) -> float:
+    return _between(chance, 10, 30 * DAY) * chance.choice((-1, 1))
+
+
 def _meddlings(chance: random.Random, plan: Plan) -> tuple[Meddling, ...]:
-    """One server of ten, sick ones first, about when something is held for it.
+    """Up to three servers of twenty, sick ones first, about when something is held for them.
 
     None behind whose name a stranger answers some day: who forgot it would take the stranger for it, and be right.
     """
     fit = [each for each in plan.servers if each.is_known and not any(p.trouble in STRANGERS for p in each.phases)]
     fit = [each for each in fit if each.is_sick] or fit
-    chosen = chance.sample(fit, min(len(fit), max(len(plan.servers) // 10, 1)))
-    return tuple(_meddling(chance, server) for server in chosen if chance.random() < 0.5)
+    chosen = chance.sample(fit, min(len(fit), max(3 * len(plan.servers) // 20, 1)))
+    return tuple(_meddling(chance, server) for server in chosen if chance.random() < 0.6)
 
 
 def _meddling(chance: random.Random, server: PlannedServer) -> Meddling:

@@ -8,8 +8,8 @@ from federation.process import set_aside_loaded
 from tests.simulation.run import run_seed
 
 SEEDS = 200
-AT_ONCE = 50
-"""Of so many worlds all are taken by `scripts/test --full`, and of each the first by every run: one takes a second."""
+AT_ONCE = 10
+"""Of so many worlds all are taken by `scripts/test --full`, and by every run the first: twenty in all."""
 RUSH = 40
 """Each so-manieth world has a rush, too, in which its sick servers hang; in `scripts/simulate` each has."""
 

@@ -5,36 +5,49 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import gc
-import math
 import random
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from federation.admin.why import explain
+from federation.base.errors import Unreachable
 from federation.base.jobs import POST_JOB
-from federation.base.settings import Settings
 from federation.protocol.activities import post_activity
-from federation.protocol.keys import OwnKeys
 from tests.peer import POSTS_PATH, Sender
-from tests.simulation.database import Space, lent_engines
-from tests.simulation.incidents import Incidents, Pair, Wish
-from tests.simulation.loop import START, LoopClock, Need, VirtualLoop
-from tests.simulation.node import Process, Surroundings, is_running, make_settings, make_task
-from tests.simulation.plan import DAY, HOUR, Kill, Outage, Plan, PlannedDelivery
+from tests.simulation.asked import Promise, promise_of, questions, untrue
+from tests.simulation.database import Space
+from tests.simulation.incidents import Ban, Incidents, Pair, Wish
+from tests.simulation.loop import START, LoopClock, VirtualLoop
+from tests.simulation.needs import Needs, note_sweep
+from tests.simulation.node import (
+    OWN_URL,
+    Process,
+    Surroundings,
+    is_frozen,
+    is_running,
+    make_task,
+    own_keys,
+    own_settings,
+)
+from tests.simulation.plan import HOUR, MINUTE, Freeze, Kill, Outage, Plan, PlannedDelivery
 from tests.simulation.queue import Queues
-from tests.simulation.servers import SimulatedServer, server_keys, server_url
+from tests.simulation.records import Mishap, MishapKind, Request
+from tests.simulation.servers import SimulatedServer, server_url
 from tests.simulation.story import Story
 from workers import WorkersError
 
-OWN_URL = "https://own.example"
-OWN_NUMBER = 999_999
 OWES_AGAIN_AFTER = 20.0
 """Seconds of virtual time until the application owes again what its database or queue did not take."""
+SWEEPS_EACH = 50 * MINUTE
+"""Less than the hour after which a sweep takes the clock for wrong."""
 COLLECTS_EACH = 25
 """Virtual hours."""
+GETS_OVER_IT = 120.0
+"""Seconds that the node has for that after something of ours had failed."""
 CRASH_SECONDS = 5.0
 """How long a crashed process takes to be started again, in virtual seconds."""
 
@@ -49,6 +62,7 @@ class Owed:
     at: float
     ordering_key: str | None
     is_poison: bool
+    page: int | None = None
 
 
 @dataclass(slots=True)
@@ -61,11 +75,25 @@ class World:
     queues: Queues
     servers: dict[str, SimulatedServer] = field(default_factory=dict)
     owed: list[Owed] = field(default_factory=list)
-    troubles: list[tuple[float, float]] = field(default_factory=list)
-    """When processes, the database or the queue were away, with a minute to get over it."""
+    mishaps: list[Mishap] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
+    bans: list[Ban] = field(default_factory=list)
+    promises: list[Promise] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
     wanted: dict[Pair, list[Wish]] = field(default_factory=dict)
     """What users wanted of each pair, in this order."""
+
+    def note(self, kind: MishapKind, start: float, end: float) -> None:
+        """Something of ours fails, or did."""
+        self.mishaps.append(Mishap(kind, start, end))
+
+    def in_trouble(self, start: float, end: float, *kinds: MishapKind) -> bool:
+        """Whether something of ours had failed then, of any kind or of these, with two minutes to get over it."""
+        return any(
+            each.start < end and start < each.end + GETS_OVER_IT
+            for each in self.mishaps
+            if not kinds or each.kind in kinds
+        )
 
 
 Judge = Callable[[World, float], Iterable[str]]
@@ -96,7 +124,7 @@ def _collections_by_the_clock() -> Iterator[None]:
 
 
 def _run(plan: Plan, look: Judge, judge: Judge, on_engines: bool) -> World:
-    needs = _Needs()
+    needs = Needs()
     loop = VirtualLoop(needs.all())
     loop.set_task_factory(make_task)
     clock = LoopClock(loop)
@@ -112,50 +140,6 @@ def _run(plan: Plan, look: Judge, judge: Judge, on_engines: bool) -> World:
         space.close()
 
 
-class _Needs:
-    """When there is something to do for whoever looks from time to time."""
-
-    space: Space
-    queues: Queues
-    """Both set before the loop runs."""
-
-    def all(self) -> dict[str, Need]:
-        return {
-            "tending-LinkProbes.tick": Need(lambda _: self.space.first_due(_PROBED), DAY),
-            "tending-Releaser.tick": Need(lambda _: self.space.first_due(_RELEASED), DAY),
-            "tending-Sightings.tick": Need(lambda _: math.inf, DAY),
-            "sweep": Need(lambda _: self.space.first_due(_SWEPT), DAY),
-            "range": Need(lambda _: math.inf, DAY),
-            "purge": Need(lambda _: math.inf, 2 * DAY),
-            "reap": Need(lambda _: self.queues.first_lease_end(), DAY),
-            "tick": Need(lambda _: self.queues.first_recurrence(), DAY),
-            "renew": Need(self._renewal, DAY),
-        }
-
-    def _renewal(self, _now: float) -> float:
-        """When the first claim has lasted for a third of its lease, as long as workers go between two renewals."""
-        return self.queues.first_lease_end() - own_settings().federation_lease.total_seconds() * 2 / 3
-
-
-_PROBED = "SELECT min(next_probe_at) FROM server_links"
-_RELEASED = "SELECT min(release_at) FROM server_links"
-_SWEPT = """
-SELECT min(moment) FROM (
-    SELECT min(next_attempt_at) AS moment FROM delivery_jobs WHERE state = 'held' AND held_reason IN ('busy', 'ours')
-    UNION ALL
-    SELECT coalesce(max(link.rest_until), min(link.since)) FROM delivery_jobs AS row
-    JOIN server_links AS link ON link.server_url = row.server_url
-    WHERE row.state = 'held' AND row.held_reason IN ('rest', 'server') AND link.state = 'up' AND link.release_at IS NULL
-    GROUP BY row.server_url
-    UNION ALL
-    SELECT min(datetime(coalesce(queued_at, created_at), iif(queued_at IS NULL, '30 seconds', '600 seconds')))
-    FROM delivery_jobs WHERE state = 'ready' AND settled_at IS NULL
-    UNION ALL
-    SELECT datetime(min(created_at), '7 days') FROM delivery_jobs WHERE state = 'held'
-)
-"""
-
-
 class _Run:
     def __init__(self, world: World, loop: VirtualLoop, look: Judge, judge: Judge, *, on_engines: bool) -> None:
         self._world = world
@@ -169,6 +153,7 @@ class _Run:
             space=world.space,
             queues=world.queues,
             on_engines=on_engines,
+            has_clock=world.plan.own_machines,
         )
         self._app = Process(0, self._around, works=False, crashed=self._crashed)
         self._workers = [
@@ -176,6 +161,7 @@ class _Run:
             for number in range(world.plan.processes)
         ]
         self._around.processes = self._workers
+        world.requests = self._around.requests
         self._posts = 0
 
     async def run(self) -> None:
@@ -184,7 +170,10 @@ class _Run:
         for process in self._workers:
             process.start()
         events = sorted(self._events(), key=lambda event: event[0])
-        running: list[asyncio.Task[None]] = [asyncio.ensure_future(self._look_around())]
+        running: list[asyncio.Task[None]] = [
+            asyncio.ensure_future(self._look_around()),
+            asyncio.ensure_future(self._note_sweeps()),
+        ]
         for at, call in events:
             await self._until(at)
             running.append(asyncio.ensure_future(call()))
@@ -203,6 +192,13 @@ class _Run:
                 gc.collect()
             self._world.findings += self._look(self._world, self._loop.time())
 
+    async def _note_sweeps(self) -> None:
+        """Note that it was swept all the time."""
+        while self._loop.time() < self._world.plan.end - SWEEPS_EACH:
+            await asyncio.sleep(SWEEPS_EACH)
+            if not self._around.database_away and any(process.alive for process in self._workers):
+                note_sweep(self._world.space, SWEEPS_EACH)
+
     async def _until(self, at: float) -> None:
         while (left := at - self._loop.time()) > 0:
             await asyncio.sleep(left)
@@ -213,13 +209,20 @@ class _Run:
         events += [(each.at, partial(self._owe, each)) for each in plan.deliveries]
         events += [(each.start, partial(self._cut, each)) for each in plan.outages]
         events += [(each.at, partial(self._kill, each)) for each in plan.kills]
-        events += Incidents(self._world, self._app, until=self._until, interrupt=self._interrupt).events()
+        events += [(each.at, partial(self._freeze, each)) for each in plan.freezes]
+        events += [(at, partial(self._lose, at)) for at in plan.losses]
+        events += [(at, partial(self._ask, server)) for at, server in questions(plan)]
+        incidents = Incidents(self._world, self._app, self._workers, until=self._until, interrupt=self._interrupt)
+        events += incidents.events()
         return events
 
     def _make_servers(self) -> None:
         known = []
         for planned in self._world.plan.servers:
             server = SimulatedServer(planned, self._poison, self._loop.time)
+            server.last_requests = {
+                each.number for each in self._world.plan.last_requests if each.server == planned.number
+            }
             self._world.servers[server.url] = server
             self._around.servers[server.url.removeprefix("https://")] = server
             for phase in planned.phases:
@@ -259,6 +262,8 @@ class _Run:
         activity = f"post-{self._posts}"
         if planned.is_poison:
             self._poison.add(activity)
+        if planned.page is not None:
+            self._world.servers[server_url(planned.servers[0])].dislikes[activity] = planned.page
         at = self._loop.time()
         while True:
             try:
@@ -270,7 +275,15 @@ class _Run:
         servers = [server_url(number) for number in planned.servers]
         for delivery_id, server in zip(ids, servers, strict=True):
             self._world.owed.append(
-                Owed(delivery_id, activity, server, self._loop.time(), planned.ordering_key, planned.is_poison)
+                Owed(
+                    delivery_id,
+                    activity,
+                    server,
+                    self._loop.time(),
+                    planned.ordering_key,
+                    is_poison=planned.is_poison,
+                    page=planned.page,
+                )
             )
             self._world.story.tell(
                 "* owed", delivery_id=delivery_id, server_url=server, activity=activity, key=planned.ordering_key
@@ -301,7 +314,7 @@ class _Run:
     async def _cut(self, outage: Outage) -> None:
         name = "queue" if outage.of_queue else "database"
         self._world.story.tell(f"* {name} away")
-        self._world.troubles.append((outage.start, outage.end + 120))
+        self._world.note(MishapKind.QUEUE if outage.of_queue else MishapKind.DATABASE, outage.start, outage.end)
         if outage.of_queue:
             self._around.queue_away += 1
             self._world.queues.interrupt()
@@ -324,9 +337,49 @@ class _Run:
         if process.alive:
             await self._kill_and_restart(process, kill.pause)
 
+    async def _freeze(self, freeze: Freeze) -> None:
+        process = self._workers[freeze.process % len(self._workers)]
+        if not process.alive:
+            return
+        self._world.story.tell("* frozen", process=process.number, until=freeze.end)
+        self._world.note(MishapKind.FROZEN, freeze.at, freeze.end)
+        process.frozen = True
+        self._loop.freeze(is_frozen)
+        await self._until(freeze.end)
+        self._thaw(process)
+
+    def _thaw(self, process: Process) -> None:
+        if not process.frozen:
+            return
+        self._world.story.tell("* thawed", process=process.number)
+        process.frozen = False
+        self._loop.thaw()
+        if any(each.frozen for each in self._workers):
+            self._loop.freeze(is_frozen)
+
+    async def _ask(self, server: str) -> None:
+        """Somebody asks why a server gets its deliveries, or not."""
+        assert self._app.federation is not None
+        now = self._loop.time()
+        try:
+            told = await explain(self._app.federation, server)
+        except (SQLAlchemyError, WorkersError, Unreachable) as error:
+            self._world.story.tell("* not told", server_url=server, error=repr(error)[:100])
+            return
+        if now == self._loop.time():  # nobody did anything meanwhile
+            self._world.findings += untrue(self._world, now, told)
+        if (promise := promise_of(self._world, now, told)) is not None:
+            self._world.promises.append(promise)
+
+    async def _lose(self, at: float) -> None:
+        self._world.story.tell("* queue lost its data")
+        self._world.note(MishapKind.LOSS, at, at)
+        self._world.queues.lose()
+
     async def _kill_and_restart(self, process: Process, pause: float) -> None:
         self._world.story.tell("* killed", process=process.number)
-        self._world.troubles.append((self._loop.time() - 1, self._loop.time() + pause + 120))
+        self._world.note(MishapKind.PROCESS, self._loop.time() - 1, self._loop.time() + pause)
+        self._thaw(process)
         await process.kill()
         await asyncio.sleep(pause)
         self._world.story.tell("* started", process=process.number)
@@ -338,14 +391,3 @@ class _Run:
         restart = self._kill_and_restart(process, CRASH_SECONDS)
         # In a context of nobody's: as a task of the process it would die with it.
         self._restarting = contextvars.Context().run(self._loop.create_task, restart)
-
-
-@cache
-def own_keys() -> OwnKeys:
-    return server_keys(OWN_NUMBER)
-
-
-@cache
-def own_settings() -> Settings:
-    """Those of every process of every world."""
-    return make_settings(lent_engines(0).url, own_keys().to_env(), OWN_URL)

@@ -1,0 +1,108 @@
+"""What is well is quick: nobody waits for a delivery to a server that takes it, or for a recurring job that is due."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Final
+
+from tests.simulation.plan import END, HOUR, MINUTE, QUIET, STRANGERS, TAKES_DELIVERIES, Phase, Trouble
+from tests.simulation.records import MishapKind, Past, Turn, moment_of
+from tests.simulation.servers import SimulatedServer
+from tests.simulation.story import moment
+from tests.simulation.world import Owed, World
+
+SOON: Final = MINUTE
+AMONG_PAGES: Final = 5 * MINUTE
+"""Where a server fails at one delivery in three intervals of ten seconds, and takes none meanwhile, its link falls."""
+DENSE: Final = 80.0
+LOOKS: Final = 24
+BACK: Final = 5 * MINUTE
+RESTING: Final = (Trouble.LIMITS, Trouble.ASKS_TO_WAIT)
+"""These say themselves how long they are away."""
+WELL_SINCE: Final = QUIET
+"""A server that was in trouble may be looked at so rarely that a day passes."""
+REGAINED: Final = 4 * MINUTE
+"""Within this time all that a queue had lost is there again, and tried."""
+EARLY: Final = 0.85
+"""The part of a recurring job's interval that passes between two of its runs at least."""
+INTERVALS: Final = {"outbox-sweep": 30.0, "long-range-probes": 60.0, "purge": HOUR, "storage-sweep": 10 * MINUTE}
+
+
+def promptness(world: World, past: Past) -> Iterator[str]:
+    """What took long, and need not have."""
+    for owed in world.owed:
+        yield from _delivery(world, owed)
+    for server in world.servers.values():
+        yield from _returns(world, server)
+    for job, turns in past.turns.items():
+        for turn in turns:
+            yield from _turn(world, job, turn)
+
+
+def _delivery(world: World, owed: Owed) -> Iterator[str]:
+    server = world.servers[owed.server]
+    applied = server.first_applied.get(owed.activity_id, math.inf)
+    if owed.is_poison or owed.page is not None or owed.ordering_key is not None or not server.planned.is_known:
+        return
+    is_well = all(phase.end < owed.at - WELL_SINCE or owed.at + SOON < phase.start for phase in server.planned.phases)
+    was_banned = any(ban.server == owed.server and ban.start < owed.at + SOON for ban in world.bans)
+    was_meddled = any(each.server == server.planned.number for each in world.plan.meddlings)
+    soon = SOON if _is_alone(world, owed) else AMONG_PAGES
+    if not is_well or was_banned or was_meddled or applied - owed.at <= soon:
+        return
+    others = [kind for kind in MishapKind if kind is not MishapKind.LOSS]
+    if world.in_trouble(owed.at - 15 * MINUTE, owed.at + REGAINED, *others):
+        return
+    if any(owed.at - MINUTE < lost < owed.at + SOON and applied < lost + REGAINED for lost in world.plan.losses):
+        return
+    yield f"{owed.delivery_id} to {owed.server}, owed since {moment(owed.at)}, took {applied - owed.at:.0f} s"
+
+
+def _returns(world: World, server: SimulatedServer) -> Iterator[str]:
+    """What a server was owed while it was away arrives soon after it is back, as looks come at least so often."""
+    phases = server.planned.phases
+    is_banned = any(each.server == server.planned.number for each in world.plan.meddlings)
+    if is_banned or not server.planned.is_known:
+        return
+    for phase, after in zip(phases, (*phases[1:], None), strict=False):
+        end = phase.end + _back_within(phase)
+        is_next = after is not None and after.start < end
+        if is_next or end > world.plan.end or world.in_trouble(phase.start - HOUR, end):
+            continue
+        for owed in world.owed:
+            is_usual = not owed.is_poison and owed.page is None and owed.ordering_key is None
+            applied = server.first_applied.get(owed.activity_id, math.inf)
+            if owed.server == server.url and is_usual and phase.start - MINUTE < owed.at < phase.end and applied > end:
+                gone = f"{phase.trouble} from {moment(phase.start)} to {moment(phase.end)}"
+                yield f"{owed.delivery_id} to {owed.server} was applied at {moment(min(applied, END))}: it {gone}"
+
+
+def _back_within(phase: Phase) -> float:
+    """How long it takes at most until what was owed in this phase is there; infinite if that depends on more."""
+    if phase.trouble in RESTING or phase.trouble in STRANGERS or phase.trouble in TAKES_DELIVERIES:
+        return math.inf
+    if phase.trouble is Trouble.BREAKS_US:
+        return HOUR + BACK
+    return 1.2 * max(2 * MINUTE, (phase.end - phase.start) / LOOKS) + BACK
+
+
+def _is_alone(world: World, owed: Owed) -> bool:
+    """Whether its server answers no other delivery with a page, or takes others so often that this is no outage."""
+    pages = [each.at for each in world.owed if each.page is not None and each.server == owed.server]
+    return all(owed.at < page or owed.at - page < DENSE for page in pages)
+
+
+def _turn(world: World, job: str, turn: Turn) -> Iterator[str]:
+    """One process at a time runs a recurring job, and never twice within its interval."""
+    if world.in_trouble(turn.at - HOUR, turn.at, MishapKind.CLOCK):
+        return
+    now = world.space.clock.shown(turn.at)
+    if turn.leased_until_before is not None and (moment_of(turn.leased_until_before) - now).total_seconds() > 0.1:
+        yield f"{job} was taken at {moment(turn.at)}, while another process had it"
+    if turn.started_at_before is None or job not in INTERVALS:
+        return
+    since = (now - moment_of(turn.started_at_before)).total_seconds()
+    was_ahead = since < 0 and world.in_trouble(0, turn.at, MishapKind.CLOCK)
+    if not was_ahead and since < EARLY * INTERVALS[job]:
+        yield f"{job} began at {moment(turn.at)}, {since:.1f} s after its last run"
