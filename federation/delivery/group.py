@@ -10,6 +10,7 @@ number still there, and records the lost attempt as stalled.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -150,7 +151,7 @@ class Group:
         ended = [entry.attempt for entry in entries.values() if entry.attempt is not None]
         numbers = {attempt.delivery_id: attempt.attempt for attempt in ended}
         # An earlier attempt was under way when it lost its worker, and this one ended without a beginning.
-        lost = [row for row in rows if row.sending is not None and row.sending < numbers.get(row.id, 0)]
+        lost = [row for row in rows if row.sending is not None and row.sending < numbers.get(row.id, math.inf)]
         self._attempts += [*(stalled_attempt(row) for row in lost), *ended]
         answers = [entry.follow for entry in entries.values() if entry.follow is not None]
         known = _answer(self._connection, _ACCEPTED, [answer for answer in answers if answer.accepted])

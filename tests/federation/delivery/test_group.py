@@ -198,17 +198,16 @@ async def test_a_canary_that_crashes_workers_is_found_out(ledger: Ledger, databa
     assert (seen[-1][0], row.error_code) == (DeliveryState.FAILED, "STALLED")
 
 
+@pytest.mark.parametrize("is_noted", [True, False])
 async def test_an_attempt_that_lost_its_worker_is_on_record_though_the_next_ends_the_delivery_at_once(
-    ledger: Ledger, database: Database
+    ledger: Ledger, database: Database, is_noted: bool
 ) -> None:
     """As where its server was blacklisted meanwhile, which is found out before anything is sent."""
     await add_rows(database, "row-1")
     await begun(ledger, "row-1", attempt=1)
-    await ledger.gone("row-1", attempt=record("row-1", attempt=2, code="BLACKLISTED"))
-    assert sorted(await attempts(database)) == [
-        ("row-1", 0, 1, "retryable", "STALLED"),
-        ("row-1", 0, 2, "permanent", "BLACKLISTED"),
-    ]
+    await ledger.gone("row-1", attempt=record("row-1", attempt=2, code="NO_ACK") if is_noted else None)
+    noted = [("row-1", 0, 2, "permanent", "NO_ACK")] if is_noted else []
+    assert sorted(await attempts(database)) == [("row-1", 0, 1, "retryable", "STALLED"), *noted]
 
 
 async def test_an_attempt_whose_row_went_to_another_job_was_not_the_last(ledger: Ledger, database: Database) -> None:
