@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -115,7 +114,7 @@ async def _closed(federation: Federation) -> Sequence[str]:
     is_closed = or_(
         col(ServerLink.state) != LinkState.UP,
         col(ServerLink.operator_hold).is_(True),
-        col(ServerLink.rest_until) > datetime.now(UTC),
+        col(ServerLink.rest_until) > federation.clock.now(),
     )
     return [row[0] for row in await federation.database.rows(select(col(ServerLink.server_url)).where(is_closed))]
 
@@ -128,11 +127,11 @@ async def _ready(
 ) -> int:
     """Make the chosen held deliveries ready, the oldest first, and add their jobs to the queue. Return how many."""
     # Without this, deliveries that a worker holds again meanwhile would be released again and again.
-    held_before = col(DeliveryJob.held_at) <= datetime.now(UTC)
+    held_before = col(DeliveryJob.held_at) <= federation.clock.now()
     oldest = select(col(DeliveryJob.id)).where(*chosen, held_before).order_by(col(DeliveryJob.created_at)).limit(BATCH)
 
     def change(connection: Connection) -> list[OwedRow]:
-        rows = made_ready(connection, connection.execute(oldest).scalars().all(), datetime.now(UTC))
+        rows = made_ready(connection, connection.execute(oldest).scalars().all(), federation.clock.now())
         record.add(connection, len(rows))
         return rows
 

@@ -13,7 +13,7 @@ from db import ProcessClock, RunOutcome, SchedulerJob
 from federation.admin.checks import Found, failure, note, ok, queue_setting, warning
 from federation.admin.words import ago
 from federation.app import Federation
-from federation.base.database_clock import INTERVAL
+from federation.base.database_clock import INTERVAL, is_alive
 from federation.recurring_jobs import recurring_jobs
 from federation.scheduler.leases import LEASE, last_runs
 from federation.scheduler.runner import STOPPED, RecurringJob
@@ -67,7 +67,8 @@ async def _process_skews(federation: Federation, now: datetime) -> dict[str, tim
     `now` is the database's time. On SQLite a process has no other clock than its own to compare with: there it is seen
     if it is ahead of ours.
     """
-    rows = await federation.database.rows(_CLOCKS, {"since": now - RECENT})
+    found = await federation.database.rows(_CLOCKS, {"since": now - RECENT})
+    rows = [row for row in found if is_alive(row.process)]
     ahead = {row.process: row.database_at - now for row in rows if row.database_at > now}
     return {
         f"the clock of process {row.process} differs from the database's": row.machine_at - row.database_at

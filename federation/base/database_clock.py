@@ -35,6 +35,20 @@ _OLD: Final = delete(_TABLE).where(_TABLE.c.database_at < bindparam("before"))
 _NOW: Final = select(func.clock_timestamp())
 
 
+def is_alive(process: str) -> bool:
+    """Tell whether a process that wrote down its time is there still; one of another host counts as such."""
+    host, _, pid = process.rpartition(":")
+    if host != socket.gethostname() or not pid.isdecimal():
+        return True
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # somebody else's
+        return True
+    return True
+
+
 def _elapsed() -> float:
     """Return the seconds on the event loop's clock, which a thread without one reads by itself."""
     try:
@@ -69,7 +83,7 @@ class DatabaseClock:
         """Return once the time is the database's, however long that does not answer."""
         while not self.is_known:
             try:
-                await self._measure()
+                await self.measure()
             except SQLAlchemyError:
                 await asyncio.sleep(AGAIN.total_seconds())
 
@@ -87,8 +101,7 @@ class DatabaseClock:
         Raises:
             SQLAlchemyError: the database did not answer.
         """
-        if not self._is_machine:
-            await self._measure()
+        await self.measure()
         now = self.now()
         values = {"process": self._process, "machine_at": self._machine.now(), "database_at": now}
 
@@ -98,9 +111,15 @@ class DatabaseClock:
 
         await self._database.transact(write)
 
-    async def _measure(self) -> None:
-        elapsed = _elapsed()
-        self._note(await self._database.time(), elapsed)
+    async def measure(self) -> None:
+        """Ask the database for its time, if it has one of its own.
+
+        Raises:
+            SQLAlchemyError: it did not answer.
+        """
+        if not self._is_machine:
+            elapsed = _elapsed()
+            self._note(await self._database.time(), elapsed)
 
     def _note(self, told: datetime, before: float) -> None:
         took = _elapsed() - before

@@ -161,7 +161,10 @@ def repair(
 
 
 def list_workers(as_json: AsJson = False) -> None:
-    """List the running workers of all processes, and those that were not heard of for 3 min: they may have died."""
+    """List running workers, and those that fell silent.
+
+    A worker is silent that was not heard of for 3 min: it may have died.
+    """
     from federation.admin import queues
     from federation.admin.words import ago
 

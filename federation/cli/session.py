@@ -85,12 +85,15 @@ def with_node(work: Callable[[Federation], Awaitable[T]]) -> T:
     settings.require_files()
 
     async def session() -> T:
+        from federation.base.database_clock import DatabaseClock
         from federation.base.errors import Unreachable
         from federation.base.reach import require_schema
 
         federation = Federation(settings)
         try:
             await require_schema(federation.database)
+            if isinstance(federation.clock, DatabaseClock):
+                await federation.clock.measure()
             return await work(federation)
         except Unreachable as error:
             tell(error)  # now, because what does not answer may take long to close

@@ -36,7 +36,6 @@ from federation.delivery.entries import (
 )
 from federation.delivery.payloads import release
 from federation.delivery.rows import TABLE, OwedRow, forget_older, next_in_order, places_of
-from federation.servers.link_rules import Hold
 
 FIRST_SUSPECTS: Final = 256
 """How many suspects, deliveries that were under way in too many crashes, run together at first."""
@@ -95,9 +94,7 @@ class Group:
             if row.job_id is None or row.job_name is None:
                 adopted.append(entry)
             if row.sending is not None and row.sending != entry.attempt:
-                # The job of one that is held now ends, and with it the count of how often it lost its worker.
-                is_counted = row.suspect is None and (entry.hold is None or series.is_canary)
-                ended = None if is_counted else _suspected(row, entry)
+                ended = _suspected(row, entry) if row.suspect is not None or _was_canary(row, entry) else None
                 is_last = ended is not None and ended.state is DeliveryState.FAILED
                 self._attempts.append(stalled_attempt(row, note=AttemptNote.GIVEN_UP if is_last else None))
                 if ended is not None:
@@ -207,12 +204,12 @@ def _suspected(row: Row[*tuple[Any, ...]], entry: Begin) -> Ended:
     """Build the end of an attempt whose delivery was under way in a crash: a suspect, from then on if not before."""
     suspect = _suspicion(row)
     is_found = suspect <= 1 - FATAL_ALONE
-    hold = entry.hold or Hold(reason=HoldReason.OURS, until=entry.at)
+    waits = entry.hold is not None and entry.hold.reason is HoldReason.SERVER
     return Ended(
         series=_series(row, entry.job_id, entry.at),
         state=DeliveryState.FAILED if is_found else DeliveryState.HELD,
-        reason=None if is_found else hold.reason,
-        until=None if is_found else hold.until,
+        reason=None if is_found else HoldReason.SERVER if waits else HoldReason.OURS,
+        until=None if is_found or waits else entry.at,
         at=entry.at,
         code=STALLED,
         error=f"its worker disappeared with it {FATAL_ALONE} times while nothing else was under way"
@@ -221,6 +218,15 @@ def _suspected(row: Row[*tuple[Any, ...]], entry: Begin) -> Ended:
         outcome=AttemptOutcome.PERMANENT if is_found else None,
         suspect=suspect,
     )
+
+
+def _was_canary(row: Row[*tuple[Any, ...]], entry: Begin) -> bool:
+    """Tell whether it lost its worker as a canary of a server that is away still.
+
+    Its job ends now, and with it the count of how often that happened: so the row counts.
+    """
+    is_away = entry.hold is not None and entry.hold.reason is HoldReason.SERVER
+    return is_away and row.canary_at is not None and row.canary_at <= row.last_attempted_at
 
 
 def _suspicion(row: Row[*tuple[Any, ...]]) -> int:

@@ -268,7 +268,11 @@ _DUE = (
     )
     .limit(BATCH)
 )
-_SUSPECT = (TABLE.c.suspect.is_not(None), TABLE.c.state == DeliveryState.HELD, TABLE.c.held_reason == HoldReason.OURS)
+_SUSPECT = (
+    TABLE.c.suspect.is_not(None),
+    TABLE.c.state == DeliveryState.HELD,
+    TABLE.c.held_reason.in_((HoldReason.OURS, HoldReason.BUSY)),
+)
 _SUSPECTS_UNDER_WAY = (
     select(TABLE.c.id)
     .where(TABLE.c.suspect.is_not(None), TABLE.c.state == DeliveryState.READY, TABLE.c.settled_at.is_(None))
@@ -325,7 +329,8 @@ _WAS_HELD_THEN = (
         _FORMER.c.server_url == _LINK.c.server_url,
         _FORMER.c.state == DeliveryState.HELD,
         _FORMER.c.held_reason == HoldReason.SERVER,
-        _FORMER.c.held_at < _LINK.c.probed_at,
+        # One that was sent ahead is held again only after its failure is noted, and so is the look.
+        or_(_FORMER.c.held_at < _LINK.c.probed_at, _FORMER.c.canary_at <= _LINK.c.probed_at),
     )
     .exists()
 )

@@ -128,7 +128,7 @@ _ONE: Final = select(*(_TABLE.c[name] for name in _COLUMNS)).where(_TABLE.c.id =
 
 
 def _read(connection: Connection) -> LastSweep | None:
-    row = connection.execute(_ONE).one_or_none()
+    row = connection.execute(_ONE.with_for_update()).one_or_none()
     return None if row is None else LastSweep(**row._mapping)
 
 

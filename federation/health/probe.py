@@ -50,14 +50,12 @@ class Probe:
 
         Return 0 if it is well, else how many probes failed in a row; None if it is gone. What fell by deliveries is not
         well by a probe: where the server's link is not up, the probe counts as failed, so that fewer and fewer follow.
-        It may bring the next look forward, which decides about the server's health.
+        The link's own looks decide there.
         """
         is_well = (await self.look(server)).well
         if is_well and (await self._links.find(server.url)).state is LinkState.UP:
             await self._registry.mark_healthy(server.url, reason="probe")
             return 0
-        if is_well:
-            await self._links.look_soon(server.url)
         return await self._registry.count_failed_probe(server.url)
 
     async def look(self, server: KnownServer) -> Seen:

@@ -231,7 +231,8 @@ def after_rest(link: Link, now: datetime, pause: timedelta | None) -> Link:
         until = max(until, link.rest_until)
     link = replace(link, rest_until=until)
     if link.state is not LinkState.UP:
-        link = replace(link, probed_at=now, next_probe_at=until)
+        planned = link.next_probe_at if link.state is LinkState.REFUSING else None
+        link = replace(link, probed_at=now, next_probe_at=max(until, planned or until))
     if resting:
         return link
     return replace(link, rests=link.rests + 1, release_rate=max(link.release_rate / 2, SLOWEST_START))
@@ -276,14 +277,19 @@ def was_just_looked_at(link: Link, now: datetime) -> bool:
 
 
 def looked_at_soon(link: Link, now: datetime) -> Link:
-    """Return the link with a look due now, if the last one was at least `HEARD_INTERVAL` ago."""
-    return link if was_just_looked_at(link, now) else looked_at_now(link, now)
+    """Return the link with a look due now, if the last one was at least `HEARD_INTERVAL` ago.
+
+    A server that refuses everything gets its one canary a day, whatever is heard of it.
+    """
+    is_patient = link.state is LinkState.REFUSING or was_just_looked_at(link, now)
+    return link if is_patient else looked_at_now(link, now)
 
 
 def looked_at_now(link: Link, now: datetime) -> Link:
-    """Return the link with a look due now, unless it is up."""
+    """Return the link with a look due now, unless it is up, or its server asked to be left alone."""
     is_later = link.next_probe_at is not None and link.next_probe_at > now
-    return replace(link, next_probe_at=now) if is_later and link.state is not LinkState.UP else link
+    is_left_alone = link.state is LinkState.UP or link.rests_until(now) is not None
+    return link if is_left_alone or not is_later else replace(link, next_probe_at=now)
 
 
 def probe_interval(probes: int, *, away: timedelta) -> timedelta:

@@ -88,8 +88,9 @@ class Links:
         now = self._clock.now()
         known = await self.view(server_url)
         bucket = int(now.timestamp() // link_rules.BUCKET.total_seconds())
-        is_noted = known.state is not LinkState.UP or self._noted.get(server_url) == bucket
-        if is_noted and known.moved_to == moved_to:
+        if self._noted.get(server_url) == bucket:
+            return
+        if known.state is not LinkState.UP and moved_to in (None, known.moved_to):
             return
         await self._change(
             server_url, lambda link: link_rules.after_unavailable(link, now, code, moved_to=moved_to), code

@@ -188,7 +188,15 @@ async def test_a_canary_that_crashes_workers_is_found_out(ledger: Ledger, databa
         row = (await rows(database))["row-1"]
         if row.state is DeliveryState.FAILED:
             break
-        await add_to(database, "row-1", state=DeliveryState.READY, held_reason=None, sending=1, last_attempted_at=NOW)
+        await add_to(
+            database,
+            "row-1",
+            state=DeliveryState.READY,
+            held_reason=None,
+            sending=1,
+            last_attempted_at=NOW,
+            canary_at=NOW,
+        )
         assert isinstance(await ledger.begin(beginning("row-1", attempt=2, hold=DOWN)), NotBegun)
         row = (await rows(database))["row-1"]
         seen.append((row.state, row.held_reason, row.suspect))
@@ -196,6 +204,16 @@ async def test_a_canary_that_crashes_workers_is_found_out(ledger: Ledger, databa
     assert seen[0] == (DeliveryState.HELD, HoldReason.SERVER, FIRST_SUSPECTS)
     assert {each[:2] for each in seen[:-1]} == {(DeliveryState.HELD, HoldReason.SERVER)}
     assert (seen[-1][0], row.error_code) == (DeliveryState.FAILED, "STALLED")
+
+
+@pytest.mark.parametrize("hold", [DOWN, Hold(reason=HoldReason.BUSY, until=LATER)], ids=["down", "busy"])
+async def test_a_crash_makes_no_suspect_of_what_was_no_canary(ledger: Ledger, database: Database, hold: Hold) -> None:
+    """Hundreds wait for servers that hang when a process is killed, and are held when they come back."""
+    await add_rows(database, "row-1")
+    await begun(ledger, "row-1", attempt=1)
+    await ledger.begin(beginning("row-1", attempt=2, hold=hold))
+    row = (await rows(database))["row-1"]
+    assert (row.state, row.held_reason, row.suspect) == (DeliveryState.HELD, hold.reason, None)
 
 
 @pytest.mark.parametrize("is_noted", [True, False])

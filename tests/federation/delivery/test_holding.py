@@ -260,3 +260,26 @@ async def test_a_sweep_finds_what_nobody_saw_come(node: Node) -> None:
     assert await node.held().newly_held() == []
     await node.held().sweep()
     assert (await node.links.find(URL)).next_probe_at == node.clock.now()
+
+
+async def test_the_canary_that_failed_is_no_news_of_its_server(node: Node) -> None:
+    """It is held again a moment after its look was noted: that must not bring the next look forward each minute."""
+    await node.links.exhausted(URL, "TIMEOUT", first_attempted_at=node.clock.now())
+    (only,) = await node.add_held()
+    for _ in range(5):
+        node.clock.advance(HEARD_INTERVAL)
+        await node.change([only], canary_at=node.clock.now())
+        await node.links.probe_failed(URL)
+        node.clock.advance(SECOND)
+        await node.change([only], held_at=node.clock.now())
+        planned = (await node.links.find(URL)).next_probe_at
+        node.clock.advance(HEARD_INTERVAL)
+        await node.held().sweep()
+        assert await node.held().newly_held() == []
+        assert (await node.links.find(URL)).next_probe_at == planned
+
+
+async def test_a_suspect_that_found_no_room_is_released_with_the_others(node: Node) -> None:
+    """Nobody else would: what may crash workers does not go out by its time alone."""
+    await node.add_held(reason=HoldReason.BUSY, next_attempt_at=node.clock.now(), suspect=4)
+    assert (await node.held().sweep())["suspects_released"] == 1

@@ -322,6 +322,12 @@ def test_news_of_a_server_bring_its_look_forward_once_a_minute() -> None:
     assert looked_at_now(link, START + soon).next_probe_at == START + soon
     assert looked_at_soon(link, START - timedelta(days=1)).next_probe_at == START - timedelta(days=1)
     assert looked_at_now(UP, at(9)) == UP
+    later = START + timedelta(hours=2)
+    refusing = replace(link, state=LinkState.REFUSING, next_probe_at=START + CANARY_INTERVAL)
+    assert looked_at_soon(refusing, later) == refusing
+    assert after_rest(refusing, later, None).next_probe_at == START + CANARY_INTERVAL
+    resting = after_rest(link, START, timedelta(hours=3))
+    assert looked_at_soon(resting, later) == looked_at_now(resting, later) == resting
 
 
 def test_what_is_yet_to_happen_has_not_happened() -> None:
