@@ -84,7 +84,8 @@ class ServerLink(FederationTable, table=True):
     refusals since. While the link is not up it is looked at at `next_probe_at`, which was planned at `probed_at`, after
     `probes` looks in vain; `canaries` counts the deliveries that were refused for themselves within one look. `fell_at`
     is when the present outage began, as long as nothing was acknowledged since, even if the link is up in between.
-    `moved_to` is the origin that the server's last redirect named. `rest_until` is when the pause ends that the server
+    `moved_to` is the origin that the server's last redirect named. At `looked_at` a look at its keys began, which has
+    died with its process if `look_ended_at` is older. `rest_until` is when the pause ends that the server
     asked for; at `release_at` the next held deliveries go out, `release_rate` a second. `profile` names the
     implementation it is known to run.
     """
@@ -137,6 +138,7 @@ class ServerLink(FederationTable, table=True):
     canaries: int = Field(default=0, sa_column_kwargs={"server_default": text("0")})
     probed_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     moved_to: str | None = Field(default=None, sa_type=Text)
+    look_ended_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
 
 
 # Which rules may have another canonical spelling than their own: some that have none are among them, and none that has

@@ -10,6 +10,7 @@ number still there, and records the lost attempt as stalled.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -35,6 +36,7 @@ from federation.delivery.entries import (
 )
 from federation.delivery.payloads import release
 from federation.delivery.rows import TABLE, OwedRow, forget_older, next_in_order, places_of
+from federation.servers.link_rules import Hold
 
 FIRST_SUSPECTS: Final = 256
 """How many suspects, deliveries that were under way in too many crashes, run together at first."""
@@ -93,12 +95,14 @@ class Group:
             if row.job_id is None or row.job_name is None:
                 adopted.append(entry)
             if row.sending is not None and row.sending != entry.attempt:
-                ended = None if row.suspect is None else _suspected(row, entry)
+                # The job of one that is held now ends, and with it the count of how often it lost its worker.
+                is_counted = row.suspect is None and (entry.hold is None or series.is_canary)
+                ended = None if is_counted else _suspected(row, entry)
                 is_last = ended is not None and ended.state is DeliveryState.FAILED
                 self._attempts.append(stalled_attempt(row, note=AttemptNote.GIVEN_UP if is_last else None))
                 if ended is not None:
                     suspects[index] = ended
-                    results[index] = NotBegun(exists=True, held=HoldReason.OURS)
+                    results[index] = NotBegun(exists=True, held=ended.reason)
                     continue
             if entry.hold is not None and not series.is_canary:
                 held.append(entry)
@@ -144,7 +148,11 @@ class Group:
         if arrived:
             release(self._connection, forget_older(self._connection, arrived))
         self._freed += arrived
-        self._attempts += [entry.attempt for entry in entries.values() if entry.attempt is not None]
+        ended = [entry.attempt for entry in entries.values() if entry.attempt is not None]
+        numbers = {attempt.delivery_id: attempt.attempt for attempt in ended}
+        # An earlier attempt was under way when it lost its worker, and this one ended without a beginning.
+        lost = [row for row in rows if row.sending is not None and row.sending < numbers.get(row.id, math.inf)]
+        self._attempts += [*(stalled_attempt(row) for row in lost), *ended]
         answers = [entry.follow for entry in entries.values() if entry.follow is not None]
         known = _answer(self._connection, _ACCEPTED, [answer for answer in answers if answer.accepted])
         known |= _answer(self._connection, _ACKNOWLEDGED, [answer for answer in answers if not answer.accepted])
@@ -196,19 +204,20 @@ class Group:
 
 
 def _suspected(row: Row[*tuple[Any, ...]], entry: Begin) -> Ended:
-    """Build the end of an attempt whose delivery, already a suspect, was under way in another crash."""
-    suspect = _narrowed(row.suspect)
+    """Build the end of an attempt whose delivery was under way in a crash: a suspect, from then on if not before."""
+    suspect = _suspicion(row)
     is_found = suspect <= 1 - FATAL_ALONE
+    hold = entry.hold or Hold(reason=HoldReason.OURS, until=entry.at)
     return Ended(
         series=_series(row, entry.job_id, entry.at),
         state=DeliveryState.FAILED if is_found else DeliveryState.HELD,
-        reason=None if is_found else HoldReason.OURS,
-        until=None if is_found else entry.at,
+        reason=None if is_found else hold.reason,
+        until=None if is_found else hold.until,
         at=entry.at,
         code=STALLED,
         error=f"its worker disappeared with it {FATAL_ALONE} times while nothing else was under way"
         if is_found
-        else "its worker disappeared with it, and others, again",
+        else "its worker disappeared with it, and perhaps with others",
         outcome=AttemptOutcome.PERMANENT if is_found else None,
         suspect=suspect,
     )
@@ -312,7 +321,10 @@ _ADOPTED = (
 _GONE = (
     delete(TABLE)
     .where(_ROWS)
-    .returning(TABLE.c.payload_id, TABLE.c.server_url, TABLE.c.ordering_key, TABLE.c.ordering_position)
+    .returning(
+        *(TABLE.c[name] for name in ("payload_id", "server_url", "ordering_key", "ordering_position")),
+        *(TABLE.c[name] for name in ("id", "series", "job_name", "sending", "last_attempted_at")),
+    )
 )
 _HELD = (
     update(TABLE)

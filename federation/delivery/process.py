@@ -349,8 +349,10 @@ class DeliveryProcessor:
         if not may_be_misunderstood(code):
             return False
         server_url = report.delivery.server_url
-        if await self._links.looked(server_url, interval=LOOK_INTERVAL):
-            return await self._look_again(server_url, report.remote_code)
+        if await self._links.looked(server_url, interval=LOOK_INTERVAL, takes=LOOK_TAKES):
+            may_end = await self._look_again(server_url, report.remote_code)
+            await self._links.look_ended(server_url)
+            return may_end
         looked_at = (await self._links.find(server_url)).looked_at
         return looked_at is not None and report.started_at < looked_at + LOOK_TAKES
 

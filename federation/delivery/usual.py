@@ -73,10 +73,11 @@ def _begins(entries: Sequence[Begin]) -> str:
 def _arrivals(entries: Sequence[Gone]) -> str:
     return _json(
         [
-            {"id": e.delivery_id}
+            {"id": e.delivery_id, "number": e.attempt and e.attempt.attempt}
             if e.follow is None
             else {
                 "id": e.delivery_id,
+                "number": e.attempt and e.attempt.attempt,
                 "follower_id": e.follow.follower_id,
                 "following_id": e.follow.following_id,
                 "server_url": e.follow.server_url,
@@ -153,11 +154,12 @@ WITH b AS MATERIALIZED (
         coalesce(locked.canary_at = locked.released_at, false) AS is_canary
 ), g AS MATERIALIZED (
     SELECT * FROM json_to_recordset(CAST(%(arrivals)s AS json))
-        AS j(id text, follower_id text, following_id text, server_url text, accepted boolean)
+        AS j(id text, number integer, follower_id text, following_id text, server_url text, accepted boolean)
 ), gone AS (
-    DELETE FROM delivery_jobs
-    WHERE id = ANY (ARRAY(SELECT id FROM g)) AND ordering_key IS NULL AND (payload_id IS NULL OR %(shared)s)
-    RETURNING id, payload_id
+    DELETE FROM delivery_jobs AS d USING g
+    WHERE d.id = ANY (ARRAY(SELECT id FROM g)) AND d.id = g.id AND d.ordering_key IS NULL
+        AND (d.payload_id IS NULL OR %(shared)s) AND (d.sending IS NULL OR d.sending >= g.number)
+    RETURNING d.id, d.payload_id
 ), noted AS (
     INSERT INTO delivery_attempts ({", ".join(_COLUMNS)})
     SELECT {", ".join("a.started_at AT TIME ZONE 'UTC'" if c == "started_at" else f"a.{c}" for c in _COLUMNS)}

@@ -79,6 +79,7 @@ class Link:
     release_at: datetime | None = None
     looked_at: datetime | None = None
     moved_to: str | None = None
+    look_ended_at: datetime | None = None
     profile: str | None = None
 
     @property
@@ -205,7 +206,7 @@ def fallen(link: Link, now: datetime, code: str) -> Link:
 def after_mismatch(link: Link, now: datetime) -> Link:
     """Return the link after the server's `/discover` showed another signing key than the registered one."""
     down = fallen(link, now, "KEY_MISMATCH") if link.state is LinkState.UP else link
-    return replace(down, state=LinkState.MISMATCH, reason="KEY_MISMATCH", looked_at=now)
+    return replace(down, state=LinkState.MISMATCH, reason="KEY_MISMATCH", looked_at=now, look_ended_at=now)
 
 
 def after_rejection(link: Link, now: datetime, code: str) -> Link:
@@ -254,6 +255,19 @@ def after_refused_canary(link: Link, now: datetime) -> Link:
     if link.state is not LinkState.DOWN or link.canaries + 1 >= MOST_CANARIES:
         return after_failed_probe(link, now)
     return replace(link, canaries=link.canaries + 1, probed_at=now, next_probe_at=now)
+
+
+def may_look_at_keys(link: Link, now: datetime, *, interval: timedelta, takes: timedelta) -> bool:
+    """Tell whether to look at the server's keys: nobody did within `interval`, or whoever did has died over it.
+
+    A look that has not ended after `takes` counts as that. One from before the clock was set back by more than
+    `interval` does not count. One that seems to lie ahead by less does: another process's clock is never quite the
+    same, and somebody may have looked while this one waited for the link.
+    """
+    if link.looked_at is None:
+        return True
+    has_ended = link.look_ended_at is not None and link.look_ended_at >= link.looked_at
+    return abs(now - link.looked_at) >= (interval if has_ended else min(takes, interval))
 
 
 def was_just_looked_at(link: Link, now: datetime) -> bool:

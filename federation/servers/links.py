@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final, TypeAlias
 
 import structlog
@@ -125,17 +125,13 @@ class Links:
         now = self._clock.now()
         await self._change(server_url, lambda link: link_rules.after_mismatch(link, now), "KEY_MISMATCH")
 
-    async def looked(self, server_url: str, *, interval: timedelta) -> bool:
-        """Note a look at the server's `/discover`, unless somebody looked less than `interval` ago.
+    async def looked(self, server_url: str, *, interval: timedelta, takes: timedelta) -> bool:
+        """Note that a look at the server's `/discover` begins, if it is time for one; see `may_look_at_keys`.
 
-        Return whether to look now. A look from before the clock was set back by more does not count. One that seems to
-        lie ahead by less does: another process's clock is never quite the same, and somebody may have looked while this
-        one waited for the link.
+        Return whether to look now. Who does has to tell when the look has ended.
         """
         now = self._clock.now()
-
-        def is_due(link: Link) -> bool:
-            return link.looked_at is None or abs(now - link.looked_at) >= interval
+        is_due = partial(link_rules.may_look_at_keys, now=now, interval=interval, takes=takes)
 
         if not is_due(await self.view(server_url)):
             return False
@@ -148,6 +144,11 @@ class Links:
 
         await self._change(server_url, look, "look")
         return looks
+
+    async def look_ended(self, server_url: str) -> None:
+        """Note that a look at the server's `/discover` has had its effect."""
+        now = self._clock.now()
+        await self._change(server_url, lambda link: replace(link, look_ended_at=now), "look")
 
     async def returned(self, server_url: str, *, reason: str) -> Link:
         """Note that the server is back, as a probe showed or an operator says. Return the link as it is now."""

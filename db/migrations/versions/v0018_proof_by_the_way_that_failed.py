@@ -17,6 +17,7 @@ def upgrade() -> None:
     op.add_column("server_links", sa.Column("canaries", sa.Integer, nullable=False, server_default=sa.text("0")))
     op.add_column("server_links", sa.Column("probed_at", sa.DateTime))
     op.add_column("server_links", sa.Column("moved_to", sa.Text))
+    op.add_column("server_links", sa.Column("look_ended_at", sa.DateTime))
     planned = sa.text("next_probe_at IS NOT NULL")
     op.create_index(
         "server_links_probed_idx", "server_links", ["probed_at"], postgresql_where=planned, sqlite_where=planned

@@ -9,11 +9,12 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlmodel import col
 
-from db import AttemptNote, Database, DeliveryAttempt, DeliveryState, HoldReason
+from db import AttemptNote, Database, DeliveryAttempt, DeliveryJob, DeliveryState, HoldReason
 from federation.delivery.entries import Abandoned, Begun, NotBegun, Series
+from federation.delivery.group import FIRST_SUSPECTS
 from federation.delivery.ledger import Ledger
 from federation.delivery.rows import PlannedJob
 from federation.servers.link_rules import Hold
@@ -177,6 +178,36 @@ async def test_an_attempt_that_lost_its_worker_is_on_record_as_stalled(
     assert await attempts(database) == [("row-1", 0, 1, "permanent", "NO_ACK")]
     await ledger.gone("row-1", attempt=record("row-1", attempt=1, code=None))
     assert await attempts(database) == [("row-1", 0, 1, "permanent", "NO_ACK")]
+
+
+async def test_a_canary_that_crashes_workers_is_found_out(ledger: Ledger, database: Database) -> None:
+    """Its job ends each time, as the server is away still, so the row counts: it is a suspect from the first on."""
+    await add_rows(database, "row-1")
+    seen = []
+    for number in range(40):
+        row = (await rows(database))["row-1"]
+        if row.state is DeliveryState.FAILED:
+            break
+        await add_to(database, "row-1", state=DeliveryState.READY, held_reason=None, sending=1, last_attempted_at=NOW)
+        assert isinstance(await ledger.begin(beginning("row-1", attempt=2, hold=DOWN)), NotBegun)
+        row = (await rows(database))["row-1"]
+        seen.append((row.state, row.held_reason, row.suspect))
+        assert number < 39
+    assert seen[0] == (DeliveryState.HELD, HoldReason.SERVER, FIRST_SUSPECTS)
+    assert {each[:2] for each in seen[:-1]} == {(DeliveryState.HELD, HoldReason.SERVER)}
+    assert (seen[-1][0], row.error_code) == (DeliveryState.FAILED, "STALLED")
+
+
+@pytest.mark.parametrize("is_noted", [True, False])
+async def test_an_attempt_that_lost_its_worker_is_on_record_though_the_next_ends_the_delivery_at_once(
+    ledger: Ledger, database: Database, is_noted: bool
+) -> None:
+    """As where its server was blacklisted meanwhile, which is found out before anything is sent."""
+    await add_rows(database, "row-1")
+    await begun(ledger, "row-1", attempt=1)
+    await ledger.gone("row-1", attempt=record("row-1", attempt=2, code="NO_ACK") if is_noted else None)
+    noted = [("row-1", 0, 2, "permanent", "NO_ACK")] if is_noted else []
+    assert sorted(await attempts(database)) == [("row-1", 0, 1, "retryable", "STALLED"), *noted]
 
 
 async def test_an_attempt_whose_row_went_to_another_job_was_not_the_last(ledger: Ledger, database: Database) -> None:
@@ -359,3 +390,9 @@ async def test_a_queue_that_is_down_does_not_undo_an_end(database: Database) -> 
     assert await ledger.gone("first") is True
 
     assert (await rows(database))["second"].state is DeliveryState.READY
+
+
+async def add_to(database: Database, row: str, **values: Any) -> None:
+    """The row has these values now."""
+    async with database.transaction() as session:
+        await session.execute(update(DeliveryJob).where(col(DeliveryJob.id) == row).values(**values))

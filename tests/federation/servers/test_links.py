@@ -13,6 +13,7 @@ from sqlmodel import col
 from structlog.testing import capture_logs
 
 from db import Database, LinkState, Server, ServerHealthEvent, ServerLink
+from federation.delivery.process import LOOK_TAKES
 from federation.servers.link_rules import BUCKET, HEARD_INTERVAL, MAX_REJECTIONS
 from federation.servers.links import Links, closed_among
 from federation.servers.registry import Registry
@@ -246,17 +247,32 @@ async def test_a_clock_set_back_puts_off_neither_looks_nor_releases(links: Links
 
 async def test_a_look_of_before_the_clock_was_set_back_is_forgotten(links: Links, clock: ManualClock) -> None:
     """Or refused deliveries would be tried again without an end until the clock is there once more."""
-    assert await links.looked(URL, interval=timedelta(minutes=10))
+    assert await links.looked(URL, interval=timedelta(minutes=10), takes=LOOK_TAKES)
     clock.advance(-timedelta(days=2))
-    assert await links.looked(URL, interval=timedelta(minutes=10))
+    assert await links.looked(URL, interval=timedelta(minutes=10), takes=LOOK_TAKES)
     assert (await links.find(URL)).looked_at == clock.now()
 
 
 async def test_a_look_that_another_process_has_just_made_counts(links: Links, clock: ManualClock) -> None:
     """Its clock may be a little ahead, or this process may have read its own before it waited for the link."""
-    assert await links.looked(URL, interval=timedelta(minutes=10))
+    assert await links.looked(URL, interval=timedelta(minutes=10), takes=LOOK_TAKES)
     clock.advance(-timedelta(seconds=1))
-    assert not await links.looked(URL, interval=timedelta(minutes=10))
+    assert not await links.looked(URL, interval=timedelta(minutes=10), takes=LOOK_TAKES)
+
+
+async def test_a_look_whose_process_died_over_it_is_made_again_soon(links: Links, clock: ManualClock) -> None:
+    """Otherwise what is refused in the next ten minutes would fail, though the server has other keys."""
+    pause = timedelta(minutes=10)
+    for ends in (False, True):
+        clock.advance(pause)
+        assert await links.looked(URL, interval=pause, takes=LOOK_TAKES)
+        if ends:
+            await links.look_ended(URL)
+        clock.advance(LOOK_TAKES - timedelta(seconds=1))
+        assert not await links.looked(URL, interval=pause, takes=LOOK_TAKES)
+        clock.advance(timedelta(seconds=1))
+        assert await links.looked(URL, interval=pause, takes=LOOK_TAKES) is not ends
+        await links.look_ended(URL)
 
 
 async def test_a_server_that_was_heard_of_is_looked_at_now_and_not_raised(links: Links, clock: ManualClock) -> None:
@@ -283,10 +299,12 @@ async def test_a_look_at_discover_is_one_for_all_processes_for_a_while(
     clock.advance(timedelta(hours=1))
     pause = timedelta(minutes=10)
     others = [links, await make_links(), await make_links()]
-    looks = await asyncio.gather(*(each.looked(URL, interval=pause) for each in others for _ in range(3)))
+    looks = await asyncio.gather(
+        *(each.looked(URL, interval=pause, takes=LOOK_TAKES) for each in others for _ in range(3))
+    )
     assert sum(looks) == 1
     clock.advance(pause)
-    assert await links.looked(URL, interval=pause) is True
+    assert await links.looked(URL, interval=pause, takes=LOOK_TAKES) is True
 
 
 @pytest.mark.parametrize("ahead", [timedelta(minutes=1), timedelta(hours=6), timedelta(days=9)])
