@@ -11,7 +11,7 @@ from typing import Final
 
 from tests.peer import DISCOVER_PATH
 from tests.simulation.pace import SWEPT
-from tests.simulation.plan import DAY, HOUR, MINUTE
+from tests.simulation.plan import DAY, HOUR, MINUTE, Deed
 from tests.simulation.records import LinkChange, MishapKind, Past, Request, RowChange
 from tests.simulation.story import moment
 from tests.simulation.world import World
@@ -109,12 +109,11 @@ def _too_often(
     requests: Sequence[Request],
 ) -> Iterator[str]:
     news = [each.at for each in changes if each.state == "held" and each.was != "held" and each.reason == "server"]
-    found = _found_well(outage, requests)
+    heard = (*(at for at in news if at not in set(canaries)), *_found_well(outage, requests))
     refused = {each.at for each in requests if each.status is not None and 400 <= each.status < 500}
     before = outage.start
     for number, at in enumerate(canaries):
         least = 0.9 * interval(number, before - outage.start)
-        heard = (*(each for each in news if each not in canaries), *found)
         has_news = any(before < each <= at for each in heard) and at - before > NEWS - 2
         was_refused = any(before <= each < before + 20 for each in refused)
         if at - before < least and not has_news and not was_refused and not world.in_trouble(before, at):
@@ -186,6 +185,8 @@ def _one_at_a_time(world: World, server: str, changes: Sequence[RowChange]) -> I
 
 def _releases(world: World, server: str, changes: Sequence[RowChange], links: Sequence[LinkChange]) -> Iterator[str]:
     """What was held goes out oldest first, at 1, 2, 4 ... a second."""
+    # Those held for other reasons go out at once when an operator lets go of a server.
+    let_go = [ban.end for ban in world.bans if ban.server == server and ban.deed is Deed.HOLDS]
     held: dict[str, RowChange] = {}
     batches: defaultdict[float, list[RowChange]] = defaultdict(list)
     left: dict[float, list[RowChange]] = {}
@@ -194,7 +195,7 @@ def _releases(world: World, server: str, changes: Sequence[RowChange], links: Se
             held[change.id] = change
         else:
             held.pop(change.id, None)
-        if change.is_release:
+        if change.is_release and not any(abs(change.at - at) < 0.01 for at in let_go):
             batches[change.at].append(change)
         if change.at in batches:
             left[change.at] = list(held.values())
@@ -208,7 +209,9 @@ def _releases(world: World, server: str, changes: Sequence[RowChange], links: Se
         if at - before > MINUTE or any(before < link.at <= at and link.was != "up" for link in links):
             start, total = at, 0
         total += len(batch)
-        if total > 2 ** (at - start + 1.6) or len(batch) > RATE:
+        # Of what an operator lets go the first batch is not told from what goes out at once.
+        most = 2 ** (at - start + (2.6 if any(start - 5 < each <= start for each in let_go) else 1.6))
+        if total > most or len(batch) > RATE:
             yield f"{total} were released to {server} by {moment(at)}, within {at - start:.1f} s"
         waits = [each for each in left[at] if each.at < at]
         after = next((each for each in times if each > at), math.inf)

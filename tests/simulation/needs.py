@@ -79,22 +79,25 @@ SELECT min(moment) FROM (
     WHERE row.state = 'held' AND row.held_reason = 'server' AND link.state = 'down' AND row.created_at > link.probed_at
     AND {_FIRST_HELD}
     UNION ALL
-    SELECT min(row.created_at) FROM delivery_jobs AS row JOIN blacklisted_servers AS rule
+    SELECT min('2026-01-01 00:00:00') FROM delivery_jobs AS row JOIN blacklisted_servers AS rule
     ON rule.server_url = row.server_url WHERE row.state = 'held'
     UNION ALL
-    SELECT datetime(min(created_at), '7 days') FROM delivery_jobs WHERE state = 'held'
+    SELECT max(datetime(min(created_at), '7 days'), coalesce((
+        SELECT datetime(swept_at, spares_seconds || ' seconds') FROM sweeps
+    ), '')) FROM delivery_jobs WHERE state = 'held'
 )
 """
 
 
-def note_sweep(space: Space, seconds: float) -> None:
-    """Note the sweeps of so many seconds, which were left out because they would have found nothing."""
+def note_sweep(space: Space) -> None:
+    """Note the sweeps that were left out since the last one because they would have found nothing."""
     now = space.clock.now().strftime("%Y-%m-%d %H:%M:%S.%f")
     with contextlib.suppress(sqlite3.OperationalError):  # somebody is writing
-        space.keeper.execute(_NOTED, (seconds, now, now))
+        space.keeper.execute(_NOTED, (now, now, now))
 
 
 _NOTED = """
-UPDATE sweeps SET spares_seconds = max(spares_seconds - ?, 0), swept_at = ?
+UPDATE sweeps
+SET spares_seconds = max(spares_seconds - 86400 * (julianday(?) - julianday(swept_at)), 0), swept_at = ?
 WHERE julianday(?) BETWEEN julianday(swept_at) AND julianday(swept_at, '61 minutes')
 """

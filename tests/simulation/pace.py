@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import Final
 
 from federation.protocol.relaying import RELAY_PATH
@@ -104,10 +103,10 @@ def _just_thawed(world: World, at: float) -> bool:
 def _holds(world: World, delivery: str, changes: Sequence[RowChange]) -> Iterator[str]:
     """What is held until a time is released then: not before, and soon after."""
     alone = ours = 0
-    for held, after in pairwise((*changes, None)):
-        assert held is not None
+    for before, held, after in zip((None, *changes), changes, (*changes[1:], None), strict=False):
         if held.was == "held" or held.state != "held" or held.reason not in ("busy", "ours", "alone"):
-            ours = 0 if (held.was, held.state) == ("ready", "held") else ours
+            is_other_fault = held.state == "held" and before is not None and before.sending is not None
+            ours = 0 if is_other_fault else ours
             continue
         named = f"{delivery} was held at {moment(held.at)} ({held.reason})"
         if held.until is None:

@@ -32,9 +32,9 @@ SILENT: Final = (Trouble.REFUSES, Trouble.HANGS, Trouble.BAD_GATEWAY, Trouble.MA
 """With these nothing that is sent to a server tells what it will say to it later."""
 TRIES_OF_ONE: Final = (
     *((6.0 * number) for number in range(16)),
-    *((11 * MINUTE + 25.0 * number) for number in range(8)),
-    *((73 * MINUTE + 30.0 * number) for number in range(8)),
-    *((7.2 * HOUR + 120.0 * number) for number in range(8)),
+    *((11 * MINUTE + 25.0 * number) for number in range(6)),
+    *((73 * MINUTE + 30.0 * number) for number in range(6)),
+    *((7.2 * HOUR + 120.0 * number) for number in range(6)),
 )
 """When others are owed to the server of a delivery that fails alone: about while it is tried."""
 
@@ -67,10 +67,10 @@ class _Planner:
     def _server(self, number: int) -> PlannedServer:
         """Nothing is wrong in the first minute: pages of hosters count as trouble only of servers that were met."""
         chance = self._chance
-        is_sick = chance.random() < 0.35
+        is_sick = chance.random() < 0.25
         phases: list[Phase] = []
         if is_sick:
-            for _ in range(chance.choice((1, 1, 2))):
+            for _ in range(chance.choice((1, 1, 1, 2))):
                 phases = self._with_phase(phases)
             if chance.random() < 0.06:
                 start = chance.uniform(MINUTE, WEEK)
@@ -86,10 +86,12 @@ class _Planner:
     def _with_phase(self, phases: list[Phase]) -> list[Phase]:
         """One more, if it does not overlap with another."""
         chance = self._chance
-        shortest, longest = (6 * HOUR, 3 * DAY) if chance.random() < 0.08 else (5.0, 6 * HOUR)
+        shortest, longest = (4 * HOUR, 3 * DAY) if chance.random() < 0.06 else (5.0, 4 * HOUR)
         length = math.exp(chance.uniform(math.log(shortest), math.log(longest)))
         start = chance.uniform(MINUTE, WEEK - length)
         trouble = chance.choice(list(Trouble))
+        if trouble is Trouble.BREAKS_US:
+            length = min(length, 2 * HOUR)
         value = {
             Trouble.SLOW: chance.uniform(1.5, 12),
             Trouble.ASKS_TO_WAIT: max(chance.uniform(5, 4 * HOUR), length / 20),
@@ -121,7 +123,7 @@ class _Planner:
         if chance.random() < 0.5:
             found += self._refused(servers)
         for status in PAGES_FOR_ONE:
-            if chance.random() < 0.5:
+            if chance.random() < 0.4:
                 found += self._one_page(servers, status)
         return found
 
@@ -131,7 +133,7 @@ class _Planner:
         end = min(phase.end, WEEK)
         return [
             PlannedDelivery(chance.uniform(phase.start, end), (server.number,))
-            for _ in range(chance.choice((1, 1, 2, 3, MANY)))
+            for _ in range(chance.choice((1, 1, 1, 2, 2, 3, MANY)))
         ]
 
     def _poison(self, servers: list[PlannedServer]) -> list[PlannedDelivery]:

@@ -197,7 +197,7 @@ class _Run:
         while self._loop.time() < self._world.plan.end - SWEEPS_EACH:
             await asyncio.sleep(SWEEPS_EACH)
             if not self._around.database_away and any(process.alive for process in self._workers):
-                note_sweep(self._world.space, SWEEPS_EACH)
+                note_sweep(self._world.space)
 
     async def _until(self, at: float) -> None:
         while (left := at - self._loop.time()) > 0:
