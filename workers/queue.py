@@ -129,6 +129,8 @@ class Queue:
             raise Unsupported(f"{self.storage!r} keeps no limits; see its `limits.limit_keys`")
         if isinstance(self.storage, KeepsSomeLimits):
             self.storage.refuse_limits(limits)
+        if isinstance(self.storage, Joinable):
+            self.storage.bring_limits(limits)
         self._limits.update(limits)
         self._undeclared.update(limits)
 
@@ -195,7 +197,7 @@ class Queue:
             jobs.append(job := self._new_job(spec))
             together = together or _belongs_to_others(job)
         with _naming(jobs):
-            await self._connect()
+            await self._connect(connection)
             results: list[EnqueueResult] = []
             async for some in taking_turns([jobs] if together else _portions(jobs)):
                 results += await self.storage.enqueue(some, connection=connection)
@@ -226,7 +228,7 @@ class Queue:
         """
         if not isinstance(self.storage, HoldsWakeUps):
             raise Unsupported(f"{self.storage!r} wakes for each job; see its `limits.held_wake_ups`")
-        await self._connect()
+        await self._connect(connection)
         async with self.storage.with_notify(connection):
             yield
 
@@ -359,7 +361,7 @@ class Queue:
         A running handler is told by its signal. Nothing it does has an effect any more: its lease is lost with
         `not_found`.
         """
-        await self._connect()
+        await self._connect(connection)
         return await self.storage.remove(chain_ids, running=True, connection=connection)
 
     async def complete_job_chain(self, chain_id: str, result: object, *, connection: object | None = None) -> None:
@@ -374,7 +376,7 @@ class Queue:
             Unsupported: see `limits.outside_endings`.
         """
         encoded = self._result_serde.dumps(result)
-        await self._connect()
+        await self._connect(connection)
         state = await self.storage.complete(chain_id, encoded, connection=connection)
         if state is None:
             raise JobGoneError(f"there is no chain {chain_id!r}: it never was, or its record is over")
@@ -482,18 +484,23 @@ class Queue:
                 " each, or call workers.sync.Queue, which any thread may"
             )
 
-    async def _connect(self) -> None:
-        if self._connected and self._home is not None and self._home.is_here and not self._undeclared:
+    async def _connect(self, connection: object | None = None) -> None:
+        """Connect the storage, unless it joins the caller's transaction, whose locks that might wait for."""
+        joins = connection is not None and isinstance(self.storage, Joinable)
+        if (joins or (self._connected and not self._undeclared)) and self._home is not None and self._home.is_here:
             return
         self.check_loop()
         if self._home is not None and self._home.is_gone:
             await self._move_out()
         self._home = Home.here()
+        if self._at_loop_end is None:
+            self._at_loop_end = AtLoopEnd(self._disconnect)
+        if joins:
+            return
         async with self._connecting:
             if not self._connected:
                 await self.storage.connect()
                 self._connected = True
-                self._at_loop_end = AtLoopEnd(self._disconnect)
             if self._undeclared and isinstance(self.storage, KeepsLimits):
                 await self.storage.declare_limits(self._undeclared)
                 self._undeclared = {}
@@ -501,7 +508,7 @@ class Queue:
     async def _move_out(self) -> None:
         """Forget what belonged to a loop that is gone; a worker went with it."""
         connected, self._connected = self._connected, False
-        self._worker = self._running = None
+        self._worker = self._running = self._at_loop_end = None
         self._connecting = asyncio.Lock()
         self._enqueues = Batcher(self.storage.enqueue, BATCH)
         if isinstance(self.storage, OfOneLoop):
@@ -511,11 +518,14 @@ class Queue:
                 await self.storage.disconnect()
 
     async def _disconnect(self) -> None:
-        if self._connected:
-            self._connected, self._home = False, None
-            if self._at_loop_end is not None:
-                self._at_loop_end.dismiss()
+        connected, self._connected, self._home = self._connected, False, None
+        if self._at_loop_end is not None:
+            self._at_loop_end.dismiss()
+            self._at_loop_end = None
+        if connected:
             await self.storage.disconnect()
+        elif isinstance(self.storage, Joinable):
+            await self.storage.leave()
 
     async def _store(self, job: NewJob) -> EnqueueResult:
         # A task that holds its own transaction open must be refused alone, not together with its neighbours; so must a

@@ -15,19 +15,20 @@ async def main() -> None:
     await storage.migrate()
     async with engine.begin() as connection:
         await connection.execute(text("CREATE TABLE IF NOT EXISTS orders (id INTEGER PRIMARY KEY)"))
-    async with Queue(storage) as queue:
-        for is_paid in (True, False):
-            try:
-                async with engine.begin() as connection:
-                    await connection.execute(text("INSERT INTO orders DEFAULT VALUES"))
-                    await queue.enqueue({"is_paid": is_paid}, name="confirm", connection=connection)
-                    if not is_paid:
-                        raise RuntimeError("the card was declined: neither the order nor the job was ever there")
-            except RuntimeError as error:
-                print(error)
-        async with engine.connect() as connection:
-            orders = (await connection.execute(text("SELECT count(*) FROM orders"))).scalar_one()
-        print("orders:", orders, "jobs:", sum((await queue.counts()).values()))
+    queue = Queue(storage)  # it need not be started: its first jobs go over your connection
+    for is_paid in (True, False):
+        try:
+            async with engine.begin() as connection:
+                await connection.execute(text("INSERT INTO orders DEFAULT VALUES"))
+                await queue.enqueue({"is_paid": is_paid}, name="confirm", connection=connection)
+                if not is_paid:
+                    raise RuntimeError("the card was declined: neither the order nor the job was ever there")
+        except RuntimeError as error:
+            print(error)
+    async with engine.connect() as connection:
+        orders = (await connection.execute(text("SELECT count(*) FROM orders"))).scalar_one()
+    print("orders:", orders, "jobs:", sum((await queue.counts()).values()))
+    await queue.stop()
     await engine.dispose()
 
 

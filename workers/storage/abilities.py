@@ -88,13 +88,26 @@ class Pooled(Protocol):
 
 @runtime_checkable
 class Joinable(Protocol):
-    """A storage with `limits.transactions`, as plain code without an event loop reaches it."""
+    """A storage with `limits.transactions`, whose verbs with `connection=` do not need it to be connected.
+
+    What must be written first, as the name of a new queue, goes over the caller's connection as well: one of the
+    storage's own would wait for the locks of the caller's transaction.
+    """
 
     def enqueue_on(self, jobs: Sequence[NewJob], connection: object) -> list[EnqueueResult]:
         """Enqueue, as by `Storage.enqueue`, in the caller's transaction.
 
-        The connection is a synchronous one, used in the calling thread.
+        The connection is a synchronous one, used in the calling thread, without an event loop.
         """
+
+    def bring_limits(self, limits: Mapping[str, Limit]) -> None:
+        """Let the next transaction that is joined declare these limits, as by `KeepsLimits.declare_limits`.
+
+        One that is rolled back leaves it to the next. `declare_limits` does it at once.
+        """
+
+    async def leave(self) -> None:
+        """Close what was opened for callers' transactions, unless the storage is connected."""
 
 
 @runtime_checkable

@@ -132,10 +132,11 @@ class Buckets:
         self._full[gate] = full_at
 
 
-def declare(transaction: Transaction, limits: Mapping[str, Limit]) -> None:
-    """See `KeepsLimits.declare_limits`."""
+def declare(transaction: Transaction, limits: Mapping[str, Limit]) -> bool:
+    """See `KeepsLimits.declare_limits`; return whether that wrote anything."""
     check_limits(limits)
     before = declared(transaction)
+    wrote = False
     for name, limit in limits.items():
         row = {
             "queue": transaction.queue,
@@ -147,9 +148,10 @@ def declare(transaction: Transaction, limits: Mapping[str, Limit]) -> None:
             "gap": None if limit.interval is None else limit.interval // _MICROSECOND,
             "capacity": limit.capacity,
         }
-        if before.get(name) != limit:
-            transaction.connection.execute(_KEEP, row)
+        if before.get(name) != limit and transaction.connection.execute(_KEEP, row).rowcount:
             _look_again(transaction, name)
+            wrote = True
+    return wrote
 
 
 def declared(transaction: Transaction) -> dict[str, Limit]:

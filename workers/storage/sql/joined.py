@@ -1,25 +1,29 @@
-"""Enqueues in a caller's transaction from plain code: without an event loop, and without being connected.
+"""What joins a caller's transaction, without being connected; from plain code also without an event loop.
 
-Theory of operation. Everything runs on the caller's connection and in the caller's thread, even the registration of the
-queue: a connection of our own would wait for the lock that the caller holds. So the queue's number is read there as
-well. It is remembered, unless the same transaction assigned it, because that may be rolled back.
+Theory of operation. Everything is written over the caller's connection, even the registration of the queue and its
+limits: a connection of our own would wait for the lock that the caller holds. So the queue's number is read there as
+well. It is remembered, unless the same transaction assigned it, because that may be rolled back; so it is with limits.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 from weakref import WeakSet
 
 from sqlalchemy import Connection, RootTransaction, text
 
+from workers.gates import Limit
 from workers.homes import ForkLock
-from workers.jobs import EnqueueResult, NewJob
-from workers.storage.sql import schema
+from workers.jobs import EnqueueResult, NewJob, Settlement, SettleOutcome
+from workers.storage.sql import gates, schema
 from workers.storage.sql.caller import Caller
 from workers.storage.sql.database import Database
 from workers.storage.sql.direct import Executor, plain
 from workers.storage.sql.rows import Transaction, encode_text
+
+T = TypeVar("T")
 
 _FIND_QUEUE = text("SELECT id FROM workers_queues WHERE name = :name")
 _ADD_QUEUE = text("INSERT INTO workers_queues (name) VALUES (:name) ON CONFLICT (name) DO NOTHING")
@@ -54,11 +58,31 @@ class Joined:
         self._lock = ForkLock()
         self._held: tuple[int, Database] | None = None  # with the process that holds it
         self._id = 0
+        self._limits: dict[str, Limit] = {}
         self._adding: WeakSet[RootTransaction] = WeakSet()
 
-    def enqueue(self, caller: Caller, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+    def knows(self, queue: int, *, limits: Mapping[str, Limit] | None = None) -> None:
+        """Note the queue's number, and limits of it, that are committed."""
+        self._id = queue
+        for name in limits or ():
+            self._limits.pop(name, None)
+
+    def bring_limits(self, limits: Mapping[str, Limit]) -> None:
+        """See `Joinable.bring_limits`."""
+        self._limits.update(limits)
+
+    def enqueue_on(self, caller: Caller, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         """See `SqlStorage.enqueue_on`."""
-        return self._database().enqueue_on(caller, self._begin, jobs)
+        return self.database().enqueue_on(caller, self._begin, jobs)
+
+    async def enqueue(self, connection: object, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+        return await self.database().enqueue_with(connection, self._begin, jobs)
+
+    async def settle(self, connection: object, settlements: Sequence[Settlement]) -> list[SettleOutcome]:
+        return await self.database().settle_with(connection, self._begin, settlements)
+
+    async def change(self, connection: object, work: Callable[[Transaction], T]) -> T:
+        return await self.database().change_with(connection, self._begin, work)
 
     async def release(self) -> None:
         """Release the database, if it is held."""
@@ -66,7 +90,8 @@ class Joined:
         if held is not None:
             await held[1].release()
 
-    def _database(self) -> Database:
+    def database(self) -> Database:
+        """Return the database, which is held from now on."""
         held = self._held
         if held is not None and held[0] == os.getpid():
             return held[1]
@@ -76,7 +101,18 @@ class Joined:
             return self._held[1]
 
     def _begin(self, connection: Executor) -> Transaction:
-        return Transaction(connection=connection, queue=self._id or self._number(plain(connection)), clock=self._clock)
+        queue = self._id or self._number(plain(connection))
+        transaction = Transaction(connection=connection, queue=queue, clock=self._clock)
+        if self._limits:
+            self._declare(transaction, plain(connection).get_transaction())
+        return transaction
+
+    def _declare(self, transaction: Transaction, within: RootTransaction | None) -> None:
+        limits = dict(self._limits)
+        if gates.declare(transaction, limits) and within is not None:
+            self._adding.add(within)
+        if within not in self._adding:
+            self.knows(self._id, limits=limits)
 
     def _number(self, connection: Connection) -> int:
         transaction = connection.get_transaction()

@@ -70,8 +70,8 @@ class SqlStorage:
     system may lose the last ones. On PostgreSQL it is as safe as that server's settings make it.
 
     `connection=...` is an SQLAlchemy `Connection`, `Session` or their asyncio forms, on the same database. A
-    synchronous one is used in the calling thread. On SQLite, while that transaction is open, every other writing verb
-    in the same task raises `TransactionError`.
+    synchronous one is used in the calling thread. The storage need not be connected for it, only disconnected in the
+    end. On SQLite, while that transaction is open, every other writing verb in the same task raises `TransactionError`.
 
     `clock` replaces the machine's on SQLite; PostgreSQL uses its own.
 
@@ -135,8 +135,6 @@ class SqlStorage:
 
         This makes the SQLite file, but no PostgreSQL database.
 
-        Makes the SQLite file, but no PostgreSQL database.
-
         Raises:
             StorageError: a newer version made the tables, or there is no place for them.
             StorageUnavailable: the server did not answer, or another connection held its transaction too long.
@@ -149,46 +147,54 @@ class SqlStorage:
             found = await outcome(
                 database.look(self._transaction, lambda step: find_queue(step.connection, self._name))
             )
-            self._id = found or await outcome(
-                database.change(self._transaction, lambda step: add_queue(step.connection, self._name))
-            )
+            if not found:
+                database.refuse_nested()
+                found = await outcome(
+                    database.change(self._transaction, lambda step: add_queue(step.connection, self._name))
+                )
         except BaseException:
             await database.release()
             raise
+        self._id = found
+        self._joined.knows(found)
         self._users += 1
         self._connected = database
 
     async def disconnect(self) -> None:
-        await self._joined.release()
         database = self._connected
         if database is None:
+            await self.leave()
             return
         self._users -= 1
         try:
             if not self._users:
                 self._connected = None
                 await self._sessions.dispose()
+                await self.leave()
         finally:
             await database.release()
+
+    async def leave(self) -> None:
+        """See `Joinable.leave`."""
+        if not self._users:
+            await self._joined.release()
 
     # Jobs
 
     async def enqueue(self, jobs: Sequence[NewJob], *, connection: object | None = None) -> list[EnqueueResult]:
         if connection is not None:
-            return await self._database().enqueue_with(connection, self._transaction, jobs)
+            return await self._joined.enqueue(connection, jobs)
         begin = partial(self._transaction, quiet=self._held_wakes.held(jobs))
         return await outcome(self._writable().enqueue(begin, jobs))
 
     def enqueue_on(self, jobs: Sequence[NewJob], connection: object) -> list[EnqueueResult]:
         """Enqueue in the transaction of `connection`, a synchronous one, in the calling thread; see `enqueue`.
 
-        The storage need not be connected, and opens nothing that could wait for locks of the caller's transaction.
-
         Raises:
             TypeError: `connection` is not an SQLAlchemy `Connection` or `Session`.
             StorageError: it belongs to another database, which has nothing of the jobs then.
         """
-        return self._joined.enqueue(checked(connection), jobs)
+        return self._joined.enqueue_on(checked(connection), jobs)
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
         """See `Storage.claim`; if it is cancelled meanwhile, what it claimed is released.
@@ -265,7 +271,7 @@ class SqlStorage:
         if not settlements:
             return []
         if connection is not None:
-            return await self._database().settle_with(connection, self._transaction, settlements)
+            return await self._joined.settle(connection, settlements)
         return await outcome(self._writable().settle(self._transaction, settlements))
 
     async def progress(self, reports: Sequence[ProgressReport]) -> None:
@@ -355,6 +361,11 @@ class SqlStorage:
 
     async def declare_limits(self, limits: Mapping[str, Limit]) -> None:
         await self._write(partial(gates.declare, limits=dict(limits)))
+        self._joined.knows(self._id, limits=limits)
+
+    def bring_limits(self, limits: Mapping[str, Limit]) -> None:
+        """See `Joinable.bring_limits`."""
+        self._joined.bring_limits(limits)
 
     async def declared_limits(self) -> dict[str, Limit]:
         return await self._read(gates.declared)
@@ -423,7 +434,7 @@ class SqlStorage:
 
     @asynccontextmanager
     async def _telling(self, connection: object) -> AsyncIterator[None]:
-        database = self._database()
+        database = self._joined.database()
         try:
             yield
         finally:
@@ -454,7 +465,7 @@ class SqlStorage:
 
     async def _write(self, work: Callable[[Transaction], T], connection: object | None = None) -> T:
         if connection is not None:
-            return await self._database().change_with(connection, self._transaction, work)
+            return await self._joined.change(connection, work)
         return await outcome(self._writable().change(self._transaction, work))
 
     def _wake(self) -> None:

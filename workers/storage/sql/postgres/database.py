@@ -50,9 +50,11 @@ from workers.storage.sql.errors import translate
 from workers.storage.sql.failures import fails
 from workers.storage.sql.postgres import steps
 from workers.storage.sql.postgres.asking import Asking
-from workers.storage.sql.postgres.direct import PostgresDirect
+from workers.storage.sql.postgres.direct import PostgresDirect, PostgresJoined
 from workers.storage.sql.postgres.listener import REGISTERED, PostgresListener, new_process
+from workers.storage.sql.postgres.place import Place, check, place_of
 from workers.storage.sql.postgres.pool import StepPool
+from workers.storage.sql.postgres.session import OwnSessions, limit_waiting, on_connect
 from workers.storage.sql.recovery import recover
 from workers.storage.sql.rows import Transaction
 from workers.storage.subscribers import DatabaseSubscribers, Told
@@ -71,7 +73,6 @@ _MIGRATION_LOCK: Final = 8_317_402_561  # any number that nobody else locks
 
 _LOCK = text("SELECT pg_advisory_xact_lock(:key)")
 _ENCODING = text("SHOW server_encoding")
-_WHICH = text("SELECT system_identifier, oid FROM pg_control_system(), pg_database WHERE datname = current_database()")
 _LISTEN = text("SELECT workers_listen(:queue, :process, :valid)")
 _REQUEST_CANCEL = text("SELECT pg_notify('workers_cancels', :request)")
 _TELL = text("SELECT workers_tell(:queue, CAST(:events AS text[]), :wake, :sure)")
@@ -103,11 +104,13 @@ class PostgresDatabase:
         self.pid = os.getpid()
         self._timeout = target.busy_timeout
         self._process = new_process()
-        self._engine = target.engine()
+        sessions = OwnSessions(target.busy_timeout)
+        self._engine = target.engine(sessions)
         self._prompt = StepPool(self._engine, self.name, _PROMPT, "workers-postgres")
         self._patient = StepPool(self._engine, self.name, _PATIENT, "workers-postgres-patient")
-        self._listener = PostgresListener(self.name, self._process, target.listening_connection, self.subscribers)
-        self._which: tuple[object, ...] | None = None
+        listen = partial(target.listening_connection, sessions)
+        self._listener = PostgresListener(self.name, self._process, listen, self.subscribers)
+        self._place: Place | None = None
 
     def enqueue(self, begin: Begin, jobs: Sequence[NewJob]) -> Step[list[EnqueueResult]]:
         work, ask = partial(steps.enqueue, jobs=jobs), partial(steps.inserting, jobs=jobs)
@@ -203,25 +206,29 @@ class PostgresDatabase:
         return lambda connection: work(begin(PostgresDirect(connection, alone=True)))
 
     async def change_with(self, connection: object, begin: Begin, work: Callable[[Transaction], T]) -> T:
-        if self._which is None:  # `change_on` would ask as well, and block the event loop meanwhile
-            self._which = await asyncio.wrap_future(self._ask_which())
+        if self._place is None:  # `change_on` would ask as well, and block the event loop meanwhile
+            await asyncio.wrap_future(self._ask_place())
         return await run_on(connection, lambda caller: self.change_on(caller, begin, work), self.name)
 
     def change_on(self, caller: Caller, begin: Begin, work: Callable[[Transaction], T]) -> T:
-        if self._which is None:
-            self._which = self._ask_which().result()
+        ours = self._place or self._ask_place().result()
         with translated(self.name):
             connection = connection_of(caller)
-            if connection.dialect.name != "postgresql" or _which(_look(connection)) != self._which:
-                raise StorageError(f"`connection` belongs to another database than the jobs; pass one of {self.name}")
-            transaction = begin(connection)
+            check(connection, ours, self.name)
+            transaction = begin(PostgresJoined.of(connection))
             transaction.lasting = True
             result = work(transaction)
             _tell(transaction)
             return result
 
-    def _ask_which(self) -> Future[tuple[object, ...]]:
-        return self._submit(self._patient, self._stepping(_look, _which))
+    def _ask_place(self) -> Future[Place]:
+        def ask(transaction: Transaction) -> Place:
+            found = place_of(transaction.connection)
+            if found.schema is not None:  # else somebody may still migrate
+                self._place = found
+            return found
+
+        return self._submit(self._patient, self._stepping(_look, ask))
 
     def enqueue_on(self, caller: Caller, begin: Begin, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         return self.change_on(caller, begin, partial(steps.enqueue, jobs=jobs))
@@ -325,11 +332,6 @@ def _look(connection: Executor) -> Transaction:
     return Transaction(connection=connection, queue=0, clock=lambda _: 0)
 
 
-def _which(transaction: Transaction) -> tuple[object, ...]:
-    """Identify the database and its server, whatever name and address it was reached by."""
-    return tuple(transaction.connection.execute(_WHICH).one())
-
-
 _lock = ForkLock()
 # The key has the process: a fork's copies are of no use in the child, and closing them there would do harm.
 _databases: dict[tuple[int, PostgresTarget], PostgresDatabase] = {}
@@ -385,17 +387,20 @@ class PostgresTarget:
         finally:
             engine.dispose()
 
-    def engine(self) -> Engine:
+    def engine(self, sessions: OwnSessions | None = None) -> Engine:
         """Make an engine without a pool, whose errors quote no values."""
-        return create_engine(
+        engine = create_engine(
             self.full_url.set(drivername="postgresql+psycopg"),
             hide_parameters=True,
             poolclass=NullPool,
             connect_args=self._connect_args(),
         )
+        on_connect(engine, (sessions or OwnSessions(self.busy_timeout)).begin)
+        return engine
 
     def async_engine(self) -> AsyncEngine:
-        return create_async_engine(
+        """Make an engine for handlers, whose sessions are as any of theirs but for the time that they wait."""
+        engine = create_async_engine(
             self.full_url.set(drivername="postgresql+psycopg"),
             hide_parameters=True,
             pool_size=_SESSIONS,
@@ -404,26 +409,29 @@ class PostgresTarget:
             pool_pre_ping=True,
             connect_args=self._connect_args(),
         )
+        on_connect(engine.sync_engine, partial(limit_waiting, lock_timeout=self.busy_timeout))
+        return engine
 
     def adopt(self, engine: AsyncEngine) -> AsyncEngine:
         return engine
 
-    def listening_connection(self) -> psycopg.Connection:
+    def listening_connection(self, sessions: OwnSessions) -> psycopg.Connection:
         """Open a connection of its own, outside transactions."""
         engine = create_engine(
             self.full_url.set(drivername="postgresql+psycopg"), poolclass=NullPool, connect_args=self._connect_args()
         )
         arguments, options = engine.dialect.create_connect_args(engine.url)
-        return psycopg.connect(
+        connection = psycopg.connect(
             *arguments, **{**options, **self._connect_args()}, application_name="workers listener", autocommit=True
         )
+        sessions.begin(connection)
+        return connection
 
     def _connect_args(self) -> dict[str, object]:
-        milliseconds = self.busy_timeout // timedelta(milliseconds=1)
         return {
             "connect_timeout": int(_CONNECT_TIMEOUT.total_seconds()),
             "keepalives_idle": 30,
             "keepalives_interval": 10,
             "keepalives_count": 3,
-            "options": f"-c lock_timeout={milliseconds} -c client_encoding=UTF8",
+            "client_encoding": "UTF8",
         }

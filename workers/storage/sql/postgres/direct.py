@@ -14,11 +14,13 @@ from psycopg.errors import FeatureNotSupported
 from sqlalchemy import Connection, TextClause
 from sqlalchemy.exc import DBAPIError
 
-from workers.storage.sql.direct import Answer, Direct, Values
+from workers.storage.sql.direct import Answer, Direct, Executor, Values
 from workers.storage.sql.postgres.prepared import PARAMETER, Prepared
 
 _ARRAY: Final = re.compile(r"CAST\(:(\w+) AS (\w+)\[\]\)")
 _PREPARED: Final = "workers_prepared"
+_PSYCOPG: Final = frozenset({"psycopg", "psycopg_async"})
+"""What SQLAlchemy calls the driver."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class PostgresDirect(Direct):
             found = self._prepared.execute(sql, values) if self._prepared is not None else None
             if found is not None:
                 return Answer(*found)
-            return _answer(self._driver.execute(_as_psycopg_has_it(sql), values))
+            return _answer(self._driver.execute(_as_psycopg_has_it(sql).encode(), values))
 
     def send(self, statement: TextClause, values: Values) -> Sent | None:
         """Send a statement without waiting for the server; None, with nothing done, if that would wait.
@@ -88,7 +90,7 @@ class PostgresDirect(Direct):
     def _for_each(self, sql: str, values: Sequence[Values]) -> Answer:
         with self._giving_up(sql):
             cursor = self._driver.cursor()
-            cursor.executemany(_as_psycopg_has_it(sql), values)
+            cursor.executemany(_as_psycopg_has_it(sql).encode(), values)
             return Answer((), (), cursor.rowcount)
 
     @contextmanager
@@ -100,6 +102,26 @@ class PostgresDirect(Direct):
             if self._driver.closed or isinstance(error, FeatureNotSupported):
                 give_up(self.plain)
             raise DBAPIError(sql, None, error, hide_parameters=True) from error
+
+
+class PostgresJoined(Direct):
+    """See `Direct`; on a caller's connection by psycopg, whatever the settings of its session are."""
+
+    @classmethod
+    def of(cls, connection: Connection) -> Executor:
+        """Return what carries out statements on the connection; other drivers than psycopg know types by the server."""
+        return cls(connection) if connection.dialect.driver in _PSYCOPG else connection
+
+    def _once(self, sql: str, values: Values) -> Answer:
+        sql, values = _without_arrays_of_null(*_of_single_values(sql, values))
+        found = self.plain.exec_driver_sql(_as_psycopg_has_it(sql), dict(values))
+        if not found.returns_rows:
+            return Answer((), (), found.rowcount)
+        return Answer(tuple(found.keys()), [tuple(row) for row in found], found.rowcount)
+
+    def _for_each(self, sql: str, values: Sequence[Values]) -> Answer:
+        found = self.plain.exec_driver_sql(_as_psycopg_has_it(sql), [dict(each) for each in values])
+        return Answer((), (), found.rowcount)
 
 
 def driver_of(connection: Connection) -> psycopg.Connection[tuple[object, ...]]:
@@ -156,6 +178,35 @@ def _without_arrays(sql: str) -> str:
     return _ARRAY.sub(r"ARRAY[CAST(:\1 AS \2)]", sql)
 
 
+def _without_arrays_of_null(sql: str, values: Values) -> tuple[str, Values]:
+    """Return the statement and its values with the lengths of arrays that have NULL alone.
+
+    Psycopg does not send these in binary, and with `array_nulls = off` their text would mean something else.
+    """
+    arrays = [(name, values[name]) for name in _arrays(sql)]
+    lengths = {name: len(found) for name, found in arrays if isinstance(found, list) and _has_null_alone(found)}
+    return (_with_nulls(sql, frozenset(lengths)), {**values, **lengths}) if lengths else (sql, values)
+
+
+def _has_null_alone(elements: Sequence[object]) -> bool:
+    return bool(elements) and all(element is None for element in elements)
+
+
 @lru_cache(1_000)
-def _as_psycopg_has_it(sql: str) -> bytes:
-    return PARAMETER.sub(r"%(\1)s", sql.replace("%", "%%")).encode()
+def _with_nulls(sql: str, names: frozenset[str]) -> str:
+    def fill(found: re.Match[str]) -> str:
+        name, kind = found.groups()
+        filled = f"array_fill(CAST(NULL AS {kind}), ARRAY[CAST(:{name} AS integer)])"
+        return filled if name in names else found[0]
+
+    return _ARRAY.sub(fill, sql)
+
+
+@lru_cache(1_000)
+def _as_psycopg_has_it(sql: str) -> str:
+    """Return the statement with psycopg's parameters.
+
+    Arrays go in binary: with `standard_conforming_strings = off` the text of one would have other bytes in it.
+    """
+    arrays = frozenset(_arrays(sql))
+    return PARAMETER.sub(lambda found: f"%({found[1]}){'b' if found[1] in arrays else 's'}", sql.replace("%", "%%"))

@@ -1,0 +1,66 @@
+"""The settings of our own sessions on a PostgreSQL database.
+
+Theory of operation. A server, a database and a role have settings of their own, and some change what our statements
+mean. Those are set by a statement when a session begins: PgBouncer refuses them as options of the start. A caller's
+session is not ours to set. So nothing that goes there depends on its settings, see `direct.PostgresJoined`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Final, TypeAlias
+
+import psycopg
+from sqlalchemy import Engine, event
+from sqlalchemy.engine.interfaces import DBAPIConnection
+
+Session: TypeAlias = "psycopg.Connection[tuple[object, ...]] | DBAPIConnection"
+
+_WAIT: Final = "set_config('lock_timeout', %(milliseconds)s, false)"
+_FIX: Final = (
+    "set_config('array_nulls', 'on', false),"  # else NULL in an array is a text of four letters
+    " set_config('default_transaction_isolation', 'read committed', false),"
+    " set_config('search_path', coalesce(%(path)s, current_setting('search_path')), false)"
+)
+
+
+class OwnSessions:
+    """The sessions of one process on a database; all of them find the tables that the first one has found."""
+
+    def __init__(self, lock_timeout: timedelta) -> None:
+        self._lock_timeout = lock_timeout
+        self._search_path: str | None = None
+
+    def begin(self, connection: Session) -> None:
+        """Give a new session its settings."""
+        values = {**_limit(self._lock_timeout), "path": self._search_path}
+        self._search_path = str(_set(connection, f"{_WAIT}, {_FIX}", values)[-1])
+
+
+def limit_waiting(connection: Session, lock_timeout: timedelta) -> None:
+    """Let a new session wait no longer than that for a lock."""
+    _set(connection, _WAIT, _limit(lock_timeout))
+
+
+def on_connect(engine: Engine, begin: Callable[[DBAPIConnection], None]) -> None:
+    """Let `begin` see every new session of the engine."""
+    event.listen(engine, "connect", lambda connection, _record: begin(connection))
+
+
+def _limit(lock_timeout: timedelta) -> dict[str, str | None]:
+    return {"milliseconds": str(lock_timeout // timedelta(milliseconds=1))}
+
+
+def _set(connection: Session, settings: str, values: Mapping[str, str | None]) -> tuple[object, ...]:
+    try:
+        cursor = connection.cursor()
+        cursor.execute(f"SELECT {settings}".encode(), values)
+        found = cursor.fetchone()
+        cursor.close()
+        connection.commit()  # a rollback would undo what was set
+    except BaseException:
+        connection.close()  # nobody else knows it yet
+        raise
+    assert found is not None
+    return tuple(found)
