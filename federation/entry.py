@@ -18,10 +18,11 @@ from federation.interrupts import end, mind, raise_unless_importing
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one `federation` command, and end the process with its status if that is not 0."""
     minded = mind()
-    from federation.base.terminal import mind_crashes
+    from federation.base.terminal import mind_crashes, show_escapes
     from federation.cli import main as command
 
     mind_crashes()
+    show_escapes()
     try:
         _run(lambda: command(arguments), minded=minded)
     except KeyboardInterrupt:  # before the command handles it, or after

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol, TypeAlias
+
+_Path: TypeAlias = "tuple[_Path, object] | None"
 
 
 class Serde(Protocol):
@@ -34,9 +37,10 @@ class Encoded:
 
 
 class JsonSerde:
-    """Strict JSON in UTF-8: compact, no NaN or Infinity, non-ASCII text as it is.
+    """Strict JSON in UTF-8: compact, no NaN or Infinity, non-ASCII text as it is, and keys that are text.
 
-    With `sort_keys`, equal objects have equal bytes, whatever the order of their keys.
+    Tuples come back as lists, and enums that are text or numbers as these. With `sort_keys`, equal objects have equal
+    bytes, whatever the order of their keys.
     """
 
     def __init__(self, *, sort_keys: bool = False) -> None:
@@ -46,6 +50,9 @@ class JsonSerde:
         self._decode = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite).decode
 
     def dumps(self, value: object) -> bytes:
+        odd = odd_key(value)
+        if odd is not None:
+            raise TypeError(f"keys in JSON are text, each once; {odd}")
         try:
             return self._encode(value).encode()
         except RecursionError:
@@ -57,6 +64,50 @@ class JsonSerde:
         except RecursionError:
             raise ValueError("JSON is nested too deeply") from None
         return value
+
+
+_CONTAINERS: Final = (dict, list, tuple)
+_TEXT: Final = frozenset((str,))
+
+
+def odd_key(value: object) -> str | None:
+    """Say where a key is no text, or the same text as another; None if JSON returns all keys as they are."""
+    inner: list[tuple[object, _Path]] = [(value, None)]
+    seen: set[int] = set()  # what contains itself is left to the encoder, which refuses it
+    for each, path in inner:  # which grows meanwhile
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        entries: Iterable[tuple[object, object]] = ()
+        if isinstance(each, dict):
+            odd = None if _TEXT.issuperset(map(type, each)) else _first_odd(each, path)
+            if odd is not None:
+                return odd
+            entries = each.items()
+        elif isinstance(each, list | tuple):
+            entries = enumerate(each)
+        inner += [(item, (path, key)) for key, item in entries if isinstance(item, _CONTAINERS)]
+    return None
+
+
+def _first_odd(keys: Iterable[object], path: _Path) -> str | None:
+    texts: set[str] = set()
+    for key in keys:
+        if not isinstance(key, str):
+            return f"this one is {type(key).__name__}: {_shown((path, key))}"
+        if str.__str__(key) in texts:  # a text of a class of its own may differ from its equal
+            return f"this one is there twice: {_shown((path, key))}"
+        texts.add(str.__str__(key))
+    return None
+
+
+def _shown(path: _Path) -> str:
+    """Return the path as Python writes it: `['orders'][0][7]`."""
+    steps: list[str] = []
+    while path is not None:
+        path, key = path
+        steps.append(f"[{str.__repr__(key) if isinstance(key, str) else repr(key)}]"[:80])
+    return "".join(reversed(steps))
 
 
 def _finite(text: str) -> float:

@@ -7,9 +7,14 @@ is no control character, no format or direction character, no separator but the 
 
 from __future__ import annotations
 
+import codecs
+import io
 import sys
 from collections.abc import Iterator
 from types import TracebackType
+from typing import Final
+
+_ESCAPES: Final = "federation.escapes"
 
 BLOCK_INDENT = "  "
 """The beginning of each line of a block, so that none can be taken for the beginning of a log line."""
@@ -37,6 +42,14 @@ def escaped_json(document: str) -> str:
     return "".join(each if each.isprintable() or each == "\n" else _json_escape(each) for each in document)
 
 
+def show_escapes() -> None:
+    """Print the escapes of what the terminal cannot show, as JSON has them: so JSON stays JSON."""
+    codecs.register_error(_ESCAPES, _escape_what_is_unknown)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=_ESCAPES)
+
+
 def mind_crashes() -> None:
     """Escape the tracebacks that the interpreter itself prints from now on, too: messages quote what was read."""
     sys.excepthook = _print_crash
@@ -56,6 +69,11 @@ def _crash_lines(kind: type[BaseException], error: BaseException, trace: Traceba
         yield from map(escaped, [part.rstrip("\n")] if is_message else part.rstrip("\n").split("\n"))
 
 
-def _json_escape(each: str) -> str:
-    units = each.encode("utf-16-be", "surrogatepass")
+def _escape_what_is_unknown(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    return _json_escape(error.object[error.start : error.end]), error.end
+
+
+def _json_escape(text: str) -> str:
+    units = text.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))

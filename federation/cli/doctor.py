@@ -42,6 +42,6 @@ def doctor(as_json: AsJson = False) -> None:
 
 def _print(finding: Finding) -> None:
     verdict = typer.style(f"{finding.verdict.value:8}", fg=_COLOURS[finding.verdict.value])
-    typer.echo(f"{verdict} {finding.check:10} {shown(finding.found)}", color=sys.stdout.isatty())
+    typer.echo(f"{verdict} {finding.check:10} {shown(finding.found)}", file=sys.stdout, color=sys.stdout.isatty())
     if finding.advice:
-        typer.echo(f"{'':8} {'':10} -> {shown(finding.advice)}")
+        typer.echo(f"{'':8} {'':10} -> {shown(finding.advice)}", file=sys.stdout)

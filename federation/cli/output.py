@@ -1,4 +1,8 @@
-"""How results are printed: JSON for programs, tables and sentences for people. Nothing here can control a terminal."""
+"""How results are printed: JSON for programs, tables and sentences for people. Nothing here can control a terminal.
+
+They are printed to `sys.stdout` by name: where that is ASCII, Click would print UTF-8 to a stream of its own instead of
+escapes; see `federation.base.terminal.show_escapes`.
+"""
 
 from __future__ import annotations
 
@@ -26,20 +30,20 @@ def print_json(value: object) -> None:
     """Print *value* on stdout as one JSON document: days and times in ISO 8601, durations in seconds."""
     from workers.jsonable import jsonable
 
-    typer.echo(escaped_json(json.dumps(jsonable(value), ensure_ascii=False, indent=2)))
+    typer.echo(escaped_json(json.dumps(jsonable(value), ensure_ascii=False, indent=2)), file=sys.stdout)
 
 
 def print_lines(lines: Iterable[str]) -> None:
     """Print each as one line on stdout."""
     for line in lines:
-        typer.echo(shown(line))
+        typer.echo(shown(line), file=sys.stdout)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print a table: fitted to a terminal, or else in full, so that nothing is cut for a program."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for line in table_lines(columns, [[shown(cell) for cell in row] for row in rows], width):
-        typer.echo(line)
+        typer.echo(line, file=sys.stdout)
 
 
 def table_lines(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> Iterator[str]:

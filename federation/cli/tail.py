@@ -113,7 +113,7 @@ def _show_all(
 def _show_json(attempt: LoggedAttempt) -> None:
     from workers.jsonable import jsonable
 
-    typer.echo(escaped_json(json.dumps(jsonable(attempt), ensure_ascii=False)))
+    typer.echo(escaped_json(json.dumps(jsonable(attempt), ensure_ascii=False)), file=sys.stdout)
 
 
 def _show_line(attempt: LoggedAttempt) -> None:
@@ -129,4 +129,4 @@ def _show_line(attempt: LoggedAttempt) -> None:
     number = f"#{attempt.attempt}" if not attempt.series else f"#{attempt.series}.{attempt.attempt}"
     parts = [attempt.server_url, attempt.job_name, number, f"{attempt.duration_ms} ms", status, *why, *relayed]
     told = "  ".join(shown(part) for part in [*parts, attempt.delivery_id] if part)
-    typer.echo(f"{shown(attempt.started_at)}  {outcome}  {told}")
+    typer.echo(f"{shown(attempt.started_at)}  {outcome}  {told}", file=sys.stdout)

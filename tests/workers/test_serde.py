@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import IntEnum, StrEnum
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -72,3 +74,54 @@ def test_what_json_cannot_hold_is_refused(value: object) -> None:
     """Values without a JSON form are a `TypeError` or `ValueError`, also when nested too deeply."""
     with pytest.raises((TypeError, ValueError)):
         SERDE.dumps(value)
+
+
+class Own(str):
+    """A text that equals no other."""
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+class Colour(StrEnum):
+    RED = "red"
+
+
+class Size(IntEnum):
+    BIG = 3
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ({1: "a", "1": "b"}, "this one is int: [1]"),
+        ({"orders": [{}, ({"x": {2.5: 0}},)]}, "this one is float: ['orders'][1][0]['x'][2.5]"),
+        ({None: 1}, "this one is NoneType: [None]"),
+        ([{True: 1}], "this one is bool: [0][True]"),
+        ({Size.BIG: 1}, "this one is Size: [<Size.BIG: 3>]"),
+        ({("a", 1): 1}, "this one is tuple: [('a', 1)]"),
+        ([{Own("a"): 1, "a": 2}], "this one is there twice: [0]['a']"),
+    ],
+)
+def test_keys_that_json_would_change_are_refused(value: object, told: str) -> None:
+    """A `TypeError` names the path; nothing is stored that comes back under another key, or not at all."""
+    with pytest.raises(TypeError) as raised:
+        SERDE.dumps(value)
+    assert str(raised.value) == f"keys in JSON are text, each once; {told}"
+
+
+def test_a_key_is_looked_at_once_however_often_it_is_there() -> None:
+    """What contains itself is refused as ever, and what is shared is encoded as often as it is there."""
+    shared = {"a": 1}
+    assert SERDE.dumps([shared, shared, {Colour.RED: shared}]) == b'[{"a":1},{"a":1},{"red":{"a":1}}]'
+    circle: dict[str, object] = {}
+    circle["me"] = [circle]
+    with pytest.raises(ValueError, match="Circular"):
+        SERDE.dumps(circle)
+
+
+def test_what_json_does_to_tuples_and_enums() -> None:
+    """They come back as lists, texts and numbers, as docs/queue/enqueueing.md says."""
+    assert SERDE.loads(SERDE.dumps([(1, 2), Colour.RED, Size.BIG])) == [[1, 2], "red", 3]

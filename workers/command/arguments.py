@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Callable
 from typing import TypeAlias, TypeVar
 
+from workers.checks import check_text
+
 T = TypeVar("T")
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -33,3 +35,13 @@ def positive(text: str) -> int:
     if not text.isascii() or not text.isdecimal() or not int(text):
         raise ValueError(f"{text!r} is no whole number above 0")
     return int(text)
+
+
+def identifier(text: str) -> str:
+    """Return the id or name that the text is.
+
+    Raises:
+        ValueError: nothing can have it.
+    """
+    check_text("an id or name", text)
+    return text

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
+from workers.command.arguments import checked, identifier
 from workers.command.commands import NOTHING, add_command
 from workers.command.tables import as_json, one_line, table
 from workers.crons import Crons, CronStatus
@@ -31,8 +32,12 @@ def add_to(commands: Commands) -> None:
         ("resume", Crons.resume, "go on with its next time from now"),
         ("remove", Crons.remove, "let it not recur any more; only a higher version brings it back"),
     ):
-        add_command(verbs, name, partial(_change, verb, name), shown).add_argument("name", metavar="NAME")
-    add_command(verbs, "run", _run_now, "enqueue one job of it now").add_argument("name", metavar="NAME")
+        add_command(verbs, name, partial(_change, verb, name), shown).add_argument(
+            "name", type=checked(identifier), metavar="NAME"
+        )
+    add_command(verbs, "run", _run_now, "enqueue one job of it now").add_argument(
+        "name", type=checked(identifier), metavar="NAME"
+    )
 
 
 async def _list(queue: Queue, options: argparse.Namespace) -> int:

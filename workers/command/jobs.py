@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from workers.command.arguments import checked, positive
+from workers.command.arguments import checked, identifier, positive
 from workers.command.commands import NOTHING, Migratable, add_command
 from workers.command.durations import parse_duration
 from workers.command.limits import limits_table, look_at_limits
@@ -52,23 +53,23 @@ def add_to(commands: Commands) -> None:
     )
 
     show = add_command(commands, "show", _show, "show one job, with its result or last error")
-    show.add_argument("id")
+    show.add_argument("id", type=checked(identifier))
 
     retry = add_command(commands, "retry", _retry, "queue failed or cancelled jobs again, with fresh attempts")
-    retry.add_argument("ids", nargs="*", metavar="ID")
+    retry.add_argument("ids", type=checked(identifier), nargs="*", metavar="ID")
     retry.add_argument("--all", action="store_true", help="every failed job")
     retry.add_argument("--name", help="with --all: those of this name")
     retry.add_argument("--error", metavar="TYPE", help="with --all: those whose last error is of this type")
 
     cancel = add_command(commands, "cancel", _cancel, "cancel jobs; a running one is asked to stop")
-    cancel.add_argument("ids", nargs="+", metavar="ID")
+    cancel.add_argument("ids", type=checked(identifier), nargs="+", metavar="ID")
 
     add_command(commands, "stats", _stats, "count jobs by state, and those that limits keep back; list workers")
     add_command(commands, "migrate", _migrate, "make a queue's tables in a database, or bring them to this version")
 
 
 async def _enqueue(queue: Queue, options: argparse.Namespace) -> int:
-    payload = _payload(sys.stdin.read() if options.payload == "-" else options.payload)
+    payload = _payload(options.payload)
     try:
         done = await queue.enqueue(
             payload,
@@ -89,9 +90,15 @@ async def _enqueue(queue: Queue, options: argparse.Namespace) -> int:
 
 def _payload(text: str) -> object:
     try:
-        return json.loads(text)
+        return json.loads(_stdin() if text == "-" else text)
     except ValueError as error:
         raise CommandError(f"the payload is no JSON ({error}); a text needs quotes, as '\"bob\"'") from None
+
+
+def _stdin() -> str:
+    if isinstance(sys.stdin, io.TextIOWrapper):  # JSON is UTF-8, whatever the locale is
+        sys.stdin.reconfigure(encoding="utf-8", errors="strict")
+    return sys.stdin.read()
 
 
 async def _wait(queue: Queue, job_id: str, timeout: timedelta) -> int:

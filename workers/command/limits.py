@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from workers.command.arguments import checked, identifier
 from workers.command.commands import NOTHING, add_command
 from workers.command.tables import as_json, one_line, table
 from workers.gates import Limit
@@ -66,7 +67,7 @@ def add_to(commands: Commands) -> None:
     removed = (
         "forget a limit, so that it keeps no job back any more; a process that declares it stores it when it starts"
     )
-    add_command(verbs, "remove", _remove, removed).add_argument("name", metavar="NAME")
+    add_command(verbs, "remove", _remove, removed).add_argument("name", type=checked(identifier), metavar="NAME")
 
 
 async def _list(declaring: Queue, options: argparse.Namespace) -> int:

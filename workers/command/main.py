@@ -16,6 +16,7 @@ from typing import Final
 from workers.command import crons, jobs, limits, running, top
 from workers.command.problems import CommandError
 from workers.errors import WorkersError
+from workers.terminal import as_typed, show_escapes
 
 WRONG: Final = 2
 INTERRUPTED: Final = 130
@@ -23,7 +24,9 @@ INTERRUPTED: Final = 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command, and return the status to end with."""
-    options = _parser().parse_args(arguments)
+    show_escapes()
+    parser = _parser()
+    options = parser.parse_args(_typed(parser, sys.argv[1:] if arguments is None else arguments))
     try:
         return _status(options.run(options))
     except CommandError as error:
@@ -37,6 +40,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return WRONG
+
+
+def _typed(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> list[str]:
+    try:
+        return [as_typed(each) for each in arguments]
+    except ValueError as error:
+        parser.error(f"an argument is no UTF-8: {error}")
 
 
 def _status(found: object) -> int:

@@ -18,6 +18,7 @@ from workers.dashboard.serving import DashboardServer, listen
 from workers.errors import WorkersError
 from workers.queue import Queue
 from workers.storage import open_storage
+from workers.terminal import show_escapes
 
 PORT: Final = 8765
 ACCOUNTS_VARIABLE: Final = "WORKERS_DASHBOARD_ACCOUNTS"
@@ -25,6 +26,7 @@ ACCOUNTS_VARIABLE: Final = "WORKERS_DASHBOARD_ACCOUNTS"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM or Ctrl-C. Returns 2 if it cannot be started like this."""
+    show_escapes()
     options = _parser().parse_args(arguments)
     if options.make_account:
         return _make_account(options.make_account, Role(options.role), token=options.token)

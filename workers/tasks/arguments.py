@@ -51,11 +51,11 @@ class Arguments:
         """Return the arguments by name, in JSON's types.
 
         Raises:
-            TypeError: one is missing, or there is no such parameter.
+            TypeError: one is missing, there is no such parameter, or one has keys that do not come back.
             ValueError: one does not fit its annotation; it is not quoted.
         """
         bound = self._signature.bind(*given, **named).arguments
-        return {name: self._codecs[name].dump(self._load(name, value)) for name, value in bound.items()}
+        return {name: self._dump(name, self._load(name, value)) for name, value in bound.items()}
 
     def decoded(self, payload: object) -> Mapping[str, object]:
         """Return the arguments in a payload as their annotations say.
@@ -84,6 +84,13 @@ class Arguments:
     @cached_property
     def _hints(self) -> Mapping[str, Any]:  # Any: see `codecs.Hint`
         return typing.get_type_hints(self.function, include_extras=True)
+
+    def _dump(self, name: str, value: object) -> object:
+        try:
+            return self._codecs[name].dump(value)
+        except TypeError as error:
+            problem = str(error)
+        raise TypeError(f"{name}: {problem}")
 
     def _load(self, name: str, value: object) -> object:
         try:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Final, TypeAlias
 
+from workers.serde import odd_key
+
 # Any: a type annotation is whatever its author wrote.
 Hint: TypeAlias = Any
 
@@ -17,7 +19,8 @@ Hint: TypeAlias = Any
 class Codec:
     """`load` checks a value, and returns it as its annotation says; `dump` returns it in JSON's types.
 
-    `load` raises `ValueError` for a value that does not fit, without quoting it.
+    `load` raises `ValueError` for a value that does not fit, without quoting it. `dump` raises `TypeError` for keys
+    that would not come back.
     """
 
     load: Callable[[object], object]
@@ -31,10 +34,28 @@ def codec_of(hint: Hint) -> Codec:
         TypeError: the library that checks does not know the type.
     """
     if find_spec("pydantic") is not None:
-        return _of_pydantic(hint)
+        return _keeping_keys(_of_pydantic(hint))
     if find_spec("msgspec") is not None:
-        return _of_msgspec(hint)
+        return _keeping_keys(_of_msgspec(hint))
     return _plain(hint)
+
+
+def _keeping_keys(codec: Codec) -> Codec:
+    """Refuse what both libraries do: they make each key a text, also where no annotation says which type it had."""
+
+    def comes_back(value: object, dumped: object) -> bool:
+        try:
+            return codec.load(dumped) == value
+        except ValueError:
+            return False
+
+    def dump(value: object) -> object:
+        dumped, odd = codec.dump(value), odd_key(value)
+        if odd is not None and not comes_back(value, dumped):
+            raise TypeError(f"keys that are no text have a type in the annotation, as dict[int, str]; {odd}")
+        return dumped
+
+    return Codec(codec.load, dump)
 
 
 def _of_pydantic(hint: Hint) -> Codec:
@@ -65,12 +86,12 @@ def _of_msgspec(hint: Hint) -> Codec:
 
     def load(value: object) -> object:
         try:
-            return msgspec.convert(msgspec.to_builtins(value), hint)
+            return msgspec.convert(msgspec.to_builtins(value), hint, str_keys=True)
         except msgspec.ValidationError as error:
             problem = str(error)
         raise ValueError(problem)
 
-    return Codec(load, msgspec.to_builtins)
+    return Codec(load, lambda value: msgspec.to_builtins(value, str_keys=True))
 
 
 def _plain(hint: Hint) -> Codec:

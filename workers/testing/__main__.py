@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from workers.errors import WorkersError
+from workers.terminal import show_escapes
 from workers.testing.case import Case
 from workers.testing.cases import all_cases
 from workers.testing.certification import Certificate, certify
@@ -21,6 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns 0 if nothing is broken, 1 if something is, 2 if the storage cannot be used at all, or not restarted. 0 is
     not yet a certificate: the last line, and `certified` in the JSON, say whether enough was shown for one.
     """
+    show_escapes()
     options = _parser().parse_args(arguments)
     try:
         certificate = asyncio.run(_certified(options.url, options.restart_command, _chosen(options.case)))

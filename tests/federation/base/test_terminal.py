@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from federation.base.logs import configure_logging
-from federation.base.terminal import escaped, escaped_json, mind_crashes, spaced
+from federation.base.terminal import escaped, escaped_json, mind_crashes, show_escapes, spaced
 from federation.cli.output import confirm, print_json, print_lines, print_table
 from federation.cli.problems import expect, fail
 
@@ -181,3 +181,16 @@ def test_a_traceback_of_the_interpreter_is_printed_harmless(
     assert r"ValueError: x\x1b]0;PWNED" in told
     assert "\n2026" not in told
     assert "LookupError" in told
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+@pytest.mark.parametrize("as_json", [True, False], ids=["json", "text"])
+def test_what_a_terminal_cannot_show_is_escaped(encoding: str, as_json: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As JSON has it, so that JSON can be read."""
+    screen = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr("sys.stdout", screen)
+    show_escapes()
+    (print_json if as_json else lambda text: print_lines([text]))("fish \U0001f41f\u2713")
+    screen.seek(0)
+    shown = screen.read().rstrip()
+    assert shown == ('"fish \\ud83d\\udc1f\\u2713"' if as_json else "fish \\ud83d\\udc1f\\u2713")

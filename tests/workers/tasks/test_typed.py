@@ -87,6 +87,28 @@ async def test_arguments_and_results_keep_their_types(queue: Queue, tasks: Tasks
     assert await later.run(MOMENT, by=timedelta(0)) == MOMENT
 
 
+@pytest.mark.parametrize("library", ["pydantic", "msgspec"], indirect=True)
+async def test_keys_come_back_or_are_refused(library: str, queue: Queue, tasks: Tasks) -> None:
+    """Keys that are no text come back where an annotation says their type; else the message names the argument."""
+
+    @tasks.task
+    async def inverted(names: dict[int, str]) -> dict[str, int]:
+        return {name: number for number, name in names.items()}
+
+    @tasks.task
+    async def count(names: dict[Any, Any]) -> int:
+        return len(names)
+
+    queue.execute(tasks.handlers())
+    async with queue:
+        assert await (await inverted.enqueue({1: "a", 2: "b"})).result(PATIENCE) == {"a": 1, "b": 2}
+        assert await (await count.enqueue({"a": {"b": 1}})).result(PATIENCE) == 1
+        with pytest.raises(TypeError, match=r"^task 'count': names: keys .* this one is int: \[1\]$"):
+            await count.enqueue({1: "a", "1": "b"})
+        with pytest.raises(TypeError, match=r"names: keys .* this one is int: \['b'\]\[2\]$"):
+            await count.enqueue({"b": {2: 1}})
+
+
 @pytest.mark.parametrize(
     ("call", "told"),
     [
