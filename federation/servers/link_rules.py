@@ -113,9 +113,14 @@ class Link:
 
 
 def believed(link: Link, now: datetime) -> Link:
-    """Return the link without times of events that are yet to come: a clock that was wrong wrote them."""
+    """Return the link without times of events that are yet to come: a clock that was wrong wrote them.
+
+    Nor with a rest that is longer than any: kept, it would begin to count a day before its end.
+    """
+    is_rest_real = link.rest_until is not None and link.rest_until <= now + LONGEST_REST
     past = replace(
         link,
+        rest_until=link.rest_until if is_rest_real else None,
         since=min(link.since, now),
         fell_at=link.fell_at and min(link.fell_at, now),
         last_success_at=link.last_success_at and min(link.last_success_at, now),

@@ -37,9 +37,7 @@ def attempts_agree(world: World, past: Past) -> Iterator[str]:
     for (delivery, series), requests in sent.items():
         own = [each for each in past.attempts.get(delivery, ()) if each.series == series]
         for request in requests:
-            # One that was lost is not missed any more where its server was blacklisted before the next.
-            is_given_up = any(each.code == "BLACKLISTED" for each in past.attempts.get(delivery, ()))
-            is_missing = not any(_covers(attempt, request) for attempt in own) and not is_given_up
+            is_missing = not any(_covers(attempt, request) for attempt in own)
             if is_missing and not _unwritten(world, request):
                 yield f"{delivery} was sent to {request.server} at {moment(request.at)}, in series {series}: no attempt"
     for delivery, changes in past.rows.items():

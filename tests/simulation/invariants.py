@@ -21,7 +21,7 @@ from tests.simulation.looks import looks_and_releases
 from tests.simulation.pace import too_early
 from tests.simulation.plan import MINUTE, QUIET, REFUSES_ONE, TAKES_DELIVERIES, Deed, Meddling, Phase, Trouble
 from tests.simulation.promptness import promptness
-from tests.simulation.records import MishapKind, Past
+from tests.simulation.records import Past
 from tests.simulation.servers import SimulatedServer, server_url
 from tests.simulation.story import moment
 from tests.simulation.world import Owed, World
@@ -84,8 +84,6 @@ def _of_delivery(world: World, owed: Owed, row: Row | None) -> Iterator[str]:
     server = world.servers[owed.server]
     if _was_blacklisted(world, server, owed.at) and (row is None or row.state == "failed"):
         return
-    if row is not None and _lost_its_look(world, owed, row):
-        return
     if owed.activity_id in server.first_applied:
         if row is not None and not _is_away(world, server):
             yield f"{_named(owed)} was applied at {moment(server.first_applied[owed.activity_id])} and is still: {row}"
@@ -96,15 +94,6 @@ def _of_delivery(world: World, owed: Owed, row: Row | None) -> Iterator[str]:
         yield f"{_named(owed)} is gone, and its server never had it"
     elif row.state != "held" and not (row.state == "expired" and _age(world, owed) > MAX_AGE):
         yield f"{_named(owed)} is not held for its server, which is away: {row}"
-
-
-def _lost_its_look(world: World, owed: Owed, row: Row) -> bool:
-    """Whether it was refused as if we were strangers, and who was to look at the server's keys then died meanwhile.
-
-    Nobody looks again for ten minutes.
-    """
-    is_stranger = row.state == "failed" and row.code in ("HTTP_400", "HTTP_401", "HTTP_403")
-    return is_stranger and world.in_trouble(owed.at, owed.at + 10 * MINUTE, MishapKind.PROCESS)
 
 
 def _of_poison(world: World, owed: Owed, row: Row | None) -> Iterator[str]:
@@ -170,11 +159,8 @@ def left_waiting(world: World, now: float) -> Iterator[str]:
         for url, server in world.servers.items()
         if _is_well_since(server, now - QUIET, now) and not _is_nameless_stranger(world, server, now)
     }
-    rows = rows_of(world)
     for owed in world.owed:
-        server, row = world.servers[owed.server], rows.get(owed.delivery_id)
-        if row is not None and _lost_its_look(world, owed, row):
-            continue
+        server = world.servers[owed.server]
         is_late = owed.at < now - QUIET and owed.activity_id not in server.first_applied
         is_usual = not owed.is_poison and owed.page is None
         if is_late and owed.server in well and is_usual and not _was_blacklisted(world, server, owed.at):

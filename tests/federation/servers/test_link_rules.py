@@ -338,6 +338,14 @@ def test_what_is_yet_to_happen_has_not_happened() -> None:
     assert believed(link, at(99)) is link
 
 
+def test_a_rest_that_a_clock_far_ahead_wrote_is_forgotten() -> None:
+    """It must not begin to count when the right time comes near its end."""
+    link = replace(UP, rest_until=START + timedelta(days=3))
+    assert believed(link, START).rest_until is None
+    near = replace(UP, rest_until=START + LONGEST_REST)
+    assert believed(near, START) is near
+
+
 @pytest.mark.parametrize(
     ("probes", "minutes"),
     [
