@@ -1,12 +1,16 @@
 """Changes the code in one place at a time, and reports each change that no test notices.
 
     scripts/mutate federation/delivery workers/storage/sql/sqlite [--most 40] [--minutes 15] [--seed 1]
+    scripts/mutate --simulation [WORDS]
 
 The changes are Cosmic Ray's: another comparison, another number, an inverted condition, a loop that never runs. In each
 place one change is tried; another seed chooses other places and other changes. Everything happens in a copy of the
 tree, so the checkout stays as it is, however the run ends. The tests are those nearest to the module, see `NEAREST`.
 They run once under coverage; then, with each change, those run that reach its line, the quickest first. Ends with 1 if
 a change survived. That need not be a fault of the tests: some changes make no difference. Lua and SQL are not changed.
+
+With `--simulation` it tries the bugs of `seeded_bugs` instead, all or those whose names contain one of the words: first
+on simulated worlds, then on the nearest tests. See docs/simulation.md.
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
 from coverage import CoverageData
+from seeded import try_all
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 
@@ -104,11 +109,16 @@ class Mutant:
 def main() -> None:
     """Try one mutant after the other until there are no more, or as many as wanted, or the time is up."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("paths", nargs="+", metavar="PATH", help="packages or modules, from the repository's root")
+    parser.add_argument("paths", nargs="*", metavar="PATH", help="packages or modules, from the repository's root")
+    parser.add_argument("--simulation", action="store_true", help="try seeded bugs on simulated worlds")
     parser.add_argument("--most", type=int, default=40, metavar="N", help="changes to try (40)")
     parser.add_argument("--minutes", type=float, default=15, metavar="M", help="begin with no other change after (15)")
     parser.add_argument("--seed", type=int, default=1, help="chooses among the changes (1)")
     arguments = parser.parse_args()
+    if arguments.simulation:
+        sys.exit(try_all(arguments.paths))
+    if not arguments.paths:
+        parser.error("name packages or modules, or use --simulation")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started and copied is removed
     mutants = mutants_of(modules(arguments.paths), arguments.seed)
     print(f"{len(mutants)} places to change, of which at most {arguments.most} are tried", flush=True)

@@ -33,16 +33,28 @@ LONGEST_WORLD: Final = 30.0
 LONGEST_SECONDS: Final = 600.0
 """Tests that take longer do not end, which is a way to fail."""
 NEAREST: Final = {
-    "federation/delivery": "tests/federation/delivery",
-    "federation/servers": "tests/federation/servers tests/federation/delivery/test_outage.py"
-    " tests/federation/delivery/test_canaries.py tests/federation/delivery/test_release.py",
-    "federation/health": "tests/federation/health tests/federation/delivery/test_canaries.py",
-    "federation/scheduler": "tests/federation/scheduler",
-    "federation/base": "tests/federation/base/test_database_clock.py tests/federation/delivery/test_sweeps.py",
-    "federation/node_workers": "tests/federation/delivery/outbox",
-    "workers/worker": "tests/workers/worker",
+    "federation/delivery/fates": "delivery/test_fates delivery/test_canaries delivery/test_outage"
+    " delivery/test_trouble",
+    "federation/delivery/codes": "delivery/test_codes delivery/test_statuses",
+    "federation/delivery/process": "delivery/test_outage delivery/test_trouble delivery/test_attempt_log"
+    " delivery/test_blacklist delivery/test_canaries delivery/test_room",
+    "federation/delivery/group": "delivery/test_group delivery/test_attempt_log delivery/test_ends delivery/test_apart",
+    "federation/delivery/rows": "delivery/test_holding delivery/test_release delivery/test_order",
+    "federation/delivery/order": "delivery/test_order delivery/producers",
+    "federation/delivery/holding": "delivery/test_holding delivery/test_outage delivery/test_apart",
+    "federation/delivery/sweeper": "delivery/outbox",
+    "federation/delivery/sweeps": "delivery/test_sweeps",
+    "federation/delivery/release": "delivery/test_release delivery/test_canaries",
+    "federation/delivery/apart": "delivery/test_apart",
+    "federation/delivery/database_watch": "delivery/test_database_away",
+    "federation/servers/link": "servers/test_link_rules servers/test_links delivery/test_canaries",
+    "federation/health": "health delivery/test_canaries delivery/test_misunderstandings",
+    "federation/scheduler": "scheduler/test_leases scheduler/test_runner",
+    "federation/base/database_clock": "base/test_database_clock",
+    "workers/worker": "../workers/worker",
 }
-CHOSEN: Final = "not (postgres or redis or bull or bullmq or file)"
+"""By the beginning of a module's path: tests, from `tests/federation` on."""
+CHOSEN: Final = "not (postgres or redis or bull or file)"
 
 Edit = Callable[[ast.AST], ast.AST]
 
@@ -253,13 +265,19 @@ def tried(bug: Bug, *, worlds_only: bool) -> Verdict:
         return Verdict(bug, found[1].strip().splitlines()[-1])
     if worlds_only:
         return Verdict(bug, None)
-    folder = next(tests for code, tests in NEAREST.items() if str(place.path.relative_to(ROOT)).startswith(code))
-    options = ["-x", "-q", "-p", "seeded", "-p", "no:cacheprovider", "-p", "no:randomly", "-k", CHOSEN]
-    told = _output([sys.executable, "-m", "pytest", *options, *folder.split()], bug)
+    options = ["-x", "-q", "--full", "-p", "seeded", "-p", "no:cacheprovider", "-p", "no:randomly", "-k", CHOSEN]
+    told = _output([sys.executable, "-m", "pytest", *options, *_nearest(place)], bug)
     if told is None:
         return Verdict(bug, None, "they do not end")
     failed = [line for line in told[1].splitlines() if line.startswith(("FAILED", "ERROR"))]
     return Verdict(bug, None, failed[0].split(" - ")[0] if told[0] and failed else None)
+
+
+def _nearest(place: Place) -> Iterator[str]:
+    module = str(place.path.relative_to(ROOT))
+    for name in next(tests for code, tests in NEAREST.items() if module.startswith(code)).split():
+        found = ROOT / "tests/federation" / name
+        yield str(found if found.is_dir() else found.with_suffix(".py"))
 
 
 def _output(command: Sequence[str], bug: Bug) -> tuple[int, str] | None:
