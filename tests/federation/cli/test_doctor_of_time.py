@@ -56,8 +56,12 @@ async def test_a_process_that_stopped_long_ago_has_no_clock(node: Federation) ->
 
 
 async def ran(node: Federation, **values: Any) -> Found:
-    """What is said once every recurring job has just run well, but for the sweep, of which this is on record."""
+    """What is said once every recurring job has just run well, but for the sweep, of which this is on record.
+
+    A time is given by how far it is from now: values are made minutes before a test runs.
+    """
     now = datetime.now(UTC)
+    values = {name: now + value if isinstance(value, timedelta) else value for name, value in values.items()}
     usual = {"token": 1, "started_at": now, "finished_at": now, "outcome": RunOutcome.DONE, "detail": "{}"}
     async with node.database.transaction() as session:
         for job in recurring_jobs(node):
@@ -68,11 +72,11 @@ async def ran(node: Federation, **values: Any) -> Found:
 @pytest.mark.parametrize(
     "values",
     [
-        {"started_at": datetime.now(UTC) - timedelta(minutes=5)},
-        {"started_at": datetime.now(UTC) + 6 * HOUR},
-        {"started_at": datetime.now(UTC) + 6 * HOUR, "leased_until": datetime.now(UTC) + 6 * HOUR},
-        {"started_at": datetime.now(UTC) - HOUR, "leased_until": datetime.now(UTC) + 6 * HOUR},
-        {"started_at": datetime.now(UTC) - HOUR, "outcome": RunOutcome.FAILED, "detail": '{"error": "DataError"}'},
+        {"started_at": -5 * MINUTE},
+        {"started_at": 6 * HOUR},
+        {"started_at": 6 * HOUR, "leased_until": 6 * HOUR},
+        {"started_at": -HOUR, "leased_until": 6 * HOUR},
+        {"started_at": -HOUR, "outcome": RunOutcome.FAILED, "detail": '{"error": "DataError"}'},
     ],
     ids=["long-ago", "yet-to-come", "leased-by-a-wrong-clock", "leased-for-too-long", "failed-and-not-since"],
 )
@@ -86,7 +90,7 @@ async def test_a_job_that_did_not_run_when_it_was_due_is_named(node: Federation,
     "values",
     [
         {},
-        {"started_at": datetime.now(UTC) - 5 * MINUTE, "leased_until": datetime.now(UTC) + LEASE / 2},
+        {"started_at": -5 * MINUTE, "leased_until": LEASE / 2},
         {"outcome": RunOutcome.FAILED, "detail": '{"error": "its process was stopped"}'},
     ],
     ids=["just-now", "running", "stopped"],
