@@ -126,7 +126,7 @@ class _Swapping(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def _names(self, node: ast.keyword) -> bool:
-        """Whether the argument reads as the assignment that is to be replaced."""
+        """Tell whether the argument reads as the assignment that is to be replaced."""
         return ast.dump(ast.Assign([ast.Name(node.arg or "", ast.Store())], node.value)) == self._old
 
 
@@ -206,7 +206,7 @@ class _Hook(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def install(bug: Bug) -> None:
-    """Whoever imports the module from now on gets it with the bug.
+    """Give the module with the bug to whoever imports it from now on.
 
     Raises:
         NotFound: see `place_of` and `changed_code`.
@@ -281,7 +281,7 @@ def _nearest(place: Place) -> Iterator[str]:
 
 
 def _output(command: Sequence[str], bug: Bug) -> tuple[int, str] | None:
-    """How the command ends and what it prints; None if it does not end."""
+    """Return how the command ends and what it prints; None if it does not end."""
     environment = {**os.environ, NAMED_BY: bug.name, "PYTHONPATH": f"{ROOT}:{ROOT / 'scripts'}"}
     try:
         done = subprocess.run(
