@@ -20,9 +20,9 @@ BUGS: Final = (
         ),
     ),
     Bug(
-        "a canary that fails goes on trying",
+        "a refused canary goes on trying",
         "fates.fate_of",
-        swap("series.is_canary or not link.is_open", "not link.is_open"),
+        swap("kind is FailureClass.REJECTED and series.is_canary and not link.is_open", "False"),
     ),
     Bug("a fault of ours holds without an end", "fates.fate_of", swap("now + own_pause(series.holds)", "None")),
     Bug("a fault of ours always holds for a minute", "fates.own_pause", returns("FIRST_OWN_PAUSE")),
@@ -278,9 +278,12 @@ BUGS: Final = (
         swap("document.public_key != server.public_key", "False"),
     ),
     Bug(
-        "a quick probe brings a look each time",
+        "a probe raises what fell by deliveries",
         "Probe.__call__",
-        swap("await self._links.look_soon(server.url)", "await self._links.look_now(server.url)"),
+        swap(
+            "is_well and (await self._links.find(server.url)).state is LinkState.UP",
+            "is_well and await self._links.returned(server.url, reason='probe')",
+        ),
     ),
     Bug(
         "two canaries at a time",

@@ -24,6 +24,8 @@ QUESTIONS: Final = 6
 REGAINED: Final = 4 * MINUTE
 """Within this time what is on its way has a job again, whatever became of that."""
 LATE: Final = MINUTE
+UNDER_WAY: Final = 30.0
+"""Who asks during a look hears when it would be made again if nothing came of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,8 @@ def promises_kept(world: World, past: Past) -> Iterator[str]:
     """Each server was looked at by the time that was told, or its link was up before."""
     for promise in world.promises:
         end = promise.due + LATE
-        is_looked_at = any(promise.asked <= each.at <= end for each in past.requests.get(promise.server, ()))
+        looked_at = [each.at for each in past.requests.get(promise.server, ())]
+        is_looked_at = any(promise.asked - UNDER_WAY <= at <= end for at in looked_at)
         is_changed = any(
             promise.asked <= each.at <= end for each in past.links.get(promise.server, ()) if each.state == "up"
         )

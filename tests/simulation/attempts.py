@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Final
 
@@ -41,7 +41,8 @@ def attempts_agree(world: World, past: Past) -> Iterator[str]:
             if is_missing and not _unwritten(world, request):
                 yield f"{delivery} was sent to {request.server} at {moment(request.at)}, in series {series}: no attempt"
     for delivery, changes in past.rows.items():
-        yield from _of_row(world, delivery, changes, past.attempts.get(delivery, ()))
+        tried = {series for each, series in sent if each == delivery}
+        yield from _of_row(world, delivery, changes, past.attempts.get(delivery, ()), tried)
 
 
 def _by_series(world: World) -> dict[tuple[str, int], list[Request]]:
@@ -99,14 +100,19 @@ def _of_attempt(world: World, attempt: Attempt, at: float, requests: Sequence[Re
         yield f"{named} is {attempt.outcome} {attempt.code}, though it was answered: {[each.status for each in own]}"
 
 
-def _of_row(world: World, delivery: str, changes: Sequence[RowChange], attempts: Sequence[Attempt]) -> Iterator[str]:
+def _of_row(
+    world: World, delivery: str, changes: Sequence[RowChange], attempts: Sequence[Attempt], sent: Container[int]
+) -> Iterator[str]:
     """What is left of a row counts its attempts, and names the code of the last one that failed."""
     last = changes[-1]
     start, end = changes[0].at, last.at + LEASE
     if world.in_trouble(start, end, MishapKind.DATABASE):
         return  # an attempt that could not be written is counted, and made again under its number
-    begun = Counter(change.series for change in changes if change.begins)
+    # A canary for which there was no room counts as an attempt in its row, though none was made.
     logged = Counter(attempt.series for attempt in attempts)
+    begins = (change for change in changes if change.begins)
+    made = (each for each in begins if each.series in sent or each.series in logged or not each.canary_before)
+    begun = Counter(each.series for each in made)
     under_way = Counter({last.series: 1} if last.sending is not None and last.state == "ready" else {})
     if last.state != "gone" and begun != logged + under_way and last.at < world.plan.end - LEASE:
         yield f"{delivery} began {dict(begun)} attempts by series, of which {dict(logged)} are in the log: {last.state}"

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
-from tests.peer import DISCOVER_PATH
 from tests.simulation.pace import SWEPT
 from tests.simulation.plan import DAY, HOUR, MINUTE, Deed
 from tests.simulation.records import LinkChange, MishapKind, Past, Request, RowChange
@@ -19,8 +18,6 @@ from tests.simulation.world import World
 FIRST_LOOKS: Final = (30.0, *(MINUTE * minutes for minutes in (1, 2, 5, 15, 25, 35, 45)))
 NEWS: Final = MINUTE
 """What is held for a server, and was not when it was last looked at, brings a look forward, but not more often."""
-MOST_FOUND: Final = 5
-"""So do the quick probes that find its `/discover` well, of which there are so many."""
 PART: Final = 24
 AT_MOST: Final = 2 * MINUTE
 LATE: Final = 60.0
@@ -109,7 +106,7 @@ def _too_often(
     requests: Sequence[Request],
 ) -> Iterator[str]:
     news = [each.at for each in changes if each.state == "held" and each.was != "held" and each.reason == "server"]
-    heard = (*(at for at in news if at not in set(canaries)), *_found_well(outage, requests))
+    heard = [at for at in news if at not in set(canaries)]
     refused = {each.at for each in requests if each.status is not None and 400 <= each.status < 500}
     before = outage.start
     for number, at in enumerate(canaries):
@@ -122,16 +119,6 @@ def _too_often(
                 f" {moment(at)}: {at - before:.0f} s instead of {least / 0.9:.0f}"
             )
         before = at
-
-
-def _found_well(outage: Outage, requests: Sequence[Request]) -> Iterable[float]:
-    """When probes found its `/discover` well: the quick ones of the first hours, and later ones an hour apart."""
-    found: list[float] = []
-    for request in requests:
-        at = request.answered_at
-        if request.path == DISCOVER_PATH and request.status == 200 and at is not None and at > outage.start:
-            found += [at] if len(found) < MOST_FOUND or at - found[-1] > 0.8 * HOUR else []
-    return found
 
 
 def _too_rarely(
@@ -191,11 +178,10 @@ def _releases(world: World, server: str, changes: Sequence[RowChange], links: Se
     batches: defaultdict[float, list[RowChange]] = defaultdict(list)
     left: dict[float, list[RowChange]] = {}
     for change in changes:
+        was_held = held.pop(change.id, None)
         if change.state == "held" and change.reason in ("server", "rest"):
             held[change.id] = change
-        else:
-            held.pop(change.id, None)
-        if change.is_release and not any(abs(change.at - at) < 0.01 for at in let_go):
+        if was_held is not None and change.is_release and not any(abs(change.at - at) < 0.01 for at in let_go):
             batches[change.at].append(change)
         if change.at in batches:
             left[change.at] = list(held.values())

@@ -170,10 +170,11 @@ class _Planner:
         if not well:
             return []
         number, at = chance.choice(well), chance.uniform(MINUTE, WEEK - 12 * HOUR)
-        found = [PlannedDelivery(at, (number,), page=status)]
-        if chance.random() < 0.7:
-            found += [PlannedDelivery(at + after, (number,)) for after in TRIES_OF_ONE]
-        return found
+        if chance.random() < 0.8:
+            others = [PlannedDelivery(at + after, (number,)) for after in TRIES_OF_ONE]
+            return [PlannedDelivery(at, (number,), page=status), *others]
+        # Where a server takes nothing else it is away, for as long as this world lasts.
+        return [PlannedDelivery(max(at, WEEK - DAY), (number,), page=status)]
 
     def _in_order(self, number: int, server: PlannedServer) -> list[PlannedDelivery]:
         """Several of one key: create, update, update, delete."""

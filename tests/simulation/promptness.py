@@ -48,7 +48,7 @@ def _delivery(world: World, owed: Owed) -> Iterator[str]:
     is_well = all(phase.end < owed.at - WELL_SINCE or owed.at + SOON < phase.start for phase in server.planned.phases)
     was_banned = any(ban.server == owed.server and ban.start < owed.at + SOON for ban in world.bans)
     was_meddled = any(each.server == server.planned.number for each in world.plan.meddlings)
-    soon = SOON if _is_alone(world, owed) else AMONG_PAGES
+    soon = _soon(world, owed)
     if not is_well or was_banned or was_meddled or applied - owed.at <= soon:
         return
     others = [kind for kind in MishapKind if kind is not MishapKind.LOSS]
@@ -87,10 +87,13 @@ def _back_within(phase: Phase) -> float:
     return 1.2 * max(2 * MINUTE, (phase.end - phase.start) / LOOKS) + BACK
 
 
-def _is_alone(world: World, owed: Owed) -> bool:
-    """Whether its server answers no other delivery with a page, or takes others so often that this is no outage."""
+def _soon(world: World, owed: Owed) -> float:
+    """How long it may take: longer where the server fails at another one, and took others too rarely to be well."""
     pages = [each.at for each in world.owed if each.page is not None and each.server == owed.server]
-    return all(owed.at < page or owed.at - page < DENSE for page in pages)
+    since = [owed.at - page for page in pages if page <= owed.at - DENSE]
+    if since and world.in_trouble(owed.at - max(since), owed.at, MishapKind.CLOCK):
+        return math.inf
+    return max(AMONG_PAGES, 1.2 * max(since) / LOOKS) if since else SOON
 
 
 def _turn(world: World, job: str, turn: Turn) -> Iterator[str]:
