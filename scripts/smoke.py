@@ -160,10 +160,11 @@ def examine(federation: Path, node: Path) -> None:
         "proxies",
         "clock",
     )
-    expected = {name: {"ok"} for name in (*of_the_place, "peer keys", "backlog", "claims")}
+    expected = {name: {"ok"} for name in (*of_the_place, "peer keys", "backlog", "given up", "claims")}
     expected |= {
         "open files": {"ok", "warning"},
         "scheduler": {"ok", "note", "warning"},
+        "sweeps": {"ok", "note", "warning"},
         "/discover": {"note", "warning"},
     }
     if verdicts.keys() != expected.keys() or any(verdicts[name] not in expected[name] for name in expected):
