@@ -20,6 +20,7 @@ from federation.base.queues import (
     delivery_queue,
     discovery_queue,
     health_check_queue,
+    longest_delivery_pause,
     tasks_queue,
 )
 from federation.base.redis_clients import BLOCKING_TIMEOUT, redis_client
@@ -163,7 +164,11 @@ class Federation:
         )
         self.sweeps = Sweeps(self.database)
         self.sweeper = OutboxSweeper(
-            self.database, self.delivery_queue, min_age=settings.federation_outbox_interval, clock=self.clock
+            self.database,
+            self.delivery_queue,
+            min_age=settings.federation_outbox_interval,
+            longest_pause=longest_delivery_pause(settings),
+            clock=self.clock,
         )
         self.payloads = Payloads(self.database)
         self.ledger = Ledger(self.database, add_jobs=self.delivery_queue.add_bulk, clock=self.clock)

@@ -108,18 +108,21 @@ class FederationWorkers:
         self._stop_requested = False
         self._rows = RowKeeper(federation)
         self._losses = QueueLosses(federation)
-        clock = federation.clock
+        clock = federation.clock if isinstance(federation.clock, DatabaseClock) else None
+        # A machine's clock may be hours off: nothing is looked at or moved on by it before the database's is known.
+        ready = None if clock is None else clock.ensure
         self._tending = Tending(
             {
                 federation.link_probes.tick: PROBING,
                 federation.releaser.tick: LOOKS,
                 federation.sightings.tick: INTERVAL,
-                **({clock.tick: CLOCK_INTERVAL} if isinstance(clock, DatabaseClock) else {}),
+                **({} if clock is None else {clock.tick: CLOCK_INTERVAL}),
                 **ticks,
-            }
+            },
+            ready=ready,
         )
         leases = Leases(federation.database, holder=new_id(), clock=federation.clock)
-        self._scheduler = schedule(recurring_jobs(federation), JobRunner(leases, meter=federation.meter))
+        self._scheduler = schedule(recurring_jobs(federation), JobRunner(leases, meter=federation.meter, ready=ready))
 
     def start(self) -> tuple[RunningWorker, RunningWorker]:
         """Start both workers. Until both have stopped, a second call returns the same pair."""
@@ -169,10 +172,12 @@ class FederationWorkers:
 
     def _not_ready(self) -> Coroutine[object, object, None] | None:
         """Return what to wait for before a delivery is claimed: the database, and its time."""
+        return self._time_unknown() or self._federation.database_watch.not_ready()
+
+    def _time_unknown(self) -> Coroutine[object, object, None] | None:
+        """Return what to wait for before anything is claimed whose handler looks at the clock."""
         clock = self._federation.clock
-        if isinstance(clock, DatabaseClock) and not clock.is_known:
-            return clock.known()
-        return self._federation.database_watch.not_ready()
+        return clock.known() if isinstance(clock, DatabaseClock) and not clock.is_known else None
 
     def _health_check_worker(self) -> Worker:
         settings = self._federation.settings
@@ -180,6 +185,7 @@ class FederationWorkers:
             self._federation.worker_storage(HEALTH_CHECK_QUEUE_NAME),
             {ANY_NAME: self._federation.health_check_processor},
             concurrency=settings.federation_health_concurrency,
+            not_ready=self._time_unknown,
             lease=settings.federation_lease,
             grace=settings.federation_grace,
             observers=[log_event, *self._observers],
@@ -191,6 +197,7 @@ class FederationWorkers:
             self._federation.worker_storage(DISCOVERY_QUEUE_NAME),
             {ANY_NAME: self._federation.discovery_processor},
             concurrency=settings.federation_discovery_concurrency,
+            not_ready=self._time_unknown,
             overtime=settings.federation_overtime,
             lease=settings.federation_lease,
             grace=timedelta(0),  # when it is stopped, nobody waits for its jobs any more

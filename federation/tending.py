@@ -29,18 +29,21 @@ def _name(tick: Tick) -> str:
 class Tending:
     """Runs each of `ticks` at its interval, independently of each other, from `start` until `stop`.
 
-    The interval is counted from the end of a tick; it doubles after each that raises, up to `LONGEST_PAUSE`.
+    The interval is counted from the end of a tick; it doubles after each that raises, up to `LONGEST_PAUSE`. Each waits
+    for what `ready` returns; if that raises, the tick is left out as if it had.
     """
 
-    def __init__(self, ticks: Mapping[Tick, timedelta]) -> None:
+    def __init__(self, ticks: Mapping[Tick, timedelta], *, ready: Tick | None = None) -> None:
         self._ticks = dict(ticks)
+        self._ready = ready
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         """Start the ticks, unless they are running."""
         if not self._tasks:
             self._tasks = [
-                asyncio.create_task(_repeat(tick, interval), name=_name(tick)) for tick, interval in self._ticks.items()
+                asyncio.create_task(self._repeat(tick, interval), name=_name(tick))
+                for tick, interval in self._ticks.items()
             ]
 
     async def stop(self) -> None:
@@ -50,14 +53,15 @@ class Tending:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-
-async def _repeat(tick: Tick, interval: timedelta) -> None:
-    pause = interval
-    while True:
-        await asyncio.sleep(pause.total_seconds())
-        try:
-            await tick()
-            pause = interval
-        except Exception as error:  # the database or the queue is away; everything due stays due
-            pause = min(pause * 2, LONGEST_PAUSE)
-            log.error("tending_failed", **crash(error))
+    async def _repeat(self, tick: Tick, interval: timedelta) -> None:
+        pause = interval
+        while True:
+            await asyncio.sleep(pause.total_seconds())
+            try:
+                if self._ready is not None:
+                    await self._ready()
+                await tick()
+                pause = interval
+            except Exception as error:  # the database or the queue is away; everything due stays due
+                pause = min(pause * 2, LONGEST_PAUSE)
+                log.error("tending_failed", **crash(error))

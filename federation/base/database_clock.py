@@ -79,11 +79,20 @@ class DatabaseClock:
         at, elapsed = self._measured
         return at + timedelta(seconds=_elapsed() - elapsed)
 
+    async def ensure(self) -> None:
+        """Ask the database for its time, unless it was asked before.
+
+        Raises:
+            SQLAlchemyError: it did not answer.
+        """
+        if not self.is_known:
+            await self.measure()
+
     async def known(self) -> None:
         """Return once the time is the database's, however long that does not answer."""
         while not self.is_known:
             try:
-                await self.measure()
+                await self.ensure()
             except SQLAlchemyError:
                 await asyncio.sleep(AGAIN.total_seconds())
 

@@ -63,3 +63,8 @@ def tasks_queue(storage: Storage) -> Queue:
 def delivery_backoff(settings: Settings) -> RetryPolicy:
     """Return the pauses between attempts at a delivery: doubling, without jitter."""
     return RetryPolicy(initial=settings.federation_delivery_backoff, maximum=MAX_DELAY, jitter=0)
+
+
+def longest_delivery_pause(settings: Settings) -> timedelta:
+    """Return how long the last pause between two attempts at a delivery is."""
+    return delivery_backoff(settings).delay(settings.federation_delivery_attempts)

@@ -9,7 +9,8 @@ series, as their numbers are used up. Rows of Node producers name no job until t
 until then. `queued_at` notes when a job was last known to be there: rows that wait behind a long backlog are looked up
 every ten minutes, and not by every sweep. What was noted before this process began is looked up at once: since then the
 database may have been replaced by a copy, or the queue by another one. So is everything when the queue seems to have
-lost its data: there is no job in it although rows are ready, or a worker has lost its leases in numbers.
+lost its data: there is no job in it although rows are ready, or a worker has lost its leases in numbers. A job that
+waits for its next attempt, and longer than any pause lasts, waits for a time of a clock that was ahead: it is due.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ PAGE: Final = 1_000
 MAX_ROWS: Final = 20_000
 """How many rows one sweep looks at."""
 ASK_AGAIN: Final = timedelta(minutes=10)
+LONGEST_PAUSE: Final = timedelta(hours=1)
+"""Clocks of queues and databases differ by less, and so do pauses, unless settings make them longer."""
 
 _OWED: Final = tuple(field.name for field in fields(OwedRow))
 _Place: TypeAlias = tuple[datetime, str]
@@ -65,16 +68,24 @@ class _ReadyRow:
 class OutboxSweeper:
     """Adds the jobs of deliveries that are ready and have none.
 
-    One process at a time should do so; several do no harm.
+    One process at a time should do so; several do no harm. `longest_pause` is the longest between two
+    attempts at a delivery.
     """
 
     def __init__(
-        self, database: Database, queue: JobQueue, *, min_age: timedelta = MIN_AGE, clock: Clock | None = None
+        self,
+        database: Database,
+        queue: JobQueue,
+        *,
+        min_age: timedelta = MIN_AGE,
+        longest_pause: timedelta = timedelta(0),
+        clock: Clock | None = None,
     ) -> None:
         self._database = database
         self._queue = queue
         self._sweeps = Sweeps(database)
         self._min_age = min_age
+        self._longest_pause = longest_pause
         self._clock = clock or SystemClock()
         self._began = self._clock.now()
 
@@ -147,7 +158,14 @@ class OutboxSweeper:
         missing += await self._renewed(over)
         if missing:
             await self._queue.add_bulk([row.job() for row in missing])
+        await self._promote([job for job in jobs if job is not None])
         return len(missing)
+
+    async def _promote(self, jobs: Sequence[JobStatus]) -> None:
+        latest = self._clock.now() + max(self._longest_pause, LONGEST_PAUSE)
+        late = [job.id for job in jobs if job.next_run_at is not None and job.next_run_at > latest]
+        if late and (count := await self._queue.storage.promote(late)):
+            log.warning("late_attempts_made_due", count=count, why="a clock that was ahead put them off")
 
     async def _renewed(self, rows: Sequence[OwedRow]) -> list[OwedRow]:
         """Give the rows a new series that are still ready and still name the ended job.

@@ -61,11 +61,14 @@ class Run:
 
 
 class JobRunner:
-    """Runs one job, if it is this process's turn."""
+    """Runs one job, if it is this process's turn, once what `ready` returns has ended."""
 
-    def __init__(self, leases: Leases, *, meter: Meter = NO_METER) -> None:
+    def __init__(
+        self, leases: Leases, *, meter: Meter = NO_METER, ready: Callable[[], Awaitable[object]] | None = None
+    ) -> None:
         self._leases = leases
         self._meter = meter
+        self._ready = ready
 
     async def __call__(self, job: RecurringJob, *, at_once: bool = False) -> Run | None:
         """Run the job until its end, its failure or its timeout.
@@ -79,6 +82,8 @@ class JobRunner:
         leases: list[Lease] = []
 
         async def take() -> None:
+            if self._ready is not None:
+                await self._ready()
             lease = await self._leases.take(job.name, interval=AT_ONCE if at_once else job.interval)
             leases.extend(() if lease is None else (lease,))
 

@@ -18,9 +18,9 @@ from tests.simulation.asked import promises_kept
 from tests.simulation.attempts import attempts_agree
 from tests.simulation.incidents import Wish
 from tests.simulation.looks import looks_and_releases
-from tests.simulation.pace import too_early
+from tests.simulation.pace import SPARED, too_early
 from tests.simulation.plan import MINUTE, QUIET, REFUSES_ONE, TAKES_DELIVERIES, Deed, Meddling, Phase, Trouble
-from tests.simulation.promptness import promptness
+from tests.simulation.promptness import LOOKS, promptness
 from tests.simulation.records import Past
 from tests.simulation.servers import SimulatedServer, server_url
 from tests.simulation.story import moment
@@ -87,6 +87,8 @@ def _of_delivery(world: World, owed: Owed, row: Row | None) -> Iterator[str]:
     if owed.activity_id in server.first_applied:
         if row is not None and not _is_away(world, server):
             yield f"{_named(owed)} was applied at {moment(server.first_applied[owed.activity_id])} and is still: {row}"
+        return
+    if row is not None and row.state == "expired" and _may_have_expired(world, server, owed.at):
         return
     if not _is_away(world, server):
         yield f"{_named(owed)} was never applied, though its server is well since {moment(_well_since(server))}: {row}"
@@ -184,6 +186,7 @@ def follows(world: World) -> Iterator[str]:
             and last != owed[-1]
             and not _is_away(world, server)
             and not _was_blacklisted(world, server, wishes[0].at)
+            and not _may_have_expired(world, server, wishes[owed[-1]].at)
         ):
             yield f"{pair} heard last of wish {last}, not of {owed[-1]} from {moment(wishes[owed[-1]].at)}"
 
@@ -221,6 +224,18 @@ def _was_blacklisted(world: World, server: SimulatedServer, since: float) -> boo
 def _age(world: World, owed: Owed) -> float:
     """How old the delivery is for the node at the end."""
     return world.plan.end - owed.at + world.plan.set_forward(owed.at)
+
+
+def _may_have_expired(world: World, server: SimulatedServer, since: float) -> bool:
+    """Whether what was owed then was too old for the node while the server was away: its clock was set ahead, and what
+    is held is spared for a while only.
+    """
+    spared = [jump.at + SPARED for jump in world.plan.jumps if jump.by > 0 and jump.process is None and jump.at > since]
+    return any(
+        phase.start < at < phase.end + MAX_AGE / LOOKS and at - since + world.plan.set_forward(since) > MAX_AGE
+        for phase in server.planned.phases
+        for at in spared
+    )
 
 
 def held_with_jobs(world: World, now: float) -> Iterator[str]:

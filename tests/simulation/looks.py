@@ -179,7 +179,7 @@ def _releases(world: World, server: str, changes: Sequence[RowChange], links: Se
     left: dict[float, list[RowChange]] = {}
     for change in changes:
         was_held = held.pop(change.id, None)
-        if change.state == "held" and change.reason in ("server", "rest"):
+        if change.state == "held" and change.reason in ("server", "rest", "busy"):
             held[change.id] = change
         if was_held is not None and change.is_release and not any(abs(change.at - at) < 0.01 for at in let_go):
             batches[change.at].append(change)
@@ -199,8 +199,9 @@ def _releases(world: World, server: str, changes: Sequence[RowChange], links: Se
         most = 2 ** (at - start + (2.6 if any(start - 5 < each <= start for each in let_go) else 1.6))
         if total > most or len(batch) > RATE:
             yield f"{total} were released to {server} by {moment(at)}, within {at - start:.1f} s"
-        waits = [each for each in left[at] if each.at < at]
         after = next((each for each in times if each > at), math.inf)
+        withdrawn = {change.id for change in changes if change.state == "gone" and at < change.at < after}
+        waits = [each for each in left[at] if each.at < at and each.id not in withdrawn]
         if (
             waits
             and _stays_up(links, at, after)

@@ -7,6 +7,7 @@ import math
 import sqlite3
 
 from federation.base.queues import DELIVERY_QUEUE_NAME
+from federation.servers.link_rules import SKEW
 from tests.simulation.database import Space
 from tests.simulation.loop import Need
 from tests.simulation.node import own_settings
@@ -23,7 +24,7 @@ class Needs:
 
     def all(self) -> dict[str, Need]:
         return {
-            "tending-LinkProbes.tick": Need(lambda _: self.space.first_due(_PROBED), DAY),
+            "tending-LinkProbes.tick": Need(self._first_look, DAY),
             "tending-Releaser.tick": Need(lambda _: self.space.first_due(_RELEASED), DAY),
             "tending-Sightings.tick": Need(lambda _: math.inf, DAY),
             "tending-DatabaseClock.tick": Need(lambda _: math.inf, DAY),
@@ -34,6 +35,11 @@ class Needs:
             "tick": Need(lambda _: self.queues.first_recurrence(), DAY),
             "renew": Need(self._renewal, DAY),
         }
+
+    def _first_look(self, now: float) -> float:
+        """When the first look at a link is due; what was owed longer ago than ticks look back is left to sweeps."""
+        news = (due for _, due in self.space.dues(_NEWS) if due >= now - SKEW.total_seconds())
+        return min(self.space.first_due(_PROBED), min(news, default=math.inf))
 
     def _first_without_job(self) -> float:
         """When the first ready delivery is missed in the queue."""
@@ -47,16 +53,14 @@ class Needs:
 
 _FIRST_HELD = """NOT EXISTS (
     SELECT 1 FROM delivery_jobs AS former WHERE former.server_url = row.server_url AND former.state = 'held'
-    AND former.held_reason = 'server' AND former.held_at < link.probed_at
+    AND former.held_reason = 'server' AND (former.held_at < link.probed_at OR former.canary_at <= link.probed_at)
 )"""
-_PROBED = f"""
-SELECT min(moment) FROM (
-    SELECT min(next_probe_at) AS moment FROM server_links
-    UNION ALL
-    SELECT min(row.created_at) FROM delivery_jobs AS row JOIN server_links AS link ON link.server_url = row.server_url
-    WHERE row.state = 'held' AND row.held_reason = 'server' AND link.state = 'down'
-    AND row.created_at > datetime(link.probed_at, '60 seconds') AND {_FIRST_HELD}
-)
+_PROBED = "SELECT min(next_probe_at) FROM server_links"
+_NEWS = f"""
+SELECT row.job_id, row.created_at FROM delivery_jobs AS row
+JOIN server_links AS link ON link.server_url = row.server_url
+WHERE row.state = 'held' AND row.held_reason = 'server' AND link.state = 'down'
+AND row.created_at > datetime(link.probed_at, '60 seconds') AND {_FIRST_HELD}
 """
 _READY = """
 SELECT job_id, datetime(coalesce(queued_at, created_at), iif(queued_at IS NULL, '30 seconds', '600 seconds'))

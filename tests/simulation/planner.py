@@ -67,7 +67,7 @@ class _Planner:
     def _server(self, number: int) -> PlannedServer:
         """Nothing is wrong in the first minute: pages of hosters count as trouble only of servers that were met."""
         chance = self._chance
-        is_sick = chance.random() < 0.25
+        is_sick = chance.random() < 0.2
         phases: list[Phase] = []
         if is_sick:
             for _ in range(chance.choice((1, 1, 1, 2))):

@@ -13,6 +13,7 @@ from federation.delivery.purge import Purge
 from federation.delivery.sweeper import OutboxSweeper
 from federation.delivery.sweeps import GAP, LOST_INTERVAL, SPARED, LastSweep, Sweeps, after_loss, after_sweep
 from tests.federation.delivery.held import URL, Node
+from workers import JobState
 from workers.clock import ManualClock, SystemClock
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -141,3 +142,18 @@ async def test_a_clock_that_is_decades_off_loses_nothing(node: Node, wrong: date
         await node.releaser().tick()
         node.clock.advance(MINUTE)
     assert await node.ready() == set(ids)
+
+
+async def test_an_attempt_that_a_clock_put_off_for_days_is_due(node: Node) -> None:
+    """It was ahead when the attempt before failed; half an hour may be a pause of the settings."""
+    late, soon = await node.add_held(2, state=DeliveryState.READY, held_reason=None)
+    jobs = {row.id: (row.job_name or "", row.payload, row.id) for row in (await node.rows()).values()}
+    for delivery, delay in ((late, 3 * DAY), (soon, HOUR / 2)):
+        name, data, job_id = jobs[delivery]
+        opts = {"jobId": job_id, "delay": delay / timedelta(milliseconds=1)}
+        await node.queue.add_bulk([(name, data, opts)])
+
+    node.clock.advance(MINUTE)
+    await OutboxSweeper(node.database, node.queue, clock=node.clock).sweep()
+    assert [job.id for job in (await node.queue.storage.list(JobState.QUEUED)).jobs] == [late]
+    assert [job.id for job in (await node.queue.storage.list(JobState.SCHEDULED)).jobs] == [soon]
