@@ -19,7 +19,7 @@ from tests.simulation.attempts import attempts_agree
 from tests.simulation.incidents import Wish
 from tests.simulation.looks import looks_and_releases
 from tests.simulation.pace import SPARED, too_early
-from tests.simulation.plan import MINUTE, QUIET, REFUSES_ONE, TAKES_DELIVERIES, Deed, Meddling, Phase, Trouble
+from tests.simulation.plan import HOUR, MINUTE, QUIET, REFUSES_ONE, TAKES_DELIVERIES, Deed, Meddling, Phase, Trouble
 from tests.simulation.promptness import LOOKS, promptness
 from tests.simulation.records import Past
 from tests.simulation.servers import SimulatedServer, server_url
@@ -28,6 +28,8 @@ from tests.simulation.world import Owed, World
 
 MAX_AGE: Final = timedelta(days=7).total_seconds()
 LEARNS_OF_IT: Final = 5 * MINUTE
+TRIED_FOR: Final = 8 * HOUR
+"""Four series of attempts at a delivery that fails alone take this long, with the pauses between them."""
 FEW: Final = 20
 """Fewer deliveries than this were not made to lie around the tries of another."""
 SLOWER: Final = 1.2
@@ -113,6 +115,8 @@ def _of_disliked(world: World, owed: Owed, row: Row | None) -> Iterator[str]:
 
     Otherwise it is as if the server were away: it never took anything.
     """
+    if any(each.start < owed.at + TRIED_FOR and owed.at < each.end for each in world.plan.outages):
+        return  # it was tried later, when nobody lay around its tries
     taken = [at for at in world.servers[owed.server].first_applied.values() if at > owed.at]
     needed = 1 if owed.page == REFUSES_ONE else FEW
     if row is None:
