@@ -64,7 +64,7 @@ def as_positive(what: str, value: timedelta | float) -> timedelta:
     """Return a duration as `as_duration`, which is above zero; else `ValueError`."""
     found = as_duration(what, value)
     if found <= timedelta(0):
-        raise ValueError(f"{what} must be longer than nothing, not {found}")
+        raise ValueError(f"{what} must be above zero, not {found}")
     return found
 
 

@@ -60,10 +60,12 @@ _EXTRAS: Final = {
 """The extra that installs the packages a storage needs, by its scheme without what follows a plus sign."""
 
 
-def _of(module: str, name: str) -> Opener:
+def _of(module: str, name: str, *, parameters: bool = True) -> Opener:
     """Return an opener that imports `workers.storage.<module>.<name>` at its first call, with the packages it needs."""
 
     def opened(url: str, queue: str) -> Storage:
+        if not parameters:
+            _refuse_parameters(url)
         try:
             storage: Storage = getattr(import_module(f"workers.storage.{module}"), name)(url, queue)
         except ModuleNotFoundError as error:
@@ -112,18 +114,13 @@ def _file(url: str, queue: str) -> Storage:
     return FileStorage(unquote(slash + path), queue)
 
 
-def _sqlite(url: str, queue: str) -> Storage:
-    _refuse_parameters(url)
-    return _of("sql", "SqlStorage")(url, queue)
-
-
 _SERVERS: Final = ("redis", "rediss", "unix", *DEPLOYMENT_SCHEMES)
 
 SCHEMES: Final[dict[str, Opener]] = {
     "memory": _memory,
     "file": _file,
-    "sqlite": _sqlite,
-    "sqlite+aiosqlite": _sqlite,
+    "sqlite": _of("sql", "SqlStorage", parameters=False),
+    "sqlite+aiosqlite": _of("sql", "SqlStorage", parameters=False),
     "postgresql": _of("sql", "SqlStorage"),
     "postgresql+psycopg": _of("sql", "SqlStorage"),
     "postgres": _of("sql", "SqlStorage"),
