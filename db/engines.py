@@ -24,6 +24,19 @@ _CONNECT_TIMEOUT = timedelta(seconds=10)
 _COMMANDS_CONNECT_TIMEOUT = timedelta(seconds=5)
 """Shorter, as somebody waits who wants to be told within ten seconds."""
 _PING_AFTER = timedelta(seconds=1)
+_SETTINGS: Final = {
+    "array_nulls": "on",
+    "bytea_output": "hex",
+    "client_encoding": "UTF8",
+    "DateStyle": "ISO, MDY",
+    "default_transaction_isolation": "read committed",
+    "extra_float_digits": "1",
+    "IntervalStyle": "postgres",
+    "standard_conforming_strings": "on",
+    "TimeZone": "UTC",
+}
+_SET: Final = "SELECT " + ", ".join(f"set_config('{name}', '{value}', false)" for name, value in _SETTINGS.items())
+"""Else a role or a database may have settings with which values are written or read as others, or not at all."""
 POSTGRES_CONNECTIONS: Final = 20
 """How many a process opens at most."""
 
@@ -53,6 +66,7 @@ def async_engines(url: URL, *, sqlite_driver: object | None = None) -> tuple[Asy
         pool_use_lifo=True,
         connect_args=_postgres_arguments(),
     )
+    _prepare_postgres(writer.sync_engine)
     _ping_idle_connections(writer.sync_engine)
     _shorten_errors(writer.sync_engine)
     return writer, _with_options(writer, postgresql_readonly=True)
@@ -93,6 +107,7 @@ def writing_engine(url: URL) -> Engine:
         pool_use_lifo=True,
         connect_args=_postgres_arguments(),
     )
+    _prepare_postgres(engine)
     _ping_idle_connections(engine)
     _shorten_errors(engine)
     return engine
@@ -133,9 +148,11 @@ def migration_engine(url: URL) -> Engine:
         _prepare_writer(engine)
         _enable_write_ahead_log(engine)
         return engine
-    return create_engine(
+    engine = create_engine(
         url, hide_parameters=True, connect_args={"connect_timeout": int(_COMMANDS_CONNECT_TIMEOUT.total_seconds())}
     )
+    _prepare_postgres(engine)
+    return engine
 
 
 def reading_engine(url: URL, *, connect_timeout: timedelta = _CONNECT_TIMEOUT) -> Engine:
@@ -161,6 +178,7 @@ def reading_engine(url: URL, *, connect_timeout: timedelta = _CONNECT_TIMEOUT) -
         connect_args=arguments,
         execution_options={"postgresql_readonly": True},
     )
+    _prepare_postgres(engine)
     _shorten_errors(engine)
     return engine
 
@@ -183,6 +201,22 @@ def _sqlite_arguments() -> dict[str, object]:
 
 def _postgres_arguments() -> dict[str, object]:
     return {"connect_timeout": int(_CONNECT_TIMEOUT.total_seconds())}
+
+
+def _prepare_postgres(engine: Engine) -> None:
+    """Give each session of this PostgreSQL engine its settings, by a statement: PgBouncer refuses them as options."""
+
+    # Before SQLAlchemy looks at the first session, as it writes texts by what that has.
+    @event.listens_for(engine, "connect", insert=True)
+    def configure(connection: DBAPIConnection, _record: ConnectionPoolEntry) -> None:
+        try:
+            cursor = connection.cursor()
+            cursor.execute(_SET)
+            cursor.close()
+            connection.commit()  # a rollback would undo what was set
+        except BaseException:
+            connection.close()  # nobody else knows it yet
+            raise
 
 
 def _prepare_writer(engine: Engine) -> None:

@@ -43,6 +43,41 @@ def check_whole(what: str, value: int, least: int, most: int) -> None:
         raise ValueError(f"{what} must be a whole number from {least} to {most}, not {value!r}")
 
 
+def as_duration(what: str, value: timedelta | float) -> timedelta:
+    """Return a duration that is given as a timedelta or as a number of seconds.
+
+    Raises:
+        TypeError: it is neither.
+        ValueError: no timedelta is that long.
+    """
+    if isinstance(value, timedelta):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{what} is a timedelta or a number of seconds, not {value!r}")
+    try:
+        return timedelta(seconds=value)
+    except (OverflowError, ValueError):
+        raise ValueError(f"{what} is out of range: {value!r} s") from None
+
+
+def as_positive(what: str, value: timedelta | float) -> timedelta:
+    """Return a duration as `as_duration`, which is above zero; else `ValueError`."""
+    found = as_duration(what, value)
+    if found <= timedelta(0):
+        raise ValueError(f"{what} must be above zero, not {found}")
+    return found
+
+
+def check_callable(what: str, value: object) -> None:
+    """Accept what can be called.
+
+    Raises:
+        TypeError: it cannot.
+    """
+    if not callable(value):
+        raise TypeError(f"{what} is something to call, not {value!r}")
+
+
 def check_progress(value: bytes) -> None:
     """Accept at most 4 KiB.
 

@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final, Self
 
+from workers.checks import as_duration
 from workers.retention import Retention, check_retention
 
 MESSAGE_CHARACTERS: Final = 2_000
@@ -128,9 +129,9 @@ class Retry(WorkersError):
         self,
         reason: str = "the handler asked for a retry",
         *,
-        delay: timedelta | None = None,
+        delay: timedelta | float | None = None,
         at: datetime | None = None,
-        at_least: timedelta | None = None,
+        at_least: timedelta | float | None = None,
         counted: bool = True,
         postponed: bool = False,
     ) -> None:
@@ -139,9 +140,9 @@ class Retry(WorkersError):
         if at is not None and at.tzinfo is None:
             raise ValueError("Retry(at=...) needs an aware datetime")
         super().__init__(reason)
-        self.delay = delay
+        self.delay = None if delay is None else as_duration("delay", delay)
         self.at = at
-        self.at_least = at_least
+        self.at_least = None if at_least is None else as_duration("at_least", at_least)
         self.counted = counted and not postponed
         if postponed:
             warnings.warn(
@@ -161,7 +162,7 @@ class Snooze(Retry):
 
     def __init__(
         self,
-        delay: timedelta | None = None,
+        delay: timedelta | float | None = None,
         *,
         at: datetime | None = None,
         reason: str = "the handler snoozed the job",

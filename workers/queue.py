@@ -13,6 +13,7 @@ from typing import Final, Self, Unpack
 
 from workers.batching import Batcher
 from workers.chains import Chain
+from workers.checks import MAX_ATTEMPTS, as_duration, as_positive, check_text, check_whole
 from workers.crons import Crons
 from workers.details import JobDetails, JobReader
 from workers.errors import ForeignLoop, JobEndedError, JobGoneError, StorageUnavailable, Unsupported, WorkersError
@@ -22,9 +23,10 @@ from workers.homes import AtLoopEnd, Home
 from workers.jobs import CancelResult, EnqueueResult, JobState, JobStatus, NewJob
 from workers.management import Management
 from workers.retention import KEEP_FAILED, Retention, check_retention
-from workers.retry import RetryPolicy
+from workers.retry import RetryPolicy, check_policy
 from workers.serde import JsonSerde, Serde
 from workers.specs import DEFAULT_NAME, Enqueued, JobOptions, JobSpec, as_ttl, new_job
+from workers.storage import open_storage
 from workers.storage.abilities import HoldsWakeUps, Joinable, KeepsLimits, KeepsSomeLimits, OfOneLoop
 from workers.storage.base import ANY_NAME, FlowStorage, Storage
 from workers.storage.held_wakes import some_are_held
@@ -34,6 +36,7 @@ from workers.worker import Worker
 from workers.worker.events import Observer
 from workers.worker.failed_jobs import OnFailed
 from workers.worker.handlers import Handler, HandlerFunction, Middleware
+from workers.worker.slots import check_slots
 from workers.worker.unserved import UnhandledNames
 
 BATCH: Final = 100
@@ -47,6 +50,7 @@ BATCH_BYTES: Final = 16 * 1024
 class Queue:
     """Enqueues jobs to `storage` and asks about them; after `execute`, `start` also runs a worker on it.
 
+    `storage` may be its URL. Durations may be numbers of seconds, except that a whole `result_ttl` is in milliseconds.
     `result_ttl` and `keep_failed` say how long completed and failed jobs are kept. `retry`, `concurrency`, `overtime`,
     `lease`, `worker_id`, `grace` and the rest are settings of that worker; `lease` was called `visibility_timeout`. A
     queue belongs to the event loop that uses it first, until it is stopped or that loop is closed; plain code has
@@ -59,12 +63,13 @@ class Queue:
 
     Raises:
         Unsupported: `limits` on a storage that keeps none, or not these.
-        ValueError, TypeError: a name that no limit can have; something else than a `Limit`.
+        ValueError, TypeError: a setting out of its range, or of another kind, by its name.
+        StorageError: see `open_storage`.
     """
 
     def __init__(
         self,
-        storage: Storage,
+        storage: Storage | str,
         *,
         payload_serde: Serde | None = None,
         result_serde: Serde | None = None,
@@ -74,34 +79,39 @@ class Queue:
         retry: RetryPolicy | None = None,
         concurrency: int = 1,
         overtime: int = 0,
-        lease: timedelta = timedelta(seconds=30),
+        lease: timedelta | float = timedelta(seconds=30),
         worker_id: str | None = None,
-        grace: timedelta = timedelta(seconds=20),
+        grace: timedelta | float = timedelta(seconds=20),
         middlewares: Sequence[Middleware] = (),
         observers: Iterable[Observer] = (),
         on_failed: OnFailed | None = None,
-        visibility_timeout: timedelta | None = None,
+        visibility_timeout: timedelta | float | None = None,
         limits: Mapping[str, Limit] | None = None,
     ) -> None:
         if visibility_timeout is not None:
             warnings.warn("Queue(visibility_timeout=) is called Queue(lease=)", DeprecationWarning, stacklevel=2)
             lease = visibility_timeout
-        self.storage = storage
+        self.storage = storage = open_storage(storage) if isinstance(storage, str) else storage
         self._limits: dict[str, Limit] = {}
         self._undeclared: dict[str, Limit] = {}
         self.declare_limits(limits or {})
         self._payload_serde = payload_serde or JsonSerde()
         self._result_serde = result_serde or JsonSerde()
+        check_whole("max_attempts", max_attempts, 1, MAX_ATTEMPTS)
         self._max_attempts = max_attempts
         self._result_ttl = as_ttl(result_ttl)
         check_retention(keep_failed)
         self._keep_failed = keep_failed
+        check_policy("retry", retry)
+        check_slots(concurrency, overtime)
+        if worker_id is not None:
+            check_text("worker id", worker_id)
         self._retry = retry
         self._concurrency = concurrency
         self._overtime = overtime
-        self._lease = lease
+        self._lease = as_positive("lease", lease)
         self._worker_id = worker_id
-        self._grace = grace
+        self._grace = as_duration("grace", grace)
         self._middlewares = tuple(middlewares)
         self._observers = tuple(observers)
         self._on_failed = on_failed
@@ -194,7 +204,7 @@ class Queue:
         jobs: list[NewJob] = []
         together = self.storage.limits.transactions
         async for spec in taking_turns(specs):
-            jobs.append(job := self._new_job(spec))
+            jobs.append(job := self._new_job(_check_spec(spec)))
             together = together or _belongs_to_others(job)
         with _naming(jobs):
             await self._connect(connection)
@@ -213,7 +223,7 @@ class Queue:
             Unsupported: the storage has no `limits.transactions`.
             TypeError, StorageError: an asynchronous connection or session; one of another database.
         """
-        jobs = [self._new_job(spec) for spec in specs]
+        jobs = [self._new_job(_check_spec(spec)) for spec in specs]
         if not isinstance(self.storage, Joinable):
             raise Unsupported(f"{self.storage!r} cannot join a transaction; enqueue after it has committed")
         return [self._decoded(result) for result in self.storage.enqueue_on(jobs, connection)]
@@ -252,7 +262,7 @@ class Queue:
         self,
         payload: object,
         *,
-        timeout: timedelta = timedelta(seconds=30),
+        timeout: timedelta | float = timedelta(seconds=30),
         name: str = DEFAULT_NAME,
         **options: Unpack[JobOptions],
     ) -> object:
@@ -270,7 +280,7 @@ class Queue:
             JobGoneError: it ended, and nothing of it was kept.
             StorageUnavailable: nobody knows whether it was enqueued; calling again with the id in `job_ids` is safe.
         """
-        check_timeout(timeout)
+        timeout = check_timeout(timeout)
         spec = JobSpec(payload=payload, name=name, **options)
         job = self._new_job(spec)
         with _naming([job]):
@@ -384,14 +394,16 @@ class Queue:
             ended = "was cancelled" if state is JobState.CANCELLED else f"had {state.value}"
             raise JobEndedError(f"chain {chain_id!r} {ended} before")
 
-    async def wait_for_job_chain_completion(self, chain_id: str, timeout: timedelta = timedelta(seconds=30)) -> object:
+    async def wait_for_job_chain_completion(
+        self, chain_id: str, timeout: timedelta | float = timedelta(seconds=30)
+    ) -> object:
         """Return the decoded result of the chain as soon as its last link has completed.
 
         Raises:
             JobGoneError: there is no such chain, or nothing of it was kept.
             ValueError, JobFailedError, JobCancelledError, JobTimeoutError: as `enqueue_and_wait`.
         """
-        check_timeout(timeout)
+        timeout = check_timeout(timeout)
         await self._connect()
         async with self._reader.explaining():
             return self._result_serde.loads(await wait_for_end(self.storage, chain_id, timeout))
@@ -555,6 +567,17 @@ class Queue:
             existing_state=result.existing_state,
             result=None if result.result is None else self._result_serde.loads(result.result),
         )
+
+
+def _check_spec(spec: JobSpec) -> JobSpec:
+    """Return it.
+
+    Raises:
+        TypeError: it is none, perhaps a payload alone.
+    """
+    if not isinstance(spec, JobSpec):
+        raise TypeError(f"a job to enqueue is a JobSpec, as JobSpec(payload=...), not {type(spec).__name__}")
+    return spec
 
 
 def _belongs_to_others(job: NewJob) -> bool:

@@ -52,5 +52,7 @@ def told_with_the_end(result: bytes, keep: Retention) -> bytes | None:
 
 def check_retention(value: Retention) -> None:
     """Accept `DROP` or a positive duration of at most 100 years."""
+    if value is not DROP and not isinstance(value, timedelta):
+        raise TypeError(f"a retention is DROP or a timedelta, not {value!r}")
     if value is not DROP and not timedelta(0) < value <= MAX_DELAY:
         raise ValueError(f"a retention is DROP or a duration up to 100 years above zero, not {value}")

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, TypeAlias
 
+from workers.checks import as_duration
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
     """Exponential back-off with a cap: `min(initial * multiplier ** (n - 1), maximum)` after attempt *n*.
 
     The defaults wait 10, 20, 40, 80, 160, 300, 300 ... seconds. `jitter` spreads each delay evenly over ± that share
-    of it (default 10 %; 0 gives the exact values). `multiplier=1` is a fixed delay.
+    of it (default 10 %; 0 gives the exact values). `multiplier=1` is a fixed delay. Numbers are seconds.
     """
 
     initial: timedelta = timedelta(seconds=10)
@@ -23,6 +25,8 @@ class RetryPolicy:
     jitter: float = 0.1
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "initial", as_duration("initial", self.initial))
+        object.__setattr__(self, "maximum", as_duration("maximum", self.maximum))
         if self.initial < timedelta(0) or self.maximum < timedelta(0):
             raise ValueError(f"retry delays must not be negative: initial={self.initial}, maximum={self.maximum}")
         if self.multiplier < 1:
@@ -40,6 +44,16 @@ class RetryPolicy:
         if self.jitter:
             seconds *= uniform(1 - self.jitter, 1 + self.jitter)
         return timedelta(seconds=seconds)
+
+
+def check_policy(what: str, value: RetryPolicy | None) -> None:
+    """Accept a policy, or None.
+
+    Raises:
+        TypeError: it is something else, such as a number of attempts.
+    """
+    if value is not None and not isinstance(value, RetryPolicy):
+        raise TypeError(f"{what} is a RetryPolicy, not {value!r}; how often a job is tried is its max_attempts")
 
 
 AT_ONCE: Final = RetryPolicy(initial=timedelta(0), multiplier=1, jitter=0)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, TypedDict
 
-from workers.checks import check_text, new_id
+from workers.checks import as_duration, check_text, new_id
 from workers.deduplication import Deduplication
 from workers.gates import LimitKey
 from workers.jobs import AfterFailure, EnqueueStatus, JobRef, JobState, NewJob, Retention
@@ -23,19 +23,19 @@ DEFAULT_NAME: Final = "default"
 class JobSpec:
     """A job to enqueue; a field that is None takes the queue's default.
 
-    Give `delay` or `at` (aware), not both. `result_ttl` says how long a completed job is kept: a timedelta or whole
-    milliseconds, above zero; `keep_completed` says the same, or `DROP`. `keep_failed` is for failed and cancelled jobs.
-    `after` has the ids of the jobs to follow, and as `JobRef` those of other queues, where
-    `limits.dependencies_across_queues` says so. `after_failure` says what becomes of the job if one of them does not
-    complete: it fails, or runs all the same. Of two jobs the one of lower `priority` runs first, from -1 000 to
-    2 097 151; see `limits.urgent_priorities`. A `limit_key` is a key of the limit that is called as the job, or a
-    `LimitKey`; without one the limit of that name counts, where the queue has one. `fair_key`: see `NewJob`.
+    Give `delay`, a timedelta or seconds, or `at` (aware), not both. `result_ttl` says how long a completed job is
+    kept: a timedelta or whole milliseconds, above zero; `keep_completed` says the same, or `DROP`. `keep_failed` is
+    for failed and cancelled jobs. `after` has the ids of the jobs to follow, and as `JobRef` those of other queues,
+    where `limits.dependencies_across_queues` says so. `after_failure` says what becomes of the job if one of them
+    does not complete: it fails, or runs all the same. Of two jobs the one of lower `priority` runs first, from
+    -1 000 to 2 097 151; see `limits.urgent_priorities`. A `limit_key` is a key of the limit that is called as the job,
+    or a `LimitKey`; without one the limit of that name counts, where the queue has one. `fair_key`: see `NewJob`.
     """
 
     payload: object = field(repr=False)
     id: str | None = None
     name: str = DEFAULT_NAME
-    delay: timedelta | None = None
+    delay: timedelta | float | None = None
     at: datetime | None = None
     max_attempts: int | None = None
     result_ttl: timedelta | int | None = None
@@ -55,7 +55,7 @@ class JobOptions(TypedDict, total=False):
     """The options of a `JobSpec` as keyword arguments: all fields but its name and payload."""
 
     id: str | None
-    delay: timedelta | None
+    delay: timedelta | float | None
     at: datetime | None
     max_attempts: int | None
     result_ttl: timedelta | int | None
@@ -160,11 +160,14 @@ def as_delay(spec: JobSpec) -> timedelta:
 
     Raises:
         ValueError: it has both `delay` and `at`, or an `at` without a time zone.
+        TypeError: one of them is no time.
     """
     if spec.at is None:
-        return spec.delay or timedelta(0)
+        return timedelta(0) if spec.delay is None else as_duration("delay", spec.delay)
     if spec.delay is not None:
         raise ValueError("a job takes delay or at, not both")
+    if not isinstance(spec.at, datetime):
+        raise TypeError(f"at is an aware datetime, not {spec.at!r}")
     if spec.at.tzinfo is None:
         raise ValueError(f"at must be an aware datetime, not {spec.at!r}")
     return max(spec.at - datetime.now(UTC), timedelta(0))

@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Final
 
+from workers.checks import as_positive
 from workers.errors import (
     JobCancelledError,
     JobFailedError,
@@ -32,14 +33,13 @@ LOOK_AGAIN_SECONDS: Final = 1.0
 """How long it waits before it looks again when the storage did not answer."""
 
 
-def check_timeout(timeout: timedelta) -> None:
-    """Accept any timeout above zero.
+def check_timeout(timeout: timedelta | float) -> timedelta:
+    """Return a timeout, in seconds if it is a number, that is above zero.
 
     Raises:
-        ValueError: there is none.
+        ValueError, TypeError: it is not, or is no time.
     """
-    if timeout <= timedelta(0):
-        raise ValueError(f"the timeout must be above zero, not {timeout}")
+    return as_positive("the timeout", timeout)
 
 
 async def end_of(

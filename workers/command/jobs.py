@@ -15,6 +15,7 @@ from workers.command.durations import parse_duration
 from workers.command.limits import limits_table, look_at_limits
 from workers.command.problems import CommandError
 from workers.command.tables import age, as_json, heard, one_line, table
+from workers.command.targets import check_payload
 from workers.errors import JobCancelledError, JobFailedError
 from workers.gates import HeldBack
 from workers.jobs import CancelResult, JobState, JobStatus
@@ -71,6 +72,7 @@ def add_to(commands: Commands) -> None:
 async def _enqueue(queue: Queue, options: argparse.Namespace) -> int:
     payload = _payload(options.payload)
     try:
+        check_payload(options.queue, options.name, payload)
         done = await queue.enqueue(
             payload,
             name=options.name,

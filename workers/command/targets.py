@@ -47,11 +47,22 @@ def queue_of(target: str) -> Queue:
             raise CommandError(str(error)) from None
     found = _found(target)
     if isinstance(found, Tasks):
-        queue = found.queue
+        queue = found.working_queue()  # which warns of jobs that none of the tasks takes
         if queue is None:
             raise CommandError(f"{target} are tasks of a queue that is no workers.Queue; give its storage's URL")
         return queue
     return found
+
+
+def check_payload(target: str, name: str, payload: object) -> None:
+    """Let the tasks check the payload, if the target is some.
+
+    Raises:
+        TypeError, ValueError: it does not fit.
+    """
+    found = None if "://" in target else _found(target)
+    if isinstance(found, Tasks):
+        found.check(name, payload)
 
 
 def _found(target: str) -> Queue | Tasks:

@@ -39,8 +39,9 @@ class Crons:
 
         Raises:
             Unsupported: the storage keeps nothing that recurs, or not in this way.
-            ValueError: this process declared another definition of that name.
+            ValueError: this process declared another definition of that name; a pattern of fewer than five fields.
         """
+        cron.check_as_ours()
         kept(self._storage).refuse(cron)
         if self._declared.setdefault(cron.name, cron) != cron:
             raise ValueError(f"cron {cron.name!r} is declared already, with another definition")

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from workers.checks import MAX_ATTEMPTS, MAX_DELAY, MAX_PRIORITY, MIN_PRIORITY, check_text, check_whole
-from workers.cron import UnreadablePattern, find_zone, read_pattern
+from workers.checks import MAX_ATTEMPTS, MAX_DELAY, MAX_PRIORITY, MIN_PRIORITY, as_duration, check_text, check_whole
+from workers.cron import MACROS, UnreadablePattern, find_zone, read_pattern
 from workers.errors import StorageError
 from workers.jobs import DROP, Missed, NewJob, Recurrence, Retention, check_retention
 
@@ -47,16 +47,31 @@ class Cron(Recurrence):
         if (self.pattern is None) is (self.every is None):
             raise ValueError(f"cron {self.name!r} has a pattern or a period, `every`: one of them")
         if self.every is not None:
+            object.__setattr__(self, "every", as_duration(f"cron {self.name!r}: every", self.every))
             self._check_period(self.every)
         else:
             self._check_pattern()
         self.job_at(_EPOCH)
+
+    def check_as_ours(self) -> None:
+        """Refuse what is taken for Node's sake alone: its schedules may leave fields out, of which the last ones stay.
+
+        Raises:
+            ValueError: the pattern has fewer than five fields.
+        """
+        fields = [] if self.pattern is None or self.pattern in MACROS else self.pattern.split()
+        if 1 <= len(fields) < 5:
+            raise ValueError(
+                f"cron {self.name!r}: the pattern {self.pattern!r} has {len(fields)} fields, not five or six"
+            )
 
     def _check_period(self, every: timedelta) -> None:
         if not SHORTEST_PERIOD <= every <= MAX_DELAY or every % _MILLISECOND:
             raise ValueError(f"cron {self.name!r}: every is from 1 s to 100 years, in whole ms, not {every}")
 
     def _check_pattern(self) -> None:
+        if not isinstance(self.pattern, str):
+            raise TypeError(f"cron {self.name!r}: a pattern is a text such as '0 3 * * *', not {self.pattern!r}")
         try:
             found = self.next_after(datetime.now(UTC))
         except UnreadablePattern as error:

@@ -25,7 +25,8 @@ def open_storage(url: str, *, queue: str | None = None) -> Storage:
     jobs for as long as one of them is referred to.
 
     Raises:
-        StorageError: an unknown scheme, a malformed URL, or a package that is not installed; no password is quoted.
+        StorageError: an unknown scheme or parameter, a malformed URL, or a package that is not installed; no password
+            is quoted.
     """
     scheme, separator, _ = url.partition("://")
     if not separator or scheme not in SCHEMES:
@@ -59,10 +60,12 @@ _EXTRAS: Final = {
 """The extra that installs the packages a storage needs, by its scheme without what follows a plus sign."""
 
 
-def _of(module: str, name: str) -> Opener:
+def _of(module: str, name: str, *, parameters: bool = True) -> Opener:
     """Return an opener that imports `workers.storage.<module>.<name>` at its first call, with the packages it needs."""
 
     def opened(url: str, queue: str) -> Storage:
+        if not parameters:
+            _refuse_parameters(url)
         try:
             storage: Storage = getattr(import_module(f"workers.storage.{module}"), name)(url, queue)
         except ModuleNotFoundError as error:
@@ -78,7 +81,22 @@ def _of(module: str, name: str) -> Opener:
 _spaces: WeakValueDictionary[str, MemorySpace] = WeakValueDictionary()
 
 
+def _refuse_parameters(url: str) -> None:
+    """Accept a URL that says nothing beside its queue.
+
+    Raises:
+        StorageError: it does, so that nobody takes for set what nothing reads.
+    """
+    target, _, query = url.partition("?")
+    if query:
+        names = ", ".join(name[:40] for name in dict(parse_qsl(query, keep_blank_values=True)))
+        raise StorageError(
+            f"a URL of {target.partition(':')[0]}:// has no parameter but `queue`; it has {names or query[:40]}"
+        )
+
+
 def _memory(url: str, queue: str) -> Storage:
+    _refuse_parameters(url)
     space = _spaces.get(url)
     if space is None:
         space = _spaces[url] = MemorySpace()
@@ -89,6 +107,7 @@ def _file(url: str, queue: str) -> Storage:
     """Open the directory in `file:///dir`."""
     from workers.storage.file import FileStorage
 
+    _refuse_parameters(url)
     host, slash, path = url.removeprefix("file://").partition("/")
     if host or not path:
         raise StorageError("a directory is named as file:///path/to/directory")
@@ -100,8 +119,8 @@ _SERVERS: Final = ("redis", "rediss", "unix", *DEPLOYMENT_SCHEMES)
 SCHEMES: Final[dict[str, Opener]] = {
     "memory": _memory,
     "file": _file,
-    "sqlite": _of("sql", "SqlStorage"),
-    "sqlite+aiosqlite": _of("sql", "SqlStorage"),
+    "sqlite": _of("sql", "SqlStorage", parameters=False),
+    "sqlite+aiosqlite": _of("sql", "SqlStorage", parameters=False),
     "postgresql": _of("sql", "SqlStorage"),
     "postgresql+psycopg": _of("sql", "SqlStorage"),
     "postgres": _of("sql", "SqlStorage"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 from typing import Any, Final
 
@@ -46,6 +46,11 @@ class Arguments:
         for parameter in own:
             _check(parameter)
         self._signature = signature.replace(parameters=own)
+
+    @property
+    def names(self) -> Collection[str]:
+        """What the arguments are called."""
+        return self._signature.parameters
 
     def encoded(self, *given: object, **named: object) -> dict[str, object]:
         """Return the arguments by name, in JSON's types.

@@ -38,6 +38,11 @@ class Task:
         return str(value)
 
     @property
+    def says_why(self) -> bool:
+        """Whether what `validate` says of bad data quotes none of them, so that it may be shown."""
+        return False
+
+    @property
     def fn(self) -> HandlerFunction:
         """The function as it was declared, for tests of one's own."""
         return self.handler.fn
@@ -54,9 +59,8 @@ def validated(task: Task) -> HandlerFunction:
             payload = validate(job.payload)
         except (TypeError, ValueError) as error:
             # Not chained: validation errors often quote the data they were given.
-            raise CorruptPayloadError(
-                f"job {job.id!r}: task {task.name!r} refuses its payload: {type(error).__name__}"
-            ) from None
+            why = str(error) if task.says_why else type(error).__name__
+            raise CorruptPayloadError(f"job {job.id!r}: task {task.name!r} refuses its payload: {why}") from None
         return await invoke(fn, replace(job, payload=payload))
 
     return run

@@ -11,7 +11,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeAlias, TypeVar, overload
 
-from workers.checks import MAX_ATTEMPTS, MAX_DELAY, check_text, new_id
+from workers.checks import MAX_ATTEMPTS, MAX_DELAY, as_duration, as_positive, check_text, new_id
 from workers.crons import Missed
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import Unsupported
@@ -19,7 +19,7 @@ from workers.gates import Limit
 from workers.jobs import AfterFailure, EnqueueStatus, JobRef
 from workers.kv.base import KvStore, encode_key, writes_conditionally
 from workers.queue import Queue
-from workers.retry import RetryPolicy
+from workers.retry import RetryPolicy, check_policy
 from workers.serde import Encoded
 from workers.specs import Enqueued, JobSpec, as_jobs
 from workers.storage.base import ANY_NAME
@@ -70,7 +70,7 @@ class Tasks:
     on different queues need different prefixes in one store.
 
     Raises:
-        ValueError: a TTL that is no timedelta above zero and up to 100 years, or an unknown fallback.
+        ValueError, TypeError: a setting of another kind or out of its range, by its name.
     """
 
     def __init__(
@@ -78,13 +78,15 @@ class Tasks:
         queue: Queue | TaskQueue,
         kv: KvStore | None = None,
         *,
-        deduplication_ttl: timedelta = timedelta(hours=1),
+        deduplication_ttl: timedelta | float = timedelta(hours=1),
         deduplication_fallback: Literal["open", "closed"] = "open",
         kv_prefix: tuple[str, ...] = KV_PREFIX,
         retry: RetryPolicy | None = None,
     ) -> None:
-        if not isinstance(deduplication_ttl, timedelta) or not timedelta(0) < deduplication_ttl <= MAX_DELAY:
-            raise ValueError(f"deduplication_ttl is a timedelta above zero, up to 100 years, not {deduplication_ttl!r}")
+        deduplication_ttl = as_positive("deduplication_ttl", deduplication_ttl)
+        if deduplication_ttl > MAX_DELAY:
+            raise ValueError(f"deduplication_ttl is up to 100 years, not {deduplication_ttl!r}")
+        check_policy("retry", retry)
         if deduplication_fallback not in ("open", "closed"):
             raise ValueError(f"deduplication_fallback is 'open' or 'closed', not {deduplication_fallback!r}")
         encode_key(kv_prefix)
@@ -161,7 +163,6 @@ class Tasks:
         def declare(fn: Callable[..., Any]) -> Task:
             chosen = fn.__name__ if callable(name) or name is None else name
             self._check_declaration(chosen, validate, max_attempts)
-            self._declare_limit(chosen, rate, concurrency_per_key, key)
             is_handler = isinstance(name, str) and takes_only_job(fn)
             make = partial(Handler, retry=retry, lease=lease, timeout=timeout)
             declared = (
@@ -169,6 +170,8 @@ class Tasks:
                 if is_handler
                 else typed_task(chosen, fn, make, validate, max_attempts, key, self)
             )
+            _check_key(declared)
+            self._declare_limit(chosen, rate, concurrency_per_key, key)
             self._tasks[chosen] = declared
             return declared
 
@@ -178,7 +181,7 @@ class Tasks:
         self,
         pattern: str | None = None,
         *,
-        every: timedelta | None = None,
+        every: timedelta | float | None = None,
         timezone: str = "UTC",
         version: int = 1,
         missed: Missed = Missed.ONCE,
@@ -197,15 +200,19 @@ class Tasks:
         Raises:
             Unsupported: the queue keeps nothing that recurs, or not in this way.
             ValueError: neither a pattern nor `every`, or both, or bad ones; another setting is out of its range.
-            TypeError: the function has an argument without a default.
+            TypeError: the function has an argument without a default; a bare `@tasks.cron`.
         """
+
+        if callable(pattern):
+            raise TypeError(f"a task that recurs has its times: @tasks.cron('0 3 * * *') above {pattern.__name__}")
 
         def declare(fn: Callable[..., Any]) -> Any:  # Any: see `Declare`
             own: Callable[..., Task] = self.task(
                 name or fn.__name__, retry=retry, lease=lease, timeout=timeout, max_attempts=max_attempts
             )
             task = own(fn)
-            times = Times(pattern=pattern, every=every, timezone=timezone, version=version, missed=missed)
+            period = None if every is None else as_duration("every", every)
+            times = Times(pattern=pattern, every=period, timezone=timezone, version=version, missed=missed)
             recur(self.queue, task, self._queue.serde.dumps(no_data(task)), times)
             return task
 
@@ -240,7 +247,7 @@ class Tasks:
         *,
         deduplication_key: str | None = None,
         deduplication_mode: DeduplicationMode = DeduplicationMode.THROTTLE,
-        delay: timedelta = timedelta(0),
+        delay: timedelta | float = timedelta(0),
         priority: int = 0,
         ordering_key: str | None = None,
         after: Iterable[str | JobRef] = (),
@@ -280,7 +287,7 @@ class Tasks:
         *,
         deduplication_key: str | None = None,
         deduplication_mode: DeduplicationMode = DeduplicationMode.THROTTLE,
-        delay: timedelta = timedelta(0),
+        delay: timedelta | float = timedelta(0),
         priority: int = 0,
         ordering_key: str | None = None,
         after: Iterable[str | JobRef] = (),
@@ -300,7 +307,11 @@ class Tasks:
         if priority and not getattr(self._queue, "native_priorities", False):
             raise Unsupported(f"task {task.name!r}: its queue has no priorities; leave `priority` out")
         options = EnqueueOptions(
-            delay=delay, priority=priority, ordering_key=ordering_key, after=after, after_failure=after_failure
+            delay=as_duration("delay", delay),
+            priority=priority,
+            ordering_key=ordering_key,
+            after=after,
+            after_failure=after_failure,
         )
         scope = None if deduplication_key is None else _scope(task, deduplication_key)
         return self._enqueue(task, items, options, scope, mode)
@@ -330,7 +341,7 @@ class Tasks:
         *,
         deduplication_key: str | None = None,
         deduplication_mode: DeduplicationMode = DeduplicationMode.THROTTLE,
-        delay: timedelta = timedelta(0),
+        delay: timedelta | float = timedelta(0),
         priority: int = 0,
         ordering_key: str | None = None,
         after: Iterable[str | JobRef] = (),
@@ -366,6 +377,19 @@ class Tasks:
             after=after,
             after_failure=after_failure,
         )
+
+    def check(self, name: str, data: object) -> None:
+        """Check decoded data for a run of the task of that name, if there is one.
+
+        Raises:
+            TypeError, ValueError: they do not fit.
+        """
+        task = self._tasks.get(name)
+        if task is not None and task.validate is not None:
+            try:
+                task.validate(data)
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"task {name!r}: {error}") from None
 
     def handlers(self) -> Mapping[str, Handler]:
         """Return the tasks as handlers, for `Worker` or `Queue.execute`; other handlers may be added."""
@@ -463,6 +487,12 @@ _Scope: TypeAlias = tuple[str, str]
 async def _only_one(enqueuing: Coroutine[object, object, EnqueuedTasks]) -> Enqueued:
     batch = await enqueuing
     return Enqueued(id=batch.ids[0], status=batch.status)
+
+
+def _check_key(task: Task) -> None:
+    if task.key is not None and isinstance(task, TypedTask) and task.key not in task.arguments.names:
+        known = ", ".join(task.arguments.names) or "none"
+        raise ValueError(f"task {task.name!r}: its key {task.key!r} is none of its arguments, which are: {known}")
 
 
 def _scope(task: Task, key: str) -> _Scope:

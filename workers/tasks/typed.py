@@ -25,7 +25,7 @@ R = TypeVar("R")
 class TaskOptions(TypedDict, total=False):
     """The options of an enqueue of a task; see `Tasks.enqueue_task`."""
 
-    delay: timedelta
+    delay: timedelta | float
     priority: int
     deduplication_key: str | None
     deduplication_mode: DeduplicationMode
@@ -54,7 +54,7 @@ class EnqueuedTask(Generic[R]):
     owner: Owner = field(repr=False)
     arguments: Arguments = field(repr=False)
 
-    async def result(self, timeout: timedelta = timedelta(seconds=30)) -> R:
+    async def result(self, timeout: timedelta | float = timedelta(seconds=30)) -> R:
         """Wait for the end of the job, and return what its function returned.
 
         Raises:
@@ -75,6 +75,11 @@ class TypedTask(Task, Generic[P, R]):
 
     owner: Owner
     arguments: Arguments
+
+    @property
+    def says_why(self) -> bool:
+        """Whether a refusal may be shown: it names the argument, and does not quote it."""
+        return True
 
     @property
     def fn(self) -> HandlerFunction:

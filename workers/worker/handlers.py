@@ -16,11 +16,12 @@ from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from workers.checks import as_positive, check_callable
 from workers.errors import LossReason, UnknownJobError
 from workers.flows import Children, EnqueuedFlow, FlowJob
 from workers.follow_ups import FollowUp, follow_up_id
 from workers.jobs import Claim
-from workers.retry import RetryPolicy
+from workers.retry import RetryPolicy, check_policy
 from workers.storage.base import ANY_NAME
 from workers.worker.log_lines import log_line
 from workers.worker.progress import encode_progress
@@ -256,7 +257,7 @@ class Handler:
 
     `timeout` bounds one run: the function is cancelled when it is over, and the attempt fails with `HandlerTimeout`.
     Nobody can interrupt a plain function, so its attempt fails when the function returns. A job with a shorter timeout
-    of its own, as Node may set on Bull, uses that.
+    of its own, as Node may set on Bull, uses that. Numbers are seconds.
     """
 
     fn: HandlerFunction
@@ -265,9 +266,11 @@ class Handler:
     timeout: timedelta | None = None
 
     def __post_init__(self) -> None:
+        check_callable("a handler", self.fn)
+        check_policy("a handler's retry", self.retry)
         for what, value in (("lease", self.lease), ("timeout", self.timeout)):
-            if value is not None and value <= timedelta(0):
-                raise ValueError(f"a handler's {what} must be longer than nothing, not {value}")
+            if value is not None:
+                object.__setattr__(self, what, as_positive(f"a handler's {what}", value))
 
 
 class HandlerTable:

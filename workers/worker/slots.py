@@ -16,6 +16,21 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Collection, Iterator
+from typing import Final
+
+from workers.checks import check_whole
+
+MOST_SLOTS: Final = 1_000_000
+
+
+def check_slots(concurrency: int, overtime: int) -> None:
+    """Accept at least one slot.
+
+    Raises:
+        ValueError: it is none, or no whole number.
+    """
+    check_whole("concurrency", concurrency, 1, MOST_SLOTS)
+    check_whole("overtime", overtime, 0, MOST_SLOTS)
 
 
 class Slots:

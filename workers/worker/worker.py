@@ -25,7 +25,7 @@ from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from workers.backoff import Backoff
-from workers.checks import check_text, new_id
+from workers.checks import MAX_ATTEMPTS, as_duration, as_positive, check_text, check_whole, new_id
 from workers.clock import monotonic
 from workers.crons import Cron
 from workers.details import JobReader
@@ -44,7 +44,7 @@ from workers.jobs import (
     SettleStatus,
     Suspended,
 )
-from workers.retry import BackoffStrategy, RetryPolicy
+from workers.retry import BackoffStrategy, RetryPolicy, check_policy
 from workers.serde import JsonSerde, Serde
 from workers.storage.base import ANY_NAME, FlowStorage, Storage
 from workers.worker.attempt import Attempt, Ending, Runner
@@ -60,7 +60,7 @@ from workers.worker.progress import ProgressReporter
 from workers.worker.reaper import Reaper
 from workers.worker.set_aside import SetAsideReporter
 from workers.worker.settler import Settler
-from workers.worker.slots import Slots
+from workers.worker.slots import Slots, check_slots
 from workers.worker.stopping import Stop, all_done, cancel_all, first_failure, take_leave
 from workers.worker.ticker import Ticker
 from workers.worker.transactions import OwnTransaction
@@ -102,11 +102,11 @@ class Worker:
         concurrency: int = 10,
         overtime: int = 0,
         not_ready: NotReady = lambda: None,
-        lease: timedelta = timedelta(seconds=30),
+        lease: timedelta | float = timedelta(seconds=30),
         retry: RetryPolicy | None = None,
         backoffs: Mapping[str, BackoffStrategy] = MappingProxyType({}),
-        poll_interval: timedelta = timedelta(seconds=60),
-        grace: timedelta = timedelta(seconds=20),
+        poll_interval: timedelta | float = timedelta(seconds=60),
+        grace: timedelta | float = timedelta(seconds=20),
         max_stalls: int = 3,
         middlewares: Sequence[Middleware] = (),
         observers: Iterable[Observer] = (),
@@ -115,15 +115,17 @@ class Worker:
         result_serde: Serde | None = None,
         crons: Iterable[Cron] = (),
     ) -> None:
-        if concurrency < 1:
-            raise ValueError(f"concurrency must be at least 1, not {concurrency}")
-        if overtime < 0:
-            raise ValueError(f"overtime must be at least 0, not {overtime}")
-        if lease <= timedelta(0):
-            raise ValueError(f"the lease must be longer than nothing, not {lease}")
-        self.worker_id = worker_id or new_id()
+        check_slots(concurrency, overtime)
+        check_policy("retry", retry)
+        check_whole("max_stalls", max_stalls, 0, MAX_ATTEMPTS)
+        lease, poll_interval = as_positive("lease", lease), as_positive("poll_interval", poll_interval)
+        grace = as_duration("grace", grace)
+        self.worker_id = new_id() if worker_id is None else worker_id
         check_text("worker id", self.worker_id)
         table = HandlerTable(handlers)
+        crons = tuple(crons)
+        for cron in crons:
+            cron.check_as_ours()
         self._storage = storage
         self._concurrency = concurrency
         self._poll_interval = poll_interval

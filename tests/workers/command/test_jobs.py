@@ -146,6 +146,28 @@ async def test_what_cannot_be_done_is_said(arguments: list[str], told: str, comm
     assert "secret" not in error
 
 
+async def test_tasks_check_a_payload_and_know_their_names(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What does not fit is not stored; a name that none of them has is stored, and warned of."""
+    lines = [
+        "from workers import Queue, Tasks",
+        f"tasks = Tasks(Queue('file://{tmp_path}/jobs'))",
+        "@tasks.task",
+        "async def mail(user_id: int) -> None: ...",
+    ]
+    (tmp_path / "post_office.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    status, _, error = await command("enqueue", "post_office:tasks", '{"user_id": "secret"}', "--name", "mail")
+    assert (status, "task 'mail': user_id: " in error, "secret" in error) == (2, True, False)
+    assert (await command("enqueue", "post_office:tasks", '{"user_id": 3}', "--name", "mail"))[0] == 0
+    assert "handlers here are for" not in caplog.text
+    assert (await command("enqueue", "post_office:tasks", "--name", "post"))[0] == 0
+    assert "a job named 'post' is enqueued in queue 'default', whose handlers here are for ['mail']" in caplog.text
+    _, counted, _ = await command("stats", "post_office:tasks", "--json")
+    assert json.loads(counted)["counts"]["queued"] == 2
+
+
 async def test_a_worker_that_is_not_heard_of_is_told_apart(command: Command, tmp_path: Path) -> None:
     """It may have died; those that stopped are not there."""
     clock = ManualClock(datetime.now(UTC) - timedelta(minutes=5))

@@ -38,9 +38,45 @@ def test_the_scheme_picks_the_storage(url: str, kind: str) -> None:
 
 def test_the_rest_of_the_url_is_kept(tmp_path: Path) -> None:
     """Only `queue` is taken out of the query, and a path keeps its slashes and its percent signs."""
-    assert repr(open_storage(f"sqlite:///{tmp_path}/50%25.db?mode=rw&queue=a%2Fb")) == repr(
-        open_storage(f"sqlite:///{tmp_path}/50%25.db?mode=rw", queue="a/b")
+    assert repr(open_storage(f"sqlite:///{tmp_path}/50%25.db?queue=a%2Fb")) == repr(
+        open_storage(f"sqlite:///{tmp_path}/50%25.db", queue="a/b")
     )
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "memory://here?wait=s3cret",
+        "file:///jobs?wait=s3cret",
+        "sqlite:///jobs.db?wait=s3cret",
+        "postgresql://localhost/x?wait=s3cret",
+        "redis://localhost?wait=s3cret",
+        "redis+cluster://localhost?wait=s3cret",
+        "redis+sentinel://localhost/master?wait=s3cret",
+        "bull+unix:///x?wait=s3cret",
+        "bullmq+rediss://localhost?wait=s3cret",
+    ],
+)
+def test_an_unknown_parameter_is_named(url: str) -> None:
+    """When the storage is opened, not with its first connection, and not never."""
+    with pytest.raises(StorageError, match=r"parameter.*\bwait\b") as caught:
+        open_storage(url)
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://localhost/x?connect_timeout=3&options=-csearch_path%3Djobs&sslmode=require",
+        "redis://localhost?socket_timeout=3&client_name=mail&protocol=3",
+        "rediss+cluster://localhost?ssl_ca_certs=/ca.pem&wait_replicas=1",
+        "bull+unix:///x?db=3&allow_eviction=true",
+        "bullmq+rediss://localhost?ssl_cert_reqs=none&max_foreign_stalls=1&metrics=5",
+    ],
+)
+def test_parameters_that_are_read_are_taken(url: str) -> None:
+    """Those of the libraries that connect, and ours."""
+    assert open_storage(f"{url}&queue=mail").queue == "mail"
 
 
 @pytest.mark.parametrize("url", ["jobs.db", "carrier-pigeon://user:s3cret@host", "", "sqlite:jobs.db", "MEMORY://"])

@@ -72,15 +72,15 @@ async def test_the_longest_key_with_odd_characters_works() -> None:
         pytest.param(timedelta(0), id="zero"),
         pytest.param(timedelta(seconds=-1), id="negative"),
         pytest.param(timedelta.max, id="endless"),
-        pytest.param(3600.0, id="float"),
         pytest.param(float("inf"), id="infinite"),
-        pytest.param(3600, id="number"),
+        pytest.param(True, id="truth"),
+        pytest.param("3600", id="text"),
         pytest.param(None, id="none"),
     ],
 )
 def test_a_bad_ttl_is_refused_at_once(ttl: timedelta) -> None:
     """A TTL that is no positive, bounded timedelta is an error where it is written."""
-    with pytest.raises(ValueError, match="deduplication_ttl"):
+    with pytest.raises((ValueError, TypeError), match="deduplication_ttl"):
         Tasks(ListQueue(), MemoryKvStore(), deduplication_ttl=ttl)
 
 
@@ -92,13 +92,13 @@ def test_a_bad_fallback_or_prefix_is_refused() -> None:
         Tasks(ListQueue(), kv_prefix=())
 
 
-@pytest.mark.parametrize("delay", [timedelta(seconds=-1), timedelta.max, 5, None])
+@pytest.mark.parametrize("delay", [timedelta(seconds=-1), timedelta.max, -5, None, "5"])
 async def test_a_bad_delay_or_ordering_key_leaves_no_mark(delay: timedelta) -> None:
     """What the enqueue cannot take is refused before the key is claimed."""
     kv, queue = WatchedKvStore(), ListQueue()
     tasks = Tasks(queue, kv)
     digest = declared(tasks)
-    with pytest.raises(ValueError, match="delay"):
+    with pytest.raises((ValueError, TypeError), match="delay"):
         await tasks.enqueue_task(digest, None, deduplication_key="bob", delay=delay)
     with pytest.raises(ValueError, match="ordering key"):
         await tasks.enqueue_task(digest, None, deduplication_key="bob", ordering_key="")

@@ -21,6 +21,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Seque
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from functools import partial
+from inspect import signature
 from typing import Final, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -381,12 +382,21 @@ def check_target(target: str | Redis) -> None:
     if isinstance(target, str):
         deployment = read_deployment(target)
         try:
-            ConnectionPool.from_url(target if deployment is None else deployment.server_url)
+            pool = ConnectionPool.from_url(target if deployment is None else deployment.server_url)
         except ValueError:
             scheme = target.partition(":")[0]
             raise StorageError(f"not the URL of a Redis server: its scheme is {scheme[:40]!r}") from None
+        unknown = sorted(pool.connection_kwargs.keys() - _parameters(pool.connection_class))
+        if unknown:
+            raise StorageError(f"the URL of a Redis server has no parameter {unknown[0][:40]!r}")
     elif not isinstance(target, Redis):
         raise StorageError(f"the queue needs a URL or a redis.asyncio.Redis client, not {type(target).__name__}")
+
+
+def _parameters(kind: type) -> frozenset[str]:
+    """Return what a connection of redis-py's may be told, of which each class passes on what it does not know."""
+    makers = [vars(each)["__init__"] for each in kind.__mro__ if "__init__" in vars(each)]
+    return frozenset(name for make in makers for name in signature(make).parameters)
 
 
 async def ask(connection: AbstractConnection, command: Command) -> Reply:

@@ -59,7 +59,12 @@ def parse_target(target: str | URL | Engine | AsyncEngine, busy_timeout: timedel
     if backend == "sqlite":
         return SqliteTarget.of(url, busy_timeout)
     if backend == "postgresql":
-        from workers.storage.sql.postgres.database import PostgresTarget  # its driver is an extra of its own
+        from workers.storage.sql.postgres.database import (
+            PostgresTarget,
+            check_parameters,
+        )  # its driver is an extra of its own
 
+        if isinstance(target, str):
+            check_parameters(url)
         return PostgresTarget(url, busy_timeout)
     raise Unsupported(f"SqlStorage speaks SQLite (sqlite:///path/to/jobs.db) and postgresql://..., not {backend}")

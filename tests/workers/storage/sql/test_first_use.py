@@ -21,7 +21,7 @@ from workers.gates import Limit
 from workers.jobs import JobOutcome, JobState, OutcomeKind
 from workers.storage.sql import SqlStorage
 from workers.sync import SyncQueue
-from workers.testing.steps import job
+from workers.testing.steps import job, until
 from workers.worker.handlers import Job
 
 TWO = {"send": Limit(concurrency=2)}
@@ -167,19 +167,32 @@ async def test_a_new_queue_is_not_waited_for_in_the_own_transaction(
 async def test_a_stop_closes_what_was_opened_for_callers(
     impatient: Callable[[str], SqlStorage], engine: AsyncEngine
 ) -> None:
-    """A queue that has only joined transactions leaves no threads behind, and disturbs no other of its storage."""
+    """A queue that has only joined transactions leaves no threads behind."""
+    before = set(threading.enumerate())
+    async with used(impatient("mail")) as queue, has_written(engine) as session:
+        await queue.enqueue(1, connection=session)
+        await session.commit()
+        assert threads_since(before)
+    await until(lambda: not threads_since(before))
+
+
+async def test_a_stop_leaves_the_others_of_its_storage_alone(
+    impatient: Callable[[str], SqlStorage], engine: AsyncEngine
+) -> None:
+    """A queue that has only joined transactions ends nothing that others have opened."""
     before = set(threading.enumerate())
     storage = impatient("mail")
     async with used(storage) as queue, has_written(engine) as session:
-        await queue.enqueue(1, id="a", connection=session)
         await session.commit()
+        await queue.counts()
         async with used(storage) as beside:
-            await beside.enqueue(2, id="b", connection=session)
+            await beside.enqueue(1, connection=session)
             await session.commit()
+        await storage.enqueue([job("b")])
         assert (await queue.counts())[JobState.QUEUED] == 2
-        async with used(storage) as beside:
-            await beside.enqueue(3, id="c", connection=session)
-            await session.commit()
-        await storage.enqueue([job("d")])
-        assert (await queue.counts())[JobState.QUEUED] == 4
-    assert not {thread for thread in set(threading.enumerate()) - before if thread.name.startswith("workers-")}
+    await until(lambda: not threads_since(before))
+
+
+def threads_since(before: set[threading.Thread]) -> list[threading.Thread]:
+    """The threads of storages that were begun since."""
+    return [each for each in threading.enumerate() if each not in before and each.name.startswith("workers-")]

@@ -337,6 +337,18 @@ _lock = ForkLock()
 _databases: dict[tuple[int, PostgresTarget], PostgresDatabase] = {}
 
 
+def check_parameters(url: URL) -> None:
+    """Accept a URL whose parameters libpq knows, which would else be an error of each connection.
+
+    Raises:
+        StorageError: it has another one.
+    """
+    known = {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()}
+    unknown = sorted(url.query.keys() - known)
+    if unknown:
+        raise StorageError(f"the URL of a PostgreSQL database has no parameter {unknown[0][:40]!r}")
+
+
 @dataclass(frozen=True, slots=True)
 class PostgresTarget:
     """A PostgreSQL database, as a URL names it."""
