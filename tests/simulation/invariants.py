@@ -19,7 +19,7 @@ from tests.simulation.attempts import attempts_agree
 from tests.simulation.incidents import Wish
 from tests.simulation.looks import looks_and_releases
 from tests.simulation.pace import too_early
-from tests.simulation.plan import MINUTE, QUIET, REFUSES_ONE, TAKES_DELIVERIES, Deed, Meddling, Phase, Trouble
+from tests.simulation.plan import HOUR, MINUTE, QUIET, REFUSES_ONE, TAKES_DELIVERIES, Deed, Meddling, Phase, Trouble
 from tests.simulation.promptness import promptness
 from tests.simulation.records import Past
 from tests.simulation.servers import SimulatedServer, server_url
@@ -28,6 +28,8 @@ from tests.simulation.world import Owed, World
 
 MAX_AGE: Final = timedelta(days=7).total_seconds()
 LEARNS_OF_IT: Final = 5 * MINUTE
+ITS_SERIES: Final = 8 * HOUR
+"""Within this time the series of a delivery are over that its server alone does not take."""
 FEW: Final = 20
 """Fewer deliveries than this were not made to lie around the tries of another."""
 SLOWER: Final = 1.2
@@ -113,11 +115,14 @@ def _of_disliked(world: World, owed: Owed, row: Row | None) -> Iterator[str]:
     """
     taken = [at for at in world.servers[owed.server].first_applied.values() if at > owed.at]
     needed = 1 if owed.page == REFUSES_ONE else FEW
-    if row is None:
-        is_over = _age(world, owed) > KEEP_SETTLED_ROWS.total_seconds()
+    if row is None:  # purged, or forgotten when the next of its key arrived
+        is_over = _age(world, owed) > KEEP_SETTLED_ROWS.total_seconds() or owed.ordering_key is not None
     else:
         is_over = row.state == "failed" and row.code == f"HTTP_{owed.page}"
-    if not is_over and len(taken) > needed and not _was_blacklisted(world, world.servers[owed.server], owed.at):
+    is_excused = _was_blacklisted(world, world.servers[owed.server], owed.at) or world.in_trouble(
+        owed.at, owed.at + ITS_SERIES
+    )
+    if not is_over and len(taken) > needed and not is_excused:
         yield f"{_named(owed)} is answered by {owed.page} each time, as no other is, and was not given up: {row}"
 
 
