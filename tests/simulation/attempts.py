@@ -109,6 +109,8 @@ def _of_row(
     if world.in_trouble(start, end, MishapKind.DATABASE):
         return  # an attempt that could not be written is counted, and made again under its number
     # A canary for which there was no room counts as an attempt in its row, though none was made.
+    if any(each.begins and each.attempts != each.attempts_before + 1 for each in changes):
+        yield f"{delivery} counts attempts that it does not begin: {[each.attempts for each in changes if each.begins]}"
     logged = Counter(attempt.series for attempt in attempts)
     begins = (change for change in changes if change.begins)
     made = (each for each in begins if each.series in sent or each.series in logged or not each.canary_before)

@@ -119,8 +119,8 @@ def _of_disliked(world: World, owed: Owed, row: Row | None) -> Iterator[str]:
         return  # it was tried later, when nobody lay around its tries
     taken = [at for at in world.servers[owed.server].first_applied.values() if at > owed.at]
     needed = 1 if owed.page == REFUSES_ONE else FEW
-    if row is None:
-        is_over = _age(world, owed) > KEEP_SETTLED_ROWS.total_seconds()
+    if row is None:  # purged, or forgotten when the next of its key arrived
+        is_over = _age(world, owed) > KEEP_SETTLED_ROWS.total_seconds() or owed.ordering_key is not None
     else:
         is_over = row.state == "failed" and row.code == f"HTTP_{owed.page}"
     if not is_over and len(taken) > needed and not _was_blacklisted(world, world.servers[owed.server], owed.at):

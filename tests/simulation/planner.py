@@ -26,7 +26,8 @@ from tests.simulation.plan import (
 
 MANY: Final = 16
 """So many are owed at once that their release takes several steps."""
-PAGES_FOR_ONE: Final = (413, 500)
+TOO_LARGE: Final = 413
+PAGES_FOR_ONE: Final = (TOO_LARGE, 500)
 """What a server answers to one delivery, and to no other: it is too large, or of a kind that makes its code fail."""
 SILENT: Final = (Trouble.REFUSES, Trouble.HANGS, Trouble.BAD_GATEWAY, Trouble.MAINTENANCE, Trouble.HANGS_ON_POSTS)
 """With these nothing that is sent to a server tells what it will say to it later."""
@@ -172,7 +173,9 @@ class _Planner:
         number, at = chance.choice(well), chance.uniform(MINUTE, WEEK - 12 * HOUR)
         if chance.random() < 0.8:
             others = [PlannedDelivery(at + after, (number,)) for after in TRIES_OF_ONE]
-            return [PlannedDelivery(at, (number,), page=status), *others]
+            line = f"object-{number}-{at:.0f}" if status == TOO_LARGE else None
+            behind = [PlannedDelivery(at + 1, (number,), line)] if line is not None else []
+            return [PlannedDelivery(at, (number,), line, page=status), *behind, *others]
         # Where a server takes nothing else it is away, for as long as this world lasts.
         return [PlannedDelivery(max(at, WEEK - DAY), (number,), page=status)]
 

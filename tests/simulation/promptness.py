@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Final
 
 from tests.simulation.plan import END, HOUR, MINUTE, QUIET, STRANGERS, TAKES_DELIVERIES, Phase, Trouble
-from tests.simulation.records import MishapKind, Past, Turn, moment_of
+from tests.simulation.records import MishapKind, Past, RowChange, Turn, moment_of
 from tests.simulation.servers import SimulatedServer
 from tests.simulation.story import moment
 from tests.simulation.world import Owed, World
@@ -18,6 +20,8 @@ AMONG_PAGES: Final = 5 * MINUTE
 DENSE: Final = 80.0
 LOOKS: Final = 24
 BACK: Final = 5 * MINUTE
+FAILS_AT: Final = 500
+SERIES: Final = 3
 RESTING: Final = (Trouble.LIMITS, Trouble.ASKS_TO_WAIT)
 """These say themselves how long they are away."""
 WELL_SINCE: Final = QUIET
@@ -33,6 +37,9 @@ def promptness(world: World, past: Past) -> Iterator[str]:
     """What took long, and need not have."""
     for owed in world.owed:
         yield from _delivery(world, owed)
+        if owed.page is not None:
+            yield from _alone(world, owed, past.rows.get(owed.delivery_id, ()))
+    yield from _lines(world, past)
     for server in world.servers.values():
         yield from _returns(world, server)
     for job, turns in past.turns.items():
@@ -57,6 +64,31 @@ def _delivery(world: World, owed: Owed) -> Iterator[str]:
     if any(owed.at - MINUTE < lost < owed.at + SOON and applied < lost + REGAINED for lost in world.plan.losses):
         return
     yield f"{owed.delivery_id} to {owed.server}, owed since {moment(owed.at)}, took {applied - owed.at:.0f} s"
+
+
+def _alone(world: World, owed: Owed, changes: Sequence[RowChange]) -> Iterator[str]:
+    """What a server fails at gets three more series; what is too large for it, or refused by it, gets none."""
+    holds = sum((change.was, change.state, change.reason) == ("ready", "held", "alone") for change in changes)
+    failed = [change for change in changes if change.state == "failed" and change.code == f"HTTP_{owed.page}"]
+    if owed.page != FAILS_AT and holds:
+        yield f"{owed.delivery_id}, which {owed.server} answers with {owed.page}, was held {holds} times for later"
+    if owed.page == FAILS_AT and failed and holds != SERIES and not world.in_trouble(owed.at, failed[0].at):
+        yield f"{owed.delivery_id}, which {owed.server} fails at, was given up after {holds} more series"
+
+
+def _lines(world: World, past: Past) -> Iterator[str]:
+    """The next delivery of an ordering key is ready in the moment in which the one before it is over."""
+    lines: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for owed in world.owed:
+        if owed.ordering_key is not None:
+            lines[owed.server, owed.ordering_key].append(owed.delivery_id)
+    for older, younger in (pair for line in lines.values() for pair in pairwise(line)):
+        over = next((each.at for each in past.rows[older] if each.state in ("gone", "failed", "expired")), math.inf)
+        waits = [each for each in past.rows[younger] if each.at < over]
+        is_next = bool(waits) and (waits[-1].state, waits[-1].reason) == ("held", "order")
+        goes = next((each.at for each in past.rows[younger] if each.at >= over), math.inf)
+        if is_next and goes > over and not world.in_trouble(over - MINUTE, over + 1):
+            yield f"{younger} waits for {older}, which is over at {moment(over)}, until {moment(min(goes, END))}"
 
 
 def _returns(world: World, server: SimulatedServer) -> Iterator[str]:

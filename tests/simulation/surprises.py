@@ -19,6 +19,7 @@ from tests.simulation.plan import (
     LastRequest,
     Meddling,
     Plan,
+    PlannedDelivery,
     PlannedFollow,
     PlannedServer,
 )
@@ -30,9 +31,11 @@ def with_surprises(plan: Plan) -> Plan:
     own_machines = chance.random() < 1 / 3
     jumps = _wrong_clocks(chance) if own_machines else _jumps(chance, plan)
     meddlings = _meddlings(chance, plan)
+    meanwhile = [PlannedDelivery(chance.uniform(each.at, each.end), (each.server,)) for each in meddlings]
     forgotten = {each.server for each in meddlings if each.deed is Deed.FORGETS}
     return replace(
         plan,
+        deliveries=tuple(sorted((*plan.deliveries, *meanwhile), key=lambda each: each.at)),
         jumps=jumps,
         own_machines=own_machines,
         meddlings=meddlings,
