@@ -69,5 +69,5 @@ async def calls() -> None:
     await digest.enqueue(3, nobody=1)  # type: ignore[call-arg]
     await with_job.enqueue(user_id="3")  # type: ignore[arg-type]
     await named.enqueue(user_id="3")  # type: ignore[arg-type]
-    digest.options(delay=3)  # type: ignore[arg-type]
+    digest.options(delay="3")  # type: ignore[arg-type]
     digest.options(colour="red")  # type: ignore[call-arg]
