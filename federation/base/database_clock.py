@@ -92,7 +92,7 @@ class DatabaseClock:
         """Return once the time is the database's, however long that does not answer."""
         while not self.is_known:
             try:
-                await self.ensure()
+                await self.measure()
             except SQLAlchemyError:
                 await asyncio.sleep(AGAIN.total_seconds())
 

@@ -28,7 +28,7 @@ from federation.base.job_queue import JobQueue
 from federation.delivery.attempts import stalled_attempt, write_attempts
 from federation.delivery.rows import TABLE, OwedRow, series_job_id
 from federation.delivery.sweeps import Sweeps
-from workers import JobStatus
+from workers import JobState, JobStatus
 from workers.clock import Clock, SystemClock
 
 log = structlog.get_logger(__name__)
@@ -163,7 +163,9 @@ class OutboxSweeper:
 
     async def _promote(self, jobs: Sequence[JobStatus]) -> None:
         latest = self._clock.now() + max(self._longest_pause, LONGEST_PAUSE)
-        late = [job.id for job in jobs if job.next_run_at is not None and job.next_run_at > latest]
+        # One that was never tried waits because whoever enqueued it said so.
+        retried = (job for job in jobs if job.state is JobState.FAILING)
+        late = [job.id for job in retried if job.next_run_at is not None and job.next_run_at > latest]
         if late and (count := await self._queue.storage.promote(late)):
             log.warning("late_attempts_made_due", count=count, why="a clock that was ahead put them off")
 

@@ -73,3 +73,11 @@ def test_a_stop_ends_all_even_in_the_middle(during: During) -> None:
     during(2, tending)
     during(2, tending)
     assert ticks.times == [1, 3]
+
+
+def test_none_is_done_before_what_they_wait_for(during: During) -> None:
+    """Each is put off as if it had failed itself, and then done."""
+    ready, ticks = Ticks(failures=2), Ticks()
+    during(8, Tending({ticks.tick: SECOND}, ready=ready.tick))
+    assert ready.times[:3] == [1, 3, 7]
+    assert ticks.times == [7]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from dataclasses import replace
+from datetime import timedelta
 
 from db import LinkState
 from federation.delivery.codes import FailureClass
-from federation.delivery.entries import Series
 from federation.delivery.fates import AGAIN, HELD_FOR_SERVER, fate_of, own_pause
 from federation.servers.link_rules import Link
-
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
+from tests.federation.delivery.entries import NOW, series_of
 
 
 def test_a_fault_of_ours_holds_a_delivery_twice_as_long_each_time_up_to_an_hour() -> None:
@@ -21,16 +20,7 @@ def test_a_fault_of_ours_holds_a_delivery_twice_as_long_each_time_up_to_an_hour(
 
 def test_a_canary_that_is_refused_has_had_its_turn() -> None:
     """Its other attempts come with later looks. A delivery to a server that is up goes on at once."""
-    series = Series(
-        delivery_id="delivery",
-        job_id="job",
-        number=1,
-        first_attempted_at=NOW,
-        attempts=1,
-        holds=0,
-        canary_at=NOW,
-        is_canary=True,
-    )
+    series = replace(series_of("delivery"), canary_at=NOW, is_canary=True)
     for state, expected in ((LinkState.DOWN, HELD_FOR_SERVER), (LinkState.UP, AGAIN)):
         link = Link(server_url="https://b.example", since=NOW, state=state)
         assert fate_of(FailureClass.REJECTED, is_last=False, series=series, link=link, now=NOW) == expected

@@ -13,8 +13,9 @@ from federation.delivery.purge import Purge
 from federation.delivery.sweeper import OutboxSweeper
 from federation.delivery.sweeps import GAP, LOST_INTERVAL, SPARED, LastSweep, Sweeps, after_loss, after_sweep
 from tests.federation.delivery.held import URL, Node
-from workers import JobState
+from workers import Job, JobState, Worker, WorkerEvent, WorkerEventKind
 from workers.clock import ManualClock, SystemClock
+from workers.storage.base import ANY_NAME
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
@@ -145,15 +146,33 @@ async def test_a_clock_that_is_decades_off_loses_nothing(node: Node, wrong: date
 
 
 async def test_an_attempt_that_a_clock_put_off_for_days_is_due(node: Node) -> None:
-    """It was ahead when the attempt before failed; half an hour may be a pause of the settings."""
-    late, soon = await node.add_held(2, state=DeliveryState.READY, held_reason=None)
-    jobs = {row.id: (row.job_name or "", row.payload, row.id) for row in (await node.rows()).values()}
-    for delivery, delay in ((late, 3 * DAY), (soon, HOUR / 2)):
-        name, data, job_id = jobs[delivery]
-        opts = {"jobId": job_id, "delay": delay / timedelta(milliseconds=1)}
-        await node.queue.add_bulk([(name, data, opts)])
+    """It was ahead when the attempt before failed. Half an hour may be a pause of the settings, and a delay a wish."""
+    late, soon, wished = await node.add_held(3, state=DeliveryState.READY, held_reason=None)
+    rows = await node.rows()
+    options: dict[str, dict[str, object]] = {
+        late: {"backoff": {"type": "fixed", "delay": 3 * DAY / timedelta(milliseconds=1)}},
+        soon: {"backoff": {"type": "fixed", "delay": HOUR / 2 / timedelta(milliseconds=1)}},
+        wished: {"delay": 3 * DAY / timedelta(milliseconds=1)},
+    }
+    for delivery, opts in options.items():
+        row = rows[delivery]
+        await node.queue.add_bulk([(row.job_name or "", row.payload, {"jobId": delivery, "attempts": 5, **opts})])
+    failing: list[str] = []
+
+    def note(event: WorkerEvent) -> None:
+        if event.kind is WorkerEventKind.FAILING and event.claim is not None:
+            failing.append(event.claim.job_id)
+            if len(failing) == 2:
+                worker.stop()
+
+    def fail(_job: Job) -> None:
+        raise ValueError("not today")
+
+    worker = Worker(node.queue.storage, {ANY_NAME: fail}, observers=[note])
+    await worker.run()
+    assert set(failing) == {late, soon}
 
     node.clock.advance(MINUTE)
     await OutboxSweeper(node.database, node.queue, clock=node.clock).sweep()
-    assert [job.id for job in (await node.queue.storage.list(JobState.QUEUED)).jobs] == [late]
-    assert [job.id for job in (await node.queue.storage.list(JobState.SCHEDULED)).jobs] == [soon]
+    for state, expected in ((JobState.QUEUED, late), (JobState.FAILING, soon), (JobState.SCHEDULED, wished)):
+        assert [job.id for job in (await node.queue.storage.list(state)).jobs] == [expected]

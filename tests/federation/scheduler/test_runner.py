@@ -48,6 +48,21 @@ async def test_a_run_is_logged_and_noted(database: Database) -> None:
     assert await run(recurring(three), at_once=True) is not None
 
 
+async def test_nothing_is_begun_before_what_it_waits_for(database: Database) -> None:
+    """Its error is the caller's, who tries again; no lease was taken meanwhile."""
+    answers = iter([ConnectionError("away"), None])
+
+    async def ready() -> None:
+        if (error := next(answers)) is not None:
+            raise error
+
+    run = JobRunner(Leases(database, holder="p"), ready=ready)
+    with pytest.raises(ConnectionError, match="away"):
+        await run(recurring(three))
+    assert await last_runs(database) == []
+    assert await run(recurring(three)) is not None
+
+
 async def test_a_job_that_fails_is_noted_without_its_message(database: Database) -> None:
     """Which may quote what must not be logged; it is tried again when it is due."""
 
