@@ -24,13 +24,18 @@ HOSTILE = "\x1b[31mred\u202e\nforged <b>"
 def tail(
     environment: Mapping[str, str], *options: str, stdout: int = subprocess.PIPE
 ) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [warm.PYTHON, "-m", "federation", "deliveries", "tail", *options],
-        env=dict(environment),
-        stdout=stdout,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    # A shell starts what is in its background without Ctrl-C, and so would we start this.
+    was = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = subprocess.Popen(
+            [warm.PYTHON, "-m", "federation", "deliveries", "tail", *options],
+            env=dict(environment),
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    finally:
+        signal.signal(signal.SIGINT, was)
     try:
         yield process
     finally:
