@@ -59,10 +59,8 @@ def parse_target(target: str | URL | Engine | AsyncEngine, busy_timeout: timedel
     if backend == "sqlite":
         return SqliteTarget.of(url, busy_timeout)
     if backend == "postgresql":
-        from workers.storage.sql.postgres.database import (
-            PostgresTarget,
-            check_parameters,
-        )  # its driver is an extra of its own
+        # Its driver is an extra of its own.
+        from workers.storage.sql.postgres.database import PostgresTarget, check_parameters
 
         if isinstance(target, str):
             check_parameters(url)
