@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from federation.process import set_aside_loaded
+from tests.simulation.invariants import judge, look
+from tests.simulation.plan import HOUR, MINUTE, ClockJump, Kill, Outage
+from tests.simulation.planner import make_plan
 from tests.simulation.run import run_seed
+from tests.simulation.world import run_world
 
 SEEDS = 200
 AT_ONCE = 10
@@ -27,6 +33,22 @@ def test_what_is_owed_is_delivered_whatever_happens(first: int, full: bool) -> N
     wrong = [verdict for seed in seeds if (verdict := run_seed(seed, rush=seed % RUSH == 0)).findings]
 
     assert not wrong, "\n\n".join(map(str, wrong))
+
+
+def test_a_process_with_a_wrong_clock_that_starts_while_the_queue_is_away_waits_for_the_databases() -> None:
+    """It claims nothing yet, which would have it ask for the time, and takes no turn at sweeps by its own."""
+    plan = make_plan(1, 5)
+    away = plan.deliveries[0].at - MINUTE / 2
+    plan = replace(
+        plan,
+        deliveries=plan.deliveries[:1],
+        own_machines=True,
+        jumps=(ClockJump(0, -HOUR / 2, process=1),),
+        outages=(Outage(away, away + 5 * MINUTE, of_queue=True),),
+        kills=(Kill(away + MINUTE, process=1, pause=20),),
+        end=away + HOUR,
+    )
+    assert run_world(plan, look=look, judge=judge).findings == []
 
 
 def test_a_seed_tells_the_same_story_again() -> None:
