@@ -169,7 +169,8 @@ def left_waiting(world: World, now: float) -> Iterator[str]:
         server = world.servers[owed.server]
         is_late = owed.at < now - QUIET and owed.activity_id not in server.first_applied
         is_usual = not owed.is_poison and owed.page is None
-        if is_late and owed.server in well and is_usual and not _was_blacklisted(world, server, owed.at):
+        is_over = _was_blacklisted(world, server, owed.at) or _may_have_expired(world, server, owed.at)
+        if is_late and owed.server in well and is_usual and not is_over:
             yield f"{_named(owed)} still waits at {moment(now)}"
 
 

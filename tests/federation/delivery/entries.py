@@ -62,21 +62,23 @@ async def run(database: Database, statement: str) -> None:
         await session.execute(text(statement))
 
 
-def beginning(row: str, *, job: str | None = None, attempt: int = 1, hold: Hold | None = None) -> Begin:
+def beginning(
+    row: str, *, job: str | None = None, attempt: int = 1, at: datetime = NOW, hold: Hold | None = None
+) -> Begin:
     return Begin(
         delivery_id=row,
         job_id=job or row,
         job_name="deliver-post",
         server_url=SERVER,
         attempt=attempt,
-        at=NOW,
+        at=at,
         hold=hold,
     )
 
 
-async def begun(ledger: Ledger, row: str, *, job: str | None = None, attempt: int = 1) -> Series:
+async def begun(ledger: Ledger, row: str, *, job: str | None = None, attempt: int = 1, at: datetime = NOW) -> Series:
     """The row's own job has begun an attempt."""
-    began = await ledger.begin(beginning(row, job=job, attempt=attempt))
+    began = await ledger.begin(beginning(row, job=job, attempt=attempt, at=at))
     assert isinstance(began, Begun)
     return began.series
 

@@ -264,7 +264,8 @@ async def test_a_failed_attempt_leaves_the_row_to_the_next_of_its_job(ledger: Le
     row = (await rows(database))["row-1"]
     assert (row.state, row.job_id, row.error_code, row.last_error) == (DeliveryState.READY, "row-1", "TIMEOUT", "no")
     assert (row.sending, row.settled_at, row.outcome, row.held_at) == (None, None, None, None)
-    assert (await begun(ledger, "row-1", attempt=2)).first_attempted_at == NOW
+    assert (await begun(ledger, "row-1", attempt=2, at=LATER)).first_attempted_at == NOW
+    assert (await rows(database))["row-1"].first_attempted_at == NOW
 
 
 async def test_faults_of_ours_in_a_row_are_counted(ledger: Ledger, database: Database) -> None:

@@ -44,6 +44,21 @@ async def test_a_release_begins_with_one_and_doubles_up_to_the_rate(node: Node) 
     assert (await node.links.find(URL)).release_rate == 1
 
 
+async def test_the_oldest_goes_first_whatever_it_was_held_for(node: Node) -> None:
+    """A rest, the server, a lack of room: the three are one line."""
+    reasons = (HoldReason.REST, HoldReason.SERVER, HoldReason.BUSY)
+    ids: list[str] = []
+    for reason in (*reasons, *reversed(reasons)):
+        ids += await node.add_held(reason=reason)
+        node.clock.advance(SECOND)
+    await node.come_up()
+    releaser = node.releaser(rate=1)
+    for count in range(1, len(ids) + 1):
+        assert await releaser.tick() == 1
+        assert await node.ready() == set(ids[:count])
+        node.clock.advance(SECOND)
+
+
 async def test_what_waits_for_something_else_is_not_released(node: Node) -> None:
     """Its turn, or a fault of ours; nor what is held for another server. What was held for a pause is."""
     await node.add_held(reason=HoldReason.ORDER)

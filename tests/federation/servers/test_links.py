@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from db import Database, LinkState, Server, ServerHealthEvent, ServerLink
 from federation.delivery.process import LOOK_TAKES
-from federation.servers.link_rules import BUCKET, HEARD_INTERVAL, MAX_REJECTIONS
+from federation.servers.link_rules import BUCKET, HEARD_INTERVAL, LONGEST_WAIT, MAX_REJECTIONS
 from federation.servers.links import Links, closed_among
 from federation.servers.registry import Registry
 from workers.clock import ManualClock
@@ -324,6 +324,17 @@ async def test_a_look_that_a_clock_that_was_ahead_planned_is_due(
     planned = (await links.find(URL)).next_probe_at
     assert planned is not None
     assert planned - clock.now() <= timedelta(minutes=2)
+
+
+async def test_a_look_farther_off_than_any_rule_plans_is_due(
+    links: Links, database: Database, clock: ManualClock
+) -> None:
+    """Also if nothing else in the row betrays the clock that planned it."""
+    await take_down(links, clock)
+    for planned, is_due in ((clock.now() + LONGEST_WAIT, False), (clock.now() + LONGEST_WAIT + BUCKET, True)):
+        async with database.transaction() as session:
+            await session.execute(update(ServerLink).values(next_probe_at=planned))
+        assert bool(await links.due_for_probe(10)) is is_due
 
 
 @pytest.mark.parametrize("ahead", [timedelta(minutes=1), timedelta(hours=6), timedelta(days=9)])
