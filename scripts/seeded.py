@@ -272,7 +272,7 @@ def tried(bug: Bug, *, worlds_only: bool) -> Verdict:
     told = _output([sys.executable, "-m", "pytest", *options, *_nearest(place)], bug)
     if told is None:
         return Verdict(bug, None, "they do not end")
-    failed = [line for line in told[1].splitlines() if line.startswith(("FAILED", "ERROR"))]
+    failed = [line for line in told[1].splitlines() if line.startswith(("FAILED tests/", "ERROR tests/"))]
     return Verdict(bug, None, failed[0].split(" - ")[0] if told[0] and failed else None)
 
 

@@ -287,13 +287,26 @@ class ErrorInfo:
     def of(cls, error: BaseException, *, exhausted: bool = False) -> ErrorInfo:
         """Return the stored form of `error`. The stack holds source lines, never the values of variables."""
         # A Retry is a decision, not a failure: its stack would say nothing and costs more than everything else here.
-        stack = "" if isinstance(error, Retry) else "".join(traceback.format_exception(error, limit=-12))
+        stack = "" if isinstance(error, Retry) else _stack(error)
         return cls(
             type=type(error).__name__,
             message=_storable(_message(error))[:MESSAGE_CHARACTERS],
             stack=_storable(stack)[-STACK_CHARACTERS:],
             exhausted=exhausted,
         )
+
+
+def _stack(error: BaseException) -> str:
+    """Format the innermost twelve frames of it and of what led to it, without marks below the lines: to find the place
+    of those each line is parsed, which takes longer than all else.
+    """
+    told = traceback.TracebackException.from_exception(error, limit=-12)
+    each: traceback.TracebackException | None = told
+    while each is not None:
+        for frame in each.stack:
+            frame.colno = None
+        each = each.__cause__ or each.__context__
+    return "".join(told.format())
 
 
 def _message(error: BaseException) -> str:

@@ -34,6 +34,10 @@ class Need:
     first: Callable[[float], float]
     patience: float
 
+    def met(self, when: float, now: float) -> float:
+        """When a timer for this moment fires."""
+        return min(max(when, self.first(now)), when + self.patience)
+
 
 class Deadlock(Exception):
     """Nothing is ready, and no timer will make it so."""
@@ -67,29 +71,20 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def jump(self, seconds: float | None) -> None:
         """Time passes until something is to be done; the next ordinary timer is `seconds` off, None: there is none."""
-        ordinary = math.inf if seconds is None else self._virtual + seconds
-        chosen, earliest = None, ordinary
-        for kind in self._lazy:
-            due = self._lazy_due(kind, earliest)
-            if due < earliest:
-                chosen, earliest = kind, due
+        now = self._virtual
+        chosen, earliest = None, math.inf if seconds is None else now + seconds
+        for kind, waiting in self._lazy.items():
+            while waiting and waiting[0].cancelled():
+                heapq.heappop(waiting)
+            if waiting and (first := waiting[0].when()) < earliest:
+                due = first if kind in self._woken else self._needs[kind].met(first, now)
+                if due < earliest:
+                    chosen, earliest = kind, due
         if earliest == math.inf:
             raise Deadlock("nobody waits for anything that could happen")
         self._virtual = max(self._virtual, earliest)
         if chosen is not None:
             self._fire(chosen)
-
-    def _lazy_due(self, kind: str, limit: float) -> float:
-        """When timers of this kind are to fire; infinite if there are none, or none before `limit`."""
-        waiting = self._lazy[kind]
-        while waiting and waiting[0].cancelled():
-            heapq.heappop(waiting)
-        if not waiting or (first := waiting[0].when()) >= limit:
-            return math.inf
-        if kind in self._woken:
-            return first
-        need = self._needs[kind]
-        return min(max(first, need.first(self._virtual)), first + need.patience)
 
     def freeze(self, is_frozen: Callable[[Context], bool]) -> None:
         """From now on nothing runs that began in a context of this kind, however long it has been due."""

@@ -12,7 +12,7 @@ import sqlite3
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -20,7 +20,7 @@ from sqlalchemy import Connection, Dialect, Executable
 from sqlalchemy.engine import IteratorResult
 from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.compiler import ExpandedState, SQLCompiler
 
 from db.steps import Query, Rows
 
@@ -44,6 +44,8 @@ class _Compiled:
     metadata: SimpleResultMetaData
     places: tuple[_Place, ...] | None
     """Where each value comes from; None if that, or the text, differs from one execution to the next."""
+    expanded: dict[tuple[int, ...], ExpandedState] = field(default_factory=dict)
+    """The text and its places, by the lengths of the lists of values (`IN`) of which it has some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ class Compiling:
             )
             for number, each in enumerate(several or ({},))
         ]
-        return *_bound(compiler, values), compiled
+        return *_bound(compiled, values), compiled
 
     def _compiled(self, statement: Executable, several: Sequence[Values]) -> tuple[_Compiled, Any, Any]:
         """By the object, where it is one of a module's: SQLAlchemy's key takes longer to look up than its execution."""
@@ -161,19 +163,35 @@ class Statements:
             return _Found(compiled.metadata, cursor.fetchall() if cursor.description else (), cursor.rowcount)
 
 
-def _bound(compiler: SQLCompiler, values: list[dict[str, Any]]) -> tuple[str, list[list[Any]]]:
+def _bound(compiled: _Compiled, values: list[dict[str, Any]]) -> tuple[str, list[list[Any]]]:
     """The text, and its values by position."""
+    compiler = compiled.compiler
     for column in (*compiler.insert_prefetch, *compiler.update_prefetch):
         for each in values:
             each.setdefault(column.key, _default(column.default if compiler.isinsert else column.onupdate))
     sql, positions = compiler.string, compiler.positiontup or []
     processors: Mapping[str, Any] = compiler._bind_processors  # functions: SQLite's types have no tuples of values
     if compiler.post_compile_params or compiler.literal_execute_params:
-        expanded = compiler._process_parameters_for_postcompile(values[0])
+        expanded = _expanded(compiled, values[0])
         sql, positions = expanded.statement, list(expanded.positiontup or ())
         processors = {**processors, **expanded.processors}
     names = [(name, processors.get(name)) for name in positions]
     return sql, [[each[name] if to is None else to(each[name]) for name, to in names] for each in values]
+
+
+def _expanded(compiled: _Compiled, values: dict[str, Any]) -> ExpandedState:
+    """The text with a place for each value of a list; `values` has them by its names."""
+    compiler = compiled.compiler
+    if compiler.literal_execute_params or any(each.type._is_tuple_type for each in compiler.post_compile_params):
+        return compiler._process_parameters_for_postcompile(values)
+    lists = [compiler.bind_names[parameter] for parameter in compiler.post_compile_params]
+    lengths = tuple(len(values[name]) for name in lists)
+    known = compiled.expanded.get(lengths)
+    if known is None:
+        return compiled.expanded.setdefault(lengths, compiler._process_parameters_for_postcompile(values))
+    for name in lists:
+        values.update(zip(known.parameter_expansion[name], values[name], strict=True))
+    return known
 
 
 def _default(default: Any) -> object:
