@@ -105,8 +105,14 @@ BUGS: Final = (
     Bug(
         "canaries are held like all others",
         "Group._begin",
-        swap("entry.hold is not None and not series.is_canary", "entry.hold is not None"),
+        swap("entry.hold is not None and not (series.is_canary and entry.hold.may_be_tried)", "entry.hold is not None"),
     ),
+    Bug(
+        "a canary goes out whatever its server waits for",
+        "Group._begin",
+        swap("series.is_canary and entry.hold.may_be_tried", "series.is_canary"),
+    ),
+    Bug("an attempt that lost its job is heard like the one that has it", "group._is_late", returns("False")),
     Bug("what arrived frees nobody of its key", "Group._remove", without("self._freed += arrived")),
     Bug("what failed frees nobody of its key", "Group._end", without("self._freed.append(row)")),
     Bug("suspects are never narrowed down", "group._narrowed", returns("suspect")),

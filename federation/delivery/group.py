@@ -10,7 +10,6 @@ number still there, and records the lost attempt as stalled.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -101,7 +100,7 @@ class Group:
                     suspects[index] = ended
                     results[index] = NotBegun(exists=True, held=ended.reason)
                     continue
-            if entry.hold is not None and not series.is_canary:
+            if entry.hold is not None and not (series.is_canary and entry.hold.may_be_tried):
                 held.append(entry)
                 results[index] = NotBegun(exists=True, held=entry.hold.reason)
                 continue
@@ -147,8 +146,8 @@ class Group:
         self._freed += arrived
         ended = [entry.attempt for entry in entries.values() if entry.attempt is not None]
         numbers = {attempt.delivery_id: attempt.attempt for attempt in ended}
-        # An earlier attempt was under way when it lost its worker, and this one ended without a beginning.
-        lost = [row for row in rows if row.sending is not None and row.sending < numbers.get(row.id, math.inf)]
+        # Another attempt was under way when it lost its worker; or it still is, and will say so at its end.
+        lost = [row for row in rows if row.sending is not None and row.sending != numbers.get(row.id)]
         self._attempts += [*(stalled_attempt(row) for row in lost), *ended]
         answers = [entry.follow for entry in entries.values() if entry.follow is not None]
         known = _answer(self._connection, _ACCEPTED, [answer for answer in answers if answer.accepted])
@@ -161,8 +160,8 @@ class Group:
         values: list[dict[str, object]] = []
         for index, entry in entries.items():
             row = rows.get(entry.series.delivery_id)
-            results[index] = row is not None and _acts_for(row, entry.series.job_id)
-            if entry.attempt is not None:  # another job may act for the row: then this attempt was not the last
+            results[index] = row is not None and _acts_for(row, entry.series.job_id) and not _is_late(row, entry)
+            if entry.attempt is not None:  # another one may act for the row: then this attempt was not the last
                 self._attempts.append(entry.attempt if results[index] else replace(entry.attempt, note=None))
             if row is None or not results[index]:
                 continue
@@ -244,6 +243,11 @@ def _narrowed(suspect: int) -> int:
 def _acts_for(row: Row[*tuple[Any, ...]], job_id: str) -> bool:
     """Tell whether the job may act for the row: it is the row's own, or the first that a Node producer's row meets."""
     return row.state is DeliveryState.READY and row.settled_at is None and row.job_id in (None, job_id)
+
+
+def _is_late(row: Row[*tuple[Any, ...]], entry: Ended) -> bool:
+    """Tell whether the attempt lost its job, as its process stood still, and the next is under way, which decides."""
+    return entry.attempt is not None and row.sending not in (None, entry.attempt.attempt)
 
 
 def _series(row: Row[*tuple[Any, ...]], job_id: str, at: datetime) -> Series:

@@ -158,7 +158,7 @@ WITH b AS MATERIALIZED (
 ), gone AS (
     DELETE FROM delivery_jobs AS d USING g
     WHERE d.id = ANY (ARRAY(SELECT id FROM g)) AND d.id = g.id AND d.ordering_key IS NULL
-        AND (d.payload_id IS NULL OR %(shared)s) AND (d.sending IS NULL OR d.sending >= g.number)
+        AND (d.payload_id IS NULL OR %(shared)s) AND (d.sending IS NULL OR d.sending = g.number)
     RETURNING d.id, d.payload_id
 ), noted AS (
     INSERT INTO delivery_attempts ({", ".join(_COLUMNS)})

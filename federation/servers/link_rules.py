@@ -46,10 +46,14 @@ OPERATOR: Final = "OPERATOR"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
-    """Why deliveries to a server are held, and until when, if that is known."""
+    """Why deliveries to a server are held, and until when, if that is known.
+
+    `may_be_tried`: one may go ahead of the others nevertheless, to find out whether the server is back.
+    """
 
     reason: HoldReason
     until: datetime | None = None
+    may_be_tried: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,9 +93,11 @@ class Link:
 
     def hold(self, now: datetime) -> Hold | None:
         """Return what a delivery has to wait for at `now`, or None if it may be sent."""
-        if not self.is_open:
-            return Hold(reason=HoldReason.SERVER)
         until = self.rests_until(now)
+        if not self.is_open:
+            is_away = self.state in (LinkState.DOWN, LinkState.REFUSING)
+            may_be_tried = is_away and not self.operator_hold and until is None
+            return Hold(reason=HoldReason.SERVER, may_be_tried=may_be_tried)
         return None if until is None else Hold(reason=HoldReason.REST, until=until)
 
     def rests_until(self, now: datetime) -> datetime | None:

@@ -22,7 +22,7 @@ SERVER = "https://b.example"
 ACCEPTED = FollowAnswer(follower_id="user-a", following_id="user-b", server_url=SERVER, accepted=True)
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 LATER = NOW + timedelta(minutes=1)
-DOWN = Hold(reason=HoldReason.SERVER)
+DOWN = Hold(reason=HoldReason.SERVER, may_be_tried=True)
 
 
 async def add_rows(database: Database, *ids: str, **values: Any) -> None:

