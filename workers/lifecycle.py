@@ -5,11 +5,12 @@ step of a storage. `completed`, `failed` and `cancelled` have no way out but a n
 cancelled id again, or an operator's retry. Only the holder of the claim's token may take the steps that leave
 `processing`, except `STALL` and `EXHAUST`, which the reaper takes when the lease has expired, and `REMOVE` and
 `COMPLETE_FROM_OUTSIDE`, by which a client takes the job from its worker. A job that waits is cancelled by `CANCEL`; a
-running one is asked to stop, which its worker does by `STOP`. `scheduled` and `failing` become claimable by the passing
-of time alone (`COME_DUE`); no storage needs to write anything for that step, so a due job reads as `queued`. A job
-leaves `waiting` in the step that ends the last of the jobs it follows (`FOLLOW`), or the first of them that did not
-complete (`GIVE_UP`), whatever step that is; or as every job that waits does, by `CANCEL`, `REMOVE` and
-`COMPLETE_FROM_OUTSIDE`. The parents of flows follow their children, also those that they have added (`SUSPEND`).
+running one is asked to stop, which its worker does by `STOP`. A snooze is no failure: it leaves a job `failing` only if
+an attempt before it failed. `scheduled` and `failing` become claimable by the passing of time alone (`COME_DUE`); no
+storage needs to write anything for that step, so a due job reads as `queued`. A job leaves `waiting` in the step that
+ends the last of the jobs it follows (`FOLLOW`), or the first of them that did not complete (`GIVE_UP`), whatever step
+that is; or as every job that waits does, by `CANCEL`, `REMOVE` and `COMPLETE_FROM_OUTSIDE`. The parents of flows follow
+their children, also those that they have added (`SUSPEND`).
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ class Step(StrEnum):
     CONTINUE = "settle(continued)"
     CONTINUE_LATER = "settle(continued with delay)"
     RETRY = "settle(retried)"
+    SNOOZE = "settle(snoozed)"
+    SNOOZE_AGAIN = "settle(snoozed after a failure)"
     FAIL = "settle(failed)"
     STOP = "settle(cancelled)"
     SUSPEND = "settle(suspended)"
@@ -73,6 +76,8 @@ TRANSITIONS: Final[dict[tuple[JobState | None, Step], JobState | None]] = {
     (S.PROCESSING, Step.CONTINUE): S.QUEUED,
     (S.PROCESSING, Step.CONTINUE_LATER): S.SCHEDULED,
     (S.PROCESSING, Step.RETRY): S.FAILING,
+    (S.PROCESSING, Step.SNOOZE): S.SCHEDULED,
+    (S.PROCESSING, Step.SNOOZE_AGAIN): S.FAILING,
     (S.PROCESSING, Step.FAIL): S.FAILED,
     (S.PROCESSING, Step.STOP): S.CANCELLED,
     (S.PROCESSING, Step.SUSPEND): S.WAITING,

@@ -73,8 +73,8 @@ class Continued:
 class Retried:
     """The attempt failed and runs again after `delay`.
 
-    An uncounted retry gives the attempt back. After 100 in a row the next one is counted, unless it was `snoozed`.
-    `duration` is how long it ran.
+    An uncounted retry gives the attempt back. After 100 in a row the next one is counted. One that was `snoozed` did
+    not happen: it is never counted, and its `error` is stored nowhere. `duration` is how long it ran.
     """
 
     claim: Claim

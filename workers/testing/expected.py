@@ -296,7 +296,8 @@ class ExpectedQueue:
 
     def _retry(self, job: ExpectedJob, settlement: Retried) -> None:
         counted, job.uncounted = count_retry(settlement, job.uncounted)
-        job.error = settlement.error
+        if not settlement.snoozed:
+            job.error = settlement.error
         if counted:
             job.failures = (*job.failures, job.attempts)
         if counted and not settlement.counted and job.attempts >= job.new.max_attempts:
@@ -305,7 +306,9 @@ class ExpectedQueue:
             return
         job.attempts -= not counted
         job.run_at, job.moved = self.now + settlement.delay, True
-        self._end(job, Step.RETRY)
+        has_failed = job.error is not None or (not self._fresh_retries and job.attempts > job.stalls)
+        snoozed = Step.SNOOZE_AGAIN if has_failed else Step.SNOOZE
+        self._end(job, snoozed if settlement.snoozed else Step.RETRY)
 
     def _end(self, job: ExpectedJob, step: Step, keep: Retention | None = None) -> None:
         self._step(job, step)

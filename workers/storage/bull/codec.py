@@ -266,7 +266,9 @@ def encode_settlement(settlement: Settlement, raw: bytes, dialect: Dialect) -> S
             return end if settlement.then is None else (*end, encode_job(settlement.then, dialect))
         case Retried():
             delay = min(duration(settlement.delay), duration(LONGEST_DELAY))
-            counting = (settlement.counted, settlement.snoozed, keep_ms(claim.keep_failed))
+            if settlement.snoozed:
+                return (*head, 7, delay)
+            counting = (settlement.counted, keep_ms(claim.keep_failed))
             return (*head, 2, delay, *_failure(settlement.error), *counting, noted_failure(settlement))
         case Failed():
             keep = claim.keep_failed if settlement.keep is None else settlement.keep

@@ -98,6 +98,8 @@ class Endings:
         )
 
     def _retry(self, claim: BullMQClaim, settlement: Retried, now_ms: int) -> Finish | Command:
+        if settlement.snoozed:
+            return self._snooze(claim, settlement, now_ms)
         counted, in_a_row = count_retry(settlement, claim.uncounted)
         if counted and not settlement.counted and claim.attempt >= claim.max_attempts:
             noted = noted_failure(settlement)
@@ -110,6 +112,12 @@ class Endings:
         }
         return self._lua.delay(
             claim.raw, claim.token, delay_ms=to_ms(settlement.delay), counted=counted, fields=fields, now_ms=now_ms
+        )
+
+    def _snooze(self, claim: BullMQClaim, settlement: Retried, now_ms: int) -> Command:
+        delay_ms, fields = to_ms(settlement.delay), {SETTLED_FIELD: claim.token}
+        return self._lua.go_on(
+            claim.raw, claim.token, delay_ms=delay_ms, fields=fields, over=(CANCEL_FIELD,), now_ms=now_ms
         )
 
     def run_again(self, claim: BullMQClaim, now_ms: int) -> Finish | Command:

@@ -60,8 +60,8 @@ DEFINITION: Final = re.compile(r"^local (?:function|\w+ = function) .*?^end$", r
 """A function of BullMQ's Lua, which none of the lines outside of functions is needed for but that of `rcall`."""
 
 BEFORE_CONTINUING: Final = """
--- In front of BullMQ's moveToDelayed, whose keys and arguments these are: its job goes on as the next link of a chain.
--- ARGV[10...]: fields of the link that is over.
+-- In front of BullMQ's moveToDelayed, whose keys and arguments these are: its job did not fail, and goes on later.
+-- ARGV[10...]: fields of what is over.
 if redis.call('GET', KEYS[5] .. ':lock') == ARGV[4] then
   if not redis.call('LPOS', KEYS[2], ARGV[3], 'RANK', -1) then
     return -3

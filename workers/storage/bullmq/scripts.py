@@ -205,7 +205,9 @@ class BullMQScripts:
     def go_on(
         self, raw: str, token: str, *, delay_ms: int, fields: Options, over: Sequence[str], now_ms: int
     ) -> Command:
-        """Delay an active job as the next link of its chain, without the fields that are `over`.
+        """Delay an active job that did not fail: as the next link of its chain, or because it was not tried.
+
+        It loses the fields that are `over`.
 
         Answers 0 or an error code.
         """

@@ -196,10 +196,18 @@ class JobTable(LineTable):
 
     def retry_later(self, job: StoredJob, error: ErrorInfo, due: datetime) -> None:
         job.last_error = error
-        self._end_attempt(job, Step.RETRY)
+        self._put_off(job, Step.RETRY, due, JobEventKind.FAILING)
+
+    def snooze(self, job: StoredJob, due: datetime) -> None:
+        """End the attempt, which did not happen, and let the job wait until it is due."""
+        step = Step.SNOOZE if job.last_error is None else Step.SNOOZE_AGAIN
+        self._put_off(job, step, due, JobEventKind.QUEUED)
+
+    def _put_off(self, job: StoredJob, step: Step, due: datetime, told: JobEventKind) -> None:
+        self._end_attempt(job, step)
         job.run_at = due
         self._line_up(job)
-        self._publisher.publish(JobEventKind.FAILING, job.new.id)
+        self._publisher.publish(told, job.new.id)
 
     def requeue(self, job: StoredJob, step: Step) -> None:
         """End the attempt, by release or a lost lease, and put the job back where it was."""

@@ -273,7 +273,11 @@ class QueueSteps:
             return
         if not counted:
             job.attempts -= 1
-        self.table.retry_later(job, settlement.error, now + bounded(settlement.delay))
+        due = now + bounded(settlement.delay)
+        if settlement.snoozed:
+            self.table.snooze(job, due)
+        else:
+            self.table.retry_later(job, settlement.error, due)
 
     def progress(self, reports: Sequence[ProgressReport], now: datetime) -> None:
         for report in reports:

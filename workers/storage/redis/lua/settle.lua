@@ -15,8 +15,8 @@ local function why_not(run, token)
 end
 
 -- Tell whether the retry uses up the attempt.
-local function count(run, counted, postponed)
-  if postponed then
+local function count(run, counted, snoozed)
+  if snoozed then
     return false
   end
   if counted or run.uncounted >= tonumber(ARGV[3]) then
@@ -33,8 +33,9 @@ local function put_back(id, job, run)
   line_up(job, run.place, id)
 end
 
-local function retry(id, record, job, run, delay, fault, counted, postponed, noted)
-  if count(run, counted, postponed) then
+-- A snooze is no failure: the job waits as before, with the error it has.
+local function retry(id, record, job, run, delay, fault, counted, snoozed, noted)
+  if count(run, counted, snoozed) then
     run.result = with_failure(run.result, noted, now / 1000)
     if not counted and run.attempts >= job.max_attempts then
       run.error = '\1' .. string.sub(fault, 2)
@@ -43,11 +44,12 @@ local function retry(id, record, job, run, delay, fault, counted, postponed, not
   else
     run.attempts = run.attempts - 1
   end
-  run.error, run.place = fault, next_place() + delay
+  run.error, run.place = snoozed and run.error or fault, next_place() + delay
   if delay > 0 then
-    run.state, run.cancel, run.worker = STATE.failing, 0, ''
+    local failed = run.error ~= ''
+    run.state, run.cancel, run.worker = failed and STATE.failing or STATE.scheduled, 0, ''
     redis.call('HSET', RUNS, id, write_run(run))
-    redis.call('ZADD', FAILING, run.place, member(job.name, job.priority, run.place, id))
+    redis.call('ZADD', failed and FAILING or SCHEDULED, run.place, member(job.name, job.priority, run.place, id))
     if gated and string.byte(job.key) == GATE then
       gates().is_late(job.key)
     end
@@ -55,7 +57,7 @@ local function retry(id, record, job, run, delay, fault, counted, postponed, not
   else
     put_back(id, job, run)
   end
-  tell(EVENT.failing, id)
+  tell(snoozed and EVENT.queued or EVENT.failing, id)
 end
 
 -- The record becomes that of the next link, except its id, date and progress. The token stays until the next claim, so

@@ -365,7 +365,7 @@ def _settle_values(transaction: Transaction, settlements: Sequence[Settlement]) 
         "kinds": [_kind(settlement) for settlement in settlements],
         "keeps": [_kept(settlement) for settlement in settlements],
         "delays": [_delay(settlement) for settlement in settlements],
-        "errors": [encode_error(s.error) if isinstance(s, Retried | Failed) else None for s in settlements],
+        "errors": [_error(settlement) for settlement in settlements],
         "capped": [_capped(settlement) for settlement in settlements],
         "results": [stored(settlement) for settlement in settlements],
         "thens": [_then(s.then) if isinstance(s, Continued) else None for s in settlements],
@@ -437,6 +437,12 @@ def _kept(settlement: Settlement) -> int | None:
     if keep is None:
         keep = claim.keep_completed if isinstance(settlement, Completed) else claim.keep_failed
     return encode_retention(keep)
+
+
+def _error(settlement: Settlement) -> str | None:
+    if isinstance(settlement, Failed) or (isinstance(settlement, Retried) and not settlement.snoozed):
+        return encode_error(settlement.error)
+    return None
 
 
 def _capped(settlement: Settlement) -> str | None:

@@ -593,9 +593,13 @@ BEGIN
             UPDATE workers_payloads SET seq = v_seq, data = v_job.result WHERE seq = v_job.seq;
             CONTINUE;
         END IF;
-        v_events := v_events || ((CASE WHEN v_kind = 'released' THEN 'queued:' ELSE 'failing:' END) || v_job.id);
+        v_events := v_events || ((CASE WHEN v_kind IN ('released', 'postponed') THEN 'queued:' ELSE 'failing:' END) || v_job.id);
         UPDATE workers_jobs SET
-            state = CASE WHEN v_job.delay > 0 THEN 'failing' ELSE 'ready' END, worker = NULL, lease_until = NULL,
+            state = CASE
+                WHEN NOT v_job.delay > 0 THEN 'ready'
+                WHEN v_kind = 'postponed' AND error IS NULL THEN 'scheduled'
+                ELSE 'failing'
+            END, worker = NULL, lease_until = NULL,
             cancel_requested = 0, attempts = attempts - CASE WHEN v_kind = 'retried' THEN 0 ELSE 1 END,
             uncounted = CASE v_kind WHEN 'retried' THEN 0 WHEN 'uncounted' THEN uncounted + 1 ELSE uncounted END,
             run_at = coalesce(v_now + v_job.delay, run_at), error = coalesce(v_job.error, error)

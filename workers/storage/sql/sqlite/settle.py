@@ -58,7 +58,7 @@ _ALREADY_APPLIED: Final = SettleOutcome(status=SettleStatus.ALREADY_APPLIED)
 # `+queue` keeps the planner from an index on the queue alone; it is to use the row numbers.
 _ROWS = expanding(
     "SELECT seq, id, state, token, attempts, max_attempts, uncounted, keep_completed, keep_failed, ordering_key,"
-    " dependents"
+    " dependents, error IS NOT NULL AS failed"
     " FROM workers_jobs WHERE seq IN :seqs AND +queue = :queue",
     "seqs",
 )
@@ -97,6 +97,7 @@ class _Attempt:
     keep_failed: int | None
     ordering_key: str | None
     dependents: int
+    failed: int
 
 
 @dataclass(slots=True)
@@ -158,11 +159,11 @@ class _Writes:
             return
         self._wait(
             attempt,
-            JobEventKind.FAILING,
+            JobEventKind.QUEUED if settlement.snoozed else JobEventKind.FAILING,
             attempts=attempt.attempts if counted else attempt.attempts - 1,
             uncounted=uncounted,
             delay=duration(settlement.delay),
-            error=encode_error(settlement.error),
+            error=None if settlement.snoozed else encode_error(settlement.error),
         )
 
     def _finish(
@@ -204,7 +205,8 @@ class _Writes:
         error: str | None = None,
     ) -> None:
         """Let the job run again after `delay`; None: at once, in its old place."""
-        attempt.state = RowState.FAILING if delay else RowState.READY
+        later = RowState.FAILING if error is not None or attempt.failed else RowState.SCHEDULED
+        attempt.state = later if delay else RowState.READY
         self.events.append((kind, attempt.id, None))
         self.waiting.append(
             {
