@@ -177,7 +177,8 @@ class Claim:
 
     `token` fences: only it may renew and settle, and it is never used twice. `attempt` counts this run, the first is 1.
     `timeout` is the job's own bound on this run; of it and the handler's the lesser counts. `named_backoff` stands for
-    `backoff` where the job only names one.
+    `backoff` where the job only names one. `last_error` is that of the last attempt that failed, see
+    `JobStatus.last_error`.
     """
 
     job_id: str
@@ -196,6 +197,7 @@ class Claim:
     named_backoff: NamedBackoff | None = None
     timeout: timedelta | None = None
     chain_index: int = 0
+    last_error: ErrorInfo | None = field(default=None, repr=False)
     stalled: ErrorInfo | None = None
     """Set where a storage reports only at the claim that the job stalled too often, that its payload is gone, or that a
     child of it failed: settle it as failed, run nothing."""

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from workers.checks import as_positive, check_callable
-from workers.errors import LossReason, UnknownJobError
+from workers.errors import ErrorInfo, LossReason, UnknownJobError
 from workers.flows import Children, EnqueuedFlow, FlowJob
 from workers.follow_ups import FollowUp, follow_up_id
 from workers.jobs import Claim
@@ -75,7 +75,8 @@ _NO_RUN: Final = NoRun()
 class Job:
     """What a handler gets: the job, its decoded payload, and the number of this attempt (the first is 1).
 
-    `chain_index` is the number of this link of the job's chain; the first is 0.
+    `chain_index` is the number of this link of the job's chain; the first is 0. `last_error` is the error of the last
+    attempt at this link that failed, counted or not; a worker that vanished leaves none.
     """
 
     id: str
@@ -85,6 +86,7 @@ class Job:
     max_attempts: int
     created_at: datetime
     chain_index: int = 0
+    last_error: ErrorInfo | None = field(default=None, repr=False)
     signal: Signal = field(default_factory=Signal)
     run: Run = field(default=_NO_RUN, repr=False, compare=False)
 
@@ -317,6 +319,7 @@ def make_job(claim: Claim, payload: object, signal: Signal, run: Run = _NO_RUN) 
         max_attempts=claim.max_attempts,
         created_at=claim.created_at,
         chain_index=claim.chain_index,
+        last_error=claim.last_error,
     )
 
 

@@ -207,14 +207,14 @@ class BullClaim(Claim):
 def decode_claims(worker_id: str, head: bytes, dialect: Dialect, answer: Sequence[Reply]) -> Iterator[BullClaim]:
     """Yield the claims in what `claim.lua` answers."""
     start = head.hex()
-    for at in range(0, len(answer), 9):
-        raw, name, data, opts, timestamp, attempts, made, stalls, lease = answer[at : at + 9]
+    for place, at in enumerate(range(0, len(answer), 12), 1):
+        raw, name, data, opts, timestamp, attempts, made, stalls, reason, stacks, facts, lease = answer[at : at + 12]
         options = read_options(raw, opts)
         yield BullClaim(
             job_id=decode_id(raw),
             name=name.decode(errors="surrogateescape") if name else DEFAULT_NAME,
             payload=node_values.decode_bytes(data.decode(errors="surrogateescape")),
-            token=f"{start}{at // 9 + 1:04x}",
+            token=f"{start}{place:04x}",
             worker_id=worker_id,
             lease=timedelta(milliseconds=lease),
             attempt=spent(name, made, stalls) + 1,
@@ -226,6 +226,7 @@ def decode_claims(worker_id: str, head: bytes, dialect: Dialect, answer: Sequenc
             backoff=options.backoff,
             timeout=options.timeout,
             chain_index=options.chain_index,
+            last_error=decode_error(reason, stacks, facts, None, exhausted=False),
             stalled=CORRUPT if options.corrupt else None,
             key_id=raw,
             others=options.others,

@@ -205,6 +205,7 @@ class QueueSteps:
             priority=new.priority,
             backoff=new.backoff,
             chain_index=new.chain_index,
+            last_error=job.last_error,
         )
 
     def claimable_in(self, names: Collection[str], now: datetime) -> timedelta | None:

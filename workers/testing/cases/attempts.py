@@ -11,6 +11,7 @@ from workers.testing.steps import (
     apply,
     claim_one,
     completed,
+    continued,
     crash,
     enqueue,
     expect,
@@ -129,6 +130,23 @@ async def postponing_does_not_start_the_row_anew(harness: Harness) -> None:
         assert held.attempt == 1
         await apply(storage, retried(held, counted=False))
     assert (await claim_one(storage)).attempt == 2
+
+
+@case(guarantees=(17, 21))
+async def a_claim_brings_the_error_of_the_attempt_before(harness: Harness) -> None:
+    """An attempt after one that failed knows its error, also after a release; the next link of a chain has none yet."""
+    storage = await harness.open()
+    await enqueue(storage, job("job"))
+    first = await claim_one(storage)
+    assert first.last_error is None
+    await apply(storage, retried(first))
+    second = await claim_one(storage)
+    assert second.last_error == ERROR
+    await apply(storage, released(second))
+    third = await claim_one(storage)
+    assert third.last_error == ERROR
+    await apply(storage, continued(third))
+    assert (await claim_one(storage)).last_error is None
 
 
 @case(guarantees=(4, 21))

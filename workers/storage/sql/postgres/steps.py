@@ -47,6 +47,7 @@ from workers.storage.sql.postgres.asking import Asking, run_blocking
 from workers.storage.sql.rows import (
     Transaction,
     decode_backoff,
+    decode_error,
     decode_retention,
     decode_token,
     duration,
@@ -217,6 +218,7 @@ def _claims(
                 priority=row.priority,
                 backoff=decode_backoff(row.backoff),
                 chain_index=row.chain_index,
+                last_error=decode_error(row.error),
                 stalled=missing_payload(row.payload),
             )
         )

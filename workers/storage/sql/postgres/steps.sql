@@ -238,7 +238,7 @@ CREATE OR REPLACE FUNCTION workers_claim(
     p_noted bigint
 ) RETURNS TABLE (
     seq bigint, id text, name text, attempts integer, max_attempts integer, created_at bigint, keep_completed bigint,
-    keep_failed bigint, priority integer, backoff text, chain_index integer, payload bytea, place integer
+    keep_failed bigint, priority integer, backoff text, chain_index integer, error text, payload bytea, place integer
 ) LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off
 AS $$
@@ -403,7 +403,7 @@ BEGIN
         deduplication_key = CASE j.deduplication_mode WHEN 'debounce' THEN NULL ELSE j.deduplication_key END
     WHERE j.seq = ANY(v_seqs)
     RETURNING j.seq, j.id, j.name, j.attempts, j.max_attempts, j.created_at, j.keep_completed, j.keep_failed,
-        j.priority, j.backoff, j.chain_index, (SELECT data FROM workers_payloads p WHERE p.seq = j.seq),
+        j.priority, j.backoff, j.chain_index, j.error, (SELECT data FROM workers_payloads p WHERE p.seq = j.seq),
         array_position(v_seqs, j.seq);
     PERFORM workers_tell(
         p_queue, ARRAY(SELECT 'active:' || j.id FROM workers_jobs j WHERE j.seq = ANY(v_seqs)), false
