@@ -21,6 +21,7 @@ from workers.errors import ErrorInfo, LossReason, UnknownJobError
 from workers.flows import Children, EnqueuedFlow, FlowJob
 from workers.follow_ups import FollowUp, follow_up_id
 from workers.jobs import Claim
+from workers.retention import Retention, check_retention
 from workers.retry import RetryPolicy, check_policy
 from workers.storage.base import ANY_NAME
 from workers.worker.log_lines import log_line
@@ -127,6 +128,18 @@ class Job:
         because it has ended.
         """
         return self.run.leave_slot()
+
+    def keep_result(self, keep: Retention) -> None:
+        """Keep the result for so long if this attempt completes the job, whatever its `result_ttl`; `DROP`: not at all.
+
+        The last call counts.
+
+        Raises:
+            ValueError, TypeError: neither `DROP` nor a duration up to 100 years above zero.
+            Unsupported: no worker of this package runs the job.
+        """
+        check_retention(keep)
+        self.run.keep_result(keep)
 
     def transaction(self) -> AbstractAsyncContextManager[AsyncSession]:
         """Open a transaction that commits what its block writes together with the end of the job.
