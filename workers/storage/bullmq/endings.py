@@ -110,9 +110,11 @@ class Endings:
             SETTLED_FIELD: claim.token,
             UNCOUNTED_FIELD: str(in_a_row),
         }
-        return self._lua.delay(
-            claim.raw, claim.token, delay_ms=to_ms(settlement.delay), counted=counted, fields=fields, now_ms=now_ms
-        )
+        delay_ms = to_ms(settlement.delay)
+        if counted and delay_ms == 0:
+            lifo = claim.options.written.get("lifo") is True
+            return self._lua.retry(claim.raw, claim.token, lifo=lifo, fields=fields, now_ms=now_ms)
+        return self._lua.delay(claim.raw, claim.token, delay_ms=delay_ms, counted=counted, fields=fields, now_ms=now_ms)
 
     def _snooze(self, claim: BullMQClaim, settlement: Retried, now_ms: int) -> Command:
         delay_ms, fields = to_ms(settlement.delay), {SETTLED_FIELD: claim.token}

@@ -186,7 +186,8 @@ class Jobs:
         """
         token = secrets.token_hex(8)
         no_attempt: Command = ("HINCRBY", self._lua.job(found.raw), "atm", -1)
-        ending = stop(self._lua, found.raw, token, keep=None, options=found.options, now_ms=self._queue.server_ms())
+        ended_ms, was = self._queue.server_ms(), found.place
+        ending = stop(self._lua, found.raw, token, keep=None, options=found.options, now_ms=ended_ms, was=was)
         return [no_attempt, *self._lua.take(found.raw, token), ending]
 
     def _removal(self, found: BullMQRecord) -> list[Command]:
