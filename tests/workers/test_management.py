@@ -47,7 +47,7 @@ async def test_failed_jobs_are_retried_by_id(harness: Harness) -> None:
     async with Queue(await harness.open()) as queue:
         await queue.enqueue_many([JobSpec(payload=word, id=word) for word in ("bad", "good")])
         await run_all(queue, 2)
-        assert await queue.manage.retry(["bad", "good", "unknown"]) == 1
+        assert (await queue.manage.retry(["bad", "good", "unknown"])).ids == ("bad",)
         used = 0 if queue.storage.limits.fresh_retries else 1
         assert (await steps.claim_one(queue.storage)).attempt == used + 1
 
@@ -63,7 +63,8 @@ async def test_failed_jobs_are_retried_by_what_they_are(harness: Harness, monkey
             assert status.state is JobState.FAILED
             return status.name == "of-0"
 
-        assert await queue.manage.retry_where(even) == 10
+        retried = await queue.manage.retry_where(even)
+        assert retried == len(set(retried.ids)) == 10
         assert {claim.name for claim in await steps.claim(queue.storage, 10)} == {"of-0"}
         assert (await queue.counts())[JobState.FAILED] == 10
         assert await queue.manage.retry_where(lambda status: False) == 0

@@ -20,6 +20,7 @@ from workers.jobs import (
     JobRecord,
     JobState,
     JobStatus,
+    Moved,
     NewJob,
     Page,
     ProgressReport,
@@ -274,8 +275,8 @@ class Storage(Protocol):
     async def is_paused(self) -> bool:
         """Tell whether the queue is paused."""
 
-    async def retry(self, ids: Sequence[str]) -> int:
-        """Queue the failed and cancelled jobs among `ids` again, with fresh attempts, and return how many.
+    async def retry(self, ids: Sequence[str]) -> Moved:
+        """Queue the failed and cancelled jobs among `ids` again, with fresh attempts, and return how many, and which.
 
         See `limits.fresh_retries`. They follow nobody any more, and jobs that failed because of them stay as they are.
         """

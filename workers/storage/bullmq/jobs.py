@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from workers.errors import StorageError, Unsupported
-from workers.jobs import DROP, CancelResult, EnqueueResult, EnqueueStatus, JobState, NewJob, Retention
+from workers.jobs import DROP, CancelResult, EnqueueResult, EnqueueStatus, JobState, Moved, NewJob, Retention
 from workers.retention import chosen_for_waiters
 from workers.storage.bullmq.access import QueueAccess, meant
 from workers.storage.bullmq.codec import (
@@ -201,7 +201,7 @@ class Jobs:
         forgotten: Command = ("PEXPIRE", key, REQUESTS_KEPT_MS)
         return [self._event(CANCEL_REQUESTED_EVENT, raw), (*for_workers, *event), forgotten]
 
-    async def retry(self, ids: Sequence[str]) -> int:
+    async def retry(self, ids: Sequence[str]) -> Moved:
         """See `Storage.retry`."""
         marks = (UNCOUNTED_FIELD, CANCEL_FIELD, SETTLED_FIELD, STOPPED_FIELD, ERROR_FIELD, KEEP_FIELD, FAILURES_FIELD)
 
@@ -210,7 +210,7 @@ class Jobs:
             forgotten: Command = ("HDEL", self._lua.job(found.raw), "stc", "progress", *marks)
             return [again, forgotten, ("ZREM", self._lua[CANCELLED], found.raw)]
 
-        return await self._change_each(ids, lambda found: found.state in STARTS_ANEW, plan)
+        return Moved(await self._change_each(ids, lambda found: found.state in STARTS_ANEW, plan))
 
     async def remove(self, ids: Sequence[str], *, running: bool) -> int:
         """See `Storage.remove`."""
@@ -225,7 +225,7 @@ class Jobs:
             return found.state not in spared and "rjk" not in found.fields
 
         others = [job_id for job_id in ids if job_id not in removed]
-        return len(removed) + await self._change_each(others, wanted, plan)
+        return len(removed) + len(await self._change_each(others, wanted, plan))
 
     async def _remove_waiting(self, ids: Sequence[str]) -> set[str]:
         """Remove the jobs of a backlog, without a look at each; return which of them are gone.
@@ -291,20 +291,21 @@ class Jobs:
     async def promote(self, ids: Sequence[str]) -> int:
         """See `Storage.promote`."""
         waits = (JobState.SCHEDULED, JobState.FAILING)
-        return await self._change_each(
+        promoted = await self._change_each(
             ids,
             lambda found: found.state in waits and found.place == "delayed",
             lambda found: [self._lua.promote(found.raw)],
         )
+        return len(promoted)
 
     async def _change_each(
         self,
         ids: Sequence[str],
         wanted: Callable[[BullMQRecord], bool],
         plan: Callable[[BullMQRecord], Sequence[Command]],
-    ) -> int:
-        """Carry out the plan for each job that is `wanted`, judged by `STATE_FIELDS`; return how many there were."""
-        ids, changed = await self._existing(ids), 0
+    ) -> list[str]:
+        """Carry out the plan for each job that is `wanted`, judged by `STATE_FIELDS`; return which there were."""
+        ids, changed = await self._existing(ids), list[str]()
         for start in range(0, len(ids), CHANGED_TOGETHER):
             some = ids[start : start + CHANGED_TOGETHER]
             try:
@@ -328,7 +329,7 @@ class Jobs:
         ids: Sequence[str],
         wanted: Callable[[BullMQRecord], bool],
         plan: Callable[[BullMQRecord], Sequence[Command]],
-    ) -> int:
+    ) -> list[str]:
         """Do the same as `_change_each`, in one transaction.
 
         Raises:
@@ -350,18 +351,18 @@ class Jobs:
         watched = [key for raw in raws for key in (self._lua.job(raw), self._lua.lock(raw))]
         commands = [command for each in read for command in each]
         await self._queue.server.transact(watched, commands, decide, rounds=ROUNDS_TOGETHER, confirmed=True)
-        return len(chosen)
+        return [decode_id(one.raw) for one in chosen]
 
     async def _change_one_by_one(
         self,
         ids: Sequence[str],
         wanted: Callable[[BullMQRecord], bool],
         plan: Callable[[BullMQRecord], Sequence[Command]],
-    ) -> int:
-        changed = 0
+    ) -> list[str]:
+        changed: list[str] = []
         for raw in dict.fromkeys(found.raw for found in await self._queue.find(ids) if wanted(found)):
             found = await self._change(raw, lambda found: plan(found) if wanted(found) else [])
-            changed += wanted(found)
+            changed += [decode_id(raw)] if wanted(found) else []
         return changed
 
     async def _change(

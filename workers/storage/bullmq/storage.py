@@ -41,6 +41,7 @@ from workers.jobs import (
     JobState,
     JobStatus,
     LogLine,
+    Moved,
     NewJob,
     Page,
     ProgressReport,
@@ -345,7 +346,7 @@ class BullMQStorage:
     async def is_paused(self) -> bool:
         return await self._inspector.is_paused()
 
-    async def retry(self, ids: Sequence[str]) -> int:
+    async def retry(self, ids: Sequence[str]) -> Moved:
         return await self._jobs.retry(ids)
 
     async def remove(self, ids: Sequence[str], *, running: bool = False, connection: object | None = None) -> int:

@@ -76,6 +76,7 @@ from workers.jobs import (
     JobRecord,
     JobState,
     JobStatus,
+    Moved,
     NewJob,
     Page,
     ProgressReport,
@@ -299,7 +300,7 @@ class FileStorage:
     async def is_paused(self) -> bool:
         return await self._read(lambda state, now: state.paused)
 
-    async def retry(self, ids: Sequence[str]) -> int:
+    async def retry(self, ids: Sequence[str]) -> Moved:
         return await self._write(lambda state, now: state.retry(ids, now))
 
     async def remove(self, ids: Sequence[str], *, running: bool = False, connection: object | None = None) -> int:

@@ -32,6 +32,7 @@ from workers.jobs import (
     JobRecord,
     JobState,
     JobStatus,
+    Moved,
     NewJob,
     OutcomeKind,
     Page,
@@ -389,11 +390,11 @@ class QueueSteps:
 
     # Management
 
-    def retry(self, ids: Sequence[str], now: datetime) -> int:
+    def retry(self, ids: Sequence[str], now: datetime) -> Moved:
         ended = [job for job in self._found(ids, now) if job.state in STARTS_ANEW]
         for job in ended:
             self.table.add_again(job, now)
-        return len(ended)
+        return Moved(job.new.id for job in ended)
 
     def complete(self, job_id: str, result: bytes, keep: Retention | None, now: datetime) -> JobState | None:
         job = self.table.find(job_id, now)

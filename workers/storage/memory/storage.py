@@ -27,6 +27,7 @@ from workers.jobs import (
     JobRecord,
     JobState,
     JobStatus,
+    Moved,
     NewJob,
     Page,
     ProgressReport,
@@ -170,7 +171,7 @@ class MemoryStorage:
     async def is_paused(self) -> bool:
         return self._queue.paused
 
-    async def retry(self, ids: Sequence[str]) -> int:
+    async def retry(self, ids: Sequence[str]) -> Moved:
         return self._queue.retry(ids, self._now())
 
     async def remove(self, ids: Sequence[str], *, running: bool = False, connection: object | None = None) -> int:

@@ -8,7 +8,7 @@ from typing import Final
 
 from sqlalchemy import RowMapping, text
 
-from workers.jobs import CancelResult, JobEventKind, JobState, Retention
+from workers.jobs import CancelResult, JobEventKind, JobState, Moved, Retention
 from workers.retention import kept_for_waiters, told_with_the_end
 from workers.storage.rules import STARTS_ANEW, check_cleanable
 from workers.storage.sql.dependents import tell_end
@@ -132,16 +132,17 @@ def cancel(transaction: Transaction, job_id: str) -> CancelResult:
     return CancelResult.CANCELLED
 
 
-def retry(transaction: Transaction, ids: Sequence[str]) -> int:
+def retry(transaction: Transaction, ids: Sequence[str]) -> Moved:
     """See `Storage.retry`."""
     ended = [row for row in _find(transaction, ids) if row["state"] in STARTS_ANEW]
     runnable = _with_payload(transaction, [row["seq"] for row in ended if row["state"] == RowState.CANCELLED])
     again = [row for row in ended if row["state"] == RowState.FAILED or row["seq"] in runnable]
     for batch in batches([row["seq"] for row in again]):
         transaction.connection.execute(_AGAIN, {"now": transaction.now, "seqs": list(batch)})
-    transaction.announce(JobEventKind.QUEUED, [transaction.decode(row["id"]) for row in again])
-    transaction.wake = transaction.wake or bool(again)
-    return len(again)
+    moved = Moved(transaction.decode(row["id"]) for row in again)
+    transaction.announce(JobEventKind.QUEUED, moved.ids)
+    transaction.wake = transaction.wake or bool(moved)
+    return moved
 
 
 def _with_payload(transaction: Transaction, seqs: Sequence[int]) -> set[int]:

@@ -26,6 +26,7 @@ from workers.jobs import (
     JobRecord,
     JobState,
     JobStatus,
+    Moved,
     NewJob,
     Page,
     ProgressReport,
@@ -347,7 +348,7 @@ class SqlStorage:
     async def is_paused(self) -> bool:
         return await self._read(manage.is_paused)
 
-    async def retry(self, ids: Sequence[str]) -> int:
+    async def retry(self, ids: Sequence[str]) -> Moved:
         return await self._write(partial(manage.retry, ids=ids))
 
     async def remove(self, ids: Sequence[str], *, running: bool = False, connection: object | None = None) -> int:
