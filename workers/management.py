@@ -14,9 +14,9 @@ from typing import Final, Protocol
 
 from workers.details import READ_AT_ONCE, JobDetails, JobReader
 from workers.gates import HeldBack, Limit
-from workers.jobs import EnqueueStatus, JobState, JobStatus, Moved, Page, Repaired, SetAside, WorkerInfo
+from workers.jobs import EnqueueStatus, JobRef, JobState, JobStatus, Moved, Page, Repaired, SetAside, WorkerInfo
 from workers.specs import Enqueued, JobSpec
-from workers.storage.abilities import KeepsLimits, Repairable, Strandable
+from workers.storage.abilities import KeepsLimits, KnowsDependencies, Repairable, Strandable
 from workers.storage.base import Storage
 
 BATCH: Final = 1_000
@@ -74,6 +74,18 @@ class Management:
             return [None] * len(ids)
         batches = [ids[start : start + BATCH] for start in range(0, len(ids), BATCH)]
         return [back for batch in batches for back in await self._storage.held_back(batch)]
+
+    async def followed(self, job_id: str) -> Sequence[JobRef]:
+        """Return the jobs that this one still waits for, since it was enqueued `after` them."""
+        await self._connect()
+        return await self._storage.followed(job_id) if isinstance(self._storage, KnowsDependencies) else ()
+
+    async def followers(self, job_id: str, *, limit: int = BATCH) -> Sequence[JobRef]:
+        """Return the jobs that wait for this one, `limit` of them at most, in no promised order."""
+        await self._connect()
+        return (
+            await self._storage.followers(job_id, limit=limit) if isinstance(self._storage, KnowsDependencies) else ()
+        )
 
     async def throttled(self, *, most: int = 10_000) -> Throttled:
         """Count how many queued jobs each limit keeps back, by a look at up to about `most` of them.

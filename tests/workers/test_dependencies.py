@@ -56,6 +56,9 @@ async def test_a_graph_of_jobs_runs_in_its_order() -> None:
             [JobSpec(payload=1, id="a"), JobSpec(payload=1, id="b"), JobSpec(payload="fail", id="c", after=["a", "b"])]
         )
         await queue.enqueue(1, id="d", after=["c"])
+        here = queue.storage.queue
+        assert list(await queue.manage.followed("c")) == [JobRef(here, "a"), JobRef(here, "b")]
+        assert list(await queue.manage.followers("c")) == [JobRef(here, "d")]
         await queue.manage.resume()
         assert await queue.enqueue_and_wait(1, id="e", after=["a", "c"], after_failure="run") == "e"
         with pytest.raises(JobFailedError, match=r"DependencyFailed: job .c.*no"):

@@ -16,6 +16,7 @@ from workers.jobs import (
     CronRow,
     Declared,
     EnqueueResult,
+    JobRef,
     LogLine,
     NewJob,
     Recurrence,
@@ -140,6 +141,17 @@ class TakesNodeOptions(Protocol):
             Unsupported: an option that this library has not, which the message names.
             ValueError: a value that Node would not accept.
         """
+
+
+@runtime_checkable
+class KnowsDependencies(Protocol):
+    """A storage with `limits.dependencies`, which tells who waits for whom."""
+
+    async def followed(self, job_id: str) -> Sequence[JobRef]:
+        """Return the jobs that this one still waits for; none if it does not wait for any, or is unknown."""
+
+    async def followers(self, job_id: str, *, limit: int = 1_000) -> Sequence[JobRef]:
+        """Return the jobs that wait for this one, `limit` of them at most, in no promised order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

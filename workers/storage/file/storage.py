@@ -74,6 +74,7 @@ from workers.jobs import (
     EnqueueResult,
     JobOutcome,
     JobRecord,
+    JobRef,
     JobState,
     JobStatus,
     Moved,
@@ -336,6 +337,14 @@ class FileStorage:
 
     async def remove_limit(self, name: str) -> bool:
         return await self._write(lambda state, now: state.remove_limit(name))
+
+    async def followed(self, job_id: str) -> list[JobRef]:
+        found = await self._read(lambda state, now: state.table.followed(job_id))
+        return [JobRef(self.queue, one) for one in found]
+
+    async def followers(self, job_id: str, *, limit: int = 1_000) -> list[JobRef]:
+        found = await self._read(lambda state, now: state.table.followers(job_id, limit))
+        return [JobRef(self.queue, one) for one in found]
 
     async def held_back(self, ids: Sequence[str]) -> list[HeldBack | None]:
         return await self._read(lambda state, now: state.held_back(ids, now))

@@ -7,6 +7,7 @@ ends as well, and go to the end of the same list, so that no run of jobs is too 
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from workers.jobs import AfterFailure, ErrorInfo, JobEventKind, JobState, NewJob
 from workers.lifecycle import Step, after
 from workers.storage.memory.jobs import JobTable
 from workers.storage.memory.lines import Publisher, StoredJob
-from workers.storage.rules import STARTS_ANEW, dependency_error
+from workers.storage.rules import STARTS_ANEW, bounded_count, dependency_error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,14 @@ class DependentTable(JobTable):
     def waits_for(self, job_id: str) -> int:
         """Return how many jobs the waiting one still follows."""
         return len(self._left.get(job_id, ()))
+
+    def followed(self, job_id: str) -> list[str]:
+        """Return the jobs that the waiting one still follows."""
+        return list(self._left.get(job_id, ()))
+
+    def followers(self, job_id: str, limit: int) -> list[str]:
+        """Return the first jobs that wait for this one."""
+        return list(itertools.islice(self._dependents.get(job_id, ()), bounded_count(limit)))
 
     def refuse_unknown(self, jobs: Sequence[NewJob], now: datetime) -> None:
         """Accept jobs unless a new one must know how another ended, of which nothing is known.

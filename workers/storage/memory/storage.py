@@ -25,6 +25,7 @@ from workers.jobs import (
     EnqueueResult,
     JobOutcome,
     JobRecord,
+    JobRef,
     JobState,
     JobStatus,
     Moved,
@@ -204,6 +205,12 @@ class MemoryStorage:
 
     async def remove_limit(self, name: str) -> bool:
         return self._queue.remove_limit(name)
+
+    async def followed(self, job_id: str) -> list[JobRef]:
+        return [JobRef(self.queue, one) for one in self._queue.table.followed(job_id)]
+
+    async def followers(self, job_id: str, *, limit: int = 1_000) -> list[JobRef]:
+        return [JobRef(self.queue, one) for one in self._queue.table.followers(job_id, limit)]
 
     async def held_back(self, ids: Sequence[str]) -> list[HeldBack | None]:
         return self._queue.held_back(ids, self._now())

@@ -53,6 +53,7 @@ from workers.jobs import (
     EnqueueResult,
     JobOutcome,
     JobRecord,
+    JobRef,
     JobState,
     JobStatus,
     NewJob,
@@ -363,6 +364,15 @@ class RedisStorage(ScriptedStorage):
 
     async def remove_limit(self, name: str) -> bool:
         return await declared_limits.remove(self._lua, name)
+
+    async def followed(self, job_id: str) -> list[JobRef]:
+        return self._refs(await self._lua.run("followed", codec.bytes_of(job_id)))
+
+    async def followers(self, job_id: str, *, limit: int = 1_000) -> list[JobRef]:
+        return self._refs(await self._lua.run("followers", codec.bytes_of(job_id), bounded_count(limit)))
+
+    def _refs(self, ids: Sequence[bytes]) -> list[JobRef]:
+        return [JobRef(self.queue, codec.text_of(raw)) for raw in ids]
 
     async def held_back(self, ids: Sequence[str]) -> list[HeldBack | None]:
         return await declared_limits.held_back(self._lua, ids)

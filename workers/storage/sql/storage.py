@@ -24,6 +24,7 @@ from workers.jobs import (
     EnqueueResult,
     JobOutcome,
     JobRecord,
+    JobRef,
     JobState,
     JobStatus,
     Moved,
@@ -43,7 +44,7 @@ from workers.storage.abilities import Admission, Turn
 from workers.storage.base import Limits
 from workers.storage.held_wakes import HeldWakes
 from workers.storage.rules import bounded_count, check_claim
-from workers.storage.sql import crons, gates, manage, records, schema
+from workers.storage.sql import crons, dependents, gates, manage, records, schema
 from workers.storage.sql.admitted import admission
 from workers.storage.sql.caller import Sessions, checked, when_committed
 from workers.storage.sql.database import Database, Step, outcome
@@ -373,6 +374,12 @@ class SqlStorage:
 
     async def remove_limit(self, name: str) -> bool:
         return await self._write(partial(gates.remove, name=name))
+
+    async def followed(self, job_id: str) -> list[JobRef]:
+        return await self._read(partial(dependents.followed, job_id=job_id))
+
+    async def followers(self, job_id: str, *, limit: int = 1_000) -> list[JobRef]:
+        return await self._read(partial(dependents.followers, job_id=job_id, limit=limit))
 
     async def held_back(self, ids: Sequence[str]) -> list[HeldBack | None]:
         return await self._read(partial(gates.held_back, ids=ids))

@@ -16,11 +16,13 @@ from workers.jobs import (
     ErrorInfo,
     JobEventKind,
     JobOutcome,
+    JobRef,
     JobState,
     NewJob,
     OutcomeKind,
     SettleStatus,
 )
+from workers.storage.abilities import KnowsDependencies
 from workers.storage.base import Storage
 from workers.testing.case import DEDUPLICATION, DEPENDENCIES, MEASURES, ORDERING_KEYS, OUTSIDE_ENDINGS, case
 from workers.testing.harness import Harness
@@ -50,6 +52,23 @@ from workers.testing.steps import (
 )
 
 FINISHERS: Final = 50
+
+
+@case(guarantees=(21, 25), needs=(DEPENDENCIES,))
+async def it_is_known_who_waits_for_whom(harness: Harness) -> None:
+    """A storage tells whom a job still waits for, and who waits for it, until they wait no more."""
+    storage = await harness.open()
+    assert isinstance(storage, KnowsDependencies)
+    await enqueue(storage, job("one"), job("two"), follower("last", "one", "two"), follower("other", "two"))
+    here = storage.queue
+    assert sorted(await storage.followed("last")) == [JobRef(here, "one"), JobRef(here, "two")]
+    assert sorted(await storage.followers("two")) == [JobRef(here, "last"), JobRef(here, "other")]
+    assert len(await storage.followers("two", limit=1)) == 1
+    await apply(storage, completed(await claim_one(storage)))
+    assert (await storage.followed("last"), await storage.followers("one")) == ([JobRef(here, "two")], [])
+    await apply(storage, completed(await claim_one(storage)))
+    for known in (*await storage.followed("last"), *await storage.followers("two"), *await storage.followed("none")):
+        raise AssertionError(f"nobody waits any more, but for {known}")
 
 
 def follower(job_id: str, *after: str, run: bool = False, **options: object) -> NewJob:
