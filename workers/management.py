@@ -13,10 +13,11 @@ from itertools import islice
 from typing import Final, Protocol
 
 from workers.details import READ_AT_ONCE, JobDetails, JobReader
+from workers.errors import Unsupported
 from workers.gates import HeldBack, Limit
 from workers.jobs import EnqueueStatus, JobRef, JobState, JobStatus, Moved, Page, Repaired, SetAside, WorkerInfo
 from workers.specs import Enqueued, JobSpec
-from workers.storage.abilities import KeepsLimits, KnowsDependencies, Repairable, Strandable
+from workers.storage.abilities import KeepsLimits, KnowsDependencies, ListsInOrder, Repairable, Strandable
 from workers.storage.base import Storage
 
 BATCH: Final = 1_000
@@ -260,12 +261,22 @@ class Management:
         return found
 
     # Last, because from here on `list` is this method and no longer the type.
-    async def list(self, state: JobState, *, cursor: str | None = None, limit: int = 100) -> Page:
-        """Return one page of the jobs in a state, in no promised order.
+    async def list(
+        self, state: JobState, *, name: str | None = None, cursor: str | None = None, limit: int = 100
+    ) -> Page:
+        """Return one page of the jobs in a state, oldest first where the storage has `limits.ordered_listing`.
 
-        A job that changes its state meanwhile may be missed.
+        With `name` only jobs of this name. A job that changes its state meanwhile may be missed.
+
+        Raises:
+            Unsupported: a `name`, and the storage has no ordered listing.
         """
+        ordered = self._storage if isinstance(self._storage, ListsInOrder) else None
+        if ordered is None and name is not None:
+            raise Unsupported(f"{self._storage!r} lists no jobs by name, see its `limits`; look through all pages")
         await self._connect()
+        if ordered is not None:
+            return await ordered.list_in_order(state, name=name, cursor=cursor, limit=limit)
         return await self._storage.list(state, cursor=cursor, limit=limit)
 
 

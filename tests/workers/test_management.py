@@ -9,6 +9,7 @@ import pytest
 
 import workers.management
 from tests.workers.running import Recorder
+from workers.errors import Unsupported
 from workers.jobs import JobState, JobStatus
 from workers.queue import Queue
 from workers.specs import JobSpec
@@ -19,6 +20,7 @@ from workers.worker.events import WorkerEventKind as Kind
 from workers.worker.handlers import Job
 
 HOUR: Final = timedelta(hours=1)
+NAMES: Final = ("a1", "b1", "a2")
 
 
 async def run_all(queue: Queue, count: int) -> None:
@@ -131,3 +133,14 @@ async def test_each_verb_connects_on_its_own() -> None:
     assert calls["connect"] == 1
     await queue.stop()
     assert calls["disconnect"] == 1
+
+
+async def test_jobs_are_listed_by_name() -> None:
+    """Oldest first; a storage that cannot says so, and is not asked."""
+    queue = Queue(MemoryStorage())
+    async with queue:
+        await queue.enqueue_many([JobSpec(payload=1, id=name, name=name[0], priority=-ord(name[1])) for name in NAMES])
+        page = await queue.manage.list(JobState.QUEUED, name="a")
+        assert [found.id for found in page.jobs] == ["a1", "a2"]
+    with pytest.raises(Unsupported, match="by name"):
+        await Queue("bull+redis://127.0.0.1:1/0").manage.list(JobState.QUEUED, name="a")

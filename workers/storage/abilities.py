@@ -17,8 +17,10 @@ from workers.jobs import (
     Declared,
     EnqueueResult,
     JobRef,
+    JobState,
     LogLine,
     NewJob,
+    Page,
     Recurrence,
     Repaired,
     Scheduled,
@@ -152,6 +154,20 @@ class KnowsDependencies(Protocol):
 
     async def followers(self, job_id: str, *, limit: int = 1_000) -> Sequence[JobRef]:
         """Return the jobs that wait for this one, `limit` of them at most, in no promised order."""
+
+
+@runtime_checkable
+class ListsInOrder(Protocol):
+    """A storage with `limits.ordered_listing`."""
+
+    async def list_in_order(
+        self, state: JobState, *, name: str | None = None, cursor: str | None = None, limit: int = 100
+    ) -> Page:
+        """Return one page of the jobs in a state, with a `name` those of this name: oldest first.
+
+        They stand in the order in which they were enqueued, a chain by its current link. One that a debounce put off,
+        or others released, may stand as if it was enqueued then.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -116,6 +116,8 @@ class Limits:
     """
     farewells: bool = False
     """Whether a worker that stops is listed no more; see `TakesLeave`. Otherwise it is until its record expires."""
+    ordered_listing: bool = False
+    """Whether jobs are listed in the order of their age, and by name; see `ListsInOrder`."""
     held_wake_ups: bool = False
     """Whether many enqueues can wake those who wait once; see `HoldsWakeUps`."""
     cancelled_apart: bool = True

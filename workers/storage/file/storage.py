@@ -116,6 +116,7 @@ class FileStorage:
         limit_keys=True,
         crons=True,
         farewells=True,
+        ordered_listing=True,
         held_wake_ups=True,
     )
 
@@ -376,5 +377,10 @@ class FileStorage:
             self._connected.subscribers.tell(QUEUE_NUMBER, (), wake=True)
 
     # Last, because from here on `list` is this method and no longer the type.
+    async def list_in_order(
+        self, state: JobState, *, name: str | None = None, cursor: str | None = None, limit: int = 100
+    ) -> Page:
+        return await self._read(lambda jobs, now: jobs.page(state, name, cursor, limit, now))
+
     async def list(self, state: JobState, *, cursor: str | None = None, limit: int = 100) -> Page:
-        return await self._read(lambda jobs, now: jobs.page(state, cursor, limit, now))
+        return await self.list_in_order(state, cursor=cursor, limit=limit)

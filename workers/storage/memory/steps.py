@@ -378,10 +378,11 @@ class QueueSteps:
                 claims[job.worker_id] = claims.get(job.worker_id, 0) + 1
         return [WorkerInfo(id=name, seen_at=seen, claims=claims[name]) for name, seen in self.seen.items()]
 
-    def page(self, state: JobState, cursor: str | None, limit: int, now: datetime) -> Page:
+    def page(self, state: JobState, name: str | None, cursor: str | None, limit: int, now: datetime) -> Page:
         self._look_at_the_clock(now)
         last, limit = read_cursor(cursor), bounded_count(limit)
-        later = sorted((job for job in self.table.by_state[state].values() if job.serial > last), key=_serial)
+        named = (job for job in self.table.by_state[state].values() if name in (None, job.new.name))
+        later = sorted((job for job in named if job.serial > last), key=_serial)
         page = later[:limit]
         return Page(
             jobs=tuple(self._status(job) for job in page),

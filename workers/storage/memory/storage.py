@@ -61,6 +61,7 @@ class MemoryStorage:
         limit_keys=True,
         crons=True,
         farewells=True,
+        ordered_listing=True,
         held_wake_ups=True,
     )
 
@@ -234,8 +235,13 @@ class MemoryStorage:
         return self._space.clock.now()
 
     # Last, because from here on `list` is this method and no longer the type.
+    async def list_in_order(
+        self, state: JobState, *, name: str | None = None, cursor: str | None = None, limit: int = 100
+    ) -> Page:
+        return self._queue.page(state, name, cursor, limit, self._now())
+
     async def list(self, state: JobState, *, cursor: str | None = None, limit: int = 100) -> Page:
-        return self._queue.page(state, cursor, limit, self._now())
+        return await self.list_in_order(state, cursor=cursor, limit=limit)
 
 
 class MemoryQueue(QueueSteps):

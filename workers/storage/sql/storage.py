@@ -481,5 +481,11 @@ class SqlStorage:
             self._connected.subscribers.tell(self._id, (), wake=True)
 
     # Last, because from here on `list` is this method and no longer the type.
+    async def list_in_order(
+        self, state: JobState, *, name: str | None = None, cursor: str | None = None, limit: int = 100
+    ) -> Page:
+        wanted = partial(records.page, state=state, name=name, cursor=cursor, limit=bounded_count(limit))
+        return await self._read(wanted)
+
     async def list(self, state: JobState, *, cursor: str | None = None, limit: int = 100) -> Page:
-        return await self._read(partial(records.page, state=state, cursor=cursor, limit=bounded_count(limit)))
+        return await self.list_in_order(state, cursor=cursor, limit=limit)

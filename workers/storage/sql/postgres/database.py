@@ -365,6 +365,7 @@ class PostgresTarget:
         limit_keys=True,
         crons=True,
         farewells=True,
+        ordered_listing=True,
         held_wake_ups=True,
     )
     connections: ClassVar[int] = _PROMPT + _PATIENT + 1  # and the listener's

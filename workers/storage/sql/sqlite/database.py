@@ -316,6 +316,7 @@ class SqliteTarget:
         limit_keys=True,
         crons=True,
         farewells=True,
+        ordered_listing=True,
         held_wake_ups=True,
     )
 
