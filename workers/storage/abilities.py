@@ -157,6 +157,21 @@ class KnowsDependencies(Protocol):
 
 
 @runtime_checkable
+class ContinuesFromOutside(Protocol):
+    """A storage with `limits.outside_continuations`."""
+
+    async def continue_job(self, then: NewJob, *, connection: object | None = None) -> JobState | None:
+        """Let the unfinished job of this id go on as `then`, the next link of its chain, from outside of any attempt.
+
+        Returns the state it was in; None if it is unknown. A job that had ended stays as it is. `then` is as that of
+        `Continued`: the worker of a running job is told as by a cancel, and finds its claim lost.
+
+        Raises:
+            JobEndedError: `then.chain_index` does not follow that of the current link.
+        """
+
+
+@runtime_checkable
 class ListsInOrder(Protocol):
     """A storage with `limits.ordered_listing`."""
 

@@ -86,6 +86,8 @@ class Limits:
     """Whether `Completed.then` appears in the same step as the completion; otherwise it may show early."""
     outside_endings: bool = True
     """Whether `complete` works, and `remove` with `running`."""
+    outside_continuations: bool = False
+    """Whether a chain goes on from outside of any attempt; see `ContinuesFromOutside`."""
     deduplication: bool = True
     """Whether `enqueue` keeps deduplication keys; otherwise it refuses them with `Unsupported`."""
     results_told: bool = True

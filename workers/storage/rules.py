@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Final
 
 from workers.checks import MAX_DELAY, check_text
-from workers.errors import StorageError, Unsupported
+from workers.errors import JobEndedError, StorageError, Unsupported
 from workers.jobs import (
     UNCOUNTED_RETRIES,
     Completed,
@@ -186,6 +186,10 @@ def read_cursor(cursor: str | None) -> int:
 
 def foreign_cursor(cursor: str) -> StorageError:
     return StorageError(f"cursor {cursor!r} is not one that list() gave; begin again without one")
+
+
+def link_is_over(job_id: str) -> JobEndedError:
+    return JobEndedError(f"chain {job_id!r}: the link that was to be continued has ended before")
 
 
 def check_cleanable(state: JobState) -> None:

@@ -29,6 +29,7 @@ from workers.storage.bullmq.codec import (
     keep_jobs,
     raw_ids,
 )
+from workers.storage.bullmq.endings import go_on
 from workers.storage.bullmq.listener import CANCEL_REQUESTED_EVENT
 from workers.storage.bullmq.record import STATE_FIELDS, BullMQRecord, cancelled_run, reading, record
 from workers.storage.bullmq.scripts import CANCELLED, Finish
@@ -36,7 +37,7 @@ from workers.storage.bullmq.server import Contended, Reply
 from workers.storage.bullmq.stops import stop
 from workers.storage.on_redis.node_values import ERROR_FIELD, decode_bytes, encode_bytes, to_ms
 from workers.storage.on_redis.wire import Command
-from workers.storage.rules import STARTS_ANEW, check_fits_redis
+from workers.storage.rules import STARTS_ANEW, check_fits_redis, link_is_over
 
 TRANSACTION_JOBS: Final = 500
 """How many jobs are added in one transaction at most; the server serves nobody else meanwhile: about 10 ms."""
@@ -244,6 +245,24 @@ class Jobs:
 
     async def complete(self, job_id: str, result: bytes, keep: Retention | None) -> JobState | None:
         """See `Storage.complete`."""
+        return await self._end(job_id, lambda found: self._completion(found, result, keep))
+
+    async def continue_job(self, then: NewJob) -> JobState | None:
+        """See `ContinuesFromOutside.continue_job`."""
+        refuse_unknown_to_bullmq(then)
+        check_fits_redis(then.id, then.payload)
+
+        def plan(found: BullMQRecord) -> list[Command]:
+            if then.chain_index != found.options.chain_index + 1:
+                raise link_is_over(then.id)
+            token, now_ms = secrets.token_hex(8), self._queue.now_ms()
+            taken = self._lua.take(found.raw, token)
+            return [*taken, go_on(self._lua, found.raw, token, then, found.options, now_ms)]
+
+        return await self._end(then.id, plan)
+
+    async def _end(self, job_id: str, plan: Callable[[BullMQRecord], list[Command]]) -> JobState | None:
+        """Carry out the plan for the unfinished job, from outside of any attempt, and return the state it was in."""
         [first] = await self._queue.find([job_id])
         key, now_ms = self._lua.job(first.raw), self._queue.now_ms()
         unfinished, unsuccessful = f"{key}:dependencies", f"{key}:unsuccessful"
@@ -256,7 +275,7 @@ class Jobs:
             if found.place == "waiting-children" or any(replies[-2:]):  # BullMQ would refuse it, after `take`
                 raise StorageError(f"job {job_id!r} waits for its children in a BullMQ flow; complete those")
             told = self._requests_cancel(found.raw) if found.state is JobState.PROCESSING else []
-            return [*told, *self._completion(found, result, keep)]
+            return [*told, *plan(found)]
 
         reads: list[Command] = [*reading(self._lua, first.raw), ("SCARD", unfinished), ("ZCARD", unsuccessful)]
         watched = (key, self._lua.lock(first.raw), unfinished, unsuccessful)

@@ -117,6 +117,7 @@ class FileStorage:
         crons=True,
         farewells=True,
         ordered_listing=True,
+        outside_continuations=True,
         held_wake_ups=True,
     )
 
@@ -314,6 +315,10 @@ class FileStorage:
     ) -> JobState | None:
         refuse_transaction(connection, "FileStorage")
         return await self._write(lambda state, now: state.complete(job_id, result, keep, now))
+
+    async def continue_job(self, then: NewJob, *, connection: object | None = None) -> JobState | None:
+        refuse_transaction(connection, "FileStorage")
+        return await self._write(lambda state, now: state.continue_job(then, now))
 
     async def promote(self, ids: Sequence[str]) -> int:
         return await self._write(lambda state, now: state.promote(ids, now))

@@ -180,6 +180,15 @@ class JobTable(LineTable):
     def continue_with(self, job: StoredJob, new: NewJob, now: datetime) -> None:
         """End the attempt and let the job go on as `new`, behind those that wait."""
         self._end_attempt(job, Step.CONTINUE_LATER if new.delay else Step.CONTINUE)
+        self._go_on(job, new, now)
+
+    def continue_from_outside(self, job: StoredJob, new: NewJob, now: datetime) -> None:
+        """Let the unfinished job go on as `new`, behind those that wait, from outside of any attempt."""
+        self._take(job, Step.CONTINUE_FROM_OUTSIDE_LATER if new.delay else Step.CONTINUE_FROM_OUTSIDE)
+        job.settled_by = None
+        self._go_on(job, new, now)
+
+    def _go_on(self, job: StoredJob, new: NewJob, now: datetime) -> None:
         job.new, job.run_at, job.serial = new, now + new.delay, self._next_serial
         job.attempts = job.stalls = job.uncounted = 0
         job.last_error = job.failures = job.turn = None

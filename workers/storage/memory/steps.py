@@ -64,6 +64,7 @@ from workers.storage.rules import (
     check_claim,
     check_cleanable,
     count_retry,
+    link_is_over,
     read_cursor,
     stalled_error,
 )
@@ -404,6 +405,17 @@ class QueueSteps:
         state = job.state
         if not job.finished:
             self.table.complete_from_outside(job, now, result, keep)
+        return state
+
+    def continue_job(self, then: NewJob, now: datetime) -> JobState | None:
+        job = self.table.find(then.id, now)
+        if job is None:
+            return None
+        state = job.state
+        if not job.finished:
+            if then.chain_index != job.new.chain_index + 1:
+                raise link_is_over(then.id)
+            self.table.continue_from_outside(job, then, now)
         return state
 
     def remove(self, ids: Sequence[str], running: bool, now: datetime) -> int:

@@ -62,6 +62,7 @@ class MemoryStorage:
         crons=True,
         farewells=True,
         ordered_listing=True,
+        outside_continuations=True,
         held_wake_ups=True,
     )
 
@@ -185,6 +186,10 @@ class MemoryStorage:
     ) -> JobState | None:
         refuse_transaction(connection, "MemoryStorage")
         return self._queue.complete(job_id, result, keep, self._now())
+
+    async def continue_job(self, then: NewJob, *, connection: object | None = None) -> JobState | None:
+        refuse_transaction(connection, "MemoryStorage")
+        return self._queue.continue_job(then, self._now())
 
     async def promote(self, ids: Sequence[str]) -> int:
         return self._queue.promote(ids, self._now())

@@ -102,6 +102,7 @@ from workers.storage.rules import (
     check_claim,
     check_cleanable,
     check_fits_redis,
+    link_is_over,
     refuse_other_queues,
     refuse_transaction,
     unfit_for_redis,
@@ -137,6 +138,7 @@ class RedisStorage(ScriptedStorage):
         limit_keys=True,
         crons=True,
         farewells=True,
+        outside_continuations=True,
         held_wake_ups=True,
     )
 
@@ -385,6 +387,14 @@ class RedisStorage(ScriptedStorage):
         kept = "" if keep is None else codec.encode_retention(keep)
         return STATES.get(await self._lua.run("complete", codec.bytes_of(job_id), result, kept))
 
+    async def continue_job(self, then: NewJob, *, connection: object | None = None) -> JobState | None:
+        refuse_transaction(connection, "RedisStorage")
+        check_fits_redis(then.id, then.payload)
+        code = await self._lua.run("go_on", pack(codec.encode_job(then)), then.chain_index)
+        if code == _OTHER_LINK:
+            raise link_is_over(then.id)
+        return STATES.get(code)
+
     def news(self) -> list[SetAside]:
         return self._quarantine.news()
 
@@ -405,6 +415,9 @@ class RedisStorage(ScriptedStorage):
     # Last, because from here on `list` is this method and no longer the type.
     async def list(self, state: JobState, *, cursor: str | None = None, limit: int = 100) -> Page:
         return await inspect.page(self._lua, state, cursor, limit)
+
+
+_OTHER_LINK: Final = -1
 
 
 def _outcome(code: int | None) -> SettleOutcome | None:

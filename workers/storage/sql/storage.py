@@ -389,6 +389,9 @@ class SqlStorage:
     ) -> JobState | None:
         return await self._write(partial(manage.complete, job_id=job_id, result=result, keep=keep), connection)
 
+    async def continue_job(self, then: NewJob, *, connection: object | None = None) -> JobState | None:
+        return await self._write(partial(manage.continue_job, then=then), connection)
+
     async def promote(self, ids: Sequence[str]) -> int:
         return await self._write(partial(manage.promote, ids=ids))
 

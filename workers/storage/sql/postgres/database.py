@@ -366,6 +366,7 @@ class PostgresTarget:
         crons=True,
         farewells=True,
         ordered_listing=True,
+        outside_continuations=True,
         held_wake_ups=True,
     )
     connections: ClassVar[int] = _PROMPT + _PATIENT + 1  # and the listener's

@@ -317,6 +317,7 @@ class SqliteTarget:
         crons=True,
         farewells=True,
         ordered_listing=True,
+        outside_continuations=True,
         held_wake_ups=True,
     )
 
