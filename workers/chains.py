@@ -22,8 +22,8 @@ class Continuation(NextJob):
     """The next link of the running job; made by `continue_with`."""
 
     def settlement(self, claim: Claim, serde: Serde) -> Continued:
-        """Return the settlement that ends the claimed link and starts this one; see `NextJob.after` for errors."""
-        then = self.after(claim, serde, job_id=claim.job_id, chain_index=claim.chain_index + 1)
+        """Return the settlement that ends the claimed link and starts this one; see `NextJob.made` for errors."""
+        then = self.made(claim, serde, job_id=claim.job_id, chain_index=claim.chain_index + 1)
         return Continued(claim=claim, then=then)
 
 

@@ -98,7 +98,7 @@ def new_job(
         TypeError: a payload of a type the serde does not know.
     """
     ttl = result_ttl if spec.result_ttl is None else as_ttl(spec.result_ttl)
-    after, elsewhere = _by_queue(spec.after, queue)
+    after, elsewhere = by_queue(spec.after, queue)
     return NewJob(
         id=new_id() if spec.id is None else spec.id,
         name=spec.name,
@@ -184,7 +184,7 @@ def as_jobs(after: Iterable[str | JobRef]) -> tuple[str | JobRef, ...]:
     return tuple(after)
 
 
-def _by_queue(after: Iterable[str | JobRef], queue: str) -> tuple[tuple[str, ...], tuple[JobRef, ...]]:
+def by_queue(after: Iterable[str | JobRef], queue: str) -> tuple[tuple[str, ...], tuple[JobRef, ...]]:
     """Return the ids of the jobs to follow in this queue, and the jobs of others."""
     own: list[str] = []
     elsewhere: list[JobRef] = []

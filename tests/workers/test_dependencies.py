@@ -202,6 +202,30 @@ async def test_a_handler_lets_a_job_follow() -> None:
     assert await queue.get_result("first") == "done"
 
 
+async def test_what_follows_waits_for_others_too() -> None:
+    """It runs when those have completed as well, whoever enqueued them; of another queue only where that is known."""
+    ran: list[str] = []
+
+    async def work(job: Job) -> None:
+        ran.append(job.id)
+        if job.id == "first":
+            job.then("last", 1, id="last", after=["slow"])
+        if job.id == "far":
+            job.then("last", 1, after=[JobRef("elsewhere", "slow")])
+
+    queue = Queue(MemoryStorage(), concurrency=1)
+    queue.execute(work)
+    async with queue:
+        await queue.enqueue(1, id="slow", delay=timedelta(hours=1))
+        await queue.enqueue_and_wait(1, id="first")
+        assert list(await queue.manage.followers("slow")) == [JobRef(queue.storage.queue, "last")]
+        with pytest.raises(JobFailedError, match="follow those of their queue only"):
+            await queue.enqueue_and_wait(1, id="far")
+        await queue.manage.promote(["slow"])
+        await queue.enqueue_and_wait(1, id="after all", after=["last"])
+    assert ran == ["first", "far", "slow", "last", "after all"]
+
+
 @pytest.mark.parametrize("way", ["fails", "continues", "cannot be encoded"])
 async def test_nothing_follows_an_attempt_that_does_not_complete(way: str) -> None:
     """A failed attempt, or one whose follow-up cannot be, enqueues nothing."""

@@ -68,6 +68,20 @@ def refuse_dependencies(jobs: Iterable[NewJob], storage: str) -> None:
             raise Unsupported(f"{storage} lets no job follow others (job {job.id!r}); leave `after` out")
 
 
+def next_elsewhere(settlement: Settlement) -> SettleOutcome | None:
+    """Return the outcome of a settlement whose next job is to follow jobs of other queues; None for any other.
+
+    For storages that know one queue alone.
+    """
+    if not isinstance(settlement, Completed) or settlement.then is None or not settlement.then.after_elsewhere:
+        return None
+    other = settlement.then.after_elsewhere[0]
+    detail = (
+        f"job {settlement.then.id!r} is to follow {other!r}: this storage lets jobs follow those of their queue only"
+    )
+    return SettleOutcome(status=SettleStatus.ERROR, detail=detail)
+
+
 def refuse_other_queues(jobs: Iterable[NewJob], storage: str) -> None:
     """Accept jobs that follow none of another queue: this storage knows one queue alone."""
     for job in jobs:

@@ -8,21 +8,22 @@ import contextvars
 import inspect
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from workers.checks import as_positive, check_callable
 from workers.errors import ErrorInfo, LossReason, UnknownJobError
 from workers.flows import Children, EnqueuedFlow, FlowJob
 from workers.follow_ups import FollowUp, follow_up_id
-from workers.jobs import Claim
+from workers.jobs import AfterFailure, Claim, JobRef
 from workers.retention import Retention, check_retention
 from workers.retry import RetryPolicy, check_policy
+from workers.specs import by_queue
 from workers.storage.base import ANY_NAME
 from workers.worker.log_lines import log_line
 from workers.worker.progress import encode_progress
@@ -219,17 +220,21 @@ class Job:
         priority: int | None = None,
         ordering_key: str | None = None,
         backoff: RetryPolicy | None = None,
+        after: Iterable[str | JobRef] = (),
+        after_failure: AfterFailure | Literal["fail", "run"] = AfterFailure.FAIL,
     ) -> str:
         """Enqueue another job in the very step in which this one completes, and return its id.
 
         Nothing is enqueued if this attempt ends in any other way. `id` is by default one that stays the same in each
         attempt; a job that has it already is left as it is. `max_attempts`, `priority`, `backoff` and retention default
         to those of this job; an `ordering_key` is not passed on. See `limits.atomic_continuation`. Once per attempt.
+        It may follow others as well, as by `Queue.enqueue(after=...)`; one that nobody knows counts as gone.
 
         Raises:
             RuntimeError: it was called before, or the attempt has ended.
             Unsupported: no worker of this package runs the job.
         """
+        own, elsewhere = by_queue(after, self.run.queue)
         job_id = follow_up_id(self.id, self.created_at, self.chain_index) if id is None else id
         self.run.then(
             FollowUp(
@@ -241,6 +246,9 @@ class Job:
                 priority=priority,
                 ordering_key=ordering_key,
                 backoff=backoff,
+                after=own,
+                after_elsewhere=elsewhere,
+                after_failure=AfterFailure(after_failure),
             )
         )
         return job_id

@@ -61,12 +61,15 @@ that they may have missed some.
 """
 
 NO_ORDERING_KEYS: Final = "BullMQ has no ordering, limit or fair keys; see BullMQStorage.limits"
+NO_DEPENDENCIES: Final = "BullMQ lets no job follow others; see BullMQStorage.limits"
 NO_URGENT_PRIORITIES: Final = "BullMQ has no priority above 0; see BullMQStorage.limits"
 WAITING: Final = frozenset({JobState.QUEUED, JobState.SCHEDULED, JobState.WAITING, JobState.FAILING})
 
 
 def unknown_to_bullmq(job: NewJob) -> str | None:
     """Return what BullMQ has no word for in the job; None if it has words for all."""
+    if job.follows:
+        return NO_DEPENDENCIES
     if job.gate is not None:
         return NO_ORDERING_KEYS
     return NO_URGENT_PRIORITIES if job.priority < 0 else None
@@ -76,7 +79,7 @@ def refuse_unknown_to_bullmq(job: NewJob) -> None:
     """Accept jobs that BullMQ can express.
 
     Raises:
-        Unsupported: it has an ordering, limit or fair key, or a priority above 0.
+        Unsupported: it has jobs to follow, an ordering, limit or fair key, or a priority above 0.
     """
     if (what := unknown_to_bullmq(job)) is not None:
         raise Unsupported(f"job {job.id!r}: {what}")

@@ -65,6 +65,7 @@ from workers.storage.rules import (
     check_cleanable,
     count_retry,
     link_is_over,
+    next_elsewhere,
     read_cursor,
     stalled_error,
 )
@@ -248,6 +249,8 @@ class QueueSteps:
             return _ALREADY_APPLIED
         if job is None or job.token != claim.token:
             return SettleOutcome(status=SettleStatus.LOST, reason=_why_lost(job))
+        if fault := next_elsewhere(settlement):
+            return fault
         match settlement:
             case Completed():
                 self.table.complete(job, now, settlement.result, settlement.keep)

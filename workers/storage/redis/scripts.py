@@ -22,7 +22,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "enqueue": ("add",),
     "enqueue_once": ("marks", "add"),
     "enqueue_after": ("dependents", "marks", "after", "add"),
-    "settle": ("dependents", "add", "failures", "continue"),
+    "settle": ("dependents", "after", "add", "failures", "continue"),
     "go_on": ("dependents", "continue"),
     "claim": ("dependents", "quarantine", "due", "corrupt"),
     "recover": ("dependents", "quarantine", "corrupt", "failures"),

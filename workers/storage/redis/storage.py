@@ -103,6 +103,7 @@ from workers.storage.rules import (
     check_cleanable,
     check_fits_redis,
     link_is_over,
+    next_elsewhere,
     refuse_other_queues,
     refuse_transaction,
     unfit_for_redis,
@@ -260,7 +261,7 @@ class RedisStorage(ScriptedStorage):
         self, settlements: Sequence[Settlement], *, connection: object | None = None
     ) -> list[SettleOutcome]:
         refuse_transaction(connection, "RedisStorage")
-        unfit = [unfit_for_redis(one) for one in settlements]
+        unfit = [unfit_for_redis(one) or next_elsewhere(one) for one in settlements]
         fit = [one for one, fault in zip(settlements, unfit, strict=True) if fault is None]
         codes: list[int | None] = []
         for some in portions(fit, weight):
@@ -273,7 +274,7 @@ class RedisStorage(ScriptedStorage):
         return settled
 
     def _settling(self, settlements: Sequence[Settlement]) -> Settling:
-        faults = [unfit_for_redis(one) for one in settlements]
+        faults = [unfit_for_redis(one) or next_elsewhere(one) for one in settlements]
         fit = [codec.encode_settlement(one) for one, fault in zip(settlements, faults, strict=True) if fault is None]
         return fit, partial(outcomes_of_codes, faults)
 

@@ -493,3 +493,40 @@ async def a_storage_without_dependencies_says_so(harness: Harness) -> None:
         assert await storage.status(["alone", "second"]) == [None, None]
     else:
         assert harness.limits.dependencies
+
+
+@case(guarantees=(6, 25), needs=(DEPENDENCIES,))
+async def what_follows_a_completion_waits_for_others(harness: Harness) -> None:
+    """A job that is enqueued by a completion may follow others, and runs when the last of them has completed."""
+    storage = await harness.open()
+    await enqueue(storage, job("first"), job("second"), job("third"))
+    first, second, third = await claim(storage, 3)
+    then = follower("last", "second", "third")
+    await apply(storage, replace(completed(first), then=then))
+    assert (await status(storage, "last")).waits_for == 2
+    await apply(storage, completed(second))
+    assert await claim(storage, 5) == []
+    await apply(storage, completed(third))
+    assert (await claim_one(storage)).job_id == "last"
+
+
+@case(guarantees=(6, 25), needs=(DEPENDENCIES,))
+async def what_follows_a_completion_learns_of_ends_before(harness: Harness) -> None:
+    """Of the others one has completed, one failed and one is unknown: it fails, or runs however they ended."""
+    storage = await harness.open()
+    await enqueue(storage, job("done"), job("bad"))
+    done, bad = await claim(storage, 2)
+    await apply(storage, completed(done), failed(bad))
+    for number, (others, run, expected) in enumerate(
+        (
+            (("done",), False, JobState.SCHEDULED),
+            (("done", "bad"), False, JobState.FAILED),
+            (("unknown",), False, JobState.FAILED),
+            (("bad", "unknown"), True, JobState.SCHEDULED),
+        )
+    ):
+        await enqueue(storage, job(f"begins-{number}", keep_completed=DROP))
+        held = await claim_one(storage)
+        then = follower(f"then-{number}", *others, run=run, delay=HOUR)
+        await apply(storage, replace(completed(held), then=then))
+        assert await state(storage, f"then-{number}") is expected, f"after {others}"

@@ -82,7 +82,7 @@ local function apply(id, record, job, run, settlement)
   end
   let_go(id, job)
   if kind == COMPLETE and settlement[6] then
-    add({ settlement[6] })
+    add({ settlement[6] }, nil, follow)
   end
 end
 
@@ -108,6 +108,13 @@ need_room()
 local ids, met, outcomes = {}, {}, {}
 for at, settlement in ipairs(settlements) do
   ids[at] = settlement[1]
+  if not end_of and settlement[3] == COMPLETE and settlement[6] and settlement[6][9] then
+    local broken = foreign(WAITING, 'zset') or foreign(AFTER, 'hash')
+    if broken then
+      return damaged(broken)
+    end
+    know_dependents()
+  end
 end
 local runs, records = fetch(RUNS, ids), fetch(JOBS, ids)
 for at, settlement in ipairs(settlements) do

@@ -70,9 +70,14 @@ _WORKER_NOTED: Final = 1_000
 
 def enqueue(transaction: Transaction, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
     """See `Storage.enqueue`; one statement, unless there are deduplication keys, or jobs to follow."""
+    dependents.refuse_unknown(transaction, jobs)
+    return add(transaction, jobs)
+
+
+def add(transaction: Transaction, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+    """Enqueue jobs; those that nobody knows whom they are to follow count as gone."""
     if all(job.deduplication is None and not job.follows for job in jobs):
         return _insert(transaction, jobs)
-    dependents.refuse_unknown(transaction, jobs)
     decision = decide(transaction, jobs)
     told = {answer.id: answer for answer in _insert(transaction, decision.new)}
     inserted = {answer.id for answer in told.values() if answer.status is EnqueueStatus.QUEUED}
@@ -293,7 +298,7 @@ def settle(transaction: Transaction, settlements: Sequence[Settlement]) -> list[
         note_failures(transaction, chosen)
     outcomes |= _end(transaction, chosen)
     applied = [s for s in chosen if _status(outcomes.get(s.claim.token)) is SettleStatus.APPLIED]
-    enqueue(transaction, [job for job in map(follower, applied) if job is not None])
+    add(transaction, [job for job in map(follower, applied) if job is not None])
     if unknown := _unknown(chosen, outcomes):
         outcomes |= outcomes_by_id(transaction, unknown)
     return [_outcome(settlement, first, outcomes[settlement.claim.token]) for settlement in settlements]

@@ -44,7 +44,7 @@ from workers.storage.sql.rows import (
     expanding,
     next_seq,
 )
-from workers.storage.sql.sqlite.enqueue import enqueue, fields
+from workers.storage.sql.sqlite.enqueue import add, fields
 from workers.storage.subscribers import Told
 
 Values: TypeAlias = dict[str, int | str | bytes | None]
@@ -233,7 +233,7 @@ class _Writes:
         unhold(transaction, self.freed_keys)
         transaction.events += self.events
         transaction.wake = transaction.wake or bool(self.waiting or self.continued)
-        enqueue(transaction, self.continuations)
+        add(transaction, self.continuations)
 
     def _go_on(self, transaction: Transaction) -> None:
         if not self.continued:
