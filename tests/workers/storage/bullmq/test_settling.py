@@ -27,7 +27,7 @@ from workers.jobs import (
 from workers.storage.bullmq import BullMQStorage
 from workers.storage.bullmq.answers import code_outcome
 from workers.storage.bullmq.batches import JOBS_A_SCRIPT
-from workers.testing.steps import claim_one, expect, job
+from workers.testing.steps import claim_one, expect, job, snoozed
 
 
 async def _removed(storage: BullMQStorage, client: Any, key: str) -> None:
@@ -268,3 +268,13 @@ async def test_a_cancelled_job_that_ran_was_active(storage: BullMQStorage, clien
     held = await claim_one(storage)
     await storage.settle([Cancelled(claim=held)])
     assert (await _told(storage, client))[-1] == ("failed", "active")
+
+
+async def test_a_snooze_leaves_nothing_of_a_failure(storage: BullMQStorage, client: Any) -> None:
+    """Nobody who reads the record takes the job for one that failed, nor its end for a failure."""
+    await storage.enqueue([job("job")])
+    await storage.settle([snoozed(await claim_one(storage))])
+    await storage.settle([Completed(claim=await claim_one(storage), result=b"1")])
+    record = await client.hgetall(f"bull:{storage.queue}:job")
+    assert not {"failedReason", "stacktrace"} & record.keys()
+    assert record["returnvalue"] == "1"
