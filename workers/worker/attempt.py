@@ -41,6 +41,7 @@ from workers.jobs import (
 )
 from workers.retry import RetryPolicy
 from workers.serde import Serde
+from workers.worker.calls import call
 from workers.worker.children import OwnChildren
 from workers.worker.failures import ends_the_job, policy_after, settlement_of_failure
 from workers.worker.handlers import (
@@ -51,7 +52,6 @@ from workers.worker.handlers import (
     Middleware,
     Signal,
     SignalReason,
-    call,
     make_job,
 )
 from workers.worker.named_backoffs import NamedBackoffs
