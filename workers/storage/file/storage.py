@@ -318,7 +318,7 @@ class FileStorage:
 
     async def continue_job(self, then: NewJob, *, connection: object | None = None) -> JobState | None:
         refuse_transaction(connection, "FileStorage")
-        return await self._write(lambda state, now: state.continue_job(then, now))
+        return await self._write(lambda state, now: state.continue_job(then, now), version=version_for([then]))
 
     async def promote(self, ids: Sequence[str]) -> int:
         return await self._write(lambda state, now: state.promote(ids, now))
