@@ -38,6 +38,7 @@ class Step(StrEnum):
     COMPLETE = "settle(completed)"
     CONTINUE = "settle(continued)"
     CONTINUE_LATER = "settle(continued with delay)"
+    CONTINUE_AFTER = "settle(continued after others)"
     RETRY = "settle(retried)"
     SNOOZE = "settle(snoozed)"
     SNOOZE_AGAIN = "settle(snoozed after a failure)"
@@ -77,6 +78,7 @@ TRANSITIONS: Final[dict[tuple[JobState | None, Step], JobState | None]] = {
     (S.PROCESSING, Step.COMPLETE): S.COMPLETED,
     (S.PROCESSING, Step.CONTINUE): S.QUEUED,
     (S.PROCESSING, Step.CONTINUE_LATER): S.SCHEDULED,
+    (S.PROCESSING, Step.CONTINUE_AFTER): S.WAITING,
     (S.PROCESSING, Step.RETRY): S.FAILING,
     (S.PROCESSING, Step.SNOOZE): S.SCHEDULED,
     (S.PROCESSING, Step.SNOOZE_AGAIN): S.FAILING,

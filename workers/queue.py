@@ -411,6 +411,8 @@ class Queue:
             raise Unsupported(
                 f"{self.storage!r} has no `limits.outside_continuations`; let a handler continue the chain"
             )
+        if link.after:
+            raise ValueError(f"chain {chain_id!r}: a link from outside of a handler follows no other jobs")
         status = await self.get_status(chain_id)
         if status is None:
             return None

@@ -57,7 +57,7 @@ def test_only_processing_jobs_are_settled() -> None:
     """Every way an attempt can end starts from processing and leaves it."""
     ends = {
         *(Step.COMPLETE, Step.CONTINUE, Step.CONTINUE_LATER, Step.RETRY, Step.FAIL, Step.STOP, Step.RELEASE),
-        *(Step.SUSPEND, Step.STALL, Step.EXHAUST, Step.SNOOZE, Step.SNOOZE_AGAIN),
+        *(Step.SUSPEND, Step.STALL, Step.EXHAUST, Step.SNOOZE, Step.SNOOZE_AGAIN, Step.CONTINUE_AFTER),
     }
     leaves = {step for state, step in TRANSITIONS if state is JobState.PROCESSING}
     outside = {Step.COMPLETE_FROM_OUTSIDE, Step.CONTINUE_FROM_OUTSIDE, Step.CONTINUE_FROM_OUTSIDE_LATER}

@@ -48,11 +48,10 @@ class Continued:
     """The attempt succeeded, and its job goes on as `then`, the next link of its chain, under the same id.
 
     The record keeps its id and its date, and gets everything else from `then`, with fresh attempts. It queues behind
-    the jobs that wait already.
+    the jobs that wait already. If `then` is to follow others, it is as in `Completed`.
 
     Raises:
-        ValueError: `then` has another id, jobs to follow, or a deduplication key: the chain keeps the one it was
-        enqueued by.
+        ValueError: `then` has another id, or a deduplication key: the chain keeps the one it was enqueued by.
     """
 
     claim: Claim
@@ -63,8 +62,6 @@ class Continued:
             raise ValueError(f"job {self.claim.job_id!r} cannot be continued as {self.then.id!r}: a chain has one id")
         if self.then.deduplication is not None:
             raise ValueError(f"job {self.claim.job_id!r}: a chain has the deduplication key it was enqueued by")
-        if self.then.follows:
-            raise ValueError(f"job {self.then.id!r} goes on when an attempt ends: it cannot have jobs to follow")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

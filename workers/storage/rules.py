@@ -73,12 +73,11 @@ def next_elsewhere(settlement: Settlement) -> SettleOutcome | None:
 
     For storages that know one queue alone.
     """
-    if not isinstance(settlement, Completed) or settlement.then is None or not settlement.then.after_elsewhere:
+    then = settlement.then if isinstance(settlement, Completed | Continued) else None
+    if then is None or not then.after_elsewhere:
         return None
-    other = settlement.then.after_elsewhere[0]
-    detail = (
-        f"job {settlement.then.id!r} is to follow {other!r}: this storage lets jobs follow those of their queue only"
-    )
+    other = then.after_elsewhere[0]
+    detail = f"job {then.id!r} is to follow {other!r}: this storage lets jobs follow those of their queue only"
     return SettleOutcome(status=SettleStatus.ERROR, detail=detail)
 
 

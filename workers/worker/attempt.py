@@ -332,7 +332,7 @@ class Runner:
         if attempt.follow_up is not None:
             raise UnrecoverableError(f"job {claim.job_id!r} goes on as a chain: only its last link can use then()")
         try:
-            return result.settlement(claim, self.payload_serde)
+            return result.settlement(claim, self.payload_serde, attempt.queue)
         except (TypeError, ValueError) as error:
             raise UnrecoverableError(f"job {claim.job_id!r} cannot be continued: {error}") from error
 

@@ -16,9 +16,9 @@ from workers.errors import ErrorInfo, LossReason, UnknownJobError
 from workers.flows import Children, EnqueuedFlow, FlowJob
 from workers.follow_ups import FollowUp, follow_up_id
 from workers.jobs import AfterFailure, Claim, JobRef
+from workers.jobs.job import by_queue
 from workers.retention import Retention, check_retention
 from workers.retry import RetryPolicy, check_policy
-from workers.specs import by_queue
 from workers.storage.base import ANY_NAME
 from workers.worker.log_lines import log_line
 from workers.worker.progress import encode_progress

@@ -74,6 +74,31 @@ class DependentTable(JobTable):
 
     def add_after(self, new: NewJob, now: datetime) -> None:
         """Add the job, which waits for those that it follows and that have not ended."""
+        left, ended = self._standing_of(new, now)
+        if not left and ended is None:
+            self.add(new, now)
+            return
+        self.add(new, now, step=Step.AWAIT)
+        self._await(self._jobs[new.id], now, left, ended)
+
+    def continue_with(self, job: StoredJob, new: NewJob, now: datetime) -> None:
+        left, ended = self._standing_of(new, now)
+        if not left and ended is None:
+            super().continue_with(job, new, now)
+            return
+        self._end_attempt(job, Step.CONTINUE_AFTER)
+        self._go_on(job, new, now)
+        self._await(job, now, left, ended)
+
+    def _await(self, job: StoredJob, now: datetime, left: Collection[str], ended: EndedDependency | None) -> None:
+        """Let the waiting job wait for those that are left, or fail it because of the one that ended."""
+        if ended is None:
+            self._wait_for(job.new.id, left)
+        else:
+            self._give_up(job, now, ended)
+
+    def _standing_of(self, new: NewJob, now: datetime) -> tuple[list[str], EndedDependency | None]:
+        """Return those that the job follows and that have not ended, and the first that keeps it from running."""
         left: list[str] = []
         for dependency in new.after:
             found = self.find(dependency, now)
@@ -84,14 +109,8 @@ class DependentTable(JobTable):
             if found is not None:
                 ended = EndedDependency(id=dependency, state=found.state, error=found.last_error)
             if not ended.lets_run(new):
-                self.add(new, now, step=Step.AWAIT)
-                self._give_up(self._jobs[new.id], now, ended)
-                return
-        if left:
-            self.add(new, now, step=Step.AWAIT)
-            self._wait_for(new.id, left)
-        else:
-            self.add(new, now)
+                return [], ended
+        return left, None
 
     def _give_up(self, job: StoredJob, now: datetime, ended: EndedDependency) -> None:
         """Fail the waiting job because of the end of one that it follows."""

@@ -31,6 +31,7 @@ from workers.storage.sql.rows import (
     Transaction,
     batches,
     decode_error,
+    duration,
     encode_error,
     encode_retention,
     expanding,
@@ -51,7 +52,7 @@ _FOUND = locking(
     WAIT,
     lists="ids",
 )
-_WAIT = text("UPDATE workers_jobs SET state = 'waiting' WHERE seq = :seq")
+_WAIT = text("UPDATE workers_jobs SET state = 'waiting', run_at = created_at + :delay WHERE seq = :seq")
 _FOLLOW = text(
     "INSERT INTO workers_dependencies (queue, job_id, dependent, fails) VALUES (:queue, :job_id, :seq, :fails)"
 )
@@ -199,7 +200,7 @@ class _Graph:
         seq = self._found[job.id]["seq"]
         place = {"seq": seq, "fails": int(job.after_failure is AfterFailure.FAIL)}
         rows = [self._found[one] for one in left]
-        self._transaction.connection.execute(_WAIT, {"seq": seq})
+        self._transaction.connection.execute(_WAIT, {"seq": seq, "delay": duration(job.delay)})
         self._transaction.connection.execute(
             _FOLLOW, [{**place, "queue": row["queue"], "job_id": row["id"]} for row in rows]
         )
@@ -217,10 +218,11 @@ class _Graph:
 
 
 def insert(transaction: Transaction, jobs: Sequence[NewJob]) -> None:
-    """Let jobs that were just inserted wait for those they follow."""
+    """Let jobs that were just inserted, or go on as these, wait for those they follow."""
     following = [job for job in jobs if job.follows]
     if not following:
         return
+    transaction.ends = True
     graph = _Graph(transaction, {one for job in following for one in (job.id, *job.follows)})
     graph.insert_all(jobs)
     graph.mark()

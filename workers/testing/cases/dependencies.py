@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from datetime import timedelta
 from typing import Final
 
 from workers.deduplication import Deduplication, DeduplicationMode
@@ -12,6 +13,7 @@ from workers.jobs import (
     DROP,
     AfterFailure,
     CancelResult,
+    Continued,
     EnqueueStatus,
     ErrorInfo,
     JobEventKind,
@@ -530,3 +532,42 @@ async def what_follows_a_completion_learns_of_ends_before(harness: Harness) -> N
         then = follower(f"then-{number}", *others, run=run, delay=HOUR)
         await apply(storage, replace(completed(held), then=then))
         assert await state(storage, f"then-{number}") is expected, f"after {others}"
+
+
+@case(guarantees=(6, 25), needs=(DEPENDENCIES,))
+async def a_chain_goes_on_after_others(harness: Harness) -> None:
+    """A next link waits for those that it follows, then for its delay; a repeated settlement changes nothing."""
+    storage = await harness.open()
+    await enqueue(storage, job("chain"), job("part"))
+    held, part = await claim(storage, 2)
+    step = Continued(claim=held, then=follower("chain", "part", chain_index=1, delay=HOUR))
+    await apply(storage, step)
+    found = await status(storage, "chain")
+    assert (found.state, found.waits_for, found.chain_index, found.attempt) == (JobState.WAITING, 1, 1, 0)
+    [again] = await storage.settle([step])
+    assert again.status is SettleStatus.ALREADY_APPLIED
+    await apply(storage, completed(part))
+    found = await status(storage, "chain")
+    assert found.state is JobState.SCHEDULED
+    assert found.next_run_at is not None
+    assert abs(found.next_run_at - harness.now() - HOUR) < timedelta(minutes=1)
+    await storage.promote(["chain"])
+    assert (await claim_one(storage)).chain_index == 1
+
+
+@case(guarantees=(6, 25), needs=(DEPENDENCIES,))
+async def a_chain_ends_that_cannot_go_on_after_others(harness: Harness) -> None:
+    """A next link that follows a failed job, or an unknown one, fails its chain, and those who follow that."""
+    storage = await harness.open()
+    await enqueue(storage, job("bad"))
+    await apply(storage, failed(await claim_one(storage)))
+    for number, other in enumerate(("bad", "unknown")):
+        chain = f"chain-{number}"
+        await enqueue(storage, job(chain), follower(f"last-{number}", chain))
+        then = follower(chain, other, chain_index=1)
+        await apply(storage, Continued(claim=await claim_one(storage), then=then))
+        assert [await state(storage, one) for one in (chain, f"last-{number}")] == [JobState.FAILED] * 2
+    await enqueue(storage, job("runs"))
+    then = follower("runs", "bad", "unknown", run=True, chain_index=1)
+    await apply(storage, Continued(claim=await claim_one(storage), then=then))
+    assert (await claim_one(storage)).chain_index == 1

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from typing import TypeAlias, TypeVar
 
 from workers.errors import StorageUnavailable
-from workers.jobs import Claim, JobEvent, JobEventKind, JobOutcome, JobState, OutcomeKind, SettleStatus
+from workers.jobs import Claim, Continued, JobEvent, JobEventKind, JobOutcome, JobState, OutcomeKind, SettleStatus
 from workers.storage.abilities import ContinuesFromOutside
 from workers.storage.base import Storage, Subscription
-from workers.testing.case import CUTS, DURABLE, OUTSIDE_CONTINUATIONS, RESTARTS, case
+from workers.testing.case import CUTS, DEPENDENCIES, DURABLE, OUTSIDE_CONTINUATIONS, RESTARTS, case
 from workers.testing.harness import Harness
 from workers.testing.steps import (
     HOUR,
@@ -209,4 +210,20 @@ async def a_link_from_outside_is_there_when_reopened(harness: Harness) -> None:
     await storage.continue_job(job("chain", name="next", payload=b"2", chain_index=1))
     await harness.shut(storage)
     held = await claim_one(await harness.open(storage.queue))
+    assert (held.name, held.payload, held.chain_index) == ("next", b"2", 1)
+
+
+@case(guarantees=(1, 11, 25), needs=(DURABLE, DEPENDENCIES))
+async def a_link_that_waits_is_there_when_reopened(harness: Harness) -> None:
+    """A chain that went on after others waits for them in whatever client opens the queue afterwards."""
+    storage = await harness.open()
+    await enqueue(storage, job("chain"), job("part"))
+    held, part = await claim(storage, 2)
+    then = replace(job("chain", name="next", payload=b"2", chain_index=1), after=("part",))
+    await apply(storage, Continued(claim=held, then=then))
+    await harness.shut(storage)
+    storage = await harness.open(storage.queue)
+    assert await claim(storage) == []
+    await apply(storage, completed(part))
+    held = await claim_one(storage)
     assert (held.name, held.payload, held.chain_index) == ("next", b"2", 1)

@@ -2,9 +2,27 @@
 -- that a repeated settle is recognised.
 local function continue(id, job, run, new)
   local _, name, key, priority, delay, version, rest = unpack(new)
-  local place = next_place() + delay
+  local begun = next_place()
+  local place = begun + delay
   local fresh = fresh_run(place)
   fresh.token, fresh.progress = run.token, run.progress
+  local left, fault
+  if new[9] then
+    left, fault = left_to_follow(new, {})
+  end
+  if fault or left and #left > 0 then
+    fresh.place = job.created + delay -- while a job waits, its delay is what its place is behind its date
+    local record = write_job(version, fresh.place, job.created, rest)
+    redis.call('HSET', JOBS, id, record)
+    tell(EVENT.queued, id)
+    if fault then
+      fresh.error = fault
+      conclude(id, record, read_job(record), fresh, STATE.failed, read_job(record).keep_failed)
+    else
+      wait_for(id, fresh, begun, new[9][1], left)
+    end
+    return
+  end
   fresh.state = delay > 0 and STATE.scheduled or STATE.queued
   redis.call('HSET', JOBS, id, write_job(version, place, job.created, rest))
   redis.call('HSET', RUNS, id, write_run(fresh))

@@ -108,7 +108,8 @@ need_room()
 local ids, met, outcomes = {}, {}, {}
 for at, settlement in ipairs(settlements) do
   ids[at] = settlement[1]
-  if not end_of and settlement[3] == COMPLETE and settlement[6] and settlement[6][9] then
+  local next = settlement[3] == COMPLETE and settlement[6] or settlement[3] == CONTINUE and settlement[4]
+  if not end_of and next and next[9] then
     local broken = foreign(WAITING, 'zset') or foreign(AFTER, 'hash')
     if broken then
       return damaged(broken)

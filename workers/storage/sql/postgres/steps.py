@@ -298,6 +298,7 @@ def settle(transaction: Transaction, settlements: Sequence[Settlement]) -> list[
         note_failures(transaction, chosen)
     outcomes |= _end(transaction, chosen)
     applied = [s for s in chosen if _status(outcomes.get(s.claim.token)) is SettleStatus.APPLIED]
+    dependents.insert(transaction, [one.then for one in applied if isinstance(one, Continued)])
     add(transaction, [job for job in map(follower, applied) if job is not None])
     if unknown := _unknown(chosen, outcomes):
         outcomes |= outcomes_by_id(transaction, unknown)

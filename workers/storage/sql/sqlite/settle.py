@@ -29,7 +29,7 @@ from workers.jobs import (
 )
 from workers.retention import told_with_the_end
 from workers.storage.rules import count_retry
-from workers.storage.sql.dependents import tell_end
+from workers.storage.sql.dependents import insert, tell_end
 from workers.storage.sql.endings import delete, outcomes_by_id, unhold
 from workers.storage.sql.failures import note_failures
 from workers.storage.sql.rows import (
@@ -226,6 +226,7 @@ class _Writes:
             if rows:
                 connection.execute(statement, rows)
         self._go_on(transaction)
+        insert(transaction, [then for _, then in self.continued])
         transaction.ends = transaction.ends or self.ends
         for ended in self.ended_unseen:
             tell_end(transaction, *ended)
