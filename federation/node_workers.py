@@ -346,6 +346,7 @@ _LEVELS: Final = {
     WorkerEventKind.STOPPED: "info",
     WorkerEventKind.STALLED: "warning",
     WorkerEventKind.FAILING: "warning",
+    WorkerEventKind.SNOOZED: "warning",
     WorkerEventKind.FAILED: "error",
     WorkerEventKind.CANCELLED: "info",
     WorkerEventKind.LEASE_LOST: "warning",

@@ -8,11 +8,14 @@ the job. So a chain costs what its jobs cost, and is waited for, cancelled, insp
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import Literal
 
 from workers.follow_ups import NextJob
-from workers.jobs import Claim, Continued, ErrorInfo, JobState, JobStatus
+from workers.jobs import AfterFailure, Claim, Continued, ErrorInfo, JobRef, JobState, JobStatus
+from workers.jobs.job import as_jobs, by_queue
 from workers.retry import RetryPolicy
 from workers.serde import Serde
 
@@ -21,9 +24,15 @@ from workers.serde import Serde
 class Continuation(NextJob):
     """The next link of the running job; made by `continue_with`."""
 
-    def settlement(self, claim: Claim, serde: Serde) -> Continued:
-        """Return the settlement that ends the claimed link and starts this one; see `NextJob.after` for errors."""
-        then = self.after(claim, serde, job_id=claim.job_id, chain_index=claim.chain_index + 1)
+    after: tuple[str | JobRef, ...] = ()
+    after_failure: AfterFailure = AfterFailure.FAIL
+
+    def settlement(self, claim: Claim, serde: Serde, queue: str) -> Continued:
+        """Return the settlement that ends the claimed link and starts this one; see `NextJob.made` for errors."""
+        then = self.made(claim, serde, job_id=claim.job_id, chain_index=claim.chain_index + 1)
+        if self.after:
+            own, elsewhere = by_queue(self.after, queue)
+            then = replace(then, after=own, after_elsewhere=elsewhere, after_failure=self.after_failure)
         return Continued(claim=claim, then=then)
 
 
@@ -36,11 +45,14 @@ def continue_with(
     priority: int | None = None,
     ordering_key: str | None = None,
     backoff: RetryPolicy | None = None,
+    after: Iterable[str | JobRef] = (),
+    after_failure: AfterFailure | Literal["fail", "run"] = AfterFailure.FAIL,
 ) -> Continuation:
     """Make the value by which a handler continues its job as the next link of its chain, with fresh attempts.
 
     The handler returns it. `max_attempts`, `priority` and `backoff` default to those of the current link; an
-    `ordering_key` is not passed on.
+    `ordering_key` is not passed on. The link waits for the jobs `after` which it comes, as by `Queue.enqueue`; one that
+    is unknown by then counts as gone. Chains that wait for each other wait for ever.
     """
     return Continuation(
         name=name,
@@ -50,6 +62,8 @@ def continue_with(
         priority=priority,
         ordering_key=ordering_key,
         backoff=backoff,
+        after=as_jobs(after),
+        after_failure=AfterFailure(after_failure),
     )
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Final
 
-from workers.jobs import Claim, NewJob
+from workers.jobs import AfterFailure, Claim, JobRef, NewJob
 from workers.retry import RetryPolicy
 from workers.serde import Serde
 
@@ -26,7 +26,7 @@ class NextJob:
     ordering_key: str | None = None
     backoff: RetryPolicy | None = None
 
-    def after(self, claim: Claim, serde: Serde, *, job_id: str, chain_index: int = 0) -> NewJob:
+    def made(self, claim: Claim, serde: Serde, *, job_id: str, chain_index: int = 0) -> NewJob:
         """Return the job to enqueue after the claimed one.
 
         Raises:
@@ -53,10 +53,14 @@ class FollowUp(NextJob):
     """The job that a handler asked for by `Job.then`."""
 
     id: str
+    after: tuple[str, ...] = ()
+    after_elsewhere: tuple[JobRef, ...] = ()
+    after_failure: AfterFailure = AfterFailure.FAIL
 
     def new_job(self, claim: Claim, serde: Serde) -> NewJob:
-        """Return the job to enqueue when the claimed one completes; see `after` for errors."""
-        return self.after(claim, serde, job_id=self.id)
+        """Return the job to enqueue when the claimed one completes; see `made` for errors."""
+        new = self.made(claim, serde, job_id=self.id)
+        return replace(new, after=self.after, after_elsewhere=self.after_elsewhere, after_failure=self.after_failure)
 
 
 def follow_up_id(job_id: str, generation: object, chain_index: int) -> str:

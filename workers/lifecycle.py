@@ -4,12 +4,13 @@ Theory of operation. A job is in exactly one state, or it is nowhere (`None`). E
 step of a storage. `completed`, `failed` and `cancelled` have no way out but a new generation: enqueueing a failed or
 cancelled id again, or an operator's retry. Only the holder of the claim's token may take the steps that leave
 `processing`, except `STALL` and `EXHAUST`, which the reaper takes when the lease has expired, and `REMOVE` and
-`COMPLETE_FROM_OUTSIDE`, by which a client takes the job from its worker. A job that waits is cancelled by `CANCEL`; a
-running one is asked to stop, which its worker does by `STOP`. `scheduled` and `failing` become claimable by the passing
-of time alone (`COME_DUE`); no storage needs to write anything for that step, so a due job reads as `queued`. A job
-leaves `waiting` in the step that ends the last of the jobs it follows (`FOLLOW`), or the first of them that did not
-complete (`GIVE_UP`), whatever step that is; or as every job that waits does, by `CANCEL`, `REMOVE` and
-`COMPLETE_FROM_OUTSIDE`. The parents of flows follow their children, also those that they have added (`SUSPEND`).
+`COMPLETE_FROM_OUTSIDE`, `CONTINUE_FROM_OUTSIDE` and `CONTINUE_FROM_OUTSIDE_LATER`, by which a client takes the job from
+its worker. A job that waits is cancelled by `CANCEL`; a running one is asked to stop, which its worker does by `STOP`.
+A snooze is no failure: it leaves a job `failing` only if an attempt before it failed. `scheduled` and `failing` become
+claimable by the passing of time alone (`COME_DUE`); no storage needs to write anything for that step, so a due job
+reads as `queued`. A job leaves `waiting` in the step that ends the last of the jobs it follows (`FOLLOW`), or the first
+of them that did not complete (`GIVE_UP`), whatever step that is; or as every job that waits does, by `CANCEL`, `REMOVE`
+and `COMPLETE_FROM_OUTSIDE`. The parents of flows follow their children, also those that they have added (`SUSPEND`).
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ class Step(StrEnum):
     COMPLETE = "settle(completed)"
     CONTINUE = "settle(continued)"
     CONTINUE_LATER = "settle(continued with delay)"
+    CONTINUE_AFTER = "settle(continued after others)"
     RETRY = "settle(retried)"
+    SNOOZE = "settle(snoozed)"
+    SNOOZE_AGAIN = "settle(snoozed after a failure)"
     FAIL = "settle(failed)"
     STOP = "settle(cancelled)"
     SUSPEND = "settle(suspended)"
@@ -47,6 +51,8 @@ class Step(StrEnum):
     CANCEL = "cancel"
     REMOVE = "remove"
     COMPLETE_FROM_OUTSIDE = "complete"
+    CONTINUE_FROM_OUTSIDE = "continue"
+    CONTINUE_FROM_OUTSIDE_LATER = "continue with delay"
     EXPIRE = "retention over"
 
 
@@ -72,7 +78,10 @@ TRANSITIONS: Final[dict[tuple[JobState | None, Step], JobState | None]] = {
     (S.PROCESSING, Step.COMPLETE): S.COMPLETED,
     (S.PROCESSING, Step.CONTINUE): S.QUEUED,
     (S.PROCESSING, Step.CONTINUE_LATER): S.SCHEDULED,
+    (S.PROCESSING, Step.CONTINUE_AFTER): S.WAITING,
     (S.PROCESSING, Step.RETRY): S.FAILING,
+    (S.PROCESSING, Step.SNOOZE): S.SCHEDULED,
+    (S.PROCESSING, Step.SNOOZE_AGAIN): S.FAILING,
     (S.PROCESSING, Step.FAIL): S.FAILED,
     (S.PROCESSING, Step.STOP): S.CANCELLED,
     (S.PROCESSING, Step.SUSPEND): S.WAITING,
@@ -93,6 +102,16 @@ TRANSITIONS: Final[dict[tuple[JobState | None, Step], JobState | None]] = {
     (S.WAITING, Step.COMPLETE_FROM_OUTSIDE): S.COMPLETED,
     (S.FAILING, Step.COMPLETE_FROM_OUTSIDE): S.COMPLETED,
     (S.PROCESSING, Step.COMPLETE_FROM_OUTSIDE): S.COMPLETED,
+    (S.QUEUED, Step.CONTINUE_FROM_OUTSIDE): S.QUEUED,
+    (S.SCHEDULED, Step.CONTINUE_FROM_OUTSIDE): S.QUEUED,
+    (S.WAITING, Step.CONTINUE_FROM_OUTSIDE): S.QUEUED,
+    (S.FAILING, Step.CONTINUE_FROM_OUTSIDE): S.QUEUED,
+    (S.PROCESSING, Step.CONTINUE_FROM_OUTSIDE): S.QUEUED,
+    (S.QUEUED, Step.CONTINUE_FROM_OUTSIDE_LATER): S.SCHEDULED,
+    (S.SCHEDULED, Step.CONTINUE_FROM_OUTSIDE_LATER): S.SCHEDULED,
+    (S.WAITING, Step.CONTINUE_FROM_OUTSIDE_LATER): S.SCHEDULED,
+    (S.FAILING, Step.CONTINUE_FROM_OUTSIDE_LATER): S.SCHEDULED,
+    (S.PROCESSING, Step.CONTINUE_FROM_OUTSIDE_LATER): S.SCHEDULED,
     (S.COMPLETED, Step.EXPIRE): None,
     (S.FAILED, Step.EXPIRE): None,
     (S.CANCELLED, Step.EXPIRE): None,
@@ -118,7 +137,7 @@ def allows(state: JobState | None, step: Step) -> bool:
 
 def diagram() -> str:
     """Return the table as a Mermaid state diagram; the package README shows exactly this text."""
-    lines = ["stateDiagram-v2"]
+    arrows: dict[str, list[str]] = {}
     for (source, step), target in TRANSITIONS.items():
-        lines.append(f"    {source or '[*]'} --> {target or '[*]'}: {step.value}")
-    return "\n".join(lines)
+        arrows.setdefault(f"    {source or '[*]'} --> {target or '[*]'}", []).append(step.value)
+    return "\n".join(("stateDiagram-v2", *(f"{arrow}: {' / '.join(steps)}" for arrow, steps in arrows.items())))

@@ -13,10 +13,11 @@ from itertools import islice
 from typing import Final, Protocol
 
 from workers.details import READ_AT_ONCE, JobDetails, JobReader
+from workers.errors import Unsupported
 from workers.gates import HeldBack, Limit
-from workers.jobs import EnqueueStatus, JobState, JobStatus, Page, Repaired, SetAside, WorkerInfo
+from workers.jobs import EnqueueStatus, JobRef, JobState, JobStatus, Moved, Page, Repaired, SetAside, WorkerInfo
 from workers.specs import Enqueued, JobSpec
-from workers.storage.abilities import KeepsLimits, Repairable, Strandable
+from workers.storage.abilities import KeepsLimits, KnowsDependencies, ListsInOrder, Repairable, Strandable
 from workers.storage.base import Storage
 
 BATCH: Final = 1_000
@@ -75,6 +76,18 @@ class Management:
         batches = [ids[start : start + BATCH] for start in range(0, len(ids), BATCH)]
         return [back for batch in batches for back in await self._storage.held_back(batch)]
 
+    async def followed(self, job_id: str) -> Sequence[JobRef]:
+        """Return the jobs that this one still waits for, since it was enqueued `after` them."""
+        await self._connect()
+        return await self._storage.followed(job_id) if isinstance(self._storage, KnowsDependencies) else ()
+
+    async def followers(self, job_id: str, *, limit: int = BATCH) -> Sequence[JobRef]:
+        """Return the jobs that wait for this one, `limit` of them at most, in no promised order."""
+        await self._connect()
+        return (
+            await self._storage.followers(job_id, limit=limit) if isinstance(self._storage, KnowsDependencies) else ()
+        )
+
     async def throttled(self, *, most: int = 10_000) -> Throttled:
         """Count how many queued jobs each limit keeps back, by a look at up to about `most` of them.
 
@@ -106,8 +119,8 @@ class Management:
         await self._connect()
         return await self._storage.is_paused()
 
-    async def retry(self, ids: Iterable[str]) -> int:
-        """Queue the failed and cancelled jobs among `ids` again, with fresh attempts, and return how many.
+    async def retry(self, ids: Iterable[str]) -> Moved:
+        """Queue the failed and cancelled jobs among `ids` again, with fresh attempts; return how many, and which.
 
         On Bull each has one more attempt at least, see `Limits.fresh_retries`.
 
@@ -136,8 +149,10 @@ class Management:
             if details.status.state is JobState.FAILED:
                 yield details
 
-    async def send(self, ids: Iterable[str], to: Destination) -> int:
-        """Enqueue the failed and cancelled jobs among `ids` in queue `to` and remove them here; return how many.
+    async def send(self, ids: Iterable[str], to: Destination) -> Moved:
+        """Enqueue the failed and cancelled jobs among `ids` in queue `to` and remove them here.
+
+        Returns how many, and which.
 
         They keep id, name, payload, attempts and priority, see `JobDetails.spec`. A job is removed once the other queue
         has it: after a crash in between it is in both, and sending it again is safe, as it is there already. If the
@@ -145,12 +160,12 @@ class Management:
         """
         ids = _several(ids)
         await self._connect()
-        sent = 0
+        sent: list[str] = []
         for start in range(0, len(ids), READ_AT_ONCE):
             sent += await self._send(ids[start : start + READ_AT_ONCE], to)
-        return sent
+        return Moved(sent)
 
-    async def _send(self, ids: Sequence[str], to: Destination) -> int:
+    async def _send(self, ids: Sequence[str], to: Destination) -> Sequence[str]:
         dead = [
             one async for one in self._reader.read_all(ids) if _is_dead(one.status) and one.encoded_payload is not None
         ]
@@ -158,19 +173,22 @@ class Management:
         there = [one.id for one, answer in zip(dead, answers, strict=True) if await _is_there(one, answer, to)]
         # Where `to` is this very queue, they wait to run again, and stay.
         left = [one.id for one in await self._storage.status(there) if one is not None and _is_dead(one)]
-        return await self._storage.remove(left)
+        if await self._storage.remove(left) == len(left):
+            return left
+        stayed = {one.id for one in await self._storage.status(left) if one is not None}
+        return [job_id for job_id in left if job_id not in stayed]
 
-    async def retry_where(self, matches: Callable[[JobStatus], bool]) -> int:
-        """Queue every failed job for which `matches` is true again, with fresh attempts, and return how many.
+    async def retry_where(self, matches: Callable[[JobStatus], bool]) -> Moved:
+        """Queue every failed job for which `matches` is true again, with fresh attempts; return how many, and which.
 
         Jobs that fail meanwhile may be missed. Cancelled jobs are not asked about: `retry` takes their ids.
         """
         # List all of them before moving the first: the pages of a shrinking list would skip some.
         found = iter([status.id for status in await self._failed() if matches(status)])
-        retried = 0
+        retried: list[str] = []
         while batch := list(islice(found, BATCH)):
-            retried += await self._storage.retry(batch)
-        return retried
+            retried += (await self._storage.retry(batch)).ids
+        return Moved(retried)
 
     async def remove(self, ids: Iterable[str]) -> int:
         """Remove the jobs among `ids` without a trace, except running ones, and return how many.
@@ -243,12 +261,22 @@ class Management:
         return found
 
     # Last, because from here on `list` is this method and no longer the type.
-    async def list(self, state: JobState, *, cursor: str | None = None, limit: int = 100) -> Page:
-        """Return one page of the jobs in a state, in no promised order.
+    async def list(
+        self, state: JobState, *, name: str | None = None, cursor: str | None = None, limit: int = 100
+    ) -> Page:
+        """Return one page of the jobs in a state, oldest first where the storage has `limits.ordered_listing`.
 
-        A job that changes its state meanwhile may be missed.
+        With `name` only jobs of this name. A job that changes its state meanwhile may be missed.
+
+        Raises:
+            Unsupported: a `name`, and the storage has no ordered listing.
         """
+        ordered = self._storage if isinstance(self._storage, ListsInOrder) else None
+        if ordered is None and name is not None:
+            raise Unsupported(f"{self._storage!r} lists no jobs by name, see its `limits`; look through all pages")
         await self._connect()
+        if ordered is not None:
+            return await ordered.list_in_order(state, name=name, cursor=cursor, limit=limit)
         return await self._storage.list(state, cursor=cursor, limit=limit)
 
 

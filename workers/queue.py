@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import warnings
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
 from typing import Final, Self, Unpack
 
 from workers.batching import Batcher
-from workers.chains import Chain
+from workers.chains import Chain, Continuation
 from workers.checks import MAX_ATTEMPTS, as_duration, as_positive, check_text, check_whole
 from workers.crons import Crons
 from workers.details import JobDetails, JobReader
@@ -27,7 +28,14 @@ from workers.retry import RetryPolicy, check_policy
 from workers.serde import JsonSerde, Serde
 from workers.specs import DEFAULT_NAME, Enqueued, JobOptions, JobSpec, as_ttl, new_job
 from workers.storage import open_storage
-from workers.storage.abilities import HoldsWakeUps, Joinable, KeepsLimits, KeepsSomeLimits, OfOneLoop
+from workers.storage.abilities import (
+    ContinuesFromOutside,
+    HoldsWakeUps,
+    Joinable,
+    KeepsLimits,
+    KeepsSomeLimits,
+    OfOneLoop,
+)
 from workers.storage.base import ANY_NAME, FlowStorage, Storage
 from workers.storage.held_wakes import some_are_held
 from workers.turns import in_turns, taking_turns
@@ -375,24 +383,52 @@ class Queue:
         return await self.storage.remove(chain_ids, running=True, connection=connection)
 
     async def complete_job_chain(self, chain_id: str, result: object, *, connection: object | None = None) -> None:
-        """Complete the chain with `result`, from outside of any worker.
+        """Complete the chain with `result`, from outside of any worker; or continue it, with `continue_with(...)`.
 
-        A running handler is told by its signal and loses its lease with `already_completed`. If two callers complete a
-        chain at once, or a caller and its last handler do, the first wins.
+        A running handler is told by its signal and loses its lease. If two callers complete a chain at once, or a
+        caller and its last handler do, the first wins; so it is if they continue one link. Of a continued chain
+        `max_attempts` and `priority` default to those of the current link, and retention and back-off to the queue's.
 
         Raises:
             JobGoneError: there is no such chain.
-            JobEndedError: it had ended.
-            Unsupported: see `limits.outside_endings`.
+            JobEndedError: it had ended, or the link that was to be continued.
+            Unsupported: see `limits.outside_endings`, and `limits.outside_continuations`.
         """
-        encoded = self._result_serde.dumps(result)
-        await self._connect(connection)
-        state = await self.storage.complete(chain_id, encoded, connection=connection)
+        if isinstance(result, Continuation):
+            state = await self._continue_chain(chain_id, result, connection)
+        else:
+            encoded = self._result_serde.dumps(result)
+            await self._connect(connection)
+            state = await self.storage.complete(chain_id, encoded, connection=connection)
         if state is None:
             raise JobGoneError(f"there is no chain {chain_id!r}: it never was, or its record is over")
         if state.is_final:
             ended = "was cancelled" if state is JobState.CANCELLED else f"had {state.value}"
             raise JobEndedError(f"chain {chain_id!r} {ended} before")
+
+    async def _continue_chain(self, chain_id: str, link: Continuation, connection: object | None) -> JobState | None:
+        if not isinstance(self.storage, ContinuesFromOutside):
+            raise Unsupported(
+                f"{self.storage!r} has no `limits.outside_continuations`; let a handler continue the chain"
+            )
+        if link.after:
+            raise ValueError(f"chain {chain_id!r}: a link from outside of a handler follows no other jobs")
+        status = await self.get_status(chain_id)
+        if status is None:
+            return None
+        spec = JobSpec(
+            payload=link.payload,
+            name=link.name,
+            id=chain_id,
+            delay=link.delay,
+            max_attempts=status.max_attempts if link.max_attempts is None else link.max_attempts,
+            priority=status.priority if link.priority is None else link.priority,
+            ordering_key=link.ordering_key,
+            backoff=link.backoff,
+        )
+        then = replace(self._new_job(spec), chain_index=status.chain_index + 1)
+        await self._connect(connection)
+        return await self.storage.continue_job(then, connection=connection)
 
     async def wait_for_job_chain_completion(
         self, chain_id: str, timeout: timedelta | float = timedelta(seconds=30)

@@ -12,6 +12,7 @@ from workers.checks import as_duration, check_text, new_id
 from workers.deduplication import Deduplication
 from workers.gates import LimitKey
 from workers.jobs import AfterFailure, EnqueueStatus, JobRef, JobState, NewJob, Retention
+from workers.jobs.job import by_queue
 from workers.retention import KEEP_FAILED
 from workers.retry import RetryPolicy
 from workers.serde import Encoded, JsonSerde, Serde
@@ -98,7 +99,7 @@ def new_job(
         TypeError: a payload of a type the serde does not know.
     """
     ttl = result_ttl if spec.result_ttl is None else as_ttl(spec.result_ttl)
-    after, elsewhere = _by_queue(spec.after, queue)
+    after, elsewhere = by_queue(spec.after, queue)
     return NewJob(
         id=new_id() if spec.id is None else spec.id,
         name=spec.name,
@@ -171,29 +172,6 @@ def as_delay(spec: JobSpec) -> timedelta:
     if spec.at.tzinfo is None:
         raise ValueError(f"at must be an aware datetime, not {spec.at!r}")
     return max(spec.at - datetime.now(UTC), timedelta(0))
-
-
-def as_jobs(after: Iterable[str | JobRef]) -> tuple[str | JobRef, ...]:
-    """Return the jobs to follow.
-
-    Raises:
-        TypeError: one text, which would be taken letter by letter, or one job of another queue.
-    """
-    if isinstance(after, str | JobRef):
-        raise TypeError(f"after is several jobs, as [{after!r}], not one")
-    return tuple(after)
-
-
-def _by_queue(after: Iterable[str | JobRef], queue: str) -> tuple[tuple[str, ...], tuple[JobRef, ...]]:
-    """Return the ids of the jobs to follow in this queue, and the jobs of others."""
-    own: list[str] = []
-    elsewhere: list[JobRef] = []
-    for one in as_jobs(after):
-        if isinstance(one, JobRef) and one.queue != queue:
-            elsewhere.append(one)
-        else:
-            own.append(one.id if isinstance(one, JobRef) else one)
-    return tuple(own), tuple(elsewhere)
 
 
 def content_id(payload: object, *, serde: Serde | None = None) -> str:

@@ -24,6 +24,7 @@ _ENDS: Final = frozenset(
         WorkerEventKind.COMPLETED,
         WorkerEventKind.CONTINUED,
         WorkerEventKind.FAILING,
+        WorkerEventKind.SNOOZED,
         WorkerEventKind.FAILED,
         WorkerEventKind.CANCELLED,
         WorkerEventKind.RELEASED,

@@ -129,6 +129,7 @@ async def test_a_snoozed_job_of_a_stock_producer(storage: BullMQStorage, redis_u
     assert status is not None
     assert status.next_run_at is not None
     assert status.next_run_at - status.created_at > timedelta(minutes=59)
+    assert status.last_error is None
 
 
 async def test_unrecoverable(storage: BullMQStorage, redis_url: str) -> None:

@@ -12,6 +12,7 @@ from tests.workers.chaining import (
     Holding,
     add_one,
     serving,
+    ten_times,
     the_chain,
 )
 from tests.workers.running import forever, running
@@ -23,6 +24,7 @@ from workers.errors import (
     JobGoneError,
     JobTimeoutError,
     LossReason,
+    Unsupported,
 )
 from workers.jobs import DROP, CancelResult, EnqueueStatus, JobState
 from workers.queue import Queue
@@ -159,6 +161,24 @@ async def test_a_running_chain_can_be_completed(harness: Harness) -> None:
     assert (chain.index, chain.state, chain.result, chain.attempt) == (1, JobState.COMPLETED, "outside", 1)
     assert [(one.reason, one.loss) for one in stubborn.signals] == [(SignalReason.LEASE_LOST, LossReason.COMPLETED)]
     assert recorder.of(Kind.COMPLETED) == []
+
+
+async def test_a_chain_is_continued_from_outside(harness: Harness) -> None:
+    """What waits for an approval goes on with the next link, with what the link before it said of attempts."""
+    if not harness.limits.outside_continuations:
+        async with Queue(await harness.open()) as queue:
+            with pytest.raises(Unsupported, match="outside_continuations"):
+                await queue.complete_job_chain("chain", continue_with("ship", 1))
+        return
+    async with serving(harness, {"ship": ten_times}) as (queue, recorder):
+        await queue.start_job_chain("await approval", None, id="chain", delay=HOUR, max_attempts=7)
+        await queue.complete_job_chain("chain", continue_with("ship", 1))
+        assert await queue.wait_for_job_chain_completion("chain", PATIENCE) == 10
+        with pytest.raises(JobEndedError):
+            await queue.complete_job_chain("chain", continue_with("ship", 1))
+        with pytest.raises(JobGoneError):
+            await queue.complete_job_chain("unknown", continue_with("ship", 1))
+    assert [event.claim.max_attempts for event in recorder.of(Kind.COMPLETED) if event.claim] == [7]
 
 
 async def test_of_many_completions_one_counts(harness: Harness) -> None:

@@ -34,7 +34,7 @@ from workers.storage.file import FileStorage
 from workers.storage.memory import MemoryStorage
 from workers.storage.sql import SqlStorage
 from workers.sync import SyncQueue
-from workers.testing.steps import LEASE, job
+from workers.testing.steps import LEASE, job, until
 from workers.worker.attempt import Attempt
 
 
@@ -56,6 +56,9 @@ async def test_a_graph_of_jobs_runs_in_its_order() -> None:
             [JobSpec(payload=1, id="a"), JobSpec(payload=1, id="b"), JobSpec(payload="fail", id="c", after=["a", "b"])]
         )
         await queue.enqueue(1, id="d", after=["c"])
+        here = queue.storage.queue
+        assert list(await queue.manage.followed("c")) == [JobRef(here, "a"), JobRef(here, "b")]
+        assert list(await queue.manage.followers("c")) == [JobRef(here, "d")]
         await queue.manage.resume()
         assert await queue.enqueue_and_wait(1, id="e", after=["a", "c"], after_failure="run") == "e"
         with pytest.raises(JobFailedError, match=r"DependencyFailed: job .c.*no"):
@@ -197,6 +200,57 @@ async def test_a_handler_lets_a_job_follow() -> None:
     assert status is not None
     assert (status.priority, status.chain_index) == (3, 0)
     assert await queue.get_result("first") == "done"
+
+
+async def test_a_chain_goes_on_after_others() -> None:
+    """A handler names those that the next link of its chain waits for."""
+    ran: list[str] = []
+
+    async def work(job: Job) -> object:
+        ran.append(job.name)
+        if job.name == "order":
+            return continue_with("ship", job.payload, after=["packed"], after_failure="run")
+        if job.name == "pack":
+            raise UnrecoverableError("no box")
+        return job.payload
+
+    queue = Queue(MemoryStorage())
+    queue.execute(work)
+    async with queue:
+        await queue.enqueue(1, name="pack", id="packed", delay=timedelta(hours=1))
+        await queue.start_job_chain("order", 7, id="chain")
+        waiting = asyncio.create_task(queue.wait_for_job_chain_completion("chain"))
+        await until(lambda: queue.manage.followed("chain"))
+        await queue.manage.promote(["packed"])
+        assert await waiting == 7
+        await queue.start_job_chain("order", 7, id="other", delay=timedelta(hours=1))
+        with pytest.raises(ValueError, match="follows no other"):
+            await queue.complete_job_chain("other", continue_with("ship", 1, after=["packed"]))
+    assert ran == ["order", "pack", "ship"]
+
+
+async def test_what_follows_waits_for_others_too() -> None:
+    """It runs when those have completed as well, whoever enqueued them; of another queue only where that is known."""
+    ran: list[str] = []
+
+    async def work(job: Job) -> None:
+        ran.append(job.id)
+        if job.id == "first":
+            job.then("last", 1, id="last", after=["slow"])
+        if job.id == "far":
+            job.then("last", 1, after=[JobRef("elsewhere", "slow")])
+
+    queue = Queue(MemoryStorage(), concurrency=1)
+    queue.execute(work)
+    async with queue:
+        await queue.enqueue(1, id="slow", delay=timedelta(hours=1))
+        await queue.enqueue_and_wait(1, id="first")
+        assert list(await queue.manage.followers("slow")) == [JobRef(queue.storage.queue, "last")]
+        with pytest.raises(JobFailedError, match="follow those of their queue only"):
+            await queue.enqueue_and_wait(1, id="far")
+        await queue.manage.promote(["slow"])
+        await queue.enqueue_and_wait(1, id="after all", after=["last"])
+    assert ran == ["first", "far", "slow", "last", "after all"]
 
 
 @pytest.mark.parametrize("way", ["fails", "continues", "cannot be encoded"])

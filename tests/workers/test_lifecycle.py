@@ -57,10 +57,11 @@ def test_only_processing_jobs_are_settled() -> None:
     """Every way an attempt can end starts from processing and leaves it."""
     ends = {
         *(Step.COMPLETE, Step.CONTINUE, Step.CONTINUE_LATER, Step.RETRY, Step.FAIL, Step.STOP, Step.RELEASE),
-        *(Step.SUSPEND, Step.STALL, Step.EXHAUST),
+        *(Step.SUSPEND, Step.STALL, Step.EXHAUST, Step.SNOOZE, Step.SNOOZE_AGAIN, Step.CONTINUE_AFTER),
     }
     leaves = {step for state, step in TRANSITIONS if state is JobState.PROCESSING}
-    assert leaves == {*ends, Step.REMOVE, Step.COMPLETE_FROM_OUTSIDE}
+    outside = {Step.COMPLETE_FROM_OUTSIDE, Step.CONTINUE_FROM_OUTSIDE, Step.CONTINUE_FROM_OUTSIDE_LATER}
+    assert leaves == {*ends, Step.REMOVE, *outside}
     assert {state for state, step in TRANSITIONS if step in ends} == {JobState.PROCESSING}
     assert JobState.PROCESSING not in {target for (_, step), target in TRANSITIONS.items() if step in ends}
 
@@ -84,9 +85,10 @@ def test_an_illegal_step_says_what_was_tried() -> None:
 
 
 def test_the_diagram_shows_every_row() -> None:
-    """The diagram has one arrow per row of the table, from and to nowhere drawn as `[*]`."""
+    """The diagram has an arrow between two states for all rows that lead there; nowhere is drawn as `[*]`."""
     lines = diagram().splitlines()
     assert lines[0] == "stateDiagram-v2"
-    assert len(lines) == 1 + len(TRANSITIONS)
+    assert len(lines) == 1 + len({(source, target) for (source, _), target in TRANSITIONS.items()})
+    assert sum(len(line.partition(": ")[2].split(" / ")) for line in lines[1:]) == len(TRANSITIONS)
     assert "    [*] --> queued: enqueue" in lines
     assert "    failed --> [*]: retention over" in lines

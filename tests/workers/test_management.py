@@ -9,6 +9,7 @@ import pytest
 
 import workers.management
 from tests.workers.running import Recorder
+from workers.errors import Unsupported
 from workers.jobs import JobState, JobStatus
 from workers.queue import Queue
 from workers.specs import JobSpec
@@ -19,6 +20,7 @@ from workers.worker.events import WorkerEventKind as Kind
 from workers.worker.handlers import Job
 
 HOUR: Final = timedelta(hours=1)
+NAMES: Final = ("a1", "b1", "a2")
 
 
 async def run_all(queue: Queue, count: int) -> None:
@@ -47,7 +49,7 @@ async def test_failed_jobs_are_retried_by_id(harness: Harness) -> None:
     async with Queue(await harness.open()) as queue:
         await queue.enqueue_many([JobSpec(payload=word, id=word) for word in ("bad", "good")])
         await run_all(queue, 2)
-        assert await queue.manage.retry(["bad", "good", "unknown"]) == 1
+        assert (await queue.manage.retry(["bad", "good", "unknown"])).ids == ("bad",)
         used = 0 if queue.storage.limits.fresh_retries else 1
         assert (await steps.claim_one(queue.storage)).attempt == used + 1
 
@@ -63,7 +65,8 @@ async def test_failed_jobs_are_retried_by_what_they_are(harness: Harness, monkey
             assert status.state is JobState.FAILED
             return status.name == "of-0"
 
-        assert await queue.manage.retry_where(even) == 10
+        retried = await queue.manage.retry_where(even)
+        assert retried == len(set(retried.ids)) == 10
         assert {claim.name for claim in await steps.claim(queue.storage, 10)} == {"of-0"}
         assert (await queue.counts())[JobState.FAILED] == 10
         assert await queue.manage.retry_where(lambda status: False) == 0
@@ -130,3 +133,14 @@ async def test_each_verb_connects_on_its_own() -> None:
     assert calls["connect"] == 1
     await queue.stop()
     assert calls["disconnect"] == 1
+
+
+async def test_jobs_are_listed_by_name() -> None:
+    """Oldest first; a storage that cannot says so, and is not asked."""
+    queue = Queue(MemoryStorage())
+    async with queue:
+        await queue.enqueue_many([JobSpec(payload=1, id=name, name=name[0], priority=-ord(name[1])) for name in NAMES])
+        page = await queue.manage.list(JobState.QUEUED, name="a")
+        assert [found.id for found in page.jobs] == ["a1", "a2"]
+    with pytest.raises(Unsupported, match="by name"):
+        await Queue("bull+redis://127.0.0.1:1/0").manage.list(JobState.QUEUED, name="a")

@@ -15,7 +15,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from prometheus_client import CollectorRegistry
 
 from tests.workers.running import LEASE, NEVER, Recorder, done, forever, running
-from workers.errors import LossReason, Retry, UnrecoverableError
+from workers.errors import LossReason, Retry, Snooze, UnrecoverableError
 from workers.middlewares import AttemptFilter, Outcome, log_attempts, measure_attempts, outcome_of
 from workers.middlewares.opentelemetry import trace_attempts
 from workers.middlewares.prometheus import PrometheusMetrics, QueueGauges
@@ -44,6 +44,10 @@ async def later(job: Job) -> None:
     raise Retry(f"asked to come back with {SECRET}", delay=timedelta(hours=1))
 
 
+async def busy(job: Job) -> None:
+    raise Snooze(timedelta(hours=1))
+
+
 class Ending:
     """A handler, what is done to its job while it runs, and how that ends."""
 
@@ -69,6 +73,7 @@ UNTIL_CANCELLED = "asyncio.exceptions.CancelledError"
 ENDINGS = {
     "returned": Ending(done, Outcome.COMPLETED, Kind.COMPLETED),
     "asked for a retry": Ending(later, Outcome.RETRIED, Kind.FAILING),
+    "snoozed": Ending(busy, Outcome.SNOOZED, Kind.SNOOZED),
     "raised": Ending(not_now, Outcome.RETRIED, Kind.FAILING, error="ValueError"),
     "unrecoverable": Ending(no_use, Outcome.FAILED, Kind.FAILED, error="workers.errors.UnrecoverableError"),
     "timed out": Ending(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -60,6 +61,29 @@ class JobRef(NamedTuple):
 
     def __repr__(self) -> str:
         return f"{self.id!r} of queue {self.queue!r}"
+
+
+def as_jobs(after: Iterable[str | JobRef]) -> tuple[str | JobRef, ...]:
+    """Return the jobs to follow.
+
+    Raises:
+        TypeError: one text, which would be taken letter by letter, or one job of another queue.
+    """
+    if isinstance(after, str | JobRef):
+        raise TypeError(f"after is several jobs, as [{after!r}], not one")
+    return tuple(after)
+
+
+def by_queue(after: Iterable[str | JobRef], queue: str) -> tuple[tuple[str, ...], tuple[JobRef, ...]]:
+    """Return the ids of the jobs to follow in this queue, and the jobs of others."""
+    own: list[str] = []
+    elsewhere: list[JobRef] = []
+    for one in as_jobs(after):
+        if isinstance(one, JobRef) and one.queue != queue:
+            elsewhere.append(one)
+        else:
+            own.append(one.id if isinstance(one, JobRef) else one)
+    return tuple(own), tuple(elsewhere)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +201,8 @@ class Claim:
 
     `token` fences: only it may renew and settle, and it is never used twice. `attempt` counts this run, the first is 1.
     `timeout` is the job's own bound on this run; of it and the handler's the lesser counts. `named_backoff` stands for
-    `backoff` where the job only names one.
+    `backoff` where the job only names one. `last_error` is that of the last attempt that failed, see
+    `JobStatus.last_error`.
     """
 
     job_id: str
@@ -196,6 +221,7 @@ class Claim:
     named_backoff: NamedBackoff | None = None
     timeout: timedelta | None = None
     chain_index: int = 0
+    last_error: ErrorInfo | None = field(default=None, repr=False)
     stalled: ErrorInfo | None = None
     """Set where a storage reports only at the claim that the job stalled too often, that its payload is gone, or that a
     child of it failed: settle it as failed, run nothing."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Final
+from typing import Final, Self
 
 from workers.errors import ErrorInfo
 from workers.jobs.job import JobState
@@ -35,6 +36,18 @@ class EnqueueResult:
     status: EnqueueStatus
     existing_state: JobState | None = None
     result: bytes | None = field(default=None, repr=False)
+
+
+class Moved(int):
+    """How many jobs a verb has moved, and `ids`: which, in no promised order."""
+
+    ids: tuple[str, ...]
+
+    def __new__(cls, ids: Iterable[str]) -> Self:
+        those = tuple(ids)
+        moved = super().__new__(cls, len(those))
+        moved.ids = those
+        return moved
 
 
 class CancelResult(StrEnum):

@@ -16,20 +16,18 @@ from workers.retention import TOLD_BYTES, Retention, chosen_for_waiters
 UNCOUNTED_RETRIES: Final = 100  # in a row, before one is counted after all, so that none can loop for ever
 
 
-def _check_follows_nobody(then: NewJob | None) -> None:
-    if then is not None and then.follows:
-        raise ValueError(f"job {then.id!r} begins when an attempt ends: it cannot have jobs to follow")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completed:
     """The attempt succeeded. `keep` overrides the job's own retention; `then` is enqueued in the same step.
+
+    If `then` is to follow others, those that nobody knows count as gone: nothing is refused for them. A storage that
+    cannot let it follow them answers with an error, and the attempt goes on.
 
     A result of more than 4 KiB is kept for a minute at least, unless nothing is: too large for the event of the end,
     it has to be read.
 
     Raises:
-        ValueError: `then` has a deduplication key, or jobs to follow, which only `enqueue` takes.
+        ValueError: `then` has a deduplication key, which only `enqueue` takes.
     """
 
     claim: Claim
@@ -43,7 +41,6 @@ class Completed:
             object.__setattr__(self, "keep", keep)
         if self.then is not None and self.then.deduplication is not None:
             raise ValueError(f"job {self.then.id!r} follows a completion: it cannot have a deduplication key")
-        _check_follows_nobody(self.then)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +48,10 @@ class Continued:
     """The attempt succeeded, and its job goes on as `then`, the next link of its chain, under the same id.
 
     The record keeps its id and its date, and gets everything else from `then`, with fresh attempts. It queues behind
-    the jobs that wait already.
+    the jobs that wait already. If `then` is to follow others, it is as in `Completed`.
 
     Raises:
-        ValueError: `then` has another id, jobs to follow, or a deduplication key: the chain keeps the one it was
-        enqueued by.
+        ValueError: `then` has another id, or a deduplication key: the chain keeps the one it was enqueued by.
     """
 
     claim: Claim
@@ -66,15 +62,14 @@ class Continued:
             raise ValueError(f"job {self.claim.job_id!r} cannot be continued as {self.then.id!r}: a chain has one id")
         if self.then.deduplication is not None:
             raise ValueError(f"job {self.claim.job_id!r}: a chain has the deduplication key it was enqueued by")
-        _check_follows_nobody(self.then)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retried:
     """The attempt failed and runs again after `delay`.
 
-    An uncounted retry gives the attempt back. After 100 in a row the next one is counted, unless it was `snoozed`.
-    `duration` is how long it ran.
+    An uncounted retry gives the attempt back. After 100 in a row the next one is counted. One that was `snoozed` did
+    not happen: it is never counted, and its `error` is stored nowhere. `duration` is how long it ran.
     """
 
     claim: Claim

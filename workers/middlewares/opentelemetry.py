@@ -10,7 +10,7 @@ from workers.errors import Retry
 from workers.middlewares.outcome import Outcome, outcome_of
 from workers.worker.handlers import AttemptContext, Job, Middleware, Next
 
-_ENDED_WELL: Final = frozenset({Outcome.COMPLETED, Outcome.RELEASED, Outcome.SUSPENDED})
+_ENDED_WELL: Final = frozenset({Outcome.COMPLETED, Outcome.RELEASED, Outcome.SNOOZED, Outcome.SUSPENDED})
 
 
 def trace_attempts(provider: TracerProvider | None = None) -> Middleware:

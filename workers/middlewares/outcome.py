@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
-from workers.errors import WaitForChildren
+from workers.errors import Retry, WaitForChildren
 from workers.worker.failures import ends_the_job
 from workers.worker.handlers import Job, SignalReason
 
@@ -13,13 +13,14 @@ from workers.worker.handlers import Job, SignalReason
 class Outcome(StrEnum):
     """The outcome of an attempt for its job.
 
-    `retried`: the job runs again later; `released`: it goes back uncounted, because its worker stops; `suspended`:
-    it waits for its children, uncounted, and then runs again; `lease_lost`: another worker has the job, and nothing
-    that the handler did has an effect on it.
+    `retried`: the job runs again later; `snoozed`: so it does, and this was no attempt; `released`: it goes back
+    uncounted, because its worker stops; `suspended`: it waits for its children, uncounted, and then runs again;
+    `lease_lost`: another worker has the job, and nothing that the handler did has an effect on it.
     """
 
     COMPLETED = "completed"
     RETRIED = "retried"
+    SNOOZED = "snoozed"
     FAILED = "failed"
     CANCELLED = "cancelled"
     RELEASED = "released"
@@ -45,4 +46,6 @@ def outcome_of(job: Job, error: BaseException | None) -> Outcome:
         return _INTERRUPTED[job.signal.reason]
     if isinstance(error, WaitForChildren):
         return Outcome.SUSPENDED
+    if isinstance(error, Retry) and error.snoozed:
+        return Outcome.SNOOZED
     return Outcome.FAILED if ends_the_job(error, job.attempt, job.max_attempts) else Outcome.RETRIED

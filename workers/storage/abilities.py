@@ -16,8 +16,11 @@ from workers.jobs import (
     CronRow,
     Declared,
     EnqueueResult,
+    JobRef,
+    JobState,
     LogLine,
     NewJob,
+    Page,
     Recurrence,
     Repaired,
     Scheduled,
@@ -139,6 +142,46 @@ class TakesNodeOptions(Protocol):
         Raises:
             Unsupported: an option that this library has not, which the message names.
             ValueError: a value that Node would not accept.
+        """
+
+
+@runtime_checkable
+class KnowsDependencies(Protocol):
+    """A storage with `limits.dependencies`, which tells who waits for whom."""
+
+    async def followed(self, job_id: str) -> Sequence[JobRef]:
+        """Return the jobs that this one still waits for; none if it does not wait for any, or is unknown."""
+
+    async def followers(self, job_id: str, *, limit: int = 1_000) -> Sequence[JobRef]:
+        """Return the jobs that wait for this one, `limit` of them at most, in no promised order."""
+
+
+@runtime_checkable
+class ContinuesFromOutside(Protocol):
+    """A storage with `limits.outside_continuations`."""
+
+    async def continue_job(self, then: NewJob, *, connection: object | None = None) -> JobState | None:
+        """Let the unfinished job of this id go on as `then`, the next link of its chain, from outside of any attempt.
+
+        Returns the state it was in; None if it is unknown. A job that had ended stays as it is. `then` is as that of
+        `Continued`: the worker of a running job is told as by a cancel, and finds its claim lost.
+
+        Raises:
+            JobEndedError: `then.chain_index` does not follow that of the current link.
+        """
+
+
+@runtime_checkable
+class ListsInOrder(Protocol):
+    """A storage with `limits.ordered_listing`."""
+
+    async def list_in_order(
+        self, state: JobState, *, name: str | None = None, cursor: str | None = None, limit: int = 100
+    ) -> Page:
+        """Return one page of the jobs in a state, with a `name` those of this name: oldest first.
+
+        They stand in the order in which they were enqueued, a chain by its current link. One that a debounce put off,
+        or others released, may stand as if it was enqueued then.
         """
 
 

@@ -20,6 +20,7 @@ from workers.jobs import (
     JobRecord,
     JobState,
     JobStatus,
+    Moved,
     NewJob,
     Page,
     ProgressReport,
@@ -85,6 +86,8 @@ class Limits:
     """Whether `Completed.then` appears in the same step as the completion; otherwise it may show early."""
     outside_endings: bool = True
     """Whether `complete` works, and `remove` with `running`."""
+    outside_continuations: bool = False
+    """Whether a chain goes on from outside of any attempt; see `ContinuesFromOutside`."""
     deduplication: bool = True
     """Whether `enqueue` keeps deduplication keys; otherwise it refuses them with `Unsupported`."""
     results_told: bool = True
@@ -115,6 +118,8 @@ class Limits:
     """
     farewells: bool = False
     """Whether a worker that stops is listed no more; see `TakesLeave`. Otherwise it is until its record expires."""
+    ordered_listing: bool = False
+    """Whether jobs are listed in the order of their age, and by name; see `ListsInOrder`."""
     held_wake_ups: bool = False
     """Whether many enqueues can wake those who wait once; see `HoldsWakeUps`."""
     cancelled_apart: bool = True
@@ -274,8 +279,8 @@ class Storage(Protocol):
     async def is_paused(self) -> bool:
         """Tell whether the queue is paused."""
 
-    async def retry(self, ids: Sequence[str]) -> int:
-        """Queue the failed and cancelled jobs among `ids` again, with fresh attempts, and return how many.
+    async def retry(self, ids: Sequence[str]) -> Moved:
+        """Queue the failed and cancelled jobs among `ids` again, with fresh attempts, and return how many, and which.
 
         See `limits.fresh_retries`. They follow nobody any more, and jobs that failed because of them stay as they are.
         """

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Final
 
 from workers.checks import MAX_DELAY, check_text
-from workers.errors import StorageError, Unsupported
+from workers.errors import JobEndedError, StorageError, Unsupported
 from workers.jobs import (
     UNCOUNTED_RETRIES,
     Completed,
@@ -66,6 +66,19 @@ def refuse_dependencies(jobs: Iterable[NewJob], storage: str) -> None:
     for job in jobs:
         if job.follows:
             raise Unsupported(f"{storage} lets no job follow others (job {job.id!r}); leave `after` out")
+
+
+def next_elsewhere(settlement: Settlement) -> SettleOutcome | None:
+    """Return the outcome of a settlement whose next job is to follow jobs of other queues; None for any other.
+
+    For storages that know one queue alone.
+    """
+    then = settlement.then if isinstance(settlement, Completed | Continued) else None
+    if then is None or not then.after_elsewhere:
+        return None
+    other = then.after_elsewhere[0]
+    detail = f"job {then.id!r} is to follow {other!r}: this storage lets jobs follow those of their queue only"
+    return SettleOutcome(status=SettleStatus.ERROR, detail=detail)
 
 
 def refuse_other_queues(jobs: Iterable[NewJob], storage: str) -> None:
@@ -186,6 +199,10 @@ def read_cursor(cursor: str | None) -> int:
 
 def foreign_cursor(cursor: str) -> StorageError:
     return StorageError(f"cursor {cursor!r} is not one that list() gave; begin again without one")
+
+
+def link_is_over(job_id: str) -> JobEndedError:
+    return JobEndedError(f"chain {job_id!r}: the link that was to be continued has ended before")
 
 
 def check_cleanable(state: JobState) -> None:

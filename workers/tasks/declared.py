@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from workers.errors import CorruptPayloadError
-from workers.worker.handlers import Handler, HandlerFunction, Job, invoke
+from workers.worker.calls import invoke
+from workers.worker.handlers import Handler, HandlerFunction, Job
 
 Validate: TypeAlias = Callable[[object], object]
 """Turns decoded data into what a task's function works on; raises `ValueError` or `TypeError` for bad data."""

@@ -17,11 +17,12 @@ from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import Unsupported
 from workers.gates import Limit
 from workers.jobs import AfterFailure, EnqueueStatus, JobRef
+from workers.jobs.job import as_jobs
 from workers.kv.base import KvStore, encode_key, writes_conditionally
 from workers.queue import Queue
 from workers.retry import RetryPolicy, check_policy
 from workers.serde import Encoded
-from workers.specs import Enqueued, JobSpec, as_jobs
+from workers.specs import Enqueued, JobSpec
 from workers.storage.base import ANY_NAME
 from workers.tasks.arguments import takes_only_job
 from workers.tasks.declared import Task, Validate, validated

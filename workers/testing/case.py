@@ -64,6 +64,10 @@ NAME_FILTER: Final = Need(what="name_filter", met=lambda harness: harness.limits
 ORDERING_KEYS: Final = Need(what="ordering_keys", met=lambda harness: harness.limits.ordering_keys)
 OUTSIDE_ENDINGS: Final = Need(what="outside_endings", met=lambda harness: harness.limits.outside_endings)
 URGENT_PRIORITIES: Final = Need(what="urgent_priorities", met=lambda harness: harness.limits.urgent_priorities)
+OUTSIDE_CONTINUATIONS: Final = Need(
+    what="outside_continuations", met=lambda harness: harness.limits.outside_continuations
+)
+ORDERED_LISTING: Final = Need(what="ordered_listing", met=lambda harness: harness.limits.ordered_listing)
 FAREWELLS: Final = Need(what="farewells", met=lambda harness: harness.limits.farewells)
 HELD_WAKE_UPS: Final = Need(what="held_wake_ups", met=lambda harness: harness.limits.held_wake_ups)
 RESULTS_TOLD: Final = Need(what="results_told", met=lambda harness: harness.limits.results_told)

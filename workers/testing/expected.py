@@ -280,23 +280,24 @@ class ExpectedQueue:
             case Cancelled():
                 self._end(job, Step.STOP, settlement.keep or job.new.keep_failed)
             case Continued():
-                self._go_on(job, settlement.then)
+                self._go_on(job, settlement.then, Step.CONTINUE_LATER if settlement.then.delay else Step.CONTINUE)
             case Retried():
                 self._retry(job, settlement)
             case _:
                 job.attempts -= 1
                 self._end(job, Step.RELEASE)
 
-    def _go_on(self, job: ExpectedJob, then: NewJob) -> None:
+    def _go_on(self, job: ExpectedJob, then: NewJob, step: Step) -> None:
         self._serial += 1
         job.new, job.run_at, job.serial, job.moved = then, self.now + then.delay, self._serial, False
         job.attempts = job.stalls = job.uncounted = 0
         job.error, job.failures = None, ()
-        self._end(job, Step.CONTINUE_LATER if then.delay else Step.CONTINUE)
+        self._end(job, step)
 
     def _retry(self, job: ExpectedJob, settlement: Retried) -> None:
         counted, job.uncounted = count_retry(settlement, job.uncounted)
-        job.error = settlement.error
+        if not settlement.snoozed:
+            job.error = settlement.error
         if counted:
             job.failures = (*job.failures, job.attempts)
         if counted and not settlement.counted and job.attempts >= job.new.max_attempts:
@@ -305,7 +306,9 @@ class ExpectedQueue:
             return
         job.attempts -= not counted
         job.run_at, job.moved = self.now + settlement.delay, True
-        self._end(job, Step.RETRY)
+        has_failed = job.error is not None or (not self._fresh_retries and job.attempts > job.stalls)
+        snoozed = Step.SNOOZE_AGAIN if has_failed else Step.SNOOZE
+        self._end(job, snoozed if settlement.snoozed else Step.RETRY)
 
     def _end(self, job: ExpectedJob, step: Step, keep: Retention | None = None) -> None:
         self._step(job, step)
@@ -378,6 +381,17 @@ class ExpectedQueue:
         if found not in FINISHED:
             job.token, job.result = None, result
             self._end(job, Step.COMPLETE_FROM_OUTSIDE, keep or job.new.keep_completed)
+        return found
+
+    def continue_job(self, then: NewJob) -> JobState | None:
+        """Let an unfinished job go on from outside of any attempt, and return what `continue_job` should answer."""
+        job = self.jobs.get(then.id)
+        if job is None:
+            return None
+        found = job.state
+        if found not in FINISHED:
+            job.token = None
+            self._go_on(job, then, Step.CONTINUE_FROM_OUTSIDE_LATER if then.delay else Step.CONTINUE_FROM_OUTSIDE)
         return found
 
     def promote(self, ids: Iterable[str]) -> int:

@@ -18,7 +18,7 @@ from abc import abstractmethod
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import Final, TypeVar
+from typing import Final, TypeVar, cast
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -43,7 +43,7 @@ from workers.jobs import (
     Retried,
     Settlement,
 )
-from workers.storage.abilities import KeepsCrons, KeepsLimits
+from workers.storage.abilities import ContinuesFromOutside, KeepsCrons, KeepsLimits
 from workers.testing.calls import IDS, MINUTE, NOW, THEMES, HoldingKeys
 from workers.testing.compared import compare_errors, compare_held_back, compare_record, compare_status
 from workers.testing.driven_crons import DrivenCrons
@@ -278,6 +278,24 @@ class StorageMachine(RuleBasedStateMachine):
         if self.harness.limits.outside_endings:
             told = self.run(self.storage.complete(job_id, result, keep=keep))
             assert told is self.expected.complete(job_id, result, keep)
+
+    def continue_from_outside(
+        self,
+        job_id: str,
+        name: str,
+        delay: timedelta,
+        keep: Retention,
+        priority: int,
+        keys: HoldingKeys,
+        max_attempts: int,
+    ) -> None:
+        if self.harness.limits.outside_continuations:
+            known = self.expected.jobs.get(job_id)
+            link = 1 if known is None else known.new.chain_index + 1
+            then = self.new_job(job_id, name, delay, keep, priority, keys, max_attempts)
+            then = replace(then, chain_index=link)
+            told = self.run(cast("ContinuesFromOutside", self.storage).continue_job(then))
+            assert told is self.expected.continue_job(then)
 
     def update_result_ttl(self, job_id: str, ttl: timedelta) -> None:
         if self.harness.limits.result_ttl_updates:

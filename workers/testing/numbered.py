@@ -21,7 +21,9 @@ from workers.jobs import (
     Failed,
     JobEvent,
     JobRecord,
+    JobRef,
     JobStatus,
+    Moved,
     NewJob,
     Page,
     ProgressReport,
@@ -48,6 +50,9 @@ _NAMES_JOBS: Final = frozenset(
         "retry",
         "remove",
         "complete",
+        "continue_job",
+        "followed",
+        "followers",
         "promote",
         "update_result_ttl",
     ]
@@ -157,8 +162,8 @@ def _any_renamed(value: object, rename: Callable[[str], str]) -> object:
     match value:
         case str():
             return rename(value)
-        case list() | tuple():
-            return type(value)(_renamed(one, rename) for one in value)
+        case Moved() | list() | tuple():
+            return _each_renamed(value, rename)
         case NewJob() | JobStatus() | EnqueueResult():
             return replace(value, id=rename(value.id))
         case JobRecord():
@@ -172,6 +177,15 @@ def _any_renamed(value: object, rename: Callable[[str], str]) -> object:
         case Page():
             return replace(value, jobs=_renamed(value.jobs, rename))
     return value
+
+
+def _each_renamed(value: Moved | list[object] | tuple[object, ...], rename: Callable[[str], str]) -> object:
+    match value:
+        case Moved():
+            return Moved(map(rename, value.ids))
+        case JobRef():
+            return value._replace(id=rename(value.id))
+    return type(value)(_renamed(one, rename) for one in value)
 
 
 def _claim_renamed(value: Settlement | ProgressReport, rename: Callable[[str], str]) -> Settlement | ProgressReport:

@@ -52,6 +52,7 @@ It must not be more: waits look by themselves after 10 s and reapers after 15 s,
 """
 
 ERROR: Final = ErrorInfo(type="ValueError", message="the handler said no", stack="line 1\nline 2")
+SNOOZED: Final = ErrorInfo(type="Snooze", message="the handler snoozed the job")
 
 
 def job(
@@ -106,6 +107,11 @@ def stopped(claim: Claim, *, keep: Retention | None = None) -> Cancelled:
 
 def retried(claim: Claim, delay: timedelta = timedelta(0), *, counted: bool = True) -> Retried:
     return Retried(claim=claim, delay=delay, error=ERROR, counted=counted)
+
+
+def snoozed(claim: Claim, delay: timedelta = timedelta(0)) -> Retried:
+    """Make the settlement of an attempt that its handler calls none."""
+    return Retried(claim=claim, delay=delay, error=SNOOZED, counted=False, snoozed=True)
 
 
 def dropped(claim: Claim) -> Completed:

@@ -34,12 +34,14 @@ from workers.jobs import (
     Failed,
     NewJob,
     Released,
+    Retention,
     Retried,
     Settlement,
     Suspended,
 )
 from workers.retry import RetryPolicy
 from workers.serde import Serde
+from workers.worker.calls import call
 from workers.worker.children import OwnChildren
 from workers.worker.failures import ends_the_job, policy_after, settlement_of_failure
 from workers.worker.handlers import (
@@ -50,7 +52,6 @@ from workers.worker.handlers import (
     Middleware,
     Signal,
     SignalReason,
-    call,
     make_job,
 )
 from workers.worker.named_backoffs import NamedBackoffs
@@ -130,6 +131,7 @@ class Attempt:
     given_up: asyncio.Future[None] | None = None
     make_children: Callable[[Claim], OwnChildren] | None = field(default=None, kw_only=True)
     follow_up: FollowUp | None = None
+    keep: Retention | None = None
 
     def abandonment(self) -> asyncio.Future[None]:
         """See `Run.abandonment`."""
@@ -194,6 +196,10 @@ class Attempt:
     def leave_slot(self) -> bool:
         """See `Job.leave_slot`."""
         return self.phase is not Phase.ENDED and self.leave(self.claim.token)
+
+    def keep_result(self, keep: Retention) -> None:
+        """See `Job.keep_result`."""
+        self.keep = keep
 
     def transaction(self) -> AbstractAsyncContextManager[AsyncSession]:
         """See `Job.transaction`."""
@@ -321,11 +327,12 @@ class Runner:
         """
         claim = attempt.claim
         if not isinstance(result, Continuation):
-            return Completed(claim=claim, result=self._encode(result), then=self._then(attempt))
+            encoded = self._encode(result)
+            return Completed(claim=claim, result=encoded, keep=attempt.keep, then=self._then(attempt))
         if attempt.follow_up is not None:
             raise UnrecoverableError(f"job {claim.job_id!r} goes on as a chain: only its last link can use then()")
         try:
-            return result.settlement(claim, self.payload_serde)
+            return result.settlement(claim, self.payload_serde, attempt.queue)
         except (TypeError, ValueError) as error:
             raise UnrecoverableError(f"job {claim.job_id!r} cannot be continued: {error}") from error
 

@@ -18,11 +18,12 @@ class WorkerEventKind(StrEnum):
     """The kinds of worker events.
 
     `continued`: an attempt succeeded, and the job goes on as the next link of its chain; `failing`: an attempt failed
-    and will be repeated; `failed`: the job failed for good; `cancelled`: an attempt was stopped because somebody
-    cancelled its job; `suspended`: an attempt ended, uncounted, because the job waits for its children; `drained`: the
-    last claim left nothing, and all jobs claimed have ended; `error`: the storage failed a call, which says nothing
-    about any job; `set_aside`: a job that another program wrote cannot be run, and waits for `Management.repair`;
-    `stopping`: it claims no more, and waits for what runs; `stopped`: it has ended.
+    and will be repeated; `snoozed`: it was none, because the handler put its job off; `failed`: the job failed for
+    good; `cancelled`: an attempt was stopped because somebody cancelled its job; `suspended`: an attempt ended,
+    uncounted, because the job waits for its children; `drained`: the last claim left nothing, and all jobs claimed have
+    ended; `error`: the storage failed a call, which says nothing about any job; `set_aside`: a job that another program
+    wrote cannot be run, and waits for `Management.repair`; `stopping`: it claims no more, and waits for what runs;
+    `stopped`: it has ended.
     """
 
     READY = "ready"
@@ -30,6 +31,7 @@ class WorkerEventKind(StrEnum):
     COMPLETED = "completed"
     CONTINUED = "continued"
     FAILING = "failing"
+    SNOOZED = "snoozed"
     FAILED = "failed"
     CANCELLED = "cancelled"
     STALLED = "stalled"

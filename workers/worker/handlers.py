@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import contextvars
-import inspect
 import logging
-import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
-from functools import partial
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from workers.checks import as_positive, check_callable
-from workers.errors import LossReason, UnknownJobError
+from workers.errors import ErrorInfo, LossReason, UnknownJobError
 from workers.flows import Children, EnqueuedFlow, FlowJob
 from workers.follow_ups import FollowUp, follow_up_id
-from workers.jobs import Claim
+from workers.jobs import AfterFailure, Claim, JobRef
+from workers.jobs.job import by_queue
+from workers.retention import Retention, check_retention
 from workers.retry import RetryPolicy, check_policy
 from workers.storage.base import ANY_NAME
 from workers.worker.log_lines import log_line
@@ -75,7 +72,8 @@ _NO_RUN: Final = NoRun()
 class Job:
     """What a handler gets: the job, its decoded payload, and the number of this attempt (the first is 1).
 
-    `chain_index` is the number of this link of the job's chain; the first is 0.
+    `chain_index` is the number of this link of the job's chain; the first is 0. `last_error` is the error of the last
+    attempt at this link that failed, counted or not; a worker that vanished leaves none.
     """
 
     id: str
@@ -85,6 +83,7 @@ class Job:
     max_attempts: int
     created_at: datetime
     chain_index: int = 0
+    last_error: ErrorInfo | None = field(default=None, repr=False)
     signal: Signal = field(default_factory=Signal)
     run: Run = field(default=_NO_RUN, repr=False, compare=False)
 
@@ -125,6 +124,18 @@ class Job:
         because it has ended.
         """
         return self.run.leave_slot()
+
+    def keep_result(self, keep: Retention) -> None:
+        """Keep the result for so long if this attempt completes the job, whatever its `result_ttl`; `DROP`: not at all.
+
+        The last call counts.
+
+        Raises:
+            ValueError, TypeError: neither `DROP` nor a duration up to 100 years above zero.
+            Unsupported: no worker of this package runs the job.
+        """
+        check_retention(keep)
+        self.run.keep_result(keep)
 
     def transaction(self) -> AbstractAsyncContextManager[AsyncSession]:
         """Open a transaction that commits what its block writes together with the end of the job.
@@ -204,17 +215,21 @@ class Job:
         priority: int | None = None,
         ordering_key: str | None = None,
         backoff: RetryPolicy | None = None,
+        after: Iterable[str | JobRef] = (),
+        after_failure: AfterFailure | Literal["fail", "run"] = AfterFailure.FAIL,
     ) -> str:
         """Enqueue another job in the very step in which this one completes, and return its id.
 
         Nothing is enqueued if this attempt ends in any other way. `id` is by default one that stays the same in each
         attempt; a job that has it already is left as it is. `max_attempts`, `priority`, `backoff` and retention default
         to those of this job; an `ordering_key` is not passed on. See `limits.atomic_continuation`. Once per attempt.
+        It may follow others as well, as by `Queue.enqueue(after=...)`; one that nobody knows counts as gone.
 
         Raises:
             RuntimeError: it was called before, or the attempt has ended.
             Unsupported: no worker of this package runs the job.
         """
+        own, elsewhere = by_queue(after, self.run.queue)
         job_id = follow_up_id(self.id, self.created_at, self.chain_index) if id is None else id
         self.run.then(
             FollowUp(
@@ -226,6 +241,9 @@ class Job:
                 priority=priority,
                 ordering_key=ordering_key,
                 backoff=backoff,
+                after=own,
+                after_elsewhere=elsewhere,
+                after_failure=AfterFailure(after_failure),
             )
         )
         return job_id
@@ -317,74 +335,5 @@ def make_job(claim: Claim, payload: object, signal: Signal, run: Run = _NO_RUN) 
         max_attempts=claim.max_attempts,
         created_at=claim.created_at,
         chain_index=claim.chain_index,
+        last_error=claim.last_error,
     )
-
-
-async def call(handler: Handler, context: AttemptContext, middlewares: Sequence[Middleware]) -> object:
-    """Run the handler inside its middlewares, the first of them outermost."""
-    step: Next = partial(invoke, handler.fn, context.job)
-    for middleware in reversed(middlewares):
-        step = partial(middleware, context, step)
-    return await step()
-
-
-async def invoke(function: HandlerFunction, job: Job) -> object:
-    """Return what the function returns; a plain one runs in a thread of its own."""
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
-        result = function(job)
-    else:
-        result = await _in_thread(function, job)
-    return await result if inspect.isawaitable(result) else result
-
-
-async def _in_thread(function: HandlerFunction, job: Job) -> object:
-    """Run the function in a daemon thread, so that one that never returns cannot keep the process from ending."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[object] = loop.create_future()
-    context = contextvars.copy_context()
-
-    def deliver(result: object, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)
-
-    def run() -> None:
-        result, error = None, None
-        try:
-            result = context.run(function, job)
-        except BaseException as caught:
-            error = RuntimeError(repr(caught)) if isinstance(caught, StopIteration | GeneratorExit) else caught
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(deliver, result, error)
-
-    threading.Thread(target=run, name=f"handler-{job.name}", daemon=True).start()
-    return await _end_of(future, job)
-
-
-async def _end_of(future: asyncio.Future[object], job: Job) -> object:
-    """Return the result of a plain function.
-
-    It goes on when it is cancelled, and so does its attempt, which keeps slot and lease.
-    """
-    abandonment = job.run.abandonment()
-    awaited: list[asyncio.Future[object] | asyncio.Future[None]] = [future]
-    if abandonment is not None:
-        awaited.append(abandonment)
-    cancelled: asyncio.CancelledError | None = None
-    while not future.done():
-        try:
-            await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError as error:
-            cancelled = error
-        if not future.done() and (cancelled if abandonment is None else abandonment.done()):
-            future.cancel()
-            raise cancelled or asyncio.CancelledError
-    # A result that is there by the time of a stop counts; one that is too late or was cancelled does not.
-    if cancelled is not None and job.signal.reason is not SignalReason.SHUTDOWN:
-        if not future.cancelled():
-            future.exception()  # retrieved, or asyncio would complain
-        raise cancelled
-    return future.result()

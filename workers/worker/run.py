@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from workers.errors import Unsupported
 from workers.follow_ups import FollowUp
+from workers.retention import Retention
 from workers.worker.children import OwnChildren
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ class Run(Protocol):
 
     def leave_slot(self) -> bool:
         """See `Job.leave_slot`."""
+
+    def keep_result(self, keep: Retention) -> None:
+        """See `Job.keep_result`."""
 
     def transaction(self) -> AbstractAsyncContextManager[AsyncSession]:
         """See `Job.transaction`."""
@@ -65,6 +69,9 @@ class NoRun:
     def leave_slot(self) -> bool:
         """Return False: there is no slot to leave."""
         return False
+
+    def keep_result(self, keep: Retention) -> None:
+        raise Unsupported("no worker of this package runs the job, which alone could keep its result")
 
     def transaction(self) -> AbstractAsyncContextManager[AsyncSession]:
         raise Unsupported("no worker of this package runs the job, which alone could commit its end")

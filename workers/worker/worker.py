@@ -426,7 +426,8 @@ class Worker:
             case Cancelled():
                 kind = WorkerEventKind.CANCELLED
             case Retried():
-                kind, delay = WorkerEventKind.FAILING, ending.settlement.delay
+                kind = WorkerEventKind.SNOOZED if ending.settlement.snoozed else WorkerEventKind.FAILING
+                delay = ending.settlement.delay
                 self._found_all = self._found_all and delay > timedelta(0)
             case Suspended():
                 kind = WorkerEventKind.SUSPENDED

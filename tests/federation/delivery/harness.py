@@ -220,7 +220,8 @@ class Site:
     @property
     def failing(self) -> list[WorkerEvent]:
         """The attempts so far that failed, or were parked, and come again."""
-        return [event for event in self.events if event.kind is WorkerEventKind.FAILING]
+        kinds = (WorkerEventKind.FAILING, WorkerEventKind.SNOOZED)
+        return [event for event in self.events if event.kind in kinds]
 
     @property
     def failed(self) -> list[WorkerEvent]:

@@ -79,12 +79,12 @@ async def test_a_strangers_job_goes_back(federation: Federation, other: Federati
     with capture_logs() as logs:
         async with Site(other) as wrong:
             wrong.start()
-            await wrong.until(lambda: any(event.kind is WorkerEventKind.FAILING for event in wrong.events))
+            await wrong.until(lambda: any(event.kind is WorkerEventKind.SNOOZED for event in wrong.events))
     (line,) = [each for each in logs if each["event"] == "job_of_another_node"]
     assert (line["log_level"], line["delivery_id"], line["given_back_for"][:2]) == ("error", delivery, "60")
     job = await federation.delivery_queue.get_status(delivery)
     assert job is not None
-    assert (job.state, job.attempt) == (JobState.FAILING, 0)
+    assert (job.state, job.attempt) == (JobState.SCHEDULED, 0)
     assert await row(federation, delivery) == (DeliveryState.READY, 0)
     assert peer.deliveries == []
     assert isinstance(other.metrics, ProcessMetrics)

@@ -198,6 +198,36 @@ async def test_a_failing_job_runs_until_its_attempts_are_spent() -> None:
     assert [event.kind for event in recorder.events if event.error] == [Kind.FAILING] * 3 + [Kind.FAILED]
 
 
+async def test_a_handler_reads_why_the_attempt_before_failed() -> None:
+    """The first attempt finds no error, the next one that of the first."""
+    storage = MemoryStorage()
+    seen: list[str | None] = []
+
+    async def twice(job: Job) -> None:
+        seen.append(None if job.last_error is None else job.last_error.message)
+        if len(seen) == 1:
+            raise ValueError("the first time")
+
+    await steps.enqueue(storage, steps.job("job"))
+    async with running(Worker(storage, {"work": twice}, retry=AT_ONCE)):
+        await outcome(storage, "job")
+    assert seen == [None, "the first time"]
+
+
+async def test_a_snooze_is_told_as_such() -> None:
+    """Observers hear of a snooze, with its delay, and of no failure."""
+    storage, recorder = MemoryStorage(), Recorder()
+
+    async def busy(job: Job) -> None:
+        raise Snooze(timedelta(hours=1))
+
+    await steps.enqueue(storage, steps.job("job"))
+    async with running(Worker(storage, {"work": busy}, observers=[recorder])):
+        told = await recorder.seen(Kind.SNOOZED)
+    assert (told.delay, recorder.of(Kind.FAILING)) == (timedelta(hours=1), [])
+    assert (await steps.status(storage, "job")).last_error is None
+
+
 async def test_uncounted_retries_keep_the_attempt() -> None:
     """A job that was snoozed is on its first attempt still."""
     storage = MemoryStorage()

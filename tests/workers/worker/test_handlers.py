@@ -11,13 +11,15 @@ from functools import partial
 
 import pytest
 
-from tests.workers.running import done, outcome, running
+from tests.workers.running import AT_ONCE, Recorder, done, outcome, running
+from workers.clock import ManualClock
 from workers.errors import LossReason, UnknownJobError
-from workers.jobs import OutcomeKind
+from workers.jobs import DROP, OutcomeKind
 from workers.storage.memory import MemoryStorage
 from workers.testing import steps
 from workers.testing.steps import PATIENCE
 from workers.worker import Worker
+from workers.worker.events import WorkerEventKind
 from workers.worker.handlers import (
     AttemptContext,
     Handler,
@@ -143,6 +145,30 @@ async def test_a_handler_gets_the_job() -> None:
     assert (job.id, job.name, job.payload, job.attempt, job.max_attempts) == ("a/b:c", "work", {"n": 1}, 1, 7)
     assert job.created_at == status.created_at
     assert job.signal.reason is None
+
+
+async def test_a_handler_says_how_long_its_result_is_kept() -> None:
+    """The last call counts, in place of the job's own time; that of an attempt which fails has no effect."""
+    clock, recorder = ManualClock(), Recorder()
+    storage = MemoryStorage(clock=clock)
+
+    async def work(job: Job) -> None:
+        if job.attempt == 1:
+            job.keep_result(DROP)
+            raise ValueError("not yet")
+        if job.id == "a day":
+            job.keep_result(DROP)
+            job.keep_result(timedelta(days=1))
+        elif job.id == "not at all":
+            job.keep_result(DROP)
+
+    names = ("a day", "not at all", "an hour")
+    await steps.enqueue(storage, *map(steps.job, names))
+    async with running(Worker(storage, {"work": work}, retry=AT_ONCE, observers=[recorder])):
+        await recorder.seen(WorkerEventKind.COMPLETED, 3)
+    assert [name for name in names if await storage.result(name)] == ["a day", "an hour"]
+    clock.advance(timedelta(hours=23))
+    assert [name for name in names if await storage.result(name)] == ["a day"]
 
 
 async def test_middlewares_wrap_in_order() -> None:

@@ -165,6 +165,8 @@ def encode_job(job: NewJob, dialect: Dialect) -> Sequence[object]:
 
 def _encode_content(job: NewJob, raw: str | None, others: Mapping[str, object]) -> Sequence[object]:
     """Return everything but the id; `raw` is the id if the options name it, `others` are those that we do not know."""
+    if job.follows:
+        raise Unsupported(f"job {job.id!r}: Bull lets no job follow others; see BullStorage.limits")
     if job.gate is not None:
         raise Unsupported(f"job {job.id!r}: Bull has no ordering, limit or fair keys; see BullStorage.limits")
     if job.priority < 0:
@@ -207,14 +209,14 @@ class BullClaim(Claim):
 def decode_claims(worker_id: str, head: bytes, dialect: Dialect, answer: Sequence[Reply]) -> Iterator[BullClaim]:
     """Yield the claims in what `claim.lua` answers."""
     start = head.hex()
-    for at in range(0, len(answer), 9):
-        raw, name, data, opts, timestamp, attempts, made, stalls, lease = answer[at : at + 9]
+    for place, at in enumerate(range(0, len(answer), 12), 1):
+        raw, name, data, opts, timestamp, attempts, made, stalls, reason, stacks, facts, lease = answer[at : at + 12]
         options = read_options(raw, opts)
         yield BullClaim(
             job_id=decode_id(raw),
             name=name.decode(errors="surrogateescape") if name else DEFAULT_NAME,
             payload=node_values.decode_bytes(data.decode(errors="surrogateescape")),
-            token=f"{start}{at // 9 + 1:04x}",
+            token=f"{start}{place:04x}",
             worker_id=worker_id,
             lease=timedelta(milliseconds=lease),
             attempt=spent(name, made, stalls) + 1,
@@ -226,6 +228,7 @@ def decode_claims(worker_id: str, head: bytes, dialect: Dialect, answer: Sequenc
             backoff=options.backoff,
             timeout=options.timeout,
             chain_index=options.chain_index,
+            last_error=decode_error(reason, stacks, facts, None, exhausted=False),
             stalled=CORRUPT if options.corrupt else None,
             key_id=raw,
             others=options.others,
@@ -266,7 +269,9 @@ def encode_settlement(settlement: Settlement, raw: bytes, dialect: Dialect) -> S
             return end if settlement.then is None else (*end, encode_job(settlement.then, dialect))
         case Retried():
             delay = min(duration(settlement.delay), duration(LONGEST_DELAY))
-            counting = (settlement.counted, settlement.snoozed, keep_ms(claim.keep_failed))
+            if settlement.snoozed:
+                return (*head, 7, delay)
+            counting = (settlement.counted, keep_ms(claim.keep_failed))
             return (*head, 2, delay, *_failure(settlement.error), *counting, noted_failure(settlement))
         case Failed():
             keep = claim.keep_failed if settlement.keep is None else settlement.keep

@@ -38,6 +38,7 @@ from workers.jobs import (
     JobRecord,
     JobState,
     JobStatus,
+    Moved,
     NewJob,
     Page,
     ProgressReport,
@@ -350,7 +351,7 @@ class BullStorage(ScriptedStorage):
 
     # Management
 
-    async def retry(self, ids: Sequence[str]) -> int:
+    async def retry(self, ids: Sequence[str]) -> Moved:
         """See `Storage.retry`; attempts count on, as in Bull.
 
         Raises:
@@ -368,15 +369,15 @@ class BullStorage(ScriptedStorage):
         refuse_transaction(connection, "BullStorage")
         return await self._unless_locked("remove", ids, int(running))
 
-    async def _unless_locked(self, script: str, ids: Sequence[str], *how: int) -> int:
-        done, locked = 0, []
+    async def _unless_locked(self, script: str, ids: Sequence[str], *how: int) -> Moved:
+        done, locked = list[str](), list[str]()
         for some in portions(ids, at_once=self.ids_at_once):
-            count, refused = unpack(await self._lua.run(script, self._packed_ids(some), *how))
-            done += count
+            places, refused = unpack(await self._lua.run(script, self._packed_ids(some), *how))
+            done += [some[place - 1] for place in places]
             locked += [codec.decode_id(raw) for raw in refused]
         if locked:
-            raise JobLockedError(locked, done)
-        return done
+            raise JobLockedError(locked, len(done))
+        return Moved(done)
 
     async def complete(
         self, job_id: str, result: bytes, *, keep: Retention | None = None, connection: object | None = None

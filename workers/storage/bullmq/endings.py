@@ -27,11 +27,12 @@ from workers.storage.bullmq.codec import (
     KEEP_FIELD,
     SETTLED_FIELD,
     UNCOUNTED_FIELD,
+    BullMQJobOptions,
     keep_jobs,
     link_fields,
 )
 from workers.storage.bullmq.record import BullMQClaim
-from workers.storage.bullmq.scripts import Finish
+from workers.storage.bullmq.scripts import BullMQScripts, Finish
 from workers.storage.bullmq.stops import stop
 from workers.storage.failures import noted_failure
 from workers.storage.on_redis.node_values import ERROR_FIELD, encode_bytes, to_ms
@@ -98,6 +99,8 @@ class Endings:
         )
 
     def _retry(self, claim: BullMQClaim, settlement: Retried, now_ms: int) -> Finish | Command:
+        if settlement.snoozed:
+            return self._snooze(claim, settlement, now_ms)
         counted, in_a_row = count_retry(settlement, claim.uncounted)
         if counted and not settlement.counted and claim.attempt >= claim.max_attempts:
             noted = noted_failure(settlement)
@@ -108,8 +111,16 @@ class Endings:
             SETTLED_FIELD: claim.token,
             UNCOUNTED_FIELD: str(in_a_row),
         }
-        return self._lua.delay(
-            claim.raw, claim.token, delay_ms=to_ms(settlement.delay), counted=counted, fields=fields, now_ms=now_ms
+        delay_ms = to_ms(settlement.delay)
+        if counted and delay_ms == 0:
+            lifo = claim.options.written.get("lifo") is True
+            return self._lua.retry(claim.raw, claim.token, lifo=lifo, fields=fields, now_ms=now_ms)
+        return self._lua.delay(claim.raw, claim.token, delay_ms=delay_ms, counted=counted, fields=fields, now_ms=now_ms)
+
+    def _snooze(self, claim: BullMQClaim, settlement: Retried, now_ms: int) -> Command:
+        delay_ms, fields = to_ms(settlement.delay), {SETTLED_FIELD: claim.token}
+        return self._lua.go_on(
+            claim.raw, claim.token, delay_ms=delay_ms, fields=fields, over=(CANCEL_FIELD,), now_ms=now_ms
         )
 
     def run_again(self, claim: BullMQClaim, now_ms: int) -> Finish | Command:
@@ -121,8 +132,11 @@ class Endings:
         return self._lua.delay(claim.raw, claim.token, delay_ms=0, counted=False, fields=fields, now_ms=now_ms)
 
     def _go_on(self, claim: BullMQClaim, then: NewJob, now_ms: int) -> Command:
-        fields = {**link_fields(then, claim.raw, claim.options.written), SETTLED_FIELD: claim.token}
-        over = ("failedReason", "stacktrace", ERROR_FIELD, UNCOUNTED_FIELD, CANCEL_FIELD, KEEP_FIELD, FAILURES_FIELD)
-        return self._lua.go_on(
-            claim.raw, claim.token, delay_ms=to_ms(then.delay), fields=fields, over=over, now_ms=now_ms
-        )
+        return go_on(self._lua, claim.raw, claim.token, then, claim.options, now_ms)
+
+
+def go_on(lua: BullMQScripts, raw: str, token: str, then: NewJob, options: BullMQJobOptions, now_ms: int) -> Command:
+    """Let an active job go on as the next link of its chain; `options` are its own. Answers 0 or an error code."""
+    fields = {**link_fields(then, raw, options.written), SETTLED_FIELD: token}
+    over = ("failedReason", "stacktrace", ERROR_FIELD, UNCOUNTED_FIELD, CANCEL_FIELD, KEEP_FIELD, FAILURES_FIELD)
+    return lua.go_on(raw, token, delay_ms=to_ms(then.delay), fields=fields, over=over, now_ms=now_ms)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from workers.errors import StorageError, Unsupported
-from workers.jobs import DROP, CancelResult, EnqueueResult, EnqueueStatus, JobState, NewJob, Retention
+from workers.jobs import DROP, CancelResult, EnqueueResult, EnqueueStatus, JobState, Moved, NewJob, Retention
 from workers.retention import chosen_for_waiters
 from workers.storage.bullmq.access import QueueAccess, meant
 from workers.storage.bullmq.codec import (
@@ -29,6 +29,7 @@ from workers.storage.bullmq.codec import (
     keep_jobs,
     raw_ids,
 )
+from workers.storage.bullmq.endings import go_on
 from workers.storage.bullmq.listener import CANCEL_REQUESTED_EVENT
 from workers.storage.bullmq.record import STATE_FIELDS, BullMQRecord, cancelled_run, reading, record
 from workers.storage.bullmq.scripts import CANCELLED, Finish
@@ -36,7 +37,7 @@ from workers.storage.bullmq.server import Contended, Reply
 from workers.storage.bullmq.stops import stop
 from workers.storage.on_redis.node_values import ERROR_FIELD, decode_bytes, encode_bytes, to_ms
 from workers.storage.on_redis.wire import Command
-from workers.storage.rules import STARTS_ANEW, check_fits_redis
+from workers.storage.rules import STARTS_ANEW, check_fits_redis, link_is_over
 
 TRANSACTION_JOBS: Final = 500
 """How many jobs are added in one transaction at most; the server serves nobody else meanwhile: about 10 ms."""
@@ -60,12 +61,15 @@ that they may have missed some.
 """
 
 NO_ORDERING_KEYS: Final = "BullMQ has no ordering, limit or fair keys; see BullMQStorage.limits"
+NO_DEPENDENCIES: Final = "BullMQ lets no job follow others; see BullMQStorage.limits"
 NO_URGENT_PRIORITIES: Final = "BullMQ has no priority above 0; see BullMQStorage.limits"
 WAITING: Final = frozenset({JobState.QUEUED, JobState.SCHEDULED, JobState.WAITING, JobState.FAILING})
 
 
 def unknown_to_bullmq(job: NewJob) -> str | None:
     """Return what BullMQ has no word for in the job; None if it has words for all."""
+    if job.follows:
+        return NO_DEPENDENCIES
     if job.gate is not None:
         return NO_ORDERING_KEYS
     return NO_URGENT_PRIORITIES if job.priority < 0 else None
@@ -75,7 +79,7 @@ def refuse_unknown_to_bullmq(job: NewJob) -> None:
     """Accept jobs that BullMQ can express.
 
     Raises:
-        Unsupported: it has an ordering, limit or fair key, or a priority above 0.
+        Unsupported: it has jobs to follow, an ordering, limit or fair key, or a priority above 0.
     """
     if (what := unknown_to_bullmq(job)) is not None:
         raise Unsupported(f"job {job.id!r}: {what}")
@@ -186,7 +190,8 @@ class Jobs:
         """
         token = secrets.token_hex(8)
         no_attempt: Command = ("HINCRBY", self._lua.job(found.raw), "atm", -1)
-        ending = stop(self._lua, found.raw, token, keep=None, options=found.options, now_ms=self._queue.server_ms())
+        ended_ms, was = self._queue.server_ms(), found.place
+        ending = stop(self._lua, found.raw, token, keep=None, options=found.options, now_ms=ended_ms, was=was)
         return [no_attempt, *self._lua.take(found.raw, token), ending]
 
     def _removal(self, found: BullMQRecord) -> list[Command]:
@@ -200,7 +205,7 @@ class Jobs:
         forgotten: Command = ("PEXPIRE", key, REQUESTS_KEPT_MS)
         return [self._event(CANCEL_REQUESTED_EVENT, raw), (*for_workers, *event), forgotten]
 
-    async def retry(self, ids: Sequence[str]) -> int:
+    async def retry(self, ids: Sequence[str]) -> Moved:
         """See `Storage.retry`."""
         marks = (UNCOUNTED_FIELD, CANCEL_FIELD, SETTLED_FIELD, STOPPED_FIELD, ERROR_FIELD, KEEP_FIELD, FAILURES_FIELD)
 
@@ -209,7 +214,7 @@ class Jobs:
             forgotten: Command = ("HDEL", self._lua.job(found.raw), "stc", "progress", *marks)
             return [again, forgotten, ("ZREM", self._lua[CANCELLED], found.raw)]
 
-        return await self._change_each(ids, lambda found: found.state in STARTS_ANEW, plan)
+        return Moved(await self._change_each(ids, lambda found: found.state in STARTS_ANEW, plan))
 
     async def remove(self, ids: Sequence[str], *, running: bool) -> int:
         """See `Storage.remove`."""
@@ -224,7 +229,7 @@ class Jobs:
             return found.state not in spared and "rjk" not in found.fields
 
         others = [job_id for job_id in ids if job_id not in removed]
-        return len(removed) + await self._change_each(others, wanted, plan)
+        return len(removed) + len(await self._change_each(others, wanted, plan))
 
     async def _remove_waiting(self, ids: Sequence[str]) -> set[str]:
         """Remove the jobs of a backlog, without a look at each; return which of them are gone.
@@ -243,6 +248,24 @@ class Jobs:
 
     async def complete(self, job_id: str, result: bytes, keep: Retention | None) -> JobState | None:
         """See `Storage.complete`."""
+        return await self._end(job_id, lambda found: self._completion(found, result, keep))
+
+    async def continue_job(self, then: NewJob) -> JobState | None:
+        """See `ContinuesFromOutside.continue_job`."""
+        refuse_unknown_to_bullmq(then)
+        check_fits_redis(then.id, then.payload)
+
+        def plan(found: BullMQRecord) -> list[Command]:
+            if then.chain_index != found.options.chain_index + 1:
+                raise link_is_over(then.id)
+            token, now_ms = secrets.token_hex(8), self._queue.now_ms()
+            taken = self._lua.take(found.raw, token)
+            return [*taken, go_on(self._lua, found.raw, token, then, found.options, now_ms)]
+
+        return await self._end(then.id, plan)
+
+    async def _end(self, job_id: str, plan: Callable[[BullMQRecord], list[Command]]) -> JobState | None:
+        """Carry out the plan for the unfinished job, from outside of any attempt, and return the state it was in."""
         [first] = await self._queue.find([job_id])
         key, now_ms = self._lua.job(first.raw), self._queue.now_ms()
         unfinished, unsuccessful = f"{key}:dependencies", f"{key}:unsuccessful"
@@ -255,7 +278,7 @@ class Jobs:
             if found.place == "waiting-children" or any(replies[-2:]):  # BullMQ would refuse it, after `take`
                 raise StorageError(f"job {job_id!r} waits for its children in a BullMQ flow; complete those")
             told = self._requests_cancel(found.raw) if found.state is JobState.PROCESSING else []
-            return [*told, *self._completion(found, result, keep)]
+            return [*told, *plan(found)]
 
         reads: list[Command] = [*reading(self._lua, first.raw), ("SCARD", unfinished), ("ZCARD", unsuccessful)]
         watched = (key, self._lua.lock(first.raw), unfinished, unsuccessful)
@@ -290,20 +313,21 @@ class Jobs:
     async def promote(self, ids: Sequence[str]) -> int:
         """See `Storage.promote`."""
         waits = (JobState.SCHEDULED, JobState.FAILING)
-        return await self._change_each(
+        promoted = await self._change_each(
             ids,
             lambda found: found.state in waits and found.place == "delayed",
             lambda found: [self._lua.promote(found.raw)],
         )
+        return len(promoted)
 
     async def _change_each(
         self,
         ids: Sequence[str],
         wanted: Callable[[BullMQRecord], bool],
         plan: Callable[[BullMQRecord], Sequence[Command]],
-    ) -> int:
-        """Carry out the plan for each job that is `wanted`, judged by `STATE_FIELDS`; return how many there were."""
-        ids, changed = await self._existing(ids), 0
+    ) -> list[str]:
+        """Carry out the plan for each job that is `wanted`, judged by `STATE_FIELDS`; return which there were."""
+        ids, changed = await self._existing(ids), list[str]()
         for start in range(0, len(ids), CHANGED_TOGETHER):
             some = ids[start : start + CHANGED_TOGETHER]
             try:
@@ -327,7 +351,7 @@ class Jobs:
         ids: Sequence[str],
         wanted: Callable[[BullMQRecord], bool],
         plan: Callable[[BullMQRecord], Sequence[Command]],
-    ) -> int:
+    ) -> list[str]:
         """Do the same as `_change_each`, in one transaction.
 
         Raises:
@@ -349,18 +373,18 @@ class Jobs:
         watched = [key for raw in raws for key in (self._lua.job(raw), self._lua.lock(raw))]
         commands = [command for each in read for command in each]
         await self._queue.server.transact(watched, commands, decide, rounds=ROUNDS_TOGETHER, confirmed=True)
-        return len(chosen)
+        return [decode_id(one.raw) for one in chosen]
 
     async def _change_one_by_one(
         self,
         ids: Sequence[str],
         wanted: Callable[[BullMQRecord], bool],
         plan: Callable[[BullMQRecord], Sequence[Command]],
-    ) -> int:
-        changed = 0
+    ) -> list[str]:
+        changed: list[str] = []
         for raw in dict.fromkeys(found.raw for found in await self._queue.find(ids) if wanted(found)):
             found = await self._change(raw, lambda found: plan(found) if wanted(found) else [])
-            changed += wanted(found)
+            changed += [decode_id(raw)] if wanted(found) else []
         return changed
 
     async def _change(

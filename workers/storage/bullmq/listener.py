@@ -153,7 +153,7 @@ class StreamListener:
         name, raw = event.get("event", ""), event.get("jobId", "")
         kind = KINDS.get(name)
         if name == "waiting" and event.get("prev") in REQUEUED_FROM:
-            kind = JobEventKind.QUEUED
+            kind = JobEventKind.FAILING if "failed" in event else JobEventKind.QUEUED
         if name == "delayed" and raw == self._added:
             kind = None
         if raw == self._stopped:

@@ -16,7 +16,7 @@ from workers.storage.on_redis.scripts import joined
 
 SCRIPTS: Final = (
     *("addStandardJob", "addDelayedJob", "addPrioritizedJob", "addParentJob", "moveToWaitingChildren"),
-    *("moveToActive", "moveToFinished", "moveToDelayed", "moveJobFromActiveToWait", "extendLocks"),
+    *("moveToActive", "moveToFinished", "moveToDelayed", "retryJob", "moveJobFromActiveToWait", "extendLocks"),
     *("moveStalledJobsToWait", "getStateV2", "removeJob", "reprocessJob", "promote", "pause", "drain"),
     *("cleanJobsInSet", "updateProgress", "addJobScheduler", "updateJobScheduler", "removeJobScheduler", "addLog"),
 )
@@ -26,6 +26,7 @@ FRONTS: Final = {
     "moveToFinished": "before_finishing",
     "moveToWaitingChildren": "before_suspending",
     "moveToDelayed": "before_delaying",
+    "retryJob": "before_retrying",
     "moveJobFromActiveToWait": "before_releasing",
     "moveStalledJobsToWait": "before_recovering",
     "extendLocks": "before_renewing",
@@ -41,6 +42,7 @@ BEHIND: Final = {
     "moveToActive": ("ARGV[1]", "park"),
     "moveToFinished": ("ARGV[7]", "park", "wake"),
     "moveToDelayed": ("ARGV[1]", "wake"),
+    "retryJob": ("ARGV[1]", "park"),
     "moveJobFromActiveToWait": ("string.sub(KEYS[1], 1, -7)", "park"),
     "moveStalledJobsToWait": ("ARGV[2]", "park", "origin", "give_up"),
     "moveToWaitingChildren": ("ARGV[5]", "wake"),
@@ -56,12 +58,17 @@ BEHIND: Final = {
 IN_FRONT: Final = frozenset({"moveJobFromActiveToWait", "moveStalledJobsToWait"})
 """The scripts that put jobs in front of those that wait."""
 
+RETRIED: Final = '"jobId", ARGV[4], "prev", "active"', '"jobId", ARGV[4], "prev", "active", "failed", "1"'
+"""What `retryJob` tells, and what it tells here, so that our listeners know a retry from a release."""
+STOPPED: Final = 'ARGV[3], ARGV[4], "prev", "active"', 'ARGV[3], ARGV[4], "prev", ARGV[11]'
+"""What `moveToFinished` tells, and what `stop` does: where a job was that never was active."""
+
 DEFINITION: Final = re.compile(r"^local (?:function|\w+ = function) .*?^end$", re.MULTILINE | re.DOTALL)
 """A function of BullMQ's Lua, which none of the lines outside of functions is needed for but that of `rcall`."""
 
 BEFORE_CONTINUING: Final = """
--- In front of BullMQ's moveToDelayed, whose keys and arguments these are: its job goes on as the next link of a chain.
--- ARGV[10...]: fields of the link that is over.
+-- In front of BullMQ's moveToDelayed, whose keys and arguments these are: its job did not fail, and goes on later.
+-- ARGV[10...]: fields of what is over.
 if redis.call('GET', KEYS[5] .. ':lock') == ARGV[4] then
   if not redis.call('LPOS', KEYS[2], ARGV[3], 'RANK', -1) then
     return -3
@@ -86,12 +93,16 @@ def own(*parts: str) -> str:
     return joined(__package__, "foreign", *parts)
 
 
-def packaged(name: str, before: str = "") -> BullMQScript:
+def packaged(name: str, before: str = "", telling: tuple[str, str] | None = None) -> BullMQScript:
     """Return one of BullMQ's Lua files, whose name ends with the number of keys.
 
-    Lines of ours may come `before` it, and what `BEHIND` names comes behind it.
+    Lines of ours may come `before` it, and what `BEHIND` names comes behind it. `telling` replaces what it tells.
     """
     text, key_count = _read(name)
+    if telling is not None:
+        if text.count(telling[0]) != 1:
+            raise StorageError(f"the installed bullmq package tells something else in {name!r}; use bullmq 3.4")
+        text = text.replace(*telling)
     if name in BEHIND:
         prefix, *parts = BEHIND[name]
         head = f"local answer, P, IN_FRONT = theirs(), {prefix}, {str(name in IN_FRONT).lower()}\n"
@@ -132,7 +143,8 @@ def scripts() -> Mapping[str, BullMQScript]:
     ours = {
         "claimMany": looped("moveToActive", 11, "claim_many"),
         "turn": looped("moveToFinished", 13, "faults", "unfit", "turn"),
-        "stop": packaged("moveToFinished", own("kinds", "unfit", FRONTS["moveToFinished"], "before_stopping")),
+        "stop": packaged("moveToFinished", own("kinds", "unfit", FRONTS["moveToFinished"], "before_stopping"), STOPPED),
+        "retryJob": packaged("retryJob", fronts["retryJob"], RETRIED),
         "cancelled": BullMQScript(joined(__package__, "cancelled"), 2),
         "continue": packaged("moveToDelayed", fronts["moveToDelayed"] + BEFORE_CONTINUING),
         "removeWaiting": BullMQScript(joined(__package__, "remove_waiting"), 8),

@@ -12,14 +12,15 @@ from bullmq.custom_errors import DelayedError
 from bullmq.custom_errors import UnrecoverableError as BullMQUnrecoverableError
 
 from workers.errors import Retry, UnrecoverableError
-from workers.jobs import DROP, Claim, Retried
+from workers.jobs import DROP, Claim, ErrorInfo, Retried
 from workers.retry import RetryPolicy
 from workers.storage.bullmq.codec import decode_id, decode_options
 from workers.storage.bullmq.record import worker_of
-from workers.storage.on_redis.node_values import error_fields, moment, to_ms
+from workers.storage.on_redis.node_values import decode_error, error_fields, moment, to_ms
 from workers.storage.rules import count_retry
+from workers.worker.calls import call
 from workers.worker.failures import policy_after, settlement_of_failure
-from workers.worker.handlers import AttemptContext, Handler, HandlerFunction, Signal, call, make_job
+from workers.worker.handlers import AttemptContext, Handler, HandlerFunction, Signal, make_job
 
 
 def as_processor(
@@ -60,10 +61,14 @@ async def _put_aside(job: Any, claim: Claim, error: Retry, policy: RetryPolicy) 
         raise BullMQUnrecoverableError(str(error)) from error
     uncounted_so_far = job.attemptsStarted - job.attemptsMade - job.stalledCounter - 1
     counted, _ = count_retry(settlement, uncounted_so_far)
-    fields = {**error_fields(settlement.error, json.dumps(job.stacktrace)), "failedReason": settlement.error.message}
+    fields = {} if settlement.snoozed else _failure(job, settlement.error)
     options = {"skipAttempt": not counted, "fieldsToUpdate": fields}
     now_ms = round(time.time() * 1000)
     await job.backend.moveToDelayed(job.id, now_ms, to_ms(settlement.delay), claim.token, options)
+
+
+def _failure(job: Any, error: ErrorInfo) -> dict[str, object]:
+    return {**error_fields(error, json.dumps(job.stacktrace)), "failedReason": error.message}
 
 
 def _claim(job: Any, token: str) -> Claim:
@@ -82,4 +87,5 @@ def _claim(job: Any, token: str) -> Claim:
         keep_completed=options.keep_completed,
         keep_failed=options.keep_failed,
         backoff=options.backoff,
+        last_error=decode_error(job.failedReason, json.dumps(job.stacktrace), None, exhausted=False),
     )

@@ -279,6 +279,7 @@ def make_claim(reply: Reply, token: str, worker_id: str, leases: Mapping[str, ti
         backoff=options.backoff,
         named_backoff=options.named_backoff,
         chain_index=options.chain_index,
+        last_error=decode_error(*map(fields.get, ("failedReason", "stacktrace", ERROR_FIELD)), exhausted=False),
         stalled=_deferred_failure(reason) or _stalled(ended, stalls, options, reason),
         key_id=raw,
         options=options,

@@ -7,14 +7,15 @@ current one, and adds nothing. If a worker dies between the claim and that scrip
 whoever gets it when the lease is over.
 
 A job whose successor cannot be added is not run either, because the schedule would end with it. It is given back, due a
-moment later, so that a worker of Node may take it, and is told once.
+moment later, so that a worker of Node may take it, and is told once. That moment is short at first, because a worker of
+Node that is idle takes the job then, and longer each time that we get it nevertheless.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -31,9 +32,11 @@ from workers.storage.on_redis.wire import Command
 _LOG = logging.getLogger(__name__)
 
 SCHEDULER_FIELD: Final = "rjk"
+FIRST_GIVEN_BACK_MS: Final = 20
 GIVEN_BACK_MS: Final = 10_000
-"""How long a job that was given back is not due. Shorter, and idle workers would spin on it."""
+"""How long a job that was given back is not due at last. Shorter, and idle workers would spin on it."""
 COMPLAINTS_KNOWN: Final = 1_000
+GIVEN_BACK_KNOWN: Final = 1_000
 OPTIONS_OF_ONE_VERSION: Final = ("iterator", "nthDayOfWeek", "strict", "utc")
 """Members of `repeat` by which one of Node's versions reads a pattern differently, and the other does not."""
 
@@ -74,6 +77,7 @@ class Schedules:
         self._lua = queue.lua
         self._told: set[tuple[str, str]] = set()
         self._untold: list[str] = []
+        self._given_back: dict[str, int] = {}  # how long each job was not due the last time
 
     @property
     def has_news(self) -> bool:
@@ -107,11 +111,11 @@ class Schedules:
         try:
             replies = await self._queue.server.run([command for _, command in asked])
         except WorkersError:  # some may have been added; whoever gets the others adds them
-            return await self._give_back([one for one, _ in asked], 0)
+            return await self._give_back((one, 0) for one, _ in asked)
         stuck = [(one, reply) for (one, _), reply in zip(asked, replies, strict=True) if not _is_done(reply)]
         for one, reply in stuck:
             self._note(one, str(reply if isinstance(reply, StorageError) else reply[0]))
-        return await self._give_back([one for one, _ in stuck], GIVEN_BACK_MS)
+        return await self._give_back((one, self._pause(one.claim.raw)) for one, _ in stuck)
 
     def _following(self, one: Iteration, now_ms: int) -> Command | None:
         """Return the command that adds the next job, or, if we cannot, asks whether anybody must; None at the end."""
@@ -124,15 +128,23 @@ class Schedules:
         except (StorageError, ValueError, OverflowError) as error:  # what MessagePack cannot hold is the last two
             return command({}, next_ms=None, why_not=str(error))
 
-    async def _give_back(self, those: Sequence[Iteration], delay_ms: int) -> frozenset[str]:
-        now_ms, claims = self._queue.now_ms(), [one.claim for one in those]
+    def _pause(self, raw: str) -> int:
+        """Return for how many milliseconds the job is not due: twice as long each time."""
+        pause = min(2 * self._given_back.pop(raw, FIRST_GIVEN_BACK_MS // 2), GIVEN_BACK_MS)
+        self._given_back[raw] = pause
+        if len(self._given_back) > GIVEN_BACK_KNOWN:
+            del self._given_back[next(iter(self._given_back))]
+        return pause
+
+    async def _give_back(self, those: Iterable[tuple[Iteration, int]]) -> frozenset[str]:
+        now_ms, pauses = self._queue.now_ms(), [(one.claim, pause) for one, pause in those]
         commands = [
-            self._lua.delay(claim.raw, claim.token, delay_ms=delay_ms, counted=False, fields={}, now_ms=now_ms)
-            for claim in claims
+            self._lua.delay(claim.raw, claim.token, delay_ms=pause, counted=False, fields={}, now_ms=now_ms)
+            for claim, pause in pauses
         ]
         with contextlib.suppress(WorkersError):  # the leases will run out
             await self._queue.server.run(commands)
-        return frozenset(claim.token for claim in claims)
+        return frozenset(claim.token for claim, _ in pauses)
 
     def _note(self, one: Iteration, why: str) -> None:
         if (one.scheduler, why) in self._told:

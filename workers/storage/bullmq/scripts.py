@@ -75,6 +75,8 @@ class BullMQScripts:
         self._stop = self._head("stop", *every, "failed")
         aside = ("marker", "active", "prioritized", "delayed")
         self._delay, self._continue = self._head("moveToDelayed", *aside), self._head("continue", *aside)
+        self._retry = self._head("retryJob", "active", "wait", "paused")
+        self._retry_tail = self._named("meta", "events", "delayed", "prioritized", "pc", "marker", "stalled")
         self._delay_tail = self._named("events", "meta", "stalled", "wait", "limiter", "pc")
         adding = ("completed", "delayed", "active", "events", "marker")
         self._add = self._head("addStandardJob", "wait", "paused", "meta", "id", *adding)
@@ -188,10 +190,13 @@ class BullMQScripts:
             *("", self.base, options, fields),
         )
 
-    def stop(self, ending: Finish, now_ms: int, *, until_ms: int | None) -> Command:
-        """Fail an active job that is cancelled, until when its record lasts; answers 0 or an error code."""
+    def stop(self, ending: Finish, now_ms: int, *, until_ms: int | None, was: str) -> Command:
+        """Fail an active job that is cancelled, until when its record lasts, and tell where it `was`.
+
+        Answers 0 or an error code.
+        """
         failing = self.finish(ending, now_ms)
-        return (*self._stop, *failing[len(self._finish["failed"]) :], "" if until_ms is None else until_ms)
+        return (*self._stop, *failing[len(self._finish["failed"]) :], "" if until_ms is None else until_ms, was)
 
     def cancelled(self, now_ms: int, start: int) -> Command:
         """Look at the next jobs that may be cancelled: `[how many are, looked at, forgotten]`."""
@@ -202,10 +207,17 @@ class BullMQScripts:
         arguments = (self.base, str(now_ms), raw, token, delay_ms, "0" if counted else "1", _flat(fields), "0")
         return (*self._delay, self.base + raw, *self._delay_tail, *arguments)
 
+    def retry(self, raw: str, token: str, *, lifo: bool, fields: Options, now_ms: int) -> Command:
+        """Let an active job wait that failed, in front of all others if `lifo`; answers 0 or an error code."""
+        arguments = (self.base, now_ms, "RPUSH" if lifo else "LPUSH", raw, token, _flat(fields))
+        return (*self._retry, self.base + raw, *self._retry_tail, *arguments)
+
     def go_on(
         self, raw: str, token: str, *, delay_ms: int, fields: Options, over: Sequence[str], now_ms: int
     ) -> Command:
-        """Delay an active job as the next link of its chain, without the fields that are `over`.
+        """Delay an active job that did not fail: as the next link of its chain, or because it was not tried.
+
+        It loses the fields that are `over`.
 
         Answers 0 or an error code.
         """

@@ -17,9 +17,19 @@ from workers.storage.on_redis.wire import Command
 
 
 def stop(
-    lua: BullMQScripts, raw: str, token: str, *, keep: Retention | None, options: BullMQJobOptions, now_ms: int
+    lua: BullMQScripts,
+    raw: str,
+    token: str,
+    *,
+    keep: Retention | None,
+    options: BullMQJobOptions,
+    now_ms: int,
+    was: str = "active",
 ) -> Command:
-    """End an active job that this token holds; `keep` as in `Cancelled`. Answers 0 or an error code."""
+    """End an active job that this token holds, and tell where it `was`; `keep` as in `Cancelled`.
+
+    Answers 0 or an error code.
+    """
     error = cancelled_error(decode_id(raw))
     fields: dict[str, object] = {
         ERROR_FIELD: error_facts(error, bare=True),
@@ -38,4 +48,4 @@ def stop(
         max_attempts=options.max_attempts,
         fields=fields,
     )
-    return lua.stop(ending, now_ms, until_ms=None if lasts is DROP else now_ms + to_ms(lasts))
+    return lua.stop(ending, now_ms, until_ms=None if lasts is DROP else now_ms + to_ms(lasts), was=was)

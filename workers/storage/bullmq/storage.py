@@ -41,6 +41,7 @@ from workers.jobs import (
     JobState,
     JobStatus,
     LogLine,
+    Moved,
     NewJob,
     Page,
     ProgressReport,
@@ -145,6 +146,7 @@ class BullMQStorage:
         crons=True,
         cron_rows=False,
         farewells=True,
+        outside_continuations=True,
     )
 
     turns_at_once: Final = 2
@@ -345,7 +347,7 @@ class BullMQStorage:
     async def is_paused(self) -> bool:
         return await self._inspector.is_paused()
 
-    async def retry(self, ids: Sequence[str]) -> int:
+    async def retry(self, ids: Sequence[str]) -> Moved:
         return await self._jobs.retry(ids)
 
     async def remove(self, ids: Sequence[str], *, running: bool = False, connection: object | None = None) -> int:
@@ -372,6 +374,11 @@ class BullMQStorage:
 
     async def repair(self, *, drop: bool = False) -> list[Repaired]:
         return await self._quarantine.repair(drop=drop)
+
+    async def continue_job(self, then: NewJob, *, connection: object | None = None) -> JobState | None:
+        """See `ContinuesFromOutside.continue_job`; it raises what `complete` does."""
+        refuse_transaction(connection, "BullMQStorage")
+        return await self._jobs.continue_job(then)
 
     async def promote(self, ids: Sequence[str]) -> int:
         return await self._jobs.promote(ids)

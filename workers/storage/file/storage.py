@@ -74,8 +74,10 @@ from workers.jobs import (
     EnqueueResult,
     JobOutcome,
     JobRecord,
+    JobRef,
     JobState,
     JobStatus,
+    Moved,
     NewJob,
     Page,
     ProgressReport,
@@ -114,6 +116,8 @@ class FileStorage:
         limit_keys=True,
         crons=True,
         farewells=True,
+        ordered_listing=True,
+        outside_continuations=True,
         held_wake_ups=True,
     )
 
@@ -299,7 +303,7 @@ class FileStorage:
     async def is_paused(self) -> bool:
         return await self._read(lambda state, now: state.paused)
 
-    async def retry(self, ids: Sequence[str]) -> int:
+    async def retry(self, ids: Sequence[str]) -> Moved:
         return await self._write(lambda state, now: state.retry(ids, now))
 
     async def remove(self, ids: Sequence[str], *, running: bool = False, connection: object | None = None) -> int:
@@ -311,6 +315,10 @@ class FileStorage:
     ) -> JobState | None:
         refuse_transaction(connection, "FileStorage")
         return await self._write(lambda state, now: state.complete(job_id, result, keep, now))
+
+    async def continue_job(self, then: NewJob, *, connection: object | None = None) -> JobState | None:
+        refuse_transaction(connection, "FileStorage")
+        return await self._write(lambda state, now: state.continue_job(then, now), version=version_for([then]))
 
     async def promote(self, ids: Sequence[str]) -> int:
         return await self._write(lambda state, now: state.promote(ids, now))
@@ -335,6 +343,14 @@ class FileStorage:
 
     async def remove_limit(self, name: str) -> bool:
         return await self._write(lambda state, now: state.remove_limit(name))
+
+    async def followed(self, job_id: str) -> list[JobRef]:
+        found = await self._read(lambda state, now: state.table.followed(job_id))
+        return [JobRef(self.queue, one) for one in found]
+
+    async def followers(self, job_id: str, *, limit: int = 1_000) -> list[JobRef]:
+        found = await self._read(lambda state, now: state.table.followers(job_id, limit))
+        return [JobRef(self.queue, one) for one in found]
 
     async def held_back(self, ids: Sequence[str]) -> list[HeldBack | None]:
         return await self._read(lambda state, now: state.held_back(ids, now))
@@ -366,5 +382,10 @@ class FileStorage:
             self._connected.subscribers.tell(QUEUE_NUMBER, (), wake=True)
 
     # Last, because from here on `list` is this method and no longer the type.
+    async def list_in_order(
+        self, state: JobState, *, name: str | None = None, cursor: str | None = None, limit: int = 100
+    ) -> Page:
+        return await self._read(lambda jobs, now: jobs.page(state, name, cursor, limit, now))
+
     async def list(self, state: JobState, *, cursor: str | None = None, limit: int = 100) -> Page:
-        return await self._read(lambda jobs, now: jobs.page(state, cursor, limit, now))
+        return await self.list_in_order(state, cursor=cursor, limit=limit)

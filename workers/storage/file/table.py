@@ -75,8 +75,8 @@ class FileTable(DependentTable):
         self._tombstones.discard(new.id)
         self._changes.added.add(new.id)
 
-    def continue_with(self, job: StoredJob, new: NewJob, now: datetime) -> None:
-        super().continue_with(job, new, now)
+    def _go_on(self, job: StoredJob, new: NewJob, now: datetime) -> None:
+        super()._go_on(job, new, now)
         self._changes.added.add(new.id)
 
     def debounce(self, job: StoredJob, new: NewJob, now: datetime) -> None:

@@ -7,6 +7,7 @@ ends as well, and go to the end of the same list, so that no run of jobs is too 
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from workers.jobs import AfterFailure, ErrorInfo, JobEventKind, JobState, NewJob
 from workers.lifecycle import Step, after
 from workers.storage.memory.jobs import JobTable
 from workers.storage.memory.lines import Publisher, StoredJob
-from workers.storage.rules import STARTS_ANEW, dependency_error
+from workers.storage.rules import STARTS_ANEW, bounded_count, dependency_error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,14 @@ class DependentTable(JobTable):
         """Return how many jobs the waiting one still follows."""
         return len(self._left.get(job_id, ()))
 
+    def followed(self, job_id: str) -> list[str]:
+        """Return the jobs that the waiting one still follows."""
+        return list(self._left.get(job_id, ()))
+
+    def followers(self, job_id: str, limit: int) -> list[str]:
+        """Return the first jobs that wait for this one."""
+        return list(itertools.islice(self._dependents.get(job_id, ()), bounded_count(limit)))
+
     def refuse_unknown(self, jobs: Sequence[NewJob], now: datetime) -> None:
         """Accept jobs unless a new one must know how another ended, of which nothing is known.
 
@@ -65,6 +74,31 @@ class DependentTable(JobTable):
 
     def add_after(self, new: NewJob, now: datetime) -> None:
         """Add the job, which waits for those that it follows and that have not ended."""
+        left, ended = self._standing_of(new, now)
+        if not left and ended is None:
+            self.add(new, now)
+            return
+        self.add(new, now, step=Step.AWAIT)
+        self._await(self._jobs[new.id], now, left, ended)
+
+    def continue_with(self, job: StoredJob, new: NewJob, now: datetime) -> None:
+        left, ended = self._standing_of(new, now)
+        if not left and ended is None:
+            super().continue_with(job, new, now)
+            return
+        self._end_attempt(job, Step.CONTINUE_AFTER)
+        self._go_on(job, new, now)
+        self._await(job, now, left, ended)
+
+    def _await(self, job: StoredJob, now: datetime, left: Collection[str], ended: EndedDependency | None) -> None:
+        """Let the waiting job wait for those that are left, or fail it because of the one that ended."""
+        if ended is None:
+            self._wait_for(job.new.id, left)
+        else:
+            self._give_up(job, now, ended)
+
+    def _standing_of(self, new: NewJob, now: datetime) -> tuple[list[str], EndedDependency | None]:
+        """Return those that the job follows and that have not ended, and the first that keeps it from running."""
         left: list[str] = []
         for dependency in new.after:
             found = self.find(dependency, now)
@@ -75,14 +109,8 @@ class DependentTable(JobTable):
             if found is not None:
                 ended = EndedDependency(id=dependency, state=found.state, error=found.last_error)
             if not ended.lets_run(new):
-                self.add(new, now, step=Step.AWAIT)
-                self._give_up(self._jobs[new.id], now, ended)
-                return
-        if left:
-            self.add(new, now, step=Step.AWAIT)
-            self._wait_for(new.id, left)
-        else:
-            self.add(new, now)
+                return [], ended
+        return left, None
 
     def _give_up(self, job: StoredJob, now: datetime, ended: EndedDependency) -> None:
         """Fail the waiting job because of the end of one that it follows."""

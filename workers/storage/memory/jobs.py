@@ -180,6 +180,15 @@ class JobTable(LineTable):
     def continue_with(self, job: StoredJob, new: NewJob, now: datetime) -> None:
         """End the attempt and let the job go on as `new`, behind those that wait."""
         self._end_attempt(job, Step.CONTINUE_LATER if new.delay else Step.CONTINUE)
+        self._go_on(job, new, now)
+
+    def continue_from_outside(self, job: StoredJob, new: NewJob, now: datetime) -> None:
+        """Let the unfinished job go on as `new`, behind those that wait, from outside of any attempt."""
+        self._take(job, Step.CONTINUE_FROM_OUTSIDE_LATER if new.delay else Step.CONTINUE_FROM_OUTSIDE)
+        job.settled_by = None
+        self._go_on(job, new, now)
+
+    def _go_on(self, job: StoredJob, new: NewJob, now: datetime) -> None:
         job.new, job.run_at, job.serial = new, now + new.delay, self._next_serial
         job.attempts = job.stalls = job.uncounted = 0
         job.last_error = job.failures = job.turn = None
@@ -196,10 +205,18 @@ class JobTable(LineTable):
 
     def retry_later(self, job: StoredJob, error: ErrorInfo, due: datetime) -> None:
         job.last_error = error
-        self._end_attempt(job, Step.RETRY)
+        self._put_off(job, Step.RETRY, due, JobEventKind.FAILING)
+
+    def snooze(self, job: StoredJob, due: datetime) -> None:
+        """End the attempt, which did not happen, and let the job wait until it is due."""
+        step = Step.SNOOZE if job.last_error is None else Step.SNOOZE_AGAIN
+        self._put_off(job, step, due, JobEventKind.QUEUED)
+
+    def _put_off(self, job: StoredJob, step: Step, due: datetime, told: JobEventKind) -> None:
+        self._end_attempt(job, step)
         job.run_at = due
         self._line_up(job)
-        self._publisher.publish(JobEventKind.FAILING, job.new.id)
+        self._publisher.publish(told, job.new.id)
 
     def requeue(self, job: StoredJob, step: Step) -> None:
         """End the attempt, by release or a lost lease, and put the job back where it was."""

@@ -32,6 +32,7 @@ from workers.jobs import (
     JobRecord,
     JobState,
     JobStatus,
+    Moved,
     NewJob,
     OutcomeKind,
     Page,
@@ -63,6 +64,8 @@ from workers.storage.rules import (
     check_claim,
     check_cleanable,
     count_retry,
+    link_is_over,
+    next_elsewhere,
     read_cursor,
     stalled_error,
 )
@@ -205,6 +208,7 @@ class QueueSteps:
             priority=new.priority,
             backoff=new.backoff,
             chain_index=new.chain_index,
+            last_error=job.last_error,
         )
 
     def claimable_in(self, names: Collection[str], now: datetime) -> timedelta | None:
@@ -245,6 +249,8 @@ class QueueSteps:
             return _ALREADY_APPLIED
         if job is None or job.token != claim.token:
             return SettleOutcome(status=SettleStatus.LOST, reason=_why_lost(job))
+        if fault := next_elsewhere(settlement):
+            return fault
         match settlement:
             case Completed():
                 self.table.complete(job, now, settlement.result, settlement.keep)
@@ -273,7 +279,11 @@ class QueueSteps:
             return
         if not counted:
             job.attempts -= 1
-        self.table.retry_later(job, settlement.error, now + bounded(settlement.delay))
+        due = now + bounded(settlement.delay)
+        if settlement.snoozed:
+            self.table.snooze(job, due)
+        else:
+            self.table.retry_later(job, settlement.error, due)
 
     def progress(self, reports: Sequence[ProgressReport], now: datetime) -> None:
         for report in reports:
@@ -372,10 +382,11 @@ class QueueSteps:
                 claims[job.worker_id] = claims.get(job.worker_id, 0) + 1
         return [WorkerInfo(id=name, seen_at=seen, claims=claims[name]) for name, seen in self.seen.items()]
 
-    def page(self, state: JobState, cursor: str | None, limit: int, now: datetime) -> Page:
+    def page(self, state: JobState, name: str | None, cursor: str | None, limit: int, now: datetime) -> Page:
         self._look_at_the_clock(now)
         last, limit = read_cursor(cursor), bounded_count(limit)
-        later = sorted((job for job in self.table.by_state[state].values() if job.serial > last), key=_serial)
+        named = (job for job in self.table.by_state[state].values() if name in (None, job.new.name))
+        later = sorted((job for job in named if job.serial > last), key=_serial)
         page = later[:limit]
         return Page(
             jobs=tuple(self._status(job) for job in page),
@@ -384,11 +395,11 @@ class QueueSteps:
 
     # Management
 
-    def retry(self, ids: Sequence[str], now: datetime) -> int:
+    def retry(self, ids: Sequence[str], now: datetime) -> Moved:
         ended = [job for job in self._found(ids, now) if job.state in STARTS_ANEW]
         for job in ended:
             self.table.add_again(job, now)
-        return len(ended)
+        return Moved(job.new.id for job in ended)
 
     def complete(self, job_id: str, result: bytes, keep: Retention | None, now: datetime) -> JobState | None:
         job = self.table.find(job_id, now)
@@ -397,6 +408,17 @@ class QueueSteps:
         state = job.state
         if not job.finished:
             self.table.complete_from_outside(job, now, result, keep)
+        return state
+
+    def continue_job(self, then: NewJob, now: datetime) -> JobState | None:
+        job = self.table.find(then.id, now)
+        if job is None:
+            return None
+        state = job.state
+        if not job.finished:
+            if then.chain_index != job.new.chain_index + 1:
+                raise link_is_over(then.id)
+            self.table.continue_from_outside(job, then, now)
         return state
 
     def remove(self, ids: Sequence[str], running: bool, now: datetime) -> int:

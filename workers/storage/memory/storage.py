@@ -25,8 +25,10 @@ from workers.jobs import (
     EnqueueResult,
     JobOutcome,
     JobRecord,
+    JobRef,
     JobState,
     JobStatus,
+    Moved,
     NewJob,
     Page,
     ProgressReport,
@@ -59,6 +61,8 @@ class MemoryStorage:
         limit_keys=True,
         crons=True,
         farewells=True,
+        ordered_listing=True,
+        outside_continuations=True,
         held_wake_ups=True,
     )
 
@@ -170,7 +174,7 @@ class MemoryStorage:
     async def is_paused(self) -> bool:
         return self._queue.paused
 
-    async def retry(self, ids: Sequence[str]) -> int:
+    async def retry(self, ids: Sequence[str]) -> Moved:
         return self._queue.retry(ids, self._now())
 
     async def remove(self, ids: Sequence[str], *, running: bool = False, connection: object | None = None) -> int:
@@ -182,6 +186,10 @@ class MemoryStorage:
     ) -> JobState | None:
         refuse_transaction(connection, "MemoryStorage")
         return self._queue.complete(job_id, result, keep, self._now())
+
+    async def continue_job(self, then: NewJob, *, connection: object | None = None) -> JobState | None:
+        refuse_transaction(connection, "MemoryStorage")
+        return self._queue.continue_job(then, self._now())
 
     async def promote(self, ids: Sequence[str]) -> int:
         return self._queue.promote(ids, self._now())
@@ -203,6 +211,12 @@ class MemoryStorage:
 
     async def remove_limit(self, name: str) -> bool:
         return self._queue.remove_limit(name)
+
+    async def followed(self, job_id: str) -> list[JobRef]:
+        return [JobRef(self.queue, one) for one in self._queue.table.followed(job_id)]
+
+    async def followers(self, job_id: str, *, limit: int = 1_000) -> list[JobRef]:
+        return [JobRef(self.queue, one) for one in self._queue.table.followers(job_id, limit)]
 
     async def held_back(self, ids: Sequence[str]) -> list[HeldBack | None]:
         return self._queue.held_back(ids, self._now())
@@ -226,8 +240,13 @@ class MemoryStorage:
         return self._space.clock.now()
 
     # Last, because from here on `list` is this method and no longer the type.
+    async def list_in_order(
+        self, state: JobState, *, name: str | None = None, cursor: str | None = None, limit: int = 100
+    ) -> Page:
+        return self._queue.page(state, name, cursor, limit, self._now())
+
     async def list(self, state: JobState, *, cursor: str | None = None, limit: int = 100) -> Page:
-        return self._queue.page(state, cursor, limit, self._now())
+        return await self.list_in_order(state, cursor=cursor, limit=limit)
 
 
 class MemoryQueue(QueueSteps):

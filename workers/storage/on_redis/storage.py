@@ -14,6 +14,7 @@ from workers.jobs import (
     CancelResult,
     Claim,
     JobState,
+    Moved,
     Released,
     Renewal,
     Settlement,
@@ -221,8 +222,12 @@ class ScriptedStorage(ABC):
     async def is_paused(self) -> bool:
         return bool(await self._run("paused"))
 
-    async def retry(self, ids: Sequence[str]) -> int:
-        return await self._each("retry", ids)
+    async def retry(self, ids: Sequence[str]) -> Moved:
+        moved: list[str] = []
+        for some in portions(ids, at_once=self.ids_at_once):
+            places = await self._run("retry", self._packed_ids(some))
+            moved += [some[place - 1] for place in places]
+        return Moved(moved)
 
     async def remove(self, ids: Sequence[str], *, running: bool = False, connection: object | None = None) -> int:
         refuse_transaction(connection, type(self).__name__)

@@ -224,15 +224,16 @@ def decode_new_job(job_id: str, packed: bytes) -> NewJob:
 def decode_claims(worker_id: str, secret: bytes, answer: Sequence[Reply]) -> Iterator[Claim]:
     """Yield the claims in what `claim.lua` answers."""
     start = secret.hex()
-    for at in range(0, len(answer), 4):
-        job_id, packed, attempt, lease = answer[at : at + 4]
+    for number, at in enumerate(range(0, len(answer), 5), 1):
+        job_id, packed, attempt, lease, error = answer[at : at + 5]
         claim = partial(
             Claim,
             job_id=text_of(job_id),
-            token=f"{start}{at // 4 + 1:04x}",
+            token=f"{start}{number:04x}",
             worker_id=worker_id,
             lease=_decoded_lease(lease),
             attempt=attempt,
+            last_error=decode_error(error),
         )
         try:
             yield _decoded_claim(claim, packed)

@@ -14,7 +14,7 @@ from workers.storage.on_redis.wire import Reply
 
 PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(("renew", "look", "result", "counts", "since", "retry"), ()),
-    **dict.fromkeys(("declare", "limits", "held_back"), ()),
+    **dict.fromkeys(("declare", "limits", "held_back", "followed", "followers"), ()),
     **dict.fromkeys(("clean", "pause", "paused", "keep", "progress", "wake", "farewell"), ()),
     **dict.fromkeys(("cancel", "complete", "remove", "drain", "promote"), ("dependents",)),
     "crons": ("recurring",),
@@ -22,7 +22,8 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "enqueue": ("add",),
     "enqueue_once": ("marks", "add"),
     "enqueue_after": ("dependents", "marks", "after", "add"),
-    "settle": ("dependents", "add", "failures"),
+    "settle": ("dependents", "after", "add", "failures", "continue"),
+    "go_on": ("dependents", "continue"),
     "claim": ("dependents", "quarantine", "due", "corrupt"),
     "recover": ("dependents", "quarantine", "corrupt", "failures"),
     "read": ("show",),
@@ -59,7 +60,7 @@ def loaded_scripts() -> Sequence[Script]:
 ON_A_FULL_SERVER: Final = "#!lua flags=allow-oom\n"
 TOO_OLD: Final = f"{FULL}; a server of Redis 7 or newer would let workers work it off"
 DRAINING: Final = frozenset(PARTS) - {
-    *("enqueue", "enqueue_once", "turn_cron", "settle", "complete", "progress", "declare")
+    *("enqueue", "enqueue_once", "turn_cron", "settle", "complete", "go_on", "progress", "declare")
 }
 """The scripts that run on a full server. Each adds at most a few hundred bytes per job that is there already. What
 settlements add is looked at first, see `room.py`."""

@@ -53,6 +53,7 @@ from workers.jobs import (
     EnqueueResult,
     JobOutcome,
     JobRecord,
+    JobRef,
     JobState,
     JobStatus,
     NewJob,
@@ -101,6 +102,8 @@ from workers.storage.rules import (
     check_claim,
     check_cleanable,
     check_fits_redis,
+    link_is_over,
+    next_elsewhere,
     refuse_other_queues,
     refuse_transaction,
     unfit_for_redis,
@@ -136,6 +139,7 @@ class RedisStorage(ScriptedStorage):
         limit_keys=True,
         crons=True,
         farewells=True,
+        outside_continuations=True,
         held_wake_ups=True,
     )
 
@@ -257,7 +261,7 @@ class RedisStorage(ScriptedStorage):
         self, settlements: Sequence[Settlement], *, connection: object | None = None
     ) -> list[SettleOutcome]:
         refuse_transaction(connection, "RedisStorage")
-        unfit = [unfit_for_redis(one) for one in settlements]
+        unfit = [unfit_for_redis(one) or next_elsewhere(one) for one in settlements]
         fit = [one for one, fault in zip(settlements, unfit, strict=True) if fault is None]
         codes: list[int | None] = []
         for some in portions(fit, weight):
@@ -270,7 +274,7 @@ class RedisStorage(ScriptedStorage):
         return settled
 
     def _settling(self, settlements: Sequence[Settlement]) -> Settling:
-        faults = [unfit_for_redis(one) for one in settlements]
+        faults = [unfit_for_redis(one) or next_elsewhere(one) for one in settlements]
         fit = [codec.encode_settlement(one) for one, fault in zip(settlements, faults, strict=True) if fault is None]
         return fit, partial(outcomes_of_codes, faults)
 
@@ -364,6 +368,15 @@ class RedisStorage(ScriptedStorage):
     async def remove_limit(self, name: str) -> bool:
         return await declared_limits.remove(self._lua, name)
 
+    async def followed(self, job_id: str) -> list[JobRef]:
+        return self._refs(await self._lua.run("followed", codec.bytes_of(job_id)))
+
+    async def followers(self, job_id: str, *, limit: int = 1_000) -> list[JobRef]:
+        return self._refs(await self._lua.run("followers", codec.bytes_of(job_id), bounded_count(limit)))
+
+    def _refs(self, ids: Sequence[bytes]) -> list[JobRef]:
+        return [JobRef(self.queue, codec.text_of(raw)) for raw in ids]
+
     async def held_back(self, ids: Sequence[str]) -> list[HeldBack | None]:
         return await declared_limits.held_back(self._lua, ids)
 
@@ -374,6 +387,14 @@ class RedisStorage(ScriptedStorage):
         check_fits_redis(job_id, result)
         kept = "" if keep is None else codec.encode_retention(keep)
         return STATES.get(await self._lua.run("complete", codec.bytes_of(job_id), result, kept))
+
+    async def continue_job(self, then: NewJob, *, connection: object | None = None) -> JobState | None:
+        refuse_transaction(connection, "RedisStorage")
+        check_fits_redis(then.id, then.payload)
+        code = await self._lua.run("go_on", pack(codec.encode_job(then)), then.chain_index)
+        if code == _OTHER_LINK:
+            raise link_is_over(then.id)
+        return STATES.get(code)
 
     def news(self) -> list[SetAside]:
         return self._quarantine.news()
@@ -395,6 +416,9 @@ class RedisStorage(ScriptedStorage):
     # Last, because from here on `list` is this method and no longer the type.
     async def list(self, state: JobState, *, cursor: str | None = None, limit: int = 100) -> Page:
         return await inspect.page(self._lua, state, cursor, limit)
+
+
+_OTHER_LINK: Final = -1
 
 
 def _outcome(code: int | None) -> SettleOutcome | None:

@@ -17,20 +17,21 @@ While a job waits, its `run_at` is its delay after `created_at`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from sqlalchemy import RowMapping, TextClause, text
 
 from workers.errors import UnknownDependency
 from workers.jobs import AfterFailure, ErrorInfo, JobEventKind, JobRef, JobState, NewJob
-from workers.storage.rules import dependency_error
+from workers.storage.rules import bounded_count, dependency_error
 from workers.storage.sql.rows import (
     WAIT,
     RowState,
     Transaction,
     batches,
     decode_error,
+    duration,
     encode_error,
     encode_retention,
     expanding,
@@ -51,7 +52,7 @@ _FOUND = locking(
     WAIT,
     lists="ids",
 )
-_WAIT = text("UPDATE workers_jobs SET state = 'waiting' WHERE seq = :seq")
+_WAIT = text("UPDATE workers_jobs SET state = 'waiting', run_at = created_at + :delay WHERE seq = :seq")
 _FOLLOW = text(
     "INSERT INTO workers_dependencies (queue, job_id, dependent, fails) VALUES (:queue, :job_id, :seq, :fails)"
 )
@@ -85,6 +86,31 @@ _RELEASE = expanding(
     " run_at = :now + run_at - created_at WHERE seq IN :seqs",
     "seqs",
 )
+
+
+_FOLLOWED = text(
+    "SELECT q.name, d.job_id AS id FROM workers_jobs j JOIN workers_dependencies d ON d.dependent = j.seq"
+    " JOIN workers_queues q ON q.id = d.queue WHERE j.queue = :queue AND j.id = :id"
+)
+_FOLLOWERS = text(
+    "SELECT q.name, j.id FROM workers_dependencies d JOIN workers_jobs j ON j.seq = d.dependent"
+    " JOIN workers_queues q ON q.id = j.queue WHERE d.queue = :queue AND d.job_id = :id LIMIT :limit"
+)
+
+
+def followed(transaction: Transaction, job_id: str) -> list[JobRef]:
+    """Return the jobs that the waiting one still follows."""
+    return _refs(transaction, _FOLLOWED, {"id": transaction.encode(job_id)})
+
+
+def followers(transaction: Transaction, job_id: str, limit: int) -> list[JobRef]:
+    """Return some of the jobs that wait for this one."""
+    return _refs(transaction, _FOLLOWERS, {"id": transaction.encode(job_id), "limit": bounded_count(limit)})
+
+
+def _refs(transaction: Transaction, query: TextClause, values: Mapping[str, object]) -> list[JobRef]:
+    rows = transaction.connection.execute(query, {"queue": transaction.queue, **values})
+    return [JobRef(transaction.decode(row.name), transaction.decode(row.id)) for row in rows]
 
 
 def refuse_unknown(transaction: Transaction, jobs: Sequence[NewJob]) -> None:
@@ -174,7 +200,7 @@ class _Graph:
         seq = self._found[job.id]["seq"]
         place = {"seq": seq, "fails": int(job.after_failure is AfterFailure.FAIL)}
         rows = [self._found[one] for one in left]
-        self._transaction.connection.execute(_WAIT, {"seq": seq})
+        self._transaction.connection.execute(_WAIT, {"seq": seq, "delay": duration(job.delay)})
         self._transaction.connection.execute(
             _FOLLOW, [{**place, "queue": row["queue"], "job_id": row["id"]} for row in rows]
         )
@@ -192,10 +218,11 @@ class _Graph:
 
 
 def insert(transaction: Transaction, jobs: Sequence[NewJob]) -> None:
-    """Let jobs that were just inserted wait for those they follow."""
+    """Let jobs that were just inserted, or go on as these, wait for those they follow."""
     following = [job for job in jobs if job.follows]
     if not following:
         return
+    transaction.ends = True
     graph = _Graph(transaction, {one for job in following for one in (job.id, *job.follows)})
     graph.insert_all(jobs)
     graph.mark()

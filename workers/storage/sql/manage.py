@@ -8,9 +8,9 @@ from typing import Final
 
 from sqlalchemy import RowMapping, text
 
-from workers.jobs import CancelResult, JobEventKind, JobState, Retention
+from workers.jobs import CancelResult, JobEventKind, JobState, Moved, NewJob, Retention
 from workers.retention import kept_for_waiters, told_with_the_end
-from workers.storage.rules import STARTS_ANEW, check_cleanable
+from workers.storage.rules import STARTS_ANEW, check_cleanable, link_is_over
 from workers.storage.sql.dependents import tell_end
 from workers.storage.sql.endings import delete, unhold
 from workers.storage.sql.rows import (
@@ -23,14 +23,17 @@ from workers.storage.sql.rows import (
     batches,
     decode_retention,
     duration,
+    encode_backoff,
     encode_retention,
     expanding,
     locking,
+    next_seq,
     public_state,
 )
 
 _FIND = locking(
-    "SELECT seq, id, state, run_at, ordering_key, keep_completed, keep_failed, dependents FROM workers_jobs"
+    "SELECT seq, id, state, run_at, ordering_key, keep_completed, keep_failed, dependents, chain_index"
+    " FROM workers_jobs"
     " WHERE queue = :queue AND id IN :ids AND (expires_at IS NULL OR expires_at > :now) ORDER BY seq",
     WAIT,
     lists="ids",
@@ -48,6 +51,15 @@ _CANCEL = text(
     "UPDATE workers_jobs SET state = 'cancelled', token = NULL, cancel_requested = 0, finished_at = :now,"
     " expires_at = :expires_at WHERE seq = :seq"
 )
+_NEXT_POSTGRES = text("SELECT nextval('workers_jobs_seq_seq')")
+_GO_ON = text(
+    "UPDATE workers_jobs SET seq = :next, name = :name, state = :state, priority = :priority, run_at = :run_at,"
+    " attempts = 0, max_attempts = :max_attempts, stalls = 0, uncounted = 0, cancel_requested = 0,"
+    " keep_completed = :keep_completed, keep_failed = :keep_failed, ordering_key = :ordering_key, backoff = :backoff,"
+    " chain_index = :chain_index, token = NULL, worker = NULL, lease_until = NULL, error = NULL, failures = NULL"
+    " WHERE seq = :seq"
+)
+_GO_ON_WITH = text("UPDATE workers_payloads SET seq = :next, data = :data WHERE seq = :seq")
 _WITH_PAYLOAD = expanding("SELECT seq FROM workers_payloads WHERE seq IN :seqs", "seqs")
 _REQUEST = text("UPDATE workers_jobs SET cancel_requested = 1 WHERE seq = :seq")
 _AGAIN = expanding(
@@ -132,16 +144,17 @@ def cancel(transaction: Transaction, job_id: str) -> CancelResult:
     return CancelResult.CANCELLED
 
 
-def retry(transaction: Transaction, ids: Sequence[str]) -> int:
+def retry(transaction: Transaction, ids: Sequence[str]) -> Moved:
     """See `Storage.retry`."""
     ended = [row for row in _find(transaction, ids) if row["state"] in STARTS_ANEW]
     runnable = _with_payload(transaction, [row["seq"] for row in ended if row["state"] == RowState.CANCELLED])
     again = [row for row in ended if row["state"] == RowState.FAILED or row["seq"] in runnable]
     for batch in batches([row["seq"] for row in again]):
         transaction.connection.execute(_AGAIN, {"now": transaction.now, "seqs": list(batch)})
-    transaction.announce(JobEventKind.QUEUED, [transaction.decode(row["id"]) for row in again])
-    transaction.wake = transaction.wake or bool(again)
-    return len(again)
+    moved = Moved(transaction.decode(row["id"]) for row in again)
+    transaction.announce(JobEventKind.QUEUED, moved.ids)
+    transaction.wake = transaction.wake or bool(moved)
+    return moved
 
 
 def _with_payload(transaction: Transaction, seqs: Sequence[int]) -> set[int]:
@@ -176,6 +189,43 @@ def complete(transaction: Transaction, job_id: str, result: bytes, keep: Retenti
         unhold(transaction, [row["ordering_key"]])
         transaction.events.append((JobEventKind.COMPLETED, job_id, told_with_the_end(result, kept)))
     return public_state(row["state"], row["run_at"], transaction.now)
+
+
+def continue_job(transaction: Transaction, then: NewJob) -> JobState | None:
+    """See `ContinuesFromOutside.continue_job`."""
+    found = _find_to_end(transaction, [then.id])
+    if not found:
+        return None
+    row = found[0]
+    if row["state"] not in ENDED:
+        if then.chain_index != row["chain_index"] + 1:
+            raise link_is_over(then.id)
+        _tell_workers(transaction, found)
+        _go_on(transaction, row["seq"], then)
+        unhold(transaction, [row["ordering_key"]])
+        transaction.announce(JobEventKind.QUEUED, [then.id])
+        transaction.wake = True
+    return public_state(row["state"], row["run_at"], transaction.now)
+
+
+def _go_on(transaction: Transaction, seq: int, then: NewJob) -> None:
+    """Make the job the next link; its new number puts it behind everything that is there."""
+    sqlite = transaction.dialect == "sqlite"
+    number = next_seq(transaction) if sqlite else transaction.connection.execute(_NEXT_POSTGRES).scalar_one()
+    link = {
+        "name": transaction.encode(then.name),
+        "state": RowState.SCHEDULED.value if then.delay else RowState.READY.value,
+        "priority": then.priority,
+        "run_at": transaction.now + duration(then.delay),
+        "max_attempts": then.max_attempts,
+        "keep_completed": encode_retention(then.keep_completed),
+        "keep_failed": encode_retention(then.keep_failed),
+        "ordering_key": None if then.gate is None else transaction.encode(then.gate),
+        "backoff": encode_backoff(then.backoff),
+        "chain_index": then.chain_index,
+    }
+    transaction.connection.execute(_GO_ON, {"next": number, "seq": seq, **link})
+    transaction.connection.execute(_GO_ON_WITH, {"next": number, "seq": seq, "data": then.payload})
 
 
 def _tell_workers(transaction: Transaction, ended: Sequence[RowMapping]) -> None:

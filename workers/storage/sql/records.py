@@ -76,13 +76,16 @@ _COUNTS = text(
         for condition in conditions
     )
 )
-_LIST = {
-    state: [
-        text(f"{_COLUMNS}{_OF_QUEUE} AND seq > :seq AND {condition} ORDER BY seq LIMIT :limit")
-        for condition in conditions
-    ]
-    for state, conditions in _CONDITIONS.items()
-}
+_LIST, _LIST_NAMED = (
+    {
+        state: [
+            text(f"{_COLUMNS}{_OF_QUEUE} AND seq > :seq AND {condition}{named} ORDER BY seq LIMIT :limit")
+            for condition in conditions
+        ]
+        for state, conditions in _CONDITIONS.items()
+    }
+    for named in ("", " AND name = :name")
+)
 
 # The first of each priority, each found by the index of its own.
 _SINCE = text(
@@ -193,11 +196,18 @@ def counts(transaction: Transaction) -> dict[JobState, int]:
     return found
 
 
-def page(transaction: Transaction, state: JobState, cursor: str | None, limit: int) -> Page:
-    """See `Storage.list`; in the order of enqueueing."""
-    seq = read_cursor(cursor)
-    place = {"queue": transaction.queue, "now": transaction.now, "seq": seq, "limit": limit + 1}
-    rows = [row for statement in _LIST[state] for row in transaction.connection.execute(statement, place).mappings()]
+def page(transaction: Transaction, state: JobState, name: str | None, cursor: str | None, limit: int) -> Page:
+    """See `ListsInOrder.list_in_order`."""
+    seq, statements = read_cursor(cursor), _LIST[state]
+    place: dict[str, object] = {
+        "queue": transaction.queue,
+        "now": transaction.now,
+        "seq": seq,
+        "limit": limit + 1,
+    }
+    if name is not None:
+        statements, place["name"] = _LIST_NAMED[state], transaction.encode(name)
+    rows = [row for statement in statements for row in transaction.connection.execute(statement, place).mappings()]
     rows.sort(key=lambda row: int(row["seq"]))
     more = len(rows) > limit
     rows = rows[:limit]

@@ -36,7 +36,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 
 from workers.errors import StorageError
 
-VERSION: Final = 8
+VERSION: Final = 9
 
 metadata: Final = MetaData()
 _FUNCTIONS: Final = (
@@ -276,6 +276,8 @@ def migrate(connection: Connection) -> None:
     if found < VERSION:
         if found:
             _upgrade(connection, found)
+            if connection.dialect.name == "postgresql":
+                connection.execute(_DROP_FUNCTIONS)
         else:
             if any(inspect(connection).has_table(name) for name in metadata.tables):
                 raise _foreign()
@@ -352,8 +354,6 @@ def _upgrade(connection: Connection, found: int) -> None:
         connection.execute(text(f"ALTER TABLE workers_jobs ADD COLUMN progress {kind}"))
     if found < 3:
         connection.execute(text("ALTER TABLE workers_jobs ADD COLUMN chain_index INTEGER DEFAULT 0 NOT NULL"))
-        if postgres:
-            connection.execute(_DROP_FUNCTIONS)
     if found < 4:
         for column in ("deduplication_key", "deduplication_mode"):
             connection.execute(text(f"ALTER TABLE workers_jobs ADD COLUMN {column} TEXT"))
@@ -366,16 +366,10 @@ def _upgrade(connection: Connection, found: int) -> None:
     if found < 6:
         connection.execute(text("ALTER TABLE workers_jobs ADD COLUMN failures TEXT"))
     if found < 7:
-        _add_gates_and_crons(connection)
-    if found < 8:
-        connection.execute(_DROP_FUNCTIONS if postgres else _ADD_RESULTS)
-
-
-def _add_gates_and_crons(connection: Connection) -> None:
-    for table in ("workers_limits", "workers_gates", "workers_crons"):
-        _create_table(connection, metadata.tables[table])
-    if connection.dialect.name == "postgresql":
-        connection.execute(_DROP_FUNCTIONS)
+        for table in ("workers_limits", "workers_gates", "workers_crons"):
+            _create_table(connection, metadata.tables[table])
+    if found < 8 and not postgres:
+        connection.execute(_ADD_RESULTS)
 
 
 def _create_index(connection: Connection, name: str) -> None:

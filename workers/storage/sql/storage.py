@@ -24,8 +24,10 @@ from workers.jobs import (
     EnqueueResult,
     JobOutcome,
     JobRecord,
+    JobRef,
     JobState,
     JobStatus,
+    Moved,
     NewJob,
     Page,
     ProgressReport,
@@ -42,7 +44,7 @@ from workers.storage.abilities import Admission, Turn
 from workers.storage.base import Limits
 from workers.storage.held_wakes import HeldWakes
 from workers.storage.rules import bounded_count, check_claim
-from workers.storage.sql import crons, gates, manage, records, schema
+from workers.storage.sql import crons, dependents, gates, manage, records, schema
 from workers.storage.sql.admitted import admission
 from workers.storage.sql.caller import Sessions, checked, when_committed
 from workers.storage.sql.database import Database, Step, outcome
@@ -347,7 +349,7 @@ class SqlStorage:
     async def is_paused(self) -> bool:
         return await self._read(manage.is_paused)
 
-    async def retry(self, ids: Sequence[str]) -> int:
+    async def retry(self, ids: Sequence[str]) -> Moved:
         return await self._write(partial(manage.retry, ids=ids))
 
     async def remove(self, ids: Sequence[str], *, running: bool = False, connection: object | None = None) -> int:
@@ -373,6 +375,12 @@ class SqlStorage:
     async def remove_limit(self, name: str) -> bool:
         return await self._write(partial(gates.remove, name=name))
 
+    async def followed(self, job_id: str) -> list[JobRef]:
+        return await self._read(partial(dependents.followed, job_id=job_id))
+
+    async def followers(self, job_id: str, *, limit: int = 1_000) -> list[JobRef]:
+        return await self._read(partial(dependents.followers, job_id=job_id, limit=limit))
+
     async def held_back(self, ids: Sequence[str]) -> list[HeldBack | None]:
         return await self._read(partial(gates.held_back, ids=ids))
 
@@ -380,6 +388,9 @@ class SqlStorage:
         self, job_id: str, result: bytes, *, keep: Retention | None = None, connection: object | None = None
     ) -> JobState | None:
         return await self._write(partial(manage.complete, job_id=job_id, result=result, keep=keep), connection)
+
+    async def continue_job(self, then: NewJob, *, connection: object | None = None) -> JobState | None:
+        return await self._write(partial(manage.continue_job, then=then), connection)
 
     async def promote(self, ids: Sequence[str]) -> int:
         return await self._write(partial(manage.promote, ids=ids))
@@ -473,5 +484,11 @@ class SqlStorage:
             self._connected.subscribers.tell(self._id, (), wake=True)
 
     # Last, because from here on `list` is this method and no longer the type.
+    async def list_in_order(
+        self, state: JobState, *, name: str | None = None, cursor: str | None = None, limit: int = 100
+    ) -> Page:
+        wanted = partial(records.page, state=state, name=name, cursor=cursor, limit=bounded_count(limit))
+        return await self._read(wanted)
+
     async def list(self, state: JobState, *, cursor: str | None = None, limit: int = 100) -> Page:
-        return await self._read(partial(records.page, state=state, cursor=cursor, limit=bounded_count(limit)))
+        return await self.list_in_order(state, cursor=cursor, limit=limit)

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
-from workers.jobs import UNCOUNTED_RETRIES, Claim, JobState, Retried
+from workers.jobs import UNCOUNTED_RETRIES, JobEventKind, JobState
 from workers.testing.case import case
 from workers.testing.harness import Harness
 from workers.testing.steps import (
     ERROR,
+    HOUR,
     apply,
     claim_one,
+    completed,
+    continued,
     crash,
     enqueue,
+    expect,
     job,
     recover,
     released,
     retried,
+    snoozed,
     status,
 )
 
@@ -111,7 +114,7 @@ async def snoozing_never_counts(harness: Harness) -> None:
     for _ in range(UNCOUNTED_RETRIES + 5):
         held = await claim_one(storage)
         assert held.attempt == 1
-        await apply(storage, _snoozed(held))
+        await apply(storage, snoozed(held))
     assert (await status(storage, "job")).attempt == 0
 
 
@@ -122,12 +125,71 @@ async def postponing_does_not_start_the_row_anew(harness: Harness) -> None:
     await enqueue(storage, job("job", max_attempts=3))
     for number in range(UNCOUNTED_RETRIES + 1):
         if number == UNCOUNTED_RETRIES // 2:
-            await apply(storage, _snoozed(await claim_one(storage)))
+            await apply(storage, snoozed(await claim_one(storage)))
         held = await claim_one(storage)
         assert held.attempt == 1
         await apply(storage, retried(held, counted=False))
     assert (await claim_one(storage)).attempt == 2
 
 
-def _snoozed(held: Claim) -> Retried:
-    return Retried(claim=held, delay=timedelta(0), error=ERROR, counted=False, snoozed=True)
+@case(guarantees=(17, 21))
+async def a_claim_brings_the_error_of_the_attempt_before(harness: Harness) -> None:
+    """An attempt after one that failed knows its error, also after a release; the next link of a chain has none yet."""
+    storage = await harness.open()
+    await enqueue(storage, job("job"))
+    first = await claim_one(storage)
+    assert first.last_error is None
+    await apply(storage, retried(first))
+    second = await claim_one(storage)
+    assert second.last_error == ERROR
+    await apply(storage, released(second))
+    third = await claim_one(storage)
+    assert third.last_error == ERROR
+    await apply(storage, continued(third))
+    assert (await claim_one(storage)).last_error is None
+
+
+@case(guarantees=(4, 21))
+async def a_snooze_is_no_failure(harness: Harness) -> None:
+    """A snoozed job is scheduled without an error, now and when it has completed."""
+    storage = await harness.open()
+    await enqueue(storage, job("job"), job("other", delay=HOUR))
+    await apply(storage, snoozed(await claim_one(storage), HOUR))
+    found = await status(storage, "job")
+    assert (found.state, found.attempt, found.last_error) == (JobState.SCHEDULED, 0, None)
+    assert found.next_run_at is not None
+    page = await storage.list(JobState.SCHEDULED)
+    assert (await storage.counts())[JobState.SCHEDULED] == len(page.jobs) == 2
+    await storage.promote(["job"])
+    await apply(storage, completed(await claim_one(storage)))
+    assert (await status(storage, "job")).last_error is None
+
+
+@case(guarantees=(4, 21, 26))
+async def a_snooze_hides_no_failure(harness: Harness) -> None:
+    """A job that failed and was snoozed then is failing still, with the error and the attempts it had."""
+    storage = await harness.open()
+    await enqueue(storage, job("job"))
+    await apply(storage, retried(await claim_one(storage)))
+    (before,) = await storage.read(["job"])
+    assert before is not None
+    await apply(storage, snoozed(await claim_one(storage), HOUR))
+    (found,) = await storage.read(["job"])
+    assert found is not None
+    assert (found.status.state, found.status.attempt, found.status.last_error) == (JobState.FAILING, 1, ERROR)
+    assert found.failures == before.failures
+    assert (await storage.counts())[JobState.FAILING] == 1
+
+
+@case(guarantees=(4, 20))
+async def a_snooze_is_not_told_as_a_failure(harness: Harness) -> None:
+    """Subscribers hear that a snoozed job is back in the queue, whether for now or for later."""
+    storage = await harness.open()
+    async with storage.subscribe("job") as subscription:
+        await enqueue(storage, job("job"))
+        await apply(storage, snoozed(await claim_one(storage)))
+        await apply(storage, snoozed(await claim_one(storage), HOUR))
+        await storage.promote(["job"])
+        await apply(storage, completed(await claim_one(storage)))
+        kinds = (JobEventKind.QUEUED, JobEventKind.ACTIVE)
+        await expect(subscription, *kinds, *kinds, *kinds, JobEventKind.COMPLETED)

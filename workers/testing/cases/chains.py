@@ -17,7 +17,15 @@ from workers.jobs import (
     SettleOutcome,
     SettleStatus,
 )
-from workers.testing.case import NAME_FILTER, ORDERING_KEYS, OUTSIDE_ENDINGS, PRIORITY_ORDER, case
+from workers.storage.abilities import ContinuesFromOutside
+from workers.testing.case import (
+    NAME_FILTER,
+    ORDERING_KEYS,
+    OUTSIDE_CONTINUATIONS,
+    OUTSIDE_ENDINGS,
+    PRIORITY_ORDER,
+    case,
+)
 from workers.testing.harness import Harness
 from workers.testing.steps import (
     ERROR,
@@ -366,3 +374,65 @@ async def a_running_job_can_be_removed(harness: Harness) -> None:
     assert sum((await storage.counts()).values()) == 0
     await enqueue(storage, job("running"))
     assert (await claim_one(storage)).attempt == 1
+
+
+@case(guarantees=(15, 22), needs=(OUTSIDE_CONTINUATIONS,))
+async def a_chain_goes_on_from_outside(harness: Harness) -> None:
+    """An unfinished link is replaced by the next, with fresh attempts and no error, whatever state it was in."""
+    storage = await harness.open()
+    assert isinstance(storage, ContinuesFromOutside)
+    await enqueue(storage, job("failing"))
+    await apply(storage, retried(await claim_one(storage), HOUR))
+    await enqueue(storage, job("queued"), job("scheduled", delay=HOUR))
+    for job_id in ("failing", "queued", "scheduled"):
+        was = await state(storage, job_id)
+        async with storage.subscribe(job_id) as events:
+            then = job(job_id, name="next", payload=b"2", max_attempts=7, chain_index=1)
+            assert await storage.continue_job(then) is was
+            await expect(events, JobEventKind.QUEUED)
+    claims = await claim(storage, 5)
+    assert ids(claims) == ["failing", "queued", "scheduled"]
+    for held in claims:
+        told = (held.name, held.payload, held.attempt, held.max_attempts, held.chain_index, held.last_error)
+        assert told == ("next", b"2", 1, 7, 1, None)
+    await apply(storage, *map(completed, claims))
+    later = job("later", delay=HOUR, chain_index=1)
+    await enqueue(storage, job("later"))
+    await storage.continue_job(later)
+    assert await state(storage, "later") is JobState.SCHEDULED
+
+
+@case(guarantees=(3, 22), needs=(OUTSIDE_CONTINUATIONS,))
+async def a_running_link_continued_from_outside_is_lost_to_its_worker(harness: Harness) -> None:
+    """Its worker is told to look, and nothing that it settles has an effect on the next link."""
+    storage = await harness.open()
+    assert isinstance(storage, ContinuesFromOutside)
+    await enqueue(storage, job("chain"))
+    held = await claim_one(storage)
+    async with storage.cancel_requests() as requests:
+        assert await storage.continue_job(job("chain", chain_index=1)) is JobState.PROCESSING
+        await expect(requests, JobEventKind.CANCEL_REQUESTED)
+    assert held.token in (await storage.renew([held])).lost
+    assert (await settle(storage, completed(held))).status is SettleStatus.LOST
+    found = await status(storage, "chain")
+    assert (found.state, found.chain_index, found.attempt) == (JobState.QUEUED, 1, 0)
+    again = await claim_one(storage)
+    assert (await storage.renew([held, again])).lost.keys() == {held.token}
+    await apply(storage, completed(again))
+
+
+@case(guarantees=(22,), needs=(OUTSIDE_CONTINUATIONS,))
+async def only_the_current_link_is_continued(harness: Harness) -> None:
+    """What has ended stays as it is, nothing unknown begins, and of two that continue one link one does."""
+    storage = await harness.open()
+    assert isinstance(storage, ContinuesFromOutside)
+    await enqueue(storage, job("done"))
+    await apply(storage, completed(await claim_one(storage), b"1"))
+    assert await storage.continue_job(job("done", chain_index=1)) is JobState.COMPLETED
+    assert await storage.continue_job(job("unknown", chain_index=1)) is None
+    await enqueue(storage, job("chain"))
+    again = (storage.continue_job(job("chain", chain_index=1)) for _ in range(3))
+    told = await asyncio.gather(*again, return_exceptions=True)
+    assert sorted(type(one).__name__ for one in told) == ["JobEndedError", "JobEndedError", "JobState"]
+    assert await storage.status(["unknown"]) == [None]
+    assert ids(await claim(storage, 5)) == ["chain"]

@@ -8,6 +8,7 @@ from typing import Final
 
 from workers.errors import UnknownDependency, Unsupported, WorkersError
 from workers.jobs import DROP, AfterFailure, JobEventKind, JobRef, JobState, NewJob
+from workers.storage.abilities import KnowsDependencies
 from workers.storage.base import Storage
 from workers.testing.case import DEPENDENCIES, DEPENDENCIES_ACROSS, case
 from workers.testing.harness import Harness
@@ -78,6 +79,10 @@ async def the_last_of_any_queue_releases_and_wakes(harness: Harness) -> None:
     await apply(storage, completed(await claim_one(storage)))
     await apply(others, completed(await claim_one(others)))
     assert [found.waits_for for found in await storage.status(["whole"]) if found] == [1]
+    assert isinstance(storage, KnowsDependencies)
+    assert isinstance(parts, KnowsDependencies)
+    assert await storage.followed("whole") == [JobRef(parts.queue, "part")]
+    assert await parts.followers("part") == [JobRef(storage.queue, "whole")]
     assert await claim(storage) == []
     waiter = asyncio.create_task(next_claim(storage))
     async with background(waiter), storage.subscribe("whole") as events:

@@ -6,16 +6,18 @@ from dataclasses import replace
 from datetime import timedelta
 
 from workers.jobs import JobState
-from workers.storage.abilities import TakesLeave
+from workers.storage.abilities import ListsInOrder, TakesLeave
 from workers.storage.base import Storage
-from workers.testing.case import FAREWELLS, PRIORITY_ORDER, case
+from workers.testing.case import FAREWELLS, ORDERED_LISTING, PRIORITY_ORDER, case
 from workers.testing.harness import Harness
 from workers.testing.steps import (
     HOUR,
+    NAME,
     apply,
     claim,
     claim_one,
     completed,
+    continued,
     enqueue,
     failed,
     ids,
@@ -225,3 +227,22 @@ async def _waits_since(storage: Storage, job_id: str) -> None:
     since = await storage.waiting_since()
     assert since is not None
     assert abs(since - (await status(storage, job_id)).created_at) <= timedelta(milliseconds=5)
+
+
+@case(guarantees=(21,), needs=(ORDERED_LISTING,))
+async def the_oldest_of_a_name_are_listed_first(harness: Harness) -> None:
+    """Jobs are listed by name, oldest first whatever their priority, page by page; a chain counts by its last link."""
+    storage = await harness.open()
+    assert isinstance(storage, ListsInOrder)
+    await enqueue(storage, job("chain", priority=0), job("other", name="mail", priority=1))
+    await enqueue(storage, *(job(f"job-{number}", priority=9 - number) for number in range(5)))
+    await apply(storage, continued(await claim_one(storage)))
+    listed, cursor = list[str](), None
+    while True:
+        page = await storage.list_in_order(JobState.QUEUED, name=NAME, cursor=cursor, limit=2)
+        listed += [found.id for found in page.jobs]
+        if (cursor := page.cursor) is None:
+            break
+    assert listed == [*(f"job-{number}" for number in range(5)), "chain"]
+    everything = (await storage.list_in_order(JobState.QUEUED)).jobs
+    assert [found.id for found in everything] == ["other", *listed]

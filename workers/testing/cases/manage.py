@@ -35,7 +35,8 @@ async def failed_jobs_can_be_retried(harness: Harness) -> None:
     bad, done, _ = await claim(storage, 3)
     await apply(storage, failed(bad), completed(done))
     await harness.advance(harness.moment)
-    assert await storage.retry(["bad", "done", "running", "unknown"]) == 1
+    moved = await storage.retry(["bad", "done", "running", "unknown"])
+    assert (moved, moved.ids) == (1, ("bad",))
     again = await status(storage, "bad")
     assert (again.state, again.finished_at, again.last_error) == (JobState.QUEUED, None, None)
     assert again.created_at == bad.created_at

@@ -21,6 +21,7 @@ from workers.testing.steps import (
     job,
     recover,
     retried,
+    snoozed,
 )
 
 RAN = timedelta(milliseconds=250)
@@ -128,8 +129,7 @@ async def what_does_not_count_is_no_failed_attempt(harness: Harness) -> None:
     storage = await harness.open()
     await enqueue(storage, job("job"))
     await apply(storage, retried(await claim_one(storage), counted=False))
-    held = await claim_one(storage)
-    await apply(storage, Retried(claim=held, delay=timedelta(0), error=ERROR, counted=False, snoozed=True))
+    await apply(storage, snoozed(await claim_one(storage)))
     assert (await _record(storage, "job")).failures == ()
     await _fail_once(storage)
     assert _told((await _record(storage, "job")).failures) == [(1, "worker", ERROR.type)]

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from typing import TypeAlias, TypeVar
 
 from workers.errors import StorageUnavailable
-from workers.jobs import Claim, JobEvent, JobEventKind, JobOutcome, JobState, OutcomeKind, SettleStatus
+from workers.jobs import Claim, Continued, JobEvent, JobEventKind, JobOutcome, JobState, OutcomeKind, SettleStatus
+from workers.storage.abilities import ContinuesFromOutside
 from workers.storage.base import Storage, Subscription
-from workers.testing.case import CUTS, DURABLE, RESTARTS, case
+from workers.testing.case import CUTS, DEPENDENCIES, DURABLE, OUTSIDE_CONTINUATIONS, RESTARTS, case
 from workers.testing.harness import Harness
 from workers.testing.steps import (
     HOUR,
@@ -197,3 +199,31 @@ async def a_reopened_queue_is_as_it_was(harness: Harness) -> None:
     assert (await storage.renew([claims["held"]])).lost == {}
     await apply(storage, completed(claims["held"]))
     assert (await claim_one(storage)).job_id == "queued"
+
+
+@case(guarantees=(1, 11), needs=(DURABLE, OUTSIDE_CONTINUATIONS))
+async def a_link_from_outside_is_there_when_reopened(harness: Harness) -> None:
+    """A chain that went on from outside is claimed as its new link by whoever opens the queue afterwards."""
+    storage = await harness.open()
+    await enqueue(storage, job("chain"))
+    assert isinstance(storage, ContinuesFromOutside)
+    await storage.continue_job(job("chain", name="next", payload=b"2", chain_index=1))
+    await harness.shut(storage)
+    held = await claim_one(await harness.open(storage.queue))
+    assert (held.name, held.payload, held.chain_index) == ("next", b"2", 1)
+
+
+@case(guarantees=(1, 11, 25), needs=(DURABLE, DEPENDENCIES))
+async def a_link_that_waits_is_there_when_reopened(harness: Harness) -> None:
+    """A chain that went on after others waits for them in whatever client opens the queue afterwards."""
+    storage = await harness.open()
+    await enqueue(storage, job("chain"), job("part"))
+    held, part = await claim(storage, 2)
+    then = replace(job("chain", name="next", payload=b"2", chain_index=1), after=("part",))
+    await apply(storage, Continued(claim=held, then=then))
+    await harness.shut(storage)
+    storage = await harness.open(storage.queue)
+    assert await claim(storage) == []
+    await apply(storage, completed(part))
+    held = await claim_one(storage)
+    assert (held.name, held.payload, held.chain_index) == ("next", b"2", 1)

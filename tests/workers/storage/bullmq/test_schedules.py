@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -22,6 +23,7 @@ from workers.storage.bullmq.record import make_claim
 from workers.storage.bullmq.schedules import Schedules
 from workers.storage.bullmq.scripts import BullMQScripts
 from workers.storage.bullmq.server import BullMQServer
+from workers.testing.steps import until
 
 HOUR_MS = 3_600_000
 Spoil = Callable[[Any, str, str], Awaitable[object]]
@@ -166,3 +168,24 @@ async def test_the_end_of_a_schedule_is_no_mistake(storage: BullMQStorage, clien
     await storage.settle([Completed(claim=claim, result=b"null")])
     assert await storage.claim("w", leases=LEASES, limit=5) == []
     assert await added(storage) == []
+
+
+async def test_what_is_given_back_waits_for_others_twice_as_long_each_time(storage: BullMQStorage, client: Any) -> None:
+    """An idle worker of Node takes it almost as soon as without us; ours do not spin on it."""
+    base, raw = f"bull:{storage.queue}:", "repeat:0f3c:1700000000000"
+    key, options = "rep::::* * * * * *", '{"repeat":{"pattern":"* * * * * *"},"prevMillis":1700000000000}'
+    await client.zadd(f"{base}repeat", {key: 1_700_000_000_000})
+    fields = {"name": "rep", "data": "{}", "opts": options, "timestamp": 1, "rjk": key}
+    await client.hset(base + raw, mapping=fields)
+    await client.lpush(f"{base}wait", raw)
+    pauses: list[str] = []
+
+    async def given_back() -> bool:
+        with contextlib.suppress(StorageError):  # which tells of the schedule, once
+            assert await storage.claim("w", leases=LEASES, limit=1) == []
+        if (pause := await client.hget(base + raw, "delay")) not in pauses:
+            pauses.append(pause)
+        return len(pauses) == 3
+
+    await until(given_back)
+    assert pauses == ["20", "40", "80"]

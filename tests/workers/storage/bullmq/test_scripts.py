@@ -54,6 +54,14 @@ CASES: dict[str, tuple[Command, Callable[[Recorder], Any]]] = {
         OURS.delay("id", "t", delay_ms=50, counted=False, fields={}, now_ms=NOW),
         lambda their: their.scripts.moveToDelayed("id", NOW, 50, "t", {"skipAttempt": True}),
     ),
+    "retry": (
+        OURS.retry("id", "t", lifo=False, fields={"a": "b"}, now_ms=NOW),
+        lambda their: their.scripts.retryJob("id", False, "t", {"fieldsToUpdate": {"a": "b"}}),
+    ),
+    "retry first": (
+        OURS.retry("id", "t", lifo=True, fields={"a": "b"}, now_ms=NOW),
+        lambda their: their.scripts.retryJob("id", True, "t", {"fieldsToUpdate": {"a": "b"}}),
+    ),
     "extend": (
         OURS.extend(["a", "b"], ["t", "u"], 30_000),
         lambda their: their.scripts.extendJobLocks(["a", "b"], ["t", "u"], 30_000),

@@ -12,10 +12,12 @@ from tests.workers.storage.bullmq.steps import ERROR, LEASES
 from workers import StorageError
 from workers.errors import LossReason, StorageUnavailable
 from workers.jobs import (
+    Cancelled,
     Claim,
     Completed,
     Continued,
     Failed,
+    JobEventKind,
     JobState,
     Released,
     Retried,
@@ -25,7 +27,7 @@ from workers.jobs import (
 from workers.storage.bullmq import BullMQStorage
 from workers.storage.bullmq.answers import code_outcome
 from workers.storage.bullmq.batches import JOBS_A_SCRIPT
-from workers.testing.steps import claim_one, job
+from workers.testing.steps import claim_one, expect, job, snoozed
 
 
 async def _removed(storage: BullMQStorage, client: Any, key: str) -> None:
@@ -231,3 +233,48 @@ async def test_the_old_record_of_a_child_goes_with_another_jobs_end(storage: Bul
         assert (claim.job_id, outcome.status) == (ended, SettleStatus.APPLIED)
     assert not await client.exists(child)
     assert (await claim_one(storage)).job_id == "parent"
+
+
+async def _told(storage: BullMQStorage, client: Any) -> list[tuple[str, str | None]]:
+    """The events about the queue's one job so far, and where it was before each."""
+    entries = await client.xrange(f"bull:{storage.queue}:events")
+    return [(event["event"], event.get("prev")) for _, event in entries if "jobId" in event]
+
+
+async def test_a_retry_at_once_is_told_as_node_tells_it(storage: BullMQStorage, client: Any) -> None:
+    """It waits again after it was active, and is never delayed; our own subscribers hear that it is failing."""
+    await storage.enqueue([job("job")])
+    held = await claim_one(storage)
+    async with storage.subscribe("job") as subscription:
+        await storage.settle([Retried(claim=held, delay=timedelta(0), error=ERROR)])
+        await expect(subscription, JobEventKind.FAILING)
+    assert (await _told(storage, client))[-2:] == [("active", "waiting"), ("waiting", "active")]
+    assert (await claim_one(storage)).attempt == 2
+
+
+@pytest.mark.parametrize(("delay", "was"), [(timedelta(0), "waiting"), (timedelta(hours=1), "delayed")])
+async def test_a_cancelled_job_that_waited_never_was_active(
+    storage: BullMQStorage, client: Any, delay: timedelta, was: str
+) -> None:
+    """To Node it failed where it was."""
+    await storage.enqueue([job("job", delay=delay)])
+    await storage.cancel("job")
+    assert (await _told(storage, client))[-1] == ("failed", was)
+
+
+async def test_a_cancelled_job_that_ran_was_active(storage: BullMQStorage, client: Any) -> None:
+    """To Node it failed while it was active."""
+    await storage.enqueue([job("job")])
+    held = await claim_one(storage)
+    await storage.settle([Cancelled(claim=held)])
+    assert (await _told(storage, client))[-1] == ("failed", "active")
+
+
+async def test_a_snooze_leaves_nothing_of_a_failure(storage: BullMQStorage, client: Any) -> None:
+    """Nobody who reads the record takes the job for one that failed, nor its end for a failure."""
+    await storage.enqueue([job("job")])
+    await storage.settle([snoozed(await claim_one(storage))])
+    await storage.settle([Completed(claim=await claim_one(storage), result=b"1")])
+    record = await client.hgetall(f"bull:{storage.queue}:job")
+    assert not {"failedReason", "stacktrace"} & record.keys()
+    assert record["returnvalue"] == "1"

@@ -94,7 +94,7 @@ async def test_anybody_may_migrate_at_once(empty_url: str, outsider: Engine) -> 
         assert connection.execute(text("SELECT version FROM workers_schema")).all() == [(sql_schema.VERSION,)]
 
 
-@pytest.mark.parametrize("version", [1, 2, 3, 4, 5, 6, 7])
+@pytest.mark.parametrize("version", [1, 2, 3, 4, 5, 6, 7, 8])
 async def test_older_tables_are_brought_forward(url: str, outsider: Engine, database: str, version: int) -> None:
     """Jobs from before there was progress, chains, keys, dependents, failures, gates or results in events stay.
 
@@ -132,7 +132,8 @@ _TABLES_OF_7 = ("workers_limits", "workers_gates", "workers_crons")
 
 def take_back_on_sqlite(outsider: Engine, version: int) -> None:
     """The tables are as that version made them."""
-    change(outsider, "ALTER TABLE workers_events DROP COLUMN result")
+    if version < 8:
+        change(outsider, "ALTER TABLE workers_events DROP COLUMN result")
     if version < 7:
         change(outsider, *(f"DROP TABLE {table}" for table in _TABLES_OF_7))
     if version < 5:
@@ -142,9 +143,10 @@ def take_back_on_sqlite(outsider: Engine, version: int) -> None:
     if version < 4:
         change(outsider, "DROP TABLE workers_marks", "DROP INDEX workers_jobs_by_deduplication_key")
     lacking = ("failures", "dependents", "deduplication_key", "deduplication_mode", "chain_index", "progress")
+    gone = lacking[: (0, 0, 0, 1, 2, 4, 5, 6)[8 - version]]
     change(
         outsider,
-        *(f"ALTER TABLE workers_jobs DROP COLUMN {column}" for column in lacking[: (0, 0, 1, 2, 4, 5, 6)[7 - version]]),
+        *(f"ALTER TABLE workers_jobs DROP COLUMN {column}" for column in gone),
         f"UPDATE workers_schema SET version = {version}",
     )
 
@@ -159,6 +161,7 @@ _CANDIDATES_OF_OLD = (
 
 def take_back_on_postgres(outsider: Engine, version: int) -> None:
     """The tables and functions are as that version made them."""
+    _without(outsider, "error text", "j.error")
     if version < 7:
         change(outsider, *(f"DROP TABLE {table}" for table in _TABLES_OF_7), *_CANDIDATES_OF_OLD)
     if version < 6:
@@ -182,14 +185,18 @@ def take_back_on_postgres(outsider: Engine, version: int) -> None:
             "ALTER TABLE workers_jobs DROP COLUMN deduplication_key, DROP COLUMN deduplication_mode",
         )
     if version < 3:
-        with outsider.connect() as connection:
-            made: str = connection.exec_driver_sql("SELECT pg_get_functiondef('workers_claim'::regproc)").scalar_one()
-            older = made.replace(" chain_index integer,", "").replace(" j.chain_index,", "")
-            connection.exec_driver_sql("ALTER TABLE workers_jobs DROP COLUMN chain_index")
-            connection.exec_driver_sql("DROP FUNCTION workers_claim")
-            connection.exec_driver_sql(older)
+        _without(outsider, "chain_index integer", "j.chain_index")
+        change(outsider, "ALTER TABLE workers_jobs DROP COLUMN chain_index")
     if version < 2:
         change(outsider, "ALTER TABLE workers_jobs DROP COLUMN progress", "DROP FUNCTION workers_progress")
+
+
+def _without(outsider: Engine, column: str, value: str) -> None:
+    """Take a column from what a claim answers, as in versions that did not know it."""
+    with outsider.connect() as connection:
+        made: str = connection.exec_driver_sql("SELECT pg_get_functiondef('workers_claim'::regproc)").scalar_one()
+        connection.exec_driver_sql("DROP FUNCTION workers_claim")
+        connection.exec_driver_sql(made.replace(f" {column},", "").replace(f" {value},", ""))
 
 
 # Steps

@@ -1,6 +1,6 @@
 -- ARGV[5]: worker, [6]: the head of the tokens, [7]: limit, [8]: `{lease of other names in ms, name, lease, ...}`.
--- Answers `{{id, name, data, opts, timestamp, attempts, attemptsMade, stalledCounter, lease, ...}, {ids dropped}, {id,
--- why, ...}}`, the last for those set aside. The token of the n-th claim is the head and n in four hexadecimal digits.
+-- Answers `{{id, name, data, opts, timestamp, attempts, attemptsMade, stalledCounter, failedReason, stacktrace, facts,
+-- lease, ...}, {ids dropped}, {id, why, ...}}`, the last for those set aside. The token of the n-th claim is the head and n in four hexadecimal digits.
 local worker, head, limit = ARGV[5], ARGV[6], tonumber(ARGV[7])
 local leases, wanted = {}, cmsgpack.unpack(ARGV[8])
 for at = 2, #wanted, 2 do
@@ -25,7 +25,7 @@ local function grant(id, found)
   redis.call('SET', P .. id .. ':lock', token, 'PX', lease)
   redis.call('HMSET', P .. id, CLAIM, '+' .. token .. worker, 'lockAcquired', '1')
   answer[#answer + 1] = id
-  for at = 1, 7 do
+  for at = 1, 10 do
     answer[#answer + 1] = found[at]
   end
   answer[#answer + 1] = lease
@@ -38,7 +38,9 @@ local function sort_out(id, completed)
   if mine[id] or completed == 1 then
     return
   end
-  local found = fields(id, 'name', 'data', 'opts', 'timestamp', 'attempts', 'attemptsMade', 'stalledCounter')
+  local found = fields(
+    id, 'name', 'data', 'opts', 'timestamp', 'attempts', 'attemptsMade', 'stalledCounter', 'failedReason', 'stacktrace', 'workers:error'
+  )
   if found and found[2] then
     grant(id, found)
   else

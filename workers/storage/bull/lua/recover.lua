@@ -4,7 +4,7 @@
 -- as well, because a worker whose slots are full does not claim.
 line_up_what_is_due(DUE_AT_ONCE)
 
-local LOOKED_AT = 10000
+local LOOKED_AT, STALLS_OF_NODE = 10000, 1
 local limit, max_stalls, ours_at_once = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7] == '1'
 local ripe = {}
 for _, id in ipairs(cmsgpack.unpack(ARGV[8])) do
@@ -12,15 +12,16 @@ for _, id in ipairs(cmsgpack.unpack(ARGV[8])) do
 end
 local requeued, failed, suspects = {}, {}, {}
 
-local function give_up(id, job, stalls)
-  local facts = cjson.encode({ job.worker, job.spent, job.attempts, stalls, max_stalls })
+local function give_up(id, job, stalls, most)
+  local facts = cjson.encode({ job.worker, job.spent, job.attempts, stalls, most })
   local changes = { 'failedReason', 'job stalled more than allowable limit', 'workers:stalled', facts }
   conclude(id, FAILED, keep_of(options(job.opts), 'keepFailed'), changes, '{}')
   redis.call('HDEL', P .. id, CLAIM)
   failed[#failed + 1] = id
 end
 
--- A lost claim of ours counts as an attempt of a job of ours; Node's producers expect that it does not. A job that Node
+-- A lost claim of ours counts as an attempt of a job of ours; Node's producers expect that it does not, and that the job
+-- fails when it stalls for the second time, whoever notices. A job that Node
 -- has taken and never locked has not begun, unless Node cannot read it: then Node would take and leave it again and
 -- again.
 local function recover(id, found)
@@ -36,8 +37,9 @@ local function recover(id, found)
     local lost = lost_attempt(ours and job.spent or job.spent + 1, job.worker)
     redis.call('HSET', P .. id, FAILURES, with_failure(found[9] or '', lost, now))
   end
-  if stalls > max_stalls or (ours and mark and job.spent >= job.attempts) then
-    return give_up(id, job, stalls)
+  local most = (ours or DIALECT ~= 'C') and max_stalls or math.min(max_stalls, STALLS_OF_NODE)
+  if stalls > most or (ours and mark and job.spent >= job.attempts) then
+    return give_up(id, job, stalls, most)
   end
   redis.call('HDEL', P .. id, CLAIM, 'lockAcquired')
   unlock(id)

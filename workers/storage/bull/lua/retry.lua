@@ -1,7 +1,7 @@
--- ARGV[5]: jobs, each `{ids}` it may have. Answers how many failed and cancelled ones are in line again, with the attempts
--- they have made, as Bull's own `retry` leaves them; and the ids of those that somebody has the lock of.
-local count, locked = 0, {}
-for _, ids in ipairs(cmsgpack.unpack(ARGV[5])) do
+-- ARGV[5]: jobs, each `{ids}` it may have. Answers the places of the failed and cancelled ones, which are in line again with
+-- the attempts they have made, as Bull's own `retry` leaves them; and the ids of those that somebody has the lock of.
+local places, locked = {}, {}
+for place, ids in ipairs(cmsgpack.unpack(ARGV[5])) do
   local id, state = find(ids)
   if starts_anew(state) and not is_locked(id, locked) then
     redis.call('SREM', FAILED, id)
@@ -15,8 +15,8 @@ for _, ids in ipairs(cmsgpack.unpack(ARGV[5])) do
     line_up_at_once(id, fields(id, 'opts')[1])
     tell(EVENT.queued, id)
     emit('waiting', id)
-    count = count + 1
+    places[#places + 1] = place
   end
 end
 finish()
-return cmsgpack.pack({ count, locked })
+return cmsgpack.pack({ places, locked })

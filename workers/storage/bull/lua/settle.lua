@@ -1,7 +1,7 @@
 -- ARGV[5]: the settlements, each `{id, token, kind, ...}`; [6]: uncounted retries allowed in a row.
 -- Answers a code for each.
 local APPLIED, ALREADY, OCCUPIED = 0, 1, 5
-local COMPLETE, RETRY, FAIL, RELEASE, CONTINUE, STOP = 1, 2, 3, 4, 5, 6
+local COMPLETE, RETRY, FAIL, RELEASE, CONTINUE, STOP, SNOOZE = 1, 2, 3, 4, 5, 6, 7
 
 -- Tell whether something other than a job is at the key of this one.
 local function is_occupied(id)
@@ -35,18 +35,24 @@ local function failure(job, token, counted, reason, stack, facts, noted)
 end
 
 -- Return whether the retry uses up an attempt, and how many uncounted ones in a row that makes.
-local function count(uncounted, counted, postponed)
-  if postponed then
-    return false, uncounted
-  end
+local function count(uncounted, counted)
   if counted or uncounted >= tonumber(ARGV[6]) then
     return true, 0
   end
   return false, uncounted + 1
 end
 
-local function retry(id, token, job, delay, reason, stack, facts, counted, postponed, keep, noted)
-  local counts, in_a_row = count(whole(job.uncounted), counted, postponed)
+local function put_off(id, job, delay)
+  let_go(id)
+  if delay > 0 then
+    delay_until(later(delay), low_bits(id), id)
+  else
+    line_up_at_once(id, job.opts)
+  end
+end
+
+local function retry(id, token, job, delay, reason, stack, facts, counted, keep, noted)
+  local counts, in_a_row = count(whole(job.uncounted), counted)
   if counts and not counted and job.spent + 1 >= whole(job.attempts) then
     facts = string.gsub(facts, '"exhausted":false', '"exhausted":true')
     return conclude(id, FAILED, keep, failure(job, token, true, reason, stack, facts, noted), '{}')
@@ -55,14 +61,15 @@ local function retry(id, token, job, delay, reason, stack, facts, counted, postp
   changes[#changes + 1] = 'workers:uncounted'
   changes[#changes + 1] = in_a_row
   redis.call('HMSET', P .. id, unpack(changes))
-  let_go(id)
-  if delay > 0 then
-    delay_until(later(delay), low_bits(id), id)
-  else
-    line_up_at_once(id, job.opts)
-  end
+  put_off(id, job, delay)
   tell(EVENT.failing, id)
   emit('failed', id, '{}')
+end
+
+local function snooze(id, token, job, delay)
+  redis.call('HSET', P .. id, CLAIM, '-' .. token)
+  put_off(id, job, delay)
+  tell(EVENT.queued, id)
 end
 
 -- The record becomes that of the next link, except its id, date and progress.
@@ -89,7 +96,9 @@ local function apply(id, token, job, settlement)
   if kind == COMPLETE then
     complete(id, token, unpack(settlement, 4, 7))
   elseif kind == RETRY then
-    retry(id, token, job, unpack(settlement, 4, 11))
+    retry(id, token, job, unpack(settlement, 4, 10))
+  elseif kind == SNOOZE then
+    snooze(id, token, job, settlement[4])
   elseif kind == FAIL then
     conclude(id, FAILED, settlement[4], failure(job, token, true, unpack(settlement, 5, 8)), '{}')
   elseif kind == STOP then

@@ -1,5 +1,5 @@
 -- In front of BullMQ's moveToFinished, whose keys and arguments these are: its job is cancelled. ARGV[10]: until when the
--- record lasts, empty for not at all.
+-- record lasts, empty for not at all; [11]: where the job was.
 local token = cmsgpack.unpack(ARGV[8])['token']
 if redis.call('GET', KEYS[12] .. ':lock') == token and redis.call('LPOS', KEYS[2], ARGV[1], 'RANK', -1) then
   redis.call('HDEL', KEYS[12], 'workers:cancel')

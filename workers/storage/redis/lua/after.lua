@@ -40,8 +40,8 @@ local function left_to_follow(new, added)
   return left
 end
 
-local function wait_for(id, created, place, policy, left)
-  local run, members = fresh_run(place), {}
+local function wait_for(id, run, created, policy, left)
+  local members = {}
   run.state = STATE.waiting
   for at, other in ipairs(left) do
     members[2 * at - 1], members[2 * at] = 0, text(other) .. id
@@ -59,7 +59,7 @@ local function follow(new, added, created, place)
   if fault then
     return STATE.failed, fault
   elseif #left > 0 then
-    wait_for(new[1], created, place, new[9][1], left)
+    wait_for(new[1], fresh_run(place), created, new[9][1], left)
     return STATE.waiting
   end
 end

@@ -1,5 +1,5 @@
 -- ARGV[2]: worker, [3]: 12 random bytes for the tokens, [4]: limit, [5]: `{default lease or 0, name, lease, ...}`.
--- Answers `{{id, record, attempt, lease, ...}, {id, why, ...}}`: the claims, and the jobs that were set aside. The
+-- Answers `{{id, record, attempt, lease, error, ...}, {id, why, ...}}`: the claims, and the jobs that were set aside. The
 -- token of the n-th claim is the random bytes and n in two bytes.
 local worker, secret, limit = ARGV[2], ARGV[3], tonumber(ARGV[4])
 local leases, wanted = {}, cmsgpack.unpack(ARGV[5])
@@ -119,7 +119,8 @@ local function grant(one, record, job, run)
   answer[#answer + 1] = record
   answer[#answer + 1] = run.attempts
   answer[#answer + 1] = lease
-  bytes = bytes + #record
+  answer[#answer + 1] = run.error
+  bytes = bytes + #record + #run.error
   unmark(one.id, DEBOUNCE)
   tell(EVENT.active, one.id)
 end

@@ -80,7 +80,7 @@ local function read_job(record)
   end
   return {
     place = place, created = created, priority = signed(priority), max_attempts = max_attempts, keep_completed = keep_completed,
-    keep_failed = keep_failed, name = name, key = key, finish = finish or link, -- where there is no link it comes last
+    keep_failed = keep_failed, name = name, key = key, link = finish and link or 0, finish = finish or link, -- where there is no link it comes last
   }
 end
 

@@ -1,6 +1,6 @@
--- ARGV[2]: ids. Answers how many had failed or were cancelled, and are queued.
-local count = 0
-for _, id in ipairs(cmsgpack.unpack(ARGV[2])) do
+-- ARGV[2]: ids. Answers the places among them of those that had failed or were cancelled, and are queued.
+local places = {}
+for place, id in ipairs(cmsgpack.unpack(ARGV[2])) do
   local found = lookup(id)
   if found and STARTS_ANEW[found.state] then
     local run = fresh_run(next_place())
@@ -8,8 +8,8 @@ for _, id in ipairs(cmsgpack.unpack(ARGV[2])) do
     redis.call('HSET', RUNS, id, write_run(run))
     line_up(found.job, run.place, id)
     tell(EVENT.queued, id)
-    count = count + 1
+    places[#places + 1] = place
   end
 end
 finish()
-return count
+return places

@@ -15,8 +15,8 @@ local function why_not(run, token)
 end
 
 -- Tell whether the retry uses up the attempt.
-local function count(run, counted, postponed)
-  if postponed then
+local function count(run, counted, snoozed)
+  if snoozed then
     return false
   end
   if counted or run.uncounted >= tonumber(ARGV[3]) then
@@ -33,8 +33,9 @@ local function put_back(id, job, run)
   line_up(job, run.place, id)
 end
 
-local function retry(id, record, job, run, delay, fault, counted, postponed, noted)
-  if count(run, counted, postponed) then
+-- A snooze is no failure: the job waits as before, with the error it has.
+local function retry(id, record, job, run, delay, fault, counted, snoozed, noted)
+  if count(run, counted, snoozed) then
     run.result = with_failure(run.result, noted, now / 1000)
     if not counted and run.attempts >= job.max_attempts then
       run.error = '\1' .. string.sub(fault, 2)
@@ -43,11 +44,12 @@ local function retry(id, record, job, run, delay, fault, counted, postponed, not
   else
     run.attempts = run.attempts - 1
   end
-  run.error, run.place = fault, next_place() + delay
+  run.error, run.place = snoozed and run.error or fault, next_place() + delay
   if delay > 0 then
-    run.state, run.cancel, run.worker = STATE.failing, 0, ''
+    local failed = run.error ~= ''
+    run.state, run.cancel, run.worker = failed and STATE.failing or STATE.scheduled, 0, ''
     redis.call('HSET', RUNS, id, write_run(run))
-    redis.call('ZADD', FAILING, run.place, member(job.name, job.priority, run.place, id))
+    redis.call('ZADD', failed and FAILING or SCHEDULED, run.place, member(job.name, job.priority, run.place, id))
     if gated and string.byte(job.key) == GATE then
       gates().is_late(job.key)
     end
@@ -55,29 +57,7 @@ local function retry(id, record, job, run, delay, fault, counted, postponed, not
   else
     put_back(id, job, run)
   end
-  tell(EVENT.failing, id)
-end
-
--- The record becomes that of the next link, except its id, date and progress. The token stays until the next claim, so
--- that a repeated settle is recognised.
-local function continue(id, job, run, new)
-  local _, name, key, priority, delay, version, rest = unpack(new)
-  local place = next_place() + delay
-  local fresh = fresh_run(place)
-  fresh.token, fresh.progress = run.token, run.progress
-  fresh.state = delay > 0 and STATE.scheduled or STATE.queued
-  redis.call('HSET', JOBS, id, write_job(version, place, job.created, rest))
-  redis.call('HSET', RUNS, id, write_run(fresh))
-  if delay == 0 then
-    line_up({ name = name, priority = priority, key = key }, place, id)
-  else
-    redis.call('ZADD', SCHEDULED, place, member(name, priority, place, id))
-    if gated and string.byte(key) == GATE then
-      gates().is_late(key)
-    end
-    wake(name)
-  end
-  tell(EVENT.queued, id)
+  tell(snoozed and EVENT.queued or EVENT.failing, id)
 end
 
 local function apply(id, record, job, run, settlement)
@@ -102,7 +82,7 @@ local function apply(id, record, job, run, settlement)
   end
   let_go(id, job)
   if kind == COMPLETE and settlement[6] then
-    add({ settlement[6] })
+    add({ settlement[6] }, nil, follow)
   end
 end
 
@@ -128,6 +108,14 @@ need_room()
 local ids, met, outcomes = {}, {}, {}
 for at, settlement in ipairs(settlements) do
   ids[at] = settlement[1]
+  local next = settlement[3] == COMPLETE and settlement[6] or settlement[3] == CONTINUE and settlement[4]
+  if not end_of and next and next[9] then
+    local broken = foreign(WAITING, 'zset') or foreign(AFTER, 'hash')
+    if broken then
+      return damaged(broken)
+    end
+    know_dependents()
+  end
 end
 local runs, records = fetch(RUNS, ids), fetch(JOBS, ids)
 for at, settlement in ipairs(settlements) do

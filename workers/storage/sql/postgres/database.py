@@ -30,6 +30,7 @@ from workers.homes import ForkLock
 from workers.jobs import (
     Cancelled,
     Claim,
+    Continued,
     CronRow,
     EnqueueResult,
     JobEventKind,
@@ -91,7 +92,12 @@ def _are_short(texts: Iterable[bytes]) -> bool:
 
 
 def _takes_several_statements(settlement: Settlement) -> bool:
-    return isinstance(settlement, Cancelled) or steps.follower(settlement) is not None
+    return isinstance(settlement, Cancelled) or steps.follower(settlement) is not None or _waits(settlement)
+
+
+def _waits(settlement: Settlement) -> bool:
+    """Tell whether the job goes on as one that follows others."""
+    return isinstance(settlement, Continued) and bool(settlement.then.follows)
 
 
 class PostgresDatabase:
@@ -161,7 +167,7 @@ class PostgresDatabase:
         limit: int,
     ) -> Step[Turn] | None:
         following = [job for job in map(steps.follower, settlements) if job is not None]
-        if not leases or any(isinstance(one, Cancelled) or fails(one) for one in settlements):
+        if not leases or any(isinstance(one, Cancelled) or fails(one) or _waits(one) for one in settlements):
             return None
         if _take_several_statements(following) or len({job.id for job in following}) < len(following):
             return None
@@ -365,6 +371,8 @@ class PostgresTarget:
         limit_keys=True,
         crons=True,
         farewells=True,
+        ordered_listing=True,
+        outside_continuations=True,
         held_wake_ups=True,
     )
     connections: ClassVar[int] = _PROMPT + _PATIENT + 1  # and the listener's

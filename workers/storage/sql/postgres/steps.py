@@ -47,6 +47,7 @@ from workers.storage.sql.postgres.asking import Asking, run_blocking
 from workers.storage.sql.rows import (
     Transaction,
     decode_backoff,
+    decode_error,
     decode_retention,
     decode_token,
     duration,
@@ -69,9 +70,14 @@ _WORKER_NOTED: Final = 1_000
 
 def enqueue(transaction: Transaction, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
     """See `Storage.enqueue`; one statement, unless there are deduplication keys, or jobs to follow."""
+    dependents.refuse_unknown(transaction, jobs)
+    return add(transaction, jobs)
+
+
+def add(transaction: Transaction, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+    """Enqueue jobs; those that nobody knows whom they are to follow count as gone."""
     if all(job.deduplication is None and not job.follows for job in jobs):
         return _insert(transaction, jobs)
-    dependents.refuse_unknown(transaction, jobs)
     decision = decide(transaction, jobs)
     told = {answer.id: answer for answer in _insert(transaction, decision.new)}
     inserted = {answer.id for answer in told.values() if answer.status is EnqueueStatus.QUEUED}
@@ -217,6 +223,7 @@ def _claims(
                 priority=row.priority,
                 backoff=decode_backoff(row.backoff),
                 chain_index=row.chain_index,
+                last_error=decode_error(row.error),
                 stalled=missing_payload(row.payload),
             )
         )
@@ -291,7 +298,8 @@ def settle(transaction: Transaction, settlements: Sequence[Settlement]) -> list[
         note_failures(transaction, chosen)
     outcomes |= _end(transaction, chosen)
     applied = [s for s in chosen if _status(outcomes.get(s.claim.token)) is SettleStatus.APPLIED]
-    enqueue(transaction, [job for job in map(follower, applied) if job is not None])
+    dependents.insert(transaction, [one.then for one in applied if isinstance(one, Continued)])
+    add(transaction, [job for job in map(follower, applied) if job is not None])
     if unknown := _unknown(chosen, outcomes):
         outcomes |= outcomes_by_id(transaction, unknown)
     return [_outcome(settlement, first, outcomes[settlement.claim.token]) for settlement in settlements]
@@ -365,7 +373,7 @@ def _settle_values(transaction: Transaction, settlements: Sequence[Settlement]) 
         "kinds": [_kind(settlement) for settlement in settlements],
         "keeps": [_kept(settlement) for settlement in settlements],
         "delays": [_delay(settlement) for settlement in settlements],
-        "errors": [encode_error(s.error) if isinstance(s, Retried | Failed) else None for s in settlements],
+        "errors": [_error(settlement) for settlement in settlements],
         "capped": [_capped(settlement) for settlement in settlements],
         "results": [stored(settlement) for settlement in settlements],
         "thens": [_then(s.then) if isinstance(s, Continued) else None for s in settlements],
@@ -437,6 +445,12 @@ def _kept(settlement: Settlement) -> int | None:
     if keep is None:
         keep = claim.keep_completed if isinstance(settlement, Completed) else claim.keep_failed
     return encode_retention(keep)
+
+
+def _error(settlement: Settlement) -> str | None:
+    if isinstance(settlement, Failed) or (isinstance(settlement, Retried) and not settlement.snoozed):
+        return encode_error(settlement.error)
+    return None
 
 
 def _capped(settlement: Settlement) -> str | None:

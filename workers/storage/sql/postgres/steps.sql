@@ -238,7 +238,7 @@ CREATE OR REPLACE FUNCTION workers_claim(
     p_noted bigint
 ) RETURNS TABLE (
     seq bigint, id text, name text, attempts integer, max_attempts integer, created_at bigint, keep_completed bigint,
-    keep_failed bigint, priority integer, backoff text, chain_index integer, payload bytea, place integer
+    keep_failed bigint, priority integer, backoff text, chain_index integer, error text, payload bytea, place integer
 ) LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off
 AS $$
@@ -403,7 +403,7 @@ BEGIN
         deduplication_key = CASE j.deduplication_mode WHEN 'debounce' THEN NULL ELSE j.deduplication_key END
     WHERE j.seq = ANY(v_seqs)
     RETURNING j.seq, j.id, j.name, j.attempts, j.max_attempts, j.created_at, j.keep_completed, j.keep_failed,
-        j.priority, j.backoff, j.chain_index, (SELECT data FROM workers_payloads p WHERE p.seq = j.seq),
+        j.priority, j.backoff, j.chain_index, j.error, (SELECT data FROM workers_payloads p WHERE p.seq = j.seq),
         array_position(v_seqs, j.seq);
     PERFORM workers_tell(
         p_queue, ARRAY(SELECT 'active:' || j.id FROM workers_jobs j WHERE j.seq = ANY(v_seqs)), false
@@ -593,9 +593,13 @@ BEGIN
             UPDATE workers_payloads SET seq = v_seq, data = v_job.result WHERE seq = v_job.seq;
             CONTINUE;
         END IF;
-        v_events := v_events || ((CASE WHEN v_kind = 'released' THEN 'queued:' ELSE 'failing:' END) || v_job.id);
+        v_events := v_events || ((CASE WHEN v_kind IN ('released', 'postponed') THEN 'queued:' ELSE 'failing:' END) || v_job.id);
         UPDATE workers_jobs SET
-            state = CASE WHEN v_job.delay > 0 THEN 'failing' ELSE 'ready' END, worker = NULL, lease_until = NULL,
+            state = CASE
+                WHEN NOT v_job.delay > 0 THEN 'ready'
+                WHEN v_kind = 'postponed' AND error IS NULL THEN 'scheduled'
+                ELSE 'failing'
+            END, worker = NULL, lease_until = NULL,
             cancel_requested = 0, attempts = attempts - CASE WHEN v_kind = 'retried' THEN 0 ELSE 1 END,
             uncounted = CASE v_kind WHEN 'retried' THEN 0 WHEN 'uncounted' THEN uncounted + 1 ELSE uncounted END,
             run_at = coalesce(v_now + v_job.delay, run_at), error = coalesce(v_job.error, error)

@@ -23,6 +23,7 @@ from workers.storage.sql.rows import (
     Transaction,
     batches,
     decode_backoff,
+    decode_error,
     decode_retention,
     decode_token,
     duration,
@@ -66,7 +67,7 @@ _CLAIM = expanding(
     " deduplication_key = CASE deduplication_mode WHEN 'debounce' THEN NULL ELSE deduplication_key END"
     " WHERE seq IN :seqs"
     " RETURNING seq, id, name, attempts, max_attempts, created_at, keep_completed, keep_failed, priority, backoff,"
-    " chain_index, (SELECT data FROM workers_payloads WHERE workers_payloads.seq = workers_jobs.seq) AS payload",
+    " chain_index, error, (SELECT data FROM workers_payloads WHERE workers_payloads.seq = workers_jobs.seq) AS payload",
     "seqs",
 )
 _SEE = text(
@@ -237,6 +238,7 @@ def _grant(transaction: Transaction, worker_id: str, lease: timedelta, seqs: Seq
                 priority=row.priority,
                 backoff=decode_backoff(row.backoff),
                 chain_index=row.chain_index,
+                last_error=decode_error(row.error),
                 stalled=missing_payload(row.payload),
             )
 

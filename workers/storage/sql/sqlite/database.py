@@ -316,6 +316,8 @@ class SqliteTarget:
         limit_keys=True,
         crons=True,
         farewells=True,
+        ordered_listing=True,
+        outside_continuations=True,
         held_wake_ups=True,
     )
 

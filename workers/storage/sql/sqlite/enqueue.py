@@ -45,6 +45,11 @@ def lock(connection: Executor) -> None:
 def enqueue(transaction: Transaction, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
     """See `Storage.enqueue`."""
     refuse_unknown(transaction, jobs)
+    return add(transaction, jobs)
+
+
+def add(transaction: Transaction, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+    """Enqueue jobs; those that nobody knows whom they are to follow count as gone."""
     decision = decide(transaction, jobs)
     delete(transaction, decision.stale)
     _insert(transaction, decision.new)

@@ -29,7 +29,7 @@ from workers.jobs import (
 )
 from workers.retention import told_with_the_end
 from workers.storage.rules import count_retry
-from workers.storage.sql.dependents import tell_end
+from workers.storage.sql.dependents import insert, tell_end
 from workers.storage.sql.endings import delete, outcomes_by_id, unhold
 from workers.storage.sql.failures import note_failures
 from workers.storage.sql.rows import (
@@ -44,7 +44,7 @@ from workers.storage.sql.rows import (
     expanding,
     next_seq,
 )
-from workers.storage.sql.sqlite.enqueue import enqueue, fields
+from workers.storage.sql.sqlite.enqueue import add, fields
 from workers.storage.subscribers import Told
 
 Values: TypeAlias = dict[str, int | str | bytes | None]
@@ -58,7 +58,7 @@ _ALREADY_APPLIED: Final = SettleOutcome(status=SettleStatus.ALREADY_APPLIED)
 # `+queue` keeps the planner from an index on the queue alone; it is to use the row numbers.
 _ROWS = expanding(
     "SELECT seq, id, state, token, attempts, max_attempts, uncounted, keep_completed, keep_failed, ordering_key,"
-    " dependents"
+    " dependents, error IS NOT NULL AS failed"
     " FROM workers_jobs WHERE seq IN :seqs AND +queue = :queue",
     "seqs",
 )
@@ -97,6 +97,7 @@ class _Attempt:
     keep_failed: int | None
     ordering_key: str | None
     dependents: int
+    failed: int
 
 
 @dataclass(slots=True)
@@ -158,11 +159,11 @@ class _Writes:
             return
         self._wait(
             attempt,
-            JobEventKind.FAILING,
+            JobEventKind.QUEUED if settlement.snoozed else JobEventKind.FAILING,
             attempts=attempt.attempts if counted else attempt.attempts - 1,
             uncounted=uncounted,
             delay=duration(settlement.delay),
-            error=encode_error(settlement.error),
+            error=None if settlement.snoozed else encode_error(settlement.error),
         )
 
     def _finish(
@@ -204,7 +205,8 @@ class _Writes:
         error: str | None = None,
     ) -> None:
         """Let the job run again after `delay`; None: at once, in its old place."""
-        attempt.state = RowState.FAILING if delay else RowState.READY
+        later = RowState.FAILING if error is not None or attempt.failed else RowState.SCHEDULED
+        attempt.state = later if delay else RowState.READY
         self.events.append((kind, attempt.id, None))
         self.waiting.append(
             {
@@ -224,6 +226,7 @@ class _Writes:
             if rows:
                 connection.execute(statement, rows)
         self._go_on(transaction)
+        insert(transaction, [then for _, then in self.continued])
         transaction.ends = transaction.ends or self.ends
         for ended in self.ended_unseen:
             tell_end(transaction, *ended)
@@ -231,7 +234,7 @@ class _Writes:
         unhold(transaction, self.freed_keys)
         transaction.events += self.events
         transaction.wake = transaction.wake or bool(self.waiting or self.continued)
-        enqueue(transaction, self.continuations)
+        add(transaction, self.continuations)
 
     def _go_on(self, transaction: Transaction) -> None:
         if not self.continued:
