@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import structlog
@@ -83,7 +84,7 @@ class HeldDeliveries:
         swept = await self._sweeps.begin(self._clock.now())
         failed, releasing = await self._look_at_servers()
         return {
-            "expired": 0 if swept.spares_seconds else await self.expire(),
+            "expired": 0 if swept.spares_seconds else await self.expire(as_of=swept.swept_at),
             "released": await self._release_due(),
             "suspects_released": await self._release_suspects(),
             "in_order": await self._in_batches(self._ready_in_order),
@@ -125,15 +126,18 @@ class HeldDeliveries:
             log.warning("suspects_released", count=len(rows), delivery_ids=[row.id for row in rows][:20])
         return len(rows)
 
-    async def expire(self) -> int:
-        """Give up what is older than `max_age`, 20 000 deliveries at most. Return how many.
+    async def expire(self, *, as_of: datetime | None = None) -> int:
+        """Give up what is older than `max_age` as of a moment, now by default, 20 000 deliveries at most.
+
+        Return how many. A sweep gives the moment for which it found out whether the clock can be believed: the process
+        may stand still for days, and go on.
 
         Raises:
             SQLAlchemyError, WorkersError: the database or the queue did not answer.
         """
         if self._max_age is None:
             return 0
-        count = await self._in_batches(self._expire_batch)
+        count = await self._in_batches(partial(self._expire_batch, as_of or self._clock.now()))
         self._meter.expired(count)
         if count:
             log.warning("deliveries_expired", count=count, max_age_seconds=self._max_age.total_seconds())
@@ -194,8 +198,7 @@ class HeldDeliveries:
 
         return await self._database.transact(release)
 
-    async def _expire_batch(self) -> tuple[int, Sequence[OwedRow]]:
-        now = self._clock.now()
+    async def _expire_batch(self, now: datetime) -> tuple[int, Sequence[OwedRow]]:
         assert self._max_age is not None
         values = {"before": now - self._max_age, "at": now}
         return await self._database.transact(lambda connection: _give_up(connection, _EXPIRED, values, now))

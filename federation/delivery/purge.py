@@ -79,7 +79,7 @@ class Purge:
         self._sweeps = sweeps
         self._keep_attempts = keep_attempts
         self._clock = clock or SystemClock()
-        self._unused_servers = UnusedServers(database, clock=self._clock)
+        self._unused_servers = UnusedServers(database)
 
     async def __call__(self) -> Mapping[str, object]:
         """Delete everything past its time. Return how many rows there were of each kind, or that all were spared.
@@ -100,7 +100,7 @@ class Purge:
             "follow_news": await self._delete(FollowNews, col(FollowNews.noted_at) < now - KEEP_FOLLOW_NEWS),
             "rules": await purge_expired(self._database, before=now),
             "texts": await self._delete(DeliveryPayload, _is_unused(now - KEEP_UNUSED_TEXTS)),
-            "servers": await self._unused_servers.purge(),
+            "servers": await self._unused_servers.purge(now),
             "health_events": await self._delete(ServerHealthEvent, _is_told_by_a_later(now - KEEP_HISTORY)),
             "actions": await self._delete(AdminAction, col(AdminAction.at) < now - KEEP_HISTORY),
             "bulk_jobs": await self._delete(BulkJob, col(BulkJob.created_at) < now - KEEP_HISTORY),

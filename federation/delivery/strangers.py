@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 from sqlalchemy import ColumnElement, Connection, delete, exists, or_, select
@@ -11,7 +11,6 @@ from sqlmodel import col
 
 from db import Database, DeliveryAttempt, DeliveryJob, Follow, Post, RotateChallengeToken, Server, ServerLink
 from db.host import missing_of_host
-from workers.clock import Clock, SystemClock
 
 KEEP_UNUSED_SERVERS: Final = timedelta(days=30)
 BATCH: Final = 500
@@ -25,17 +24,16 @@ class UnusedServers:
     the host's `posts` nobody can tell, so none is deleted.
     """
 
-    def __init__(self, database: Database, *, clock: Clock | None = None) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
-        self._clock = clock or SystemClock()
 
-    async def purge(self) -> int:
+    async def purge(self, now: datetime) -> int:
         """Delete them in batches, and return how many there were."""
         async with self._database.read() as session:
             lacking = await (await session.connection()).run_sync(missing_of_host)
         if {Post.__tablename__, f"{Post.__tablename__}.federation_url"}.intersection(lacking):
             return 0
-        before = self._clock.now() - KEEP_UNUSED_SERVERS
+        before = now - KEEP_UNUSED_SERVERS
         batch = select(col(Server.id)).where(col(Server.created_at) < before, *_is_unused()).limit(BATCH)
         gone = delete(Server).where(col(Server.id).in_(batch)).returning(col(Server.id))
 

@@ -19,8 +19,19 @@ from tests.simulation.attempts import attempts_agree
 from tests.simulation.incidents import Wish
 from tests.simulation.looks import looks_and_releases
 from tests.simulation.pace import SPARED, too_early
-from tests.simulation.plan import HOUR, MINUTE, QUIET, REFUSES_ONE, TAKES_DELIVERIES, Deed, Meddling, Phase, Trouble
-from tests.simulation.promptness import LOOKS, promptness
+from tests.simulation.plan import (
+    DAY,
+    HOUR,
+    MINUTE,
+    QUIET,
+    REFUSES_ONE,
+    TAKES_DELIVERIES,
+    Deed,
+    Meddling,
+    Phase,
+    Trouble,
+)
+from tests.simulation.promptness import LOOKS, RESTING, promptness
 from tests.simulation.records import Past
 from tests.simulation.servers import SimulatedServer, server_url
 from tests.simulation.story import moment
@@ -233,11 +244,12 @@ def _age(world: World, owed: Owed) -> float:
 
 def _may_have_expired(world: World, server: SimulatedServer, since: float) -> bool:
     """Whether what was owed then was too old for the node while the server was away: its clock was set ahead, and what
-    is held is spared for a while only.
+    is held is spared for a while only. A server that asked for a rest may do so for a day after it is back.
     """
     spared = [jump.at + SPARED for jump in world.plan.jumps if jump.by > 0 and jump.process is None and jump.at > since]
     return any(
-        phase.start < at < phase.end + MAX_AGE / LOOKS and at - since + world.plan.set_forward(since) > MAX_AGE
+        phase.start < at < phase.end + (DAY if phase.trouble in RESTING else MAX_AGE / LOOKS)
+        and at - since + world.plan.set_forward(since) > MAX_AGE
         for phase in server.planned.phases
         for at in spared
     )

@@ -86,6 +86,8 @@ SELECT min(moment) FROM (
     SELECT min('2026-01-01 00:00:00') FROM delivery_jobs AS row JOIN blacklisted_servers AS rule
     ON rule.server_url = row.server_url WHERE row.state = 'held'
     UNION ALL
+    SELECT '2026-01-01 00:00:00' WHERE NOT EXISTS (SELECT 1 FROM sweeps)
+    UNION ALL
     SELECT max(datetime(min(created_at), '7 days'), coalesce((
         SELECT datetime(swept_at, spares_seconds || ' seconds') FROM sweeps
     ), '')) FROM delivery_jobs WHERE state = 'held'

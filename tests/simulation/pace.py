@@ -59,7 +59,7 @@ def _expiry(world: World, delivery: str, changes: Sequence[RowChange]) -> Iterat
     """Nothing is given up for its age within a day after the clock seems to have been set ahead."""
     for change in changes:
         jumps = [each for each in world.plan.jumps if each.process is None and each.by > HOUR + MINUTE]
-        if change.state == "expired" and any(each.at < change.at < each.at + SPARED for each in jumps):
+        if change.state == "expired" and any(each.at <= change.at < each.at + SPARED for each in jumps):
             yield f"{delivery} expired at {moment(change.at)}, just after the clock was set"
 
 

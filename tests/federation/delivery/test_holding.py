@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -48,6 +48,22 @@ async def test_a_delivery_whose_time_has_passed_is_released(node: Node) -> None:
     """Nobody may have swept for a while."""
     await node.add_held(reason=HoldReason.BUSY, next_attempt_at=node.clock.now() - HOUR)
     assert (await node.held().sweep())["released"] == 1
+
+
+class StandsStill(ManualClock):
+    """Whoever asks it for the time stands still afterwards for eight days."""
+
+    def now(self) -> datetime:
+        now = super().now()
+        self.advance(timedelta(days=8))
+        return now
+
+
+async def test_a_process_that_stands_still_in_a_sweep_lets_nothing_expire(node: Node) -> None:
+    """What it found out about the clock holds for the moment at which it did."""
+    await node.add_held()
+    node.clock = StandsStill(node.clock.now())
+    assert (await node.held().sweep())["expired"] == 0
 
 
 @pytest.mark.parametrize("reason", LONGEST_PAUSES)

@@ -176,3 +176,15 @@ async def test_an_attempt_that_a_clock_put_off_for_days_is_due(node: Node) -> No
     await OutboxSweeper(node.database, node.queue, clock=node.clock).sweep()
     for state, expected in ((JobState.QUEUED, late), (JobState.FAILING, soon), (JobState.SCHEDULED, wished)):
         assert [job.id for job in (await node.queue.storage.list(state)).jobs] == [expected]
+
+
+async def test_a_later_job_that_was_put_off_for_days_is_due(node: Node) -> None:
+    """No wish delays those: it was snoozed, which is no failure."""
+    (delivery,) = await node.add_held(state=DeliveryState.READY, held_reason=None, series=1)
+    await node.change([delivery], job_id=f"{delivery}.1")
+    row = (await node.rows())[delivery]
+    delay = 3 * DAY / timedelta(milliseconds=1)
+    await node.queue.add_bulk([(row.job_name or "", row.payload, {"jobId": f"{delivery}.1", "delay": delay})])
+    node.clock.advance(MINUTE)
+    await OutboxSweeper(node.database, node.queue, clock=node.clock).sweep()
+    assert [job.id for job in (await node.queue.storage.list(JobState.QUEUED)).jobs] == [f"{delivery}.1"]
