@@ -1,14 +1,16 @@
 """Cron patterns, read as Node's `cron-parser` reads them, which BullMQ's own workers use: one meaning on every storage.
 
-Theory of operation. A pattern becomes the set of values of each field. The next occurrence is found by a walk from the
-given time on: over months and days that do not match, then hour by hour in real time, so that a change of the clocks is
-met where it happens. Of an hour that is skipped, the jobs run in the hour after it; of an hour that comes twice, they
-run the first time. If the pattern has no hours, they run in every real hour. A walk that begins within such an hour
-sees nothing of the change, as in Node.
+Theory of operation. A pattern becomes the set of values of each field. The next occurrence is found day by day, by what
+the clocks show on that day. A day without a change of the clocks is plain arithmetic. On any other each minute of the
+pattern is looked up, so that it comes once: a minute that the clocks skip comes an hour later, or more where that is
+skipped, too; one that they show twice comes the first time. If the pattern has no hours, it goes on through both as
+real hours do. Where the clocks change by part of an hour (Lord Howe Island), such a pattern keeps to what they show,
+and minutes that are skipped are moved by as much. Where a walk begins makes no difference.
 
 `cron-parser` 4 (BullMQ 5) and 5 (BullMQ 6) agree on what is read here, except that 5 refuses a list that names a value
-twice. What they read differently is refused, and so is what is no pattern to 4. Where the clocks read midnight twice
-(Cuba) or change by half an hour (Lord Howe Island), they differ in the night of the change, and this may differ too.
+twice. What they read differently is refused, and so is what is no pattern to 4. In the night of a change they differ
+where midnight is skipped or comes twice, where the clocks change by part of an hour or by two hours (Troll), and where
+they change within an hour (Chatham); then what runs once counts here.
 
 Croniter, which the `bullmq` package uses, is no help: it reads a quarter of the patterns of the test differently, and
 is an hour off when the clocks change before the next occurrence.
@@ -19,10 +21,10 @@ from __future__ import annotations
 import os
 import re
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, tzinfo
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -31,6 +33,7 @@ from workers.errors import StorageError
 
 LONGEST_PATTERN: Final = 1_024
 """In characters; `cron-parser` 5 refuses longer ones."""
+HOUR: Final = 3_600
 YEARS_AHEAD: Final = 30
 """How far to look for an occurrence. `cron-parser` 4 gives up after about 27 years."""
 
@@ -93,18 +96,25 @@ class CronPattern:
             raise UnreadablePattern(f"there is no calendar for {at_ms} ms after 1970") from error
 
     def _next_after(self, start: int, zone: tzinfo) -> int | None:
-        at = start + 1
-        last_year = datetime.fromtimestamp(at, zone).year + YEARS_AHEAD
-        while (local := datetime.fromtimestamp(at, zone)).year <= last_year:
-            if local.month not in self.months:
-                at = _midnight(date(local.year + local.month // 12, local.month % 12 + 1, 1), zone)
-            elif not self._is_day(local.date()):
-                at = _midnight(local.date() + timedelta(days=1), zone)
-            elif (wanted := self._within_hour(local, start, at, zone)) is not None:
-                return wanted * 1_000
-            else:
-                at += _left_of_hour(local)
-        return None
+        found: int | None = None
+        for day in self._days_from(datetime.fromtimestamp(start, zone).date() - timedelta(days=1)):
+            midnight = datetime(day.year, day.month, day.day, tzinfo=zone)
+            # What the clocks skip at the end of a day comes in the next one, which may have something earlier.
+            if found is not None and found < min(midnight.timestamp(), midnight.replace(fold=1).timestamp()):
+                break
+            ahead = self._first_of_day(midnight, start, zone)
+            found = min((each for each in (found, ahead) if each is not None), default=None)
+        return None if found is None else found * 1_000
+
+    def _days_from(self, day: date) -> Iterator[date]:
+        last_year = day.year + YEARS_AHEAD
+        while day.year <= last_year:
+            if day.month not in self.months:
+                day = date(day.year + day.month // 12, day.month % 12 + 1, 1)
+                continue
+            if self._is_day(day):
+                yield day
+            day += timedelta(days=1)
 
     def _is_day(self, day: date) -> bool:
         weekly = self.weekdays or self.last_weekdays
@@ -119,29 +129,52 @@ class CronPattern:
             return True
         return weekday in self.weekdays and self.nth in (0, (day.day + 6) // 7)
 
-    def _within_hour(self, local: datetime, start: int, at: int, zone: tzinfo) -> int | None:
-        """Return the first occurrence from `at` on that lies in its hour, as far as that hour is one of the pattern."""
-        if not self._is_hour(local, start, at, zone):
-            return None
-        minute, second = local.minute, local.second
-        if minute in self.minutes and (found := _first(self.seconds, second)) is not None:
-            return at + found - second
-        later = _first(self.minutes, minute + 1)
-        if later is None:
-            return None
-        return at - second + (later - minute) * 60 + self.seconds[0]
+    def _first_of_day(self, midnight: datetime, start: int, zone: tzinfo) -> int | None:
+        """Return the first occurrence after `start` of those that belong to the day."""
+        if _clocks_change(midnight):
+            minutes = _minutes_of(midnight.date(), zone, tuple(self.hours), tuple(self.minutes))
+            near = minutes[bisect_left(minutes, start - 58) :]
+            ahead = (minute + second for minute in near for second in self.seconds)
+            return next((moment for moment in ahead if moment > start), None)
+        begins = int(midnight.timestamp())
+        time = self._time_of_day(max(start + 1 - begins, 0))
+        return None if time is None else begins + time
 
-    def _is_hour(self, local: datetime, start: int, at: int, zone: tzinfo) -> bool:
-        if len(self.hours) == 24:
-            return True
-        began = at - local.minute * 60 - local.second
-        if start >= began:  # a walk that begins in this hour does not know how it came about
-            return local.hour in self.hours
-        before = datetime.fromtimestamp(began - 1, zone)
-        if before.hour == local.hour:  # it comes a second time
-            return False
-        skipped = range(before.hour + 1, local.hour) if before.date() == local.date() else ()
-        return local.hour in self.hours or any(hour in self.hours for hour in skipped)
+    def _time_of_day(self, least: int) -> int | None:
+        """Return the first of the pattern's times, in seconds since midnight, that is no less than `least`."""
+        for hour in self.hours[bisect_left(self.hours, least // 3_600) :]:
+            left = max(least - hour * 3_600, 0)
+            for minute in self.minutes[bisect_left(self.minutes, left // 60) :]:
+                if (second := _first(self.seconds, left - minute * 60)) is not None:
+                    return hour * 3_600 + minute * 60 + second
+        return None
+
+
+def _clocks_change(midnight: datetime) -> bool:
+    """Tell whether they may do so between this midnight and the next."""
+    following = midnight + timedelta(days=1)
+    offsets = {each.utcoffset() for each in (midnight, midnight.replace(fold=1), following.replace(fold=1))}
+    return len(offsets) > 1
+
+
+@lru_cache(maxsize=128)
+def _minutes_of(day: date, zone: tzinfo, hours: Sequence[int], minutes: Sequence[int]) -> Sequence[int]:
+    """Return when these minutes of a day come, in seconds since 1970, if the clocks change on it."""
+    midnight = datetime(day.year, day.month, day.day, tzinfo=zone)
+    times = (midnight + timedelta(hours=hour, minutes=minute) for hour in hours for minute in minutes)
+    return sorted({moment for time in times for moment in _moments(time, every_hour=len(hours) == 24)})
+
+
+def _moments(time: datetime, *, every_hour: bool) -> Sequence[int]:
+    """Return when a minute comes that the clocks may skip, or show twice; with `every_hour` as real hours do."""
+    moment = int(time.timestamp())
+    shift = int(time.replace(fold=1).timestamp()) - moment  # by how much later it is shown again; < 0: it is skipped
+    keeps_to_hours = every_hour and shift % HOUR == 0
+    if shift < 0 and keeps_to_hours:
+        return ()
+    if shift <= -HOUR:
+        return _moments(time + timedelta(hours=1), every_hour=False)
+    return (moment, moment + shift) if shift > 0 and keeps_to_hours else (moment,)
 
 
 def find_zone(name: object) -> tzinfo:
@@ -279,12 +312,3 @@ def _first(values: Sequence[int], least: int) -> int | None:
     """Return the first of the sorted values that is no less than `least`."""
     at = bisect_left(values, least)
     return values[at] if at < len(values) else None
-
-
-def _midnight(day: date, zone: tzinfo) -> int:
-    """Return when the day begins; of a midnight that is skipped, the moment it is skipped."""
-    return int(datetime(day.year, day.month, day.day, tzinfo=zone).timestamp())
-
-
-def _left_of_hour(local: datetime) -> int:
-    return 3_600 - local.minute * 60 - local.second

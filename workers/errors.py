@@ -68,6 +68,13 @@ class StorageDamaged(StorageError):
     """
 
 
+class ForeignQueue(StorageError):
+    """The queue is another library's, which keeps it in another layout; nothing of it was touched.
+
+    The call works once that library's keys are gone; else the queue needs another name or prefix.
+    """
+
+
 class ServerUnfit(StorageError):
     """The storage's server is set up so that it may lose acknowledged jobs, and nobody has allowed that."""
 

@@ -42,11 +42,13 @@ def test_on_postgresql_the_text_is_the_same_for_every_length() -> None:
 
 def test_on_sqlite_each_element_is_looked_up() -> None:
     """Also where the answer is to be in the order of the index, which makes a scan tempting."""
-    with create_engine("sqlite://").connect() as connection:
+    engine = create_engine("sqlite://")
+    with engine.connect() as connection:
         _TABLE.create(connection)
         listed = select(_TABLE.c.name).where(among(_TABLE.c.name, "names")).order_by(_TABLE.c.name)
         text = str(listed.compile(connection)).replace("(__[POSTCOMPILE_names])", "('a', 'b')")
         plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}").scalars("detail").all()
+    engine.dispose()
     assert [step for step in plan if step.startswith("SEARCH")], plan
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from alembic import command
-from sqlalchemy import select, text
+from sqlalchemy import DateTime, bindparam, select, text
 
 from db import Database, Server
 from db.engines import migration_engine
@@ -16,7 +16,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC).replace(tzinfo=None)
 INSERT = text(
     """INSERT INTO server_registry (id, url, public_key, encryption_public_key, last_seen, created_at, updated_at,
     is_healthy) VALUES (:id, :url, :id, :id, :now, :now, :now, true)"""
-)
+).bindparams(bindparam("now", type_=DateTime))
 
 
 def add(url: str, name: str, *, before: str | None = None) -> None:

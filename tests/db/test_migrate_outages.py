@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from alembic import command
-from sqlalchemy import select, text
+from sqlalchemy import DateTime, bindparam, select, text
 
 from db import Database, DeliveryJob, DeliveryState, HoldReason
 from db.engines import migration_engine
@@ -27,7 +27,7 @@ INSERT = text(
     (id, target_url, payload, attempts, created_at, job_name, server_url, settled_at, outcome, last_error, error_code)
     VALUES (:id, 'https://b.example/x', '{}', :attempts, :created_at, :job_name, 'https://b.example', :settled_at,
     :outcome, 'why', :error_code)"""
-)
+).bindparams(bindparam("created_at", type_=DateTime), bindparam("settled_at", type_=DateTime))
 
 
 def before_outages(url: str) -> None:

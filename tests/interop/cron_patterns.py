@@ -15,6 +15,8 @@ ZONES = (
     *("Pacific/Auckland", "Africa/Johannesburg", "Asia/Beirut", "America/Santiago", "Europe/London"),
 )
 """Not those whose clocks read midnight twice or change by half an hour: there, Node's versions differ."""
+SKIP_MIDNIGHT = ("Asia/Beirut", "America/Santiago")
+"""Those of them whose clocks skip it: neither of Node's versions that are tested runs that day's nightly jobs."""
 MONTHS = ("jan", "FEB", "mar", "Apr", "jun", "sep", "dec")
 WEEKDAYS = ("sun", "MON", "tue", "Wed", "thu", "fri", "sat")
 MACROS = ("@yearly", "@monthly", "@weekly", "@daily", "@hourly")
@@ -81,6 +83,13 @@ class Patterns:
         return chance.choice(
             (plain, plain, plain, f"{first}-{last}", f"{first}-{last}/{step}", f"*/{step}", f"{first}/{step}")
         )
+
+
+def is_odd(zone: str, at_ms: int) -> bool:
+    """Whether Node's walk leaves out a change, or runs what it has run: from within it, or over a midnight skipped."""
+    at, until = datetime.fromtimestamp(at_ms / 1_000, UTC), timedelta(days=2 if zone in SKIP_MIDNIGHT else 0)
+    hours = [at + timedelta(hours=hour) for hour in range(-2, until.days * 24 + 1)]
+    return len({_offset(each, ZoneInfo(zone)) for each in hours}) > 1
 
 
 def _changes(start: datetime, zone: ZoneInfo) -> list[datetime]:

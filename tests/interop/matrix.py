@@ -12,6 +12,7 @@ COLUMNS: Final = (
     ("bullmq", WHEEL),
     ("bull", OURS),
     ("bull", NODE),
+    ("later bull", OURS),
 )
 HEADS: Final = (
     "BullMQ 5, 6: ours",
@@ -19,9 +20,10 @@ HEADS: Final = (
     "BullMQ: the Python package's",
     "Bull 1.0, 1.1: ours",
     "Bull 1.0, 1.1: Node's",
+    "Bull 3, 4: ours",
 )
 
-ROWS: Final[Mapping[str, tuple[str | None, ...]]] = {
+_TESTS: Final[Mapping[str, tuple[str | None, ...]]] = {
     "jobs of the others, and their results": (
         "test_node_bullmq.test_options_of_a_node_job_are_read",
         "test_node_bullmq.test_node_works_our_jobs",
@@ -67,30 +69,25 @@ ROWS: Final[Mapping[str, tuple[str | None, ...]]] = {
     "global concurrency": (
         "test_bullmq_limits.test_a_freed_slot_of_the_queue_is_taken_at_once",
         "test_bullmq_limits.test_node_keeps_our_concurrency",
-        *[None] * 3,
     ),
     "global rate limit": (
         "test_bullmq_limits.test_a_rate_limit_in_the_middle",
         "test_bullmq_limits.test_node_keeps_our_rate",
-        *[None] * 3,
     ),
     "job schedulers": (
         "test_node_schedulers.test_schedulers_live_on",
         "test_our_schedulers.test_node_sees_and_turns_our_crons",
-        *[None] * 3,
     ),
     "flows": (
         "test_node_flows.test_our_workers_run_a_flow_of_node",
         "test_node_flows.test_node_runs_our_flow",
-        *[None] * 3,
     ),
     "children added at run time": (
         "test_node_flows.test_children_added_while_a_job_runs",
         "test_node_flows.test_children_added_while_a_job_runs",
-        *[None] * 3,
     ),
-    "log lines, stacks, metrics, names of workers": ("test_node_operators.test_a_failing_node_job", *[None] * 4),
-    "every option of `add`": (None, "test_node_operators.test_every_option_of_add", *[None] * 3),
+    "log lines, stacks, metrics, names of workers": ("test_node_operators.test_a_failing_node_job",),
+    "every option of `add`": (None, "test_node_operators.test_every_option_of_add"),
     "cancelled jobs": (
         None,
         "test_node_bullmq.test_a_cancelled_job_is_a_failed_one_to_node",
@@ -108,7 +105,17 @@ ROWS: Final[Mapping[str, tuple[str | None, ...]]] = {
         "test_bull_messages.test_node_hears_our_events",
         "test_node_bull.test_progress_travels",
     ),
+    "known by its keys: opened, or refused": (
+        "test_later_bull.test_queues_of_nodes_bullmq_are_opened",
+        None,
+        "test_stock_worker.test_its_queue_is_opened",
+        "test_node_bull.test_its_queue_is_opened",
+        None,
+        "test_later_bull.test_a_queue_of_bull_3_or_4_is_refused",
+    ),
 }
+
+ROWS: Final = {feature: (*tests, *[None] * (len(COLUMNS) - len(tests))) for feature, tests in _TESTS.items()}
 """The tests by feature, in the order of the columns: None where there is no such thing, or nobody tried."""
 
 

@@ -173,6 +173,13 @@ async def bull_peer(version: str, url: str, queue: str) -> AsyncIterator[BullPee
 
 
 @asynccontextmanager
+async def later_bull_peer(version: str, url: str, queue: str) -> AsyncIterator[NodeProcess]:
+    """A Node process with Bull 3 or 4 on the queue, gone when the context ends."""
+    async with _running(NodeProcess, "later_bull_peer.mjs", f"bull-{version}", url, queue) as peer:
+        yield peer
+
+
+@asynccontextmanager
 async def _running(kind: type[Peer], script: str, *arguments: str) -> AsyncIterator[Peer]:
     peer = kind(
         await asyncio.create_subprocess_exec(

@@ -34,6 +34,17 @@ async def test_a_node_job_is_read(queue: BullStorage, peer: BullPeer) -> None:
     assert (found["state"], found["returnvalue"], found["attemptsMade"]) == ("completed", {"done": ["ü"]}, 0)
 
 
+async def test_its_queue_is_opened(queue: BullStorage, peer: BullPeer, redis_url: str) -> None:
+    """Nothing that Bull 1 writes, of a job that waits and one that has ended, looks like a later version's."""
+    ended_id = await peer.add({})
+    await peer.work_once()
+    await ended(queue, ended_id)
+    await peer.add({}, delay=3_600_000)
+    other = BullStorage(redis_url, queue.queue)
+    await other.connect()
+    await other.disconnect()
+
+
 async def test_nodes_order_is_kept(queue: BullStorage, peer: BullPeer) -> None:
     """First come, first served, but for what Node adds as `lifo`; what is delayed comes when it is due."""
     late = await peer.add({}, delay=400)

@@ -26,6 +26,7 @@ from workers import (
 )
 from workers.jobs import TERMINAL_EVENTS, Failed, JobEventKind, Retention
 from workers.storage.bullmq import BullMQStorage, as_processor
+from workers.storage.on_redis import ownership
 from workers.worker.handlers import Job
 
 
@@ -88,6 +89,18 @@ async def test_success(storage: BullMQStorage, redis_url: str) -> None:
     outcome = await storage.result("a:b")
     assert outcome is not None
     assert outcome.result == b'{"doubled":42}'
+
+
+async def test_its_queue_is_opened(redis_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """One that the Python package alone has written is none of Bull."""
+    queue = bullmq.Queue(f"stock-{uuid.uuid4().hex}", {"connection": redis_url})
+    for options in ({}, {"attempts": 3}, {"delay": 3_600_000}, {"priority": 2}):
+        await queue.add("mail", {"n": 1}, options)
+    await queue.close()
+    storage = BullMQStorage(redis_url, queue.name)
+    await storage.connect()
+    await storage.disconnect()
+    assert [record for record in caplog.records if record.name == ownership.__name__] == []
 
 
 async def test_retries(storage: BullMQStorage, redis_url: str) -> None:

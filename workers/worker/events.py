@@ -9,6 +9,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import TypeAlias
 
+from workers.errors import ForeignQueue
 from workers.jobs import Claim, JobRecord
 
 logger = logging.getLogger(__name__)
@@ -77,6 +78,7 @@ class Emitter:
         self._observers = observers
         self._queue = queue
         self._worker_id = worker_id
+        self._told_foreign = False
 
     def emit(
         self,
@@ -110,5 +112,9 @@ class Emitter:
                 logger.exception("observer %r failed on event %r", observer, kind.value)
 
     def report(self, error: BaseException) -> None:
-        """Call every observer with the error."""
+        """Call every observer with the error; that the queue is another library's is told once."""
+        if isinstance(error, ForeignQueue):
+            if self._told_foreign:
+                return
+            self._told_foreign = True
         self.emit(WorkerEventKind.ERROR, error=error)

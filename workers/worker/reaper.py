@@ -30,6 +30,7 @@ class Reaper:
 
     Any number of reapers may run on a queue. One runs beside every worker; alone, `run` it as a task and cancel it.
     `on_failed` is called with each job that it fails, see `OnFailed`; with the payload as `payload_serde` decodes it.
+    `events` is what tells the observers of a worker that it runs beside.
     """
 
     def __init__(
@@ -42,13 +43,14 @@ class Reaper:
         name: str = "reaper",
         on_failed: OnFailed | None = None,
         payload_serde: Serde | None = None,
+        events: Emitter | None = None,
     ) -> None:
         self._storage = storage
         often = min(interval, storage.limits.recovery_interval or interval)
         self._recovery_interval = often.total_seconds()
         self._passes_per_sweep = max(1, round(interval / max(often, timedelta.resolution)))
         self._max_stalls = max_stalls
-        self._events = Emitter(observers, queue=storage.queue, worker_id=name)
+        self._events = events or Emitter(observers, queue=storage.queue, worker_id=name)
         reader = JobReader(storage, payload_serde or JsonSerde(), JsonSerde())
         self._failed = None if on_failed is None else FailedJobs(reader, on_failed)
         self._reads = bool(observers) or self._failed is not None

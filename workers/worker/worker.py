@@ -167,6 +167,7 @@ class Worker:
             name=self.worker_id,
             on_failed=on_failed,
             payload_serde=payload_serde,
+            events=self._events,
         )
         served = self._wanted if storage.limits.name_filter else [ANY_NAME]
         self._unserved = UnservedNames(storage, served, interval=lease / 2, is_idle=lambda: self._idle)

@@ -9,34 +9,39 @@ import sys
 from tests.federation.test_run import ROOT
 from tests.patience import PATIENCE_SECONDS
 
+SECRET = "the-secret"
 PROGRAM = """
-import logging
+import logging, sys
 import structlog
 from federation.base.logs import configure_logging
 
 configure_logging("debug")
-logging.getLogger("aiosqlite").debug("executing %s", "INSERT the-secret")
-logging.getLogger("aiosqlite").info("executing %s", "INSERT the-secret")
+logging.getLogger("aiosqlite").debug("executing %s", "INSERT " + sys.argv[1])
+logging.getLogger("aiosqlite").info("executing %s", "INSERT " + sys.argv[1])
 logging.getLogger("aiosqlite").warning("a warning")
 structlog.get_logger().debug("ours")
-secret = "the-secret"
+secret = sys.argv[1]
 try:
     try:
-        raise ValueError("the-secret")
+        raise ValueError(secret)
     except ValueError as cause:
-        raise ExceptionGroup("the-secret", [LookupError("the-secret")]) from cause
+        raise ExceptionGroup(secret, [LookupError(secret)]) from cause
 except ExceptionGroup:
     structlog.get_logger().exception("failed")
     logging.getLogger("asyncio").exception("a library failed")
 """
+"""It gets the secret as an argument: from Python 3.13 on a traceback shows the lines of a program given by `-c`."""
+
+
+def run(program: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", program, SECRET]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True)
 
 
 def test_libraries_do_not_say_what_they_do_even_at_debug() -> None:
     """Drivers would log statements with their values; of an exception neither message nor variable is shown, whoever
     logs it."""
-    finished = subprocess.run(
-        [sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
-    )
+    finished = run(PROGRAM)
     lines = [json.loads(line) for line in finished.stderr.splitlines()]
     assert [line["event"] for line in lines] == ["a warning", "ours", "failed", "a library failed"]
     for line in lines[-2:]:
@@ -46,16 +51,14 @@ def test_libraries_do_not_say_what_they_do_even_at_debug() -> None:
             "ExceptionGroup",
             "LookupError",
         ]
-    assert "the-secret" not in finished.stderr
+    assert SECRET not in finished.stderr
     assert finished.stdout == ""
 
 
 def test_a_person_sees_the_same_of_a_crash() -> None:
     """On a terminal, too: the frames and the classes, and no message."""
     program = f"import sys; sys.stderr.isatty = lambda: True\n{PROGRAM}"
-    finished = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
-    )
+    finished = run(program)
     assert "LookupError\n" in finished.stderr
     assert "a library failed" in finished.stderr
-    assert "the-secret" not in finished.stderr
+    assert SECRET not in finished.stderr

@@ -7,6 +7,7 @@ import logging
 import pytest
 
 from tests.workers.running import Recorder, done, outcome, running
+from workers.errors import ForeignQueue, StorageError
 from workers.jobs import OutcomeKind
 from workers.storage.memory import MemoryStorage
 from workers.testing import steps
@@ -31,6 +32,15 @@ def test_an_observer_that_fails_does_not_hide_the_event_from_others(caplog: pyte
     assert "on event 'ready'" in record.getMessage()
     assert record.exc_info is not None
     assert record.exc_info[0] is LookupError
+
+
+def test_that_the_queue_is_anothers_is_told_once() -> None:
+    """Every call meets it from then on; other errors are told each time."""
+    recorder = Recorder()
+    emitter = Emitter([recorder], queue="mail", worker_id="w1")
+    for error in (ForeignQueue("theirs"), ForeignQueue("by another sign"), StorageError("no"), StorageError("no")):
+        emitter.report(error)
+    assert [str(event.error) for event in recorder.events] == ["theirs", "no", "no"]
 
 
 async def test_a_worker_with_a_failing_observer_works(caplog: pytest.LogCaptureFixture) -> None:

@@ -27,7 +27,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "settle": ("add", "hold", "failures"),
 }
 """Every script, and the files it needs beside `batched.lua`, `states.lua`, `foreign.lua`, `keys.lua` and `queue.lua`,
-which come first. `mend` is not listed: it mends what keeps the others from starting.
+which come first. `mend` and `owner` are not listed: they look at what keeps the others from starting.
 """
 
 EMITTER: Final = "8e0d4a52-5a0b-4c7e-9f43-7b1f6c1d2e90"
@@ -38,7 +38,8 @@ EMITTER: Final = "8e0d4a52-5a0b-4c7e-9f43-7b1f6c1d2e90"
 def scripts() -> Mapping[str, Script]:
     """Return every script, by its name."""
     working = {name: assembled(__package__, "keys", "queue", *parts, name) for name, parts in PARTS.items()}
-    return working | {"mend": assembled(__package__, "keys", "quarantine", "mend")}
+    mend = assembled(__package__, "keys", "quarantine", "mend")
+    return working | {"mend": mend, "owner": assembled(__package__, "keys", "sample", "owner")}
 
 
 def loaded_scripts() -> Sequence[Script]:

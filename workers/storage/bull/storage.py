@@ -53,6 +53,7 @@ from workers.jobs import (
     check_retention,
 )
 from workers.retention import LEAST_TO_READ, TOLD_BYTES
+from workers.storage.abilities import Turn
 from workers.storage.base import ANY_NAME, Limits
 from workers.storage.bull import codec
 from workers.storage.bull.codec import (
@@ -75,6 +76,7 @@ from workers.storage.on_redis.claiming import claimed
 from workers.storage.on_redis.eviction import take_eviction
 from workers.storage.on_redis.examination import Care
 from workers.storage.on_redis.messages import STATES, pack, unpack
+from workers.storage.on_redis.ownership import Ownership
 from workers.storage.on_redis.scripts import ScriptCall
 from workers.storage.on_redis.server import RedisServer, parse_url
 from workers.storage.on_redis.storage import (
@@ -182,6 +184,7 @@ class BullStorage(ScriptedStorage):
         self.limits = replace(self.limits, chosen_ids=self._dialect == "C")
         super().__init__(queue, server, BullSubscribers(self._lua, self._inspector.ends), allow_eviction=allow_eviction)
         self._results = Batcher(self._inspector.results, RESULTS_AT_ONCE)
+        self._ownership = Ownership(partial(self._lua.run, "owner"))
 
     def __repr__(self) -> str:
         return f"BullStorage(queue={self._name!r}, dialect={self._dialect!r})"
@@ -205,6 +208,23 @@ class BullStorage(ScriptedStorage):
     def _held(self, claim: Claim) -> tuple[bytes, bytes, int]:
         return self._raw(claim), codec.token_of(claim), lease_ms(claim.lease)
 
+    async def connect(self) -> None:
+        """See `Storage.connect`.
+
+        Raises:
+            ForeignQueue: Bull 3, a newer one or BullMQ uses the queue.
+        """
+        await super().connect()
+        try:
+            await self._ownership.check()
+        except BaseException:
+            await self._server.close()
+            raise
+
+    def forget_loop(self) -> None:
+        super().forget_loop()
+        self._ownership.forget()
+
     # Jobs
 
     async def next_id(self) -> str:
@@ -227,6 +247,7 @@ class BullStorage(ScriptedStorage):
         for job in jobs:
             check_fits_redis(job.id, job.payload)
         encoded = [codec.encode_job(job, self._dialect) for job in jobs]  # before any is sent: it may raise
+        await self._ownership.check_now_and_then()
         results: list[EnqueueResult] = []
         pairs = list(zip(jobs, encoded, strict=True))
         for some in portions(pairs, lambda pair: len(pair[0].payload)):
@@ -245,6 +266,7 @@ class BullStorage(ScriptedStorage):
         check_claim(worker_id, leases)
         if not leases:
             return []
+        await self._ownership.check_now_and_then()
         return [*await claimed(self._claim(worker_id, leases, limit), self.settle)]
 
     async def _claim(self, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> list[BullClaim]:
@@ -272,6 +294,13 @@ class BullStorage(ScriptedStorage):
         report_dropped(self._name, dropped)
         self._quarantine.heed(told)
         return list(codec.decode_claims(worker_id, head, self._dialect, answer))
+
+    async def settle_and_claim(
+        self, settlements: Sequence[Settlement], worker_id: str, *, leases: Mapping[str, timedelta], limit: int
+    ) -> Turn:
+        if self._ownership.is_foreign:
+            return Turn(outcomes=await self.settle(settlements))
+        return await super().settle_and_claim(settlements, worker_id, leases=leases, limit=limit)
 
     def with_node_options(self, job: NewJob, options: Mapping[str, object]) -> NewJob:
         """See `bull_job`."""
@@ -309,6 +338,7 @@ class BullStorage(ScriptedStorage):
 
     async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
         await self.examine()
+        await self._ownership.check_now_and_then()
         return await self._recoverer.recover(limit, max_stalls)
 
     async def sweep(self, limit: int) -> int:

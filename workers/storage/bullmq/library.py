@@ -1,4 +1,4 @@
-"""What the queue says of the Node library that it belongs to: its version, and whether it collects metrics."""
+"""What the queue says of the Node library that it belongs to: which it is, and whether it collects metrics."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import logging
 import re
 from typing import Final
 
-from workers.errors import StorageError
+from workers.errors import ForeignQueue, StorageError
 from workers.storage.bullmq.access import QueueAccess
+from workers.storage.on_redis.ownership import Ownership
 from workers.storage.on_redis.wire import Command, Reply
 
 logger = logging.getLogger(__name__)
@@ -29,20 +30,26 @@ class Library:
         self._name = name
         self._chosen = metrics
         self._told = False
+        self.ownership = Ownership(self._ask_for_owner)
 
     async def check(self) -> None:
         """Refuse a queue of a version that keeps jobs in a way unknown here; one that says nothing is none.
 
         Raises:
-            StorageError: Node uses the queue with such a version.
+            ForeignQueue: Node uses the queue with such a version, or with Bull.
         """
+        await self.ownership.check()
         [version] = await self._queue.server.run([("HGET", self._queue.lua["meta"], "version")])
         found = _VERSION.match(version) if isinstance(version, str) else None
         if found is not None and (found[1] != "bullmq" or found[2] not in MAJORS):
-            raise StorageError(
+            raise ForeignQueue(
                 f"the queue {self._name!r} belongs to {version[:60]!r}; known here are bullmq {' and '.join(MAJORS)}"
             )
         await self.look_for_metrics()
+
+    async def _ask_for_owner(self) -> Reply:
+        [suspicion] = await self._queue.ask([self._queue.lua.owner()])
+        return suspicion
 
     async def look_for_metrics(self) -> None:
         """Count what ends in the queue from now on, if that was chosen or a worker of Node does it.

@@ -135,20 +135,21 @@ def _read(name: str) -> tuple[str, int]:
 def scripts() -> Mapping[str, BullMQScript]:
     """Return every script that this storage calls, by BullMQ's name for it.
 
-    `continue` and `stop` are ours in front of one of them; `removeWaiting`, `guard`, `fitForFlows`, `cancelled` and
-    `declareLimits` are ours.
+    `continue` and `stop` are ours in front of one of them; `removeWaiting`, `guard`, `owner`, `fitForFlows`,
+    `cancelled` and `declareLimits` are ours.
     """
     fronts = {name: own("kinds", front) for name, front in FRONTS.items()}
     fronts["moveToFinished"] = own("kinds", "unfit", FRONTS["moveToFinished"])
     ours = {
-        "claimMany": looped("moveToActive", 11, "claim_many"),
+        "claimMany": looped("moveToActive", 11, "bull", "claim_many"),
         "turn": looped("moveToFinished", 13, "faults", "unfit", "turn"),
         "stop": packaged("moveToFinished", own("kinds", "unfit", FRONTS["moveToFinished"], "before_stopping"), STOPPED),
         "retryJob": packaged("retryJob", fronts["retryJob"], RETRIED),
         "cancelled": BullMQScript(joined(__package__, "cancelled"), 2),
         "continue": packaged("moveToDelayed", fronts["moveToDelayed"] + BEFORE_CONTINUING),
         "removeWaiting": BullMQScript(joined(__package__, "remove_waiting"), 8),
-        "guard": BullMQScript(own("kinds", "guarded", "quarantine", "faults", "guard"), 1),
+        "guard": BullMQScript(own("kinds", "bull", "guarded", "quarantine", "faults", "guard"), 1),
+        "owner": BullMQScript(own("sample", "bull", "owner"), 1),
         "fitForFlows": BullMQScript(own("kinds", "fit_for_flows"), 1),
         "declareLimits": BullMQScript(own("kinds", "declare_limits"), 3),
     }

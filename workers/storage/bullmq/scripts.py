@@ -140,6 +140,10 @@ class BullMQScripts:
         """
         return (*self._head("guard", "wait"), self.base, now_ms, claims)
 
+    def owner(self) -> Command:
+        """Answer an error if the queue is surely one of Bull, else what speaks for that, '' for nothing."""
+        return (*self._head("owner", "wait"), self.base)
+
     def fit_for_flows(self) -> Command:
         """Answer an error if a key is in the way of a job that is inserted with its parent or children."""
         return (*self._head("fitForFlows", "wait"), self.base)

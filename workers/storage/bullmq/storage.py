@@ -119,6 +119,8 @@ class BullMQStorage:
 
     A job that waits for its children reads as waiting, without a time.
 
+    A queue of Bull looks much like one of BullMQ; what is surely one is refused, see `lua/bull.lua`.
+
     Raises:
         StorageError: a target that is no Redis URL, a client without text replies.
         ValueError: a queue name with a colon, an impossible number of stalls or of minutes of metrics.
@@ -227,12 +229,14 @@ class BullMQStorage:
         self._feed.forget()
         self._cancels.forget()
         self._presence.forget()
+        self._library.ownership.forget()
         self._server.forget()
 
     async def enqueue(self, jobs: Sequence[NewJob], *, connection: object | None = None) -> list[EnqueueResult]:
         refuse_transaction(connection, "BullMQStorage")
         refuse_deduplication(jobs, "BullMQStorage")
         refuse_dependencies(jobs, "BullMQStorage")
+        await self._library.ownership.check_now_and_then()
         return await self._jobs.enqueue(jobs)
 
     async def enqueue_flow(self, nodes: Sequence[FlowNode], claim: Claim | None = None) -> list[EnqueueResult | None]:
@@ -247,6 +251,7 @@ class BullMQStorage:
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
         check_claim(worker_id, leases)
+        await self._library.ownership.check_now_and_then()
         return await self._claims.claim(worker_id, leases, limit) if leases and limit > 0 else []
 
     async def wait(self, names: Collection[str], *, timeout: timedelta) -> None:
@@ -266,6 +271,8 @@ class BullMQStorage:
     ) -> Turn:
         """See `TakesTurns.settle_and_claim`. Nothing is claimed so from a queue that is paused, limited or damaged."""
         check_claim(worker_id, leases)
+        if self._library.ownership.is_foreign:
+            return Turn(outcomes=await self.settle(settlements))
         return await self._claims.settle_and_claim(settlements, worker_id, leases, limit)
 
     async def progress(self, reports: Sequence[ProgressReport]) -> None:
@@ -308,6 +315,7 @@ class BullMQStorage:
     async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
         await self._server.examine()
         self.limits = self._server.seen.known(type(self).limits)
+        await self._library.ownership.check_now_and_then()
         await self._library.look_for_metrics()
         return await self._claims.recover(max_stalls)
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from redis import exceptions
 
-from workers.errors import StorageDamaged, StorageError, StorageFull, StorageUnavailable, WorkersError
+from workers.errors import ForeignQueue, StorageDamaged, StorageError, StorageFull, StorageUnavailable, WorkersError
 from workers.storage.on_redis.master import MasterUnknown
 from workers.storage.on_redis.wire import Reply, rejected_certificate
 
@@ -33,6 +33,8 @@ NOT_RUN: Final = (exceptions.NoScriptError, exceptions.MovedError)
 ALONE: Final = "the server is one of a Redis Cluster, and another has the queue: its URL begins with redis+cluster://"
 DAMAGED: Final = "DAMAGED"
 """The error code by which our scripts name a key of the wrong kind."""
+FOREIGN: Final = "FOREIGN"
+"""That by which they name another library's queue."""
 _BUSY_CODES: Final = frozenset({"BUSY", "MISCONF", "NOREPLICAS", "UNBLOCKED", "UNKILLABLE"})
 
 
@@ -59,6 +61,8 @@ def translate(error: BaseException) -> WorkersError:
         return StorageUnavailable(f"the Redis server did not answer ({type(error).__name__})")
     if code == DAMAGED:
         return StorageDamaged(f"the queue is damaged: {rest[:200]}")
+    if code == FOREIGN:
+        return ForeignQueue(rest[:500])
     return StorageError(f"the Redis server answered with an error: {str(error)[:200]}")
 
 

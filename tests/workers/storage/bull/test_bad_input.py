@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 
 import pytest
+from redis.asyncio import Redis
 
 from tests.workers.running import AT_ONCE, Recorder, done, outcome, running
 from tests.workers.storage.bull.steps import ERROR, LEASES, NodeBull, claimed
-from workers.errors import StorageDamaged, StorageError
+from workers.errors import ForeignQueue, StorageDamaged, StorageError
 from workers.jobs import Claim, Completed, EnqueueStatus, Failed, JobState, OutcomeKind, SettleStatus
 from workers.storage.bull import BullStorage
 from workers.testing.steps import claim_one, job
@@ -48,17 +49,71 @@ def every_call(storage: BullStorage, held: Claim) -> Sequence[Callable[[], Await
     )
 
 
-@pytest.mark.parametrize("line", ["completed", "failed"])
-async def test_a_queue_of_bull_3_is_refused(line: str, storage: BullStorage, node: NodeBull) -> None:
-    """Finished jobs in a sorted set are those of a later layout: no verb touches it, and the error says what to do."""
+LATER: Mapping[str, tuple[str | int, ...]] = {
+    "completed": ("ZADD", 1, "1"),
+    "failed": ("ZADD", 1, "1"),
+    "priority": ("ZADD", 1, "1"),
+    "repeat": ("ZADD", 1, "__default__::::500"),
+    "stalled-check": ("SET", 1_700_000_000_000),
+    "events": ("XADD", "*", "event", "added"),
+}
+"""A key that Bull 1 never has, or never so, and the command that writes it."""
+
+
+async def opened_again(storage: BullStorage, client: Redis) -> None:
+    """Another storage opens the queue."""
+    port = client.connection_pool.connection_kwargs["port"]
+    other = BullStorage(f"redis://127.0.0.1:{port}/0", storage.queue)
+    await other.connect()
+    await other.disconnect()
+
+
+@pytest.mark.parametrize("name", LATER)
+async def test_a_queue_of_a_later_library_is_refused(name: str, storage: BullStorage, node: NodeBull) -> None:
+    """It is not opened, and from then on no verb touches one that is open; the error says what to do."""
     await storage.enqueue([job("held"), job("waiting")])
     held = await claim_one(storage)
-    await node.client.zadd(node.key(line), {"1": 1})
-    for call in every_call(storage, held):
-        with pytest.raises(StorageError, match="Bull 3 or newer: leave it to them"):
+    command, *rest = LATER[name]
+    await node.client.execute_command(str(command), node.key(name), *rest)
+    whose = "BullMQ, whose URL begins with" if name == "events" else "Bull 3 or newer: leave it to them"
+    for call in (*every_call(storage, held), lambda: opened_again(storage, node.client), storage.repair):
+        with pytest.raises(ForeignQueue, match=whose):
             await call()
     assert await node.client.exists(node.key("more"), node.key("meta-paused")) == 0
     assert (await node.line("wait"), await node.line("active")) == (["waiting"], ["held"])
+
+
+async def add_of_bull_4(node: NodeBull, job_id: str, line: str = "wait") -> None:
+    """A job as Bull 4 adds it."""
+    record = {"name": "__default__", "data": "{}", "opts": "{}", "timestamp": 1, "delay": 0, "priority": 0}
+    await node.client.hset(node.key(job_id), mapping=record)
+    await node.client.lpush(node.key(line), job_id)
+
+
+@pytest.mark.parametrize("line", ["wait", "paused", "active"])
+async def test_a_queue_with_a_job_of_bull_4_is_refused(line: str, storage: BullStorage, node: NodeBull) -> None:
+    """No key tells, but its record does."""
+    await opened_again(storage, node.client)
+    await add_of_bull_4(node, "1", line)
+    with pytest.raises(ForeignQueue, match="has jobs without `attempts`; this queue is one of Bull 3 or newer"):
+        await opened_again(storage, node.client)
+
+
+async def test_a_job_of_bull_4_is_never_claimed(storage: BullStorage, node: NodeBull) -> None:
+    """Between two looks at the queue, too: those before and behind it are."""
+    await storage.enqueue([job("before")])
+    await add_of_bull_4(node, "1")
+    await storage.enqueue([job("behind")])
+    assert await claimed(storage) == ["before", "behind"]
+    with pytest.raises(ForeignQueue):
+        await claimed(storage)
+    assert await node.line("wait") == ["1"]
+
+
+async def test_a_damaged_queue_can_be_opened(storage: BullStorage, node: NodeBull) -> None:
+    """Who wants to repair it has to."""
+    await node.client.set(node.key("wait"), "junk")
+    await opened_again(storage, node.client)
 
 
 @pytest.mark.parametrize("name", ["wait", "paused", "active", "delayed", "completed", "failed", "id", "meta-paused"])

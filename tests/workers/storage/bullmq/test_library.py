@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.workers.storage.bullmq.steps import LEASES
-from workers.errors import StorageError
+from workers.errors import ForeignQueue, StorageError
 from workers.jobs import Completed
 from workers.storage import open_storage
 from workers.storage.bullmq import BullMQStorage
@@ -42,6 +42,37 @@ async def test_other_queues_are_opened(version: str, redis_url: str, client: Any
     queue = f"test-{uuid.uuid4().hex}"
     await client.hset(f"bull:{queue}:meta", "version", version)
     await connects(redis_url, queue)
+
+
+BULL_4 = {"name": "n", "data": "{}", "opts": '{"attempts":1,"delay":0,"timestamp":1}', "timestamp": "1", "delay": "0"}
+BULL_1 = {"data": "{}", "opts": "{}", "timestamp": "1", "attempts": "1", "attemptsMade": "0"}
+
+
+@pytest.mark.parametrize(
+    ("record", "whose"),
+    [(BULL_4, "Bull 3 or newer: leave it to them"), (BULL_1, r"Bull 1, whose URL begins with bull\+")],
+)
+async def test_a_queue_of_bull_is_refused(record: dict[str, str], whose: str, redis_url: str, client: Any) -> None:
+    """It has a job as only Bull adds it; where BullMQ has been, nothing is certain, and a warning tells."""
+    queue = f"test-{uuid.uuid4().hex}"
+    await client.hset(f"bull:{queue}:1", mapping=record)
+    await client.zadd(f"bull:{queue}:delayed", {"1": 1})
+    with pytest.raises(ForeignQueue, match=whose):
+        await connects(redis_url, queue)
+    await client.hset(f"bull:{queue}:meta", "version", "bullmq:6.7.0")
+    await connects(redis_url, queue)
+
+
+@pytest.mark.parametrize("key", ["priority", "meta-paused"])
+async def test_a_key_that_bull_may_have_written_is_told(
+    key: str, redis_url: str, client: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """BullMQ had it once, too, so that the queue is opened."""
+    queue = f"test-{uuid.uuid4().hex}"
+    await client.set(f"bull:{queue}:{key}", "1")
+    await connects(redis_url, queue)
+    [record] = [one for one in caplog.records if "if workers of Bull 3 or newer use it" in one.getMessage()]
+    assert f"a key `{key}`" in record.getMessage()
 
 
 async def end_one(storage: BullMQStorage, client: Any) -> dict[str, str]:

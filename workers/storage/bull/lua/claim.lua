@@ -33,7 +33,8 @@ local function grant(id, found)
   tell(EVENT.active, id)
 end
 
--- Grant the job, or drop it if it has no record. One that is completed, or granted in this call already, is skipped.
+-- Grant the job, or drop it if it has no record. One that is completed, or granted in this call already, is skipped. Tell
+-- whether it is another library's, and stays in line.
 local function sort_out(id, completed)
   if mine[id] or completed == 1 then
     return
@@ -41,7 +42,9 @@ local function sort_out(id, completed)
   local found = fields(
     id, 'name', 'data', 'opts', 'timestamp', 'attempts', 'attemptsMade', 'stalledCounter', 'failedReason', 'stacktrace', 'workers:error'
   )
-  if found and found[2] then
+  if found and is_later(found[1], found[5]) then
+    return true
+  elseif found and found[2] then
     grant(id, found)
   else
     drop(id)
@@ -49,7 +52,7 @@ local function sort_out(id, completed)
 end
 
 -- A job in line that is locked is about to be unlocked, or taken out, by the holder of the lock: leave it where it is.
-local passed = 0
+local passed, later = 0, false
 while #taken < limit and passed < LOCKED_PASSED and bytes <= ENOUGH_BYTES do
   local width = math.min(limit - #taken, READ_AT_ONCE)
   local line = redis.call('LRANGE', WAIT, -(passed + width), -(passed + 1))
@@ -65,8 +68,9 @@ while #taken < limit and passed < LOCKED_PASSED and bytes <= ENOUGH_BYTES do
     local id = line[at]
     if holders[at] and not mine[id] then
       stay = stay + 1
+    elseif sort_out(id, completed[at]) then
+      stay, later = stay + 1, true
     else
-      sort_out(id, completed[at])
       gone[#gone + 1] = id
     end
   end
@@ -81,4 +85,7 @@ while #taken < limit and passed < LOCKED_PASSED and bytes <= ENOUGH_BYTES do
 end
 batched('LPUSH', ACTIVE, taken)
 finish()
+if later and #taken == 0 then -- else the next claim says so
+  return redis.error_reply(LATER_JOB)
+end
 return cmsgpack.pack({ answer, dropped, told })

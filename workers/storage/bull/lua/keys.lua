@@ -15,16 +15,46 @@ local KINDS = {
   zset = { DELAYED, ENDED[COMPLETED], ENDED[FAILED], CANCELLED, SEEN },
 }
 
+-- What Bull 1 never has, and who does. Each record of Bull 1, and of ours, has `attempts`; one of Bull 1 has no name.
+local OTHERS = {
+  events = { 'stream', 'BullMQ, whose URL begins with bullmq+redis://' },
+  priority = { 'zset' }, ['repeat'] = { 'zset' }, ['stalled-check'] = { 'string' },
+}
+local LATER = '; this queue is one of Bull 3 or newer: leave it to them, and take another name or prefix'
+local LATER_JOB = 'FOREIGN ' .. P .. '... has jobs without `attempts`' .. LATER
+
+local function is_later(name, attempts)
+  return name and not attempts
+end
+
+-- Return the error that says whose queue this is, if a key is there that only another library makes.
+local function other_owner()
+  if redis.call('EXISTS', P .. 'events', P .. 'priority', P .. 'repeat', P .. 'stalled-check') == 0 then
+    return
+  end
+  for name, other in pairs(OTHERS) do
+    local kind, owner = unpack(other)
+    if redis.call('TYPE', P .. name).ok == kind then
+      return 'FOREIGN ' .. P .. name .. ' is a ' .. kind .. (owner and '; this queue is one of ' .. owner or LATER)
+    end
+  end
+end
+
+-- Return it for the set of ended jobs, which later versions keep in order.
+local function ended_elsewhere(line)
+  if redis.call('TYPE', line).ok == 'zset' then
+    return 'FOREIGN ' .. line .. ' is a zset, not a set' .. LATER
+  end
+end
+
 -- Return the error that says what is wrong with a key; nothing if its type is right, or if it does not exist.
 local function fault(key, kind)
   local why = foreign(key, kind)
   if not why then
     return
   end
-  if kind == 'set' and redis.call('TYPE', key).ok == 'zset' then
-    return 'WRONGTYPE ' .. why .. '; this queue is one of Bull 3 or newer: leave it to them, and take another name or prefix'
-  end
-  return 'DAMAGED ' .. why .. '; this is no queue of Bull 1: remove what is there, or take another name or prefix'
+  return kind == 'set' and ended_elsewhere(key)
+    or 'DAMAGED ' .. why .. '; this is no queue of Bull 1: remove what is there, or take another name or prefix'
 end
 
 local clock = redis.call('TIME')

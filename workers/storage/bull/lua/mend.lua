@@ -1,10 +1,9 @@
 -- Set aside jobs in the place of the queue's keys; with ARGV[5] = 1, because somebody asked for it, other foreign keys
 -- as well. Answers `{id, why, ...}`.
 local repairing = ARGV[5] == '1'
-for _, line in ipairs({ COMPLETED, FAILED }) do
-  if redis.call('TYPE', line).ok == 'zset' then -- another program's queue
-    return redis.error_reply(fault(line, 'set'))
-  end
+local others = other_owner() or ended_elsewhere(COMPLETED) or ended_elsewhere(FAILED)
+if others then
+  return redis.error_reply(others)
 end
 if foreign(QUARANTINE, 'hash') then -- first, because everything else is noted there
   if not repairing then

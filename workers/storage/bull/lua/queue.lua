@@ -1,5 +1,10 @@
 -- The beginning of every script that works on the queue: how jobs are found, put into a line and announced.
 
+local others = other_owner()
+if others then
+  return redis.error_reply(others)
+end
+
 -- A wrong type found in the middle of a step would leave the step half done, so the types are checked first.
 for kind, keys in pairs(KINDS) do
   for _, key in ipairs(keys) do

@@ -2,7 +2,7 @@
 -- [3]: what the tokens begin with, [4]: the duration of the locks in ms, [5]: how many jobs, [6]: number of the first.
 -- Answers what moveToActive does for each claim, up to the first that finds no job.
 local P, IN_FRONT = ARGV[1], false
-local broken = damage(P, { 'wait', 'active', 'prioritized', 'events', 'marker', 'pc', 'limiter' })
+local broken = next_owned_by_bull(P) or damage(P, { 'wait', 'active', 'prioritized', 'events', 'marker', 'pc', 'limiter' })
 if broken then
   return broken
 end

@@ -117,6 +117,11 @@ local function examine_what_is_claimed()
   until #told == before or #told >= 2 * MOST
 end
 
+local owned = next_owned_by_bull(P)
+if owned then
+  return owned
+end
+
 -- Before anything else, because everything else is noted there.
 if claims < 0 and damage(P, { 'workers:quarantine' }) then
   call('RENAME', P .. 'workers:quarantine', QUARANTINE .. ':workers:quarantine')
