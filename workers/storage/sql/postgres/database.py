@@ -12,12 +12,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 import psycopg
 from sqlalchemy import URL, Connection, Engine, create_engine, text
@@ -55,6 +56,7 @@ from workers.storage.sql.postgres.listener import REGISTERED, PostgresListener, 
 from workers.storage.sql.postgres.place import Place, check, place_of
 from workers.storage.sql.postgres.pool import StepPool
 from workers.storage.sql.postgres.session import OwnSessions, limit_waiting, on_connect
+from workers.storage.sql.postgres.silence import OwnConnection, Patience
 from workers.storage.sql.recovery import recover
 from workers.storage.sql.rows import Transaction
 from workers.storage.subscribers import DatabaseSubscribers, Told
@@ -68,7 +70,23 @@ _FEW: Final = 100
 _SHORT: Final = 65_536
 """So would more bytes than these."""
 _SESSIONS: Final = 10
-_CONNECT_TIMEOUT: Final = timedelta(seconds=6)
+_SILENCE: Final = timedelta(seconds=3)
+"""How long after the busy timeout a server that says nothing counts as absent."""
+_PER_JOB: Final = timedelta(milliseconds=1)
+"""So much longer it may take over each job of a step."""
+_MANY: Final = 1_000_000
+_AT_LEISURE: Final = timedelta(minutes=5)
+"""And so long over anything, as over what an operator asks for about all jobs."""
+_FAREWELL: Final = timedelta(seconds=5)
+"""How long what is under way is waited for when the last storage is disconnected."""
+_PATIENT_DRIVER: Final[Mapping[str, object]] = {
+    "connect_timeout": 6,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,  # milliseconds
+}
+"""What libpq and the kernel do about a server that is gone, unless the URL says otherwise."""
 _MIGRATION_LOCK: Final = 8_317_402_561  # any number that nobody else locks
 
 _LOCK = text("SELECT pg_advisory_xact_lock(:key)")
@@ -105,10 +123,12 @@ class PostgresDatabase:
         self._timeout = target.busy_timeout
         self._process = new_process()
         sessions = OwnSessions(target.busy_timeout)
-        self._engine = target.engine(sessions)
-        self._prompt = StepPool(self._engine, self.name, _PROMPT, "workers-postgres")
-        self._patient = StepPool(self._engine, self.name, _PATIENT, "workers-postgres-patient")
-        listen = partial(target.listening_connection, sessions)
+        self._silent_for = target.busy_timeout + _SILENCE
+        self._patience = Patience(self._silent_for, self._distrust)
+        self._engine = target.engine(sessions, self._patience)
+        self._prompt = StepPool(self._engine, self.name, _PROMPT, "workers-postgres", self._patience)
+        self._patient = StepPool(self._engine, self.name, _PATIENT, "workers-postgres-patient", self._patience)
+        listen = partial(target.listening_connection, sessions, self._patience)
         self._listener = PostgresListener(self.name, self._process, listen, self.subscribers)
         self._place: Place | None = None
 
@@ -125,7 +145,7 @@ class PostgresDatabase:
                 return self._changing(begin, work)(connection)
             return StepPool.carry_out(begin, ask, connection)
 
-        return self._submit(self._patient, run)
+        return self._submit(self._patient, run, self._silence(len(jobs)))
 
     async def enqueue_with(self, connection: object, begin: Begin, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         return await self.change_with(connection, begin, partial(steps.enqueue, jobs=jobs))
@@ -135,22 +155,23 @@ class PostgresDatabase:
 
     def claim(self, begin: Begin, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> Step[list[Claim]]:
         ask = partial(steps.claiming, worker_id=worker_id, leases=leases, limit=limit)
-        return self._step(self._prompt, begin, ask, is_short=limit <= _FEW)
+        return self._step(self._prompt, begin, ask, jobs=limit)
 
     def claimable_in(self, begin: Begin, names: Collection[str]) -> Step[timedelta | None]:
         return self._step(self._prompt, begin, partial(steps.looking, names=names))
 
     def renew(self, begin: Begin, claims: Sequence[Claim]) -> Step[Renewal]:
-        return self._step(self._prompt, begin, partial(steps.renewing, claims=claims), is_short=len(claims) <= _FEW)
+        return self._step(self._prompt, begin, partial(steps.renewing, claims=claims), jobs=len(claims))
 
     def settle(self, begin: Begin, settlements: Sequence[Settlement]) -> Step[list[SettleOutcome]]:
         work = partial(steps.settle, settlements=settlements)
         if any(map(_takes_several_statements, settlements)):
             return self.change(begin, work)
         if any(map(fails, settlements)):
-            return self._submit(self._prompt, self._changing(begin, work))
+            return self._submit(self._prompt, self._changing(begin, work), self._silence(len(settlements)))
         ask = partial(steps.settling, settlements=settlements)
-        return self._step(self._prompt, begin, ask, is_short=_are_few_and_short(settlements))
+        jobs, is_short = len(settlements), _are_few_and_short(settlements)
+        return self._step(self._prompt, begin, ask, jobs=jobs, is_short=is_short)
 
     def turn(
         self,
@@ -166,9 +187,10 @@ class PostgresDatabase:
         if _take_several_statements(following) or len({job.id for job in following}) < len(following):
             return None
         ask = partial(steps.turning, settlements=settlements, worker_id=worker_id, leases=leases, limit=limit)
-        is_short = limit <= _FEW and _are_few_and_short(settlements) and _are_short(job.payload for job in following)
+        jobs = max(limit, len(settlements))
+        is_short = _are_few_and_short(settlements) and _are_short(job.payload for job in following)
         # What is enqueued may wait for a caller's transaction.
-        return self._step(self._patient if following else self._prompt, begin, ask, is_short=is_short)
+        return self._step(self._patient if following else self._prompt, begin, ask, jobs=jobs, is_short=is_short)
 
     async def settle_with(
         self, connection: object, begin: Begin, settlements: Sequence[Settlement]
@@ -176,17 +198,18 @@ class PostgresDatabase:
         return await self.change_with(connection, begin, partial(steps.settle, settlements=settlements))
 
     def progress(self, begin: Begin, reports: Sequence[ProgressReport]) -> Step[None]:
-        is_short = len(reports) <= _FEW and _are_short(report.value for report in reports)
-        return self._step(self._prompt, begin, partial(steps.reporting, reports=reports), is_short=is_short)
+        ask, is_short = partial(steps.reporting, reports=reports), _are_short(report.value for report in reports)
+        return self._step(self._prompt, begin, ask, jobs=len(reports), is_short=is_short)
 
     def recover(self, begin: Begin, limit: int, max_stalls: int) -> Future[Recovery]:
-        return self.change(begin, partial(recover, limit=limit, max_stalls=max_stalls))
+        work = self._changing(begin, partial(recover, limit=limit, max_stalls=max_stalls))
+        return self._submit(self._patient, work, self._silence(limit))
 
-    def look(self, begin: Begin, work: Callable[[Transaction], T]) -> Future[T]:
-        return self._submit(self._prompt, self._stepping(begin, work))
+    def look(self, begin: Begin, work: Callable[[Transaction], T], *, at_leisure: bool = False) -> Future[T]:
+        return self._submit(self._prompt, self._stepping(begin, work), _AT_LEISURE if at_leisure else None)
 
-    def change(self, begin: Begin, work: Callable[[Transaction], T]) -> Future[T]:
-        return self._submit(self._patient, self._changing(begin, work))
+    def change(self, begin: Begin, work: Callable[[Transaction], T], *, at_leisure: bool = False) -> Future[T]:
+        return self._submit(self._patient, self._changing(begin, work), _AT_LEISURE if at_leisure else None)
 
     def _changing(self, begin: Begin, work: Callable[[Transaction], T]) -> Callable[[Connection], T]:
         """Return what does the work in a transaction of several statements."""
@@ -273,23 +296,40 @@ class PostgresDatabase:
             await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
-        self._listener.stop()
-        self._prompt.close(self._timeout)
-        self._patient.close(self._timeout)
+        until = time.monotonic() + _FAREWELL.total_seconds()
+        self._patience.end(_FAREWELL)
+        self._listener.stop(until)
+        self._prompt.close(until)
+        self._patient.close(until)
         self._engine.dispose()
 
-    def _step(
-        self, pool: StepPool, begin: Begin, ask: Callable[[Transaction], Asking[T]], *, is_short: bool = True
-    ) -> Step[T]:
-        """Carry out what it asks for; unless it `is_short`, in a thread."""
-        if not is_short:
-            return self._submit(pool, partial(StepPool.carry_out, begin, ask))
-        self._refuse_fork()
-        return pool.step(begin, ask)
+    def _distrust(self) -> None:
+        """Make nothing of the connections that nobody uses, and of the listener's only if it answers."""
+        self._prompt.distrust()
+        self._patient.distrust()
+        self._listener.ask()
 
-    def _submit(self, pool: StepPool, run: Callable[[Connection], T]) -> Future[T]:
+    def _silence(self, jobs: int) -> timedelta:
+        return min(self._silent_for + _PER_JOB * min(jobs, _MANY), max(self._silent_for, _AT_LEISURE))
+
+    def _step(
+        self,
+        pool: StepPool,
+        begin: Begin,
+        ask: Callable[[Transaction], Asking[T]],
+        *,
+        jobs: int = 1,
+        is_short: bool = True,
+    ) -> Step[T]:
+        """Carry out what it asks for about so many jobs; unless it `is_short`, in a thread."""
+        if jobs > _FEW or not is_short:
+            return self._submit(pool, partial(StepPool.carry_out, begin, ask), self._silence(jobs))
         self._refuse_fork()
-        return pool.submit(run)
+        return pool.step(begin, ask, self._silence(jobs))
+
+    def _submit(self, pool: StepPool, run: Callable[[Connection], T], silence: timedelta | None = None) -> Future[T]:
+        self._refuse_fork()
+        return pool.submit(run, silence)
 
     def _refuse_fork(self) -> None:
         if self.pid != os.getpid():
@@ -399,13 +439,14 @@ class PostgresTarget:
         finally:
             engine.dispose()
 
-    def engine(self, sessions: OwnSessions | None = None) -> Engine:
-        """Make an engine without a pool, whose errors quote no values."""
+    def engine(self, sessions: OwnSessions | None = None, patience: Patience | None = None) -> Engine:
+        """Make an engine without a pool, whose errors quote no values; without `patience` it waits for ever."""
+        url = self.full_url.set(drivername="postgresql+psycopg")
         engine = create_engine(
-            self.full_url.set(drivername="postgresql+psycopg"),
+            url,
             hide_parameters=True,
             poolclass=NullPool,
-            connect_args=self._connect_args(),
+            creator=partial(self._connect, patience or Patience.endless()),
         )
         on_connect(engine, (sessions or OwnSessions(self.busy_timeout)).begin)
         return engine
@@ -427,23 +468,20 @@ class PostgresTarget:
     def adopt(self, engine: AsyncEngine) -> AsyncEngine:
         return engine
 
-    def listening_connection(self, sessions: OwnSessions) -> psycopg.Connection:
+    def listening_connection(self, sessions: OwnSessions, patience: Patience) -> OwnConnection:
         """Open a connection of its own, outside transactions."""
-        engine = create_engine(
-            self.full_url.set(drivername="postgresql+psycopg"), poolclass=NullPool, connect_args=self._connect_args()
-        )
-        arguments, options = engine.dialect.create_connect_args(engine.url)
-        connection = psycopg.connect(
-            *arguments, **{**options, **self._connect_args()}, application_name="workers listener", autocommit=True
-        )
+        connection = self._connect(patience, application_name="workers listener", autocommit=True)
         sessions.begin(connection)
         return connection
 
+    def _connect(self, patience: Patience, **more: Any) -> OwnConnection:  # what psycopg takes
+        url = self.full_url.set(drivername="postgresql+psycopg")
+        arguments, said = url.get_dialect()().create_connect_args(url)
+        return patience.connect(*arguments, **{**said, **self._connect_args(), **more})
+
     def _connect_args(self) -> dict[str, object]:
-        return {
-            "connect_timeout": int(_CONNECT_TIMEOUT.total_seconds()),
-            "keepalives_idle": 30,
-            "keepalives_interval": 10,
-            "keepalives_count": 3,
-            "client_encoding": "UTF8",
+        """Return what libpq is told beside, or instead of, what the URL says."""
+        said = self.full_url.query
+        return {name: value for name, value in _PATIENT_DRIVER.items() if name not in said} | {
+            "client_encoding": "UTF8"
         }

@@ -21,6 +21,8 @@ _WAIT: Final = "set_config('lock_timeout', %(milliseconds)s, false)"
 _FIX: Final = (
     "set_config('array_nulls', 'on', false),"  # else NULL in an array is a text of four letters
     " set_config('default_transaction_isolation', 'read committed', false),"
+    # A transaction of a connection that has gone silent must not hold its locks until the server's kernel notices.
+    " set_config('idle_in_transaction_session_timeout', '60s', false),"
     " set_config('search_path', coalesce(%(path)s, current_setting('search_path')), false)"
 )
 
