@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from tests.workers.storage.sql.steps import connected
 from workers.storage.sql import SqlStorage
-from workers.storage.sql.postgres.database import PostgresTarget
+from workers.storage.sql.postgres.target import PostgresTarget
 from workers.storage.sql.sqlite import inotify, pace
 
 

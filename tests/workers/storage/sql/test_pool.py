@@ -26,9 +26,9 @@ from workers.storage.sql import SqlStorage
 from workers.storage.sql.database import outcome
 from workers.storage.sql.direct import Executor
 from workers.storage.sql.postgres.asking import Asking
-from workers.storage.sql.postgres.database import PostgresTarget
 from workers.storage.sql.postgres.pool import StepPool
 from workers.storage.sql.postgres.silence import Patience
+from workers.storage.sql.postgres.target import PostgresTarget
 from workers.storage.sql.rows import Transaction
 from workers.testing import steps
 from workers.testing.steps import PATIENCE, job, until

@@ -159,6 +159,7 @@ _CANDIDATES_OF_OLD = (
 
 def take_back_on_postgres(outsider: Engine, version: int) -> None:
     """The tables and functions are as that version made them."""
+    change(outsider, "DROP TABLE workers_told")
     if version < 7:
         change(outsider, *(f"DROP TABLE {table}" for table in _TABLES_OF_7), *_CANDIDATES_OF_OLD)
     if version < 6:

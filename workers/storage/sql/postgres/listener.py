@@ -143,10 +143,7 @@ class PostgresListener:
         self._results.clear()
         # The driver reads a notification that arrives with the answer to a statement, and gives it to handlers alone.
         connection.add_notify_handler(lambda notice: self._deliver(notice.channel, notice.payload))
-        connection.execute("LISTEN workers_wake")
-        connection.execute("LISTEN workers_events")
-        connection.execute("LISTEN workers_cancels")
-        connection.execute("LISTEN workers_results")
+        self._begin(connection)
         for queue in self._subscribers.subscribed():
             self._register(connection, queue)
         with self._lock:
@@ -154,6 +151,15 @@ class PostgresListener:
         if not first:
             self._tell_ended(connection)
         self._subscribers.wake_all()
+
+    def _begin(self, connection: OwnConnection) -> None:
+        for channel in ("wake", "events", "cancels", "results"):
+            connection.execute(f"LISTEN workers_{channel}".encode())
+
+    def _register_subscribed(self, connection: OwnConnection) -> None:
+        for queue in self._subscribers.subscribed():
+            if not self.is_registered(queue):
+                self._register(connection, queue)
 
     def _register(self, connection: OwnConnection, queue: int) -> None:
         connection.execute(_REGISTER, (queue, self._process, REGISTERED))
@@ -170,9 +176,7 @@ class PostgresListener:
             selector.register(connection.fileno(), selectors.EVENT_READ)
             selector.register(alarmed, selectors.EVENT_READ)
             while not self._stopping:
-                for queue in self._subscribers.subscribed():
-                    if not self.is_registered(queue):
-                        self._register(connection, queue)
+                self._register_subscribed(connection)
                 # After the statements and before the wait: what came with an answer does not make the socket readable.
                 # The driver's own generator is no alternative: it cannot be woken to stop.
                 while notice := connection.pgconn.notifies():
@@ -183,7 +187,7 @@ class PostgresListener:
                 if connection.fileno() in ready:
                     connection.pgconn.consume_input()
                 elif not self._stopping:
-                    _drain(alarmed)
+                    drain(alarmed)
                     self._ask(connection)
 
     def _ask(self, connection: OwnConnection) -> None:
@@ -212,7 +216,8 @@ class PostgresListener:
         self._subscribers.tell(int(queue), told, wake=False)
 
 
-def _drain(alarmed: socket.socket) -> None:
+def drain(alarmed: socket.socket) -> None:
+    """Forget that somebody rang."""
     with contextlib.suppress(BlockingIOError):
         alarmed.recv(1_000, socket.MSG_DONTWAIT)
 
