@@ -103,6 +103,10 @@ class PostgresHarness(Harness):
         assert self._relay is not None
         self._relay.swallow()
 
+    async def swallow_answers(self, over: int | None) -> None:
+        assert self._relay is not None
+        self._relay.stops_at = over
+
     async def cut_connections(self) -> None:
         with psycopg.connect(self._url.replace("+psycopg", ""), autocommit=True) as admin:
             admin.execute(
@@ -193,6 +197,10 @@ class BullMQHarness(Harness):
     async def swallow(self) -> None:
         assert self._relay is not None
         self._relay.swallow()
+
+    async def swallow_answers(self, over: int | None) -> None:
+        assert self._relay is not None
+        self._relay.stops_at = over
 
     async def cut_connections(self) -> None:
         async with Redis.from_url(self._url) as admin:

@@ -119,6 +119,13 @@ class Harness(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} swallows nothing")
 
+    async def swallow_answers(self, over: int | None) -> None:
+        """Lose the rest of each answer of more than so many bytes, and its connection; of none, with None.
+
+        No connection is closed (`swallows` only).
+        """
+        raise NotImplementedError(f"{type(self).__name__} swallows nothing")
+
     async def entries(self, storage: Storage) -> int:
         """Count the rows, keys, members or other entries that the storage keeps for this queue (`measures` only)."""
         raise NotImplementedError(f"{type(self).__name__} declares no measure")

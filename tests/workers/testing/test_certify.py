@@ -143,7 +143,7 @@ def test_without_a_restart_there_is_no_certificate(redis_url: str, capsys: pytes
     assert main([redis_url, "--case", "restart."]) == 0
     printed = capsys.readouterr().out
     assert "11  a restarted server needs nobody's help " in printed
-    assert "partly shown  1 kept, 14 not shown" in printed
+    assert "partly shown  1 kept, 15 not shown" in printed
     assert "could not be shown; 8 need a --restart-command" in printed
 
 

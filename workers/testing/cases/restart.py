@@ -194,6 +194,23 @@ async def a_subscription_survives_a_silence(harness: Harness) -> None:
     await _a_subscription_goes_on(harness, harness.swallow, SILENCE)
 
 
+@case(guarantees=(3, 11), needs=(SWALLOWS,))
+async def what_was_claimed_and_not_read_is_given_back(harness: Harness) -> None:
+    """When the answer to a claim stops after half, its job is there at the next claim, and no attempt is counted."""
+    storage = await harness.open()
+    await enqueue(storage, job("large", payload=b"x" * 1_000_000))
+    await harness.swallow_answers(500_000)
+    async with asyncio.timeout(SILENCE):
+        try:
+            claims = await claim(storage)
+        except StorageUnavailable:
+            claims = []
+    assert claims == []
+    await harness.swallow_answers(None)
+    claimed = await _in_time(lambda: claim_one(storage), SILENCE)
+    assert (claimed.job_id, claimed.attempt, claimed.stalled) == ("large", 1, None)
+
+
 @asynccontextmanager
 async def _frozen(harness: Harness) -> AsyncIterator[None]:
     """Freeze the server until the end of the block."""

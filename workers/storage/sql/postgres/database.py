@@ -46,6 +46,7 @@ from workers.storage.sql.postgres import steps
 from workers.storage.sql.postgres.asking import Asking, run_blocking
 from workers.storage.sql.postgres.direct import PostgresDirect, PostgresJoined, driver_of
 from workers.storage.sql.postgres.listener import REGISTERED, PostgresListener, new_process
+from workers.storage.sql.postgres.lost_claims import LostClaims
 from workers.storage.sql.postgres.place import Place, check, place_of
 from workers.storage.sql.postgres.poller import PostgresPoller
 from workers.storage.sql.postgres.pool import StepPool
@@ -131,6 +132,7 @@ class PostgresDatabase:
         listener = PostgresListener if target.notify else PostgresPoller
         self._listener = listener(self.name, self._process, listen, self.subscribers)
         self._place: Place | None = None
+        self._lost_claims = LostClaims()
 
     def enqueue(self, begin: Begin, jobs: Sequence[NewJob]) -> Step[list[EnqueueResult]]:
         work, ask = partial(steps.enqueue, jobs=jobs), partial(steps.inserting, jobs=jobs)
@@ -154,7 +156,7 @@ class PostgresDatabase:
         return self.change(begin, partial(crons.turn_cron, row=row, jobs=jobs, enqueue=steps.enqueue))
 
     def claim(self, begin: Begin, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> Step[list[Claim]]:
-        ask = partial(steps.claiming, worker_id=worker_id, leases=leases, limit=limit)
+        ask = partial(steps.claiming, worker_id=worker_id, leases=leases, limit=limit, lost=self._lost_claims)
         return self._step(self._prompt, begin, ask, jobs=limit)
 
     def claimable_in(self, begin: Begin, names: Collection[str]) -> Step[timedelta | None]:
@@ -186,7 +188,8 @@ class PostgresDatabase:
             return None
         if _take_several_statements(following) or len({job.id for job in following}) < len(following):
             return None
-        ask = partial(steps.turning, settlements=settlements, worker_id=worker_id, leases=leases, limit=limit)
+        wanted = partial(steps.turning, worker_id=worker_id, leases=leases, limit=limit, lost=self._lost_claims)
+        ask = partial(wanted, settlements=settlements)
         jobs = max(limit, len(settlements))
         is_short = _are_few_and_short(settlements) and _are_short(job.payload for job in following)
         # What is enqueued may wait for a caller's transaction.
