@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from functools import partial
 
 import pytest
 
@@ -90,6 +91,21 @@ async def test_an_answer_that_stops_after_half_is_none(distant: SqlStorage, rela
             await distant.claim("w", leases={"*": timedelta(milliseconds=1)}, limit=1)
         relay.stops_at = None
         assert (await distant.recover(10)).requeued
+
+
+async def test_connections_of_the_same_age_are_not_tried_one_by_one(distant: SqlStorage, relay: Relay) -> None:
+    """Once one of them is found to be silent, others are opened in their place."""
+    await asyncio.gather(*(distant.status(["a"]) for _ in range(9)), *(distant.cancel("a") for _ in range(9)))
+    assert relay.connections >= 4
+    relay.swallow()
+    failures = 0
+    async with asyncio.timeout(3 * PATIENCE):
+        for verb in (*(partial(distant.status, ["a"]),) * 4, *(partial(distant.cancel, "a"),) * 4):
+            try:
+                await verb()
+            except StorageUnavailable:
+                failures += 1
+    assert failures <= 1
 
 
 async def test_a_commit_without_an_answer_is_unknown(url: str, relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
