@@ -150,9 +150,14 @@ class ValkeyProcess:
             self._tell(None)
 
     def hang(self) -> None:
-        """It answers nothing from now on, and breaks no connection; only `kill` ends it."""
+        """It answers nothing from now on, and breaks no connection; only `kill` ends it, and `thaw` lets it go on."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """It goes on where it was."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
 
     def restart(self) -> None:
         self.stop()
@@ -241,6 +246,18 @@ class PostgresProcess:
         process.send_signal(signal.SIGQUIT)
         process.wait(timeout=PATIENCE_SECONDS)
         self._tell(None)
+
+    def hang(self) -> None:
+        """All its processes stop where they are, and break no connection, until `thaw`."""
+        process = self._server.get_postmaster_info().process
+        for one in (process, *process.children(recursive=True)):
+            one.suspend()
+
+    def thaw(self) -> None:
+        """They go on."""
+        process = self._server.get_postmaster_info().process
+        for one in (*process.children(recursive=True), process):
+            one.resume()
 
     def remove(self) -> None:
         """It has stopped and its data is gone."""

@@ -136,7 +136,7 @@ def test_a_seventh_storage_finds_its_place(tmp_path: Path) -> None:
     tree.change(
         "tests/workers/harnesses.py",
         {
-            "from workers.testing.case import FILLS, RESTARTS\n": "from workers.testing.case import FILLS, RESTARTS\n"
+            "import FILLS, FREEZES, RESTARTS, SWALLOWS\n": "import FILLS, FREEZES, RESTARTS, SWALLOWS\n"
             "from workers.testing.url_harness import UrlHarness\n"
         },
     )

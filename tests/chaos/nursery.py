@@ -32,7 +32,7 @@ PRELOADED: Final = (
     "tests.chaos.children",
     "workers.storage.bull",
     "workers.storage.redis",
-    "workers.storage.sql.postgres.database",
+    "workers.storage.sql.postgres.target",
     "sqlalchemy.dialects.sqlite.pysqlite",
     "sqlalchemy.dialects.postgresql.psycopg",
 )

@@ -18,6 +18,7 @@ import pytest
 from redis.asyncio import Redis
 from sqlalchemy import create_engine, inspect, text
 
+from tests.relay import Relay
 from tests.servers import PostgresProcess, ValkeyProcess, valkey
 from workers.clock import ManualClock
 from workers.storage.base import Limits, Storage
@@ -27,7 +28,7 @@ from workers.storage.file import FileStorage
 from workers.storage.redis import RedisStorage
 from workers.storage.sql import SqlStorage
 from workers.testing import Case, Harness, MemoryHarness
-from workers.testing.case import FILLS, RESTARTS
+from workers.testing.case import FILLS, FREEZES, RESTARTS, SWALLOWS
 
 OpenHarness: TypeAlias = Callable[[Case, pytest.FixtureRequest], AbstractAsyncContextManager[Harness]]
 
@@ -70,23 +71,41 @@ class PostgresHarness(Harness):
     cuts = True
     measures = True
 
-    def __init__(self, url: str, server: PostgresProcess | None = None) -> None:
+    def __init__(self, url: str, server: PostgresProcess | None = None, relay: Relay | None = None) -> None:
         super().__init__()
         self._url = url
         self._server = server
-        self.restarts = server is not None
+        self._relay = relay
+        self.restarts = self.freezes = server is not None
+        self.swallows = relay is not None
 
     @property
     def limits(self) -> Limits:
         return SqlStorage(self._url).limits
 
     async def make(self, queue: str) -> Storage:
-        return SqlStorage(self._url, queue)
+        return SqlStorage(self._relay.url if self._relay else self._url, queue)
 
     async def restart_server(self) -> None:
         assert self._server is not None
         await asyncio.to_thread(self._server.stop)
         await asyncio.to_thread(self._server.start)
+
+    async def freeze_server(self) -> None:
+        assert self._server is not None
+        self._server.hang()
+
+    async def thaw_server(self) -> None:
+        assert self._server is not None
+        self._server.thaw()
+
+    async def swallow(self) -> None:
+        assert self._relay is not None
+        self._relay.swallow()
+
+    async def swallow_answers(self, over: int | None) -> None:
+        assert self._relay is not None
+        self._relay.stops_at = over
 
     async def cut_connections(self) -> None:
         with psycopg.connect(self._url.replace("+psycopg", ""), autocommit=True) as admin:
@@ -143,22 +162,45 @@ class BullMQHarness(Harness):
     cuts = True
     measures = True
 
-    def __init__(self, url: str, server: ValkeyProcess | None = None) -> None:
+    def __init__(self, url: str, server: ValkeyProcess | None = None, relay: Relay | None = None) -> None:
         super().__init__()
         self._url = url
         self._server = server
-        self.restarts = self.fills = server is not None
+        self._relay = relay
+        self.restarts = self.fills = self.freezes = server is not None
+        self.swallows = relay is not None
 
     @property
     def limits(self) -> Limits:
         return BullMQStorage.limits
 
     async def make(self, queue: str) -> Storage:
-        return BullMQStorage(self._url, queue)
+        return BullMQStorage(self.clients_url, queue)
+
+    @property
+    def clients_url(self) -> str:
+        """Where clients reach the server."""
+        return self._relay.url if self._relay else self._url
 
     async def restart_server(self) -> None:
         assert self._server is not None
         self._server.restart()
+
+    async def freeze_server(self) -> None:
+        assert self._server is not None
+        self._server.hang()
+
+    async def thaw_server(self) -> None:
+        assert self._server is not None
+        self._server.thaw()
+
+    async def swallow(self) -> None:
+        assert self._relay is not None
+        self._relay.swallow()
+
+    async def swallow_answers(self, over: int | None) -> None:
+        assert self._relay is not None
+        self._relay.stops_at = over
 
     async def cut_connections(self) -> None:
         async with Redis.from_url(self._url) as admin:
@@ -188,7 +230,7 @@ class RedisHarness(BullMQHarness):
         return RedisStorage.limits
 
     async def make(self, queue: str) -> Storage:
-        return RedisStorage(self._url, queue)
+        return RedisStorage(self.clients_url, queue)
 
 
 class BullHarness(BullMQHarness):
@@ -199,7 +241,7 @@ class BullHarness(BullMQHarness):
         return BullStorage.limits
 
     async def make(self, queue: str) -> Storage:
-        return BullStorage(self._url, queue)
+        return BullStorage(self.clients_url, queue)
 
 
 def held_in_memory(storage: object) -> int:
@@ -258,23 +300,33 @@ async def sqlite(case: Case, request: pytest.FixtureRequest) -> AsyncIterator[Ha
 @asynccontextmanager
 async def postgres(case: Case, request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
     """On an emptied database; a case that restarts servers uses the one that is there to be restarted."""
-    own = request.getfixturevalue("restartable_postgres") if RESTARTS in case.needs else None
+    own = request.getfixturevalue("restartable_postgres") if {RESTARTS, FREEZES} & {*case.needs} else None
     if own:
         await SqlStorage(own.url).migrate()
     url = own.url if own else request.getfixturevalue("emptied_postgres_url")
-    async with PostgresHarness(url, own) as harness:
+    async with relayed(case, url) as relay, PostgresHarness(url, own, relay) as harness:
         yield harness
 
 
-def on_a_server(make: Callable[[str, ValkeyProcess | None], Harness]) -> OpenHarness:
+@asynccontextmanager
+async def relayed(case: Case, url: str) -> AsyncIterator[Relay | None]:
+    """A relay to that server, for a case that needs one."""
+    if SWALLOWS not in case.needs:
+        yield None
+        return
+    async with Relay(url) as relay:
+        yield relay
+
+
+def on_a_server(make: Callable[[str, ValkeyProcess | None, Relay | None], Harness]) -> OpenHarness:
     """On the run's shared server; a case that restarts servers gets one of its own."""
 
     @asynccontextmanager
     async def opened(case: Case, request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
         with contextlib.ExitStack() as stack:
-            own = stack.enter_context(valkey()) if {RESTARTS, FILLS} & {*case.needs} else None
+            own = stack.enter_context(valkey()) if {RESTARTS, FILLS, FREEZES} & {*case.needs} else None
             url = own.url if own else request.getfixturevalue("redis_url")
-            async with make(url, own) as harness:
+            async with relayed(case, url) as relay, make(url, own, relay) as harness:
                 yield harness
 
     return opened

@@ -34,7 +34,8 @@ class RedisKvStore:
     """A `ConditionalKvStore` in the keys `<prefix>:<part>/<part>...` of a Redis (6.2 or newer) or Valkey server.
 
     `target` is a URL (`redis://`, `rediss://`, `unix://`, or as in `redis_urls`; on a cluster the prefix has to be in
-    braces) or a client. A client's settings are used, and its connections are left alone. `timeout` bounds each call.
+    braces) or a client. A client's settings are used, and its connections are left alone. `timeout` is how long
+    it may be silent.
     The server's clock decides what has expired, and the server removes it.
 
     Raises:

@@ -86,6 +86,8 @@ WORKS_WHEN_FULL: Final = Need(what="works_when_full", met=lambda harness: harnes
 RESTARTS: Final = Need(what="a server that can be restarted", met=lambda harness: harness.restarts, declared=False)
 CUTS: Final = Need(what="connections that can be cut", met=lambda harness: harness.cuts, declared=False)
 FILLS: Final = Need(what="a server that can be full", met=lambda harness: harness.fills, declared=False)
+FREEZES: Final = Need(what="a server that can be frozen", met=lambda harness: harness.freezes, declared=False)
+SWALLOWS: Final = Need(what="connections that can go silent", met=lambda harness: harness.swallows, declared=False)
 MEASURES: Final = Need(what="a measure of what is stored", met=lambda harness: harness.measures, declared=False)
 MOVES_TIME: Final = Need(what="a clock the harness can move", met=lambda harness: harness.moves_time, declared=False)
 

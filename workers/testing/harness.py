@@ -45,6 +45,10 @@ class Harness(ABC):
     """Whether there is `cut_connections`."""
     fills: bool = False
     """Whether there are `fill` and `make_room`."""
+    freezes: bool = False
+    """Whether there are `freeze_server` and `thaw_server`."""
+    swallows: bool = False
+    """Whether there is `swallow`."""
     measures: bool = False
     """Whether there is `entries`."""
 
@@ -99,6 +103,28 @@ class Harness(ABC):
     async def make_room(self) -> None:
         """Give the server memory again (`fills` only)."""
         raise NotImplementedError(f"{type(self).__name__} cannot fill its server")
+
+    async def freeze_server(self) -> None:
+        """Let the server do nothing until `thaw_server`, and close no connection (`freezes` only)."""
+        raise NotImplementedError(f"{type(self).__name__} cannot freeze its server")
+
+    async def thaw_server(self) -> None:
+        """Let the server go on where it was (`freezes` only)."""
+        raise NotImplementedError(f"{type(self).__name__} cannot freeze its server")
+
+    async def swallow(self) -> None:
+        """Lose what goes over the clients' connections in either direction, and close none (`swallows` only).
+
+        Connections that are made after that work.
+        """
+        raise NotImplementedError(f"{type(self).__name__} swallows nothing")
+
+    async def swallow_answers(self, over: int | None) -> None:
+        """Lose the rest of each answer of more than so many bytes, and its connection; of none, with None.
+
+        No connection is closed (`swallows` only).
+        """
+        raise NotImplementedError(f"{type(self).__name__} swallows nothing")
 
     async def entries(self, storage: Storage) -> int:
         """Count the rows, keys, members or other entries that the storage keeps for this queue (`measures` only)."""

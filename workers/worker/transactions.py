@@ -11,14 +11,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, runtime_checkable
 
-from workers.errors import LeaseLost, LossReason, StorageError, TransactionError, Unsupported
+from workers.errors import LeaseLost, LossReason, StorageError, StorageUnavailable, TransactionError, Unsupported
 from workers.jobs import Claim, Completed, Continued, SettleStatus
 from workers.storage.base import Storage
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession  # an extra: only storages that have it make sessions
+
+ANSWERED_IN: Final = timedelta(seconds=30)
+"""How long a database may take over settlement and commit."""
 
 Success: TypeAlias = Completed | Continued
 
@@ -98,13 +102,22 @@ class OwnTransaction:
 
     async def _commit(self, session: AsyncSession, success: Success) -> None:
         await session.flush()
+        try:
+            async with asyncio.timeout(ANSWERED_IN.total_seconds()):
+                await self._settle(session, success)
+        except TimeoutError:
+            raise StorageUnavailable(
+                f"the database does not answer, and may have committed the transaction of job {self._claim.job_id!r}"
+            ) from None
+        self.settled = success
+
+    async def _settle(self, session: AsyncSession, success: Success) -> None:
         [outcome] = await self._storage.settle([success], connection=session)
         if outcome.status is SettleStatus.ERROR:
             raise StorageError(f"job {self._claim.job_id!r} could not be settled: {outcome.detail}")
         if outcome.status is not SettleStatus.APPLIED:
             raise LeaseLost(self._claim.job_id, outcome.reason or LossReason.COMPLETED)
         await session.commit()
-        self.settled = success
 
 
 async def _to_its_end(work: Coroutine[object, object, None]) -> None:

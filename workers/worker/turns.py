@@ -23,6 +23,7 @@ from workers.errors import WorkersError
 from workers.jobs import Claim, Released, Settlement, SettleOutcome
 from workers.storage.abilities import TakesTurns
 from workers.storage.base import Storage
+from workers.worker.appetite import Appetite
 from workers.worker.cancels import CancelListener
 from workers.worker.slots import Slots
 
@@ -49,8 +50,10 @@ class Turns:
         *,
         worker_id: str,
         leases: Mapping[str, timedelta],
+        appetite: Appetite,
     ) -> None:
         self._storage = storage
+        self._appetite = appetite
         self._taking = storage if isinstance(storage, TakesTurns) else None
         self._claimer = claimer
         self._slots = slots
@@ -92,9 +95,11 @@ class Turns:
             turn = await storage.settle_and_claim(settlements, self._worker_id, leases=self._leases, limit=limit)
             self._more = turn.claims is not None and len(turn.claims) == limit
             if turn.claims is not None:
+                self._appetite.was_read(limit)
                 await self._take(turn.claims, asked_at)
             return turn.outcomes
         except Exception:  # raised again: after any failure the claim loop claims
+            self._appetite.was_lost(limit)
             self._more = False
             raise
         finally:
@@ -108,5 +113,5 @@ class Turns:
     def _free(self, settlements: Sequence[Settlement]) -> int:
         if not self.claim or not self._claimer.may_claim():
             return 0
-        free = self._slots.free_without([settlement.claim.token for settlement in settlements])
+        free = self._appetite.of(self._slots.free_without([settlement.claim.token for settlement in settlements]))
         return free if self.limit is None else min(self.limit, free)

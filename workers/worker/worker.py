@@ -47,6 +47,7 @@ from workers.jobs import (
 from workers.retry import BackoffStrategy, RetryPolicy, check_policy
 from workers.serde import JsonSerde, Serde
 from workers.storage.base import ANY_NAME, FlowStorage, Storage
+from workers.worker.appetite import Appetite
 from workers.worker.attempt import Attempt, Ending, Runner
 from workers.worker.cancels import CancelListener
 from workers.worker.children import OwnChildren
@@ -155,7 +156,13 @@ class Worker:
         )
         self._cancels = CancelListener(storage, look=self._leases.renew_jobs, report=self._events.report)
         self._slots = Slots(concurrency, overtime)
-        self._turns = Turns(storage, self, self._slots, self._cancels, worker_id=self.worker_id, leases=self._wanted)
+        self._appetite = Appetite()
+        self._turns = Turns(
+            *(storage, self, self._slots, self._cancels),
+            worker_id=self.worker_id,
+            leases=self._wanted,
+            appetite=self._appetite,
+        )
         self._settler = Settler(
             self._turns.settle, limit=self._turns.limit, holds=self._leases.holds, report=self._events.report
         )
@@ -267,8 +274,9 @@ class Worker:
                 await self._stop.unless(wait)
                 continue
             try:
-                claims = await self._claim(free)
-                self._found_all = len(claims) < free
+                asked = self._appetite.of(free)
+                claims = await self._claim(asked)
+                self._found_all = len(claims) < asked
                 self._turns.note(more=not self._found_all)
                 if self._found_all:
                     self._note_drained()
@@ -288,10 +296,14 @@ class Worker:
             try:
                 await self._stop.until(call)
                 claims = await self._last_answer(call)
+                self._appetite.was_read(limit)
                 self._linger = min(monotonic() - asked_at, LONGEST_LINGER_SECONDS)
             except asyncio.CancelledError:
                 with contextlib.suppress(Exception):
                     self._start_all(await self._last_answer(call), asked_at)
+                raise
+            except StorageUnavailable:
+                self._appetite.was_lost(limit)
                 raise
             else:
                 self._start_all(claims, asked_at)

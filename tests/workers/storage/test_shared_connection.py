@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -41,7 +42,9 @@ async def shared(url: str, seconds: float = PATIENCE, *, text: bool = True) -> A
 
 @asynccontextmanager
 async def listening(serve: Serve) -> AsyncIterator[str]:
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)  # what it has not read, it has not taken
+    server = await asyncio.start_server(serve, sock=listener)
     async with server:
         yield f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
@@ -90,27 +93,59 @@ async def test_bytes_of_others_go_both_ways(redis_url: str) -> None:
         assert await connection.ask([("ECHO", b"\xff")]) == [b"\xff"]
 
 
-async def test_a_call_whose_time_is_over_fails_alone() -> None:
-    """A server that answers others is busy, and not gone: the connection stays, and the late answer is nobody's."""
-    over = asyncio.Event()
+async def test_a_server_that_goes_on_answering_is_not_silent() -> None:
+    """However long the last of several calls has to wait for its own answer."""
+    names = [f"call-{number}" for number in range(4)]
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(GREETED)
-        await reader.readuntil(b"first")
-        await asyncio.sleep(0.5)  # is how slow the server is
-        writer.write(b"+first\r\n")
-        await over.wait()
-        writer.write(b"+second\r\n+third\r\n")
+        for name in names:
+            await asyncio.sleep(0.5)  # is how slow the server is
+            writer.write(f"+{name}\r\n".encode())
         await reader.read()
         writer.close()
 
-    async with asyncio.timeout(PATIENCE), listening(serve) as url, shared(url, 2) as connection:
-        first, second = (asyncio.create_task(connection.ask([("ECHO", text)])) for text in ("first", "second"))
-        assert await first == ["first"]
+    async with asyncio.timeout(PATIENCE), listening(serve) as url, shared(url, 1.5) as connection:
+        assert await asyncio.gather(*(connection.ask([("ECHO", name)]) for name in names)) == [[name] for name in names]
+
+
+async def test_an_answer_that_stops_after_half_is_none() -> None:
+    """The server is absent when it has been silent for as long as that may last, counted from the last byte."""
+    stopped = asyncio.get_running_loop().create_future()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(GREETED)
+        await reader.readuntil(b"ECHO")
+        await asyncio.sleep(0.5)  # is how slow the server is
+        writer.write(b"$10\r\nhalf")
+        await writer.drain()
+        stopped.set_result(asyncio.get_running_loop().time())
+        await reader.read()
+        writer.close()
+
+    async with asyncio.timeout(PATIENCE), listening(serve) as url, shared(url, 1) as connection:
         with pytest.raises(TimeoutError):
-            await second
-        over.set()
-        assert await connection.ask([("ECHO", "third")]) == ["third"]
+            await connection.ask([("ECHO", "x")])
+        assert connection.closed
+        assert asyncio.get_running_loop().time() - await stopped >= 0.9
+
+
+async def test_what_takes_long_to_send_is_no_silence() -> None:
+    """As long as the server takes more of it."""
+    size, pace = 16_000_000, 5_000_000
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(GREETED)
+        taken = 0
+        while taken < size:
+            taken += (read := len(await reader.read(pace // 50)))
+            await asyncio.sleep(read / pace)  # is how slow the line is
+        writer.write(b"+all\r\n")
+        await reader.read()
+        writer.close()
+
+    async with asyncio.timeout(3 * PATIENCE), listening(serve) as url, shared(url, 2) as connection:
+        assert await connection.ask([("ECHO", "x" * size)]) == ["all"]
 
 
 async def test_a_connection_that_was_idle_is_not_silent(redis_url: str) -> None:

@@ -18,6 +18,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
         ("pause", "paused", "counts", "since", "result", "workers", "progress", "page", "adopt", "cancelled"), ()
     ),
     "farewell": (),
+    "unread": (),
     "read": ("shown",),
     "whole": ("shown",),
     "enqueue": ("add",),

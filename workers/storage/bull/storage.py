@@ -80,6 +80,7 @@ from workers.storage.on_redis.ownership import Ownership
 from workers.storage.on_redis.scripts import ScriptCall
 from workers.storage.on_redis.server import RedisServer, parse_url
 from workers.storage.on_redis.storage import (
+    HEAD,
     RESULTS_AT_ONCE,
     ScriptedStorage,
     Settling,
@@ -114,7 +115,7 @@ class BullStorage(ScriptedStorage):
     `?queue=`, and the dialect by `&dialect=`; the arguments have precedence. `dialect` says what the oldest Node
     process on the queue runs: "C", the default, is Bull 1.1, "B" 1.0 from rc4 on, "A" older. `grace` is how long a job
     that Node took must be seen without a lock before it is recovered; its default depends on the dialect. `prefix` is
-    Bull's. `timeout` bounds each call to the server; when it is over, the method raises `StorageUnavailable`.
+    Bull's. `timeout` is how long the server may be silent in a call; then the method raises `StorageUnavailable`.
     `allow_eviction`: as on `RedisStorage`.
 
     Ids that Bull would confuse are refused with `Unsupported`: names of its keys and locks, and numbers, which its
@@ -267,13 +268,16 @@ class BullStorage(ScriptedStorage):
         if not leases:
             return []
         await self._ownership.check_now_and_then()
+        await self._unread.give_back()
         return [*await claimed(self._claim(worker_id, leases, limit), self.settle)]
 
     async def _claim(self, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> list[BullClaim]:
         claims: list[BullClaim] = []
         while limit > len(claims):
             arguments, claims_of = self._claiming(worker_id, leases, limit - len(claims))
-            brought = claims_of(unpack(await self._quarantine.run("claim", *arguments)))
+            with self._unread.claiming(arguments[HEAD]):
+                answer = await self._quarantine.run("claim", *arguments)
+            brought = claims_of(unpack(answer))
             claims += brought
             if len(brought) < AT_ONCE:
                 break

@@ -58,6 +58,7 @@ from workers.storage.on_redis.claiming import claimed, turned
 from workers.storage.on_redis.node_values import encode_bytes, to_ms
 from workers.storage.on_redis.wire import Command
 from workers.storage.rules import unfit_for_redis
+from workers.storage.unread import Unread
 
 CLAIMED_AT_ONCE: Final = 1_000
 """How many jobs are asked for in one round trip at most."""
@@ -75,6 +76,7 @@ class Claims:
         self._lua = queue.lua
         self._schedules = Schedules(queue)
         self._endings = Endings(queue)
+        self._unread = Unread(self._give_back)
 
     async def claim(self, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
         """See `Storage.claim`; if it is cancelled meanwhile, what it claimed is released.
@@ -83,6 +85,7 @@ class Claims:
         An error may be about the last claim: a job scheduler that cannot go on here, see `Schedules.tell`.
         """
         self._schedules.tell()
+        await self._unread.give_back()
         return [*await claimed(self._claim_up_to(limit, worker_id, leases), self.settle)]
 
     async def _claim_up_to(self, limit: int, worker_id: str, leases: Mapping[str, timedelta]) -> list[BullMQClaim]:
@@ -100,15 +103,27 @@ class Claims:
         """Claim in one round trip."""
         tokens = new_tokens(worker_id)
         scripts = claiming(self._queue, tokens, lock_ms(max(leases.values())), count)
-        looked, *replies = await self._queue.server.run(
-            [self._quarantine.look(count), *scripts, *self._queue.seen(worker_id)]
-        )
+        with self._unread.claiming(tokens):
+            looked, *replies = await self._queue.server.run(
+                [self._quarantine.look(count), *scripts, *self._queue.seen(worker_id)]
+            )
         failure = self._quarantine.take_note(looked)
         taken, failed = claim_answers(tokens, replies[: len(scripts)])
         failure = failure or failed
         if failure is not None and not taken:
             raise failure
         return await self._taken(taken, worker_id, leases)
+
+    async def _give_back(self, tokens: str) -> None:
+        """Release the jobs whose claims have tokens that begin like this."""
+        server = self._queue.server
+        [active] = await server.run([("LRANGE", self._lua["active"], 0, -1)])
+        ids: list[str] = [] if isinstance(active, StorageError) else active
+        holders = await server.run([("GET", self._lua.lock(raw)) for raw in ids])
+        held = [(raw, holder) for raw, holder in zip(ids, holders, strict=True) if isinstance(holder, str)]
+        await server.run_atomic(
+            [self._lua.release(raw, holder) for raw, holder in held if holder.startswith(tokens)], confirmed=True
+        )
 
     async def _taken(
         self, taken: Mapping[str, Reply], worker_id: str, leases: Mapping[str, timedelta]
@@ -211,8 +226,10 @@ class Claims:
         self, settlements: Sequence[Settlement], worker_id: str, leases: Mapping[str, timedelta], limit: int
     ) -> Turn:
         ride = Ride(worker_id, max(leases.values()), limit, self._queue.now_ms())
+        await self._unread.give_back()
         try:
-            outcomes = await self.settle(settlements, ride)
+            with self._unread.claiming(ride.wanted.tokens):
+                outcomes = await self.settle(settlements, ride)
         except BaseException:  # they are settled again; what was claimed with them is given back
             with contextlib.suppress(WorkersError):
                 await self.settle([Released(claim=claim) for claim in await self._taken(ride.taken, worker_id, leases)])

@@ -29,7 +29,7 @@ class Contended(StorageUnavailable):
 
 
 class BullMQServer(on_redis.RedisServer):
-    """Runs commands on the server at `target`, whose replies are text; `timeout` bounds each call."""
+    """Runs commands on the server at `target`, whose replies are text; `timeout` is how long it may be silent."""
 
     def __init__(self, target: str | Redis, timeout: timedelta, base: str = "", care: Care | None = None) -> None:
         loaded = partial(tuple, scripts().values())

@@ -104,7 +104,7 @@ class BullMQStorage:
     `target` is a URL (`redis://`, `rediss://`, `unix://`, or as in `redis_urls`, each also with `bullmq+` in front) or
     a client with `decode_responses=True`. On a cluster the prefix has to be in braces. A client's settings are used,
     and its connections are left alone. A URL may name the queue by `?queue=`; the argument has precedence. `prefix` is
-    BullMQ's, and so is its default. `timeout` bounds each call to the server; when it is over, the method raises
+    BullMQ's, and so is its default. `timeout` is how long the server may be silent in a call; then the method raises
     `StorageUnavailable`. `metrics`, or `?metrics=` in the URL, is for how many minutes to count what completed and
     failed, as Node's `metrics: {maxDataPoints}`; by default a queue that has such counts already goes on with them.
     `allow_eviction`: as on `RedisStorage`.

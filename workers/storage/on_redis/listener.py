@@ -20,7 +20,7 @@ from workers.storage.on_redis.master import is_outdated
 from workers.storage.on_redis.server import RedisServer
 from workers.storage.on_redis.wire import Reply
 
-PING_SECONDS: Final = 10.0
+PING_SECONDS: Final = 5.0
 FIRST_PAUSE_SECONDS: Final = 0.05
 LONGEST_PAUSE_SECONDS: Final = 2.0
 

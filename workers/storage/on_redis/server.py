@@ -114,8 +114,32 @@ class _Pool:
 _pools: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[object, _Pool]] = WeakKeyDictionary()
 
 
+class Taking:
+    """Puts the `limit` of a call off for as long as the server takes what is sent on the connection."""
+
+    def __init__(self, connection: AbstractConnection, limit: asyncio.Timeout, seconds: float) -> None:
+        self._connection = connection
+        self._limit = limit
+        self._seconds = seconds
+        self._loop = asyncio.get_running_loop()
+        self._unsent = 0
+        self._timer = self._loop.call_later(seconds / 4, self._look)
+
+    def end(self) -> None:
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        writer = self._connection._writer  # redis-py has no public way to its transport
+        unsent = 0 if writer is None else writer.transport.get_write_buffer_size()
+        if unsent < self._unsent and not self._limit.expired():
+            self._limit.reschedule(self._loop.time() + self._seconds)
+        self._unsent = unsent
+        self._timer = self._loop.call_later(self._seconds / 4, self._look)
+
+
 class RedisServer:
-    """Runs commands on the server at `target`; `timeout` bounds each call. Replies are `text`, or else bytes.
+    """Runs commands on the server at `target`; `timeout` is how long it may be silent. Replies are `text`, or
+    else bytes.
 
     With `care` the server is examined. All keys begin with `base`, which tells a cluster's client where they are.
     """
@@ -187,7 +211,7 @@ class RedisServer:
 
     @property
     def timeout(self) -> float:
-        """Seconds that bound each call."""
+        """Seconds that the server may be silent."""
         return self._timeout
 
     @property
@@ -351,14 +375,16 @@ class RedisServer:
         pool = opened.client.connection_pool
         # Not in terms of `connection`: this is on the way of every job, and each context costs some microseconds.
         with translated():
-            async with asyncio.timeout(self._timeout), opened.turn:
+            async with asyncio.timeout(self._timeout) as limit, opened.turn:
                 connection = await pool.get_connection()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
+                taking = Taking(connection, limit, self._timeout)
                 try:
                     yield connection
                 except BaseException:
                     await connection.disconnect(nowait=True)
                     raise
                 finally:
+                    taking.end()
                     await pool.release(connection)
 
     @asynccontextmanager

@@ -5,9 +5,10 @@ than a script of ours. Here every call writes at once, and replies come in the o
 promises. redis-py still makes the connection: address, TLS, log-in, database. Then its transport is handed over, and
 replies are read where they arrive.
 
-A call that is given up keeps its place in the line, and its replies are dropped when they come. A call whose time is
-over fails; if the server said nothing at all for as long, the connection is closed, and with it fail all calls on it.
-What blocks, watches keys or waits for replicas needs a connection of its own.
+A call that is given up keeps its place in the line, and its replies are dropped when they come. A server that has said
+nothing for some time, and taken nothing, although something was asked, is absent: the connection is closed, and all
+calls on it fail. How long an answer takes as a whole depends on its size, and on the line. What blocks, watches keys or
+waits for replicas needs a connection of its own.
 """
 
 from __future__ import annotations
@@ -31,19 +32,19 @@ _LOST: Final = "the connection ended before the answer came"
 class _Call:
     """A call's place in the line: its replies so far, and how many it gets."""
 
-    __slots__ = ("answered", "count", "deadline", "replies")
+    __slots__ = ("answered", "asked", "count", "replies")
 
-    def __init__(self, count: int, answered: asyncio.Future[list[Reply]], deadline: float) -> None:
+    def __init__(self, count: int, answered: asyncio.Future[list[Reply]], asked: float) -> None:
         self.count = count
         self.answered = answered
-        self.deadline = deadline
+        self.asked = asked
         self.replies: list[Reply] = []
 
 
 class SharedConnection(asyncio.Protocol):
-    """Takes over a connection that redis-py has made. Each call may last `seconds`. Replies are `text`, or else bytes.
+    """Takes over a connection that redis-py has made. Replies are `text`, or else bytes.
 
-    `closed` says that no call may use it any more.
+    The server may be silent for `seconds`. `closed` says that no call may use it any more.
     """
 
     def __init__(self, connection: AbstractConnection, seconds: float, *, text: bool) -> None:
@@ -61,6 +62,8 @@ class SharedConnection(asyncio.Protocol):
         self._calls: deque[_Call] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._heard = self._loop.time()
+        self._written = 0
+        self._sent = 0  # bytes that the system had taken at the last look
         self._writable: asyncio.Future[None] | None = None  # set while the transport's buffer is full
         writer = cast(asyncio.StreamWriter, connection._writer)  # redis-py has no public way to its transport
         self._transport = cast(asyncio.Transport, writer.transport)
@@ -74,15 +77,16 @@ class SharedConnection(asyncio.Protocol):
             redis.exceptions.ConnectionError, TimeoutError: some may have run, some may not.
         """
         while self._writable is not None:
-            async with asyncio.timeout(self._seconds):
-                await asyncio.shield(self._writable)
+            await asyncio.shield(self._writable)
         if self.closed:
             raise exceptions.ConnectionError(_LOST)
-        call = _Call(len(commands), self._loop.create_future(), self._loop.time() + self._seconds)
+        call = _Call(len(commands), self._loop.create_future(), self._loop.time())
         self._calls.append(call)
         if self._timer is None:
-            self._timer = self._loop.call_at(call.deadline, self._look_at_the_time)
-        self._transport.write(_packed(commands[0]) if call.count == 1 else b"".join(map(_packed, commands)))
+            self._timer = self._loop.call_at(call.asked + self._seconds, self._look_at_the_time)
+        data = _packed(commands[0]) if call.count == 1 else b"".join(map(_packed, commands))
+        self._written += len(data)
+        self._transport.write(data)
         return await call.answered
 
     async def close_when_answered(self) -> None:
@@ -118,14 +122,19 @@ class SharedConnection(asyncio.Protocol):
 
     def _look_at_the_time(self) -> None:
         now, self._timer = self._loop.time(), None
+        sent = self._written - self._transport.get_write_buffer_size()
+        if sent > self._sent:
+            self._sent, self._heard = sent, now  # some time since the last look
+        if not self._calls:
+            return
+        ends = max(self._calls[0].asked, self._heard) + self._seconds
+        if ends > now:
+            self._timer = self._loop.call_at(ends, self._look_at_the_time)
+            return
         for call in self._calls:
-            if call.deadline > now:
-                self._timer = self._loop.call_at(call.deadline, self._look_at_the_time)
-                break
             if not call.answered.done():
                 call.answered.set_exception(TimeoutError())
-        if self._calls and max(self._calls[0].deadline, self._heard + self._seconds) <= now:
-            self._close()
+        self._close()
 
     def pause_writing(self) -> None:
         self._writable = self._loop.create_future()

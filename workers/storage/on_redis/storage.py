@@ -26,6 +26,7 @@ from workers.storage.on_redis.batches import AT_ONCE, in_steps, portions
 from workers.storage.on_redis.claiming import turned
 from workers.storage.on_redis.messages import STATES, pack, unpack
 from workers.storage.rules import check_claim, refuse_transaction, weight
+from workers.storage.unread import Unread
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -64,6 +65,12 @@ def outcomes_of_codes(faults: Sequence[SettleOutcome | None], codes: Sequence[in
     return [fault or OUTCOMES[next(rest)] for fault in faults]
 
 
+HEAD: Final = 1
+"""Which of the arguments of a script `claim` the tokens begin with."""
+RELEASED: Final = 4
+"""The kind of a settlement that gives a job back, as scripts take it."""
+
+
 class ScriptedStorage(ABC):
     """One queue: the methods that are the same whatever the layout of its keys."""
 
@@ -83,6 +90,7 @@ class ScriptedStorage(ABC):
         self._allow_eviction = allow_eviction
         self._subscribers = subscribers
         self._declared = self.limits
+        self._unread = Unread(self._give_back)
 
     @abstractmethod
     async def _run(self, script: str, *arguments: str | bytes | int) -> Reply:
@@ -130,13 +138,24 @@ class ScriptedStorage(ABC):
         # What is claimed must not be lost with a confirmation of what is settled.
         if not leases or self._server.confirms or len(list(portions(settlements, weight))) > 1:
             return Turn(outcomes=await self.settle(settlements))
+        await self._unread.give_back()
         return await turned(self._turn(settlements, self._claiming(worker_id, leases, limit)), self.settle)
+
+    async def _give_back(self, head: str | bytes | int) -> None:
+        """Release, uncounted, the jobs whose claims have tokens that begin with `head`."""
+        found = unpack(await self._run("unread", head))
+        if found:
+            released = [(job_id, token, RELEASED) for job_id, token in zip(found[::2], found[1::2], strict=True)]
+            await self._run("settle", pack(released), UNCOUNTED_RETRIES)
 
     async def _turn(self, settlements: Sequence[Settlement], claiming: Claiming) -> Turn:
         encoded, outcomes = self._settling(settlements)
         wanted, claims = claiming
         try:
-            settled, brought = await self._run_all(("settle", (pack(encoded), UNCOUNTED_RETRIES)), ("claim", wanted))
+            with self._unread.claiming(wanted[HEAD]):
+                settled, brought = await self._run_all(
+                    ("settle", (pack(encoded), UNCOUNTED_RETRIES)), ("claim", wanted)
+                )
         except StorageFull:  # for settlements there is a way, and for claims as well
             return Turn(outcomes=await self.settle(settlements))
         taken = None if isinstance(brought, StorageError) else claims(unpack(brought))

@@ -80,6 +80,7 @@ from workers.storage.on_redis.messages import STATES, duration, moment, pack, un
 from workers.storage.on_redis.scripts import ScriptCall
 from workers.storage.on_redis.server import RedisServer, parse_url
 from workers.storage.on_redis.storage import (
+    HEAD,
     OUTCOMES,
     RESULTS_AT_ONCE,
     Claiming,
@@ -121,7 +122,7 @@ class RedisStorage(ScriptedStorage):
 
     `target` is a URL (`redis://`, `rediss://`, `unix://`, or as in `redis_urls`) or a client. A client's settings are
     used, and its connections are left alone. A URL may name the queue by `?queue=`; the argument has precedence.
-    Storages with different prefixes share nothing. `timeout` bounds each call to the server; when it is over, the
+    Storages with different prefixes share nothing. `timeout` is how long the server may be silent in a call; then the
     method raises `StorageUnavailable`.
 
     A job that a server forgot in a failover is lost; `?wait_replicas=` in the URL makes sure that replicas have it.
@@ -231,13 +232,16 @@ class RedisStorage(ScriptedStorage):
         check_claim(worker_id, leases)
         if not leases:
             return []
+        await self._unread.give_back()
         return await claimed(self._claim(worker_id, leases, limit), self.settle)
 
     async def _claim(self, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
         claims: list[Claim] = []
         while limit > len(claims):
             arguments, claims_of = self._claiming(worker_id, leases, limit - len(claims))
-            brought = claims_of(unpack(await self._lua.run("claim", *arguments)))
+            with self._unread.claiming(arguments[HEAD]):
+                answer = await self._lua.run("claim", *arguments)
+            brought = claims_of(unpack(answer))
             claims += brought
             if len(brought) < AT_ONCE:
                 break

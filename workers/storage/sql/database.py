@@ -95,11 +95,14 @@ class Database(Protocol):
 
     def recover(self, begin: Begin, limit: int, max_stalls: int) -> Future[Recovery]: ...
 
-    def look(self, begin: Begin, work: Callable[[Transaction], T]) -> Future[T]:
-        """Run `work`, which only reads; each statement sees what was committed before it."""
+    def look(self, begin: Begin, work: Callable[[Transaction], T], *, at_leisure: bool = False) -> Future[T]:
+        """Run `work`, which only reads; each statement sees what was committed before it.
 
-    def change(self, begin: Begin, work: Callable[[Transaction], T]) -> Future[T]:
-        """Run `work` in a transaction of its own, rolled back when it raises, and announce its events."""
+        With `at_leisure` a server may take minutes over it; otherwise one that is silent for long is absent.
+        """
+
+    def change(self, begin: Begin, work: Callable[[Transaction], T], *, at_leisure: bool = False) -> Future[T]:
+        """Run `work` in a transaction of its own, rolled back when it raises, and announce its events; see `look`."""
 
     async def change_with(self, connection: object, begin: Begin, work: Callable[[Transaction], T]) -> T:
         """Run `work` as part of the caller's transaction, and announce its events when that has committed.

@@ -47,7 +47,10 @@ _UNAVAILABLE_STATES: Final[dict[str, str]] = {
     "55P03": _LOCKED,
     "25006": "is read-only at present",
 }
+_LENT: Final = "lacks what was prepared: a pool in front of it lends sessions for single transactions; see `notify=off`"
 _REFUSED_STATES: Final[dict[str, str]] = {
+    "26000": _LENT,
+    "42P05": _LENT,
     "28": "does not let us in; check user and password",
     "3D000": "does not exist; create it first",
     "42501": "does not grant what the queue needs; check the user's privileges",

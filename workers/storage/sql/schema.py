@@ -8,7 +8,8 @@ lets no more start, or its fair key had its turn. The column `ordering_key` has 
 Every transition finds its rows through a partial index that holds just the rows in question, in the order wanted, so
 that no step grows with the backlog: `ready` and `ready_by_name` in claim order, `delayed` by due time, `leases` by
 deadline, `finished` by expiry. SQLite appends the row's `seq` to each, which makes equal times first come, first
-served; PostgreSQL is told to. There every step is a function (`postgres/steps.sql`), and events need no table.
+served; PostgreSQL is told to. There every step is a function (`postgres/steps.sql`), and events need no
+table, but where nobody can listen.
 Deduplication keys are in `keys`, jobs that follow others in `dependents`.
 """
 
@@ -69,7 +70,7 @@ _DROP_FUNCTIONS: Final = text(
 _ADD_RESULTS: Final = text("ALTER TABLE workers_events ADD COLUMN result BLOB")
 _BY_DEDUPLICATION_KEY: Final = "workers_jobs_by_deduplication_key"
 _WAITING: Final = "workers_jobs_waiting"
-_ONLY_SQLITE: Final = frozenset({"workers_events"})
+_ONLY: Final = {"workers_events": "sqlite", "workers_told": "postgresql"}
 _IN_CLAIM_ORDER: Final = frozenset({"workers_jobs_ready", "workers_jobs_ready_by_name", "workers_jobs_held"})
 
 # An SQLite row id must be declared INTEGER; it still has 64 bits.
@@ -255,6 +256,19 @@ Table(
     sqlite_autoincrement=True,
 )
 
+# On PostgreSQL, what is told while a process is registered that cannot listen; see `postgres/poller.py`.
+Table(
+    "workers_told",
+    metadata,
+    Column("seq", BigInteger, primary_key=True),
+    Column("txid", BigInteger, nullable=False),
+    Column("channel", Text, nullable=False),
+    Column("payload", Text, nullable=False),
+    Column("told_at", BigInteger, nullable=False),
+    Index("workers_told_by_txid", "txid"),
+    Index("workers_told_by_time", "told_at"),
+)
+
 _COLUMNS: Final = {
     "sqlite": "SELECT one.name, each.name FROM sqlite_master AS one, pragma_table_xinfo(one.name) AS each"
     " WHERE one.type = 'table' AND one.name GLOB 'workers_*'",
@@ -278,6 +292,7 @@ def migrate(connection: Connection) -> None:
             _upgrade(connection, found)
             if connection.dialect.name == "postgresql":
                 connection.execute(_DROP_FUNCTIONS)
+                _create_table(connection, metadata.tables["workers_told"])  # since version 9
         else:
             if any(inspect(connection).has_table(name) for name in metadata.tables):
                 raise _foreign()
@@ -331,8 +346,8 @@ def _columns(connection: Connection) -> dict[str, set[str]]:
 
 
 def _tables(connection: Connection) -> list[Table]:
-    postgres = connection.dialect.name == "postgresql"
-    return [table for table in metadata.sorted_tables if not (postgres and table.name in _ONLY_SQLITE)]
+    name = connection.dialect.name
+    return [table for table in metadata.sorted_tables if _ONLY.get(table.name, name) == name]
 
 
 def _create(connection: Connection) -> None:

@@ -57,6 +57,8 @@ from workers.storage.subscribers import BufferedSubscription
 T = TypeVar("T")
 
 _DRAINED_AT_ONCE: Final = 1_000
+_BEGINS_IN: Final = timedelta(seconds=30)
+"""How long a session may take to begin, the wait for a connection or for SQLite's write lock included."""
 _POSTGRES_CLOCK = text("SELECT workers_now()")
 
 
@@ -304,13 +306,13 @@ class SqlStorage:
         return await self._read(partial(records.result, job_id=job_id))
 
     async def counts(self) -> dict[JobState, int]:
-        return await self._read(records.counts)
+        return await self._read(records.counts, at_leisure=True)
 
     async def waiting_since(self) -> datetime | None:
-        return await self._read(records.waiting_since)
+        return await self._read(records.waiting_since, at_leisure=True)
 
     async def workers(self) -> list[WorkerInfo]:
-        return await self._read(records.workers)
+        return await self._read(records.workers, at_leisure=True)
 
     @asynccontextmanager
     async def events(self) -> AsyncIterator[BufferedSubscription]:
@@ -350,10 +352,10 @@ class SqlStorage:
         return await self._read(manage.is_paused)
 
     async def retry(self, ids: Sequence[str]) -> Moved:
-        return await self._write(partial(manage.retry, ids=ids))
+        return await self._write(partial(manage.retry, ids=ids), at_leisure=True)
 
     async def remove(self, ids: Sequence[str], *, running: bool = False, connection: object | None = None) -> int:
-        return await self._write(partial(manage.remove, ids=ids, running=running), connection)
+        return await self._write(partial(manage.remove, ids=ids, running=running), connection, at_leisure=True)
 
     async def crons(self, *, due: bool = False) -> CronLook:
         return await self._read(partial(crons.crons, due=due))
@@ -393,17 +395,19 @@ class SqlStorage:
         return await self._write(partial(manage.continue_job, then=then), connection)
 
     async def promote(self, ids: Sequence[str]) -> int:
-        return await self._write(partial(manage.promote, ids=ids))
+        return await self._write(partial(manage.promote, ids=ids), at_leisure=True)
 
     async def drain(self) -> int:
-        last = await self._read(manage.last_seq)
+        last = await self._read(manage.last_seq, at_leisure=True)
         total = 0
-        while gone := await self._write(partial(manage.drain, last=last, limit=_DRAINED_AT_ONCE)):
+        while gone := await self._write(partial(manage.drain, last=last, limit=_DRAINED_AT_ONCE), at_leisure=True):
             total += gone
         return total
 
     async def clean(self, state: JobState, *, older_than: timedelta, limit: int = 1_000) -> int:
-        return await self._write(partial(manage.clean, state=state, older_than=older_than, limit=bounded_count(limit)))
+        return await self._write(
+            partial(manage.clean, state=state, older_than=older_than, limit=bounded_count(limit)), at_leisure=True
+        )
 
     async def update_result_ttl(self, job_id: str, ttl: timedelta) -> bool:
         check_retention(ttl)
@@ -423,7 +427,11 @@ class SqlStorage:
         """
         database = self._writable()
         async with self._sessions.open() as session:
-            await database.change_with(session, self._transaction, lambda _: None)
+            try:
+                async with asyncio.timeout(_BEGINS_IN.total_seconds()):
+                    await database.change_with(session, self._transaction, lambda _: None)
+            except TimeoutError:
+                raise StorageUnavailable(f"{self!r} does not answer") from None
             yield session
 
     def with_notify(self, connection: object | None = None) -> AbstractAsyncContextManager[None]:
@@ -471,13 +479,15 @@ class SqlStorage:
             return int(connection.execute(_POSTGRES_CLOCK).scalar_one())
         return milliseconds(self._clock.now())
 
-    async def _read(self, work: Callable[[Transaction], T]) -> T:
-        return await outcome(self._database().look(self._transaction, work))
+    async def _read(self, work: Callable[[Transaction], T], *, at_leisure: bool = False) -> T:
+        return await outcome(self._database().look(self._transaction, work, at_leisure=at_leisure))
 
-    async def _write(self, work: Callable[[Transaction], T], connection: object | None = None) -> T:
+    async def _write(
+        self, work: Callable[[Transaction], T], connection: object | None = None, *, at_leisure: bool = False
+    ) -> T:
         if connection is not None:
             return await self._joined.change(connection, work)
-        return await outcome(self._writable().change(self._transaction, work))
+        return await outcome(self._writable().change(self._transaction, work, at_leisure=at_leisure))
 
     def _wake(self) -> None:
         if self._connected is not None:
@@ -488,7 +498,7 @@ class SqlStorage:
         self, state: JobState, *, name: str | None = None, cursor: str | None = None, limit: int = 100
     ) -> Page:
         wanted = partial(records.page, state=state, name=name, cursor=cursor, limit=bounded_count(limit))
-        return await self._read(wanted)
+        return await self._read(wanted, at_leisure=True)
 
     async def list(self, state: JobState, *, cursor: str | None = None, limit: int = 100) -> Page:
         return await self.list_in_order(state, cursor=cursor, limit=limit)

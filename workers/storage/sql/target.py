@@ -60,9 +60,7 @@ def parse_target(target: str | URL | Engine | AsyncEngine, busy_timeout: timedel
         return SqliteTarget.of(url, busy_timeout)
     if backend == "postgresql":
         # Its driver is an extra of its own.
-        from workers.storage.sql.postgres.database import PostgresTarget, check_parameters
+        from workers.storage.sql.postgres.target import PostgresTarget
 
-        if isinstance(target, str):
-            check_parameters(url)
-        return PostgresTarget(url, busy_timeout)
+        return PostgresTarget.of(url, busy_timeout, checked=isinstance(target, str))
     raise Unsupported(f"SqlStorage speaks SQLite (sqlite:///path/to/jobs.db) and postgresql://..., not {backend}")

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
-from typing import TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 from workers.errors import StorageUnavailable
 from workers.jobs import Claim, Continued, JobEvent, JobEventKind, JobOutcome, JobState, OutcomeKind, SettleStatus
 from workers.storage.abilities import ContinuesFromOutside
 from workers.storage.base import Storage, Subscription
-from workers.testing.case import CUTS, DEPENDENCIES, DURABLE, OUTSIDE_CONTINUATIONS, RESTARTS, case
+from workers.testing.case import (
+    CUTS,
+    DEPENDENCIES,
+    DURABLE,
+    FREEZES,
+    OUTSIDE_CONTINUATIONS,
+    RESTARTS,
+    SWALLOWS,
+    case,
+)
 from workers.testing.harness import Harness
 from workers.testing.steps import (
     HOUR,
@@ -25,6 +34,7 @@ from workers.testing.steps import (
     completed,
     enqueue,
     failed,
+    ids,
     job,
     retried,
     state,
@@ -32,12 +42,15 @@ from workers.testing.steps import (
 
 T = TypeVar("T")
 
+SILENCE: Final = 15.0 + PATIENCE
+"""So long after a server or its connections went silent, work goes on over others: 15 s, on a busy machine more."""
+
 Disturbance: TypeAlias = Callable[[], Awaitable[None]]
 
 
-async def _in_time(call: Callable[[], Awaitable[T]]) -> T:
+async def _in_time(call: Callable[[], Awaitable[T]], patience: float = PATIENCE) -> T:
     """Return what the call answers, repeated on `StorageUnavailable` for a while, as a worker does."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(patience):
         while True:
             try:
                 return await call()
@@ -45,20 +58,20 @@ async def _in_time(call: Callable[[], Awaitable[T]]) -> T:
                 await asyncio.sleep(0.05)
 
 
-async def _verbs_go_on(harness: Harness, disturb: Disturbance) -> None:
+async def _verbs_go_on(harness: Harness, disturb: Disturbance, patience: float = PATIENCE) -> None:
     """Check that the same clients go on after it: jobs, claims and delays are as they were."""
     storage = await harness.open()
     await enqueue(storage, job("held"), job("queued"), job("scheduled", delay=HOUR))
     held = await claim_one(storage)
     await disturb()
-    assert await _in_time(lambda: state(storage, "queued")) is JobState.QUEUED
+    assert await _in_time(lambda: state(storage, "queued"), patience) is JobState.QUEUED
     assert await _in_time(lambda: state(storage, "scheduled")) is JobState.SCHEDULED
     assert (await _in_time(lambda: storage.renew([held]))).lost == {}
     await _in_time(lambda: apply(storage, completed(held, b"1")))
     assert (await _in_time(lambda: claim_one(storage))).job_id == "queued"
 
 
-async def _a_wait_goes_on(harness: Harness, disturb: Disturbance) -> None:
+async def _a_wait_goes_on(harness: Harness, disturb: Disturbance, patience: float = 2 * PATIENCE) -> None:
     """Check that a worker asleep meanwhile gets the next job."""
     storage = await harness.open()
     producer = await harness.open(storage.queue)
@@ -66,8 +79,8 @@ async def _a_wait_goes_on(harness: Harness, disturb: Disturbance) -> None:
     async with background(worker):
         await asyncio.sleep(0.03)
         await disturb()
-        async with asyncio.timeout(2 * PATIENCE):
-            await _in_time(lambda: producer.enqueue([job("after")]))
+        async with asyncio.timeout(patience):
+            await _in_time(lambda: producer.enqueue([job("after")]), patience)
             assert (await worker).job_id == "after"
 
 
@@ -76,20 +89,20 @@ async def _claim_at_last(storage: Storage) -> Claim:
     while True:
         with suppress(StorageUnavailable):
             while not (claims := await claim(storage)):
-                await storage.wait(("*",), timeout=timedelta(seconds=3 * PATIENCE))
+                await storage.wait(("*",), timeout=timedelta(seconds=4 * SILENCE))
             return claims[0]
         await asyncio.sleep(0.05)
 
 
-async def _a_subscription_goes_on(harness: Harness, disturb: Disturbance) -> None:
+async def _a_subscription_goes_on(harness: Harness, disturb: Disturbance, patience: float = PATIENCE) -> None:
     """Check that a subscriber from before hears of what happens after it."""
     storage = await harness.open()
     async with storage.events() as subscription:
         await disturb()
         heard = asyncio.create_task(subscription.get())
-        async with background(heard), asyncio.timeout(PATIENCE):
+        async with background(heard), asyncio.timeout(patience):
             while not heard.done():
-                await _in_time(lambda: storage.enqueue([job()]))
+                await _in_time(lambda: storage.enqueue([job()]), patience)
                 await asyncio.wait([heard], timeout=0.1)
             assert (await heard).kind is JobEventKind.QUEUED
 
@@ -172,6 +185,104 @@ async def a_wait_survives_a_cut(harness: Harness) -> None:
 async def a_subscription_survives_a_cut(harness: Harness) -> None:
     """A subscriber whose listening connection is cut hears of what happens after it."""
     await _a_subscription_goes_on(harness, harness.cut_connections)
+
+
+@case(guarantees=(11,), needs=(SWALLOWS,))
+async def every_verb_works_after_a_silence(harness: Harness) -> None:
+    """When all connections have gone silent, and none was closed, the same clients go on over others."""
+    await _verbs_go_on(harness, harness.swallow, SILENCE)
+
+
+@case(guarantees=(11, 19), needs=(SWALLOWS,))
+async def a_wait_survives_a_silence(harness: Harness) -> None:
+    """A worker asleep when its connections go silent, the listening one too, gets the next job."""
+    await _a_wait_goes_on(harness, harness.swallow, SILENCE)
+
+
+@case(guarantees=(11, 20), needs=(SWALLOWS,))
+async def a_subscription_survives_a_silence(harness: Harness) -> None:
+    """A subscriber whose listening connection goes silent hears of what happens after it."""
+    await _a_subscription_goes_on(harness, harness.swallow, SILENCE)
+
+
+@case(guarantees=(3, 11), needs=(SWALLOWS,))
+async def what_was_claimed_and_not_read_is_given_back(harness: Harness) -> None:
+    """When the answer to a claim stops after half, its job is there at the next claim, and no attempt is counted."""
+    storage = await harness.open()
+    await enqueue(storage, job("large", payload=b"x" * 1_000_000))
+    await harness.swallow_answers(500_000)
+    async with asyncio.timeout(SILENCE):
+        try:
+            claims = await claim(storage)
+        except StorageUnavailable:
+            claims = []
+    assert claims == []
+    await harness.swallow_answers(None)
+    claimed = await _in_time(lambda: claim_one(storage), SILENCE)
+    assert (claimed.job_id, claimed.attempt, claimed.stalled) == ("large", 1, None)
+
+
+@asynccontextmanager
+async def _frozen(harness: Harness) -> AsyncIterator[None]:
+    """Freeze the server until the end of the block."""
+    await harness.freeze_server()
+    try:
+        yield
+    finally:
+        await harness.thaw_server()
+
+
+@case(guarantees=(1, 2, 11), needs=(FREEZES,))
+async def what_a_frozen_server_was_told_is_unknown(harness: Harness) -> None:
+    """Each enqueue at a server that freezes is answered, or unavailable in time; repeated, its job is there once."""
+    storage = await harness.open()
+    names = [f"job-{number:02}" for number in range(50)]
+    producing = [asyncio.create_task(storage.enqueue([job(name)])) for name in names]
+    async with background(*producing):
+        await asyncio.wait(producing, return_when=asyncio.FIRST_COMPLETED)
+        async with _frozen(harness), asyncio.timeout(2 * SILENCE):
+            answers = await asyncio.gather(*producing, return_exceptions=True)
+        assert {type(answer) for answer in answers} <= {list, StorageUnavailable}, answers
+    told = [name for name, answer in zip(names, answers, strict=True) if isinstance(answer, list)]
+    found = await _in_time(lambda: storage.status(told), SILENCE)
+    assert all(status is not None for status in found)
+    await _in_time(lambda: storage.enqueue([job(name) for name in names]), SILENCE)
+    assert sorted(ids(await claim(storage, 100))) == names
+
+
+@case(guarantees=(11,), needs=(FREEZES,))
+async def a_frozen_server_is_an_absent_one(harness: Harness) -> None:
+    """While the server is frozen, verbs raise `StorageUnavailable` in time; when it goes on, so do the same clients."""
+    storage = await harness.open()
+    await enqueue(storage, job("held"))
+    held = await claim_one(storage)
+    async with _frozen(harness):
+        verbs = (
+            storage.enqueue([job()]),
+            storage.claim("another", leases={"*": HOUR}, limit=1),
+            storage.renew([held]),
+            storage.settle([completed(held)]),
+            storage.status(["held"]),
+        )
+        async with asyncio.timeout(2 * SILENCE):
+            answers = await asyncio.gather(*verbs, return_exceptions=True)
+        assert [type(answer) for answer in answers] == [StorageUnavailable] * len(verbs)
+    (outcome,) = await _in_time(lambda: storage.settle([completed(held)]), SILENCE)
+    assert outcome.status in {SettleStatus.APPLIED, SettleStatus.ALREADY_APPLIED}
+
+
+@case(guarantees=(11,), needs=(FREEZES,))
+async def clients_can_leave_a_frozen_server(harness: Harness) -> None:
+    """Whoever has asked a frozen server something, and waits no longer, can disconnect."""
+    storage = await harness.open()
+    async with _frozen(harness):
+        asking = [asyncio.create_task(storage.enqueue([job()])) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        for task in asking:
+            task.cancel()
+        async with asyncio.timeout(SILENCE):
+            await asyncio.gather(*asking, return_exceptions=True)
+            await harness.shut(storage)
 
 
 @case(guarantees=(1, 3, 6, 11), needs=(DURABLE,))

@@ -12,11 +12,12 @@ from types import SimpleNamespace
 
 import psycopg
 import pytest
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine, create_engine, make_url
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from tests.workers.storage.sql.steps import connected
 from workers.storage.sql import SqlStorage
+from workers.storage.sql.postgres.target import PostgresTarget
 from workers.storage.sql.sqlite import inotify, pace
 
 
@@ -58,6 +59,14 @@ async def engine(url: str) -> AsyncIterator[AsyncEngine]:
 @pytest.fixture
 def sync_engine(url: str) -> Iterator[Engine]:
     engine = create_engine(url)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def own_engine(url: str) -> Iterator[Engine]:
+    """One that makes connections as `SqlStorage` does on PostgreSQL."""
+    engine = PostgresTarget(make_url(url), timedelta(seconds=10)).engine()
     yield engine
     engine.dispose()
 

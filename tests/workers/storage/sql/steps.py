@@ -21,9 +21,11 @@ from workers.storage.sql.postgres.direct import PostgresDirect, Sent
 from workers.storage.sql.sqlite.database import SqliteDatabase
 from workers.storage.sql.sqlite.watcher import SqliteWatcher
 from workers.testing import steps
-from workers.testing.steps import PATIENCE, until
+from workers.testing.steps import PATIENCE, job, until
 
 MINUTE = timedelta(minutes=1)
+OFTEN = 8
+"""After so many times a statement is prepared on the connection that is used again and again."""
 
 on_sqlite = pytest.mark.parametrize("database", ["sqlite"])
 on_postgres = pytest.mark.parametrize("database", ["postgres"])
@@ -139,6 +141,20 @@ async def rows_read(storage: SqlStorage, admin: psycopg.Connection) -> int:
     ).fetchone()
     assert found is not None
     return int(found[0])
+
+
+async def take_turns(storage: SqlStorage, times: int = OFTEN) -> None:
+    """Every kind of short step, so many times."""
+    for number in range(times):
+        await storage.enqueue([job(f"{number}-a"), job(f"{number}-b"), job(f"{number}-c")])
+        [claim] = await steps.claim(storage, 1)
+        await storage.renew([claim])
+        turn = await storage.settle_and_claim([steps.completed(claim)], "w", leases={"*": MINUTE}, limit=1)
+        await storage.settle([steps.completed(claim) for claim in turn.claims or ()])
+        await storage.wait(["work"], timeout=timedelta(0))
+        await storage.settle([steps.completed(claim) for claim in await steps.claim(storage, 1)])
+        await storage.enqueue([job(f"{number}-d")])
+        await storage.settle([steps.completed(claim) for claim in await steps.claim(storage, 1)])
 
 
 def go(process: asyncio.subprocess.Process) -> None:

@@ -59,10 +59,10 @@ def test_lists_of_every_length(connection: Connection, ids: list[int]) -> None:
 
 
 @on_postgres
-def test_arrays_of_every_length(sync_engine: Engine) -> None:
+def test_arrays_of_every_length(own_engine: Engine) -> None:
     """An array of one element goes to PostgreSQL as that element, and arrives as the array that it is."""
     both = text("SELECT CAST(:names AS text[]) AS names, CAST(:numbers AS bigint[]) AS numbers, :plain AS plain")
-    with sync_engine.connect() as connection:
+    with own_engine.connect() as connection:
         for names, numbers in (([], []), (["a%"], [1]), ([None], [None]), (["{,}"], [1, 2]), (["a", None], [1 << 40])):
             values = {"names": names, "numbers": numbers, "plain": "x"}
             found = PostgresDirect(connection, alone=True).execute(both, values).one()
@@ -70,10 +70,10 @@ def test_arrays_of_every_length(sync_engine: Engine) -> None:
 
 
 @on_postgres
-def test_a_text_with_nul_is_refused_however_often(sync_engine: Engine) -> None:
+def test_a_text_with_nul_is_refused_however_often(own_engine: Engine) -> None:
     """Libpq would take what is before it for the whole."""
     both = text("SELECT cardinality(CAST(:names AS text[])), CAST(:plain AS text)")
-    with sync_engine.connect() as connection:
+    with own_engine.connect() as connection:
         for names, plain in [(["a", "b"], "c")] * 10:
             assert tuple(PostgresDirect(connection, alone=True).execute(both, {"names": names, "plain": plain}).one())
         for names, plain in ((["a", "b\0"], "c"), (["a", "b"], "c\0d")):
@@ -82,17 +82,17 @@ def test_a_text_with_nul_is_refused_however_often(sync_engine: Engine) -> None:
 
 
 @on_postgres
-def test_a_connection_that_broke_is_given_up(sync_engine: Engine, admin: psycopg.Connection) -> None:
+def test_a_connection_that_broke_is_given_up(own_engine: Engine, admin: psycopg.Connection) -> None:
     """The pool gets another one in its place, and who asked is told."""
     which = text("SELECT pg_backend_pid()")
-    with sync_engine.connect() as connection:
+    with own_engine.connect() as connection:
         direct = PostgresDirect(connection, alone=True)
         pid = direct.execute(which).scalar()
         admin.execute("SELECT pg_terminate_backend(%s, 30000)", (pid,))
         with pytest.raises(DBAPIError):
             direct.execute(which)
         assert connection.invalidated
-    with sync_engine.connect() as connection:
+    with own_engine.connect() as connection:
         assert PostgresDirect(connection, alone=False).execute(which).scalar() != pid
 
 

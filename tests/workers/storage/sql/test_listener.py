@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from workers.errors import StorageUnavailable
 from workers.jobs import DROP, Completed, JobEventKind
 from workers.storage.sql import SqlStorage
 from workers.storage.sql.postgres.listener import PostgresListener, new_process
+from workers.storage.sql.postgres.silence import OwnConnection
 from workers.storage.subscribers import DatabaseSubscribers
 from workers.testing.steps import PATIENCE, job, until
 
@@ -116,7 +118,7 @@ async def test_cancel_requests_are_heard_after_the_listener_was_dropped(
 def test_a_thread_that_ends_before_its_alarm_can_be_stopped() -> None:
     """Something else woke it after `stop` had begun: it has closed its end when the alarm is sent."""
 
-    def stop_begins() -> psycopg.Connection:
+    def stop_begins() -> OwnConnection:
         listener._stopping = True
         raise psycopg.OperationalError("no")
 
@@ -124,7 +126,7 @@ def test_a_thread_that_ends_before_its_alarm_can_be_stopped() -> None:
     listener.start()
     assert listener._thread is not None
     listener._thread.join(PATIENCE)
-    listener.stop()
+    listener.stop(time.monotonic() + PATIENCE)
     assert listener._alarm is not None
     assert listener._alarm.fileno() == -1
 

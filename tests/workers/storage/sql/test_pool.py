@@ -8,9 +8,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from typing import Any, Final
 
 import psycopg
@@ -19,21 +19,19 @@ from sqlalchemy import Connection, make_url, text
 from sqlalchemy.exc import DBAPIError
 
 from tests.patience import PATIENCE_SECONDS
-from tests.workers.storage.sql.steps import MINUTE, claimed_when_back
+from tests.workers.storage.sql.steps import MINUTE, OFTEN, claimed_when_back, take_turns
 from workers.errors import StorageUnavailable
 from workers.jobs import SettleStatus
 from workers.storage.sql import SqlStorage
 from workers.storage.sql.database import outcome
 from workers.storage.sql.direct import Executor
 from workers.storage.sql.postgres.asking import Asking
-from workers.storage.sql.postgres.database import PostgresTarget
 from workers.storage.sql.postgres.pool import StepPool
+from workers.storage.sql.postgres.silence import Patience
+from workers.storage.sql.postgres.target import PostgresTarget
 from workers.storage.sql.rows import Transaction
 from workers.testing import steps
 from workers.testing.steps import PATIENCE, job, until
-
-OFTEN = 8
-"""After so many times a statement is prepared on the connection that is used again and again."""
 
 
 @pytest.fixture
@@ -44,24 +42,10 @@ def database() -> str:
 @pytest.fixture
 def pool(url: str) -> Iterator[StepPool]:
     engine = PostgresTarget(make_url(url), MINUTE).engine()
-    pool = StepPool(engine, "the database", 2, "pool")
+    pool = StepPool(engine, "the database", 2, "pool", Patience(MINUTE))
     yield pool
-    pool.close(timedelta(0))
+    pool.close(time.monotonic())
     engine.dispose()
-
-
-async def take_turns(storage: SqlStorage, times: int = OFTEN) -> None:
-    """Every kind of short step, so many times."""
-    for number in range(times):
-        await storage.enqueue([job(f"{number}-a"), job(f"{number}-b"), job(f"{number}-c")])
-        [claim] = await steps.claim(storage, 1)
-        await storage.renew([claim])
-        turn = await storage.settle_and_claim([steps.completed(claim)], "w", leases={"*": MINUTE}, limit=1)
-        await storage.settle([steps.completed(claim) for claim in turn.claims or ()])
-        await storage.wait(["work"], timeout=timedelta(0))
-        await storage.settle([steps.completed(claim) for claim in await steps.claim(storage, 1)])
-        await storage.enqueue([job(f"{number}-d")])
-        await storage.settle([steps.completed(claim) for claim in await steps.claim(storage, 1)])
 
 
 async def test_a_step_takes_no_thread(storage: SqlStorage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,10 @@ from typing import Final
 
 import psycopg
 import pytest
-from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 
-from workers.storage.sql.postgres.direct import PostgresDirect
+from workers.storage.sql.postgres.direct import PostgresDirect, driver_of
 
 OFTEN: Final = 8
 EVERYTHING: Final = text(
@@ -28,8 +28,8 @@ def database() -> str:
 
 
 @pytest.fixture
-def connection(sync_engine: Engine) -> Iterator[Connection]:
-    with sync_engine.connect() as connection:
+def connection(own_engine: Engine) -> Iterator[Connection]:
+    with own_engine.connect() as connection:
         yield connection
 
 
@@ -103,13 +103,11 @@ def test_a_statement_that_somebody_dropped_is_carried_out_all_the_same(connectio
         assert direct.execute(text("SELECT CAST(:x AS text) AS x"), {"x": "a"}).scalar_one() == "a"
 
 
-def test_a_user_who_wants_none_prepared_gets_none(url: str) -> None:
-    engine = create_engine(url, connect_args={"prepare_threshold": None})
-    with engine.connect() as connection:
-        for _ in range(OFTEN):
-            PostgresDirect(connection, alone=True).execute(text("SELECT 1 AS one"))
-        assert prepared(connection) == 0
-    engine.dispose()
+def test_a_connection_that_is_to_prepare_nothing_prepares_nothing(connection: Connection) -> None:
+    driver_of(connection).prepare_threshold = None
+    for _ in range(OFTEN):
+        PostgresDirect(connection, alone=True).execute(text("SELECT 1 AS one"))
+    assert prepared(connection) == 0
 
 
 def test_in_a_transaction_nothing_is_prepared_that_could_break_it(connection: Connection) -> None:

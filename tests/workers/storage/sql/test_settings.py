@@ -24,7 +24,7 @@ from workers.jobs import Completed, JobOutcome, JobState, OutcomeKind, SettleSta
 from workers.kv.sql import SqlKvStore
 from workers.storage.sql import SqlStorage
 from workers.testing import Case, all_cases, run
-from workers.testing.case import CUTS, RESTARTS
+from workers.testing.case import CUTS, FREEZES, RESTARTS, SWALLOWS
 from workers.testing.steps import job
 from workers.worker import Worker
 from workers.worker.handlers import Job
@@ -50,7 +50,7 @@ CORE: Final = frozenset({"enqueue", "claim", "renew", "settle", "progress", "pay
 CASES: Final = [
     pytest.param(case, id=case.id, marks=() if case.id.partition(".")[0] in CORE else pytest.mark.full)
     for case in all_cases()
-    if not {RESTARTS, CUTS} & {*case.needs}
+    if not {RESTARTS, CUTS, FREEZES, SWALLOWS} & {*case.needs}
 ]
 
 PAYLOADS: Final = [b'{"n":0}', b"\\x00", b"\x00\xff'\\'", b"NULL", b""]

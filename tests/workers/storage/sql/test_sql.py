@@ -162,6 +162,7 @@ _CANDIDATES_OF_OLD = (
 def take_back_on_postgres(outsider: Engine, version: int) -> None:
     """The tables and functions are as that version made them."""
     _without(outsider, "error text", "j.error")
+    change(outsider, "DROP TABLE workers_told")
     if version < 7:
         change(outsider, *(f"DROP TABLE {table}" for table in _TABLES_OF_7), *_CANDIDATES_OF_OLD)
     if version < 6:

@@ -12,21 +12,17 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
-from typing import ClassVar, Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
-import psycopg
-from sqlalchemy import URL, Connection, Engine, create_engine, text
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
-from sqlalchemy.pool import NullPool
+from sqlalchemy import Connection, Engine, text
 
 from workers.errors import StorageError, StorageUnavailable
-from workers.homes import ForkLock
 from workers.jobs import (
     Cancelled,
     Claim,
@@ -42,40 +38,45 @@ from workers.jobs import (
     SettleOutcome,
 )
 from workers.storage.abilities import Turn
-from workers.storage.base import Limits
 from workers.storage.sql import crons
 from workers.storage.sql.caller import Caller, connection_of, run_on, translated
 from workers.storage.sql.database import Begin, Step, outcome
 from workers.storage.sql.direct import Executor
-from workers.storage.sql.errors import translate
 from workers.storage.sql.failures import fails
 from workers.storage.sql.postgres import steps
-from workers.storage.sql.postgres.asking import Asking
-from workers.storage.sql.postgres.direct import PostgresDirect, PostgresJoined
+from workers.storage.sql.postgres.asking import Asking, run_blocking
+from workers.storage.sql.postgres.direct import PostgresDirect, PostgresJoined, driver_of
 from workers.storage.sql.postgres.listener import REGISTERED, PostgresListener, new_process
+from workers.storage.sql.postgres.lost_claims import LostClaims
 from workers.storage.sql.postgres.place import Place, check, place_of
+from workers.storage.sql.postgres.poller import PostgresPoller
 from workers.storage.sql.postgres.pool import StepPool
-from workers.storage.sql.postgres.session import OwnSessions, limit_waiting, on_connect
+from workers.storage.sql.postgres.session import OwnSessions
+from workers.storage.sql.postgres.silence import OwnConnection, Patience
 from workers.storage.sql.recovery import recover
 from workers.storage.sql.rows import Transaction
 from workers.storage.subscribers import DatabaseSubscribers, Told
 
 T = TypeVar("T")
 
-_PROMPT: Final = 3
-_PATIENT: Final = 2
+PROMPT: Final = 3
+PATIENT: Final = 2
 _FEW: Final = 100
 """What is about more jobs than these would hold the event loop up."""
 _SHORT: Final = 65_536
 """So would more bytes than these."""
-_SESSIONS: Final = 10
-_CONNECT_TIMEOUT: Final = timedelta(seconds=6)
-_MIGRATION_LOCK: Final = 8_317_402_561  # any number that nobody else locks
+_SILENCE: Final = timedelta(seconds=3)
+"""How long after the busy timeout a server that says nothing counts as absent."""
+_PER_JOB: Final = timedelta(milliseconds=1)
+"""So much longer it may take over each job of a step."""
+_MANY: Final = 1_000_000
+_AT_LEISURE: Final = timedelta(minutes=5)
+"""And so long over anything, as over what an operator asks for about all jobs."""
+_FAREWELL: Final = timedelta(seconds=5)
+"""How long what is under way is waited for when the last storage is disconnected."""
 
-_LOCK = text("SELECT pg_advisory_xact_lock(:key)")
-_ENCODING = text("SHOW server_encoding")
 _LISTEN = text("SELECT workers_listen(:queue, :process, :valid)")
-_REQUEST_CANCEL = text("SELECT pg_notify('workers_cancels', :request)")
+_REQUEST_CANCEL = text("SELECT workers_notify('workers_cancels', :request)")
 _TELL = text("SELECT workers_tell(:queue, CAST(:events AS text[]), :wake, :sure)")
 
 
@@ -100,23 +101,44 @@ def _waits(settlement: Settlement) -> bool:
     return isinstance(settlement, Continued) and bool(settlement.then.follows)
 
 
+class Origin(Protocol):
+    """What a database comes from, and its connections."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def busy_timeout(self) -> timedelta: ...
+    @property
+    def notify(self) -> bool: ...
+    def sessions(self, patience: Patience) -> OwnSessions: ...
+    def engine(self, sessions: OwnSessions, patience: Patience) -> Engine: ...
+    def listening_connection(self, sessions: OwnSessions, patience: Patience) -> OwnConnection: ...
+    def forget(self, database: PostgresDatabase) -> bool: ...
+
+
 class PostgresDatabase:
     """One database, this process's connections to it, and everybody who waits for something in it."""
 
-    def __init__(self, target: PostgresTarget) -> None:
-        self.name = f"PostgreSQL database {target.url!r}"
+    def __init__(self, target: Origin) -> None:
+        self.name = target.name
+        self._target = target
         self.subscribers = DatabaseSubscribers()
         self.users = 0
         self.pid = os.getpid()
         self._timeout = target.busy_timeout
         self._process = new_process()
-        sessions = OwnSessions(target.busy_timeout)
-        self._engine = target.engine(sessions)
-        self._prompt = StepPool(self._engine, self.name, _PROMPT, "workers-postgres")
-        self._patient = StepPool(self._engine, self.name, _PATIENT, "workers-postgres-patient")
-        listen = partial(target.listening_connection, sessions)
-        self._listener = PostgresListener(self.name, self._process, listen, self.subscribers)
+        self._silent_for = target.busy_timeout + _SILENCE
+        self._patience = Patience(self._silent_for, self._distrust)
+        self._notifies = target.notify
+        self._sessions = target.sessions(self._patience)
+        self._engine = target.engine(self._sessions, self._patience)
+        self._prompt = StepPool(self._engine, self.name, PROMPT, "workers-postgres", self._patience)
+        self._patient = StepPool(self._engine, self.name, PATIENT, "workers-postgres-patient", self._patience)
+        listen = partial(target.listening_connection, self._sessions, self._patience)
+        listener = PostgresListener if target.notify else PostgresPoller
+        self._listener = listener(self.name, self._process, listen, self.subscribers)
         self._place: Place | None = None
+        self._lost_claims = LostClaims()
 
     def enqueue(self, begin: Begin, jobs: Sequence[NewJob]) -> Step[list[EnqueueResult]]:
         work, ask = partial(steps.enqueue, jobs=jobs), partial(steps.inserting, jobs=jobs)
@@ -129,9 +151,9 @@ class PostgresDatabase:
             # Looked at in the thread, because there are many.
             if _take_several_statements(jobs):
                 return self._changing(begin, work)(connection)
-            return StepPool.carry_out(begin, ask, connection)
+            return self._carrying_out(begin, ask)(connection)
 
-        return self._submit(self._patient, run)
+        return self._submit(self._patient, run, self._silence(len(jobs)))
 
     async def enqueue_with(self, connection: object, begin: Begin, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         return await self.change_with(connection, begin, partial(steps.enqueue, jobs=jobs))
@@ -140,23 +162,24 @@ class PostgresDatabase:
         return self.change(begin, partial(crons.turn_cron, row=row, jobs=jobs, enqueue=steps.enqueue))
 
     def claim(self, begin: Begin, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> Step[list[Claim]]:
-        ask = partial(steps.claiming, worker_id=worker_id, leases=leases, limit=limit)
-        return self._step(self._prompt, begin, ask, is_short=limit <= _FEW)
+        ask = partial(steps.claiming, worker_id=worker_id, leases=leases, limit=limit, lost=self._lost_claims)
+        return self._step(self._prompt, begin, ask, jobs=limit)
 
     def claimable_in(self, begin: Begin, names: Collection[str]) -> Step[timedelta | None]:
         return self._step(self._prompt, begin, partial(steps.looking, names=names))
 
     def renew(self, begin: Begin, claims: Sequence[Claim]) -> Step[Renewal]:
-        return self._step(self._prompt, begin, partial(steps.renewing, claims=claims), is_short=len(claims) <= _FEW)
+        return self._step(self._prompt, begin, partial(steps.renewing, claims=claims), jobs=len(claims))
 
     def settle(self, begin: Begin, settlements: Sequence[Settlement]) -> Step[list[SettleOutcome]]:
         work = partial(steps.settle, settlements=settlements)
         if any(map(_takes_several_statements, settlements)):
             return self.change(begin, work)
         if any(map(fails, settlements)):
-            return self._submit(self._prompt, self._changing(begin, work))
+            return self._submit(self._prompt, self._changing(begin, work), self._silence(len(settlements)))
         ask = partial(steps.settling, settlements=settlements)
-        return self._step(self._prompt, begin, ask, is_short=_are_few_and_short(settlements))
+        jobs, is_short = len(settlements), _are_few_and_short(settlements)
+        return self._step(self._prompt, begin, ask, jobs=jobs, is_short=is_short)
 
     def turn(
         self,
@@ -171,10 +194,12 @@ class PostgresDatabase:
             return None
         if _take_several_statements(following) or len({job.id for job in following}) < len(following):
             return None
-        ask = partial(steps.turning, settlements=settlements, worker_id=worker_id, leases=leases, limit=limit)
-        is_short = limit <= _FEW and _are_few_and_short(settlements) and _are_short(job.payload for job in following)
+        wanted = partial(steps.turning, worker_id=worker_id, leases=leases, limit=limit, lost=self._lost_claims)
+        ask = partial(wanted, settlements=settlements)
+        jobs = max(limit, len(settlements))
+        is_short = _are_few_and_short(settlements) and _are_short(job.payload for job in following)
         # What is enqueued may wait for a caller's transaction.
-        return self._step(self._patient if following else self._prompt, begin, ask, is_short=is_short)
+        return self._step(self._patient if following else self._prompt, begin, ask, jobs=jobs, is_short=is_short)
 
     async def settle_with(
         self, connection: object, begin: Begin, settlements: Sequence[Settlement]
@@ -182,24 +207,24 @@ class PostgresDatabase:
         return await self.change_with(connection, begin, partial(steps.settle, settlements=settlements))
 
     def progress(self, begin: Begin, reports: Sequence[ProgressReport]) -> Step[None]:
-        is_short = len(reports) <= _FEW and _are_short(report.value for report in reports)
-        return self._step(self._prompt, begin, partial(steps.reporting, reports=reports), is_short=is_short)
+        ask, is_short = partial(steps.reporting, reports=reports), _are_short(report.value for report in reports)
+        return self._step(self._prompt, begin, ask, jobs=len(reports), is_short=is_short)
 
     def recover(self, begin: Begin, limit: int, max_stalls: int) -> Future[Recovery]:
-        return self.change(begin, partial(recover, limit=limit, max_stalls=max_stalls))
+        work = self._changing(begin, partial(recover, limit=limit, max_stalls=max_stalls))
+        return self._submit(self._patient, work, self._silence(limit))
 
-    def look(self, begin: Begin, work: Callable[[Transaction], T]) -> Future[T]:
-        return self._submit(self._prompt, self._stepping(begin, work))
+    def look(self, begin: Begin, work: Callable[[Transaction], T], *, at_leisure: bool = False) -> Future[T]:
+        return self._submit(self._prompt, self._stepping(begin, work), _AT_LEISURE if at_leisure else None)
 
-    def change(self, begin: Begin, work: Callable[[Transaction], T]) -> Future[T]:
-        return self._submit(self._patient, self._changing(begin, work))
+    def change(self, begin: Begin, work: Callable[[Transaction], T], *, at_leisure: bool = False) -> Future[T]:
+        return self._submit(self._patient, self._changing(begin, work), _AT_LEISURE if at_leisure else None)
 
     def _changing(self, begin: Begin, work: Callable[[Transaction], T]) -> Callable[[Connection], T]:
         """Return what does the work in a transaction of several statements."""
 
         def run(connection: Connection) -> T:
-            direct = PostgresDirect(connection, alone=False)
-            with connection.begin():
+            with self._transaction(connection) as direct:
                 transaction = begin(direct)
                 result = work(transaction)
                 _tell(transaction)
@@ -207,9 +232,26 @@ class PostgresDatabase:
 
         return run
 
+    @contextmanager
+    def _transaction(self, connection: Connection) -> Iterator[PostgresDirect]:
+        direct = PostgresDirect(connection, alone=False)
+        with connection.begin():
+            self._sessions.begin_transaction(driver_of(connection))
+            yield direct
+
+    def _carrying_out(self, begin: Begin, ask: Callable[[Transaction], Asking[T]]) -> Callable[[Connection], T]:
+        return self._stepping(begin, lambda transaction: run_blocking(transaction, ask(transaction)))
+
     def _stepping(self, begin: Begin, work: Callable[[Transaction], T]) -> Callable[[Connection], T]:
-        """Return what does the work in one statement outside of any transaction."""
-        return lambda connection: work(begin(PostgresDirect(connection, alone=True)))
+        """Return what does the work in one statement outside of any transaction, if the session is ours."""
+        if self._notifies:
+            return lambda connection: work(begin(PostgresDirect(connection, alone=True)))
+
+        def run(connection: Connection) -> T:
+            with self._transaction(connection) as direct:
+                return work(begin(direct))
+
+        return run
 
     async def change_with(self, connection: object, begin: Begin, work: Callable[[Transaction], T]) -> T:
         if self._place is None:  # `change_on` would ask as well, and block the event loop meanwhile
@@ -268,34 +310,44 @@ class PostgresDatabase:
         self._listener.registered(transaction.queue)
 
     async def release(self) -> None:
-        with _lock:
-            self.users -= 1
-            if self.users:
-                return
-            for key, other in list(_databases.items()):
-                if other is self:
-                    del _databases[key]
-        if self.pid == os.getpid():  # a fork's copy belongs to the parent
+        if self._target.forget(self) and self.pid == os.getpid():  # a fork's copy belongs to the parent
             await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
-        self._listener.stop()
-        self._prompt.close(self._timeout)
-        self._patient.close(self._timeout)
+        until = time.monotonic() + _FAREWELL.total_seconds()
+        self._patience.end(_FAREWELL)
+        self._listener.stop(until)
+        self._prompt.close(until)
+        self._patient.close(until)
         self._engine.dispose()
 
-    def _step(
-        self, pool: StepPool, begin: Begin, ask: Callable[[Transaction], Asking[T]], *, is_short: bool = True
-    ) -> Step[T]:
-        """Carry out what it asks for; unless it `is_short`, in a thread."""
-        if not is_short:
-            return self._submit(pool, partial(StepPool.carry_out, begin, ask))
-        self._refuse_fork()
-        return pool.step(begin, ask)
+    def _distrust(self) -> None:
+        """Make nothing of the connections that nobody uses, and of the listener's only if it answers."""
+        self._prompt.distrust()
+        self._patient.distrust()
+        self._listener.ask()
 
-    def _submit(self, pool: StepPool, run: Callable[[Connection], T]) -> Future[T]:
+    def _silence(self, jobs: int) -> timedelta:
+        return min(self._silent_for + _PER_JOB * min(jobs, _MANY), max(self._silent_for, _AT_LEISURE))
+
+    def _step(
+        self,
+        pool: StepPool,
+        begin: Begin,
+        ask: Callable[[Transaction], Asking[T]],
+        *,
+        jobs: int = 1,
+        is_short: bool = True,
+    ) -> Step[T]:
+        """Carry out what it asks for about so many jobs; unless it `is_short`, in a thread."""
+        if jobs > _FEW or not is_short or not self._notifies:
+            return self._submit(pool, self._carrying_out(begin, ask), self._silence(jobs))
         self._refuse_fork()
-        return pool.submit(run)
+        return pool.step(begin, ask, self._silence(jobs))
+
+    def _submit(self, pool: StepPool, run: Callable[[Connection], T], silence: timedelta | None = None) -> Future[T]:
+        self._refuse_fork()
+        return pool.submit(run, silence)
 
     def _refuse_fork(self) -> None:
         if self.pid != os.getpid():
@@ -336,122 +388,3 @@ def _request_cancels(transaction: Transaction) -> None:
 def _look(connection: Executor) -> Transaction:
     """Make a transaction that belongs to no queue."""
     return Transaction(connection=connection, queue=0, clock=lambda _: 0)
-
-
-_lock = ForkLock()
-# The key has the process: a fork's copies are of no use in the child, and closing them there would do harm.
-_databases: dict[tuple[int, PostgresTarget], PostgresDatabase] = {}
-
-
-def check_parameters(url: URL) -> None:
-    """Accept a URL whose parameters libpq knows, which would else be an error of each connection.
-
-    Raises:
-        StorageError: it has another one.
-    """
-    known = {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()}
-    unknown = sorted(url.query.keys() - known)
-    if unknown:
-        raise StorageError(f"the URL of a PostgreSQL database has no parameter {unknown[0][:40]!r}")
-
-
-@dataclass(frozen=True, slots=True)
-class PostgresTarget:
-    """A PostgreSQL database, as a URL names it."""
-
-    full_url: URL
-    busy_timeout: timedelta
-
-    limits: ClassVar[Limits] = Limits(
-        clock="server",
-        durable=True,
-        processes="many",
-        transactions=True,
-        dependencies_across_queues=True,
-        limit_keys=True,
-        crons=True,
-        farewells=True,
-        ordered_listing=True,
-        outside_continuations=True,
-        held_wake_ups=True,
-    )
-    connections: ClassVar[int] = _PROMPT + _PATIENT + 1  # and the listener's
-
-    @property
-    def url(self) -> str:
-        shown = URL.create("postgresql", host=self.full_url.host, port=self.full_url.port)
-        return shown.set(database=self.full_url.database).render_as_string()
-
-    def acquire(self) -> PostgresDatabase:
-        with _lock:
-            key = (os.getpid(), self)
-            database = _databases.get(key)
-            if database is None:
-                database = _databases[key] = PostgresDatabase(self)
-            database.users += 1
-            return database
-
-    def migrate(self, make_tables: Callable[[Connection], None]) -> None:
-        name = f"PostgreSQL database {self.url!r}"
-        engine = self.engine()
-        try:
-            with engine.begin() as connection:
-                # This migration may take as long as it needs; others wait for it.
-                connection.execute(text("SET LOCAL lock_timeout = 0"))
-                connection.execute(_LOCK, {"key": _MIGRATION_LOCK})
-                if connection.execute(_ENCODING).scalar_one() != "UTF8":
-                    raise StorageError(f"{name} is not encoded in UTF8; create it with ENCODING 'UTF8'")
-                make_tables(connection)
-        except DBAPIError as error:
-            raise translate(error, name) from error
-        finally:
-            engine.dispose()
-
-    def engine(self, sessions: OwnSessions | None = None) -> Engine:
-        """Make an engine without a pool, whose errors quote no values."""
-        engine = create_engine(
-            self.full_url.set(drivername="postgresql+psycopg"),
-            hide_parameters=True,
-            poolclass=NullPool,
-            connect_args=self._connect_args(),
-        )
-        on_connect(engine, (sessions or OwnSessions(self.busy_timeout)).begin)
-        return engine
-
-    def async_engine(self) -> AsyncEngine:
-        """Make an engine for handlers, whose sessions are as any of theirs but for the time that they wait."""
-        engine = create_async_engine(
-            self.full_url.set(drivername="postgresql+psycopg"),
-            hide_parameters=True,
-            pool_size=_SESSIONS,
-            max_overflow=0,
-            pool_timeout=self.busy_timeout.total_seconds(),
-            pool_pre_ping=True,
-            connect_args=self._connect_args(),
-        )
-        on_connect(engine.sync_engine, partial(limit_waiting, lock_timeout=self.busy_timeout))
-        return engine
-
-    def adopt(self, engine: AsyncEngine) -> AsyncEngine:
-        return engine
-
-    def listening_connection(self, sessions: OwnSessions) -> psycopg.Connection:
-        """Open a connection of its own, outside transactions."""
-        engine = create_engine(
-            self.full_url.set(drivername="postgresql+psycopg"), poolclass=NullPool, connect_args=self._connect_args()
-        )
-        arguments, options = engine.dialect.create_connect_args(engine.url)
-        connection = psycopg.connect(
-            *arguments, **{**options, **self._connect_args()}, application_name="workers listener", autocommit=True
-        )
-        sessions.begin(connection)
-        return connection
-
-    def _connect_args(self) -> dict[str, object]:
-        return {
-            "connect_timeout": int(_CONNECT_TIMEOUT.total_seconds()),
-            "keepalives_idle": 30,
-            "keepalives_interval": 10,
-            "keepalives_count": 3,
-            "client_encoding": "UTF8",
-        }

@@ -16,6 +16,7 @@ from sqlalchemy.exc import DBAPIError
 
 from workers.storage.sql.direct import Answer, Direct, Executor, Values
 from workers.storage.sql.postgres.prepared import PARAMETER, Prepared
+from workers.storage.sql.postgres.silence import OwnConnection
 
 _ARRAY: Final = re.compile(r"CAST\(:(\w+) AS (\w+)\[\]\)")
 _PREPARED: Final = "workers_prepared"
@@ -87,6 +88,17 @@ class PostgresDirect(Direct):
             found = self._prepared.answer(sent.sql, result)
         return sent if found is None else Answer(*found)
 
+    @property
+    def silence(self) -> float | None:
+        """How many seconds the server may be silent while it owes an answer."""
+        return None if self._driver.silence is None else self._driver.silence.total_seconds()
+
+    def hang_up(self, sent: Sent, since: float) -> DBAPIError:
+        """Give the connection up, as nothing was heard since then, and return the error that says so."""
+        error = self._driver.hang_up(since)
+        give_up(self.plain)
+        return DBAPIError(sent.sql, None, error, hide_parameters=True)
+
     def _for_each(self, sql: str, values: Sequence[Values]) -> Answer:
         with self._giving_up(sql):
             cursor = self._driver.cursor()
@@ -124,10 +136,10 @@ class PostgresJoined(Direct):
         return Answer((), (), found.rowcount)
 
 
-def driver_of(connection: Connection) -> psycopg.Connection[tuple[object, ...]]:
-    """Return the driver's connection in one of SQLAlchemy's."""
+def driver_of(connection: Connection) -> OwnConnection:
+    """Return the driver's connection in one of ours."""
     driver: object = connection.connection.dbapi_connection
-    assert isinstance(driver, psycopg.Connection)
+    assert isinstance(driver, OwnConnection)
     return driver
 
 

@@ -7,6 +7,8 @@ The connection is opened when somebody first wants to hear, and again whenever i
 went unheard. So after each start every waiter looks at the tables, and the subscribers of a job that has ended by then
 are told so. Requests to cancel are not kept: those who listen to them are told that some may be missing, and look at
 the jobs they run.
+Where nothing is committed, nothing is heard, as on a connection that has gone silent. So the thread asks the server
+something when it has heard nothing for a while.
 """
 
 from __future__ import annotations
@@ -21,18 +23,20 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from datetime import timedelta
 from typing import Final
-
-import psycopg
 
 from workers.backoff import Backoff
 from workers.jobs import JobEventKind
+from workers.storage.sql.postgres.silence import OwnConnection
 from workers.storage.sql.rows import decode_text, encode_text
 from workers.storage.subscribers import DatabaseSubscribers, Told
 
 REGISTERED: Final = 60_000
 """How many milliseconds a process counts as subscribed; renewed after a third of them."""
 
+ASKS_SECONDS: Final = 5.0
+ANSWERED_IN: Final = timedelta(seconds=5)
 FIRST_PAUSE_SECONDS: Final = 0.05
 LONGEST_PAUSE_SECONDS: Final = 5.0
 _LOG = logging.getLogger(__name__)
@@ -49,7 +53,7 @@ class PostgresListener:
     """Listens for `subscribers`, in a thread of its own from the first `start` until `stop`."""
 
     def __init__(
-        self, database: str, process: str, connect: Callable[[], psycopg.Connection], subscribers: DatabaseSubscribers
+        self, database: str, process: str, connect: Callable[[], OwnConnection], subscribers: DatabaseSubscribers
     ) -> None:
         self._database = database
         self._process = process
@@ -78,14 +82,19 @@ class PostgresListener:
                 self._thread.start()
             return self._armed
 
-    def stop(self) -> None:
-        """End the thread and close its connection."""
+    def stop(self, until: float) -> None:
+        """End the thread and close its connection; wait for it until then, by `time.monotonic`."""
         self._stopping = True
         if self._thread is not None and self._alarm is not None:
-            with contextlib.suppress(BrokenPipeError):  # something else woke the thread, which saw that it is to end
-                self._alarm.send(b"x")
-            self._thread.join()
+            self.ask()
+            self._thread.join(max(until - time.monotonic(), 0))
             self._alarm.close()
+
+    def ask(self) -> None:
+        """Find out now whether the server still answers; from any thread."""
+        if self._alarm is not None:
+            with contextlib.suppress(OSError):  # the thread has ended
+                self._alarm.send(b"x", socket.MSG_DONTWAIT)
 
     def is_registered(self, queue: int) -> bool:
         """Tell whether every step on the queue sends its events here, for a while yet."""
@@ -130,14 +139,11 @@ class PostgresListener:
             selector.register(alarmed, selectors.EVENT_READ)
             selector.select(seconds)
 
-    def _arm(self, connection: psycopg.Connection, first: bool) -> None:
+    def _arm(self, connection: OwnConnection, first: bool) -> None:
         self._results.clear()
         # The driver reads a notification that arrives with the answer to a statement, and gives it to handlers alone.
         connection.add_notify_handler(lambda notice: self._deliver(notice.channel, notice.payload))
-        connection.execute("LISTEN workers_wake")
-        connection.execute("LISTEN workers_events")
-        connection.execute("LISTEN workers_cancels")
-        connection.execute("LISTEN workers_results")
+        self._begin(connection)
         for queue in self._subscribers.subscribed():
             self._register(connection, queue)
         with self._lock:
@@ -146,31 +152,48 @@ class PostgresListener:
             self._tell_ended(connection)
         self._subscribers.wake_all()
 
-    def _register(self, connection: psycopg.Connection, queue: int) -> None:
+    def _begin(self, connection: OwnConnection) -> None:
+        for channel in ("wake", "events", "cancels", "results"):
+            connection.execute(f"LISTEN workers_{channel}".encode())
+
+    def _register_subscribed(self, connection: OwnConnection) -> None:
+        for queue in self._subscribers.subscribed():
+            if not self.is_registered(queue):
+                self._register(connection, queue)
+
+    def _register(self, connection: OwnConnection, queue: int) -> None:
         connection.execute(_REGISTER, (queue, self._process, REGISTERED))
         self.registered(queue)
 
-    def _tell_ended(self, connection: psycopg.Connection) -> None:
+    def _tell_ended(self, connection: OwnConnection) -> None:
         for queue, jobs in self._subscribers.awaited().items():
             for job_id, state in connection.execute(_ENDED, (queue, [encode_text(job_id) for job_id in jobs])):
-                self._subscribers.tell(queue, [(JobEventKind(state), decode_text(job_id), None)], wake=False)
+                event = (JobEventKind(str(state)), decode_text(str(job_id)), None)
+                self._subscribers.tell(queue, [event], wake=False)
 
-    def _hear(self, connection: psycopg.Connection, alarmed: socket.socket) -> None:
+    def _hear(self, connection: OwnConnection, alarmed: socket.socket) -> None:
         with selectors.DefaultSelector() as selector:
             selector.register(connection.fileno(), selectors.EVENT_READ)
             selector.register(alarmed, selectors.EVENT_READ)
             while not self._stopping:
-                for queue in self._subscribers.subscribed():
-                    if not self.is_registered(queue):
-                        self._register(connection, queue)
+                self._register_subscribed(connection)
                 # After the statements and before the wait: what came with an answer does not make the socket readable.
                 # The driver's own generator is no alternative: it cannot be woken to stop.
                 while notice := connection.pgconn.notifies():
                     self._deliver(notice.relname.decode(), notice.extra.decode())
                 if connection.closed:
                     return
-                selector.select(REGISTERED / 10_000)
-                connection.pgconn.consume_input()
+                ready = {key.fd for key, _ in selector.select(ASKS_SECONDS)}
+                if connection.fileno() in ready:
+                    connection.pgconn.consume_input()
+                elif not self._stopping:
+                    drain(alarmed)
+                    self._ask(connection)
+
+    def _ask(self, connection: OwnConnection) -> None:
+        usual, connection.silence = connection.silence, ANSWERED_IN
+        connection.execute("SELECT 1")
+        connection.silence = usual
 
     def _deliver(self, channel: str, payload: str) -> None:
         if channel == "workers_cancels":
@@ -191,6 +214,12 @@ class PostgresListener:
             result = self._results.pop((int(queue), job_id), None) if kind == _COMPLETED else None
             told.append((JobEventKind(kind), decode_text(job_id), result))
         self._subscribers.tell(int(queue), told, wake=False)
+
+
+def drain(alarmed: socket.socket) -> None:
+    """Forget that somebody rang."""
+    with contextlib.suppress(BlockingIOError):
+        alarmed.recv(1_000, socket.MSG_DONTWAIT)
 
 
 def new_process() -> str:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import select
+import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -39,6 +41,8 @@ class LoopStep(Generic[T]):
         self._waiters: list[asyncio.Future[None]] = []
         self._callbacks: list[Callable[[LoopStep[T]], object]] = []
         self._sent: Sent | None = None
+        self._heard = 0.0
+        self._timer: asyncio.TimerHandle | None = None
         self._is_done = False
         self._result: T | None = None
         self._error: BaseException | None = None
@@ -94,6 +98,8 @@ class LoopStep(Generic[T]):
         try:
             self._sent = self._direct.send(*ask)
             if self._sent is not None:
+                self._heard = time.monotonic()
+                self._look_at_the_time()
                 self.loop.add_reader(self._sent.descriptor, self._receive)
                 if not self._sent.is_whole:
                     self.loop.add_writer(self._sent.descriptor, self._send_more)
@@ -106,6 +112,7 @@ class LoopStep(Generic[T]):
     def _send_more(self) -> None:
         if self._sent is None:  # the answer came meanwhile
             return
+        self._heard = time.monotonic()
         try:
             if self._direct.send_more(self._sent):
                 self.loop.remove_writer(self._sent.descriptor)
@@ -115,6 +122,7 @@ class LoopStep(Generic[T]):
     def _receive(self) -> None:
         if self._sent is None:  # sending more of it failed meanwhile
             return
+        self._heard = time.monotonic()
         try:
             answer = self._direct.receive(self._sent)
         except Exception as error:
@@ -128,7 +136,23 @@ class LoopStep(Generic[T]):
         else:
             self._go_on(partial(self._asking.send, answer))
 
+    def _look_at_the_time(self) -> None:
+        """Hang up on a server that has been silent for too long, or look again when that may be so."""
+        sent, silence = self._sent, self._direct.silence
+        if sent is None or silence is None:
+            return
+        left = self._heard + silence - time.monotonic()
+        if left <= 0 and _has_news(sent):  # this event loop was blocked, and nobody has read it
+            left = silence
+        if left > 0:
+            self._timer = self.loop.call_later(left, self._look_at_the_time)
+        else:
+            self._unwatch()
+            self._fail(self._direct.hang_up(sent, self._heard))
+
     def _unwatch(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         sent, self._sent = self._sent, None
         if sent is not None:
             for remove in (self.loop.remove_reader, self.loop.remove_writer):
@@ -183,3 +207,9 @@ class LoopStep(Generic[T]):
             self._end(result=rest.result())
         else:
             self._end(error=error)
+
+
+def _has_news(sent: Sent) -> bool:
+    poll = select.poll()
+    poll.register(sent.descriptor, select.POLLIN)
+    return bool(poll.poll(0))

@@ -12,8 +12,9 @@ import asyncio
 import os
 import select
 import threading
+import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -28,6 +29,7 @@ from workers.storage.sql.database import Begin, Step
 from workers.storage.sql.postgres.asking import Asking, run_blocking
 from workers.storage.sql.postgres.direct import PostgresDirect, driver_of, give_up
 from workers.storage.sql.postgres.loop_step import LoopStep
+from workers.storage.sql.postgres.silence import Patience
 from workers.storage.sql.rows import Transaction
 
 T = TypeVar("T")
@@ -40,12 +42,15 @@ class StepPool:
     """At most `count` connections of `engine`, which does not pool them, to what errors call `database`.
 
     Each is for one step at a time. What runs on them raises `StorageUnavailable` where the database does not answer, or
-    these were closed, and `StorageError` where it refuses.
+    these were closed, and `StorageError` where it refuses. `silence` is how long the server may take over a step while
+    nothing is heard of it, by default as long as the `patience` says.
     """
 
-    def __init__(self, engine: Engine, database: str, count: int, threads: str) -> None:
+    def __init__(self, engine: Engine, database: str, count: int, threads: str, patience: Patience) -> None:
         self._engine = engine
         self._database = database
+        self._patience = patience
+        self._submitted: set[Future[Any]] = set()  # of any results
         self._threads = ThreadPoolExecutor(count, threads)
         self._aside = ThreadPoolExecutor(count, f"{threads}-aside")  # the others may all wait for who waits for these
         self._count = count
@@ -55,18 +60,21 @@ class StepPool:
         self._is_closed = False
         self._steps: dict[LoopStep[Any], Connection] = {}  # of any results
 
-    def submit(self, run: Callable[[Connection], T]) -> Future[T]:
+    def submit(self, run: Callable[[Connection], T], silence: timedelta | None = None) -> Future[T]:
         """Run it in a thread.
 
         Raises:
             StorageUnavailable: these were closed.
         """
         try:
-            return self._threads.submit(self._in_thread, run)
+            submitted = self._threads.submit(self._in_thread, run, silence, time.monotonic())
         except RuntimeError:
-            raise StorageUnavailable(f"{self._database} was disconnected") from None
+            raise self._disconnected() from None
+        self._submitted.add(submitted)
+        submitted.add_done_callback(self._submitted.discard)
+        return submitted
 
-    def step(self, begin: Begin, ask: Callable[[Transaction], Asking[T]]) -> Step[T]:
+    def step(self, begin: Begin, ask: Callable[[Transaction], Asking[T]], silence: timedelta | None = None) -> Step[T]:
         """Carry out what it asks for, in the running event loop if there is one; each statement is a transaction.
 
         Raises:
@@ -75,8 +83,9 @@ class StepPool:
         step: LoopStep[T] | None = LoopStep(self._database, self._aside, self._end) if _is_in_loop() else None
         connection = None if step is None else self._take_for(step)
         if step is None or connection is None:
-            return self.submit(partial(self.carry_out, begin, ask))
+            return self.submit(partial(self.carry_out, begin, ask), silence)
         try:
+            driver_of(connection).silence = silence or self._patience.limit
             direct = PostgresDirect(connection, alone=True)
             transaction = begin(direct)
             step.start(direct, transaction, ask(transaction))
@@ -91,23 +100,34 @@ class StepPool:
         transaction = begin(PostgresDirect(connection, alone=True))
         return run_blocking(transaction, ask(transaction))
 
-    def close(self, patience: timedelta) -> None:
-        """Close the connections, those in use when they are given back; wait for these, up to `patience`."""
+    def distrust(self) -> None:
+        """Close the connections that nobody uses: another one to the same server has gone silent."""
         with self._changed:
-            self._is_closed = True
             free, self._free = self._free, []
         for connection in free:
+            give_up(connection)
             connection.close()
-        self._threads.shutdown()
+
+    def close(self, until: float) -> None:
+        """Close the connections, those in use when they are given back; wait for these until then.
+
+        Their threads are left alone: the patience with the server ends what they do.
+        """
+        with self._changed:
+            self._is_closed = True
+        self.distrust()
+        self._threads.shutdown(wait=False)
+        wait(set(self._submitted), max(until - time.monotonic(), 0))
         self._end_abandoned()
         with self._changed:
-            self._changed.wait_for(lambda: not self._in_use, patience.total_seconds())
-        self._aside.shutdown()
+            self._changed.wait_for(lambda: not self._in_use, max(until - time.monotonic(), 0))
+        self._aside.shutdown(wait=False)
 
-    def _in_thread(self, run: Callable[[Connection], T]) -> T:
+    def _in_thread(self, run: Callable[[Connection], T], silence: timedelta | None, asked: float) -> T:
         with translated(self._database):
-            connection = self._take()
+            connection = self._take(asked)
             try:
+                driver_of(connection).silence = silence or self._patience.limit
                 return run(connection)
             finally:
                 self._give_back(connection)
@@ -135,8 +155,8 @@ class StepPool:
             connection = self._steps[step] = self._free.pop()
             return connection
 
-    def _take(self) -> Connection:
-        connection = self._next()
+    def _take(self, asked: float) -> Connection:
+        connection = self._next(asked)
         try:
             if connection is not None:
                 if _is_open(connection):
@@ -153,14 +173,25 @@ class StepPool:
         connection.detach()
         return connection
 
-    def _next(self) -> Connection | None:
-        """Wait for a connection that is free, or None: one that is still to be opened."""
+    def _next(self, asked: float) -> Connection | None:
+        """Wait for a connection that is free, or None: one that is still to be opened.
+
+        Raises:
+            StorageUnavailable: these were closed too long ago, or the server has gone silent since that time.
+        """
         while True:
+            if self._patience.is_over:
+                raise self._disconnected()
+            if self._patience.was_lost(asked):
+                raise StorageUnavailable(f"{self._database} does not answer")
             self._end_abandoned()
             with self._changed:
                 if self._changed.wait_for(lambda: self._in_use < self._count, _LOOKS_SECONDS):
                     self._in_use += 1
                     return self._free.pop() if self._free else None
+
+    def _disconnected(self) -> StorageUnavailable:
+        return StorageUnavailable(f"{self._database} was disconnected")
 
     def _give_back(self, connection: Connection | None) -> None:
         if connection is not None:

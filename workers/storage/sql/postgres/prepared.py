@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 import psycopg
-from psycopg import pq
+from psycopg import generators, pq
 from psycopg.errors import error_from_result
 
 Rows: TypeAlias = tuple[tuple[str, ...], list[tuple[object, ...]], int]
@@ -83,7 +83,8 @@ class Prepared:
         statement = self._statements[sql]
         if statement is None:
             return None
-        return self.answer(sql, self.driver.pgconn.exec_prepared(*_message(statement, values)))
+        self.driver.pgconn.send_query_prepared(*_message(statement, values))
+        return self.answer(sql, self._wait())
 
     def send(self, sql: str, values: Mapping[str, object]) -> bool:
         """Send a statement that is prepared without waiting for the server; tell whether all of it is sent.
@@ -135,6 +136,11 @@ class Prepared:
             return None
         raise error
 
+    def _wait(self) -> pq.abc.PGresult:
+        """Wait for the answer as psycopg does, which libpq itself would do for ever."""
+        results: list[pq.abc.PGresult] = self.driver.wait(generators.execute(self.driver.pgconn))
+        return results[-1]
+
     def _is_to_be_prepared(self, sql: str) -> bool:
         """Prepare the statement if it has run often; tell whether that was tried."""
         if self.driver.prepare_threshold is None or len(self._statements) >= _MOST:
@@ -150,9 +156,11 @@ class Prepared:
         name = b"workers_%d" % len(self._statements)
         numbered, parameters = _numbered(sql)
         connection = self.driver.pgconn
-        if connection.prepare(name, numbered).status != pq.ExecStatus.COMMAND_OK:
+        connection.send_prepare(name, numbered)
+        if self._wait().status != pq.ExecStatus.COMMAND_OK:
             return None
-        described = connection.describe_prepared(name)
+        connection.send_describe_prepared(name)
+        described = self._wait()
         if described.status != pq.ExecStatus.COMMAND_OK:
             return None
         kinds = [described.ftype(column) for column in range(described.nfields)]

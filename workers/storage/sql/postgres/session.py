@@ -15,32 +15,72 @@ import psycopg
 from sqlalchemy import Engine, event
 from sqlalchemy.engine.interfaces import DBAPIConnection
 
+from workers.storage.sql.postgres.silence import OwnConnection
+
 Session: TypeAlias = "psycopg.Connection[tuple[object, ...]] | DBAPIConnection"
 
-_WAIT: Final = "set_config('lock_timeout', %(milliseconds)s, false)"
+_WAIT: Final = "set_config('lock_timeout', %(milliseconds)s, %(local)s)"
 _FIX: Final = (
-    "set_config('array_nulls', 'on', false),"  # else NULL in an array is a text of four letters
-    " set_config('default_transaction_isolation', 'read committed', false),"
-    " set_config('search_path', coalesce(%(path)s, current_setting('search_path')), false)"
+    "set_config('array_nulls', 'on', %(local)s),"  # else NULL in an array is a text of four letters
+    # A transaction of a connection that has gone silent must not hold its locks until the server's kernel notices.
+    " set_config('idle_in_transaction_session_timeout', '60s', %(local)s),"
+    " set_config('search_path', coalesce(%(path)s, current_setting('search_path')), %(local)s)"
 )
+_ISOLATE: Final = "set_config('default_transaction_isolation', 'read committed', false)"
 
 
 class OwnSessions:
-    """The sessions of one process on a database; all of them find the tables that the first one has found."""
+    """The sessions of one process on a database; all of them find the tables that the first one has found.
 
-    def __init__(self, lock_timeout: timedelta) -> None:
+    The first one is checked by `check`.
+    """
+
+    def __init__(self, lock_timeout: timedelta, check: Callable[[OwnConnection], None] = lambda _: None) -> None:
         self._lock_timeout = lock_timeout
+        self._check = check
+        self._checked = False
         self._search_path: str | None = None
 
     def begin(self, connection: Session) -> None:
-        """Give a new session its settings."""
-        values = {**_limit(self._lock_timeout), "path": self._search_path}
-        self._search_path = str(_set(connection, f"{_WAIT}, {_FIX}", values)[-1])
+        """Give a new session its settings.
+
+        Raises:
+            StorageError: it is not ours alone.
+        """
+        self._search_path = str(_set(connection, f"{_ISOLATE}, {_WAIT}, {_FIX}", self._values(local=False))[-1])
+        if not self._checked and isinstance(connection, OwnConnection):
+            try:
+                self._check(connection)
+            except BaseException:
+                connection.close()  # nobody else knows it yet
+                raise
+            self._checked = True
+
+    def begin_transaction(self, connection: OwnConnection) -> None:
+        """Do nothing: the session has its settings."""
+
+    def _values(self, *, local: bool) -> dict[str, object]:
+        return {**_limit(self._lock_timeout), "path": self._search_path, "local": local}
+
+
+class LentSessions(OwnSessions):
+    """Sessions that a pool lends for single transactions, each of which gets its settings anew."""
+
+    def begin(self, connection: Session) -> None:
+        """Let its transactions be as ours are."""
+        assert isinstance(connection, OwnConnection)
+        connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+
+    def begin_transaction(self, connection: OwnConnection) -> None:
+        """Give the transaction its settings."""
+        row = connection.execute(f"SELECT {_WAIT}, {_FIX}".encode(), self._values(local=True)).fetchone()
+        assert row is not None
+        self._search_path = str(row[-1])
 
 
 def limit_waiting(connection: Session, lock_timeout: timedelta) -> None:
     """Let a new session wait no longer than that for a lock."""
-    _set(connection, _WAIT, _limit(lock_timeout))
+    _set(connection, _WAIT, {**_limit(lock_timeout), "local": False})
 
 
 def on_connect(engine: Engine, begin: Callable[[DBAPIConnection], None]) -> None:
@@ -48,11 +88,11 @@ def on_connect(engine: Engine, begin: Callable[[DBAPIConnection], None]) -> None
     event.listen(engine, "connect", lambda connection, _record: begin(connection))
 
 
-def _limit(lock_timeout: timedelta) -> dict[str, str | None]:
+def _limit(lock_timeout: timedelta) -> dict[str, object]:
     return {"milliseconds": str(lock_timeout // timedelta(milliseconds=1))}
 
 
-def _set(connection: Session, settings: str, values: Mapping[str, str | None]) -> tuple[object, ...]:
+def _set(connection: Session, settings: str, values: Mapping[str, object]) -> tuple[object, ...]:
     try:
         cursor = connection.cursor()
         cursor.execute(f"SELECT {settings}".encode(), values)

@@ -44,6 +44,7 @@ from workers.storage.sql.endings import outcomes_by_id, why_lost
 from workers.storage.sql.failures import fails, note_failures
 from workers.storage.sql.postgres import statements, stops
 from workers.storage.sql.postgres.asking import Asking, run_blocking
+from workers.storage.sql.postgres.lost_claims import LostClaims
 from workers.storage.sql.rows import (
     Transaction,
     decode_backoff,
@@ -137,11 +138,13 @@ def _enqueue_values(transaction: Transaction, jobs: Sequence[NewJob]) -> dict[st
 
 
 def claiming(
-    transaction: Transaction, worker_id: str, leases: Mapping[str, timedelta], limit: int
+    transaction: Transaction, worker_id: str, leases: Mapping[str, timedelta], limit: int, lost: LostClaims
 ) -> Asking[list[Claim]]:
     """See `Storage.claim`."""
+    yield from lost.given_back(transaction)
     values = _claim_values(transaction, worker_id, leases, limit)
-    rows = yield statements.CLAIM, values
+    with lost.claiming(transaction, values["secret"]):
+        rows = yield statements.CLAIM, values
     return _claims(transaction, rows, values["secret"], worker_id, leases)
 
 
@@ -151,12 +154,14 @@ def turning(
     worker_id: str,
     leases: Mapping[str, timedelta],
     limit: int,
+    lost: LostClaims,
 ) -> Asking[Turn]:
     """See `TakesTurns.settle_and_claim`; of settlements that take one statement. Nothing is claimed where a gate is."""
     first, outcomes = _distinct(settlements)
     chosen = list(first.values())
     if not chosen:
         return Turn(outcomes=[outcomes[settlement.claim.token] for settlement in settlements])
+    yield from lost.given_back(transaction)
     claiming = _claim_values(transaction, worker_id, leases, limit)
     values = {**_settle_values(transaction, chosen), **claiming}
     following = {place: job for place, job in enumerate(map(follower, chosen), 1) if job is not None}
@@ -164,7 +169,8 @@ def turning(
         jobs = _enqueue_values(transaction, list(following.values()))
         values |= {"next_places": list(following), "wake": jobs["wake"]}
         values |= {f"next_{name}": jobs[name] for name in statements.JOBS}
-    rows = (yield statements.FOLLOWED_TURN if following else statements.TURN, values).all()
+    with lost.claiming(transaction, claiming["secret"]):
+        rows = (yield statements.FOLLOWED_TURN if following else statements.TURN, values).all()
     for told in filter(None, (rows[0].outcomes or "").split(",")):
         place, _, outcome = told.partition(" ")
         outcomes[chosen[int(place) - 1].claim.token] = SettleOutcome(status=SettleStatus(outcome))

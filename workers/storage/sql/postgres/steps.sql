@@ -57,6 +57,17 @@ BEGIN
     END LOOP;
 END $$;
 
+-- Tell who listens, with the commit, and write it down for those who cannot listen (see `postgres/poller.py`).
+CREATE OR REPLACE FUNCTION workers_notify(p_channel text, p_payload text) RETURNS void LANGUAGE plpgsql
+AS $$
+BEGIN
+    PERFORM pg_notify(p_channel, p_payload);
+    IF EXISTS (SELECT FROM workers_listeners WHERE queue = 0 AND expires_at > workers_now()) THEN
+        INSERT INTO workers_told (seq, txid, channel, payload, told_at)
+        VALUES (nextval('workers_told_seq_seq'), txid_current(), p_channel, p_payload, workers_now());
+    END IF;
+END $$;
+
 -- With the commit, let waiters look again (p_wake) and subscribers hear the events, each as `kind:id`. In front of an end
 -- there may be its result, as `result:base64 id`, which goes to a channel of its own.
 --
@@ -85,17 +96,17 @@ BEGIN
     END IF;
     FOREACH v_event IN ARRAY p_events LOOP
         IF starts_with(v_event, 'result:') THEN
-            PERFORM pg_notify('workers_results', p_queue || ' ' || substr(v_event, 8));
+            PERFORM workers_notify('workers_results', p_queue || ' ' || substr(v_event, 8));
             CONTINUE;
         END IF;
         v_event := replace(replace(v_event, '%', '%25'), ' ', '%20');
         IF octet_length(v_part) + octet_length(v_event) > 7000 THEN
-            PERFORM pg_notify('workers_events', p_queue || v_part);
+            PERFORM workers_notify('workers_events', p_queue || v_part);
             v_part := '';
         END IF;
         v_part := v_part || ' ' || v_event;
     END LOOP;
-    PERFORM pg_notify('workers_events', p_queue || v_part);
+    PERFORM workers_notify('workers_events', p_queue || v_part);
 END $$;
 
 CREATE OR REPLACE FUNCTION workers_listen(p_queue integer, p_process text, p_for bigint) RETURNS void LANGUAGE plpgsql

@@ -152,10 +152,10 @@ class SqliteDatabase:
 
     # Running them
 
-    def look(self, begin: Begin, work: Callable[[Transaction], T]) -> Future[T]:
+    def look(self, begin: Begin, work: Callable[[Transaction], T], *, at_leisure: bool = False) -> Future[T]:
         return self._reader.submit(lambda connection: work(begin(SqliteDirect(connection))))
 
-    def change(self, begin: Begin, work: Callable[[Transaction], T]) -> Future[T]:
+    def change(self, begin: Begin, work: Callable[[Transaction], T], *, at_leisure: bool = False) -> Future[T]:
         def run(connection: Connection) -> T:
             with connection.begin():
                 transaction = begin(SqliteDirect(connection))

@@ -1,0 +1,144 @@
+"""PostgreSQL behind a PgBouncer, which lends sessions as long as a client stays, or for single transactions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import timedelta
+from typing import Final
+
+import psycopg
+import pytest
+from sqlalchemy import make_url
+
+from tests.bouncer import bouncer, through
+from tests.workers.harnesses import PostgresHarness
+from tests.workers.storage.sql.steps import MINUTE, connected, take_turns
+from workers.errors import StorageError, StorageUnavailable
+from workers.jobs import JobEventKind
+from workers.storage.sql import SqlStorage
+from workers.storage.sql.postgres.silence import Patience
+from workers.storage.sql.postgres.target import PostgresTarget
+from workers.testing import Case, all_cases, run
+from workers.testing.case import CUTS, FREEZES, MEASURES, RESTARTS, SWALLOWS
+from workers.testing.steps import PATIENCE, claim_one, completed, job
+
+CORE: Final = frozenset({"enqueue", "claim", "settle", "wait", "events", "cancel", "chains", "dependencies"})
+CASES: Final = [
+    pytest.param(case, id=case.id, marks=() if case.verb in CORE else pytest.mark.full)
+    for case in all_cases()
+    if not {RESTARTS, CUTS, FREEZES, SWALLOWS, MEASURES} & {*case.needs}
+]
+
+
+@pytest.fixture
+def database() -> str:
+    return "postgres"
+
+
+@pytest.fixture(scope="module")
+def by_session(postgres_server: str) -> Iterator[int]:
+    with bouncer(postgres_server, "session") as port:
+        yield port
+
+
+@pytest.fixture(scope="module")
+def by_transaction(postgres_server: str) -> Iterator[int]:
+    with bouncer(postgres_server, "transaction") as port:
+        yield port
+
+
+class PooledHarness(PostgresHarness):
+    """`SqlStorage` behind a pool of transactions."""
+
+    cuts = False
+    measures = False
+
+
+async def test_sessions_are_as_without_it(url: str, by_session: int, admin: psycopg.Connection) -> None:
+    """With the defaults of both: who listens hears, and nobody waits longer for a lock than without it."""
+    behind = SqlStorage(through(by_session, url), busy_timeout=timedelta(milliseconds=300))
+    async with connected(behind):
+        await take_turns(behind)
+        await behind.drain()
+        async with behind.events() as events:
+            await behind.enqueue([job("a")])
+            async with asyncio.timeout(PATIENCE):
+                assert (await events.get()).kind is JobEventKind.QUEUED
+        with admin.transaction(force_rollback=True):
+            admin.execute("LOCK TABLE workers_jobs IN ACCESS EXCLUSIVE MODE")
+            with pytest.raises(StorageUnavailable, match="locked"):
+                await behind.enqueue([job("b")])
+
+
+async def test_transactions_are_refused_by_name(url: str, by_transaction: int) -> None:
+    """At the first connection, however many others there are: wake-ups would get lost, and limits."""
+    with suppress(StorageError):
+        await SqlStorage(through(by_transaction, url)).connect()
+    with pytest.raises(StorageError, match="pool_mode = session`, or add `notify=off`"):
+        await SqlStorage(through(by_transaction, url)).connect()
+
+
+@pytest.mark.parametrize("case", CASES)
+async def test_transactions_keep_what_is_promised(case: Case, emptied_postgres_url: str, by_transaction: int) -> None:
+    """With `notify=off` in the URL, but that wake-ups and events come a second later."""
+    async with PooledHarness(through(by_transaction, emptied_postgres_url, notify="off")) as harness:
+        verdict = await run(case, harness)
+    if verdict.declared is not None:
+        pytest.skip(f"declared: {verdict.declared}")
+
+
+async def test_nobody_elses_session_is_changed(url: str, by_transaction: int) -> None:
+    """What is lent is given back as it was, without statements that are prepared."""
+    behind = SqlStorage(through(by_transaction, url, notify="off"))
+    async with connected(behind):
+        await take_turns(behind)
+        async with behind.session():
+            pass
+        plain = through(by_transaction, url).replace("+psycopg", "")
+        with psycopg.connect(plain, autocommit=True) as other:
+            (settings,) = other.execute("SELECT count(*) FROM pg_settings WHERE source = 'session'").fetchall()
+            (prepared,) = other.execute("SELECT count(*) FROM pg_prepared_statements").fetchall()
+    assert (settings, prepared) == ((1,), (0,)), "the pool itself sets client_encoding or the like"
+
+
+async def test_what_was_told_is_forgotten(url: str, by_transaction: int, admin: psycopg.Connection) -> None:
+    """It is written down only while somebody reads it."""
+    behind = SqlStorage(through(by_transaction, url, notify="off"))
+    async with connected(SqlStorage(url)) as direct:
+        async with direct.events():
+            await direct.enqueue([job("a")])
+        assert admin.execute("SELECT count(*) FROM workers_told").fetchone() == (0,)
+        async with connected(behind), behind.events() as events:
+            await direct.settle([completed(await claim_one(direct))])
+            async with asyncio.timeout(PATIENCE):
+                heard = [(await events.get()).kind for _ in range(2)]
+            assert heard == [JobEventKind.ACTIVE, JobEventKind.COMPLETED]
+
+
+async def test_tables_from_before_are_brought_forward(url: str, admin: psycopg.Connection) -> None:
+    """Those of version 8 lack what is told to who cannot listen."""
+    admin.execute("DROP TABLE workers_told")
+    admin.execute("UPDATE workers_schema SET version = 8")
+    await SqlStorage(url).migrate()
+    async with connected(SqlStorage(url)):
+        assert admin.execute("SELECT count(*) FROM workers_told").fetchone() == (0,)
+
+
+def test_what_a_url_says_counts(url: str) -> None:
+    """Options and limits of its own stand beside ours, or in their place."""
+    said = {"options": "-c statement_timeout=77s", "connect_timeout": "33", "keepalives_idle": "11"}
+    target = PostgresTarget.of(make_url(url).update_query_dict(said), MINUTE, checked=True)
+    patience = Patience(MINUTE)
+    with target.listening_connection(target.sessions(patience), patience) as connection:
+        told = connection.info.get_parameters()
+        found = connection.execute("SELECT current_setting('statement_timeout'), current_setting('lock_timeout')")
+        assert found.fetchone() == ("77s", "1min")
+    assert {name: told[name] for name in said} == said
+    assert (told["keepalives_interval"], told["tcp_user_timeout"]) == ("10", "10000")
+
+
+def test_notify_is_on_or_off(url: str) -> None:
+    with pytest.raises(StorageError, match="`on` or `off`"):
+        SqlStorage(f"{url}&notify=maybe")
