@@ -125,7 +125,7 @@ def explain(error: BaseException) -> list[str]:
     from sqlalchemy.exc import SQLAlchemyError
 
     from federation.base.errors import ConfigurationError
-    from workers import ServerUnfit, StorageError
+    from workers import ForeignQueue, ServerUnfit, StorageError
 
     match error:
         case BaseExceptionGroup():
@@ -137,6 +137,8 @@ def explain(error: BaseException) -> list[str]:
             return ["this node's settings need attention:", *error.problems]
         case ServerUnfit():
             return [str(error), "a node allows it by FEDERATION_ALLOW_EVICTION=true"]
+        case ForeignQueue():
+            return [str(error)]
         case StorageError():
             return [str(error), "where a queue in a database lacks tables, `federation upgrade` makes them"]
         case SQLAlchemyError():

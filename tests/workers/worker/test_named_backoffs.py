@@ -72,4 +72,5 @@ async def test_at_once_is_for_failures(error: Exception, delay: timedelta) -> No
     await steps.enqueue(storage, NewJob(id="job", name="work", payload=b"{}", backoff=AT_ONCE))
     policy = RetryPolicy(initial=SECOND, jitter=0)
     async with running(Worker(storage, {"work": handler}, retry=policy, observers=[recorder])):
-        assert (await recorder.seen(WorkerEventKind.FAILING)).delay == delay
+        kind = WorkerEventKind.SNOOZED if isinstance(error, Snooze) else WorkerEventKind.FAILING
+        assert (await recorder.seen(kind)).delay == delay
