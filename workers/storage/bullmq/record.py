@@ -255,6 +255,10 @@ def record(raw: str, replies: Sequence[object], now_ms: int, names: Sequence[str
     )
 
 
+def _last_error(fields: Mapping[str, str]) -> ErrorInfo | None:
+    return decode_error(*map(fields.get, ("failedReason", "stacktrace", ERROR_FIELD)), exhausted=False)
+
+
 def make_claim(reply: Reply, token: str, worker_id: str, leases: Mapping[str, timedelta]) -> BullMQClaim:
     """Return the claim of a job as `moveToActive` answered it; missing fields give an empty name, payload or date."""
     flat, raw, *_ = reply
@@ -279,7 +283,7 @@ def make_claim(reply: Reply, token: str, worker_id: str, leases: Mapping[str, ti
         backoff=options.backoff,
         named_backoff=options.named_backoff,
         chain_index=options.chain_index,
-        last_error=decode_error(*map(fields.get, ("failedReason", "stacktrace", ERROR_FIELD)), exhausted=False),
+        last_error=_last_error(fields) if "failedReason" in fields else None,
         stalled=_deferred_failure(reason) or _stalled(ended, stalls, options, reason),
         key_id=raw,
         options=options,
