@@ -65,13 +65,12 @@ class SqliteHarness(Harness):
         return rows(self._url)
 
 
-class PostgresHarness(Harness):
-    """`SqlStorage` on a fresh PostgreSQL database, in real time, with leases of 150 ms."""
+class _OnServer(Harness):
+    """Of a storage on a server, which may be its own; `relay` stands between it and the clients."""
 
-    cuts = True
-    measures = True
-
-    def __init__(self, url: str, server: PostgresProcess | None = None, relay: Relay | None = None) -> None:
+    def __init__(
+        self, url: str, server: PostgresProcess | ValkeyProcess | None = None, relay: Relay | None = None
+    ) -> None:
         super().__init__()
         self._url = url
         self._server = server
@@ -80,16 +79,9 @@ class PostgresHarness(Harness):
         self.swallows = relay is not None
 
     @property
-    def limits(self) -> Limits:
-        return SqlStorage(self._url).limits
-
-    async def make(self, queue: str) -> Storage:
-        return SqlStorage(self._relay.url if self._relay else self._url, queue)
-
-    async def restart_server(self) -> None:
-        assert self._server is not None
-        await asyncio.to_thread(self._server.stop)
-        await asyncio.to_thread(self._server.start)
+    def clients_url(self) -> str:
+        """Where clients reach the server."""
+        return self._relay.url if self._relay else self._url
 
     async def freeze_server(self) -> None:
         assert self._server is not None
@@ -106,6 +98,25 @@ class PostgresHarness(Harness):
     async def swallow_answers(self, over: int | None) -> None:
         assert self._relay is not None
         self._relay.stops_at = over
+
+
+class PostgresHarness(_OnServer):
+    """`SqlStorage` on a fresh PostgreSQL database, in real time, with leases of 150 ms."""
+
+    cuts = True
+    measures = True
+
+    @property
+    def limits(self) -> Limits:
+        return SqlStorage(self._url).limits
+
+    async def make(self, queue: str) -> Storage:
+        return SqlStorage(self.clients_url, queue)
+
+    async def restart_server(self) -> None:
+        assert self._server is not None
+        await asyncio.to_thread(self._server.stop)
+        await asyncio.to_thread(self._server.start)
 
     async def cut_connections(self) -> None:
         with psycopg.connect(self._url.replace("+psycopg", ""), autocommit=True) as admin:
@@ -156,19 +167,15 @@ class FileHarness(Harness):
         return held_in_memory(storage)
 
 
-class BullMQHarness(Harness):
+class BullMQHarness(_OnServer):
     """`BullMQStorage` on a real server in real time, with leases of 150 ms."""
 
     cuts = True
     measures = True
 
     def __init__(self, url: str, server: ValkeyProcess | None = None, relay: Relay | None = None) -> None:
-        super().__init__()
-        self._url = url
-        self._server = server
-        self._relay = relay
-        self.restarts = self.fills = self.freezes = server is not None
-        self.swallows = relay is not None
+        super().__init__(url, server, relay)
+        self.fills = server is not None
 
     @property
     def limits(self) -> Limits:
@@ -177,30 +184,9 @@ class BullMQHarness(Harness):
     async def make(self, queue: str) -> Storage:
         return BullMQStorage(self.clients_url, queue)
 
-    @property
-    def clients_url(self) -> str:
-        """Where clients reach the server."""
-        return self._relay.url if self._relay else self._url
-
     async def restart_server(self) -> None:
         assert self._server is not None
         self._server.restart()
-
-    async def freeze_server(self) -> None:
-        assert self._server is not None
-        self._server.hang()
-
-    async def thaw_server(self) -> None:
-        assert self._server is not None
-        self._server.thaw()
-
-    async def swallow(self) -> None:
-        assert self._relay is not None
-        self._relay.swallow()
-
-    async def swallow_answers(self, over: int | None) -> None:
-        assert self._relay is not None
-        self._relay.stops_at = over
 
     async def cut_connections(self) -> None:
         async with Redis.from_url(self._url) as admin:

@@ -1,4 +1,4 @@
-"""Claims whose answer did not arrive: they are given back before the next ones are made.
+"""Claims whose answer did not arrive: they are given back before the next ones of their queue are made.
 
 Theory of operation. A storage chooses what the tokens of a claim begin with, so it can find the jobs that were claimed
 although nobody was told. Otherwise these wait for the end of their leases, and an attempt is counted that nobody made.
@@ -20,10 +20,13 @@ _MOST: Final = 10
 
 
 class Unread(Generic[S]):
-    """What the tokens of claims begin with that were not read; `give_back` releases what was claimed by one."""
+    """What the tokens of claims have in common that were not read; `lost` is what such a claim raises.
 
-    def __init__(self, give_back: Callable[[S], Awaitable[object]]) -> None:
-        self._give_back = give_back
+    Any thread may use it.
+    """
+
+    def __init__(self, lost: type[Exception] = StorageUnavailable) -> None:
+        self._lost = lost
         self._heads: deque[S] = deque(maxlen=_MOST)
 
     @contextmanager
@@ -31,17 +34,23 @@ class Unread(Generic[S]):
         """Note a claim whose answer is not read in this context."""
         try:
             yield
-        except StorageUnavailable:
+        except self._lost:
             self._heads.append(head)
             raise
 
-    async def give_back(self) -> None:
+    def take(self) -> S | None:
+        """Return one that was noted, which is noted no longer; None if there is none."""
+        try:
+            return self._heads.popleft()
+        except IndexError:
+            return None
+
+    async def give_back(self, release: Callable[[S], Awaitable[object]]) -> None:
         """Release what was claimed and not read.
 
         Raises:
             StorageUnavailable: it will be tried again.
         """
-        while self._heads:
-            head = self._heads.popleft()
+        while (head := self.take()) is not None:
             with self.claiming(head):
-                await self._give_back(head)
+                await release(head)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import select, update
@@ -131,3 +131,12 @@ class Node:
         """The server's link was down, and is up again."""
         await self.links.exhausted(url, was, first_attempted_at=self.clock.now())
         await self.links.returned(url, reason="probe")
+
+
+class StandsStill(ManualClock):
+    """Whoever asks it for the time stands still afterwards for eight days."""
+
+    def now(self) -> datetime:
+        now = super().now()
+        self.advance(timedelta(days=8))
+        return now

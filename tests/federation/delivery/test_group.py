@@ -155,13 +155,20 @@ async def test_a_canary_goes_ahead_to_a_server_that_must_be_left_alone(ledger: L
 
 
 @pytest.mark.parametrize(
-    "hold", [Hold(reason=HoldReason.SERVER), Hold(reason=HoldReason.REST, until=LATER)], ids=["by-hand", "rest"]
+    "hold",
+    [
+        Hold(reason=HoldReason.SERVER),
+        Hold(reason=HoldReason.REST, until=LATER),
+        Hold(reason=HoldReason.BUSY, until=LATER),
+    ],
+    ids=["by-hand", "rest", "no-room"],
 )
 async def test_a_canary_waits_where_nobody_may_be_tried(ledger: Ledger, database: Database, hold: Hold) -> None:
-    """Its job was late, and meanwhile an operator holds the server, or it asked for a rest."""
+    """Its job was late. Meanwhile an operator holds the server, or it asked for a rest, or it is up and has no room."""
     await add_rows(database, "row-1", canary_at=LATER, released_at=LATER)
 
     assert await ledger.begin(beginning("row-1", hold=hold)) == NotBegun(exists=True, held=hold.reason)
+    assert (await rows(database))["row-1"].attempts == 0
 
 
 async def test_a_row_that_was_a_canary_once_waits_with_the_others(ledger: Ledger, database: Database) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from federation.admin import blacklist
 from federation.delivery import holding
 from federation.delivery.holding import LONGEST_PAUSES
 from federation.servers.link_rules import HEARD_INTERVAL
-from tests.federation.delivery.held import URL, Node
+from tests.federation.delivery.held import URL, Node, StandsStill
 from tests.federation.rows_read import watched
 from workers.clock import ManualClock, SystemClock
 
@@ -48,15 +48,6 @@ async def test_a_delivery_whose_time_has_passed_is_released(node: Node) -> None:
     """Nobody may have swept for a while."""
     await node.add_held(reason=HoldReason.BUSY, next_attempt_at=node.clock.now() - HOUR)
     assert (await node.held().sweep())["released"] == 1
-
-
-class StandsStill(ManualClock):
-    """Whoever asks it for the time stands still afterwards for eight days."""
-
-    def now(self) -> datetime:
-        now = super().now()
-        self.advance(timedelta(days=8))
-        return now
 
 
 async def test_a_process_that_stands_still_in_a_sweep_lets_nothing_expire(node: Node) -> None:

@@ -32,6 +32,7 @@ from db import (
 from federation.delivery import purge as module
 from federation.delivery import strangers
 from federation.delivery.purge import Purge
+from tests.federation.delivery.held import StandsStill
 from tests.federation.rows_read import cost, watched
 
 NOW = datetime.now(UTC)
@@ -240,6 +241,14 @@ async def test_registrations_that_led_to_nothing_go_after_thirty_days(database: 
             session.add_all(rows(url_of(name)))
     assert (await Purge(database)())["servers"] == 2
     assert await registered(database) == {url_of(name) for name in (*USES, "young")}
+
+
+async def test_a_process_that_stands_still_in_a_purge_deletes_no_more_for_it(database: Database) -> None:
+    """All that goes is too old as of the moment for which the clock was believed."""
+    async with database.transaction() as session:
+        await (await session.connection()).run_sync(create_host_tables)
+        session.add(server("young", timedelta(days=30) - HOUR))
+    assert (await Purge(database, clock=StandsStill(NOW))())["servers"] == 0
 
 
 async def test_where_posts_cannot_be_seen_no_registration_goes(database: Database) -> None:

@@ -268,7 +268,7 @@ class BullStorage(ScriptedStorage):
         if not leases:
             return []
         await self._ownership.check_now_and_then()
-        await self._unread.give_back()
+        await self._unread.give_back(self._give_back)
         return [*await claimed(self._claim(worker_id, leases, limit), self.settle)]
 
     async def _claim(self, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> list[BullClaim]:

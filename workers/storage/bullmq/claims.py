@@ -76,7 +76,7 @@ class Claims:
         self._lua = queue.lua
         self._schedules = Schedules(queue)
         self._endings = Endings(queue)
-        self._unread = Unread(self._give_back)
+        self._unread = Unread[str]()
 
     async def claim(self, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
         """See `Storage.claim`; if it is cancelled meanwhile, what it claimed is released.
@@ -85,7 +85,7 @@ class Claims:
         An error may be about the last claim: a job scheduler that cannot go on here, see `Schedules.tell`.
         """
         self._schedules.tell()
-        await self._unread.give_back()
+        await self._unread.give_back(self._give_back)
         return [*await claimed(self._claim_up_to(limit, worker_id, leases), self.settle)]
 
     async def _claim_up_to(self, limit: int, worker_id: str, leases: Mapping[str, timedelta]) -> list[BullMQClaim]:
@@ -226,7 +226,7 @@ class Claims:
         self, settlements: Sequence[Settlement], worker_id: str, leases: Mapping[str, timedelta], limit: int
     ) -> Turn:
         ride = Ride(worker_id, max(leases.values()), limit, self._queue.now_ms())
-        await self._unread.give_back()
+        await self._unread.give_back(self._give_back)
         try:
             with self._unread.claiming(ride.wanted.tokens):
                 outcomes = await self.settle(settlements, ride)

@@ -90,7 +90,7 @@ class ScriptedStorage(ABC):
         self._allow_eviction = allow_eviction
         self._subscribers = subscribers
         self._declared = self.limits
-        self._unread = Unread(self._give_back)
+        self._unread = Unread[str | bytes | int]()
 
     @abstractmethod
     async def _run(self, script: str, *arguments: str | bytes | int) -> Reply:
@@ -138,7 +138,7 @@ class ScriptedStorage(ABC):
         # What is claimed must not be lost with a confirmation of what is settled.
         if not leases or self._server.confirms or len(list(portions(settlements, weight))) > 1:
             return Turn(outcomes=await self.settle(settlements))
-        await self._unread.give_back()
+        await self._unread.give_back(self._give_back)
         return await turned(self._turn(settlements, self._claiming(worker_id, leases, limit)), self.settle)
 
     async def _give_back(self, head: str | bytes | int) -> None:

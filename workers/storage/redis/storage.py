@@ -232,7 +232,7 @@ class RedisStorage(ScriptedStorage):
         check_claim(worker_id, leases)
         if not leases:
             return []
-        await self._unread.give_back()
+        await self._unread.give_back(self._give_back)
         return await claimed(self._claim(worker_id, leases, limit), self.settle)
 
     async def _claim(self, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:

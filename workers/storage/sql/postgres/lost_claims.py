@@ -1,13 +1,8 @@
-"""Claims whose answer did not arrive: they are given back before the next ones of their queue are made.
-
-Otherwise the jobs wait for the end of their leases, and an attempt is counted that nobody made.
-"""
+"""How claims on PostgreSQL are given back whose answer did not arrive, see `storage/unread.py`."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Final
 
 from sqlalchemy import text
@@ -15,9 +10,8 @@ from sqlalchemy.exc import DBAPIError
 
 from workers.storage.sql.postgres.asking import Asking
 from workers.storage.sql.rows import Transaction
+from workers.storage.unread import Unread
 
-_MOST: Final = 10
-"""Of a queue; those before the last ones come back when their leases end."""
 _RELEASE: Final = text(
     "SELECT s.place, s.outcome FROM (SELECT array_agg(seq) AS seqs, array_agg(token) AS tokens, array_agg(id) AS ids,"
     " array_agg('released'::text) AS kinds, array_agg(NULL::bigint) AS numbers, array_agg(NULL::text) AS texts,"
@@ -29,24 +23,21 @@ _RELEASE: Final = text(
 
 
 class LostClaims:
-    """What the tokens of claims have in common that were not read; touched by all threads."""
+    """The claims of this process that were not read, by queue; touched by all threads."""
 
     def __init__(self) -> None:
-        self._secrets: dict[int, deque[bytes]] = {}
+        self._by_queue: dict[int, Unread[bytes]] = {}
 
-    @contextmanager
-    def claiming(self, transaction: Transaction, secret: bytes) -> Iterator[None]:
-        """Note a claim whose answer is not read in this context."""
-        try:
-            yield
-        except DBAPIError:
-            self._secrets.setdefault(transaction.queue, deque(maxlen=_MOST)).append(secret)
-            raise
+    def claiming(self, transaction: Transaction, secret: bytes) -> AbstractContextManager[None]:
+        """Note a claim whose answer is not read in this context; its tokens have the secret in common."""
+        return self._of(transaction).claiming(secret)
 
     def given_back(self, transaction: Transaction) -> Asking[None]:
         """Release what was claimed from the queue and not read."""
-        secrets = self._secrets.get(transaction.queue)
-        while secrets:
-            secret = secrets.popleft()
-            with self.claiming(transaction, secret):
+        unread = self._of(transaction)
+        while (secret := unread.take()) is not None:
+            with unread.claiming(secret):
                 yield _RELEASE, {"queue": transaction.queue, "secret": secret}
+
+    def _of(self, transaction: Transaction) -> Unread[bytes]:
+        return self._by_queue.setdefault(transaction.queue, Unread(DBAPIError))

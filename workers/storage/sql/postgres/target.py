@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any, ClassVar, Final
 
+import psycopg
 from sqlalchemy import URL, Connection, Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
@@ -18,13 +19,21 @@ from workers.errors import StorageError
 from workers.homes import ForkLock
 from workers.storage.base import Limits
 from workers.storage.sql.errors import translate
-from workers.storage.sql.postgres.connecting import check_parameters, connect, driver_arguments, read_notify
 from workers.storage.sql.postgres.database import PATIENT, PROMPT, PostgresDatabase
 from workers.storage.sql.postgres.poller import LOOKS_EACH
 from workers.storage.sql.postgres.pooling import refuse_lent_sessions
 from workers.storage.sql.postgres.session import LentSessions, OwnSessions, limit_waiting, on_connect
 from workers.storage.sql.postgres.silence import OwnConnection, Patience
 
+_NOTIFY: Final = "notify"
+_PATIENT: Final[Mapping[str, object]] = {
+    "connect_timeout": 6,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,  # milliseconds
+}
+"""What libpq and the kernel do about a server that is gone, unless the URL says otherwise."""
 _SESSIONS: Final = 10
 _MIGRATION_LOCK: Final = 8_317_402_561  # any number that nobody else locks
 
@@ -54,9 +63,9 @@ class PostgresTarget:
         Raises:
             StorageError: it has a parameter that nobody knows.
         """
-        url, notify = read_notify(url)
+        url, notify = _read_notify(url)
         if checked:
-            check_parameters(url)
+            _check_parameters(url)
         return cls(url, busy_timeout, notify)
 
     @property
@@ -146,7 +155,7 @@ class PostgresTarget:
             max_overflow=0,
             pool_timeout=self.busy_timeout.total_seconds(),
             pool_pre_ping=True,
-            connect_args=driver_arguments(self.full_url, notify=self.notify),
+            connect_args=_driver_arguments(self.full_url, notify=self.notify),
         )
         if self.notify:  # else the session is the next client's, too
             on_connect(engine.sync_engine, partial(limit_waiting, lock_timeout=self.busy_timeout))
@@ -162,8 +171,44 @@ class PostgresTarget:
         return connection
 
     def _opening(self, patience: Patience, **more: Any) -> Callable[[], OwnConnection]:  # what psycopg takes
-        return partial(connect, self._psycopg_url, patience, notify=self.notify, **more)
+        return partial(_connect, self._psycopg_url, patience, notify=self.notify, **more)
 
     @property
     def _psycopg_url(self) -> URL:
         return self.full_url.set(drivername="postgresql+psycopg")
+
+
+def _read_notify(url: URL) -> tuple[URL, bool]:
+    """Return the URL as libpq has it, and whether the server may be listened to: not with `notify=off`.
+
+    Raises:
+        StorageError: `notify` is something else.
+    """
+    said = url.query.get(_NOTIFY, "on")
+    if said not in ("on", "off"):
+        raise StorageError("`notify` in the URL of a PostgreSQL database is `on` or `off`")
+    return url.difference_update_query([_NOTIFY]), said == "on"
+
+
+def _check_parameters(url: URL) -> None:
+    """Accept a URL whose parameters libpq knows, which would else be an error of each connection.
+
+    Raises:
+        StorageError: it has another one.
+    """
+    known = {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()}
+    unknown = sorted(url.query.keys() - known)
+    if unknown:
+        raise StorageError(f"the URL of a PostgreSQL database has no parameter {unknown[0][:40]!r}")
+
+
+def _driver_arguments(url: URL, *, notify: bool) -> dict[str, Any]:  # what psycopg takes
+    """Return what psycopg is told beside what the URL says; what is prepared belongs to a session."""
+    ours = {name: value for name, value in _PATIENT.items() if name not in url.query}
+    return {**ours, "client_encoding": "UTF8", **({} if notify else {"prepare_threshold": None})}
+
+
+def _connect(url: URL, patience: Patience, *, notify: bool, **more: Any) -> OwnConnection:  # what psycopg takes
+    """Open a connection of our own."""
+    arguments, said = url.get_dialect()().create_connect_args(url)
+    return patience.connect(*arguments, **{**said, **_driver_arguments(url, notify=notify), **more})
