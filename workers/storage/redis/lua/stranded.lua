@@ -12,9 +12,11 @@ local function find_stranded()
       redis.call('HDEL', META, 'checked')
       return
     end
-    local how, fault = end_of(other)
-    if how then
-      ended[#ended + 1] = { other, how, fault }
+    if other ~= '' then -- else it is what jobs are told
+      local how, fault, result = end_of(other)
+      if how then
+        ended[#ended + 1] = { other, how, fault, result }
+      end
     end
     last = text(other)
     from = '(' .. last .. '\255'
