@@ -108,17 +108,22 @@ async def results_for_others_leave_nothing(harness: Harness) -> None:
     await apply(storage, completed(await claim_one(storage)))
     counted = [await harness.entries(storage)]
     for after in ((), ("one",)):
-        for name in ("dropped", "cleaned", "removed"):
+        for way in ("dropped", "cleaned", "removed", "expired", "drained"):
+            keep = DROP if way == "dropped" else timedelta(milliseconds=1) if way == "expired" else HOUR
             await enqueue(storage, job("one", keep=DROP))
-            keep = DROP if name == "dropped" else HOUR
-            await enqueue(storage, follower(name, *after, keep_completed=keep, keep_failed=HOUR))
+            await enqueue(storage, follower(way, *after, keep=keep))
             await apply(storage, completed(await claim_one(storage), b"1"))
-            held = await claim_one(storage)
-            await apply(storage, failed(held) if name == "removed" else completed(held))
-            if name == "cleaned":
-                assert await storage.clean(JobState.COMPLETED, older_than=timedelta(0)) == 1
-            if name == "removed":
-                assert await storage.remove([name]) == 1
+            if way == "drained":
+                assert await storage.drain() == 1
+                continue
+            await apply(storage, failed(await claim_one(storage)))
+            if way == "cleaned":
+                assert await storage.clean(JobState.FAILED, older_than=timedelta(0)) == 1
+            if way == "removed":
+                assert await storage.remove([way]) == 1
+            if way == "expired":
+                await harness.advance(timedelta(milliseconds=1))
+                await storage.sweep(1_000)
         counted.append(await harness.entries(storage))
     before, first, second = counted
     assert second - first <= first - before
