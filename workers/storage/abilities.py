@@ -148,7 +148,7 @@ class TakesNodeOptions(Protocol):
 
 @runtime_checkable
 class KnowsDependencies(Protocol):
-    """A storage with `limits.dependencies`, which tells who waits for whom."""
+    """A storage with `limits.dependencies`: it tells who waits for whom, and how those ended that a job came after."""
 
     async def followed(self, job_id: str) -> Sequence[JobRef]:
         """Return the jobs that this one still waits for; none if it does not wait for any, or is unknown."""
