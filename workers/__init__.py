@@ -5,6 +5,7 @@ from workers.checks import new_id
 from workers.clock import Clock, ManualClock, SystemClock
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.details import JobDetails
+from workers.ends import EndedJob
 from workers.errors import (
     ChildFailedError,
     CorruptPayloadError,
@@ -91,6 +92,7 @@ __all__ = [
     "DeduplicationMode",
     "DependencyFailed",
     "Encoded",
+    "EndedJob",
     "EnqueueOptions",
     "EnqueueStatus",
     "Enqueued",

@@ -17,6 +17,7 @@ from workers.chains import Chain, Continuation
 from workers.checks import MAX_ATTEMPTS, as_duration, as_positive, check_text, check_whole
 from workers.crons import Crons
 from workers.details import JobDetails, JobReader
+from workers.ends import result_of
 from workers.errors import ForeignLoop, JobEndedError, JobGoneError, StorageUnavailable, Unsupported, WorkersError
 from workers.flows import EnqueuedFlow, FlowJob, answers, flatten
 from workers.gates import HeldBack, Limit, check_limits
@@ -39,7 +40,7 @@ from workers.storage.abilities import (
 from workers.storage.base import ANY_NAME, FlowStorage, Storage
 from workers.storage.held_wakes import some_are_held
 from workers.turns import in_turns, taking_turns
-from workers.waiting import check_timeout, end_of, result_of, wait_for_end
+from workers.waiting import check_timeout, end_of, wait_for_end
 from workers.worker import Worker
 from workers.worker.events import Observer
 from workers.worker.failed_jobs import OnFailed

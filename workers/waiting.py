@@ -16,12 +16,10 @@ from datetime import timedelta
 from typing import Final
 
 from workers.checks import as_positive
+from workers.ends import result_of
 from workers.errors import (
-    JobCancelledError,
-    JobFailedError,
     JobGoneError,
     JobTimeoutError,
-    MaxRetriesError,
     StorageUnavailable,
 )
 from workers.jobs import TERMINAL_EVENTS, EnqueueResult, EnqueueStatus, JobEvent, JobEventKind, JobOutcome, OutcomeKind
@@ -132,19 +130,3 @@ async def _end_without_record(storage: Storage, job_id: str, event: JobEvent | N
             raise JobGoneError(f"job {job_id!r} completed, but its result is not kept any more; keep it for longer")
         case None:
             raise JobGoneError(f"job {job_id!r} is not there any more; it was removed, or its result not kept")
-
-
-def result_of(job_id: str, outcome: JobOutcome) -> bytes:
-    """Return the result of a job that completed.
-
-    Raises:
-        JobFailedError: it failed; `MaxRetriesError` if with its last attempt.
-        JobCancelledError: it was cancelled, before it ran or while it ran.
-    """
-    if outcome.kind is OutcomeKind.COMPLETED:
-        assert outcome.result is not None, "a completed job has a result"
-        return outcome.result
-    if outcome.kind is OutcomeKind.CANCELLED:
-        raise JobCancelledError(f"job {job_id!r} was cancelled")
-    error = outcome.error
-    raise (MaxRetriesError if error is not None and error.exhausted else JobFailedError)(job_id, error)

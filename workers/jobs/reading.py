@@ -73,7 +73,10 @@ class OutcomeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOutcome:
-    """How a job ended: the stored result of a completed one, the error of a failed one; a cancelled one has neither."""
+    """How a job ended: the stored result of a completed one, the error of a failed one; a cancelled one has neither.
+
+    See `KnowsDependencies.outcomes` for a completed one without a result.
+    """
 
     kind: OutcomeKind
     result: bytes | None = field(default=None, repr=False)

@@ -16,6 +16,7 @@ from workers.jobs import (
     CronRow,
     Declared,
     EnqueueResult,
+    JobOutcome,
     JobRef,
     JobState,
     LogLine,
@@ -147,13 +148,22 @@ class TakesNodeOptions(Protocol):
 
 @runtime_checkable
 class KnowsDependencies(Protocol):
-    """A storage with `limits.dependencies`, which tells who waits for whom."""
+    """A storage with `limits.dependencies`: it tells who waits for whom, and how those ended that a job came after."""
 
     async def followed(self, job_id: str) -> Sequence[JobRef]:
         """Return the jobs that this one still waits for; none if it does not wait for any, or is unknown."""
 
     async def followers(self, job_id: str, *, limit: int = 1_000) -> Sequence[JobRef]:
         """Return the jobs that wait for this one, `limit` of them at most, in no promised order."""
+
+    async def outcomes(self, job_id: str) -> Mapping[JobRef, JobOutcome | None]:
+        """Return how those jobs ended that this one came after, as far as they have ended.
+
+        None stands for one that was removed, or that nobody knew. What is told is a copy, made in the step that ended
+        the job, or by the enqueue if it had ended before. It is kept until this one ends at least, whatever becomes of
+        their records, and through retries. A result of more than `COPIED_BYTES` is left out: that of a completed job is
+        None then. The later links of a chain have those of the last link that came after others.
+        """
 
 
 @runtime_checkable

@@ -61,6 +61,18 @@ def refuse_limit_keys(jobs: Iterable[NewJob], storage: str) -> None:
             raise Unsupported(f"{storage} keeps no limit keys and no fair keys (job {job.id!r}); leave them out")
 
 
+COPIED_BYTES: Final = 65_536
+"""The largest result that is copied for each job that comes after; of a larger one only the end is told.
+
+Any number of jobs may follow one, and one may follow 1 000, so there has to be a bound to what a step writes for them.
+"""
+
+
+def copied(result: bytes | None) -> bytes | None:
+    """Return the result, if it is copied for each job that comes after."""
+    return None if result is None or len(result) > COPIED_BYTES else result
+
+
 def refuse_dependencies(jobs: Iterable[NewJob], storage: str) -> None:
     """Accept jobs that follow no others: this storage lets none wait."""
     for job in jobs:

@@ -35,7 +35,8 @@ GUARANTEES: Final[dict[int, str]] = {
     22: "an operator's verb changes the jobs it is for, and no others, and its answer is true",
     23: "a batch is answered element by element, in order; a lost one never stops its neighbours",
     24: "what is extreme works; what is impossible or unsupported is refused and changes nothing",
-    25: "a job that follows others runs when the last has ended, or fails when one did not complete",
+    25: "a job that follows others runs when the last has ended, or fails when one did not complete; it can read"
+    " what they gave until it has ended",
     26: "a failed job can be read whole: payload, error, and each failed attempt with its worker and times",
     27: "as many jobs start in a time, and run at once, as a limit lets, and no more; fair keys take turns",
     28: "what recurs is turned once from each revision, and its jobs are enqueued in that step",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from functools import partial
 
 from workers.gates import HeldBack
-from workers.jobs import FAILURES_KEPT, ErrorInfo, JobRecord, JobState, JobStatus
+from workers.jobs import FAILURES_KEPT, ErrorInfo, JobOutcome, JobRecord, JobRef, JobState, JobStatus
 from workers.testing.expected import ExpectedJob
 
 
@@ -56,3 +57,15 @@ def compare_errors(found: ErrorInfo | None, expected: ErrorInfo | None) -> None:
     else:
         assert found is not None
         assert (found.type, found.exhausted) == (expected.type, expected.exhausted)
+
+
+def compare_told(found: Mapping[JobRef, JobOutcome | None], expected: Mapping[str, ExpectedJob | None]) -> None:
+    """Compare what a job reads of those that it came after with how these ended."""
+    assert {one.id for one in found} == set(expected)
+    for ref, outcome in found.items():
+        job = expected[ref.id]
+        assert (outcome is None) == (job is None), f"{ref}: {outcome}, expected {job}"
+        if outcome is not None and job is not None:
+            completed = job.state is JobState.COMPLETED
+            assert (outcome.kind.value, outcome.result) == (job.state.value, job.result if completed else None)
+            compare_errors(outcome.error, job.error if job.state is JobState.FAILED else None)

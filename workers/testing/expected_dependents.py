@@ -18,6 +18,8 @@ class ExpectedGraph(ExpectedQueue):
     def __init__(self, now: datetime, *, fresh_retries: bool = True) -> None:
         super().__init__(now, fresh_retries=fresh_retries)
         self.left: dict[str, list[str]] = {}
+        self.told: dict[str, dict[str, ExpectedJob | None]] = {}
+        """By job, those that it came after and that have ended, as they ended; None for one without a record."""
 
     def refuses(self, jobs: Sequence[NewJob]) -> bool:
         """Tell whether `enqueue` should raise `UnknownDependency`."""
@@ -36,10 +38,17 @@ class ExpectedGraph(ExpectedQueue):
             self._release(job, timedelta(0))
         return len(waiting) + super().promote([job_id for job_id in ids if job_id not in {w.new.id for w in waiting}])
 
+    def retry(self, ids: Iterable[str]) -> int:
+        told = self.told.copy()
+        count = super().retry(ids)
+        self.told = told
+        return count
+
     def _begin(
         self, new: NewJob, old: ExpectedJob | None, created_at: datetime, step: Step | None = None
     ) -> ExpectedJob:
         found = {job_id: self.jobs.get(job_id) for job_id in new.after}
+        self.told[new.id] = {job_id: one for job_id, one in found.items() if one is None or one.state.is_final}
         left = [job_id for job_id, one in found.items() if one is not None and not one.state.is_final]
         failures = [(job_id, one) for job_id, one in found.items() if one is None or one.state in (*BEGINS_ANEW,)]
         gives_up = failures and new.after_failure is AfterFailure.FAIL
@@ -57,6 +66,8 @@ class ExpectedGraph(ExpectedQueue):
         super()._step(job, step)
         if before is JobState.WAITING and target is not JobState.WAITING:
             self.left.pop(job.new.id)
+        if target is None:
+            self.told.pop(job.new.id)
         if not before.is_final and (target is None or target.is_final):
             self._tell(job, None if target is None else job)
 
@@ -65,6 +76,7 @@ class ExpectedGraph(ExpectedQueue):
         for dependent in [name for name, left in self.left.items() if ended.new.id in left]:
             job = self.jobs[dependent]
             self.left[dependent].remove(ended.new.id)
+            self.told[dependent][ended.new.id] = record
             if not completed and job.new.after_failure is AfterFailure.FAIL:
                 self._give_up(job, ended.new.id, record)
             elif not self.left[dependent]:

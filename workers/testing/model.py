@@ -43,9 +43,9 @@ from workers.jobs import (
     Retried,
     Settlement,
 )
-from workers.storage.abilities import ContinuesFromOutside, KeepsCrons, KeepsLimits
+from workers.storage.abilities import ContinuesFromOutside, KeepsCrons, KeepsLimits, KnowsDependencies
 from workers.testing.calls import IDS, MINUTE, NOW, THEMES, HoldingKeys
-from workers.testing.compared import compare_errors, compare_held_back, compare_record, compare_status
+from workers.testing.compared import compare_errors, compare_held_back, compare_record, compare_status, compare_told
 from workers.testing.driven_crons import DrivenCrons
 from workers.testing.expected_gates import ExpectedGates
 from workers.testing.harness import Harness
@@ -385,6 +385,13 @@ class StorageMachine(RuleBasedStateMachine):
             if found is not None and expected is not None:
                 assert (found.kind, found.result) == (expected.kind, expected.result)
                 compare_errors(found.error, expected.error)
+
+    @invariant()
+    def every_job_reads_how_those_before_it_ended(self) -> None:
+        for job in self.expected.jobs.values() if isinstance(self.storage, KnowsDependencies) else ():
+            if job.state is not JobState.COMPLETED:
+                told = self.run(cast("KnowsDependencies", self.storage).outcomes(job.new.id))
+                compare_told(told, self.expected.told[job.new.id])
 
     @invariant()
     def every_record_is_as_expected(self) -> None:

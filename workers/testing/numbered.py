@@ -53,6 +53,7 @@ _NAMES_JOBS: Final = frozenset(
         "continue_job",
         "followed",
         "followers",
+        "outcomes",
         "promote",
         "update_result_ttl",
     ]
@@ -176,6 +177,8 @@ def _any_renamed(value: object, rename: Callable[[str], str]) -> object:
             return replace(value, requeued=_renamed(value.requeued, rename), failed=_renamed(value.failed, rename))
         case Page():
             return replace(value, jobs=_renamed(value.jobs, rename))
+        case dict() if all(isinstance(key, JobRef) for key in value):
+            return {_renamed(key, rename): found for key, found in value.items()}
     return value
 
 

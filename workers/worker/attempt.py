@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from workers.chains import Continuation
 from workers.clock import monotonic
+from workers.ends import EndedJob
 from workers.errors import (
     ChildFailedError,
     CorruptPayloadError,
@@ -32,6 +33,7 @@ from workers.jobs import (
     Completed,
     Continued,
     Failed,
+    JobRef,
     NewJob,
     Released,
     Retention,
@@ -55,6 +57,7 @@ from workers.worker.handlers import (
     make_job,
 )
 from workers.worker.named_backoffs import NamedBackoffs
+from workers.worker.predecessors import Predecessors
 from workers.worker.transactions import OwnTransaction
 
 if TYPE_CHECKING:
@@ -115,7 +118,8 @@ class Attempt:
 
     `reporter` is called with its progress, and `make_own` when its handler wants a transaction of its own. `leave` is
     called with the claim's token when its handler wants to leave its slot, and `keep_line` with what its handler logs.
-    `make_children` gives access to the job's children; None on a storage without flows.
+    `make_children` gives access to the job's children; None on a storage without flows. `predecessors` reads how those
+    ended that it came after; None where no job comes after others.
     """
 
     claim: Claim
@@ -130,6 +134,7 @@ class Attempt:
     keep_line: Callable[[Claim, str], None] = field(default=_keep_none, kw_only=True)
     given_up: asyncio.Future[None] | None = None
     make_children: Callable[[Claim], OwnChildren] | None = field(default=None, kw_only=True)
+    predecessors: Predecessors | None = field(default=None, kw_only=True)
     follow_up: FollowUp | None = None
     keep: Retention | None = None
 
@@ -216,6 +221,10 @@ class Attempt:
         if self.make_children is None:
             raise Unsupported(f"queue {self.queue!r} is on a storage without `limits.flows`: no job has children")
         return self.make_children(self.claim)
+
+    async def results(self) -> Mapping[str | JobRef, EndedJob]:
+        """See `Job.results`."""
+        return {} if self.predecessors is None else await self.predecessors.read(self.claim)
 
     def then(self, follow_up: FollowUp) -> None:
         """See `Job.then`."""

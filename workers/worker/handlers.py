@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from workers.checks import as_positive, check_callable
+from workers.ends import EndedJob
 from workers.errors import ErrorInfo, LossReason, UnknownJobError
 from workers.flows import Children, EnqueuedFlow, FlowJob
 from workers.follow_ups import FollowUp, follow_up_id
@@ -203,6 +204,20 @@ class Job:
             Unsupported: the storage has no `limits.flows`.
         """
         await self.run.children().wait()
+
+    async def results(self) -> Mapping[str | JobRef, EndedJob]:
+        """Return how the jobs ended that this one came `after`: by id, or by `JobRef` if they are of another queue.
+
+        `(await job.results())["part-1"].result` is what that one gave. They are kept until this job ends at least,
+        whatever becomes of the records of the others, and each attempt reads the same. All are there, unless an
+        operator let the job run without waiting for the rest. The later links of a chain read those of the last link
+        that came after others. A result above 64 KiB is not kept so: it is there as long as the record of its job is,
+        if that is of this queue. Nothing is read before this is called. Only in handlers that are `async`.
+
+        Raises:
+            Unsupported: no worker of this package runs the job.
+        """
+        return await self.run.results()
 
     def then(
         self,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Protocol
 
+from workers.ends import EndedJob
 from workers.errors import Unsupported
 from workers.follow_ups import FollowUp
+from workers.jobs import JobRef
 from workers.retention import Retention
 from workers.worker.children import OwnChildren
 
@@ -48,6 +51,9 @@ class Run(Protocol):
     def children(self) -> OwnChildren:
         """Return what reads the job's children, adds some, and waits for them; `Unsupported` if it can have none."""
 
+    async def results(self) -> Mapping[str | JobRef, EndedJob]:
+        """See `Job.results`."""
+
     def then(self, follow_up: FollowUp) -> None:
         """See `Job.then`."""
 
@@ -81,6 +87,9 @@ class NoRun:
 
     def children(self) -> OwnChildren:
         raise Unsupported("no worker of this package runs the job, which alone knows its children")
+
+    async def results(self) -> Mapping[str | JobRef, EndedJob]:
+        raise Unsupported("no worker of this package runs the job, which alone could read what others gave")
 
     def then(self, follow_up: FollowUp) -> None:
         raise Unsupported("no worker of this package runs the job, which alone could enqueue another with its end")

@@ -57,6 +57,7 @@ from workers.worker.fitness import connect_if_fit
 from workers.worker.handlers import Handler, HandlerFunction, HandlerTable, Middleware, SignalReason
 from workers.worker.leases import LeaseKeeper
 from workers.worker.named_backoffs import NamedBackoffs
+from workers.worker.predecessors import Predecessors
 from workers.worker.progress import ProgressReporter
 from workers.worker.reaper import Reaper
 from workers.worker.set_aside import SetAsideReporter
@@ -147,6 +148,7 @@ class Worker:
         serdes = self._runner.payload_serde, self._runner.result_serde
         self._failed = None if on_failed is None else FailedJobs(JobReader(storage, *serdes), on_failed)
         self._own_children = partial(OwnChildren, storage, serdes) if isinstance(storage, FlowStorage) else None
+        self._predecessors = Predecessors(storage, self._runner.result_serde)
         self._leases = LeaseKeeper(
             storage,
             interval=min(*self._wanted.values(), 3 * HEARD_EVERY) / 3,
@@ -350,6 +352,7 @@ class Worker:
                 leave=self._slots.leave,
                 keep_line=self._progress.log,
                 make_children=self._own_children,
+                predecessors=self._predecessors,
             )
             self._attempts[claim.token] = attempt
             self._slots.take(claim.token)

@@ -10,6 +10,8 @@
     ["p", paused]                                claims are stopped, or go on
     ["d", id, policy, [id, ...]]                 a job that is here waits for these to end
     ["e", id, other id]                          it does not wait for that one any more
+    ["o", id, other id]                          it came after that one, which is gone or was unknown
+    ["o", id, other id, state, error, result]    it came after that one, which ended so; the result in base64, or null
     ["m", key]                                   a deduplication key is free
     ["m", key, job id, mode, until or null]      a deduplication key stands for a job
     ["c", name, revision, due or null, body]     a cron's row was turned
@@ -48,14 +50,23 @@ from workers.storage.file.limits import BucketChanged, LimitDeclared, read_bucke
 from workers.storage.file.values import (
     MICROSECOND,
     duration_of,
+    error_of,
     integer_of,
     moment_of,
     number_of,
     optional_text_of,
     text_of,
     time_of,
+    value_of_error,
 )
-from workers.storage.file.waits import WaitBegun, WaitShortened, read_shortened, read_wait
+from workers.storage.file.waits import (
+    OutcomeLearned,
+    WaitBegun,
+    WaitShortened,
+    read_outcome,
+    read_shortened,
+    read_wait,
+)
 from workers.storage.memory.keys import KeyHolder
 from workers.storage.memory.lines import StoredJob, Turn
 
@@ -182,6 +193,7 @@ Change: TypeAlias = (
     | KeyGiven
     | WaitBegun
     | WaitShortened
+    | OutcomeLearned
     | CronTurned
     | LimitDeclared
     | BucketChanged
@@ -288,6 +300,7 @@ _WITHOUT_BLOBS: Final[Mapping[str, Callable[[Iterator[object]], Change]]] = {
     "t": _buried,
     "d": read_wait,
     "e": read_shortened,
+    "o": read_outcome,
     "c": read_cron,
     "l": read_limit,
     "b": read_bucket,
@@ -314,7 +327,7 @@ def _job(added: bool, values: Iterator[object], blobs: _Blobs) -> JobChanged:
         cancel_requested=bool(next(values)),
         finished_at=time_of(next(values)),
         kept_until=time_of(next(values)),
-        last_error=_error(next(values)),
+        last_error=error_of(next(values)),
         result=None if (length := next(values)) is None else blobs.take(integer_of(length)),
         progress=None if (length := next(values, None)) is None else blobs.take(integer_of(length)),
         failures=optional_text_of(next(values, None)),
@@ -323,7 +336,6 @@ def _job(added: bool, values: Iterator[object], blobs: _Blobs) -> JobChanged:
 
 
 def _state_values(job: StoredJob, kept_until: datetime | None) -> tuple[object, ...]:
-    error = job.last_error
     return (
         JobState.FAILED.value if job.state is JobState.CANCELLED else job.state.value,
         number_of(job.created_at),
@@ -339,7 +351,7 @@ def _state_values(job: StoredJob, kept_until: datetime | None) -> tuple[object, 
         job.cancel_requested,
         number_of(job.finished_at),
         number_of(kept_until),
-        None if error is None else (error.type, error.message, error.stack, error.exhausted),
+        value_of_error(job.last_error),
         None if job.result is None else len(job.result),
         *_last_values(job),
     )
@@ -406,13 +418,6 @@ def _backoff(value: object) -> RetryPolicy | None:
     return RetryPolicy(
         initial=duration_of(initial), multiplier=float(multiplier), maximum=duration_of(maximum), jitter=float(jitter)
     )
-
-
-def _error(value: object) -> ErrorInfo | None:
-    if not isinstance(value, list):
-        return None
-    kind, message, stack, exhausted = value
-    return ErrorInfo(type=text_of(kind), message=text_of(message), stack=text_of(stack), exhausted=bool(exhausted))
 
 
 def _digits(events: Events) -> str:

@@ -28,7 +28,14 @@ from workers.storage.file.crons import CronTurned, cron_entry
 from workers.storage.file.frames import Entry
 from workers.storage.file.limits import BucketChanged, LimitDeclared, bucket_entry, limit_entry
 from workers.storage.file.table import Changes, FileTable
-from workers.storage.file.waits import WaitBegun, WaitShortened, shortened_entry, wait_entry
+from workers.storage.file.waits import (
+    OutcomeLearned,
+    WaitBegun,
+    WaitShortened,
+    outcome_entry,
+    shortened_entry,
+    wait_entry,
+)
 from workers.storage.memory.steps import QueueSteps
 from workers.storage.subscribers import Told
 
@@ -106,6 +113,7 @@ class FileState(QueueSteps):
         for job_id, kinds in changes.jobs.items():
             events += told(kinds, job_id, changes.results.get(job_id))
             self._describe(job_id, kinds, job_id in changes.added, entries, blobs)
+        entries += self._learned(changes)
         for worker_id, at in changes.workers.items():
             entries.append(worker_entry(worker_id, at))
         entries += [key_entry(key, self.table.current_holder(key)) for key in changes.keys]
@@ -115,6 +123,12 @@ class FileState(QueueSteps):
         if changes.crons or changes.limits or changes.buckets:
             entries += self._standing(changes.crons, changes.limits, changes.buckets)
         return JournalStep(entries=entries, blobs=blobs, events=events, wake=changes.wake)
+
+    def _learned(self, changes: Changes) -> Iterator[Entry]:
+        """Yield how those ended that jobs came after, unless it is in the description of the job."""
+        for job_id, dependency in changes.met:
+            if job_id not in changes.added and self.table.get(job_id) is not None:
+                yield outcome_entry(job_id, dependency, self.table.outcomes(job_id)[dependency])
 
     def _standing(self, crons: Iterable[str], limits: Iterable[str], buckets: Iterable[str]) -> Iterator[Entry]:
         """Yield what is known of these crons, limits and gates of buckets."""
@@ -144,6 +158,8 @@ class FileState(QueueSteps):
         blobs += its_blobs
         if added and job.state is JobState.WAITING:
             entries.append(wait_entry(job, self.table.left(job_id)))
+        if added:
+            entries += [outcome_entry(job_id, one, outcome) for one, outcome in self.table.outcomes(job_id).items()]
         if cancelled:
             entries.append(gone_entry(job_id, kept_until, kinds))
 
@@ -191,12 +207,12 @@ class FileState(QueueSteps):
                 new = change.new or (known.new if known else None)
                 if new is None:
                     raise BadEntry(f"a change of an unknown job {change.id!r}")
-                self.table.restore(change.job(new), change.kept_until)
+                self.table.restore(change.job(new), change.kept_until, anew=change.new is not None)
             case JobGone():
                 self._note_gone(change)
             case WorkerSeen():
                 self._note_seen(change.id, change.at)
-            case WaitBegun() | WaitShortened():
+            case WaitBegun() | WaitShortened() | OutcomeLearned():
                 self._note_wait(change)
             case CronTurned() | LimitDeclared() | BucketChanged():
                 self._note_standing(change)
@@ -226,11 +242,13 @@ class FileState(QueueSteps):
         if queue != self._name:
             raise BadEntry(f"it is the journal of queue {queue!r}")
 
-    def _note_wait(self, change: WaitBegun | WaitShortened) -> None:
+    def _note_wait(self, change: WaitBegun | WaitShortened | OutcomeLearned) -> None:
         if isinstance(change, WaitShortened):
             self.table.shorten_wait(change.id, change.dependency)
         elif self.table.get(change.id) is None:
             raise BadEntry(f"an unknown job {change.id!r} that waits")
+        elif isinstance(change, OutcomeLearned):
+            self.table.restore_outcome(change.id, change.dependency, change.outcome)
         else:
             self.table.restore_wait(change.id, change.after_failure, change.left)
 

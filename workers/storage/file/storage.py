@@ -352,6 +352,10 @@ class FileStorage:
         found = await self._read(lambda state, now: state.table.followers(job_id, limit))
         return [JobRef(self.queue, one) for one in found]
 
+    async def outcomes(self, job_id: str) -> dict[JobRef, JobOutcome | None]:
+        found = await self._read(lambda state, now: state.outcomes(job_id, now))
+        return {JobRef(self.queue, one): outcome for one, outcome in found.items()}
+
     async def held_back(self, ids: Sequence[str]) -> list[HeldBack | None]:
         return await self._read(lambda state, now: state.held_back(ids, now))
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
 from workers.gates import WHOLE_QUEUE, Limit
-from workers.jobs import AfterFailure, JobEventKind, JobState, NewJob
+from workers.jobs import AfterFailure, JobEventKind, JobOutcome, JobState, NewJob
 from workers.lifecycle import Step
 from workers.storage.memory.dependents import DependentTable
 from workers.storage.memory.keys import KeyHolder
@@ -138,10 +138,15 @@ class FileTable(DependentTable):
         super().give(key, holder)
         self._changes.keys.discard(key)
 
-    def restore(self, job: StoredJob, kept_until: datetime | None) -> None:
-        """Put the job into the table as it is, replacing what was known of its id. Nobody is told."""
+    def restore(self, job: StoredJob, kept_until: datetime | None, *, anew: bool) -> None:
+        """Put the job into the table as it is, replacing what was known of its id. Nobody is told.
+
+        With `anew`, how those ended that it came after is written behind it.
+        """
         job_id = job.new.id
         known = self._jobs.get(job_id)
+        if known is not None and not anew:
+            job.outcomes = known.outcomes
         if known is not None and known.state is job.state is JobState.PROCESSING and known.new.gate == job.new.gate:
             self._jobs[job_id] = self.by_state[JobState.PROCESSING][job_id] = job
             return  # it has its place still, for which nobody has to be woken
@@ -172,6 +177,16 @@ class FileTable(DependentTable):
         if self._left.get(job_id, {}).pop(dependency, job_id) is None:
             self._drop_dependent(dependency, job_id)
 
+    def outcomes(self, job_id: str) -> Mapping[str, JobOutcome | None]:
+        """Return how those ended that the job came after, as far as they have."""
+        return self._jobs[job_id].outcomes or {}
+
+    def restore_outcome(self, job_id: str, dependency: str, outcome: JobOutcome | None) -> None:
+        """Let the job know how one ended that it came after, as was written elsewhere."""
+        job = self._jobs[job_id]
+        job.outcomes = {} if job.outcomes is None else job.outcomes
+        job.outcomes[dependency] = outcome
+
     def bury(self, job_id: str, until: datetime) -> None:
         """Note that the job was cancelled, which is remembered `until` then; an unknown job gets a tombstone."""
         job = self._jobs.get(job_id)
@@ -188,7 +203,7 @@ class FileTable(DependentTable):
             finished_at=job.finished_at or until - _TOMBSTONE,
             line=None,
         )
-        self.restore(ended, until)
+        self.restore(ended, until, anew=False)
 
     def forget(self, job_id: str) -> None:
         """Leave nothing of the job, nor of what a look at the clock changed in it: the journal knows it better."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+from workers.jobs import ErrorInfo
+
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND: Final = timedelta(microseconds=1)
 """What times and durations are counted in."""
@@ -44,3 +46,14 @@ def text_of(value: object) -> str:
 
 def optional_text_of(value: object) -> str | None:
     return None if value is None else text_of(value)
+
+
+def value_of_error(error: ErrorInfo | None) -> tuple[object, ...] | None:
+    return None if error is None else (error.type, error.message, error.stack, error.exhausted)
+
+
+def error_of(value: object) -> ErrorInfo | None:
+    if not isinstance(value, list):
+        return None
+    kind, message, stack, exhausted = value
+    return ErrorInfo(type=text_of(kind), message=text_of(message), stack=text_of(stack), exhausted=bool(exhausted))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from workers.jobs import AfterFailure
+from workers.jobs import AfterFailure, JobOutcome, OutcomeKind
 from workers.storage.file.frames import Entry
-from workers.storage.file.values import text_of
+from workers.storage.file.values import error_of, optional_text_of, text_of, value_of_error
 from workers.storage.memory.lines import StoredJob
 
 
@@ -28,12 +29,28 @@ class WaitShortened:
     dependency: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutcomeLearned:
+    """How one ended that a job came after, as the job is told."""
+
+    id: str
+    dependency: str
+    outcome: JobOutcome | None
+
+
 def wait_entry(job: StoredJob, left: Iterable[str]) -> Entry:
     return ("d", job.new.id, job.new.after_failure.value, list(left))
 
 
 def shortened_entry(job_id: str, dependency: str) -> Entry:
     return ("e", job_id, dependency)
+
+
+def outcome_entry(job_id: str, dependency: str, outcome: JobOutcome | None) -> Entry:
+    if outcome is None:
+        return ("o", job_id, dependency)
+    result = None if outcome.result is None else base64.b64encode(outcome.result).decode()
+    return ("o", job_id, dependency, outcome.kind.value, value_of_error(outcome.error), result)
 
 
 def read_wait(values: Iterator[object]) -> WaitBegun:
@@ -45,3 +62,14 @@ def read_wait(values: Iterator[object]) -> WaitBegun:
 
 def read_shortened(values: Iterator[object]) -> WaitShortened:
     return WaitShortened(id=text_of(next(values)), dependency=text_of(next(values)))
+
+
+def read_outcome(values: Iterator[object]) -> OutcomeLearned:
+    job_id, dependency, kind = text_of(next(values)), text_of(next(values)), optional_text_of(next(values, None))
+    if kind is None:
+        return OutcomeLearned(id=job_id, dependency=dependency, outcome=None)
+    error, result = error_of(next(values)), optional_text_of(next(values))
+    outcome = JobOutcome(
+        kind=OutcomeKind(kind), result=None if result is None else base64.b64decode(result), error=error
+    )
+    return OutcomeLearned(id=job_id, dependency=dependency, outcome=outcome)

@@ -10,15 +10,24 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from workers.errors import UnknownDependency
-from workers.jobs import AfterFailure, ErrorInfo, JobEventKind, JobState, NewJob, Retention
+from workers.jobs import (
+    AfterFailure,
+    ErrorInfo,
+    JobEventKind,
+    JobOutcome,
+    JobState,
+    NewJob,
+    OutcomeKind,
+    Retention,
+)
 from workers.lifecycle import Step, after
 from workers.storage.memory.jobs import JobTable
 from workers.storage.memory.lines import Publisher, StoredJob
-from workers.storage.rules import STARTS_ANEW, bounded_count, dependency_error
+from workers.storage.rules import STARTS_ANEW, bounded_count, copied, dependency_error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,10 +37,40 @@ class EndedDependency:
     id: str
     state: JobState | None
     error: ErrorInfo | None = None
+    result: bytes | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, job: StoredJob, state: JobState | None) -> EndedDependency:
+        return cls(id=job.new.id, state=state, error=job.last_error, result=job.result)
+
+    @property
+    def outcome(self) -> JobOutcome | None:
+        """What those that follow it are told; see `KnowsDependencies.outcomes`."""
+        if self.state is None:
+            return None
+        completed, failed = self.state is JobState.COMPLETED, self.state is JobState.FAILED
+        return JobOutcome(
+            kind=OutcomeKind(self.state.value),
+            result=copied(self.result) if completed else None,
+            error=self.error if failed else None,
+        )
 
     def lets_run(self, new: NewJob) -> bool:
         """Tell whether `new`, which follows it, may still run."""
         return self.state is JobState.COMPLETED or new.after_failure is AfterFailure.RUN
+
+
+@dataclass(slots=True)
+class _Standing:
+    """The jobs that one is to follow: those that have not ended, those that have, and the first that keeps it back."""
+
+    left: list[str] = field(default_factory=list)
+    ended: list[EndedDependency] = field(default_factory=list)
+    obstacle: EndedDependency | None = None
+
+    @property
+    def lets_run(self) -> bool:
+        return not self.left and self.obstacle is None
 
 
 class DependentTable(JobTable):
@@ -74,43 +113,46 @@ class DependentTable(JobTable):
 
     def add_after(self, new: NewJob, now: datetime) -> None:
         """Add the job, which waits for those that it follows and that have not ended."""
-        left, ended = self._standing_of(new, now)
-        if not left and ended is None:
-            self.add(new, now)
-            return
-        self.add(new, now, step=Step.AWAIT)
-        self._await(self._jobs[new.id], now, left, ended)
+        standing = self._standing_of(new, now)
+        self.add(new, now, step=None if standing.lets_run else Step.AWAIT)
+        self._begin_after(self._jobs[new.id], now, standing)
+
+    def add_again(self, job: StoredJob, now: datetime) -> None:
+        super().add_again(job, now)
+        self._jobs[job.new.id].outcomes = job.outcomes
 
     def continue_with(self, job: StoredJob, new: NewJob, now: datetime) -> None:
-        left, ended = self._standing_of(new, now)
-        if not left and ended is None:
+        standing = self._standing_of(new, now)
+        if standing.lets_run:
             super().continue_with(job, new, now)
-            return
-        self._end_attempt(job, Step.CONTINUE_AFTER)
-        self._go_on(job, new, now)
-        self._await(job, now, left, ended)
-
-    def _await(self, job: StoredJob, now: datetime, left: Collection[str], ended: EndedDependency | None) -> None:
-        """Let the waiting job wait for those that are left, or fail it because of the one that ended."""
-        if ended is None:
-            self._wait_for(job.new.id, left)
         else:
-            self._give_up(job, now, ended)
+            self._end_attempt(job, Step.CONTINUE_AFTER)
+            self._go_on(job, new, now)
+        if new.after:
+            self._begin_after(job, now, standing)
 
-    def _standing_of(self, new: NewJob, now: datetime) -> tuple[list[str], EndedDependency | None]:
-        """Return those that the job follows and that have not ended, and the first that keeps it from running."""
-        left: list[str] = []
+    def _begin_after(self, job: StoredJob, now: datetime, standing: _Standing) -> None:
+        """Note which of the others have ended; let the job wait for those that are left, or fail it because of one."""
+        job.outcomes = {one.id: one.outcome for one in standing.ended}
+        if standing.obstacle is not None:
+            self._give_up(job, now, standing.obstacle)
+        elif standing.left:
+            self._wait_for(job.new.id, standing.left)
+
+    def _standing_of(self, new: NewJob, now: datetime) -> _Standing:
+        standing = _Standing()
         for dependency in new.after:
             found = self.find(dependency, now)
             if found is not None and not found.finished:
-                left.append(dependency)
+                standing.left.append(dependency)
                 continue
             ended = EndedDependency(id=dependency, state=None)
             if found is not None:
-                ended = EndedDependency(id=dependency, state=found.state, error=found.last_error)
-            if not ended.lets_run(new):
-                return [], ended
-        return left, None
+                ended = EndedDependency.of(found, found.state)
+            standing.ended.append(ended)
+            if standing.obstacle is None and not ended.lets_run(new):
+                standing.obstacle = ended
+        return standing
 
     def _give_up(self, job: StoredJob, now: datetime, ended: EndedDependency) -> None:
         """Fail the waiting job because of the end of one that it follows."""
@@ -156,7 +198,7 @@ class DependentTable(JobTable):
         if before is JobState.WAITING and target is not JobState.WAITING:
             self._wait_no_more(job.new.id)
         if not before.is_final and (target is None or target.is_final) and job.new.id in self._dependents:
-            self._ended.append(EndedDependency(id=job.new.id, state=target, error=job.last_error))
+            self._ended.append(EndedDependency.of(job, target))
 
     def _resolve(self, now: datetime) -> None:
         """Release or fail all who wait for what has ended."""
@@ -172,6 +214,8 @@ class DependentTable(JobTable):
     def _let_know(self, job: StoredJob, ended: EndedDependency, now: datetime) -> None:
         left = self._left[job.new.id]
         del left[ended.id]
+        job.outcomes = {} if job.outcomes is None else job.outcomes
+        job.outcomes[ended.id] = ended.outcome
         self.met(job.new.id, ended.id)
         if not ended.lets_run(job.new):
             self._give_up(job, now, ended)

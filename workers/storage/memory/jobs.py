@@ -198,8 +198,9 @@ class JobTable(LineTable):
 
     def complete_from_outside(self, job: StoredJob, now: datetime, result: bytes, keep: Retention | None) -> None:
         """Complete the unfinished job from outside of any attempt."""
+        job.result = result
         self._take(job, Step.COMPLETE_FROM_OUTSIDE)
-        job.result, job.settled_by = result, None
+        job.settled_by = None
         keep = job.new.keep_completed if keep is None else keep
         self._finish(job, now, kept_for_waiters(result, keep))
 

@@ -21,7 +21,7 @@ from datetime import datetime
 from typing import Protocol, TypeAlias
 
 from workers.gates import FAIR_MARK, WHOLE_QUEUE, Limit
-from workers.jobs import ErrorInfo, JobEventKind, JobState, NewJob
+from workers.jobs import ErrorInfo, JobEventKind, JobOutcome, JobState, NewJob
 from workers.storage.base import ANY_NAME
 from workers.storage.memory.gates import Gates, is_of
 from workers.storage.memory.keys import KeyTable
@@ -43,7 +43,8 @@ class StoredJob:
     """One generation of a job; `run_at` and `serial` are its place among jobs of one priority.
 
     `turn` stands for these two in the ready line, where the job became the front of its fair key when another started.
-    `failures` is a text of `workers.storage.failures`.
+    `failures` is a text of `workers.storage.failures`. `outcomes` tells how those ended that the job came after, see
+    `KnowsDependencies.outcomes`.
     """
 
     new: NewJob
@@ -62,6 +63,7 @@ class StoredJob:
     finished_at: datetime | None = None
     last_error: ErrorInfo | None = None
     failures: str | None = None
+    outcomes: dict[str, JobOutcome | None] | None = None
     turn: Turn | None = None
     result: bytes | None = None
     progress: bytes | None = None

@@ -367,6 +367,10 @@ class QueueSteps:
             case _:
                 return None
 
+    def outcomes(self, job_id: str, now: datetime) -> dict[str, JobOutcome | None]:
+        job = self.table.find(job_id, now)
+        return dict(job.outcomes or {}) if job is not None else {}
+
     def counts(self, now: datetime) -> dict[JobState, int]:
         self._look_at_the_clock(now)
         return {state: len(jobs) for state, jobs in self.table.by_state.items()}

@@ -218,6 +218,10 @@ class MemoryStorage:
     async def followers(self, job_id: str, *, limit: int = 1_000) -> list[JobRef]:
         return [JobRef(self.queue, one) for one in self._queue.table.followers(job_id, limit)]
 
+    async def outcomes(self, job_id: str) -> dict[JobRef, JobOutcome | None]:
+        found = self._queue.outcomes(job_id, self._now())
+        return {JobRef(self.queue, one): outcome for one, outcome in found.items()}
+
     async def held_back(self, ids: Sequence[str]) -> list[HeldBack | None]:
         return self._queue.held_back(ids, self._now())
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Final, TypeAlias
 
 from workers.errors import StorageError
-from workers.jobs import JobRecord, JobState, JobStatus, Page, WorkerInfo
+from workers.jobs import JobOutcome, JobRecord, JobState, JobStatus, OutcomeKind, Page, WorkerInfo
 from workers.storage.on_redis.batches import AT_ONCE, portions
-from workers.storage.on_redis.messages import duration, moment, pack, unpack
+from workers.storage.on_redis.messages import STATES, duration, moment, pack, unpack
 from workers.storage.on_redis.wire import Reply
-from workers.storage.redis.codec import bytes_of, decode_status, decode_whole, text_of
+from workers.storage.redis.codec import bytes_of, decode_error, decode_status, decode_whole, text_of
 from workers.storage.redis.scripts import RedisScripts
 from workers.storage.rules import foreign_cursor, read_cursor
 
 Part: TypeAlias = tuple[str, str]
+
+_LENGTH: Final = struct.Struct(">H")
+_COPIED: Final = b"1"
+_TOLD_AT_ONCE: Final = 100
 
 PARTS: Final[Mapping[JobState, Sequence[Part]]] = {
     JobState.QUEUED: (("ready", "all"), ("held", "all"), ("scheduled", "due"), ("failing", "due")),
@@ -55,6 +60,34 @@ async def ends(lua: RedisScripts, ids: Sequence[bytes]) -> list[Reply]:
     while len(found) < len(ids):  # an answer breaks off when it gets too large
         found += unpack(await lua.run("result", pack(ids[len(found) : len(found) + AT_ONCE])))
     return found
+
+
+async def outcomes(lua: RedisScripts, job_id: str) -> dict[str, JobOutcome | None]:
+    """See `KnowsDependencies.outcomes`; by the ids of the other jobs."""
+    found: dict[str, JobOutcome | None] = {}
+    last = b""
+    while True:
+        some: list[bytes] = await lua.run("outcomes", bytes_of(job_id), last, _TOLD_AT_ONCE)
+        for one in some:
+            last, outcome = _told(one)
+            found[text_of(last)] = outcome
+        if len(some) < _TOLD_AT_ONCE:
+            return found
+
+
+def _told(value: bytes) -> tuple[bytes, JobOutcome | None]:
+    """Return the id of a job that another came after, and how it ended, in what `queue.lua` describes."""
+    end = _LENGTH.size + _LENGTH.unpack_from(value)[0]
+    other, rest = value[_LENGTH.size : end], value[end + 1 :]
+    match STATES.get(value[end]):
+        case JobState.COMPLETED:
+            result = rest[1:] if rest[:1] == _COPIED else None
+            return other, JobOutcome(kind=OutcomeKind.COMPLETED, result=result)
+        case JobState.FAILED:
+            return other, JobOutcome(kind=OutcomeKind.FAILED, error=decode_error(rest))
+        case JobState.CANCELLED:
+            return other, JobOutcome(kind=OutcomeKind.CANCELLED)
+    return other, None
 
 
 async def workers(lua: RedisScripts) -> list[WorkerInfo]:

@@ -2,7 +2,8 @@
 
 Theory of operation. A full server has to let go of jobs, and must not grow by that without bound: what waits may be
 millions of jobs, each with a result larger than its payload. So a settlement is taken if it stores no more than it
-frees, up to a few hundred bytes per job. The payload of a job that completes is freed. Errors lose their stack, which
+frees, up to a few hundred bytes per job. The payload of a job that completes is freed. Copies of
+the result for jobs that came after it (65 536 bytes each at most) are not counted. Errors lose their stack, which
 the worker has reported. What needs more has to wait for room, with its lease renewed.
 """
 

@@ -14,7 +14,7 @@ from workers.storage.on_redis.wire import Reply
 
 PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(("renew", "look", "result", "counts", "since", "retry"), ()),
-    **dict.fromkeys(("declare", "limits", "held_back", "followed", "followers"), ()),
+    **dict.fromkeys(("declare", "limits", "held_back", "followed", "followers", "outcomes"), ()),
     **dict.fromkeys(("clean", "pause", "paused", "keep", "progress", "wake", "farewell", "unread"), ()),
     **dict.fromkeys(("cancel", "complete", "remove", "drain", "promote"), ("dependents",)),
     "crons": ("recurring",),

@@ -378,6 +378,10 @@ class RedisStorage(ScriptedStorage):
     async def followers(self, job_id: str, *, limit: int = 1_000) -> list[JobRef]:
         return self._refs(await self._lua.run("followers", codec.bytes_of(job_id), bounded_count(limit)))
 
+    async def outcomes(self, job_id: str) -> dict[JobRef, JobOutcome | None]:
+        found = await inspect.outcomes(self._lua, job_id)
+        return {JobRef(self.queue, other): outcome for other, outcome in found.items()}
+
     def _refs(self, ids: Sequence[bytes]) -> list[JobRef]:
         return [JobRef(self.queue, codec.text_of(raw)) for raw in ids]
 

@@ -9,6 +9,8 @@ by the next sweep.
 
 A row that vanishes with its end, because nothing of it is kept, looks removed to a trigger. So `tell_end` comes first.
 
+Each dependent gets a copy of how it ended, see `outcomes`.
+
 `queue` and `job_id` of a dependency are those of the job that is followed. Its dependents may be in any queue of the
 database: each is released by the step that ends the job, and its own queue's workers and subscribers are told.
 
@@ -18,13 +20,22 @@ While a job waits, its `run_at` is its delay after `created_at`.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import TypeAlias
 
 from sqlalchemy import RowMapping, TextClause, text
 
 from workers.errors import UnknownDependency
-from workers.jobs import AfterFailure, ErrorInfo, JobEventKind, JobRef, JobState, NewJob
+from workers.jobs import (
+    AfterFailure,
+    ErrorInfo,
+    JobEventKind,
+    JobRef,
+    JobState,
+    NewJob,
+)
 from workers.storage.rules import bounded_count, dependency_error
+from workers.storage.sql.outcomes import REMOVED, End, begin, learn, learn_ends, learn_last
 from workers.storage.sql.rows import (
     WAIT,
     RowState,
@@ -68,6 +79,7 @@ _NOTE_END = text(
     " WHERE queue = :queue AND job_id = :job_id AND ended IS NULL"
 )
 _QUEUE = text("SELECT id FROM workers_queues WHERE name = :name")
+_NAME = text("SELECT name FROM workers_queues WHERE id = :queue")
 _RELEASE_POSTGRES = text("SELECT workers_release(:queue, :job_id, :ended, :error)")
 
 _ENDED = text(
@@ -166,17 +178,18 @@ class _Graph:
     def __init__(self, transaction: Transaction, jobs: Collection[Followed]) -> None:
         self._transaction = transaction
         self._found: dict[Followed, RowMapping] = {}
-        self._ends: dict[Followed, tuple[JobState, ErrorInfo | None]] = {}
+        self._ends: dict[Followed, End] = {}
         self._marked: set[int] = set()
         self._later: set[Followed] = set()
         for one, row in _rows(transaction, jobs, _FOUND[transaction.dialect]):
             self._found[one] = row
             if row["state"] in (RowState.COMPLETED, RowState.FAILED, RowState.CANCELLED):
-                self._ends[one] = JobState(row["state"]), decode_error(row["error"])
+                self._ends[one] = End(row["seq"], JobState(row["state"]), decode_error(row["error"]))
 
     def insert_all(self, jobs: Sequence[NewJob]) -> None:
         """Let each job wait; one that comes later in the call is unknown yet, or two could wait for each other."""
         self._later.update(job.id for job in jobs)
+        begin(self._transaction, [self._found[job.id] for job in jobs if job.follows])
         for job in jobs:
             if job.follows:
                 self.insert(job)
@@ -185,14 +198,21 @@ class _Graph:
     def insert(self, job: NewJob) -> None:
         """Let the job wait for those of its others that have not ended, or fail it."""
         left: list[Followed] = []
+        over: list[tuple[JobRef, End | None]] = []
+        obstacle: ErrorInfo | None = None
         for one in job.follows:
             if one in self._found and one not in self._ends and one not in self._later:
                 left.append(one)
                 continue
-            state, error = self._ends.get(one, (None, None))
-            if state is not JobState.COMPLETED and job.after_failure is AfterFailure.FAIL:
-                self._give_up(job, dependency_error(one, state, error))
-                return
+            end = self._ends.get(one)
+            over.append((one if isinstance(one, JobRef) else JobRef(self._name, one), end))
+            if (end is None or end.state is not JobState.COMPLETED) and job.after_failure is AfterFailure.FAIL:
+                state, error = (None, None) if end is None else (end.state, end.error)
+                obstacle = obstacle or dependency_error(one, state, error)
+        learn(self._transaction, self._found[job.id]["id"], over)
+        if obstacle is not None:
+            self._give_up(job, obstacle)
+            return
         if left:
             self._wait(job, left)
 
@@ -209,7 +229,13 @@ class _Graph:
     def _give_up(self, job: NewJob, error: ErrorInfo) -> None:
         fail(self._transaction, self._found[job.id]["seq"], encode_retention(job.keep_failed), error)
         self._transaction.announce(JobEventKind.FAILED, [job.id])
-        self._ends[job.id] = JobState.FAILED, error
+        self._ends[job.id] = End(self._found[job.id]["seq"], JobState.FAILED, error)
+
+    @cached_property
+    def _name(self) -> str:
+        """The name of the queue."""
+        found = self._transaction.connection.execute(_NAME, {"queue": self._transaction.queue})
+        return self._transaction.decode(str(found.scalar_one()))
 
     def mark(self) -> None:
         """Mark the jobs that others follow now. Even one that is marked is written: see `workers_release`."""
@@ -243,14 +269,18 @@ def _failure(transaction: Transaction, seq: int, keep: int, error: ErrorInfo) ->
 
 def tell_end(transaction: Transaction, job_id: str, ended: RowState, error: str | None = None) -> None:
     """Tell the dependents how a job ended that is about to be deleted with its end; `job_id` as the database has it."""
-    statement = _RELEASE_POSTGRES if transaction.dialect == "postgresql" else _NOTE_END
-    place = {"queue": transaction.queue, "job_id": job_id}
-    transaction.connection.execute(statement, {**place, "ended": ended.value, "error": error})
+    place = {"queue": transaction.queue, "job_id": job_id, "ended": ended.value, "error": error}
+    if transaction.dialect == "postgresql":
+        transaction.connection.execute(_RELEASE_POSTGRES, place)
+    else:
+        learn_last(transaction, place)
+        transaction.connection.execute(_NOTE_END, place)
 
 
 def resolve(transaction: Transaction) -> None:
     """Release or fail those who wait for what has ended, in whatever queue, on SQLite."""
     while rows := transaction.connection.execute(_ENDED).mappings().all():
+        learn_ends(transaction, _edges(rows))
         giving_up: dict[int, RowMapping] = {}
         for row in rows:
             if row["fails"] and row["ended"] != RowState.COMPLETED:
@@ -259,12 +289,16 @@ def resolve(transaction: Transaction) -> None:
         _release(transaction, [row for row in rows if row["seq"] not in giving_up])
 
 
+def _edges(rows: Sequence[RowMapping]) -> list[dict[str, object]]:
+    return [{"queue": row["queue"], "job_id": row["job_id"], "seq": row["seq"]} for row in rows]
+
+
 def _give_up(transaction: Transaction, rows: Sequence[RowMapping]) -> None:
     """Fail these jobs, each because of the one that its row is about; whom else they follow is forgotten with that."""
     ended = []
     for row in rows:
         there = transaction.on(row["own_queue"])
-        state = None if row["ended"] == "removed" else JobState(row["ended"])
+        state = None if row["ended"] == REMOVED else JobState(row["ended"])
         dependency = row["job_id"] if row["elsewhere"] is None else JobRef(row["elsewhere"], row["job_id"])
         error = dependency_error(dependency, state, decode_error(row["error"]))
         if row["keep_failed"] is None:
@@ -282,8 +316,7 @@ def _release(transaction: Transaction, rows: Sequence[RowMapping]) -> None:
     """Shorten the waits that these rows are about, and release the jobs that wait for nobody any more."""
     if not rows:
         return
-    met = [{"queue": row["queue"], "job_id": row["job_id"], "seq": row["seq"]} for row in rows]
-    transaction.connection.execute(_RESOLVED, met)
+    transaction.connection.execute(_RESOLVED, _edges(rows))
     for batch in batches(list({row["seq"] for row in rows})):
         free = transaction.connection.execute(_FREE, {"seqs": list(batch)}).all()
         transaction.connection.execute(_RELEASE, {"now": transaction.now, "seqs": [seq for seq, _, _ in free]})

@@ -236,13 +236,14 @@ def _tell_workers(transaction: Transaction, ended: Sequence[RowMapping]) -> None
 
 def _store_result(transaction: Transaction, row: RowMapping, result: bytes, keep: int | None) -> None:
     transaction.ends = True
+    seq, now = row["seq"], transaction.now
+    if keep is not None or row["dependents"]:
+        transaction.connection.execute(_RESULT, {"seq": seq, "data": result})
     if keep is None:
         if row["dependents"]:
             tell_end(transaction, row["id"], RowState.COMPLETED)
-        delete(transaction, [row["seq"]])
+        delete(transaction, [seq])
         return
-    seq, now = row["seq"], transaction.now
-    transaction.connection.execute(_RESULT, {"seq": seq, "data": result})
     transaction.connection.execute(_COMPLETE, {"seq": seq, "now": now, "expires_at": now + keep})
 
 

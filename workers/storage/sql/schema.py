@@ -10,7 +10,7 @@ that no step grows with the backlog: `ready` and `ready_by_name` in claim order,
 deadline, `finished` by expiry. SQLite appends the row's `seq` to each, which makes equal times first come, first
 served; PostgreSQL is told to. There every step is a function (`postgres/steps.sql`), and events need no
 table, but where nobody can listen.
-Deduplication keys are in `keys`, jobs that follow others in `dependents`.
+Deduplication keys are in `keys`, jobs that follow others in `dependents` and `outcomes`.
 """
 
 from __future__ import annotations
@@ -60,6 +60,8 @@ _TRIGGERS: Final = (
     " DELETE FROM workers_dependencies WHERE dependent = OLD.seq; END",
     "CREATE TRIGGER IF NOT EXISTS workers_jobs_waited_gone AFTER DELETE ON workers_jobs"
     " WHEN OLD.state = 'waiting' BEGIN DELETE FROM workers_dependencies WHERE dependent = OLD.seq; END",
+    "CREATE TRIGGER IF NOT EXISTS workers_jobs_follower_gone AFTER DELETE ON workers_jobs"
+    " WHEN OLD.follows BEGIN DELETE FROM workers_outcomes WHERE queue = OLD.queue AND job_id = OLD.id; END",
 )
 # PostgreSQL cannot replace a function by one with other arguments or columns.
 _DROP_FUNCTIONS: Final = text(
@@ -127,6 +129,8 @@ Table(
     Column("deduplication_mode", Text),
     # Whether other jobs may wait for this one; see workers_dependencies.
     Column("dependents", Integer, nullable=False, server_default="0"),
+    # Whether there may be rows of it in workers_outcomes.
+    Column("follows", Integer, nullable=False, server_default="0"),
     # The attempts that failed; see `workers.storage.failures`.
     Column("failures", Text),
     Index("workers_jobs_by_id", "queue", "id", unique=True),
@@ -183,6 +187,20 @@ Table(
     Column("error", Text),
     Index("workers_dependencies_by_dependent", "dependent"),
     _partial("workers_dependencies_ended", "queue", where="ended IS NOT NULL"),
+)
+
+# How those ended that a job came after: copies, which go with the row of the job. `ended` is a state, or `removed`;
+# `result` is NULL where it was too large to be copied.
+Table(
+    "workers_outcomes",
+    metadata,
+    Column("queue", Integer, primary_key=True, autoincrement=False),
+    Column("job_id", Text, primary_key=True),
+    Column("other_queue", Text, primary_key=True),
+    Column("other_id", Text, primary_key=True),
+    Column("ended", Text, nullable=False),
+    Column("error", Text),
+    Column("result", LargeBinary),
 )
 
 # See `gates`: the limits of a queue, `gap` being the microseconds in which a bucket gets a token.
@@ -290,9 +308,7 @@ def migrate(connection: Connection) -> None:
     if found < VERSION:
         if found:
             _upgrade(connection, found)
-            if connection.dialect.name == "postgresql":
-                connection.execute(_DROP_FUNCTIONS)
-                _create_table(connection, metadata.tables["workers_told"])  # since version 9
+            _upgrade_to_9(connection)
         else:
             if any(inspect(connection).has_table(name) for name in metadata.tables):
                 raise _foreign()
@@ -385,6 +401,14 @@ def _upgrade(connection: Connection, found: int) -> None:
             _create_table(connection, metadata.tables[table])
     if found < 8 and not postgres:
         connection.execute(_ADD_RESULTS)
+
+
+def _upgrade_to_9(connection: Connection) -> None:
+    connection.execute(text("ALTER TABLE workers_jobs ADD COLUMN follows INTEGER DEFAULT 0 NOT NULL"))
+    _create_table(connection, metadata.tables["workers_outcomes"])
+    if connection.dialect.name == "postgresql":
+        connection.execute(_DROP_FUNCTIONS)
+        _create_table(connection, metadata.tables["workers_told"])
 
 
 def _create_index(connection: Connection, name: str) -> None:

@@ -44,7 +44,7 @@ from workers.storage.abilities import Admission, Turn
 from workers.storage.base import Limits
 from workers.storage.held_wakes import HeldWakes
 from workers.storage.rules import bounded_count, check_claim
-from workers.storage.sql import crons, dependents, gates, manage, records, schema
+from workers.storage.sql import crons, dependents, gates, manage, outcomes, records, schema
 from workers.storage.sql.admitted import admission
 from workers.storage.sql.caller import Sessions, checked, when_committed
 from workers.storage.sql.database import Database, Step, outcome
@@ -379,6 +379,9 @@ class SqlStorage:
 
     async def followed(self, job_id: str) -> list[JobRef]:
         return await self._read(partial(dependents.followed, job_id=job_id))
+
+    async def outcomes(self, job_id: str) -> dict[JobRef, JobOutcome | None]:
+        return await self._read(partial(outcomes.outcomes, job_id=job_id))
 
     async def followers(self, job_id: str, *, limit: int = 1_000) -> list[JobRef]:
         return await self._read(partial(dependents.followers, job_id=job_id, limit=limit))

@@ -18,6 +18,7 @@ from workers.storage.file.crons import CronTurned
 from workers.storage.file.frames import Frame
 from workers.storage.file.limits import BucketChanged, LimitDeclared
 from workers.storage.file.state import FileState
+from workers.storage.file.waits import OutcomeLearned
 from workers.testing.steps import PATIENCE
 
 MINUTE = timedelta(minutes=1)
@@ -66,6 +67,8 @@ def _subject(change: Change) -> str:
             return change.name
         case BucketChanged():
             return change.gate
+        case OutcomeLearned():
+            return f"{change.id} {change.dependency}"
         case _:
             return str(getattr(change, "id", getattr(change, "key", "")))
 

@@ -66,10 +66,13 @@ class RandomSteps:
             options["deduplication"] = Deduplication(key=self._source.choice("mn"), mode=mode, ttl=ttl)
         new = job(self._source.choice(self._ids), **options)
         if self._source.randrange(2):
-            after = tuple(sorted({one for one in self._source.choices(self._ids, k=2) if one != new.id}))
+            after = self._others(new.id)
             new = replace(new, after=after, after_failure=self._source.choice((*AfterFailure,)))
         with contextlib.suppress(UnknownDependency):
             await storage.enqueue([new])
+
+    def _others(self, job_id: str) -> tuple[str, ...]:
+        return tuple(sorted({one for one in self._source.choices(self._ids, k=2) if one != job_id}))
 
     async def _claim(self, storage: FileStorage) -> None:
         self.claims += await storage.claim(self._source.choice("vw"), leases=LEASES, limit=2)
@@ -83,6 +86,7 @@ class RandomSteps:
         options = (
             Completed(claim=claim, result=b"r", keep=keep, then=job(self._source.choice(self._ids))),
             Continued(claim=claim, then=job(claim.job_id, fair_key=self._source.choice((None, "k")))),
+            Continued(claim=claim, then=replace(job(claim.job_id), after=self._others(claim.job_id))),
             Failed(claim=claim, error=ERROR, keep=keep),
             Retried(claim=claim, delay=delay, error=ERROR),
             Released(claim=claim),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.workers.storage.redis.steps import LEASES, key
-from workers.jobs import Cancelled, EnqueueStatus, JobOutcome, JobState, OutcomeKind, Released, Retried
+from workers.jobs import Cancelled, EnqueueStatus, JobOutcome, JobRef, JobState, OutcomeKind, Released, Retried
 from workers.storage.redis import RedisStorage
 from workers.testing.steps import ERROR, HOUR, completed, enqueue, failed, job
 
@@ -65,6 +65,22 @@ async def test_what_older_versions_end_strands_nobody(storage: RedisStorage, cli
     assert [one and one.state for one in found] == expected
     (released,) = [held for held in await storage.claim("w", leases=LEASES, limit=5) if held.job_id != "kept"]
     assert released.job_id == "after-done"
+
+
+async def test_what_older_versions_remove_leaves_nothing_told(storage: RedisStorage, client: Any) -> None:
+    """They remove a job and not what it was told, which the sweep finds, in portions; what others may read stays."""
+    names = [f"{number:03}" for number in range(250)]
+    await enqueue(storage, job("one"), job("kept-by"), replace(job("waits"), after=("kept-by",)))
+    (held, _) = await storage.claim("w", leases=LEASES, limit=2)
+    await storage.settle([completed(held, b"1")])
+    await enqueue(storage, *(replace(job(name), after=("one",)) for name in names))
+    await client.hdel(key(storage, "jobs"), *names[1:])
+    await storage.sweep(10)
+    await storage.sweep(10)
+    one = JobRef(storage.queue, "one")
+    assert await storage.outcomes(names[0]) == {one: JobOutcome(kind=OutcomeKind.COMPLETED, result=b"1")}
+    assert await storage.followed("waits") == [JobRef(storage.queue, "kept-by")]
+    assert await client.zcard(key(storage, "dependents")) == 2
 
 
 async def test_older_versions_take_failures_for_no_result(storage: RedisStorage, client: Any) -> None:

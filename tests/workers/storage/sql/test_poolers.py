@@ -123,8 +123,10 @@ async def test_what_was_told_is_forgotten(url: str, by_transaction: int, admin: 
 
 
 async def test_tables_from_before_are_brought_forward(url: str, admin: psycopg.Connection) -> None:
-    """Those of version 8 lack what is told to who cannot listen."""
-    admin.execute("DROP TABLE workers_told")
+    """Those of version 8 lack what is told to who cannot listen, and to who came after others."""
+    admin.execute("DROP TABLE workers_told, workers_outcomes")
+    admin.execute("DROP TRIGGER workers_jobs_follower_gone ON workers_jobs")
+    admin.execute("ALTER TABLE workers_jobs DROP COLUMN follows")
     admin.execute("UPDATE workers_schema SET version = 8")
     await SqlStorage(url).migrate()
     async with connected(SqlStorage(url)):

@@ -132,6 +132,7 @@ _TABLES_OF_7 = ("workers_limits", "workers_gates", "workers_crons")
 
 def take_back_on_sqlite(outsider: Engine, version: int) -> None:
     """The tables are as that version made them."""
+    change(outsider, "DROP TRIGGER workers_jobs_follower_gone", "DROP TABLE workers_outcomes")
     if version < 8:
         change(outsider, "ALTER TABLE workers_events DROP COLUMN result")
     if version < 7:
@@ -142,8 +143,16 @@ def take_back_on_sqlite(outsider: Engine, version: int) -> None:
         change(outsider, "DROP TABLE workers_dependencies", "DROP INDEX workers_jobs_waiting")
     if version < 4:
         change(outsider, "DROP TABLE workers_marks", "DROP INDEX workers_jobs_by_deduplication_key")
-    lacking = ("failures", "dependents", "deduplication_key", "deduplication_mode", "chain_index", "progress")
-    gone = lacking[: (0, 0, 0, 1, 2, 4, 5, 6)[8 - version]]
+    lacking = (
+        "follows",
+        "failures",
+        "dependents",
+        "deduplication_key",
+        "deduplication_mode",
+        "chain_index",
+        "progress",
+    )
+    gone = lacking[: (1, 1, 1, 2, 3, 5, 6, 7)[8 - version]]
     change(
         outsider,
         *(f"ALTER TABLE workers_jobs DROP COLUMN {column}" for column in gone),
@@ -162,7 +171,13 @@ _CANDIDATES_OF_OLD = (
 def take_back_on_postgres(outsider: Engine, version: int) -> None:
     """The tables and functions are as that version made them."""
     _without(outsider, "error text", "j.error")
-    change(outsider, "DROP TABLE workers_told")
+    change(
+        outsider,
+        "DROP TABLE workers_told, workers_outcomes",
+        "DROP TRIGGER workers_jobs_follower_gone ON workers_jobs",
+        "DROP FUNCTION workers_follower_gone",
+        "ALTER TABLE workers_jobs DROP COLUMN follows",
+    )
     if version < 7:
         change(outsider, *(f"DROP TABLE {table}" for table in _TABLES_OF_7), *_CANDIDATES_OF_OLD)
     if version < 6:

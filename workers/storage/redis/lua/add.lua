@@ -33,6 +33,7 @@ local function add(jobs, take_key, follow)
     end
     if not old and records[at] then
       need_room()
+      forget_told(id)
       if redis.call('HDEL', RUNS, id) == 1 then
         redis.call('ZREM', CANCELLED, id)
         redis.call('ZREM', COMPLETED, id)

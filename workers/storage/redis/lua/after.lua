@@ -21,23 +21,28 @@ local function refused(jobs)
   end
 end
 
--- Return those that the new job has to wait for; or nothing, and the error with which it fails at once.
+-- Return those that the new job has to wait for; or nothing, and the error with which it fails at once. It is told of those
+-- that have ended.
 local function left_to_follow(new, added)
-  local left = {}
+  local left, because = {}
+  forget_told(new[1])
   for _, other in ipairs(new[9][2]) do
-    local how, fault
+    local how, fault, result
     if added[other] then
       how, fault = LINE_OF[added[other][1]] and added[other][1] or nil, added[other].fault
     else
-      how, fault = end_of(other)
+      how, fault, result = end_of(other)
     end
     if not how then
       left[#left + 1] = other
-    elseif how ~= STATE.completed and new[9][1] == FAILS then
-      return nil, because_of(other, how, fault)
+    else
+      learn(new[1], other, how, fault, result)
+      if how ~= STATE.completed and new[9][1] == FAILS then
+        because = because or because_of(other, how, fault)
+      end
     end
   end
-  return left
+  return not because and left or nil, because
 end
 
 local function wait_for(id, run, created, policy, left)

@@ -10,6 +10,9 @@ for at, packed in ipairs(fetch(RUNS, ids)) do
     gone[#gone + 1] = ids[at]
   end
 end
+for _, id in ipairs(gone) do
+  forget_told(id)
+end
 batched('HDEL', JOBS, gone)
 batched('HDEL', RUNS, gone)
 batched('ZREM', line, gone)

@@ -1,5 +1,5 @@
 -- Jobs that follow others. DEPENDENTS has `<id in text()><id of a dependent>` for each job that a waiting one still
--- follows, with scores of 0. In AFTER, `L<id>` counts these for each waiting job, and `A<id>` is a byte for what happens
+-- follows, with scores of 0, and what queue.lua says. In AFTER, `L<id>` counts these for each waiting job, and `A<id>` is a byte for what happens
 -- when one does not complete, then the ids. WAITING has the waiting jobs by when they were enqueued. Both are empty when
 -- DEPENDENTS is.
 --
@@ -7,7 +7,8 @@
 local FAILS = 1
 local BECAUSE_OF = '\3'
 local CAUSE_BYTES = 1000
-local end_of, because_of
+local COPIED_BYTES = 65536
+local end_of, because_of, learn
 
 local function know_dependents()
   -- Leave nothing of whom the job follows.
@@ -25,7 +26,8 @@ local function know_dependents()
     redis.call('ZREM', WAITING, id)
   end
 
-  -- Return the state that a job has ended in, 0 if nobody knows it, nothing if it has not ended; then its error.
+  -- Return the state that a job has ended in, 0 if nobody knows it, nothing if it has not ended; then its error, and its
+  -- result.
   end_of = function(id)
     if redis.call('HEXISTS', JOBS, id) == 0 then
       return 0
@@ -38,7 +40,19 @@ local function know_dependents()
     if run.expires <= now then
       return 0
     end
-    return run.state, run.error
+    return run.state, run.error, run.result
+  end
+
+  -- Tell the job how another ended that it came after.
+  learn = function(id, other, how, fault, result)
+    local what = ''
+    if how == STATE.completed then
+      what = #result <= COPIED_BYTES and '1' .. result or '0'
+    elseif how == STATE.failed then
+      what = fault or ''
+    end
+    followed = true
+    redis.call('ZADD', DEPENDENTS, 0, told_to(id) .. text(other) .. string.char(how) .. what)
   end
 
   -- Return the error of a job that follows `other`, with the beginning of that one's.
@@ -57,7 +71,8 @@ local function know_dependents()
     return BECAUSE_OF .. cmsgpack.pack({ other, how, cause })
   end
 
-  local function let_know(id, other, how, fault)
+  local function let_know(id, other, how, fault, result)
+    learn(id, other, how, fault, result)
     local packed = how ~= STATE.completed and redis.call('HGET', AFTER, 'A' .. id)
     local fails = packed and string.byte(packed) == FAILS
     if not fails and redis.call('HINCRBY', AFTER, 'L' .. id, -1) > 0 then
@@ -66,6 +81,7 @@ local function know_dependents()
     local found, record = lookup(id)
     stop_following(id)
     if not found or found.run.state ~= STATE.waiting then
+      forget_told(id)
       return -- a version that knows of no dependents ended it
     end
     local job, run = found.job, found.run
@@ -94,13 +110,13 @@ local function know_dependents()
   tell_dependents = function()
     local at = 1
     while at <= #ended do
-      local other, how, fault = ended[at][1], ended[at][2], ended[at][3]
+      local other, how, fault, result = unpack(ended[at], 1, 4)
       local prefix = text(other)
       repeat
         local found = redis.call('ZRANGEBYLEX', DEPENDENTS, '[' .. prefix, '(' .. prefix .. '\255', 'LIMIT', 0, AT_ONCE)
         batched('ZREM', DEPENDENTS, found)
         for _, value in ipairs(found) do
-          let_know(string.sub(value, #prefix + 1), other, how, fault)
+          let_know(string.sub(value, #prefix + 1), other, how, fault, result)
         end
       until #found < AT_ONCE
       at = at + 1

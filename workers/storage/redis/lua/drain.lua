@@ -11,6 +11,7 @@ for _, line in ipairs({ WAITING, READY, HELD, SCHEDULED, FAILING }) do
   for at, value in ipairs(standing) do
     ids[at] = id_in(line, value)
     unmark(ids[at])
+    forget_told(ids[at])
     if followed and line == WAITING then
       stop_following(ids[at])
     end

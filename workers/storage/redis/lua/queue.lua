@@ -28,8 +28,8 @@ if gated then
   end
 end
 
--- The jobs that have ended in this step where some have dependents, each `{id, state or 0 for none, error}`, and what
--- dependents.lua does about them.
+-- The jobs that have ended in this step where some have dependents, each `{id, state or 0 for none, error of a failed
+-- one, result of a completed one}`, and what dependents.lua does about them.
 local ended, stop_following, tell_dependents = {}
 
 local END_OF = { [STATE.completed] = EVENT.completed, [STATE.failed] = EVENT.failed, [STATE.cancelled] = EVENT.cancelled }
@@ -175,6 +175,20 @@ local function id_in(line, value)
   return read and read.id or ''
 end
 
+-- As long as a job may run, DEPENDENTS also has how those ended that it came after: behind an id of no bytes, which no job
+-- has, its own id and that of the other, all in text(), then a byte for the state, 0 for none, and the error of a failed
+-- one; or '1' and the result of a completed one, or '0' for a result too large to be copied.
+local function told_to(id)
+  return text('') .. text(id)
+end
+
+local function forget_told(id)
+  if followed then
+    local prefix = told_to(id)
+    redis.call('ZREMRANGEBYLEX', DEPENDENTS, '[' .. prefix, '(' .. prefix .. '\255')
+  end
+end
+
 -- Places grow by at least one for each job, even if the clock stands still or goes back: first come, first served.
 local last_place
 local function next_place()
@@ -217,6 +231,9 @@ end
 -- Delete what is to go, in one call for a whole batch. A step that may meet such an id again must call this first.
 local forgotten, unleased = {}, {}
 local function flush()
+  for _, id in ipairs(forgotten) do
+    forget_told(id)
+  end
   batched('HDEL', JOBS, forgotten)
   batched('HDEL', RUNS, forgotten)
   batched('ZREM', LEASES, unleased)
@@ -368,6 +385,7 @@ local function conclude(id, record, job, run, state, keep)
     redis.call('HSET', RUNS, id, write_run(run))
     redis.call('ZADD', LINE_OF[state], run.expires, id)
     if state == STATE.completed then
+      forget_told(id)
       redis.call('HSET', JOBS, id, string.sub(record, 1, job.finish - 1))
     end
   end
@@ -376,7 +394,7 @@ local function conclude(id, record, job, run, state, keep)
   end
   tell(END_OF[state], id)
   if followed then
-    ended[#ended + 1] = { id, state, state == STATE.failed and run.error or nil }
+    ended[#ended + 1] = { id, state, state == STATE.failed and run.error or nil, run.result }
   end
 end
 

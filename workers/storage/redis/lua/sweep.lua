@@ -14,6 +14,9 @@ batched('ZREM', THROTTLED, free_keys)
 left = left - #free_keys
 for _, line in ipairs({ COMPLETED, FAILED, CANCELLED }) do
   local over = left > 0 and redis.call('ZRANGEBYSCORE', line, '-inf', now, 'LIMIT', 0, left) or {}
+  for _, id in ipairs(over) do
+    forget_told(id)
+  end
   batched('HDEL', JOBS, over)
   batched('HDEL', RUNS, over)
   batched('ZREM', line, over)

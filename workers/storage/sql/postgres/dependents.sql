@@ -1,7 +1,7 @@
--- Jobs that follow others on PostgreSQL; see `../dependents.py`.
+-- Jobs that follow others on PostgreSQL; see `../dependents.py` and `../outcomes.py`.
 
 -- Release or fail those that wait for a job that has ended, and those that wait for these. p_ended: its state, or
--- `removed`. The rows of the dependents are locked before anybody looks whom else they wait for: so of several that end
+-- `removed`. Each is told how it ended; the result of a completed job is in the place of its payload by then. The rows of the dependents are locked before anybody looks whom else they wait for: so of several that end
 -- at once the last one sees that it is the last. They are written even if nothing changes in them, for callers'
 -- transactions, which may look at an old snapshot: of two such the second fails.
 CREATE OR REPLACE FUNCTION workers_release(p_queue integer, p_id text, p_ended text, p_error text) RETURNS void
@@ -28,6 +28,15 @@ BEGIN
         v_seqs := ARRAY(SELECT dependent FROM workers_dependencies WHERE queue = v_queues[v_at] AND job_id = v_ids[v_at]);
         CONTINUE WHEN cardinality(v_seqs) = 0;
         PERFORM FROM workers_jobs WHERE seq = ANY(v_seqs) ORDER BY seq FOR UPDATE;
+        INSERT INTO workers_outcomes (queue, job_id, other_queue, other_id, ended, error, result)
+        SELECT j.queue, j.id, q.name, v_ids[v_at], v_ends[v_at], v_errors[v_at], (
+            SELECT p.data FROM workers_jobs o JOIN workers_payloads p ON p.seq = o.seq
+            WHERE o.queue = v_queues[v_at] AND o.id = v_ids[v_at] AND v_ends[v_at] = 'completed'
+                AND octet_length(p.data) <= 65536
+        )
+        FROM workers_jobs j JOIN workers_queues q ON q.id = v_queues[v_at]
+        WHERE j.seq = ANY(v_seqs) AND j.state = 'waiting'
+        ON CONFLICT (queue, job_id, other_queue, other_id) DO NOTHING;
         FOR v_job IN
             DELETE FROM workers_dependencies d USING workers_jobs j
             WHERE d.queue = v_queues[v_at] AND d.job_id = v_ids[v_at] AND d.dependent = ANY(v_seqs)
@@ -93,6 +102,13 @@ BEGIN
     RETURN NULL;
 END $$;
 
+CREATE OR REPLACE FUNCTION workers_follower_gone() RETURNS trigger LANGUAGE plpgsql
+AS $$
+BEGIN
+    DELETE FROM workers_outcomes WHERE queue = OLD.queue AND job_id = OLD.id;
+    RETURN NULL;
+END $$;
+
 -- Triggers see every end of a job, also those that processes of older versions make. Where nobody waits their conditions
 -- alone are looked at. Those that `workers_release` itself fails are in its own list.
 DO $$
@@ -110,5 +126,11 @@ BEGIN
         WHEN (OLD.state = 'waiting' AND NEW.state <> 'waiting') EXECUTE FUNCTION workers_waited();
         CREATE TRIGGER workers_jobs_waited_gone AFTER DELETE ON workers_jobs FOR EACH ROW
         WHEN (OLD.state = 'waiting') EXECUTE FUNCTION workers_waited();
+    END IF;
+    IF NOT EXISTS (
+        SELECT FROM pg_trigger WHERE tgrelid = 'workers_jobs'::regclass AND tgname = 'workers_jobs_follower_gone'
+    ) THEN
+        CREATE TRIGGER workers_jobs_follower_gone AFTER DELETE ON workers_jobs FOR EACH ROW
+        WHEN (OLD.follows <> 0) EXECUTE FUNCTION workers_follower_gone();
     END IF;
 END $$;

@@ -565,6 +565,10 @@ BEGIN
             END IF;
             v_events := v_events
                 || ((CASE WHEN v_kind = 'completed' THEN 'completed:' ELSE 'failed:' END) || v_job.id);
+            -- First, because those that came after it are told by the change of its state.
+            IF v_kind = 'completed' AND (v_job.keep IS NOT NULL OR v_job.dependents <> 0) THEN
+                UPDATE workers_payloads SET data = v_job.result WHERE seq = v_job.seq;
+            END IF;
             IF v_job.keep IS NULL THEN
                 v_dropped := v_dropped || v_job.seq;
                 IF v_job.dependents <> 0 THEN  -- a trigger will only see that it is gone
@@ -580,9 +584,6 @@ BEGIN
                 lease_until = NULL, cancel_requested = 0, finished_at = v_now, expires_at = v_now + v_job.keep,
                 error = coalesce(CASE WHEN v_kind = 'capped' THEN v_job.capped ELSE v_job.error END, error)
             WHERE seq = v_job.seq;
-            IF v_kind = 'completed' THEN
-                UPDATE workers_payloads SET data = v_job.result WHERE seq = v_job.seq;
-            END IF;
             CONTINUE;
         END IF;
         v_wake := true;

@@ -136,7 +136,7 @@ class _Writes:
 
     def _complete(self, attempt: _Attempt, settlement: Completed) -> None:
         keep = attempt.keep_completed if settlement.keep is None else encode_retention(settlement.keep)
-        if keep is not None:
+        if keep is not None or attempt.dependents:
             self.results.append({"seq": attempt.seq, "data": settlement.result})
         told = told_with_the_end(settlement.result, decode_retention(keep))
         self._finish(attempt, RowState.COMPLETED, JobEventKind.COMPLETED, keep, None, told)
