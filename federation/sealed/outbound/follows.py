@@ -1,18 +1,60 @@
-"""The acknowledgment of a follow: opens it, verifies it, and turns it into what changes in our own row."""
+"""The acknowledgment of a follow: opens it, verifies it, and turns it into what changes in the row of the follow."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
-from federation.delivery.entries import FollowAnswer
+import structlog
+from sqlalchemy import Connection, bindparam, tuple_, update
+
+from db import Follow
 from federation.delivery.errors import PermanentFailure
 from federation.protocol.acks import Ack, FollowAck
 from federation.protocol.errors import ProtocolError
 from federation.protocol.keys import KeyRing
 from federation.protocol.models import parse_model
 
+log = structlog.get_logger(__name__)
+
 FindPublicKey: TypeAlias = Callable[[], Awaitable[str | None]]
+FollowKey: TypeAlias = tuple[str, str, str]
+
+_FOLLOWS = Follow.__table__  # type: ignore[attr-defined] # SQLModel adds it at run time
+_KEY = (_FOLLOWS.c.follower_id, _FOLLOWS.c.following_id, _FOLLOWS.c.follower_server_url)
+_FOLLOW = update(_FOLLOWS).where(tuple_(*_KEY).in_(bindparam("follows", expanding=True))).returning(*_KEY)
+# A rejection and "received, not decided" look the same on this wire: only `acknowledged` is set.
+_CHANGED = {True: _FOLLOW.values(accepted=True), False: _FOLLOW.values(acknowledged=True)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowAnswer:
+    """What the other server says of our follow: that it is accepted, or only that it is known."""
+
+    follower_id: str
+    following_id: str
+    server_url: str
+    accepted: bool
+
+    @property
+    def key(self) -> FollowKey:
+        """The key that tells the follow from all others."""
+        return self.follower_id, self.following_id, self.server_url
+
+    @classmethod
+    def apply(cls, connection: Connection, answers: Sequence[FollowAnswer], /) -> Sequence[bool]:
+        """Write the answers to `follows`, and tell which of the follows are known here."""
+        known: set[FollowKey] = set()
+        for accepted, statement in _CHANGED.items():
+            keys = [answer.key for answer in answers if answer.accepted is accepted]
+            if keys:
+                known.update(tuple(row) for row in connection.execute(statement, {"follows": keys}))
+        return [answer.key in known for answer in answers]
+
+    def log_missed(self, *, delivery_id: str) -> None:
+        """Log that no such follow is known here."""
+        log.info("follow_ack_unknown", delivery_id=delivery_id, server_url=self.server_url)
 
 
 async def read_follow_ack(

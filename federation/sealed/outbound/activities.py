@@ -9,8 +9,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from federation.delivery.outbox import Outbox
-from federation.delivery.produced import Content, Plan, Produced, PublishedPost, RequestedFollow
 from federation.protocol.urls import canonical_origin
+from federation.sealed.outbound.writes import Content, Plan, Produced, PublishedPost, RequestedFollow
 from federation.servers.discovery import Discovery, Shown
 from federation.servers.registry import Registry
 from workers.clock import Clock, SystemClock

@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from federation.delivery import ack_checks
-from federation.delivery.ack_checks import MAX_ANSWERERS, ONE_IN, AckChecks, Answer, one_in_some
+from federation.sealed.outbound import ack_checks
+from federation.sealed.outbound.ack_checks import MAX_ANSWERERS, ONE_IN, AckChecks, Answer, one_in_some
 
 SINCE = datetime(2026, 1, 2, tzinfo=UTC)
 URL = "https://b.example"

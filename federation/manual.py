@@ -8,7 +8,9 @@ from enum import StrEnum
 from typing import Final
 
 from db import DeliveryState
-from federation.delivery.codes import CLASSES, FailureClass, class_of_status
+from federation.codes import CODES
+from federation.delivery.codes import FailureClass
+from federation.sealed.codes import class_of_status
 
 _S: Final = DeliveryState
 
@@ -79,7 +81,7 @@ def failures() -> str:
     """Return the classes of failures as a Markdown table."""
     lines = ["| class | codes | what becomes of the delivery |", "|---|---|---|"]
     for kind in FailureClass:
-        codes = [f"`{code}`" for code in sorted(code for code, of in CLASSES.items() if of is kind)]
+        codes = [f"`{code}`" for code in sorted(code for code, of in CODES.items() if of.failure_class is kind)]
         codes += [*_statuses(kind), *([_WITH_CONDITIONS[kind]] if kind in _WITH_CONDITIONS else [])]
         lines.append(f"| **{kind}**: {_MEANS[kind]} | {', '.join(codes)} | {_BECOMES[kind]} |")
     return "\n".join(lines)

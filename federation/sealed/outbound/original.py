@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import Final
 
 from federation.delivery.codes import STORED_ALREADY
-from federation.delivery.entries import FollowAnswer
 from federation.protocol.activities import ActivityMethod, FollowActivity
 from federation.protocol.errors import PayloadError
 from federation.protocol.models import parse_model
+from federation.sealed.outbound.follows import FollowAnswer
 
 _STORED: Final[Mapping[ActivityMethod, str]] = {
     ActivityMethod.FEDERATE: "FOLLOW_ALREADY_EXISTS",

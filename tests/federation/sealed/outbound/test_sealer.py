@@ -6,11 +6,11 @@ from datetime import timedelta
 
 import pytest
 
-from federation.delivery import sealer
-from federation.delivery.sealer import Sealer
 from federation.protocol.errors import KeyMaterialError
 from federation.protocol.keys import generate_own_keys
 from federation.protocol.sealing import open_envelope
+from federation.sealed.outbound import sealer
+from federation.sealed.outbound.sealer import Sealer
 from tests.federation.protocol.vectors import A, B
 from tests.patience import until
 

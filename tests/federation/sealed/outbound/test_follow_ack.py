@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 import pytest
 
 from federation.delivery.errors import PermanentFailure
-from federation.delivery.follow_ack import read_follow_ack
 from federation.protocol.acks import ack_response, find_ack, follow_ack
 from federation.protocol.keys import generate_own_keys
+from federation.sealed.outbound.follows import read_follow_ack
 from tests.federation.protocol.vectors import A, B
 
 KEY, ANOTHER = B.keys.signing.public_text, generate_own_keys().signing.public_text

@@ -13,7 +13,7 @@ from db import DeliveryJob, DeliveryPayload, Follow, Post, User
 from federation.app import Federation
 from federation.base.errors import ConfigurationError
 from tests.federation.conftest import OWN_URL, MakeSettings
-from tests.federation.delivery.producers.stored import NOW, all_of, everywhere, jobs, only_row
+from tests.federation.sealed.outbound.activities.stored import NOW, all_of, everywhere, jobs, only_row
 
 TEXT = [{"type": "text", "value": "hello"}]
 SERVERS = [f"https://{name}.example" for name in "bcdefg"]

@@ -11,12 +11,12 @@ from structlog.testing import capture_logs
 from db import BlacklistedServer, Follow
 from federation.admin import blacklist
 from federation.app import Federation
-from federation.delivery.producers import ServerRefused
 from federation.http.errors import BlockedUrl
 from federation.protocol.times import parse_moment
+from federation.sealed.outbound.activities import ServerRefused
 from federation.servers.discovery import DiscoveryError
 from tests.federation.conftest import OWN_URL
-from tests.federation.delivery.producers.stored import NOW, all_of, everywhere, jobs, nothing_written, only_row
+from tests.federation.sealed.outbound.activities.stored import NOW, all_of, everywhere, jobs, nothing_written, only_row
 from tests.misbehaving import reset, respond
 from tests.patience import until
 from tests.peer import Peer, Pings, acquaint
