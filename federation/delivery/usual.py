@@ -4,8 +4,8 @@ Theory of operation. A transaction of several statements takes a round trip for 
 commit; of what a group costs a worker, the entries themselves are the smaller part. So the beginnings and the arrivals
 of a group go into one statement, which commits by itself. It does what `Group` does to rows that are as they mostly
 are, and leaves all others alone: rows that are held, or another job's, or nobody's yet, or whose attempt was lost, or
-that are in an order, or not there, and arrivals by which a wire changes something. `Group` then writes those entries. If an arrival releases a text that others share,
-a second statement removes the text, so the two are a transaction.
+that are in an order, or not there, and arrivals by which a wire changes something. `Group` then writes those entries.
+If an arrival releases a text that others share, a second statement removes the text, so the two are a transaction.
 """
 
 from __future__ import annotations

@@ -28,8 +28,6 @@ VALUES: Final = {"values", "on_conflict_do_update"}
 MODULE: Final = re.compile(
     r"\b(?:admin|analytics/data|base|delivery|node|rollups|scheduler|sealed(?:/outbound|/peers)?|servers)/\w+"
 )
-    r"\b(?:admin|analytics/data|base|delivery|node|rollups|scheduler|sealed(?:/outbound|/peers)?|servers)/\w+"
-)
 ORIGINAL: Final = "the original"
 """Stands for the Node implementation, whose code is not here."""
 DEEP: Final = 3
