@@ -83,6 +83,12 @@ MARKS_NAME: Final = "federation-tasks-keys"
 """Takes the place of a queue's name in Redis keys; no queue of ours has this name."""
 
 OpenStorage: TypeAlias = Callable[[str], Storage]
+OtherWires: TypeAlias = "Callable[[Federation], Sequence[Wire]]"
+
+
+def no_others(_: Federation) -> Sequence[Wire]:
+    """Make no wire beside the sealed one."""
+    return ()
 
 
 class Federation:
@@ -91,8 +97,8 @@ class Federation:
     `client` replaces the HTTP client, for tests. `delivery_processor` works on its own; `shared_delivery_processor`
     leaves discoveries to the discovery worker that has to run beside it. `metrics` is told of everything that is
     counted. `clock` replaces the time that processes share, see `DatabaseClock`. `database`, and `storage`, which opens
-    the queue of a name, replace those that the settings choose. `new_id` makes the ids of deliveries. `wires` send jobs
-    of the names that they claim; all others are the sealed wire's.
+    the queue of a name, replace those that the settings choose. `new_id` makes the ids of deliveries. `wires` makes
+    those that send jobs of the names that they claim, of the parts of this node; all others are the sealed wire's.
     """
 
     def __init__(
@@ -105,7 +111,7 @@ class Federation:
         database: Database | None = None,
         storage: OpenStorage | None = None,
         new_id: Callable[[], str] = new_timed_id,
-        wires: Sequence[Wire] = (),
+        wires: OtherWires = no_others,
     ) -> None:
         self.settings = settings
         self._storage = storage
@@ -164,7 +170,7 @@ class Federation:
         self.tasks_queue = tasks_queue(self._open_storage(TASKS_QUEUE_NAME))
         self.probe = Probe(self.registry, self.fetch, self.links, own_url=self.own_url)
         sealed = self._sealed_wire()
-        self.wires = Wires(sealed, *wires)
+        self.wires = Wires(sealed, *wires(self))
         self.outbox = Outbox(
             self.database,
             self.delivery_queue,
@@ -189,7 +195,7 @@ class Federation:
         self.room = Room(per_server=settings.federation_per_server, most=settings.federation_overtime)
         self.delivery_processor = self._delivery_processor(self.wires)
         self.shared_delivery_processor = self._delivery_processor(
-            Wires(self._sealed_wire(self.queued_discovery), *wires)
+            Wires(self._sealed_wire(self.queued_discovery), *wires(self))
         )
         self.write_trials = WriteTrials(self.database)
         checks = node_checks(
