@@ -73,7 +73,9 @@ async def earlier(request: pytest.FixtureRequest, environment: dict[str, str], p
         for post_id in (*WITH_JOB, *WITHOUT_JOB, *OUT_OF_REACH):
             values = row_of(post_id, peer, revision)
             names, places = ", ".join(values), ", ".join(f":{name}" for name in values)
-            connection.execute(text(f"INSERT INTO delivery_jobs ({names}) VALUES ({places})"), values)
+            # Bound, so that SQLAlchemy writes the times: from Python 3.12 on sqlite3 warns when it has to.
+            insert = text(f"INSERT INTO delivery_jobs ({names}) VALUES ({places})").bindparams(**values)
+            connection.execute(insert)
     engine.dispose()
     storage = SqlStorage(environment["DATABASE_URL"], DELIVERY_QUEUE_NAME)
     await storage.migrate()

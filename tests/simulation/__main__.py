@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import sys
 import time
 from collections.abc import Iterator
@@ -97,7 +98,9 @@ class Tally:
 
 
 def _verdicts(seeds: range, servers: int, options: argparse.Namespace) -> Iterator[Verdict]:
-    with ProcessPoolExecutor(options.processes, initializer=set_aside_loaded) as pool:
+    # Forks, also from Python 3.14 on: other processes would not find what is defined in a package's `__main__`.
+    forks = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(options.processes, mp_context=forks, initializer=set_aside_loaded) as pool:
         yield from pool.map(partial(_verdict, servers=servers, rush=options.rush, plain=options.plain), seeds)
 
 
