@@ -1,4 +1,7 @@
-"""What the manual shows of deliveries, generated from what the code decides by: states of rows, classes of failures."""
+"""What the manual shows of deliveries: states of rows, and classes of failures.
+
+The code decides by the classes. That it does with rows what `TRANSITIONS` says, neither more nor less, a test shows.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The tables a federation node has always had. A database of the original implementation has them already.
+"""The tables that a federation node has always had: made where the original implementation has not made them.
 
-Revision ID: 0001
+The first migration uses them as they are, so nothing here changes any more.
 """
 
 from __future__ import annotations
@@ -8,11 +8,9 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0001"
-down_revision = None
 
-
-def upgrade() -> None:
+def create_original() -> None:
+    """Make those that are missing; the others keep their rows."""
     existing = set(sa.inspect(op.get_bind()).get_table_names())
     for name, create in _TABLES.items():
         if name not in existing:
