@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from federation.delivery.manual import TRANSITIONS, Step
 from sqlalchemy import update
 from sqlmodel import col
 
@@ -17,7 +18,6 @@ from federation.admin import blacklist, holds
 from federation.admin.deliveries import Selection
 from federation.admin.deliveries_bulk import BulkDeliveries
 from federation.app import Federation
-from federation.delivery.manual import TRANSITIONS, Step
 from federation.delivery.purge import Purge
 from tests.federation.delivery.harness import Site
 from tests.misbehaving import respond
