@@ -35,7 +35,7 @@ from federation.admin.blacklist_rows import (
 from federation.base.audit import Order, noted
 from federation.protocol.errors import UrlError
 from federation.servers.blacklist import purge_expired
-from federation.servers.rules import canonical_rule, rules_covering
+from federation.servers.blacklist_rules import canonical_rule, rules_covering
 
 __all__ = [
     "BadRows",

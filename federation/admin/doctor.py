@@ -20,11 +20,11 @@ from federation.admin import checks, time_checks
 from federation.admin.checks import Found, Verdict, failure, queue_setting
 from federation.admin.given_up import given_up
 from federation.admin.queue_server import queue_server
-from federation.app import Federation
 from federation.base.errors import ConfigurationError, NoNodeHere, Unreachable
-from federation.base.misspelt import misspelt, told
-from federation.base.reach import PATIENCE
-from federation.base.settings import Settings
+from federation.base.settings.misspelt import misspelt, told
+from federation.base.settings.reach import PATIENCE
+from federation.base.settings.settings import Settings
+from federation.runtime.composition import Federation
 from workers import StorageError, StorageUnavailable, WorkersError
 
 CLOSING: Final = timedelta(seconds=1)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from federation.admin.checks import Found, Verdict, ok
-from federation.app import Federation
-from federation.base.reach import connect
+from federation.base.settings.reach import connect
+from federation.runtime.composition import Federation
 from workers.storage.abilities import Examined, Severity
 
 VERDICTS = {Severity.ERROR: Verdict.FAILURE, Severity.WARNING: Verdict.WARNING, Severity.NOTE: Verdict.NOTE}

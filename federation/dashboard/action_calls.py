@@ -12,7 +12,7 @@ from workers.dashboard.calls import LISTED, AnyCall, Call, Caller, Limit, Listin
 from workers.dashboard.shapes import Between
 
 if TYPE_CHECKING:
-    from federation.app import Federation
+    from federation.runtime.composition import Federation
 
 MOST_ROWS: Final = 2**63 - 1
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 from federation.admin import blacklist
 from federation.admin.blacklist import Change, Changed, CsvError, Entry, ImportPlan, LineNote, RuleError, WantedRule
 from federation.admin.bulk_jobs import BulkJobs
-from federation.base.setting_types import parse_duration
+from federation.base.settings.types import parse_duration
 from federation.dashboard.import_pages import SHOWN, is_long
 from federation.dashboard.orders import api_order
 from workers.dashboard.calls import LISTED, After, AnyCall, Call, Caller, Limit, Listing
@@ -20,7 +20,7 @@ from workers.dashboard.text import short
 from workers.dashboard.visit import Refusal
 
 if TYPE_CHECKING:
-    from federation.app import Federation
+    from federation.runtime.composition import Federation
 
 CSV: Final = "text/csv"
 

@@ -21,7 +21,7 @@ from workers.dashboard.shapes import Between, Longest
 from workers.dashboard.visit import Refusal
 
 if TYPE_CHECKING:
-    from federation.app import Federation
+    from federation.runtime.composition import Federation
 
 Server: TypeAlias = Annotated[str, "The server that they go to, a URL or a bare name.", Longest(LONGEST_ID)]
 State: TypeAlias = Annotated[str, "`open` (owed: ready or held), `ready`, `held`, `failed` or `expired`.", Longest(20)]

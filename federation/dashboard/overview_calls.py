@@ -16,7 +16,7 @@ from workers.dashboard.calls import AnyCall, Call, Caller, NothingAsked
 from workers.dashboard.catalog import QueueCatalog, QueueLine
 
 if TYPE_CHECKING:
-    from federation.app import Federation
+    from federation.runtime.composition import Federation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from workers.dashboard.text import counted, grouped
 from workers.dashboard.visit import Visit
 
 if TYPE_CHECKING:
-    from federation.app import Federation
+    from federation.runtime.composition import Federation
 
 OVERVIEW: Final = MenuItem(title="Overview", path="/")
 _FAILED: Final = (AttemptOutcome.RETRYABLE, AttemptOutcome.PERMANENT)

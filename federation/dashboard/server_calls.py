@@ -18,7 +18,7 @@ from workers.dashboard.text import short
 from workers.dashboard.visit import Refusal
 
 if TYPE_CHECKING:
-    from federation.app import Federation
+    from federation.runtime.composition import Federation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ ROOT: Final = Path(db.__file__).parents[1]
 VERB: Final = re.compile(r"_?(insert|update|delete)")
 VALUES: Final = {"values", "on_conflict_do_update"}
 MODULE: Final = re.compile(
-    r"\b(?:admin|analytics/data|base|delivery|node|rollups|scheduler|sealed(?:/outbound|/peers)?|servers)/\w+"
+    r"\bretention\b|\b(?:admin|analytics/data|base|delivery|node|rollups|runtime|scheduler|sealed|servers)(?:/\w+)+"
 )
 ORIGINAL: Final = "the original"
 """Stands for the Node implementation, whose code is not here."""
@@ -34,7 +34,7 @@ DEEP: Final = 3
 """Names that stand for names, followed so far."""
 
 Writers = Mapping[str, Mapping[str, set[str]]]
-"""By table, and by column, the modules as `delivery/owing`; the column `*` is the whole row."""
+"""By table, and by column, the modules as `delivery/outbox/insert`; the column `*` is the whole row."""
 
 
 def writers() -> Writers:
@@ -138,7 +138,7 @@ def commented() -> Writers:
     found: dict[str, dict[str, set[str]]] = defaultdict(dict)
     for path in sorted((ROOT / "db").glob("*.py")):
         table, modules = "", set[str]()
-        for line in path.read_text().splitlines():
+        for line in re.sub(r"(# Written by .*)\n    # ", r"\1 ", path.read_text()).splitlines():
             if named := re.match(r'    __tablename__ = "(\w+)"', line):
                 table, modules = named[1], set()
             elif line.startswith("    # Written by "):

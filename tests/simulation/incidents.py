@@ -13,10 +13,10 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from federation.admin import blacklist, holds
 from federation.admin.servers import forget
-from federation.app import Federation
 from federation.protocol.activities import ActivityMethod
+from federation.runtime.composition import Federation
 from federation.sealed.outbound.activities import ServerRefused
-from federation.servers.discovery import DiscoveryError
+from federation.sealed.peers.discovery import DiscoveryError
 from tests.simulation.node import Process
 from tests.simulation.plan import ClockJump, Deed, Meddling, PlannedFollow
 from tests.simulation.records import MishapKind

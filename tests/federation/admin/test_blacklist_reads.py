@@ -15,7 +15,7 @@ from db import BlacklistedServer, Database
 from federation.admin import blacklist, blacklist_rows
 from federation.admin.blacklist_rows import ALL_ROWS, entries_of, entry_of
 from federation.protocol.errors import UrlError
-from federation.servers.rules import canonical_rule
+from federation.servers.blacklist_rules import canonical_rule
 from tests.federation.rows_read import MANY, cost, watched
 
 NOW = datetime.now(UTC)
