@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+import sys
 import threading
 import uuid
 from collections.abc import Iterator
@@ -236,6 +237,8 @@ sys.exit(max(ended))
 
 def test_a_queue_is_used_after_a_fork_and_at_the_end(url: str, name: str) -> None:
     """By parent and children; all of them end, in silence, and nothing is lost."""
+    if url.startswith("postgresql") and sys.version_info[:3] in ((3, 12, 0), (3, 12, 1)):
+        pytest.skip("this Python starts no thread once its end has begun, as others do, so connections are not closed")
     command = [warm.PYTHON, "-c", CHILD, url, name]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
     assert (done.returncode, done.stderr) == (0, "")
