@@ -110,58 +110,58 @@ class DeliveryJob(FederationTable, table=True):
     # Who writes a column, by module of `federation`: delivery/owing makes the row, for producers. delivery/group counts
     # and ends attempts, for workers; delivery/usual does the same to most rows, on PostgreSQL. delivery/holding holds,
     # expires and fails what is held. delivery/rows makes ready what was held. delivery/sweeper replaces lost jobs.
-    # delivery/release chooses canaries. admin/deliveries_bulk is `federation deliveries retry`.
+    # delivery/release chooses canaries. admin/deliveries/bulk is `federation deliveries retry`.
     # Written by delivery/owing, once.
     id: str = Field(default_factory=new_timed_id, sa_type=Text, primary_key=True)
     target_url: str = Field(sa_type=Text)
     payload: str = Field(sa_type=Text, repr=False)
-    # Written by delivery/owing, delivery/group, admin/deliveries_bulk.
+    # Written by delivery/owing, delivery/group, admin/deliveries/bulk.
     attempts: int = Field(default=0, sa_column_kwargs={"server_default": text("0")})
-    # Written by delivery/group, admin/deliveries_bulk.
+    # Written by delivery/group, admin/deliveries/bulk.
     last_attempted_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
-    # Written by delivery/group, delivery/holding, delivery/rows, admin/deliveries_bulk.
+    # Written by delivery/group, delivery/holding, delivery/rows, admin/deliveries/bulk.
     next_attempt_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     # Written by delivery/owing, once.
     created_at: datetime = Field(sa_type=UtcDateTime)
     # Written by delivery/owing; delivery/group, where the first job of a Node producer's row is met.
     job_name: str | None = Field(default=None, sa_type=Text)
     server_url: str | None = Field(default=None, sa_type=Text)
-    # Written by delivery/owing, delivery/sweeper, delivery/rows, admin/deliveries_bulk.
+    # Written by delivery/owing, delivery/sweeper, delivery/rows, admin/deliveries/bulk.
     queued_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
-    # Written by delivery/group, delivery/holding, delivery/rows, admin/deliveries_bulk.
+    # Written by delivery/group, delivery/holding, delivery/rows, admin/deliveries/bulk.
     settled_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
-    # Written by delivery/group, delivery/holding, admin/deliveries_bulk.
+    # Written by delivery/group, delivery/holding, admin/deliveries/bulk.
     outcome: AttemptOutcome | None = Field(default=None, sa_type=TextEnum(AttemptOutcome))
     """Of the attempt with which it was given up; null while it is owed."""
     last_error: str | None = Field(default=None, sa_type=Text)
     # Written by delivery/owing, once.
     payload_id: str | None = Field(default=None, sa_type=Text)
-    # Written by delivery/group, delivery/holding, admin/deliveries_bulk.
+    # Written by delivery/group, delivery/holding, admin/deliveries/bulk.
     error_code: str | None = Field(default=None, sa_type=Text)
-    # Written by delivery/owing, delivery/group, delivery/holding, delivery/rows, admin/deliveries_bulk.
+    # Written by delivery/owing, delivery/group, delivery/holding, delivery/rows, admin/deliveries/bulk.
     state: DeliveryState = Field(
         default=DeliveryState.READY, sa_type=TextEnum(DeliveryState), sa_column_kwargs={"server_default": "ready"}
     )
     held_reason: HoldReason | None = Field(default=None, sa_type=TextEnum(HoldReason))
     held_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
-    # Written by delivery/owing, delivery/group, delivery/rows, delivery/sweeper, admin/deliveries_bulk.
+    # Written by delivery/owing, delivery/group, delivery/rows, delivery/sweeper, admin/deliveries/bulk.
     job_id: str | None = Field(default=None, sa_type=Text)
-    # Written by delivery/rows, delivery/sweeper, admin/deliveries_bulk.
+    # Written by delivery/rows, delivery/sweeper, admin/deliveries/bulk.
     series: int = Field(default=0, sa_column_kwargs={"server_default": text("0")})
-    # Written by delivery/group, delivery/rows, delivery/sweeper, admin/deliveries_bulk.
+    # Written by delivery/group, delivery/rows, delivery/sweeper, admin/deliveries/bulk.
     sending: int | None = None
     first_attempted_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     """When the present series of attempts began."""
-    # Written by delivery/group, delivery/rows, admin/deliveries_bulk.
+    # Written by delivery/group, delivery/rows, admin/deliveries/bulk.
     released_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     """When it was released last, until it is tried."""
-    # Written by delivery/release, delivery/group, admin/deliveries_bulk.
+    # Written by delivery/release, delivery/group, admin/deliveries/bulk.
     canary_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     """When it was last sent ahead of the others, to see whether its server takes deliveries again."""
     # Written by delivery/owing, once.
     ordering_key: str | None = Field(default=None, sa_type=Text)
     ordering_position: int | None = Field(default=None, sa_type=BigInteger)
-    # Written by delivery/group, admin/deliveries_bulk.
+    # Written by delivery/group, admin/deliveries/bulk.
     holds: int = Field(default=0, sa_column_kwargs={"server_default": text("0")})
     """How often in a row it was held for a fault of ours: each wait is twice as long."""
     suspect: int | None = None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 import structlog
 
-from federation.admin.bulk_jobs import INTERVAL, BulkJobs
+from federation.admin.deliveries.bulk_jobs import INTERVAL, BulkJobs
 from federation.app import Federation
 from federation.base.connections import require_connections
 from federation.base.errors import ConfigurationError

@@ -32,9 +32,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from bench.node import fresh_places, machine, unwind_when_terminated
 
 from db import DeliveryJob, DeliveryPayload, DeliveryState, new_id
-from federation.admin import deliveries
-from federation.admin.deliveries import Selection
-from federation.admin.deliveries_bulk import BulkDeliveries
+from federation.admin.deliveries import deliveries
+from federation.admin.deliveries.bulk import BulkDeliveries
+from federation.admin.deliveries.deliveries import Selection
 from federation.app import Federation
 from federation.base.jobs import POST_JOB
 from federation.base.logs import configure_logging

@@ -9,10 +9,10 @@ from pydantic import Field
 
 from db import AttemptOutcome, BulkVerb
 from federation.admin.attempts import LoggedAttempt, attempts_at_delivery, page_of_attempts
-from federation.admin.bulk_jobs import BulkJobs, BulkProgress
-from federation.admin.deliveries import DeliveryRow, Selection, show
-from federation.admin.deliveries_bulk import BulkDeliveries
-from federation.admin.delivery_pages import page_of_deliveries
+from federation.admin.deliveries.bulk import BulkDeliveries
+from federation.admin.deliveries.bulk_jobs import BulkJobs, BulkProgress
+from federation.admin.deliveries.deliveries import DeliveryRow, Selection, show
+from federation.admin.deliveries.pages import page_of_deliveries
 from federation.dashboard.delivery_fate import gone_how, job_of, what_next
 from federation.dashboard.delivery_pages import LONGEST_ID, MOST_AT_ONCE, Choice, count_changed
 from federation.dashboard.orders import MOST_ROWS, Node, api_order

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from db import AttemptOutcome, DeliveryState
 from federation.admin import overview
-from federation.admin.doctor import Finding
+from federation.admin.doctor.doctor import Finding
 from federation.admin.overview import LastHour, Owed
 from federation.app import Federation
 from federation.dashboard.findings import Examination, Examinations

@@ -6,10 +6,11 @@ from typing import Annotated, Final, Literal
 
 from fastapi import Query, Request
 
-from federation.admin import holds, servers
-from federation.admin.server_backlog import backlog_of
-from federation.admin.server_pages import ServerSort, SummaryRow, page_of_servers
-from federation.admin.servers import HealthEvent
+from federation.admin.deliveries import holds
+from federation.admin.servers import servers
+from federation.admin.servers.backlog import backlog_of
+from federation.admin.servers.pages import ServerSort, SummaryRow, page_of_servers
+from federation.admin.servers.servers import HealthEvent
 from federation.admin.why import Explanation, explain
 from federation.dashboard.orders import Node, api_order
 from federation.dashboard.server_pages import EVENTS, named_server

@@ -17,10 +17,11 @@ from bench.fan_out import payload_of
 from bench.scale_rows import AWAY, Size, fill
 from bench.server_cpu import Cpu, PostgresCpu, cpu_of
 from db import AttemptOutcome, DeliveryState, FederationTable
-from federation.admin import checks, deliveries
-from federation.admin.deliveries import Selection
-from federation.admin.delivery_pages import page_of_deliveries
-from federation.admin.server_pages import ServerSort, page_of_servers
+from federation.admin.deliveries import deliveries
+from federation.admin.deliveries.deliveries import Selection
+from federation.admin.deliveries.pages import page_of_deliveries
+from federation.admin.doctor import checks
+from federation.admin.servers.pages import ServerSort, page_of_servers
 from federation.admin.why import explain
 from federation.app import Federation
 from federation.base.jobs import POST_JOB

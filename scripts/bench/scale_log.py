@@ -16,7 +16,7 @@ from bench.scale_growth import bytes_of_tables, measuring, rest, vacuum
 from bench.scale_rows import DAYS_OF_ATTEMPTS, attempt_columns, build_indexes, inserted
 from bench.server_cpu import PostgresCpu
 from db import FederationTable
-from federation.admin import deliveries
+from federation.admin.deliveries import deliveries
 from federation.app import Federation
 from federation.base.settings import Settings
 from federation.delivery.purge import KEEP_ATTEMPTS, Purge

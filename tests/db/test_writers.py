@@ -67,7 +67,7 @@ def test_the_readme_shows_who_writes_the_columns_that_many_write(table: str) -> 
 
 def test_writers_are_found() -> None:
     """A scan that finds none agrees with everybody; these are written in different ways."""
-    assert found()["delivery_jobs"]["queued_at"] >= {"delivery/sweeper", "delivery/rows", "admin/deliveries_bulk"}
+    assert found()["delivery_jobs"]["queued_at"] >= {"delivery/sweeper", "delivery/rows", "admin/deliveries/bulk"}
     assert found()["server_registry"]["claimed_by"] == {"servers/claims"}
     assert found()["server_registry"]["knows_key"] >= {"servers/key_rotation", "servers/registry"}
     assert found()["follows"]["accepted"] >= {"delivery/group", "node/follows"}

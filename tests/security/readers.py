@@ -12,7 +12,7 @@ from typing import Final
 
 from pydantic import BaseModel, ValidationError
 
-from federation.admin.blacklist_csv import CsvError, read_csv
+from federation.admin.blacklist.csv_lists import CsvError, read_csv
 from federation.base.jobs import FederationDeliveryJob
 from federation.delivery.post_ack import post_ack_mismatch
 from federation.http.response import Response

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from federation.admin.checks import Found, Verdict, ok
+from federation.admin.doctor.checks import Found, Verdict, ok
 from federation.app import Federation
 from federation.base.reach import connect
 from workers.storage.abilities import Examined, Severity

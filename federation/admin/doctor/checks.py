@@ -20,11 +20,11 @@ from sqlmodel import col
 from db import FederationTable, HoldReason, Server
 from db.catalog import denied
 from db.url import absent_file
-from federation.admin import deliveries
 from federation.admin import queues as queue_admin
-from federation.admin.claims import claims as claims_of
-from federation.admin.deliveries import Selection
-from federation.admin.known_keys import survey
+from federation.admin.deliveries import deliveries
+from federation.admin.deliveries.deliveries import Selection
+from federation.admin.servers.claims import claims as claims_of
+from federation.admin.servers.known_keys import survey
 from federation.admin.words import ago, counted
 from federation.app import Federation
 from federation.base.reach import (

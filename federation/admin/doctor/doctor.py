@@ -16,10 +16,10 @@ from typing import Final
 from sqlalchemy.exc import SQLAlchemyError
 
 from db.errors import local_cause
-from federation.admin import checks, time_checks
-from federation.admin.checks import Found, Verdict, failure, queue_setting
-from federation.admin.given_up import given_up
-from federation.admin.queue_server import queue_server
+from federation.admin.doctor import checks, time_checks
+from federation.admin.doctor.checks import Found, Verdict, failure, queue_setting
+from federation.admin.doctor.given_up import given_up
+from federation.admin.doctor.queue_server import queue_server
 from federation.app import Federation
 from federation.base.errors import ConfigurationError, NoNodeHere, Unreachable
 from federation.base.misspelt import misspelt, told

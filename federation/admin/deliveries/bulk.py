@@ -54,7 +54,7 @@ from sqlalchemy import (
 from sqlmodel import col
 
 from db import Database, DeliveryJob, DeliveryState, HoldReason
-from federation.admin.deliveries import Selection, count, is_in
+from federation.admin.deliveries.deliveries import Selection, count, is_in
 from federation.base.audit import Order, Record, recorded
 from federation.base.job_queue import JobQueue
 from federation.delivery.order import lock_keys
