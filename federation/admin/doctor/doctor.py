@@ -19,7 +19,6 @@ from db.errors import local_cause
 from federation.admin.doctor import checks, time_checks
 from federation.admin.doctor.checks import Found, Verdict, failure, queue_setting
 from federation.admin.doctor.given_up import given_up
-from federation.admin.doctor.queue_server import queue_server
 from federation.app import Federation
 from federation.base.errors import ConfigurationError, NoNodeHere, Unreachable
 from federation.base.misspelt import misspelt, told
@@ -82,7 +81,7 @@ async def examine_node(federation: Federation) -> list[Finding]:
             group.create_task(look(check, of))
             for check, of in (
                 ("queues", checks.queues),
-                ("storage", queue_server),
+                ("storage", checks.queue_server),
                 ("open files", checks.open_files),
                 ("/discover", checks.discover),
             )
