@@ -102,8 +102,11 @@ async def _rows(connection: AsyncConnection[Any], statement: str, values: Mappin
 async def _answers(connection: AsyncConnection[Any]) -> bool:
     from psycopg import Error
 
+    from db.silence import impatient
+
     try:
-        await connection.execute("")
+        with impatient(connection):
+            await connection.execute("")
     except Error:
         return False
     return True

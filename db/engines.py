@@ -7,10 +7,11 @@ import contextlib
 import math
 import sqlite3
 import time
+from collections.abc import Mapping
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event
+from sqlalchemy import URL, Connection, Dialect, Engine, create_engine, event
 from sqlalchemy.engine.interfaces import DBAPIConnection, ExceptionContext
 from sqlalchemy.exc import DBAPIError, InvalidatePoolError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
@@ -23,6 +24,13 @@ _BUSY_TIMEOUT = timedelta(seconds=30)
 _CONNECT_TIMEOUT = timedelta(seconds=10)
 _COMMANDS_CONNECT_TIMEOUT = timedelta(seconds=5)
 """Shorter, as somebody waits who wants to be told within ten seconds."""
+_GONE: Final = {
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,  # milliseconds
+}
+"""When the kernel gives up a server that is gone, for libpq."""
 _PING_AFTER = timedelta(seconds=1)
 _SETTINGS: Final = {
     "array_nulls": "on",
@@ -35,8 +43,9 @@ _SETTINGS: Final = {
     "standard_conforming_strings": "on",
     "TimeZone": "UTC",
 }
-_SET: Final = "SELECT " + ", ".join(f"set_config('{name}', '{value}', false)" for name, value in _SETTINGS.items())
 """Else a role or a database may have settings with which values are written or read as others, or not at all."""
+_WRITER_SETTINGS: Final = {**_SETTINGS, "idle_in_transaction_session_timeout": "60s"}
+"""A transaction whose connection is lost must not hold its locks until the server's kernel notices."""
 POSTGRES_CONNECTIONS: Final = 20
 """How many a process opens at most."""
 
@@ -64,9 +73,10 @@ def async_engines(url: URL, *, sqlite_driver: object | None = None) -> tuple[Asy
         pool_size=POSTGRES_CONNECTIONS,
         max_overflow=0,
         pool_use_lifo=True,
-        connect_args=_postgres_arguments(),
+        connect_args=_postgres_arguments(url),
     )
-    _prepare_postgres(writer.sync_engine)
+    _prepare_postgres(writer.sync_engine, _WRITER_SETTINGS)
+    _limit_silence(writer.sync_engine)
     _ping_idle_connections(writer.sync_engine)
     _shorten_errors(writer.sync_engine)
     return writer, _with_options(writer, postgresql_readonly=True)
@@ -105,9 +115,10 @@ def writing_engine(url: URL) -> Engine:
         pool_size=POSTGRES_CONNECTIONS,
         max_overflow=0,
         pool_use_lifo=True,
-        connect_args=_postgres_arguments(),
+        connect_args=_postgres_arguments(url),
     )
-    _prepare_postgres(engine)
+    _prepare_postgres(engine, _WRITER_SETTINGS)
+    _limit_silence(engine)
     _ping_idle_connections(engine)
     _shorten_errors(engine)
     return engine
@@ -148,37 +159,31 @@ def migration_engine(url: URL) -> Engine:
         _prepare_writer(engine)
         _enable_write_ahead_log(engine)
         return engine
-    engine = create_engine(
-        url, hide_parameters=True, connect_args={"connect_timeout": int(_COMMANDS_CONNECT_TIMEOUT.total_seconds())}
-    )
+    engine = create_engine(url, hide_parameters=True, connect_args=_postgres_arguments(url, _COMMANDS_CONNECT_TIMEOUT))
     _prepare_postgres(engine)
     return engine
 
 
-def reading_engine(url: URL, *, connect_timeout: timedelta = _CONNECT_TIMEOUT) -> Engine:
+def reading_engine(url: URL, *, connect_timeout: timedelta = _CONNECT_TIMEOUT, at_leisure: bool = True) -> Engine:
     """Return a synchronous engine whose connections refuse to write, for long reads outside the application's pools.
 
     Each connection is opened when it is asked for and closed when it is given back. A PostgreSQL server that vanishes
-    is noticed within a minute.
+    is noticed within a minute; one that is silent, as it is over a long query, only if that is not `at_leisure`.
     """
     if url.get_backend_name() == "sqlite":
         engine = create_engine(url, hide_parameters=True, poolclass=NullPool, connect_args=_sqlite_arguments())
         _prepare_reader(engine)
         return engine
-    arguments = {
-        "connect_timeout": max(2, int(connect_timeout.total_seconds())),
-        "keepalives_idle": 30,
-        "keepalives_interval": 10,
-        "keepalives_count": 3,
-    }
     engine = create_engine(
         url,
         hide_parameters=True,
         poolclass=NullPool,
-        connect_args=arguments,
+        connect_args=_postgres_arguments(url, connect_timeout),
         execution_options={"postgresql_readonly": True},
     )
     _prepare_postgres(engine)
+    if not at_leisure:
+        _limit_silence(engine)
     _shorten_errors(engine)
     return engine
 
@@ -199,24 +204,42 @@ def _sqlite_arguments() -> dict[str, object]:
     return {"timeout": _BUSY_TIMEOUT.total_seconds(), "isolation_level": None}
 
 
-def _postgres_arguments() -> dict[str, object]:
-    return {"connect_timeout": int(_CONNECT_TIMEOUT.total_seconds())}
+def _postgres_arguments(url: URL, connect_timeout: timedelta = _CONNECT_TIMEOUT) -> dict[str, object]:
+    """Return what libpq is told beside what the URL says."""
+    ours = {"connect_timeout": max(2, int(connect_timeout.total_seconds())), **_GONE}
+    return {name: value for name, value in ours.items() if name not in url.query}
 
 
-def _prepare_postgres(engine: Engine) -> None:
+def _prepare_postgres(engine: Engine, settings: Mapping[str, str] = _SETTINGS) -> None:
     """Give each session of this PostgreSQL engine its settings, by a statement: PgBouncer refuses them as options."""
+    statement = "SELECT " + ", ".join(f"set_config('{name}', '{value}', false)" for name, value in settings.items())
 
     # Before SQLAlchemy looks at the first session, as it writes texts by what that has.
     @event.listens_for(engine, "connect", insert=True)
     def configure(connection: DBAPIConnection, _record: ConnectionPoolEntry) -> None:
         try:
             cursor = connection.cursor()
-            cursor.execute(_SET)
+            cursor.execute(statement)
             cursor.close()
             connection.commit()  # a rollback would undo what was set
         except BaseException:
             connection.close()  # nobody else knows it yet
             raise
+
+
+def _limit_silence(engine: Engine) -> None:
+    """Open connections of this PostgreSQL engine that close themselves when the server is silent for too long."""
+
+    @event.listens_for(engine, "do_connect")
+    def connect(
+        dialect: Dialect, _record: ConnectionPoolEntry, arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> object:
+        from db.silence import PlainConnection, TaskConnection  # psycopg is an extra
+
+        if dialect.is_async:
+            options["async_creator_fn"] = TaskConnection.connect
+            return None  # the dialect opens it
+        return PlainConnection.connect(*arguments, **options)
 
 
 def _prepare_writer(engine: Engine) -> None:
@@ -324,7 +347,10 @@ def _ping_idle_connections(engine: Engine) -> None:
         idle_since = record.info.get("idle_since", math.inf)
         if time.monotonic() - idle_since < _PING_AFTER.total_seconds():
             return
+        from db.silence import impatient  # psycopg is an extra
+
         try:
-            engine.dialect.do_ping(connection)
+            with impatient(record.driver_connection):
+                engine.dialect.do_ping(connection)
         except engine.dialect.loaded_dbapi.Error as error:
             raise InvalidatePoolError from error

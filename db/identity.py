@@ -76,7 +76,7 @@ class OwnDatabase:
     def _look(self) -> Identity:
         if self._url.get_backend_name() == "sqlite":
             return _file(self._url.database or "")
-        engine = reading_engine(self._url)
+        engine = reading_engine(self._url, at_leisure=False)
         try:
             with engine.connect() as connection:
                 return _identity(connection)

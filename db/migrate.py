@@ -33,6 +33,10 @@ _one_at_a_time = threading.Lock()
 VERSION_TABLE = "federation_alembic_version"
 """A host application may keep its own Alembic history in the same database."""
 
+_FIRST: Final = "0100"
+"""The migration of 0.3, from which on every version upgrades the databases of those before it; theirs had smaller
+numbers."""
+
 _MIGRATIONS: Final = Path(__file__).parent / "migrations"
 _CURRENT: Final = select(func.max(column("version_num", String))).select_from(table(VERSION_TABLE))
 
@@ -61,7 +65,7 @@ def upgrade(url: str, *, host_tables: bool = False) -> tuple[str, ...]:
 
     Raises:
         DatabaseUrlError: see `Database`.
-        alembic.util.CommandError: the database was migrated by a newer version of this program.
+        alembic.util.CommandError: the database was migrated by a newer version of this program, or by one before 0.3.
         HostTablesError: tables of the host's own are in the way of `host_tables`; nothing was changed.
     """
     from alembic import command
@@ -72,10 +76,22 @@ def upgrade(url: str, *, host_tables: bool = False) -> tuple[str, ...]:
         with _one_at_a_time, engine.begin() as connection:
             if connection.dialect.name == "postgresql":
                 connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
+            _refuse_unpublished(connection)
             command.upgrade(_config(connection), "head")
             return create_host_tables(connection) if host_tables else ()
     finally:
         engine.dispose()
+
+
+def _refuse_unpublished(connection: Connection) -> None:
+    from alembic.util import CommandError
+
+    current = schema_version(connection).current
+    if current is not None and current < _FIRST:
+        raise CommandError(
+            f"the database is at migration {current}, which is of a version before 0.3, and cannot be upgraded; nothing"
+            " was changed: send what it owes with that version, then set DATABASE_URL to a new database"
+        )
 
 
 def _make_private(file: Path | None) -> None:
@@ -119,15 +135,10 @@ def _head() -> str:
 
 
 def _config(connection: Connection) -> Config:
-    config = _location()
-    config.attributes["connection"] = connection
-    return config
-
-
-def _location() -> Config:
     from alembic.config import Config
 
     config = Config()
     config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
+    config.attributes["connection"] = connection
     return config

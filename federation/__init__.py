@@ -10,7 +10,6 @@ from __future__ import annotations
 import federation.interrupts  # noqa: F401 - acts when it is imported, and comes first: what follows takes a while
 
 # isort: split
-import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -105,9 +104,6 @@ if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
         """Import names when they are first used: the `federation` command must start fast, to complete words."""
-        if name == "BullQueue":
-            warnings.warn("federation.BullQueue is called JobQueue", DeprecationWarning, stacklevel=2)
-            name = "JobQueue"
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         if name == "sync":

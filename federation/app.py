@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -30,7 +30,6 @@ from federation.base.storages import bullmq_url, is_plain, keyless_redis_url, op
 from federation.delivery.apart import Apart
 from federation.delivery.attempts import AttemptLog
 from federation.delivery.database_watch import DatabaseWatch
-from federation.delivery.exchange import Exchange
 from federation.delivery.foreign import ForeignJobs
 from federation.delivery.holding import HeldDeliveries
 from federation.delivery.ledger import Ledger
@@ -38,17 +37,16 @@ from federation.delivery.origin import OwnJobOrigin
 from federation.delivery.outbox import Outbox
 from federation.delivery.payloads import Payloads
 from federation.delivery.process import DeliveryProcessor
-from federation.delivery.producers import Producers
 from federation.delivery.queue import DeliveryQueue
 from federation.delivery.release import Releaser
 from federation.delivery.room import Room
 from federation.delivery.sightings import Sightings
 from federation.delivery.sweeper import OutboxSweeper
 from federation.delivery.sweeps import Sweeps
+from federation.delivery.wire import Wire, Wires
 from federation.health.checks import HealthCheckProcessor, HealthSchedule
 from federation.health.link_probes import LinkProbes
 from federation.health.long_range import LongRangeProbes, ProbePlan
-from federation.health.probe import Probe
 from federation.http.client import FederationClient
 from federation.http.gates import FederationFetch, SendThroughPeer
 from federation.http.guard import AddressGuard
@@ -58,6 +56,9 @@ from federation.monitoring.endpoints import Endpoints
 from federation.monitoring.readiness import Readiness, node_checks, serving_checks
 from federation.monitoring.writes import WriteTrials
 from federation.node.unnamed_proxies import UnnamedProxies
+from federation.sealed.outbound.activities import Producers
+from federation.sealed.outbound.wire import SealedWire
+from federation.sealed.peers.probe import Probe
 from federation.servers.blacklist import Blacklist
 from federation.servers.discovery import Discovery, SharedDiscovery
 from federation.servers.discovery_queue import DiscoveryProcessor, QueuedDiscovery
@@ -82,6 +83,12 @@ MARKS_NAME: Final = "federation-tasks-keys"
 """Takes the place of a queue's name in Redis keys; no queue of ours has this name."""
 
 OpenStorage: TypeAlias = Callable[[str], Storage]
+OtherWires: TypeAlias = "Callable[[Federation], Sequence[Wire]]"
+
+
+def no_others(_: Federation) -> Sequence[Wire]:
+    """Make no wire beside the sealed one."""
+    return ()
 
 
 class Federation:
@@ -90,7 +97,8 @@ class Federation:
     `client` replaces the HTTP client, for tests. `delivery_processor` works on its own; `shared_delivery_processor`
     leaves discoveries to the discovery worker that has to run beside it. `metrics` is told of everything that is
     counted. `clock` replaces the time that processes share, see `DatabaseClock`. `database`, and `storage`, which opens
-    the queue of a name, replace those that the settings choose. `new_id` makes the ids of deliveries.
+    the queue of a name, replace those that the settings choose. `new_id` makes the ids of deliveries. `wires` makes
+    those that send jobs of the names that they claim, of the parts of this node; all others are the sealed wire's.
     """
 
     def __init__(
@@ -103,6 +111,7 @@ class Federation:
         database: Database | None = None,
         storage: OpenStorage | None = None,
         new_id: Callable[[], str] = new_timed_id,
+        wires: OtherWires = no_others,
     ) -> None:
         self.settings = settings
         self._storage = storage
@@ -159,8 +168,16 @@ class Federation:
         self.queued_discovery = QueuedDiscovery(self.discovery_queue, self.registry)
         self.discovery_processor = DiscoveryProcessor(self.discovery)
         self.tasks_queue = tasks_queue(self._open_storage(TASKS_QUEUE_NAME))
+        self.probe = Probe(self.registry, self.fetch, self.links, own_url=self.own_url)
+        sealed = self._sealed_wire()
+        self.wires = Wires(sealed, *wires(self))
         self.outbox = Outbox(
-            self.database, self.delivery_queue, joins=self.queues_join_database, clock=self.clock, new_id=new_id
+            self.database,
+            self.delivery_queue,
+            check=self.wires.check,
+            joins=self.queues_join_database,
+            clock=self.clock,
+            new_id=new_id,
         )
         self.sweeps = Sweeps(self.database)
         self.sweeper = OutboxSweeper(
@@ -176,20 +193,21 @@ class Federation:
         self.database_watch = DatabaseWatch(self.database)
         self.apart = Apart()
         self.room = Room(per_server=settings.federation_per_server, most=settings.federation_overtime)
-        self.delivery_processor = self._delivery_processor(self.discovery)
-        self.shared_delivery_processor = self._delivery_processor(self.queued_discovery)
+        self.delivery_processor = self._delivery_processor(self.wires)
+        self.shared_delivery_processor = self._delivery_processor(
+            Wires(self._sealed_wire(self.queued_discovery), *wires(self))
+        )
         self.write_trials = WriteTrials(self.database)
         checks = node_checks(
             database=self.database, writes=self.write_trials, queue=self.delivery_queue, blacklist=self.blacklist
         )
         self.readiness = Readiness(checks)
         self.serving_readiness = Readiness(serving_checks(checks, self.database))
-        self.probe = Probe(self.registry, self.fetch, self.links, own_url=self.own_url)
         self.held = HeldDeliveries(
             self.database,
             self.delivery_queue,
             links=self.links,
-            registry=self.registry,
+            blacklist=self.blacklist,
             max_age=settings.federation_delivery_max_age,
             meter=self.meter,
             clock=self.clock,
@@ -205,9 +223,8 @@ class Federation:
         )
         self.link_probes = LinkProbes(
             links=self.links,
-            registry=self.registry,
-            probe=self.probe,
-            discover=self.discovery,
+            blacklist=self.blacklist,
+            is_well=sealed.is_well,
             send_canary=self.releaser.send_canary,
             newly_held=self.held.newly_held,
         )
@@ -263,21 +280,25 @@ class Federation:
             clock=self.clock,
         )
 
-    def _delivery_processor(self, discover: SharedDiscovery) -> DeliveryProcessor:
-        exchange = Exchange(
+    def _sealed_wire(self, discover: SharedDiscovery | None = None) -> SealedWire:
+        return SealedWire(
             own_url=self.own_url,
             keys=self.keys,
             registry=self.registry,
+            links=self.links,
+            discovery=self.discovery,
             discover=discover,
+            probe=self.probe,
             guard=self.guard,
             fetch=self.fetch,
             clock=self.clock,
         )
+
+    def _delivery_processor(self, wires: Wires) -> DeliveryProcessor:
         return DeliveryProcessor(
-            exchange=exchange,
-            registry=self.registry,
+            wires=wires,
+            blacklist=self.blacklist,
             links=self.links,
-            look_again=self.discovery.look_again,
             payloads=self.payloads,
             ledger=self.ledger,
             attempts=self.attempts,

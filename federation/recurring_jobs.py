@@ -14,6 +14,7 @@ from federation.delivery.purge import Purge
 from federation.rollups.job import INTERVAL, Rollups
 from federation.scheduler.analytics import NightlyAnalytics
 from federation.scheduler.runner import JobFailed, RecurringJob
+from federation.sealed.purge import SealedPurge
 from federation.servers.key_rotation import KeyRotation
 from workers import Queue
 
@@ -46,6 +47,7 @@ def recurring_jobs(federation: Federation) -> tuple[RecurringJob, ...]:
             interval=timedelta(hours=1),
             run=Purge(
                 federation.database,
+                wires=[SealedPurge(federation.database)],
                 sweeps=federation.sweeps,
                 keep_attempts=settings.federation_keep_attempts,
                 clock=federation.clock,

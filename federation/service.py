@@ -13,13 +13,13 @@ from federation.admin.deliveries.bulk_jobs import INTERVAL, BulkJobs
 from federation.base.errors import ConfigurationError
 from federation.base.job_queue import JobQueue
 from federation.delivery.errors import PermanentFailure
-from federation.delivery.follow_ack import read_follow_ack
-from federation.delivery.producers import Content, PublishedPost, RequestedFollow
 from federation.http.client import DEFAULT_TIMEOUT, NO_HEADERS
 from federation.http.gates import Fetched
 from federation.node_workers import FederationWorkers, RunningWorker
 from federation.process import get_federation, release
 from federation.protocol.acks import Ack
+from federation.sealed.outbound.activities import Content, PublishedPost, RequestedFollow
+from federation.sealed.outbound.follows import read_follow_ack
 from federation.servers.registry import KnownServer
 from federation.tasks import declared_tasks
 from workers import Job
@@ -150,7 +150,7 @@ async def handle_follow_ack(
     except PermanentFailure:
         await federation.ledger.gone(delivery_job_id)
         raise
-    return await federation.ledger.gone(delivery_job_id, follow=answer)
+    return await federation.ledger.gone(delivery_job_id, effect=answer)
 
 
 def transaction() -> AbstractAsyncContextManager[AsyncSession]:

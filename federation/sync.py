@@ -22,8 +22,8 @@ from db.plain import PlainDatabase
 from federation import tasks
 from federation.app import Federation
 from federation.delivery.plain_outbox import DjangoConnection, PlainOutbox
-from federation.delivery.producers import Content, PublishedPost, RequestedFollow
 from federation.process import background_node, close_background_node
+from federation.sealed.outbound.activities import Content, PublishedPost, RequestedFollow
 from workers import DeduplicationMode, Enqueued, Task
 from workers.background import background
 from workers.homes import ForkLock, keep_inherited

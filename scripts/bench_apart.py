@@ -1,7 +1,7 @@
 """How fast a queue is as users run it: the producer and the worker in processes of their own, with default settings.
 
     python scripts/bench_apart.py [--systems redis bullmq node-bullmq bull node-bull ...] [--jobs 10000]
-        [--concurrency 50 10] [--repeat 7] [--against COMMIT] [--markdown] [--peers-python PYTHON]
+        [--concurrency 50 10] [--repeat 7] [--against COMMIT] [--markdown]
 
 Each measurement has a fresh server, a producer process and a worker process, ours in Python or a peer's in Node:
 
@@ -13,8 +13,7 @@ Each measurement has a fresh server, a producer process and a worker process, ou
 
 Payloads are 1 KB. Completed jobs are kept for an hour by both sides, as our default is. Systems are measured in turn
 and the medians of `--repeat` rounds are shown: tables on stderr, one JSON object on stdout; with `--markdown` the
-tables on stdout instead. Node's systems need Node; the `dev` extra brings the servers. pgqueuer is measured when asked
-for, by an interpreter that has the `bench` extra, `--peers-python`: capped, and as `pgqueuer-uncapped` by its default.
+tables on stdout instead. Node's systems need Node; the `dev` extra brings the servers.
 
 `--against COMMIT` measures our systems with the code of that commit, too, in turns with this checkout's. Under each
 such pair stands the ratio, the median of those of the runs side by side (`bench/trees.py` says what is another's).
@@ -43,7 +42,7 @@ def main() -> None:
     options = parse()
     unwind_when_terminated()
     apart.install(options.systems)
-    versions = apart.versions(options.systems, options.peers_python)
+    versions = apart.versions(options.systems)
     with trees(options.against) as measured:
         groups = list(rows_to_compare(options, measured))
         for turn in range(options.repeat):
@@ -66,7 +65,7 @@ def rows_to_compare(options: argparse.Namespace, measured: Sequence[Tree]) -> It
                 Row(
                     table=f"producer and worker apart, concurrency {concurrency}",
                     labels={"queue": system, **({"code": tree.name} if own and len(measured) > 1 else {})},
-                    measure=partial(apart.measured, system, concurrency, options.jobs, tree, options.peers_python),
+                    measure=partial(apart.measured, system, concurrency, options.jobs, tree),
                 )
                 for tree in (measured if own else measured[:1])
             ]
@@ -74,8 +73,7 @@ def rows_to_compare(options: argparse.Namespace, measured: Sequence[Tree]) -> It
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--systems", nargs="+", default=apart.WITHOUT_PEERS_PYTHON, choices=list(apart.SYSTEMS))
-    parser.add_argument("--peers-python", default=sys.executable, help="the interpreter that has pgqueuer")
+    parser.add_argument("--systems", nargs="+", default=list(apart.SYSTEMS), choices=list(apart.SYSTEMS))
     parser.add_argument("--jobs", type=int, default=10_000)
     parser.add_argument("--concurrency", nargs="+", type=int, default=[50, 10])
     parser.add_argument("--repeat", type=int, default=7)

@@ -1,37 +1,24 @@
 """How fast one worker process delivers, and what a delivery costs it.
 
     python scripts/bench_delivery.py [--queue sqlite|postgres|bullmq] [--servers 1 200] [--deliveries 4000]
-        [--concurrency 50] [--tls] [--processes 1 2] [--pages 0 10] [--repeat 5] [--against COMMIT] [--peer node]
-        [--profile DIRECTORY] [--fanout [RECIPIENTS]]
+        [--concurrency 50] [--tls] [--repeat 5] [--against COMMIT] [--profile DIRECTORY]
 
 Every run gets a fresh database (and Valkey, and PostgreSQL), peers in another process that answer each delivery with a
 canned, validly signed acknowledgment, and the worker in a third process. Half of the deliveries are follows, half
 posts, of about 1.5 KB each. With `--tls` the peers speak TLS, with a certificate of an authority made for the run.
 
-`--against COMMIT` measures the code of that commit, too, and `--peer node` a worker in Node (`bench/node_delivery.mjs`)
-that does the same steps for the same jobs of BullMQ, and writes the same rows. All take turns, in one run, each time in
-the other order, so that none has the machine's better hours; a ratio is the median of those of the runs side by side.
-Of a commit only the packages are another's (`bench/trees.py`). With `--peer` each worker delivers `--warm-up` other
-deliveries first (1 000), which are not measured, as Node compiles what it runs often.
+`--against COMMIT` measures the code of that commit, too. Both take turns, in one run, each time in the other order, so
+that none has the machine's better hours; a ratio is the median of those of the runs side by side. Of a commit only the
+packages are another's (`bench/trees.py`).
 
 `database_ms_each` and `queue_ms_each` are the CPU of PostgreSQL and of Valkey. On SQLite both are 0, as that
 is the worker's own.
-
-With `--processes` each run starts `federation workers run --processes N` instead, and measures it from outside,
-from the moment when all processes are ready. `worker_cores` is how much of the machine they had, `other_cores` what
-all else had: the peers, the servers, and other programs. On a machine without cores to spare, compare `cpu_ms_each`.
-
-With `--pages` the worker serves the dashboard, too, and so many pages are open: half of the overview, half of the live
-attempts. With `--pages 0 10 --repeat 5` runs with and without them take turns, and the difference is what they cost.
 
 `--profile DIRECTORY` also shows where the CPU time of a delivery goes, part by part, from samples of our worker's
 stacks (`bench/sampling.py`), and writes these there, a file for each row: `flamegraph.pl`, inferno and speedscope read
 them.
 
-`--fanout` delivers nothing. It measures what it takes to owe one post of 2.4 KB to 20 000 servers, or as many as are
-given, on BullMQ and PostgreSQL. The aim is at most 10 s, and 24 MB in Valkey.
-
-Prints a table on stderr and one JSON object on stdout. Needs the `dev` extra, and `--peer` Node 20.
+Prints a table on stderr and one JSON object on stdout. Needs the `dev` extra.
 """
 
 from __future__ import annotations
@@ -51,18 +38,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from bench.trees import HERE, Tree, measured_tree, trees
+from bench.trees import Tree, measured_tree, trees
 
 sys.path.insert(0, measured_tree())
 
 from bench import sampling
 from bench.deliveries import node_environment, own_keys
+from bench.delivering import deliver_all
 from bench.node import machine, unwind_when_terminated
 from bench.peer_servers import Peers, peer_process
 from bench.report import in_turn, ratios
 
-NODE: Final = "node"
-WARM_UP: Final = 1_000
 LONGEST_RUN_SECONDS: Final = 600
 
 
@@ -71,9 +57,7 @@ def main() -> None:
     options = parse()
     unwind_when_terminated()
     if options.role:
-        print(json.dumps(ROLES[options.role](options)))
-    elif options.fanout:
-        benchmark_fan_out(options)
+        print(json.dumps(asyncio.run(deliver_all(profiled=options.profile is not None))))
     else:
         benchmark(options)
 
@@ -85,27 +69,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--deliveries", type=int, default=4000)
     parser.add_argument("--concurrency", type=int, default=50)
     parser.add_argument("--tls", action="store_true", help="see above")
-    parser.add_argument("--processes", nargs="+", type=int, default=[], metavar="N", help="see above")
-    parser.add_argument("--pages", nargs="+", type=int, default=[], metavar="N", help="see above")
     parser.add_argument("--repeat", type=int, default=1, help="runs of each kind, interleaved; medians are shown")
     parser.add_argument("--against", metavar="COMMIT", help="see above")
-    parser.add_argument("--peer", choices=[NODE], help="see above")
-    parser.add_argument("--warm-up", type=int, metavar="N", help="deliveries before those that are measured")
-    parser.add_argument("--fanout", nargs="?", type=int, const=20_000, metavar="RECIPIENTS", help="see above")
     parser.add_argument("--profile", type=Path, metavar="DIRECTORY", help="see above")
-    parser.add_argument("--role", choices=list(ROLES), help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.warm_up is None:
-        options.warm_up = WARM_UP if options.peer else 0
-    if options.pages and options.processes:
-        parser.error("--pages is for one process: only there is the dashboard beside what delivers")
-    if options.processes and (options.profile or options.warm_up):
-        parser.error("--profile, --peer and --warm-up are for one process, which is measured from inside")
-    if options.fanout and (options.against or options.peer or options.profile or options.tls):
-        parser.error("--fanout delivers nothing: it takes neither --against, --peer, --profile nor --tls")
-    if options.peer and "bullmq" not in options.queue:
-        parser.error("--peer node works jobs of BullMQ: add --queue bullmq")
-    return options
+    parser.add_argument("--role", choices=["worker"], help=argparse.SUPPRESS)
+    return parser.parse_args()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,43 +82,25 @@ class Kind:
 
     queue: str
     servers: int
-    processes: int
-    pages: int
 
-    def labels(self, options: argparse.Namespace) -> dict[str, object]:
-        """Return the columns that tell the kinds apart."""
-        return {
-            "queue": self.queue,
-            "servers": self.servers,
-            **({"processes": self.processes} if self.processes else {}),
-            **({"pages": self.pages} if options.pages else {}),
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contender:
-    """Who is measured; `tree` is whose code runs, and makes the node that the worker belongs to."""
-
-    name: str
-    tree: Tree = HERE
-    role: str = "worker"
-
-    def can(self, kind: Kind) -> bool:
-        return self.role != NODE or kind.queue == "bullmq"
+    @property
+    def labels(self) -> dict[str, object]:
+        """The columns that tell the kinds apart."""
+        return {"queue": self.queue, "servers": self.servers}
 
 
 @dataclass(slots=True)
 class Entry:
-    """A row of the table, with what its runs found."""
+    """A row of the table, with what its runs found; `tree` is whose code runs."""
 
     kind: Kind
-    contender: Contender
+    tree: Tree
     runs: list[dict[str, float]] = field(default_factory=list)
     folded: Counter[str] = field(default_factory=Counter)
 
     def measure(self, options: argparse.Namespace) -> None:
         """Run once more."""
-        found = run_once(self.kind, self.contender, options)
+        found = run_once(self.kind, self.tree, options)
         self.folded.update(found.pop("folded", {}))
         self.runs.append(found)
 
@@ -161,23 +111,13 @@ class Entry:
 def benchmark(options: argparse.Namespace) -> None:
     told: dict[str, object] = {"deliveries": options.deliveries, "concurrency": options.concurrency, **machine()}
     with trees(options.against) as measured:
-        contenders = [Contender(name=tree.name, tree=tree) for tree in measured]
-        if options.peer:
-            from bench import in_node
-
-            in_node.install()
-            contenders.append(Contender(name=NODE, tree=measured[0], role=NODE))
-            told |= in_node.versions()
-        kinds = itertools.product(options.queue, options.servers, options.processes or [0], options.pages or [0])
-        groups = [
-            [Entry(kind, contender) for contender in contenders if contender.can(kind)]
-            for kind in (Kind(queue=q, servers=s, processes=n, pages=p) for q, s, n, p in kinds)
-        ]
+        kinds = [Kind(queue=q, servers=s) for q, s in itertools.product(options.queue, options.servers)]
+        groups = [[Entry(kind, tree) for tree in measured] for kind in kinds]
         for turn in range(options.repeat):
             for group in groups:
                 for entry in in_turn(group, turn):
                     entry.measure(options)
-    tell(groups, options, told, several=len(contenders) > 1)
+    tell(groups, options, told, several=len(measured) > 1)
 
 
 def tell(
@@ -187,10 +127,10 @@ def tell(
     rows: list[dict[str, Any]] = []
     compared: list[dict[str, Any]] = []
     for group in groups:
-        labels = group[0].kind.labels(options)
-        rows += [{**labels, **({"worker": e.contender.name} if several else {}), **e.medians()} for e in group]
+        labels = group[0].kind.labels
+        rows += [{**labels, **({"worker": e.tree.name} if several else {}), **e.medians()} for e in group]
         for other in group[1:]:
-            names = f"{group[0].contender.name} / {other.contender.name}"
+            names = f"{group[0].tree.name} / {other.tree.name}"
             compared.append({**labels, "worker": names, **ratios(group[0].runs, other.runs)})
     show(rows)
     if compared:
@@ -207,24 +147,12 @@ def profile(groups: Sequence[Sequence[Entry]], options: argparse.Namespace) -> I
     for entry in itertools.chain.from_iterable(groups):
         if not entry.folded:
             continue
-        labels = {**entry.kind.labels(options), "worker": entry.contender.name}
+        labels = {**entry.kind.labels, "worker": entry.tree.name}
         file = options.profile / f"{'-'.join(str(value).replace(' ', '-') for value in labels.values())}.folded"
         sampling.write_folded(entry.folded, file)
         parts, deliveries = sampling.by_part(entry.folded), options.deliveries * options.repeat
         print(f"\n{file}: a delivery's CPU time\n{sampling.table(parts, deliveries)}", file=sys.stderr)
         yield {**labels, "file": str(file), "us": {name: spent / deliveries for name, spent in parts.items()}}
-
-
-def benchmark_fan_out(options: argparse.Namespace) -> None:
-    from bench.fan_out import fan_out
-
-    runs = []
-    for _ in range(options.repeat):
-        with contextlib.ExitStack() as stack:
-            runs.append(fan_out(stack.enter_context(node_environment("bullmq")), options.fanout))
-    row = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
-    show([row])
-    print(json.dumps({**machine(), "rows": [row]}))
 
 
 def show(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -239,25 +167,25 @@ def _cell(value: object) -> str:
     return value if isinstance(value, str) else f"{value:.6g}"
 
 
-def run_once(kind: Kind, contender: Contender, options: argparse.Namespace) -> dict[str, Any]:
+def run_once(kind: Kind, tree: Tree, options: argparse.Namespace) -> dict[str, Any]:
     """Run one worker on a fresh node, and return what it measured of itself.
 
     Exits if the worker fails, or if its deliveries did not all arrive.
     """
     with fresh_node(kind, options) as (directory, environment, peers):
         finished = subprocess.run(
-            role_command(kind, contender, options),
-            env={**environment, **contender.tree.variables()},
+            role_command(options),
+            env={**environment, **tree.variables()},
             capture_output=True,
             check=False,
             timeout=LONGEST_RUN_SECONDS,
             cwd=directory,
         )
         if finished.returncode:
-            contender.tree.give_up(finished.stderr.decode())
+            tree.give_up(finished.stderr.decode())
         sys.stderr.write(finished.stderr.decode())
-        if (taken := peers.tell("taken")) < options.deliveries + options.warm_up:
-            sys.exit(f"{contender.name}: only {taken} deliveries have arrived")
+        if (taken := peers.tell("taken")) < options.deliveries:
+            sys.exit(f"{tree.name}: only {taken} deliveries have arrived")
     found: dict[str, Any] = json.loads(finished.stdout)
     return found
 
@@ -278,19 +206,12 @@ def fresh_node(kind: Kind, options: argparse.Namespace) -> Iterator[tuple[Path, 
         environment["FEDERATION_PER_SERVER"] = str(options.concurrency)
         environment["BENCH_PEERS"] = json.dumps(peers.servers)
         environment["BENCH_DELIVERIES"] = str(options.deliveries)
-        environment["BENCH_WARM_UP"] = str(options.warm_up)
         yield directory, environment, peers
 
 
-def role_command(kind: Kind, contender: Contender, options: argparse.Namespace) -> list[str]:
-    command = [sys.executable, __file__, "--role", contender.role]
-    if options.profile and contender.role != NODE:
-        command += ["--profile", str(options.profile)]
-    if kind.processes:
-        command += ["--processes", str(kind.processes)]
-    if kind.pages:
-        command += ["--pages", str(kind.pages)]
-    return command
+def role_command(options: argparse.Namespace) -> list[str]:
+    command = [sys.executable, __file__, "--role", "worker"]
+    return [*command, "--profile", str(options.profile)] if options.profile else command
 
 
 def make_certificate(directory: Path) -> tuple[Path, Path]:
@@ -301,27 +222,6 @@ def make_certificate(directory: Path) -> tuple[Path, Path]:
     authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(certificate))
     authority.cert_pem.write_to_path(str(directory / "authority.pem"))
     return certificate, directory / "authority.pem"
-
-
-def worker(options: argparse.Namespace) -> dict[str, Any]:
-    """Fill a fresh queue, then measure how long our workers take to empty it."""
-    if options.processes:
-        from bench.several import deliver_in_several
-
-        return deliver_in_several(options.processes[0])
-    from bench.delivering import deliver_all
-
-    return asyncio.run(deliver_all(pages=sum(options.pages), profiled=options.profile is not None))
-
-
-def node(_options: argparse.Namespace) -> dict[str, Any]:
-    """Do the same with Node's worker."""
-    from bench.in_node import deliver_in_node
-
-    return asyncio.run(deliver_in_node())
-
-
-ROLES: Final = {"worker": worker, NODE: node}
 
 
 if __name__ == "__main__":

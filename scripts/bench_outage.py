@@ -1,19 +1,16 @@
 """What other servers' outages cost, and how soon after them everything is delivered: real processes on loopback.
 
-    python scripts/bench_outage.py [--figure hanging fanout ...] [--queue sqlite|bullmq] [--concurrency 10 50]
-        [--servers 1000] [--scale 0.01] [--repeat 3] [--check] [--profile DIRECTORY]
+    python scripts/bench_outage.py [--figure hanging held return] [--queue sqlite|bullmq] [--concurrency 10 50]
+        [--servers 1000] [--scale 0.01] [--repeat 3] [--check]
 
 Figures:
 - `hanging`: speed and p95 of deliveries to healthy servers while a tenth of all servers hangs for ever, against the
   same run with none hanging, to servers that are known and to servers that are discovered first;
 - `held`: how much the queues are asked in a minute with 100 000 deliveries held, against a minute with none;
-- `hold`, `release`: how many statements it takes to hold and to release 10 000;
-- `fanout`: a post to 20 000 servers, half of which are down;
 - `return`: how soon the return of a server that was away for an hour is noticed, and it has the 10 000 held for it.
 
 Prints a table on stderr and one JSON object on stdout. `--scale` makes everything smaller, for a trial. With `--check`
-the exit status is 1 if a bar is missed. `--profile` shows where the CPU time of a delivery goes in the runs of
-`hanging`, and writes the stacks of each there, as `bench_delivery.py` does. Needs the `dev` extra.
+the exit status is 1 if a bar is missed. Needs the `dev` extra.
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.node import machine, unwind_when_terminated
-from bench.outage import fanned, hanging, held, moving, returned
+from bench.outage import hanging, held, returned
 from bench.outage.figure import Figure
 
 
@@ -43,7 +40,6 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0, help="of all counts and times, for a trial")
     parser.add_argument("--repeat", type=int, default=3, help="runs of each kind, interleaved; medians count")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a bar is missed")
-    parser.add_argument("--profile", type=Path, metavar="DIRECTORY", help="see above")
     options = parser.parse_args()
     unwind_when_terminated()
 
@@ -70,7 +66,7 @@ def _hanging(options: argparse.Namespace) -> Iterator[Figure]:
         for concurrency in options.concurrency
         for kind in options.kind
     ]
-    return hanging.measure(worlds, repeat=options.repeat, profile=options.profile)
+    return hanging.measure(worlds, repeat=options.repeat)
 
 
 def _held(options: argparse.Namespace) -> Iterator[Figure]:
@@ -78,23 +74,6 @@ def _held(options: argparse.Namespace) -> Iterator[Figure]:
     each = _scaled(100_000, options) // servers
     for queue in options.queue:
         yield held.measure(queue, held=each * servers, servers=servers, during=MINUTE * options.scale)
-
-
-def _hold(options: argparse.Namespace) -> Iterator[Figure]:
-    for queue in options.queue:
-        for concurrency in options.concurrency:
-            yield moving.hold(queue, deliveries=_scaled(10_000, options), concurrency=concurrency)
-
-
-def _release(options: argparse.Namespace) -> Iterator[Figure]:
-    for queue in options.queue:
-        yield moving.release(queue, deliveries=_scaled(10_000, options))
-
-
-def _fan_out(options: argparse.Namespace) -> Iterator[Figure]:
-    recipients = _scaled(20_000, options)
-    for queue in options.queue:
-        yield from fanned.measure(queue, recipients=recipients, repeat=options.repeat)
 
 
 def _return(options: argparse.Namespace) -> Iterator[Figure]:
@@ -110,9 +89,6 @@ def _scaled(count: int, options: argparse.Namespace) -> int:
 FIGURES: dict[str, Callable[[argparse.Namespace], Iterator[Figure]]] = {
     "hanging": _hanging,
     "held": _held,
-    "hold": _hold,
-    "release": _release,
-    "fanout": _fan_out,
     "return": _return,
 }
 MINUTE = timedelta(minutes=1)

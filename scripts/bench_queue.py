@@ -2,7 +2,7 @@
 
     python scripts/bench_queue.py [--storage memory file sqlite postgres redis bullmq bull] [--jobs 10000]
         [--concurrency 50 10] [--backlog 0] [--repeat 3] [--peers [NAME ...]] [--peers-python PYTHON] [--wait]
-        [--memory] [--chains [LINKS]] [--expiry [RECORDS]] [--against COMMIT] [--markdown]
+        [--memory] [--against COMMIT] [--markdown]
 
 Measures, in one process: jobs enqueued per second in batches of 500; jobs processed per second and the CPU time of one
 job, with `--backlog` other jobs waiting behind; and, idle, the time from an enqueue to the start of its handler.
@@ -10,15 +10,7 @@ job, with `--backlog` other jobs waiting behind; and, idle, the time from an enq
 `--memory` what a waiting job takes in Valkey. Several values of `--backlog` are compared with the first: "times
 slower".
 
-`--chains` measures `--jobs` jobs once as they are and once as the links of chains (of 5, or of what is given) and says
-how many times as long the links take: with enqueueing, which is what a user waits for, and for processing alone. The
-aim for every storage is at most 1.3 times as long, with enqueueing.
-
-`--expiry` lets results (1 000 000, or what is given) end at one moment while a hundred jobs per second are claimed and
-completed. It measures how long those claims take while the reaper removes the results, and when all are gone. The aim
-is that 999 of 1 000 claims take less than 50 ms. `bench/expiry.py` says which storages get fewer results.
-
-`--concurrency` without a value leaves only what these four add.
+`--concurrency` without a value leaves only what these two add.
 
 `--peers` measures other queues in the same run and compares each with our storage on the same server: arq, saq,
 procrastinate and pgqueuer, which need an environment of their own (`bench/peers.py` says how to make it), the `bullmq`
@@ -43,17 +35,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Final
 
 from bench.trees import Tree, measured_tree, trees
 
 sys.path.insert(0, measured_tree())
 
-from bench import chains, expiry, ours, ours_process, peers, storages
+from bench import ours, ours_process, peers, storages
 from bench.node import machine, unwind_when_terminated
 from bench.report import Row, by_table, in_turn, markdown, with_ratios
-
-CONCURRENCY: Final = [50, 10]
 
 
 def main() -> None:
@@ -61,7 +50,7 @@ def main() -> None:
     options = parse()
     unwind_when_terminated()
     others = [] if options.peers is None else peers.installed(options.peers or list(peers.PEERS), options.peers_python)
-    own = [*throughput_rows(options, others), *extra_rows(options), *chain_rows(options), *expiry_rows(options)]
+    own = [*throughput_rows(options, others), *extra_rows(options)]
     with trees(options.against) as measured:
         groups = [of_trees(row, measured) for row in own]
         for turn in range(options.repeat):
@@ -81,15 +70,13 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--storage", nargs="+", default=storages.STORAGES, choices=storages.STORAGES)
     parser.add_argument("--jobs", type=int, default=10_000)
-    parser.add_argument("--concurrency", nargs="*", type=int, default=CONCURRENCY)
+    parser.add_argument("--concurrency", nargs="*", type=int, default=[50, 10])
     parser.add_argument("--backlog", nargs="+", type=int, default=[0])
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--peers", nargs="*", choices=peers.PEERS, help="all of them, or these")
     parser.add_argument("--peers-python", metavar="PYTHON", help="the interpreter of an environment with `.[bench]`")
     parser.add_argument("--wait", action="store_true")
     parser.add_argument("--memory", action="store_true")
-    parser.add_argument("--chains", metavar="LINKS", nargs="?", type=int, const=5)
-    parser.add_argument("--expiry", metavar="RECORDS", nargs="?", type=int, const=1_000_000)
     parser.add_argument("--against", metavar="COMMIT", help="see above")
     parser.add_argument("--markdown", action="store_true")
     options = parser.parse_args()
@@ -147,24 +134,6 @@ def extra_rows(options: argparse.Namespace) -> Iterator[Row]:
             yield Row(table="enqueue_and_wait", labels={"queue": storage}, measure=partial(ours.waiting, storage))
     if options.memory:
         yield Row(table="memory of a waiting job", labels={"queue": "redis"}, measure=partial(ours.memory))
-
-
-def chain_rows(options: argparse.Namespace) -> Iterator[Row]:
-    """Yield rows with plain jobs and links together, as each run compares the two."""
-    table = f"{options.jobs} jobs, plain and as links of chains of {options.chains}"
-    for storage in options.storage if options.chains else ():
-        for concurrency in options.concurrency or CONCURRENCY:
-            measure = partial(chains.chains, storage, concurrency, options.chains, options.jobs)
-            yield Row(table=table, labels={"queue": storage, "concurrency": concurrency}, measure=measure)
-
-
-def expiry_rows(options: argparse.Namespace) -> Iterator[Row]:
-    for storage in options.storage if options.expiry else ():
-        if records := expiry.records_of(storage, options.expiry):
-            labels = {"queue": storage, "records": records}
-            yield Row(
-                table="claims while records expire", labels=labels, measure=partial(expiry.expiry, storage, records)
-            )
 
 
 if __name__ == "__main__":

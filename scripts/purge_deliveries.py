@@ -23,6 +23,7 @@ from federation.base.errors import ConfigurationError, Unreachable
 from federation.base.reach import require_schema
 from federation.base.settings import Settings
 from federation.delivery.purge import Purge
+from federation.sealed.purge import SealedPurge
 
 
 def main() -> None:
@@ -43,7 +44,8 @@ async def _purge() -> Mapping[str, object]:
     database = Database(settings.database_url.get_secret_value())
     try:
         await require_schema(database)
-        return await Purge(database, keep_attempts=settings.federation_keep_attempts)()
+        purge = Purge(database, wires=[SealedPurge(database)], keep_attempts=settings.federation_keep_attempts)
+        return await purge()
     finally:
         await database.close()
 

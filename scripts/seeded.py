@@ -41,7 +41,7 @@ NEAREST: Final = {
     " delivery/test_blacklist delivery/test_canaries delivery/test_room",
     "federation/delivery/group": "delivery/test_group delivery/test_attempt_log delivery/test_ends delivery/test_apart",
     "federation/delivery/rows": "delivery/test_holding delivery/test_release delivery/test_order",
-    "federation/delivery/order": "delivery/test_order delivery/producers",
+    "federation/delivery/order": "delivery/test_order sealed/outbound/activities",
     "federation/delivery/holding": "delivery/test_holding delivery/test_outage delivery/test_apart",
     "federation/delivery/sweeper": "delivery/outbox",
     "federation/delivery/sweeps": "delivery/test_sweeps",

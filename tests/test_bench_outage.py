@@ -31,24 +31,19 @@ def measured(*options: str) -> list[dict[str, object]]:
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-def test_every_figure_is_measured_and_says_whether_its_bar_is_met(tmp_path: Path) -> None:
-    """Of ten servers, one of which hangs, and a few deliveries each; with a profile of each run."""
-    few = ("--scale", "0.003", "--figure", "hanging", "fanout", "--kind", "known")
-    figures = measured(*few, "--profile", str(tmp_path))
+def test_every_figure_is_measured_and_says_whether_its_bar_is_met() -> None:
+    """Of ten servers, one of which hangs, and a few deliveries each."""
+    figures = measured("--scale", "0.003", "--figure", "hanging", "--kind", "known")
     names = [str(figure["figure"]) for figure in figures]
     assert [name.split(",")[0].split(" of ")[0] for name in names] == [
         "speed to the same healthy servers",
         "p95",
-        "seconds to owe a post",
     ]
     for figure in figures:
         least = figure["has_to_be"] == "at least"
         value, bar = float(str(figure["value"])), float(str(figure["bar"]))
         assert figure["met"] is (value >= bar if least else value <= bar)
     assert figures[0]["healthy_failed"] == 0
-    profiles = sorted(tmp_path.iterdir())
-    assert [path.name for path in profiles] == ["sqlite-10-10-known-0.folded", "sqlite-10-10-known-1.folded"]
-    assert all("federation/delivery/process.py:" in path.read_text() for path in profiles)
 
 
 async def test_statements_that_go_past_sqlalchemy_are_counted(

@@ -20,19 +20,6 @@ SCRIPT: Final = Path(__file__).parent.parent / "scripts" / "bench_queue.py"
 
 
 @pytest.mark.full
-def test_chains_and_expiry_are_measured() -> None:
-    """Each option adds a table of its own, with a row for every storage asked for that can be measured."""
-    tables = measured("--chains", "3", "--expiry", "500")
-    chains = tables.pop("9 jobs, plain and as links of chains of 3")
-    assert [(row["queue"], row["concurrency"]) for row in chains] == [("memory", 50), ("memory", 10)]
-    assert all(row["times_as_long"] > 0 for row in chains)
-    (expiry,) = tables.pop("claims while records expire")
-    assert (expiry["queue"], expiry["records"]) == ("memory", 500)
-    assert 0 < expiry["p50_ms"] <= expiry["p99_ms"] <= expiry["p99.9_ms"] <= expiry["max_ms"]
-    assert not tables
-
-
-@pytest.mark.full
 def test_nodes_bull_is_measured_beside_our_storage() -> None:
     """Each version of Bull has a row of its own after ours, which says how many times slower it is."""
     install_npm_packages()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import traceback
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -140,7 +139,6 @@ class Retry(WorkersError):
         at: datetime | None = None,
         at_least: timedelta | float | None = None,
         counted: bool = True,
-        postponed: bool = False,
     ) -> None:
         if sum(choice is not None for choice in (delay, at, at_least)) > 1:
             raise ValueError("Retry takes one of delay, at and at_least")
@@ -150,12 +148,7 @@ class Retry(WorkersError):
         self.delay = None if delay is None else as_duration("delay", delay)
         self.at = at
         self.at_least = None if at_least is None else as_duration("at_least", at_least)
-        self.counted = counted and not postponed
-        if postponed:
-            warnings.warn(
-                "Retry(postponed=True) is called Snooze: raise Snooze(delay) instead", DeprecationWarning, stacklevel=2
-            )
-            self.snoozed = True
+        self.counted = counted
 
 
 class Snooze(Retry):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import warnings
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -61,10 +60,9 @@ class Queue:
 
     `storage` may be its URL. Durations may be numbers of seconds, except that a whole `result_ttl` is in milliseconds.
     `result_ttl` and `keep_failed` say how long completed and failed jobs are kept. `retry`, `concurrency`, `overtime`,
-    `lease`, `worker_id`, `grace` and the rest are settings of that worker; `lease` was called `visibility_timeout`. A
-    queue belongs to the event loop that uses it first, until it is stopped or that loop is closed; plain code has
-    `workers.sync.Queue`. The operator's verbs, from `pause` to `drain`, are under `manage`, what
-    recurs under `crons`.
+    `lease`, `worker_id`, `grace` and the rest are settings of that worker. A queue belongs to the event loop that uses
+    it first, until it is stopped or that loop is closed; plain code has `workers.sync.Queue`. The operator's verbs,
+    from `pause` to `drain`, are under `manage`, what recurs under `crons`.
 
     `limits` are stored with the queue when it is first used, by name: that of the jobs it is for, `"*"` for all jobs of
     the queue, or any other, which a `LimitKey` names. Jobs of a name in `limits` wait for that limit. So producers and
@@ -94,12 +92,8 @@ class Queue:
         middlewares: Sequence[Middleware] = (),
         observers: Iterable[Observer] = (),
         on_failed: OnFailed | None = None,
-        visibility_timeout: timedelta | float | None = None,
         limits: Mapping[str, Limit] | None = None,
     ) -> None:
-        if visibility_timeout is not None:
-            warnings.warn("Queue(visibility_timeout=) is called Queue(lease=)", DeprecationWarning, stacklevel=2)
-            lease = visibility_timeout
         self.storage = storage = open_storage(storage) if isinstance(storage, str) else storage
         self._limits: dict[str, Limit] = {}
         self._undeclared: dict[str, Limit] = {}

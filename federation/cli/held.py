@@ -37,9 +37,7 @@ def release(
         str | None,
         typer.Argument(metavar="[URL]", help="The server: https://peer.example, or peer.example.", show_default=False),
     ] = None,
-    everything: Annotated[
-        bool, typer.Option("--all", help="For every server, and at once: needed before an older version is installed.")
-    ] = False,
+    everything: Annotated[bool, typer.Option("--all", help="For every server, and at once.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Send what is held for a server, whatever is known of it.

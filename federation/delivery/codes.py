@@ -1,16 +1,17 @@
-"""The values of `delivery_attempts.error_code`: the outcome each belongs to, and what it means for the delivery.
+"""The values of `delivery_attempts.error_code` that any wire may cause, and what each means for the delivery.
 
-Every reader of the attempt log judges by this list, and a failed attempt decides by this one table.
+A failed attempt decides by this table and its wire's; `federation.codes` has all of them together, for readers of the
+attempt log.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 from db import AttemptOutcome
-from federation.http.response import NOT_JUDGED, asks_for_rest
 from federation.http.threat_policy import NetworkErrorCode
 
 HTTP_CODE: Final = "HTTP_(?!2)[1-9][0-9]{2}"
@@ -24,6 +25,9 @@ STALLED: Final = "STALLED"
 
 BLACKLISTED: Final = "BLACKLISTED"
 """The code of deliveries that an operator's rule ended: they were given up on purpose, and need nobody."""
+
+INVALID_JOB: Final = "INVALID_JOB"
+"""The one code that no attempt has: there was no delivery that it could belong to."""
 
 
 class FailureClass(StrEnum):
@@ -41,93 +45,34 @@ class FailureClass(StrEnum):
     """It can never be delivered, or must not be: it has failed, and leaves nothing to look at."""
 
 
-ERROR_CODES: Final[Mapping[AttemptOutcome, frozenset[str]]] = {
-    AttemptOutcome.DELIVERED: frozenset(),
-    AttemptOutcome.RETRYABLE: frozenset(NetworkErrorCode)
-    | {"DISCOVERY", "DISCOVERY_REFUSED", "FOREIGN_ANSWER", "KEY_MATERIAL", "DATABASE", "INTERNAL", STALLED},
-    AttemptOutcome.PERMANENT: frozenset(
-        {
-            "BLACKLISTED",
-            "BLOCKED_URL",
-            "BODY_TOO_LARGE",
-            "INVALID_ACK",
-            "INVALID_ACK_SIGNATURE",
-            "INVALID_PAYLOAD",
-            "NO_ACK",
-            "NO_OWN_KEYS",
-            "NO_OWN_URL",
-            "NO_PUBLIC_KEY",
-            "NO_RECEIVER",
-        }
-    ),
-    AttemptOutcome.PARKED: frozenset({"PARKED"}),
-}
-"""Every code but those of `HTTP_CODE`. No code belongs to two outcomes."""
+@dataclass(frozen=True, slots=True)
+class ErrorCode:
+    """What a code says of a failure: its class, and the outcome of the attempt that it ends.
 
-LOGGED_CODES: Final[Mapping[AttemptOutcome, frozenset[str]]] = {
-    **ERROR_CODES,
-    AttemptOutcome.PERMANENT: ERROR_CODES[AttemptOutcome.PERMANENT] | {"NOT_JSON"},
-}
-"""The same, and what earlier versions have left in the log and in exports of it."""
+    `is_own`: it says nothing about the server, as it is decided or caused on this side. `is_forgery`: somebody answered
+    who could not prove to be the server.
+    """
 
-CLASSES: Final[Mapping[str, FailureClass]] = {
-    **dict.fromkeys(NetworkErrorCode, FailureClass.UNAVAILABLE),
-    **dict.fromkeys(("DISCOVERY", "FOREIGN_ANSWER"), FailureClass.UNAVAILABLE),
+    failure_class: FailureClass
+    outcome: AttemptOutcome
+    is_own: bool = False
+    is_forgery: bool = False
+
+
+ENGINE_CODES: Final[Mapping[str, ErrorCode]] = {
     **dict.fromkeys(
-        (
-            *("BODY_TOO_LARGE", "DISCOVERY_REFUSED", "INVALID_ACK", "INVALID_ACK_SIGNATURE", "KEY_MATERIAL"),
-            *("NO_ACK", "NO_PUBLIC_KEY", "NO_RECEIVER"),
-        ),
-        FailureClass.REJECTED,
+        (*NetworkErrorCode, "FOREIGN_ANSWER"), ErrorCode(FailureClass.UNAVAILABLE, AttemptOutcome.RETRYABLE)
     ),
-    **dict.fromkeys(("DATABASE", "INTERNAL", "NO_OWN_KEYS", "NO_OWN_URL", STALLED), FailureClass.OURS),
-    **dict.fromkeys(("BLACKLISTED", "BLOCKED_URL", "INVALID_JOB", "INVALID_PAYLOAD"), FailureClass.INVALID),
+    "BODY_TOO_LARGE": ErrorCode(FailureClass.REJECTED, AttemptOutcome.PERMANENT),
+    **dict.fromkeys(
+        ("DATABASE", "INTERNAL", STALLED), ErrorCode(FailureClass.OURS, AttemptOutcome.RETRYABLE, is_own=True)
+    ),
+    **dict.fromkeys(
+        (BLACKLISTED, "BLOCKED_URL", INVALID_JOB, "INVALID_PAYLOAD"),
+        ErrorCode(FailureClass.INVALID, AttemptOutcome.PERMANENT, is_own=True),
+    ),
 }
-"""The class of every code except those of `HTTP_CODE`, which `class_of_status` classifies."""
+"""The codes of failures that any wire may meet. Beside them stand those of `HTTP_CODE`, whose class the wire tells."""
 
-_LOOKED_AT: Final = frozenset({400, 401, 403})
 TOO_LARGE: Final = frozenset({413, 414, 431})
 """Statuses that are about the one request, whoever gives them: a proxy has limits of its own."""
-
-
-def class_of_status(status: int, *, asks_to_wait: bool, is_json: bool) -> FailureClass:
-    """Return the class of an HTTP status that is not a 2xx.
-
-    `asks_to_wait`: the answer has a `Retry-After`; `is_json`: its body is a JSON object. Anything else is the page of a
-    proxy or a hoster, and not the server's answer.
-    """
-    if asks_for_rest(status, with_pause=asks_to_wait):
-        return FailureClass.REST
-    if status in TOO_LARGE:
-        return FailureClass.REJECTED
-    if status in NOT_JUDGED or not 400 <= status <= 499 or not is_json:
-        return FailureClass.UNAVAILABLE
-    return FailureClass.REJECTED
-
-
-def may_be_misunderstood(code: str) -> bool:
-    """Tell whether the refusal may be about who we are or which key we sealed to.
-
-    Then `/discover` is looked at first.
-    """
-    return code in {f"HTTP_{status}" for status in _LOOKED_AT}
-
-
-OWN_FAULTS: Final = frozenset(
-    {
-        "BLACKLISTED",
-        "BLOCKED_URL",
-        "DATABASE",
-        "INTERNAL",
-        "INVALID_PAYLOAD",
-        "NO_OWN_KEYS",
-        "NO_OWN_URL",
-        "NO_PUBLIC_KEY",
-        "NO_RECEIVER",
-        STALLED,
-    }
-)
-"""Failures that say nothing about the server: they are decided or caused on this side."""
-
-FORGERIES: Final = frozenset({"INVALID_ACK", "INVALID_ACK_SIGNATURE"})
-"""Somebody answered who could not prove to be the server."""

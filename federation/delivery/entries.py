@@ -9,24 +9,8 @@ from typing import TypeAlias
 from db import AttemptOutcome, DeliveryState, HoldReason
 from federation.delivery.attempts import AttemptRecord
 from federation.delivery.codes import STALLED
+from federation.delivery.wire import Effect
 from federation.servers.link_rules import Hold
-
-FollowKey: TypeAlias = tuple[str, str, str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FollowAnswer:
-    """What the other server says of our follow: that it is accepted, or only that it is known."""
-
-    follower_id: str
-    following_id: str
-    server_url: str
-    accepted: bool
-
-    @property
-    def key(self) -> FollowKey:
-        """The key that tells the follow from all others."""
-        return self.follower_id, self.following_id, self.server_url
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,13 +66,13 @@ class Begin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gone:
-    """The delivery is over: row and text are removed, in the transaction that applies the answer to a follow.
+    """The delivery is over: row and text are removed, in the transaction that writes what its acknowledgment changes.
 
     `shared`: as far as is known, other deliveries have the same text.
     """
 
     delivery_id: str
-    follow: FollowAnswer | None = None
+    effect: Effect | None = None
     attempt: AttemptRecord | None = None
     shared: bool = False
 

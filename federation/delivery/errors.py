@@ -5,20 +5,21 @@ from __future__ import annotations
 from datetime import timedelta
 
 from db import HoldReason
-from federation.delivery.codes import CLASSES, FailureClass
+from federation.delivery.codes import FailureClass
 from workers import DROP, Retry, Snooze, UnrecoverableError
 
 
 class PermanentFailure(UnrecoverableError):
     """The job ends now. `code` names the reason in the attempt log, `method` what was to be delivered.
 
-    `failure_class` decides what becomes of the row: an `INVALID` failure leaves none.
+    The code's class decides what becomes of the row: an `INVALID` failure leaves none. `failure_class` is given where
+    the code alone does not decide it.
     """
 
-    def __init__(self, code: str, message: str) -> None:
+    def __init__(self, code: str, message: str, *, failure_class: FailureClass | None = None) -> None:
         super().__init__(message)
         self.code = code
-        self.failure_class = CLASSES[code]
+        self.failure_class = failure_class
         self.method: str | None = None  # set by the attempt that ends with it
 
 
@@ -41,7 +42,7 @@ class RetryableFailure(Retry):
         super().__init__(message, at_least=at_least)
         self.code = code
         self.moved_to = moved_to
-        self.failure_class = CLASSES[code] if failure_class is None else failure_class
+        self.failure_class = failure_class
         self.method: str | None = None  # set by the attempt that ends with it
 
 
@@ -64,3 +65,10 @@ class NotNow(Snooze):
 
     def __init__(self, message: str, delay: timedelta) -> None:
         super().__init__(delay, reason=message)
+
+
+class EffectFailed(Exception):
+    """What an acknowledgment changes could not be written, by a fault of the wire's: nothing of it was committed."""
+
+    def __init__(self, kind: str, error: Exception) -> None:
+        super().__init__(f"{kind} could not be written: {type(error).__name__}")

@@ -49,7 +49,7 @@ def fate_of(kind: FailureClass, *, is_last: bool, series: Series, link: Link, no
     if kind is FailureClass.UNAVAILABLE:
         return HELD_FOR_SERVER
     if kind is FailureClass.OURS:
-        return Fate(state=DeliveryState.HELD, reason=HoldReason.OURS, until=now + own_pause(series.holds))
+        return ours(series, now)
     return FAILED if link.is_open or series.is_canary else HELD_FOR_SERVER
 
 
@@ -70,6 +70,11 @@ def alone(series: Series, now: datetime) -> Fate:
     if series.alone >= len(ALONE_PAUSES):
         return FAILED
     return Fate(state=DeliveryState.HELD, reason=HoldReason.ALONE, until=now + ALONE_PAUSES[series.alone])
+
+
+def ours(series: Series, now: datetime) -> Fate:
+    """Decide what becomes of a delivery that this node could not send by a fault of its own."""
+    return Fate(state=DeliveryState.HELD, reason=HoldReason.OURS, until=now + own_pause(series.holds))
 
 
 def own_pause(holds: int) -> timedelta:

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, Select, bindparam, delete, func, select, tuple_, update
-from sqlalchemy.sql.dml import ReturningUpdate
+from sqlalchemy import Connection, Row, Select, bindparam, delete, func, select, update
+from sqlalchemy.exc import SQLAlchemyError
 
-from db import AttemptNote, AttemptOutcome, DeliveryState, Follow, HoldReason, among
+from db import AttemptNote, AttemptOutcome, DeliveryState, HoldReason, among
 from federation.delivery.attempts import AttemptRecord, stalled_attempt, write_attempts
 from federation.delivery.codes import STALLED
 from federation.delivery.entries import (
@@ -27,14 +27,14 @@ from federation.delivery.entries import (
     Begun,
     Ended,
     Entry,
-    FollowAnswer,
-    FollowKey,
     Gone,
     NotBegun,
     Series,
 )
+from federation.delivery.errors import EffectFailed
 from federation.delivery.payloads import release
 from federation.delivery.rows import TABLE, OwedRow, forget_older, next_in_order, places_of
+from federation.delivery.wire import Effect
 
 FIRST_SUSPECTS: Final = 256
 """How many suspects, deliveries that were under way in too many crashes, run together at first."""
@@ -149,10 +149,27 @@ class Group:
         # Another attempt was under way when it lost its worker; or it still is, and will say so at its end.
         lost = [row for row in rows if row.sending is not None and row.sending != numbers.get(row.id)]
         self._attempts += [*(stalled_attempt(row) for row in lost), *ended]
-        answers = [entry.follow for entry in entries.values() if entry.follow is not None]
-        known = _answer(self._connection, _ACCEPTED, [answer for answer in answers if answer.accepted])
-        known |= _answer(self._connection, _ACKNOWLEDGED, [answer for answer in answers if not answer.accepted])
-        return {index: entry.follow is None or entry.follow.key in known for index, entry in entries.items()}
+        return dict.fromkeys(entries, True) | self._apply(entries)
+
+    def _apply(self, entries: Mapping[int, Gone]) -> dict[int, object]:
+        """Write what the acknowledgments change, all of one kind together.
+
+        Raises:
+            EffectFailed: the wire broke off.
+        """
+        kinds: dict[type[Effect], dict[int, Effect]] = {}
+        for index, entry in entries.items():
+            if entry.effect is not None:
+                kinds.setdefault(type(entry.effect), {})[index] = entry.effect
+        found: dict[int, object] = {}
+        for kind, effects in kinds.items():
+            try:
+                found |= dict(zip(effects, kind.apply(self._connection, list(effects.values())), strict=True))
+            except SQLAlchemyError:
+                raise
+            except Exception as error:
+                raise EffectFailed(kind.__name__, error) from error
+        return found
 
     def _end(self, entries: Mapping[int, Ended]) -> dict[int, object]:
         rows = self._lock(entry.series.delivery_id for entry in entries.values())
@@ -297,13 +314,6 @@ def _holds(row: Row[*tuple[Any, ...]], entry: Ended) -> int:
     return int(row.holds) if entry.state is DeliveryState.READY else 0
 
 
-def _answer(connection: Connection, statement: ReturningUpdate[Any], answers: Sequence[FollowAnswer]) -> set[FollowKey]:
-    if not answers:
-        return set()
-    follows = connection.execute(statement, {"follows": [answer.key for answer in answers]})
-    return {(row.follower_id, row.following_id, row.follower_server_url) for row in follows}
-
-
 _ROWS = among(TABLE.c.id, "rows")
 _LOOKED_AT = (
     *("id", "state", "settled_at", "job_id", "job_name", "server_url", "payload_id", "ordering_key", "series"),
@@ -368,10 +378,3 @@ _ENDED = (
         sending=None,
     )
 )
-
-_FOLLOWS = Follow.__table__  # type: ignore[attr-defined] # SQLModel adds it at run time
-_KEY = (_FOLLOWS.c.follower_id, _FOLLOWS.c.following_id, _FOLLOWS.c.follower_server_url)
-_FOLLOW = update(_FOLLOWS).where(tuple_(*_KEY).in_(bindparam("follows", expanding=True))).returning(*_KEY)
-# A rejection and "received, not decided" look the same on this wire: only `acknowledged` is set.
-_ACCEPTED = _FOLLOW.values(accepted=True)
-_ACKNOWLEDGED = _FOLLOW.values(acknowledged=True)

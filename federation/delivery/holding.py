@@ -26,9 +26,9 @@ from federation.delivery.fates import ALONE_PAUSES, LONGEST_OWN_PAUSE
 from federation.delivery.room import LONGEST_BUSY
 from federation.delivery.rows import OPEN_STATES, TABLE, OwedRow, made_ready, next_in_order, places_of
 from federation.delivery.sweeps import Sweeps
+from federation.servers.blacklist import Blacklist
 from federation.servers.link_rules import HEARD_INTERVAL, SKEW
 from federation.servers.links import Links
-from federation.servers.registry import Registry
 from workers.clock import Clock, SystemClock
 
 log = structlog.get_logger(__name__)
@@ -60,7 +60,7 @@ class HeldDeliveries:
         queue: JobQueue,
         *,
         links: Links,
-        registry: Registry,
+        blacklist: Blacklist,
         max_age: timedelta | None,
         meter: Meter = NO_METER,
         clock: Clock | None = None,
@@ -68,7 +68,7 @@ class HeldDeliveries:
         self._database = database
         self._queue = queue
         self._links = links
-        self._registry = registry
+        self._blacklist = blacklist
         self._sweeps = Sweeps(database)
         self._max_age = max_age
         self._meter = meter
@@ -153,7 +153,7 @@ class HeldDeliveries:
         failed = releasing = 0
         now = self._clock.now()
         for row in await self._database.rows(_HELD_SERVERS, {"now": now, "looked_before": now - HEARD_INTERVAL}):
-            if await self._registry.is_blacklisted(row.server_url):
+            if await self._blacklist.covering(row.server_url) is not None:
                 failed += await self._fail_blacklisted(row.server_url)
                 continue
             if row.is_new:

@@ -21,10 +21,12 @@ from sqlalchemy.exc import DataError, IntegrityError
 from db import Database
 from federation.base.logs import crash
 from federation.delivery.attempts import AttemptRecord
-from federation.delivery.entries import Abandoned, Begin, Begun, Ended, Entry, FollowAnswer, Gone, NotBegun
+from federation.delivery.entries import Abandoned, Begin, Begun, Ended, Entry, Gone, NotBegun
+from federation.delivery.errors import EffectFailed
 from federation.delivery.group import Group
 from federation.delivery.rows import OwedRow, PlannedJob
-from federation.delivery.usual import UsualEntry, write_usual
+from federation.delivery.usual import UsualEntry, may_be_usual, write_usual
+from federation.delivery.wire import Effect
 from workers.batching import Batcher
 from workers.clock import Clock, SystemClock
 
@@ -39,7 +41,7 @@ the loop idle, as slots are filled again while ends are stored: 15 ms took away 
 CROWD: Final = 4
 """A group with more entries than this counts as load."""
 
-_REFUSED: Final = (DataError, IntegrityError, UnicodeError)
+_REFUSED: Final = (DataError, IntegrityError, UnicodeError, EffectFailed)
 """Errors that blame an entry, not the database. A text without a UTF-8 form raises the last one, unwrapped."""
 
 
@@ -82,12 +84,16 @@ class Ledger:
         self,
         delivery_id: str,
         *,
-        follow: FollowAnswer | None = None,
+        effect: Effect | None = None,
         attempt: AttemptRecord | None = None,
         shared: bool = False,
     ) -> bool:
-        """Remove the row and update the follow, both or neither. Return False if no such follow is known here."""
-        entry = Gone(delivery_id=delivery_id, follow=follow, attempt=attempt, shared=shared)
+        """Remove the row and write the acknowledgment's effect, both or neither. Return whether it changed something.
+
+        Raises:
+            EffectFailed: the wire broke off; the row is as it was.
+        """
+        entry = Gone(delivery_id=delivery_id, effect=effect, attempt=attempt, shared=shared)
         return cast(bool, await self._write(entry))
 
     async def ended(self, entry: Ended) -> bool:
@@ -113,9 +119,7 @@ class Ledger:
         Raises:
             SQLAlchemyError: the entry was not committed; the whole attempt is worth repeating.
         """
-        if not self._database.is_sqlite and (
-            isinstance(entry, Gone) or (isinstance(entry, Begin) and entry.hold is None)
-        ):
+        if not self._database.is_sqlite and may_be_usual(entry):
             result = await self._usual.put(entry)
             return await result if isinstance(result, asyncio.Future) else result
         return await self._batcher.put(entry)

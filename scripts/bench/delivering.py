@@ -1,4 +1,4 @@
-"""A worker process of ours that delivers, measured from inside, and what the database says of any worker's attempts."""
+"""A worker process of ours that delivers, measured from inside, and what the database says of its attempts."""
 
 from __future__ import annotations
 
@@ -41,38 +41,21 @@ async def fresh_federation() -> AsyncIterator[Federation]:
         await federation.close()
 
 
-async def owe(federation: Federation, deliveries: int) -> None:
-    """Owe that many to all peers in turn."""
-    await enqueue(federation, [peer["url"] for peer in json.loads(os.environ["BENCH_PEERS"])], deliveries)
-
-
-async def deliver_all(*, pages: int, profiled: bool) -> dict[str, Any]:
-    """Deliver what is owed, and return what it took; with `profiled` also the stacks, as `folded`.
-
-    After a warm-up the process goes on with the deliveries that are measured as soon as all of them wait.
-    """
-    samples, warm_up, deliveries = Samples(), int(os.environ["BENCH_WARM_UP"]), int(os.environ["BENCH_DELIVERIES"])
+async def deliver_all(*, profiled: bool) -> dict[str, Any]:
+    """Deliver what is owed, and return what it took; with `profiled` also the stacks, as `folded`."""
+    samples, deliveries = Samples(), int(os.environ["BENCH_DELIVERIES"])
     async with fresh_federation() as federation:
         workers = FederationWorkers(federation)
-        async with watched(federation, pages):
-            if warm_up:
-                await owe(federation, warm_up)
-                workers.start()
-                await emptied(federation)
-                await federation.delivery_queue.manage.pause()
-            await owe(federation, deliveries)
-            set_aside_loaded()
-            servers = [cpu_of(os.environ["DATABASE_URL"]), cpu_of(os.environ.get("REDIS_URL", ""))]
-            before = [each.seconds() for each in servers]
-            began, started, cpu = datetime.now(UTC), time.perf_counter(), cpu_seconds()
-            with samples.taken() if profiled else contextlib.nullcontext():
-                if warm_up:
-                    await federation.delivery_queue.manage.resume()
-                else:
-                    workers.start()
-                await emptied(federation)
-                seconds, cpu = time.perf_counter() - started, cpu_seconds() - cpu
-                database, queue = (each.seconds() - first for each, first in zip(servers, before, strict=True))
+        await enqueue(federation, [peer["url"] for peer in json.loads(os.environ["BENCH_PEERS"])], deliveries)
+        set_aside_loaded()
+        servers = [cpu_of(os.environ["DATABASE_URL"]), cpu_of(os.environ.get("REDIS_URL", ""))]
+        before = [each.seconds() for each in servers]
+        began, started, cpu = datetime.now(UTC), time.perf_counter(), cpu_seconds()
+        with samples.taken() if profiled else contextlib.nullcontext():
+            workers.start()
+            await emptied(federation)
+            seconds, cpu = time.perf_counter() - started, cpu_seconds() - cpu
+            database, queue = (each.seconds() - first for each, first in zip(servers, before, strict=True))
         await workers.stop()
         await federation.attempts.close()
         found = {
@@ -92,24 +75,6 @@ async def emptied(federation: Federation) -> None:
     while is_full:
         await asyncio.sleep(0.05)
         is_full = await is_owed(federation)
-
-
-@contextlib.asynccontextmanager
-async def watched(federation: Federation, pages: int) -> AsyncIterator[None]:
-    """Serve the dashboard, with so many open pages; nothing for none."""
-    if not pages:
-        yield
-        return
-    from bench.pages import open_pages
-    from federation.dashboard.node_site import NodeSite
-    from workers.dashboard.access import Access
-
-    site = NodeSite(federation, access=Access())
-    try:
-        async with open_pages(site, pages):
-            yield
-    finally:
-        await site.close()
 
 
 async def outcome(federation: Federation, since: datetime) -> dict[str, float]:

@@ -7,11 +7,7 @@ import os
 import platform
 import signal
 import tempfile
-from collections.abc import Iterator, Mapping
-
-from federation.base.settings import Settings
-from federation.cli.running import upgrade
-from federation.protocol.keys import generate_own_keys
+from collections.abc import Iterator
 
 
 def machine() -> dict[str, object]:
@@ -24,14 +20,6 @@ def unwind_when_terminated() -> None:
     # Not by an exception of its own, which may come where Python ignores one: `asyncio.run` cancels its task instead.
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what is in its background without it
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-
-
-def made_node(places: Mapping[str, str]) -> Settings:
-    """Return the settings of a node with keys of its own in fresh places, whose tables are made; blocking."""
-    own = {"BETTER_AUTH_URL": "https://node.example", **generate_own_keys().to_env()}
-    settings = Settings.from_values({**own, **places})
-    upgrade(settings, host_tables=True)
-    return settings
 
 
 @contextlib.contextmanager

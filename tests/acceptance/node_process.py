@@ -38,7 +38,7 @@ socket.getaddrinfo = getaddrinfo
 # For a story in which attempts are to hang, and not to be given up before it goes on, on a slow machine either.
 HANG_FOR_AN_HOUR = """
 from datetime import timedelta
-from federation.delivery.exchange import Exchange
+from federation.sealed.outbound.wire import Exchange
 
 Exchange.__init__.__kwdefaults__["timeout"] = timedelta(hours=1)
 """

@@ -21,7 +21,7 @@ from sqlalchemy import Connection, Engine, inspect, select, text
 from sqlalchemy.exc import OperationalError
 
 import db
-from db import Database, DeliveryJob, FederationTable, Follow, Server, create_host_tables
+from db import Database, DeliveryJob, DeliveryState, FederationTable, Follow, Server, create_host_tables
 from db.engines import migration_engine
 from db.migrate import schema_version, upgrade
 from db.url import parse_url
@@ -183,6 +183,8 @@ async def test_rows_of_the_original_are_readable_and_it_may_go_on_writing(postgr
     assert server.last_seen == datetime(2025, 3, 30, 2, 30, 0, 123000, tzinfo=UTC)
     assert job is not None
     assert (job.attempts, job.job_name, job.settled_at) == (0, None, None)
+    assert (job.state, job.job_id, job.series, job.holds, job.sending) == (DeliveryState.READY, None, 0, 0, None)
+    assert (server.knows_key, server.rotation_tried_at, server.rotation_problem) == (None, None, None)
     assert follow.follower_server_url == server.url
 
 
@@ -293,6 +295,20 @@ def test_a_database_of_a_newer_version_is_refused(sqlite_url: str) -> None:
             connection.exec_driver_sql("UPDATE federation_alembic_version SET version_num = '9999'")
         with pytest.raises(CommandError, match="9999"):
             upgrade(sqlite_url)
+
+
+@pytest.mark.parametrize("revision", ["0001", "0018"])
+def test_a_database_of_a_version_before_the_first_release_is_refused(database_url: str, revision: str) -> None:
+    """It is told what was found and what to do, and nothing is changed."""
+    with engine_on(database_url) as engine:
+        with engine.begin() as connection:
+            connection.exec_driver_sql("CREATE TABLE federation_alembic_version (version_num VARCHAR(32) NOT NULL)")
+            connection.exec_driver_sql(f"INSERT INTO federation_alembic_version VALUES ('{revision}')")
+        with pytest.raises(CommandError, match=rf"migration {revision}.*before 0\.3.*a new database"):
+            upgrade(database_url)
+        with engine.begin() as connection:
+            assert inspect(connection).get_table_names() == ["federation_alembic_version"]
+            assert schema_version(connection).current == revision
 
 
 def test_an_unreachable_server_is_an_operational_error_without_the_password() -> None:

@@ -70,5 +70,5 @@ def test_writers_are_found() -> None:
     assert found()["delivery_jobs"]["queued_at"] >= {"delivery/sweeper", "delivery/rows", "admin/deliveries/bulk"}
     assert found()["server_registry"]["claimed_by"] == {"servers/claims"}
     assert found()["server_registry"]["knows_key"] >= {"servers/key_rotation", "servers/registry"}
-    assert found()["follows"]["accepted"] >= {"delivery/group", "node/follows"}
+    assert found()["follows"]["accepted"] >= {"sealed/outbound/follows", "node/follows"}
     assert len(found()["delivery_jobs"]["*"]) >= 9

@@ -25,7 +25,9 @@ from db.columns import FederationTable
 ROOT: Final = Path(db.__file__).parents[1]
 VERB: Final = re.compile(r"_?(insert|update|delete)")
 VALUES: Final = {"values", "on_conflict_do_update"}
-MODULE: Final = re.compile(r"\b(?:admin|analytics|base|delivery|node|rollups|scheduler|servers)(?:/\w+)+")
+MODULE: Final = re.compile(
+    r"\b(?:admin|analytics/data|base|delivery|node|rollups|scheduler|sealed(?:/outbound|/peers)?|servers)/\w+"
+)
 ORIGINAL: Final = "the original"
 """Stands for the Node implementation, whose code is not here."""
 DEEP: Final = 3

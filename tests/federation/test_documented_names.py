@@ -15,8 +15,8 @@ import federation
 from db import DeliveryState, HoldReason, HostTable
 from db.host import UNUSED
 from federation.base.settings import Settings
-from federation.delivery.codes import CLASSES
-from federation.delivery.manual import TRANSITIONS, failures, states
+from federation.codes import CODES
+from federation.manual import TRANSITIONS, failures, states
 from federation.monitoring.prometheus import ProcessMetrics
 from federation.node_workers import log_event
 from tests.federation.test_run import ROOT
@@ -142,7 +142,7 @@ def test_the_states_of_the_manual_are_the_states_there_are() -> None:
     told = {
         code for cell in re.findall(r"^\| (`[A-Z][^|]*) \|", text, re.M) for code in re.findall("`([A-Z_]+)`", cell)
     }
-    assert told == set(CLASSES)
+    assert told == set(CODES)
 
 
 def test_the_plan_shows_every_floor() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import sys
 import time
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ def main() -> int:
     """The command: 1 if a seed found something."""
     options = _options()
     if options.seed is not None:
-        verdict = run_seed(options.seed, options.servers or SERVERS, tell=options.story)
+        verdict = run_seed(options.seed, options.servers or SERVERS, tell=options.story, plain=options.plain)
         print(verdict if verdict.findings or options.story else f"seed {options.seed}: {verdict.owed} deliveries, well")
         return bool(verdict.findings)
     chosen = options.seeds is not None or options.servers is not None
@@ -45,6 +46,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="this world alone; prints its story if something is wrong")
     parser.add_argument("--story", action="store_true", help="with --seed: print the story in any case")
     parser.add_argument("--rush", type=int, default=1, help="each so-manieth world has a rush, too; 1: all")
+    parser.add_argument("--plain", action="store_true", help="posts go by another wire, which has no keys")
     parser.add_argument("--processes", type=int, default=2, help="worlds at once")
     return parser.parse_args()
 
@@ -96,12 +98,14 @@ class Tally:
 
 
 def _verdicts(seeds: range, servers: int, options: argparse.Namespace) -> Iterator[Verdict]:
-    with ProcessPoolExecutor(options.processes, initializer=set_aside_loaded) as pool:
-        yield from pool.map(partial(_verdict, servers=servers, rush=options.rush), seeds)
+    # Forks, also from Python 3.14 on: other processes would not find what is defined in a package's `__main__`.
+    forks = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(options.processes, mp_context=forks, initializer=set_aside_loaded) as pool:
+        yield from pool.map(partial(_verdict, servers=servers, rush=options.rush, plain=options.plain), seeds)
 
 
-def _verdict(seed: int, *, servers: int, rush: int) -> Verdict:
-    return run_seed(seed, servers, rush=seed % rush == 0)
+def _verdict(seed: int, *, servers: int, rush: int, plain: bool) -> Verdict:
+    return run_seed(seed, servers, rush=seed % rush == 0, plain=plain)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from federation.admin import blacklist
 from federation.admin.deliveries import holds
 from federation.admin.servers.servers import forget
 from federation.app import Federation
-from federation.delivery.producers import ServerRefused
 from federation.protocol.activities import ActivityMethod
+from federation.sealed.outbound.activities import ServerRefused
 from federation.servers.discovery import DiscoveryError
 from tests.simulation.node import Process
 from tests.simulation.plan import ClockJump, Deed, Meddling, PlannedFollow

@@ -97,11 +97,11 @@ def _of_delivery(world: World, owed: Owed, row: Row | None) -> Iterator[str]:
     server = world.servers[owed.server]
     if _was_blacklisted(world, server, owed.at) and (row is None or row.state == "failed"):
         return
+    if row is not None and row.state == "expired" and _may_have_expired(world, server, owed.at):
+        return
     if owed.activity_id in server.first_applied:
         if row is not None and not _is_away(world, server):
             yield f"{_named(owed)} was applied at {moment(server.first_applied[owed.activity_id])} and is still: {row}"
-        return
-    if row is not None and row.state == "expired" and _may_have_expired(world, server, owed.at):
         return
     if not _is_away(world, server):
         yield f"{_named(owed)} was never applied, though its server is well since {moment(_well_since(server))}: {row}"

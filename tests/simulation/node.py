@@ -27,6 +27,7 @@ from federation.http.guard import AddressGuard
 from federation.node_workers import FederationWorkers
 from federation.protocol.keys import OwnKeys
 from federation.scheduler.runner import FIRST_RUN, JITTER, JobRunner, RecurringJob
+from tests.plain_wire import PlainWire
 from tests.simulation.database import Line, Space, lent_engines
 from tests.simulation.loop import LoopClock, MachineClock
 from tests.simulation.queue import Queues
@@ -110,6 +111,7 @@ class Process:
             database=database,
             storage=lambda name: around.queues.storage(name, queue_line),
             new_id=around.new_id,
+            wires=lambda node: [PlainWire(node.fetch)],
         )
         if self._works:
             workers = FederationWorkers(self.federation, schedule=LoopSchedule)

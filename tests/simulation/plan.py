@@ -186,6 +186,17 @@ class Plan:
     freezes: tuple[Freeze, ...] = ()
     losses: tuple[float, ...] = ()
     """When the queue loses all that it has."""
+    is_plain: bool = False
+    """Posts are sent by another wire, which knows no keys, no page of a stranger, and no question but a delivery."""
+
+    def plain(self) -> Plan:
+        """The same world by that wire, whose servers have none of the troubles that it cannot tell from being well."""
+        return replace(
+            self,
+            servers=tuple(replace(each, phases=tuple(map(_plainly, each.phases))) for each in self.servers),
+            follows=(),
+            is_plain=True,
+        )
 
     def set_forward(self, since: float) -> float:
         """By how much older what began then looks to the node than it is, at most."""
@@ -230,6 +241,10 @@ class Plan:
             servers=tuple(server for server in self.servers if not server.is_sick),
             deliveries=tuple(each for each in deliveries if each.servers),
         )
+
+
+def _plainly(phase: Phase) -> Phase:
+    return replace(phase, trouble=Trouble.BAD_GATEWAY) if phase.trouble in STRANGERS else phase
 
 
 def _in_turn(numbers: list[int], count: int) -> list[int]:

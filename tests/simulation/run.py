@@ -38,14 +38,22 @@ class Verdict:
 
 
 def run_seed(
-    seed: int, servers: int = 20, *, rush: bool = True, tell: bool = False, on_engines: bool = False
+    seed: int,
+    servers: int = 20,
+    *,
+    rush: bool = True,
+    tell: bool = False,
+    on_engines: bool = False,
+    plain: bool = False,
 ) -> Verdict:
     """The world of a seed, judged; with `rush` also a while in which all are written to and the sick ones hang, against
     the same while without them. `tell` its story, too, if nothing is wrong. `on_engines` all statements go through
-    SQLAlchemy's engines.
+    SQLAlchemy's engines. `plain`: posts are sent by another wire.
     """
     started = process_time()
     plan = with_surprises(make_plan(seed, servers))
+    if plain:
+        plan = plan.plain()
     world = run_world(plan, look=look, judge=judge, on_engines=on_engines)
     findings = list(dict.fromkeys(world.findings))
     seconds = plan.end

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from federation.protocol.possession import DECRYPT_FAILED
 from federation.protocol.relaying import RELAY_PATH
 from tests.misbehaving import Canned, Received
 from tests.peer import DISCOVER_PATH, Arrived, json_answer
+from tests.plain_wire import PLAIN_PATH
 from tests.relaying_peer import Relaying
 from tests.simulation.plan import REFUSES_ONE, Phase, PlannedServer, Trouble
 from tests.simulation.records import Request
@@ -124,6 +126,23 @@ class SimulatedServer(Relaying):
             return self.discover(request)
         return self.proxy(request) if request.path == RELAY_PATH else self.answer(request)
 
+    def take_plain(self, request: Received) -> Canned:
+        """What it answers to a delivery of the other wire."""
+        activity_id = json.loads(request.body)["id"]
+        self._meet(activity_id)
+        self._apply(activity_id)
+        return Canned(status=200)
+
+    def _meet(self, activity_id: str) -> None:
+        if activity_id in self._poison:
+            raise Poisoned(activity_id)
+        if activity_id in self.dislikes:
+            raise Disliked(self.dislikes[activity_id])
+
+    def _apply(self, activity_id: str) -> None:
+        self.first_applied.setdefault(activity_id, self._now())
+        self.arrivals.append(Arrival(activity_id, self._now(), answered=True))
+
     def with_other_keys(self, request: Received) -> Canned:
         """What answers in its place: it cannot read what is sealed to the server."""
         if request.path == DISCOVER_PATH and request.method == "GET":
@@ -135,7 +154,7 @@ class SimulatedServer(Relaying):
     def answer(self, request: Received) -> Canned:
         before = len(self.arrived)
         try:
-            canned = super().answer(request)
+            canned = self.take_plain(request) if request.path == PLAIN_PATH else super().answer(request)
         except EnvelopeError:  # sealed to keys that it showed while it had others
             return json_answer({"error": "", "code": DECRYPT_FAILED}, 400)
         except Disliked as page:
@@ -146,16 +165,13 @@ class SimulatedServer(Relaying):
             if arrived.method is not ActivityMethod.FEDERATE_POST:
                 self.follows.append(Told(arrived.method, arrived.activity_id, self._now()))
                 continue
-            self.first_applied.setdefault(arrived.activity_id, self._now())
-            self.arrivals.append(Arrival(arrived.activity_id, self._now(), answered=True))
+            self._apply(arrived.activity_id)
         return canned
 
     def _read(self, request: Received) -> Arrived | None:
         arrived = super()._read(request)
-        if arrived is not None and arrived.activity_id in self._poison:
-            raise Poisoned(arrived.activity_id)
-        if arrived is not None and arrived.activity_id in self.dislikes:
-            raise Disliked(self.dislikes[arrived.activity_id])
+        if arrived is not None:
+            self._meet(arrived.activity_id)
         return arrived
 
 

@@ -16,6 +16,8 @@ from tests.simulation.world import run_world
 SEEDS = 200
 AT_ONCE = 10
 """Of so many worlds all are taken by `scripts/test --full`, and by every run the first: twenty in all."""
+PLAIN = range(4)
+"""Of these tens worlds are run by another wire as well."""
 RUSH = 40
 """Each so-manieth world has a rush, too, in which its sick servers hang; in `scripts/simulate` each has."""
 
@@ -31,6 +33,15 @@ def test_what_is_owed_is_delivered_whatever_happens(first: int, full: bool) -> N
     """Each world ends with its deliveries applied once and in order, or held for a server that is still away."""
     seeds = range(first, first + (AT_ONCE if full else 1))
     wrong = [verdict for seed in seeds if (verdict := run_seed(seed, rush=seed % RUSH == 0)).findings]
+
+    assert not wrong, "\n\n".join(map(str, wrong))
+
+
+@pytest.mark.parametrize("first", range(0, AT_ONCE * len(PLAIN), AT_ONCE))
+def test_another_wire_keeps_every_promise(first: int, full: bool) -> None:
+    """Outbox, order, outages, holding, canaries, release and expiry are the engine's, and `why` tells the truth."""
+    seeds = range(first, first + (AT_ONCE if full else 1))
+    wrong = [verdict for seed in seeds if (verdict := run_seed(seed, rush=False, plain=True)).findings]
 
     assert not wrong, "\n\n".join(map(str, wrong))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import gc
+import json
 import random
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from federation.base.errors import Unreachable
 from federation.base.jobs import POST_JOB
 from federation.protocol.activities import post_activity
 from tests.peer import POSTS_PATH, Sender
+from tests.plain_wire import PLAIN_JOB, PLAIN_PATH
 from tests.simulation.asked import Promise, promise_of, questions, untrue
 from tests.simulation.database import Space
 from tests.simulation.incidents import Ban, Incidents, Pair, Wish
@@ -303,11 +305,14 @@ class _Run:
             is_private=False,
         )
         servers = [server_url(number) for number in planned.servers]
+        name, path = POST_JOB, POSTS_PATH
+        if self._world.plan.is_plain:
+            name, path, payload = PLAIN_JOB, PLAIN_PATH, json.dumps({"id": activity})
         async with outbox.transaction() as session:
             if len(servers) > 1:
-                return await outbox.enqueue_fanout(session, POST_JOB, POSTS_PATH, servers, payload)
+                return await outbox.enqueue_fanout(session, name, path, servers, payload)
             delivery_id = await outbox.enqueue_delivery(
-                session, POST_JOB, servers[0] + POSTS_PATH, servers[0], payload, ordering_key=planned.ordering_key
+                session, name, servers[0] + path, servers[0], payload, ordering_key=planned.ordering_key
             )
             return (delivery_id,)
 

@@ -83,7 +83,7 @@ def _connected(url: str) -> Iterator[Connection]:
     if parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").is_file():
         # SQLite would create an empty database.
         raise DatabaseUnavailable(f"there is no database {parsed.database}; {_WHAT_TO_CHECK}")
-    engine = reading_engine(parsed, connect_timeout=_PATIENCE)
+    engine = reading_engine(parsed, connect_timeout=_PATIENCE, at_leisure=False)
     milliseconds = int(_PATIENCE.total_seconds() * 1000)
     try:
         with engine.connect() as connection:

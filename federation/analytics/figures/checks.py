@@ -21,7 +21,8 @@ from federation.analytics.frames import (
     Window,
     as_it_is,
 )
-from federation.delivery.codes import HTTP_CODE, LOGGED_CODES, STORED_ALREADY
+from federation.codes import LOGGED_CODES
+from federation.delivery.codes import HTTP_CODE, STORED_ALREADY
 from federation.protocol.urls import MAX_URL_CHARACTERS
 
 if TYPE_CHECKING:

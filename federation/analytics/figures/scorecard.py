@@ -39,7 +39,7 @@ from federation.analytics.frames import (
     Window,
     as_it_is,
 )
-from federation.delivery.codes import FORGERIES, OWN_FAULTS
+from federation.codes import FORGERIES, OWN_FAULTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

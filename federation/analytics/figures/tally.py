@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name Spark's own docu
 from db import AttemptOutcome
 from federation.analytics.figures.quarantine import as_json
 from federation.analytics.frames import ATTEMPTS, QUARANTINE
-from federation.delivery.codes import LOGGED_CODES
+from federation.codes import LOGGED_CODES
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, GroupedData

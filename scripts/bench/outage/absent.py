@@ -22,12 +22,14 @@ from federation.base.logs import configure_logging
 from federation.base.settings import Settings
 from federation.cli.running import upgrade
 from federation.node.posts import POSTS_PATH
+from federation.protocol.activities import post_activity
 from federation.servers import link_rules
 from federation.servers.link_rules import Link
 
 HOUR = timedelta(hours=1)
 REASON = "CONN_REFUSED"
 POSTS_AT_ONCE = 100
+PAYLOAD_BYTES = 2_400
 PATIENCE = timedelta(minutes=15)
 """Longer than anything here takes."""
 
@@ -83,6 +85,22 @@ async def owe_held(federation: Federation, urls: Sequence[str], count: int, payl
         async with federation.outbox.transaction() as session:
             for _ in range(start, min(start + POSTS_AT_ONCE, posts)):
                 await federation.outbox.enqueue_fanout(session, POST_JOB, POSTS_PATH, urls, payload)
+
+
+def payload_of(own_url: str) -> str:
+    """Return a post of 2.4 KB."""
+
+    def activity(text: str) -> str:
+        return post_activity(
+            federation_url=own_url,
+            post_id="post",
+            content=[{"type": "text", "value": text}],
+            author_id="alice",
+            published=datetime.now(UTC),
+            is_private=False,
+        )
+
+    return activity("x" * (PAYLOAD_BYTES - len(activity(""))))
 
 
 async def states(federation: Federation) -> dict[DeliveryState, int]:

@@ -14,10 +14,8 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Final
 
 from sqlalchemy import func, select
@@ -26,7 +24,6 @@ from sqlmodel import col
 from bench.deliveries import cpu_seconds, enqueue, node_environment, own_keys, register
 from bench.outage.figure import Figure
 from bench.peer_servers import peer_process
-from bench.sampling import Samples, by_part, table, write_folded
 from db import AttemptOutcome, DeliveryAttempt, DeliveryJob
 from federation.app import Federation
 from federation.base.logs import configure_logging
@@ -57,7 +54,7 @@ class World:
         return {"queue": self.queue, "concurrency": self.concurrency, "servers": f"{self.servers} {kind}"}
 
 
-def measure(worlds: list[World], *, repeat: int, profile: Path | None = None) -> Iterator[Figure]:
+def measure(worlds: list[World], *, repeat: int) -> Iterator[Figure]:
     """Measure with and without hanging servers, in each world; yield figures of the medians.
 
     Runs with and without them alternate, and so do the worlds.
@@ -66,7 +63,7 @@ def measure(worlds: list[World], *, repeat: int, profile: Path | None = None) ->
     for _ in range(repeat):
         for world in worlds:
             for hangs in (False, True):
-                runs.setdefault((world, hangs), []).append(_run(world, hangs=hangs, profile=profile))
+                runs.setdefault((world, hangs), []).append(_run(world, hangs=hangs))
     for world in worlds:
         well, sick = (_medians(runs[world, hangs]) for hangs in (False, True))
         healthy_part = 1 - _hanging(world.servers) / world.servers
@@ -106,7 +103,7 @@ def _medians(runs: list[dict[str, float]]) -> dict[str, float]:
     return {name: statistics.median(run[name] for run in runs) for name in runs[0]}
 
 
-def _run(world: World, *, hangs: bool, profile: Path | None) -> dict[str, float]:
+def _run(world: World, *, hangs: bool) -> dict[str, float]:
     """Run in a separate worker process, which is killed as soon as the healthy servers have everything."""
     hanging = _hanging(world.servers) if hangs else 0
     with (
@@ -115,12 +112,7 @@ def _run(world: World, *, hangs: bool, profile: Path | None) -> dict[str, float]
     ):
         environment["FEDERATION_DELIVERY_CONCURRENCY"] = str(world.concurrency)
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-        task = {
-            "peers": peers.servers,
-            "hanging": hanging,
-            "known": world.known,
-            "profiled": profile is not None,
-        }
+        task = {"peers": peers.servers, "hanging": hanging, "known": world.known}
         finished = subprocess.run(
             [sys.executable, "-m", "bench.outage.hanging"],
             input=json.dumps(task),
@@ -130,21 +122,12 @@ def _run(world: World, *, hangs: bool, profile: Path | None) -> dict[str, float]
             text=True,
             timeout=LONGEST_RUN.total_seconds() + 120,
         )
-    found = json.loads(finished.stdout)
-    result: dict[str, float] = found["result"]
+    result: dict[str, float] = json.loads(finished.stdout)
     print(f"{world.labels} hanging={hanging}: {result}", file=sys.stderr)
-    if profile is not None:
-        file = profile / f"{'-'.join(map(str, world.labels.values()))}-{hanging}.folded".replace(" ", "-")
-        write_folded(found["folded"], file)
-        print(
-            f"{file}: a delivery's CPU time\n{table(by_part(found['folded']), EACH * world.servers)}", file=sys.stderr
-        )
     return result
 
 
-async def _deliver(
-    peers: list[dict[str, str]], *, hanging: int, known: bool, samples: Samples | None
-) -> dict[str, float]:
+async def _deliver(peers: list[dict[str, str]], *, hanging: int, known: bool) -> dict[str, float]:
     """Start the workers on a full queue, and measure what the healthy servers get until they have everything."""
     settings = Settings.from_values(os.environ)
     await asyncio.to_thread(upgrade, settings)
@@ -159,9 +142,8 @@ async def _deliver(
     workers = FederationWorkers(federation)
     set_aside_loaded()
     began, cpu = datetime.now(UTC), cpu_seconds()
-    with samples.taken() if samples else nullcontext():
-        workers.start()
-        await _until_done(federation, EACH * (len(peers) - hanging), began)
+    workers.start()
+    await _until_done(federation, EACH * (len(peers) - hanging), began)
     cpu = cpu_seconds() - cpu
     return {**await _seen(federation, sick, began), "cpu_s": cpu}
 
@@ -206,6 +188,5 @@ async def _seen(federation: Federation, sick: list[str], began: datetime) -> dic
 if __name__ == "__main__":
     configure_logging("critical")
     task = json.load(sys.stdin)
-    samples = Samples() if task["profiled"] else None
-    work = _deliver(task["peers"], hanging=task["hanging"], known=task["known"], samples=samples)
-    print(json.dumps({"result": asyncio.run(work), "folded": samples.folded() if samples else {}}), flush=True)
+    work = _deliver(task["peers"], hanging=task["hanging"], known=task["known"])
+    print(json.dumps(asyncio.run(work)), flush=True)

@@ -11,8 +11,7 @@ from functools import partial
 from redis.asyncio import Redis
 
 from bench.deliveries import node_environment, own_keys, redis_of, register
-from bench.fan_out import payload_of
-from bench.outage.absent import PATIENCE, node, owe_held, states, take_down, until
+from bench.outage.absent import PATIENCE, node, owe_held, payload_of, states, take_down, until
 from bench.outage.counting import CountedWorker, commands, counted_worker, since
 from bench.outage.figure import Figure
 from bench.peer_servers import peer_process

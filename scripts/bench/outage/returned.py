@@ -11,8 +11,7 @@ from datetime import timedelta
 from functools import partial
 
 from bench.deliveries import node_environment, own_keys, register
-from bench.fan_out import payload_of
-from bench.outage.absent import PATIENCE, is_up, node, owe_held, states, take_down, until
+from bench.outage.absent import PATIENCE, is_up, node, owe_held, payload_of, states, take_down, until
 from bench.outage.figure import Figure
 from bench.peer_servers import Peers, peer_process
 from federation.app import Federation

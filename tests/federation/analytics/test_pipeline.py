@@ -27,8 +27,12 @@ from tests.servers import free_port
 NOW = moment(3, 1)
 WINDOW = Window(since=DAY, until=DAY + timedelta(days=3))
 
-NOT_OURS = ("incubator modules", "requires more resource than any of Workers", "has not accepted any resources")
-"""What Java says at its start, and a cluster whose worker is not there yet, or slow to come."""
+NOT_OURS = (
+    *("incubator modules", "requires more resource than any of Workers", "has not accepted any resources"),
+    "use of fork() may lead to deadlocks",
+)
+"""What Java says at its start, a cluster whose worker is not there yet, or slow to come, and Python, from 3.12 on, of a
+process of Spark's that forks beside threads."""
 
 
 def contents(out: Path) -> dict[str, list[object]]:

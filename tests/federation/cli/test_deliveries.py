@@ -122,7 +122,7 @@ def test_an_operator_holds_deliveries_and_releases_them(command: Command) -> Non
 
 
 def test_everything_held_becomes_jobs_at_once(command: Command) -> None:
-    """As an older version needs it: whatever holds them, but for those behind an older one, which follows it."""
+    """Whatever holds them, but for those behind an older one, which follows it."""
     ids = on_the_node(lambda node: owe(node, 4))
     for each, reason in zip(ids, (HoldReason.SERVER, HoldReason.REST, HoldReason.OURS, HoldReason.ORDER), strict=True):
         on_the_node(lambda node, each=each, reason=reason: put_on_hold(node, [each], reason))  # type: ignore[misc] # now

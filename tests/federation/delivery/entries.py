@@ -14,8 +14,10 @@ from sqlmodel import col
 from db import AttemptOutcome, Database, DeliveryAttempt, DeliveryJob, DeliveryState, HoldReason
 from db.alone import Alone
 from federation.delivery.attempts import AttemptRecord
-from federation.delivery.entries import Begin, Begun, Ended, FollowAnswer, Series
+from federation.delivery.entries import Begin, Begun, Ended, Series
 from federation.delivery.ledger import Ledger
+from federation.protocol.activities import parse_method
+from federation.sealed.outbound.follows import FollowAnswer
 from federation.servers.link_rules import Hold
 
 SERVER = "https://b.example"
@@ -151,3 +153,8 @@ def counted_commits() -> Iterator[list[object]]:
             yield seen
         finally:
             event.remove(Engine, "commit", note)
+
+
+def any_activity(job_name: str, payload: str) -> None:
+    """As the node's wires check what is to be owed, where every name is the sealed wire's."""
+    parse_method(payload)

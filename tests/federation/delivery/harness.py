@@ -18,14 +18,15 @@ from db import DeliveryAttempt, DeliveryJob, Follow, Server, new_id
 from federation.app import Federation
 from federation.base.jobs import POST_JOB, FederationDeliveryJob
 from federation.base.queues import DELIVERY_QUEUE_NAME, delivery_backoff
-from federation.delivery.ack_checks import AckChecks, Chance, one_in_some
-from federation.delivery.exchange import DELIVERY_TIMEOUT, Exchange
 from federation.delivery.foreign import ForeignJobs
 from federation.delivery.process import DeliveryProcessor
 from federation.delivery.room import Room
+from federation.delivery.wire import Wires
 from federation.health.checks import health_check_id
 from federation.node_workers import log_event
 from federation.protocol.activities import follow_activity, post_activity
+from federation.sealed.outbound.ack_checks import AckChecks, Chance, one_in_some
+from federation.sealed.outbound.wire import DELIVERY_TIMEOUT, SealedWire
 from federation.servers.discovery import SharedDiscovery
 from tests.patience import PATIENCE_SECONDS
 from tests.peer import POSTS_PATH, Peer
@@ -81,19 +82,23 @@ class Site:
     ) -> None:
         self.federation = federation
         self.processor = DeliveryProcessor(
-            exchange=Exchange(
-                own_url=federation.own_url,
-                keys=federation.keys,
-                registry=federation.registry,
-                discover=discover or federation.discovery,
-                guard=federation.guard,
-                fetch=federation.fetch,
-                timeout=timeout,
-                ack_checks=AckChecks(chance),
+            wires=Wires(
+                SealedWire(
+                    own_url=federation.own_url,
+                    keys=federation.keys,
+                    registry=federation.registry,
+                    links=federation.links,
+                    discovery=federation.discovery,
+                    discover=discover,
+                    probe=federation.probe,
+                    guard=federation.guard,
+                    fetch=federation.fetch,
+                    timeout=timeout,
+                    ack_checks=AckChecks(chance),
+                )
             ),
-            registry=federation.registry,
+            blacklist=federation.blacklist,
             links=federation.links,
-            look_again=federation.discovery.look_again,
             payloads=federation.payloads,
             ledger=federation.ledger,
             attempts=federation.attempts,

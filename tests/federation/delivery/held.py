@@ -17,8 +17,10 @@ from federation.base.settings import Settings
 from federation.delivery.holding import HeldDeliveries
 from federation.delivery.outbox import Outbox
 from federation.delivery.release import Releaser
+from federation.servers.blacklist import Blacklist
 from federation.servers.links import Links
 from federation.servers.registry import Registry
+from tests.federation.delivery.entries import any_activity
 from workers import JobState
 from workers.clock import ManualClock
 from workers.storage.memory import MemoryStorage
@@ -39,7 +41,7 @@ class Node:
     database: Database
     clock: ManualClock
     queue: JobQueue
-    registry: Registry
+    blacklist: Blacklist
     links: Links
     outbox: Outbox
 
@@ -51,9 +53,9 @@ class Node:
             database=database,
             clock=clock,
             queue=queue,
-            registry=registry,
+            blacklist=Blacklist(database, clock=clock),
             links=Links(database, registry, clock=clock),
-            outbox=Outbox(database, queue, joins=False, clock=clock),
+            outbox=Outbox(database, queue, check=any_activity, joins=False, clock=clock),
         )
 
     def another(self) -> Node:
@@ -62,7 +64,7 @@ class Node:
 
     def held(self, *, max_age: timedelta | None = timedelta(days=7)) -> HeldDeliveries:
         return HeldDeliveries(
-            self.database, self.queue, links=self.links, registry=self.registry, max_age=max_age, clock=self.clock
+            self.database, self.queue, links=self.links, blacklist=self.blacklist, max_age=max_age, clock=self.clock
         )
 
     def releaser(self, *, rate: int = 50, most_waiting: int = 1_000) -> Releaser:
@@ -72,7 +74,7 @@ class Node:
 
     async def close(self) -> None:
         await self.links.close()
-        await self.registry.close()
+        await self.blacklist.close()
 
     async def add_held(
         self, count: int = 1, *, url: str = URL, reason: HoldReason = HoldReason.SERVER, **values: Any

@@ -11,18 +11,10 @@ import pytest
 
 import federation
 from db import AttemptOutcome
-from federation.delivery.codes import (
-    CLASSES,
-    ERROR_CODES,
-    FORGERIES,
-    HTTP_CODE,
-    OWN_FAULTS,
-    STALLED,
-    FailureClass,
-    class_of_status,
-    may_be_misunderstood,
-)
+from federation.codes import CODES, FORGERIES, LOGGED_CODES, OWN_FAULTS
+from federation.delivery.codes import HTTP_CODE, STALLED, FailureClass
 from federation.http.threat_policy import NetworkErrorCode
+from federation.sealed.codes import ABOUT_KEYS, class_of_status
 
 SOURCES = Path(federation.__file__).parent
 FAILURES = {"PermanentFailure": AttemptOutcome.PERMANENT, "RetryableFailure": AttemptOutcome.RETRYABLE}
@@ -30,7 +22,7 @@ NOT_LOGGED = {"INVALID_JOB"}
 """Raised before there is a delivery an attempt could belong to."""
 NOT_RAISED = {STALLED}
 """Written by who finds the traces of an attempt that could not say anything any more."""
-NO_MORE = {"PARKED"}
+NO_MORE = {AttemptOutcome.PARKED: {"PARKED"}, AttemptOutcome.PERMANENT: {"NOT_JSON"}}
 """Of earlier versions, whose attempts are still read."""
 RESTING = "HTTP_429"
 """Of a discovery that the server asked to come back later: no response of the delivery's own has this status."""
@@ -53,11 +45,12 @@ def test_every_literal_code_is_listed_under_its_outcome() -> None:
         if isinstance(code, ast.Constant):
             emitted[outcome].add(code.value)
     emitted[AttemptOutcome.PERMANENT] -= NOT_LOGGED
-    emitted[AttemptOutcome.PARKED] |= NO_MORE
+    for outcome, codes in NO_MORE.items():
+        emitted[outcome] |= codes
     assert RESTING in emitted[AttemptOutcome.RETRYABLE]
     emitted[AttemptOutcome.RETRYABLE] -= {RESTING}
     emitted[AttemptOutcome.RETRYABLE] |= NOT_RAISED | set(NetworkErrorCode)
-    assert emitted == ERROR_CODES
+    assert emitted == LOGGED_CODES
 
 
 def test_codes_that_are_no_literals_are_the_two_we_know() -> None:
@@ -74,27 +67,20 @@ def test_http_codes_are_those_of_refusals() -> None:
 
 def test_no_code_has_two_outcomes() -> None:
     """A day's errors are counted by code alone."""
-    assert sum(map(len, ERROR_CODES.values())) == len(frozenset[str]().union(*ERROR_CODES.values()))
+    assert sum(map(len, LOGGED_CODES.values())) == len(frozenset[str]().union(*LOGGED_CODES.values()))
 
 
 def test_faults_and_forgeries_are_codes() -> None:
     """A misspelt one would never be found among the attempts."""
-    known = frozenset[str]().union(*ERROR_CODES.values())
+    known = frozenset[str]().union(*LOGGED_CODES.values())
     assert known >= OWN_FAULTS | FORGERIES
     assert not OWN_FAULTS & FORGERIES
 
 
-def test_every_code_has_a_class() -> None:
-    """Without one nobody would know what becomes of the delivery."""
-    judged = {outcome for outcome in AttemptOutcome if outcome is not AttemptOutcome.PARKED}
-    coded = frozenset[str]().union(*(ERROR_CODES[outcome] for outcome in judged))
-    assert CLASSES.keys() == coded | NOT_LOGGED
-
-
 def test_every_code_that_is_raised_has_a_class() -> None:
-    """Not only those that somebody remembered to list: an exception without one cannot even be made."""
+    """Not only those that somebody remembered to list: without one, nobody knows what becomes of the delivery."""
     literal = {code.value for _, code in raised() if isinstance(code, ast.Constant)}
-    assert literal - {RESTING} <= CLASSES.keys()
+    assert literal - {RESTING} <= CODES.keys()
 
 
 @pytest.mark.parametrize(
@@ -121,7 +107,7 @@ def test_every_code_that_is_raised_has_a_class() -> None:
 )
 def test_the_class_of_each_code(kind: FailureClass, codes: set[str]) -> None:
     """As the specification has them: whoever moves a code changes what becomes of deliveries."""
-    assert {code for code, found in CLASSES.items() if found is kind} == codes
+    assert {code for code, told in CODES.items() if told.failure_class is kind} == codes
 
 
 UNAVAILABLE, REST, REJECTED = FailureClass.UNAVAILABLE, FailureClass.REST, FailureClass.REJECTED
@@ -165,6 +151,4 @@ def test_a_refusal_is_json(is_json: bool, kind: FailureClass, asks_to_wait: bool
 
 def test_refusals_that_may_be_a_misunderstanding() -> None:
     """Those by which servers say that they do not know the sender, or cannot read what it sealed."""
-    codes = {code for status in range(100, 600) if may_be_misunderstood(code := f"HTTP_{status}")}
-    assert codes == {"HTTP_400", "HTTP_401", "HTTP_403"}
-    assert not any(map(may_be_misunderstood, CLASSES))
+    assert {"HTTP_400", "HTTP_401", "HTTP_403"} == ABOUT_KEYS

@@ -9,8 +9,8 @@ from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
 from db import Database, DeliveryState, Follow, Server
-from federation.delivery.entries import FollowAnswer
 from federation.delivery.ledger import Ledger
+from federation.sealed.outbound.follows import FollowAnswer
 from tests.federation.delivery.entries import (
     ACCEPTED,
     NOW,
@@ -100,12 +100,12 @@ async def test_a_follow_and_its_row_change_together(sqlite: Database) -> None:
     )
 
     with pytest.raises(SQLAlchemyError):
-        await ledger.gone("row-1", follow=ACCEPTED)
+        await ledger.gone("row-1", effect=ACCEPTED)
 
     assert "row-1" in await rows(sqlite)
     assert await only_follow(sqlite) == (False, False)
     await run(sqlite, "DROP TRIGGER refuse")
-    assert await ledger.gone("row-1", follow=ACCEPTED) is True
+    assert await ledger.gone("row-1", effect=ACCEPTED) is True
     assert await rows(sqlite) == {}
     assert await only_follow(sqlite) == (True, False)
 
@@ -120,9 +120,9 @@ async def test_each_caller_learns_of_its_own_follow(ledger: Ledger, database: Da
     )
 
     known = await asyncio.gather(
-        ledger.gone("row-1", follow=stranger),
-        ledger.gone("row-2", follow=ACCEPTED),
-        ledger.gone("row-3", follow=elsewhere),
+        ledger.gone("row-1", effect=stranger),
+        ledger.gone("row-2", effect=ACCEPTED),
+        ledger.gone("row-3", effect=elsewhere),
     )
 
     assert list(known) == [False, True, False]
@@ -135,7 +135,7 @@ async def test_an_acknowledgment_leaves_acceptance_alone(ledger: Ledger, databas
     await add_follow(database)
     received = FollowAnswer(follower_id="user-a", following_id="user-b", server_url=SERVER, accepted=False)
 
-    await ledger.gone("row-1", follow=ACCEPTED)
-    await ledger.gone("row-1", follow=received)
+    await ledger.gone("row-1", effect=ACCEPTED)
+    await ledger.gone("row-1", effect=received)
 
     assert await only_follow(database) == (True, True)

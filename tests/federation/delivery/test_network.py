@@ -10,7 +10,7 @@ import pytest
 
 from db import DeliveryState, HoldReason
 from federation.app import Federation
-from federation.delivery.exchange import DELIVERY_TIMEOUT
+from federation.sealed.outbound.wire import DELIVERY_TIMEOUT
 from tests.federation.delivery.harness import Site
 from tests.misbehaving import (
     Behaviour,

@@ -30,13 +30,19 @@ from db import (
     create_host_tables,
 )
 from federation.delivery import purge as module
-from federation.delivery import strangers
 from federation.delivery.purge import Purge
+from federation.sealed import purge as sealed_purge
+from federation.sealed.purge import SealedPurge
 from tests.federation.delivery.held import StandsStill
 from tests.federation.rows_read import cost, watched
+from workers.clock import Clock
 
 NOW = datetime.now(UTC)
 HOUR = timedelta(hours=1)
+
+
+def everything(database: Database, *, clock: Clock | None = None) -> Purge:
+    return Purge(database, wires=[SealedPurge(database)], clock=clock)
 
 
 def settled(name: str, age: timedelta | None) -> DeliveryJob:
@@ -75,7 +81,7 @@ async def test_settled_rows_go_after_seven_days_and_attempts_after_thirty(databa
     async with database.transaction() as session:
         session.add_all([settled("open", None), settled("fresh", week - HOUR), settled("old", week + HOUR)])
         session.add_all([attempt("recent", month - HOUR), attempt("ancient", month + HOUR)])
-    purge = Purge(database)
+    purge = everything(database)
     others = (
         "rotations",
         "follow_news",
@@ -99,7 +105,7 @@ async def test_a_row_of_a_time_to_come_goes_as_others_do(database: Database) -> 
     row.created_at = NOW + timedelta(days=3650)
     async with database.transaction() as session:
         session.add(row)
-    assert (await Purge(database)())["deliveries"] == 1
+    assert (await everything(database)())["deliveries"] == 1
 
 
 async def test_what_was_lost_is_written_down(database: Database) -> None:
@@ -112,7 +118,7 @@ async def test_what_was_lost_is_written_down(database: Database) -> None:
             row.state = DeliveryState.READY if name == "former" else DeliveryState(name)
             session.add(row)
         session.add(settled("fresh", HOUR))
-    assert (await Purge(database)())["deliveries"] == 3
+    assert (await everything(database)())["deliveries"] == 3
     async with database.read() as session:
         found = (await session.execute(select(DeliveryLoss))).scalars().all()
     assert {(each.id, each.server_url, each.state, each.lost_at) for each in found} == {
@@ -121,10 +127,10 @@ async def test_what_was_lost_is_written_down(database: Database) -> None:
         ("former", "https://former.example", DeliveryState.FAILED, NOW - ages["former"]),
     }
     assert {(each.job_name, each.error_code) for each in found} == {("deliver-post", "TIMEOUT")}
-    assert not any((await Purge(database)()).values())
+    assert not any((await everything(database)()).values())
     async with database.transaction() as session:
         await session.execute(update(DeliveryLoss).values(lost_at=NOW - timedelta(days=366)))
-    assert (await Purge(database)())["losses"] == 3
+    assert (await everything(database)())["losses"] == 3
 
 
 async def test_changes_of_health_go_after_a_year_but_the_last(database: Database) -> None:
@@ -137,7 +143,7 @@ async def test_changes_of_health_go_after_a_year_but_the_last(database: Database
             moment = NOW - timedelta(days=days)
             session.add(ServerHealthEvent(server_url=name, from_state=before, to_state=state, at=moment))
             await session.flush()
-    assert (await Purge(database)())["health_events"] == 2
+    assert (await everything(database)())["health_events"] == 2
     async with database.read() as session:
         rows = (await session.execute(select(ServerHealthEvent))).scalars().all()
     assert {(row.server_url, row.to_state) for row in rows} == {("a", well), ("b", sick), ("c", well)}
@@ -149,7 +155,7 @@ async def test_a_purge_goes_on_until_nothing_is_left(database: Database, monkeyp
     async with database.transaction() as session:
         session.add_all([settled(f"row-{number}", timedelta(days=8)) for number in range(7)])
         session.add_all([attempt(f"attempt-{number}", timedelta(days=31)) for number in range(6)])
-    found = await Purge(database)()
+    found = await everything(database)()
     assert (found["deliveries"], found["attempts"]) == (7, 6)
     assert await left(database) == set()
 
@@ -165,7 +171,7 @@ async def test_a_purge_looks_at_nothing_that_is_held(database: Database) -> None
         if session.get_bind().dialect.name == "postgresql":  # which analyzes by itself; SQLite does not
             await session.execute(text("ANALYZE"))
     with watched(("DELETE FROM delivery_jobs",)) as statements:
-        assert (await Purge(database)())["deliveries"] == 3
+        assert (await everything(database)())["deliveries"] == 3
     assert statements
     assert await database.transact(partial(cost, queries=statements)) < held / 10
 
@@ -186,7 +192,7 @@ async def test_expired_rotations_and_rules_and_texts_nobody_refers_to_are_purged
         session.add_all([shared("used", 2 * day), shared("unused", 2 * day), shared("young", HOUR)])
         session.add(DeliveryJob(id="row", target_url="t", payload="", created_at=NOW, payload_id="used"))
         session.add_all([rule("over", NOW - HOUR), rule("in-force", NOW + HOUR), rule("for-good", None)])
-    found = await Purge(database)()
+    found = await everything(database)()
     assert (found["rotations"], found["rules"], found["texts"]) == (1, 1, 1)
     async with database.read() as session:
         assert list((await session.execute(select(col(RotateChallengeToken.id)))).scalars()) == ["under-way"]
@@ -239,7 +245,7 @@ async def test_registrations_that_led_to_nothing_go_after_thirty_days(database: 
         session.add(ServerLink(server_url=url_of("down"), since=NOW, state=LinkState.DOWN))
         for name, rows in USES.items():
             session.add_all(rows(url_of(name)))
-    assert (await Purge(database)())["servers"] == 2
+    assert (await everything(database)())["servers"] == 2
     assert await registered(database) == {url_of(name) for name in (*USES, "young")}
 
 
@@ -248,14 +254,14 @@ async def test_a_process_that_stands_still_in_a_purge_deletes_no_more_for_it(dat
     async with database.transaction() as session:
         await (await session.connection()).run_sync(create_host_tables)
         session.add(server("young", timedelta(days=30) - HOUR))
-    assert (await Purge(database, clock=StandsStill(NOW))())["servers"] == 0
+    assert (await everything(database, clock=StandsStill(NOW))())["servers"] == 0
 
 
 async def test_where_posts_cannot_be_seen_no_registration_goes(database: Database) -> None:
     """A server may have sent thousands: the host's tables are not there at the moment."""
     async with database.transaction() as session:
         session.add(server("unused", timedelta(days=31)))
-    assert (await Purge(database)())["servers"] == 0
+    assert (await everything(database)())["servers"] == 0
     assert await registered(database) == {url_of("unused")}
 
 
@@ -272,7 +278,7 @@ async def test_unused_registrations_are_found_however_much_is_held(database: Dat
         if session.get_bind().dialect.name == "postgresql":  # which analyzes by itself; SQLite does not
             await session.execute(text("ANALYZE"))
     with watched(("SELECT server_registry.id",)) as queries:
-        ids = select(col(Server.id)).where(*strangers._is_unused())
+        ids = select(col(Server.id)).where(*sealed_purge._is_unused())
         assert len(await database.rows(ids)) == servers
     assert await database.transact(partial(cost, queries=queries, work_mem="64kB")) < 10 * held
 

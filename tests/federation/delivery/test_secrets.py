@@ -311,7 +311,7 @@ def test_values_do_not_show_what_they_hold(federation: Federation) -> None:
         repr(value)
         for value in (
             delivery,
-            Report(delivery, started_at=datetime(2026, 1, 1, tzinfo=UTC), started=0.0),
+            Report(delivery, federation.wires.of("any"), started_at=datetime(2026, 1, 1, tzinfo=UTC), started=0.0),
             federation,
             federation.settings,
             federation.keys,

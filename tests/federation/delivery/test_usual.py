@@ -24,10 +24,11 @@ from db import (
     Server,
 )
 from federation.delivery.attempts import write_attempts
-from federation.delivery.entries import Begun, Entry, FollowAnswer, Gone, NotBegun
+from federation.delivery.entries import Begun, Entry, Gone, NotBegun
 from federation.delivery.group import Group
 from federation.delivery.ledger import Ledger
 from federation.delivery.usual import UsualEntry, write_usual
+from federation.sealed.outbound.follows import FollowAnswer
 from tests.federation.delivery.entries import LATER, NOW, SERVER, add_rows, attempts, beginning, record, rows, run
 
 TABLES: tuple[type[SQLModel], ...] = (DeliveryAttempt, DeliveryJob, DeliveryPayload, Follow, Server)
@@ -84,7 +85,7 @@ async def test_an_arrival_with_more_to_it_changes_nothing(database: Database, va
 
     await add_follow(database)
 
-    assert await write_usual(database, [Gone(delivery_id="row-1", attempt=record("row-1"), follow=answer)]) == [None]
+    assert await write_usual(database, [Gone(delivery_id="row-1", attempt=record("row-1"), effect=answer)]) == [None]
 
     assert list(await rows(database)) == ["row-1"]
     assert await attempts(database) == []
@@ -182,7 +183,7 @@ def some_entries(chance: random.Random) -> list[Entry]:
         Gone(
             delivery_id=each,
             attempt=chance.choice((None, record(each), record(each, attempt=2, code=None))),
-            follow=chance.choice(
+            effect=chance.choice(
                 (
                     None,
                     *(

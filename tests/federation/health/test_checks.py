@@ -15,8 +15,8 @@ from federation.app import Federation
 from federation.base.queues import health_check_queue
 from federation.base.settings import Settings
 from federation.health.checks import HealthSchedule, health_check_id
-from federation.health.probe import PROBE_TIMEOUT
 from federation.protocol.keys import generate_own_keys
+from federation.sealed.peers.probe import PROBE_TIMEOUT
 from tests.federation.conftest import MakeSettings
 from tests.misbehaving import Behaviour, garbage, redirect, reset, respond
 from tests.peer import Peer, acquaint

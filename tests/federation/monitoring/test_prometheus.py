@@ -26,7 +26,8 @@ from db import (
     new_id,
 )
 from federation.app import Federation
-from federation.delivery.codes import CLASSES, ERROR_CODES, STALLED, FailureClass
+from federation.codes import CODES, LOGGED_CODES
+from federation.delivery.codes import STALLED, FailureClass
 from federation.monitoring.endpoints import HEALTH_PATH, READY_PATH
 from federation.monitoring.labels import ATTEMPT_CODES, ENDPOINTS, OWN_FAULTS, code_label
 from federation.monitoring.monitor import watch
@@ -154,15 +155,17 @@ def test_what_strangers_send_makes_no_series() -> None:
 
 def test_every_code_of_ours_has_its_own_series() -> None:
     """Whatever the delivering code fails an attempt with, or notes of one that was given back."""
-    assert set(CLASSES) | ERROR_CODES[AttemptOutcome.PARKED] == ATTEMPT_CODES
+    assert set(CODES) | LOGGED_CODES[AttemptOutcome.PARKED] == ATTEMPT_CODES
     assert {code_label(code) for code in ATTEMPT_CODES} == ATTEMPT_CODES
 
 
 def test_the_series_of_our_own_faults_are_there_before_the_first_one() -> None:
     """All that an attempt may fail with; an increase of a series that was not there yet is none to Prometheus."""
-    ours = {code for code, told in CLASSES.items() if told is FailureClass.OURS} - {STALLED}  # which has no attempt
+    ours = {code for code, told in CODES.items() if told.failure_class is FailureClass.OURS} - {
+        STALLED
+    }  # which has no attempt
     assert set(OWN_FAULTS) == ours
-    assert all(code in ERROR_CODES[outcome] for code, outcome in OWN_FAULTS.items())
+    assert all(code in LOGGED_CODES[outcome] for code, outcome in OWN_FAULTS.items())
     metrics = ProcessMetrics()
     series = {(code, outcome, "direct"): 0 for code, outcome in OWN_FAULTS.items()}
     assert samples(metrics, "federation_delivery_attempts_total") == series

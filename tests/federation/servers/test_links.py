@@ -13,7 +13,7 @@ from sqlmodel import col
 from structlog.testing import capture_logs
 
 from db import Database, LinkState, Server, ServerHealthEvent, ServerLink
-from federation.delivery.process import LOOK_TAKES
+from federation.sealed.outbound.wire import LOOK_TAKES
 from federation.servers.link_rules import BUCKET, HEARD_INTERVAL, LONGEST_WAIT, MAX_REJECTIONS
 from federation.servers.links import Links, closed_among
 from federation.servers.registry import Registry

@@ -18,10 +18,10 @@ from federation.admin import users
 from federation.app import Federation
 from federation.base.jobs import POST_JOB
 from federation.base.own_keys import drop_old_pair
-from federation.delivery.entries import FollowAnswer
 from federation.delivery.errors import RetryableFailure
 from federation.node.posts import POSTS_PATH
 from federation.protocol.keys import OwnKeys, generate_own_keys
+from federation.sealed.outbound.follows import FollowAnswer
 from tests.acceptance.site import post
 from tests.federation.delivery.harness import Site
 from tests.federation.protocol.vectors import B

@@ -16,11 +16,10 @@ from sqlmodel import col
 from db import Post, Server, create_host_tables
 from federation.admin import keys as admin
 from federation.app import Federation
-from federation.base.jobs import FOLLOW_JOB, POST_JOB, FederationDeliveryJob
+from federation.base.jobs import FOLLOW_JOB, POST_JOB
 from federation.base.settings import OLD_KEY_VARIABLES, Settings, write_env_file
 from federation.cli.output import progress
-from federation.delivery.entries import FollowAnswer
-from federation.delivery.exchange import Exchange, Report
+from federation.delivery.wire import Seen, Sending
 from federation.http.client import FederationClient
 from federation.http.guard import AddressGuard
 from federation.node.follows import FOLLOWS_PATH
@@ -28,6 +27,7 @@ from federation.node.posts import POSTS_PATH
 from federation.protocol.activities import follow_activity
 from federation.protocol.keys import KeyRing, OwnKeys
 from federation.protocol.rotation import ROTATE_CONFIRM_PATH, ROTATE_INIT_PATH
+from federation.sealed.outbound.follows import FollowAnswer
 from federation.servers.key_rotation import KeyRotation
 from tests.acceptance.site import post
 from tests.federation.protocol.vectors import A, B
@@ -109,15 +109,22 @@ class Pair:
 
     async def _send(self, sender: Federation, job: str, name: str, path: str, text: str) -> FollowAnswer | None:
         to = A_URL if sender.own_url == B_URL else B_URL
-        report = Report(
-            delivery=FederationDeliveryJob.model_validate(
-                {"targetUrl": to + path, "serverUrl": to, "payload": "{}", "deliveryJobId": name}
-            ),
+        sending = Sending(
+            job_name=job,
+            delivery_id=name,
+            target_url=to + path,
+            server_url=to,
             payload=text,
             started_at=datetime.now(UTC),
-            started=0.0,
+            link=await sender.links.view(to),
+            is_repeat=False,
+            first_byte=None,
+            seen=Seen(),
+            refuse_blacklisted=nobody_is,
         )
-        return await exchange(sender)(job, report)
+        answer = await sender.wires.of(job).send(sending)
+        assert answer is None or isinstance(answer, FollowAnswer)
+        return answer
 
     async def both_ways(self, name: str) -> None:
         """Posts arrive both ways, each at its first attempt."""
@@ -137,15 +144,8 @@ class Pair:
             return (await session.execute(select(Server).where(col(Server.url) == B_URL))).scalar_one()
 
 
-def exchange(node: Federation) -> Exchange:
-    return Exchange(
-        own_url=node.own_url,
-        keys=node.keys,
-        registry=node.registry,
-        discover=node.discovery,
-        guard=node.guard,
-        fetch=node.fetch,
-    )
+async def nobody_is() -> None:
+    """No server of these is blacklisted."""
 
 
 def newest(node: Federation) -> str:

@@ -2,8 +2,8 @@
 
 Keys, fields and messages are Bull's own. Beside them we keep what Node neither reads nor changes: in the hash of a job
 `name` (Bull 1.x has no names) and fields `workers:...`; in its options the member `workers`; and the keys
-`<prefix>:<queue>:workers:completed` and `...:failed` (which records expire when), `...:cancelled` (tombstones, for an
-hour), `...:seen` (workers) and `...:quarantine` (what was set aside). Events are on channels
+`<prefix>:<queue>:workers:completed` and `...:failed` (which records expire when), `...:cancelled` (which of them
+are cancelled ones), `...:seen` (workers) and `...:quarantine` (what was set aside). Events are on channels
 `...:workers:events@<database>` and `...:cancels@<database>`.
 
 Each transition is one Lua script of ours, which happens as a whole or not at all, and a batch is one round trip. Where

@@ -45,10 +45,6 @@ class QueueAccess:
         """
         return self.now_ms() + round(self.server.seen.clock_offset * 1000)
 
-    def tombstone(self, raw: str) -> str:
-        """Return the key by which earlier versions, which kept no record, said that a job was cancelled."""
-        return f"{self.lua.base}{OWN_KEYS}:cancelled:{raw}"
-
     def seen(self, worker_id: str) -> list[Command]:
         """Return the commands that note that the worker is alive; none if that was noted a moment ago."""
         self.last_claimer = worker_id

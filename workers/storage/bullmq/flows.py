@@ -21,7 +21,7 @@ from workers.errors import LeaseLost, StorageError
 from workers.jobs import ChildFailure, Claim, EnqueueResult, EnqueueStatus, FlowNode, JobState
 from workers.storage.bullmq.access import QueueAccess
 from workers.storage.bullmq.children import ENDED, UNFINISHED, own_claim
-from workers.storage.bullmq.codec import OWN_KEYS, encode_id, encode_options
+from workers.storage.bullmq.codec import encode_id, encode_options
 from workers.storage.bullmq.jobs import refuse_unknown_to_bullmq
 from workers.storage.bullmq.record import STATE_FIELDS, BullMQClaim, BullMQRecord, loss, reading, record, still_holds
 from workers.storage.bullmq.scripts import CANCELLED, BullMQScripts
@@ -54,11 +54,6 @@ class FlowPlace:
     def key(self) -> str:
         """The key of the job's hash, which is what BullMQ calls a child by."""
         return self.lua.job(self.raw)
-
-    @property
-    def tombstone(self) -> str:
-        """See `QueueAccess.tombstone`."""
-        return f"{self.lua.base}{OWN_KEYS}:cancelled:{self.raw}"
 
     @property
     def watched(self) -> tuple[str, str]:
@@ -228,7 +223,7 @@ class _Insertion:
         if not _is_new(found):
             return [] if parent is None else [self._adding(node, place, parent)]
         gone = [*lua.remove(place.raw), ("ZREM", lua[CANCELLED], place.raw)] if found.fields else []
-        return [*gone, ("DEL", place.tombstone), self._adding(node, place, parent)]
+        return [*gone, self._adding(node, place, parent)]
 
     def _adding(self, node: FlowNode, place: FlowPlace, parent: FlowPlace | None) -> Command:
         job, link, options = node.job, None, encode_options(node.job, place.raw)

@@ -9,7 +9,6 @@ from typing import Final
 from workers.errors import StorageError
 from workers.jobs import ErrorInfo, JobOutcome, JobRecord, JobState, JobStatus, OutcomeKind, Page, WorkerInfo
 from workers.storage.bullmq.access import WORKER_RECORD_MS, QueueAccess
-from workers.storage.bullmq.codec import raw_ids
 from workers.storage.bullmq.record import (
     FIELDS,
     WHOLE_FIELDS,
@@ -63,9 +62,6 @@ class BullMQInspector:
             return JobOutcome(kind=OutcomeKind.CANCELLED)
         if found.state is JobState.FAILED:
             return JobOutcome(kind=OutcomeKind.FAILED, error=found.error or _NO_REASON)
-        tombstones = [self._queue.tombstone(raw) for raw in raw_ids(job_id)]
-        if found.state is None and (await self._queue.ask([("EXISTS", *tombstones)]))[0]:
-            return JobOutcome(kind=OutcomeKind.CANCELLED)
         return None
 
     async def counts(self) -> dict[JobState, int]:

@@ -109,7 +109,6 @@ class Jobs:
             (("EXISTS", self._lua.job(raw)), self._insertion(job, raw, now_ms))
             for job, raw in zip(jobs, raws, strict=True)
         ]
-        units.append((("DEL", *(self._queue.tombstone(raw) for raw in raws)),))
         results: list[EnqueueResult] = []
         for job, (existed, added) in zip(
             jobs, await self._queue.server.run_atomic(units, confirmed=confirmed), strict=False
@@ -142,8 +141,7 @@ class Jobs:
             if found.state is not None and found.state not in STARTS_ANEW:
                 return []
             gone = self._removal(found) if found.fields else ()
-            clear = [*gone, ("DEL", self._queue.tombstone(raw))]
-            return clear if by_answer else [*clear, self._insertion(job, raw, self._queue.now_ms())]
+            return [*gone] if by_answer else [*gone, self._insertion(job, raw, self._queue.now_ms())]
 
         found = await self._change(raw, decide, confirmed=confirmed)
         if found.state is JobState.COMPLETED:

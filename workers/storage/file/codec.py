@@ -3,9 +3,8 @@
     ["q", queue]                                 whose journal this is
     ["j", events, id, <job>, <state>]            a job is here for the first time, or goes on as another one
     ["s", events, id, <state>]                   a known job changed
-    ["g", events, id]                            a job, or its tombstone, is gone
+    ["g", events, id]                            a job is gone
     ["g", events, id, result]                    a job completed and is gone; the result, in base64, for those who wait
-    ["t", events, id, until]                     a job was cancelled: the record that is known of it lasts until then
     ["w", worker id, seen at or null]            a worker was heard of, or forgotten
     ["p", paused]                                claims are stopped, or go on
     ["d", id, policy, [id, ...]]                 a job that is here waits for these to end
@@ -19,9 +18,6 @@
     ["l", name, rate, concurrency, burst, version]   a limit is declared
     ["b", gate]                                  the bucket of a gate is full
     ["b", gate, full at]                         the bucket of a gate will be full
-
-A cancelled job is an entry of a failed one, and a "t" behind it. Versions that know no state of that name take it for a
-tombstone, and write a "t" alone.
 
 `events` are digits, by position in `EVENTS`. Times and durations are integers of microseconds, times since 1970;
 `"drop"` is the retention without a record. Payloads, results and progress are blobs of the frame, in the order of the
@@ -150,14 +146,10 @@ class JobChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobGone:
-    """The job is gone; with `until` it was cancelled, and what is known of it lasts until then.
-
-    `told` is the result of one that completed and was not to be kept.
-    """
+    """The job is gone; `told` is the result of one that completed and was not to be kept."""
 
     id: str
     events: Events
-    until: datetime | None = None
     told: bytes | None = field(default=None, repr=False)
 
 
@@ -218,9 +210,7 @@ def job_entry(job: StoredJob, kept_until: datetime | None, events: Events, *, ad
     return (*head, *_state_values(job, kept_until)), blobs
 
 
-def gone_entry(job_id: str, until: datetime | None, events: Events, told: bytes | None = None) -> Entry:
-    if until is not None:
-        return ("t", _digits(events), job_id, number_of(until))
+def gone_entry(job_id: str, events: Events, told: bytes | None) -> Entry:
     entry = ("g", _digits(events), job_id)
     return entry if told is None else (*entry, base64.b64encode(told).decode())
 
@@ -279,10 +269,6 @@ def _gone(values: Iterator[object]) -> JobGone:
     return JobGone(events=events, id=job_id, told=None if told is None else base64.b64decode(told))
 
 
-def _buried(values: Iterator[object]) -> JobGone:
-    return JobGone(events=_events(next(values)), id=text_of(next(values)), until=moment_of(next(values)))
-
-
 def _holder(values: Iterator[object]) -> KeyHolder | None:
     job_id = next(values, None)
     if job_id is None:
@@ -297,7 +283,6 @@ _WITHOUT_BLOBS: Final[Mapping[str, Callable[[Iterator[object]], Change]]] = {
     "p": lambda values: Paused(paused=bool(next(values))),
     "m": lambda values: KeyGiven(key=text_of(next(values)), holder=_holder(values)),
     "g": _gone,
-    "t": _buried,
     "d": read_wait,
     "e": read_shortened,
     "o": read_outcome,
@@ -337,7 +322,7 @@ def _job(added: bool, values: Iterator[object], blobs: _Blobs) -> JobChanged:
 
 def _state_values(job: StoredJob, kept_until: datetime | None) -> tuple[object, ...]:
     return (
-        JobState.FAILED.value if job.state is JobState.CANCELLED else job.state.value,
+        job.state.value,
         number_of(job.created_at),
         number_of(job.run_at),
         job.serial,
@@ -358,7 +343,7 @@ def _state_values(job: StoredJob, kept_until: datetime | None) -> tuple[object, 
 
 
 def _last_values(job: StoredJob) -> tuple[object, ...]:
-    """Return what most jobs have none of, and versions before 0.3 do not read."""
+    """Return what most jobs have none of."""
     length = None if job.progress is None else len(job.progress)
     if job.turn is None:
         if job.failures is None:

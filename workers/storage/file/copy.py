@@ -53,7 +53,7 @@ class QueueCopy:
         """Return the state, brought up to date with the journal; `news` gets what others did.
 
         Raises:
-            StorageError: the journal was deleted, or belongs to a newer version or another queue.
+            StorageError: the journal was deleted, or belongs to another version or queue.
         """
         if not (self._state or self._old or self.journal.position):
             self._state = self._read_anew(news)
@@ -140,11 +140,6 @@ class QueueCopy:
             self.forget()
             raise
 
-    def raise_version(self, state: FileState, version: int) -> None:
-        """Replace the journal by one of this version, if it is of an older one."""
-        if self.journal.version < version:
-            self.journal.replace(state.snapshot(), continues=True, version=version)
-
     def compact(self, state: FileState) -> None:
         """Replace the journal by a snapshot of the state, unless the disk is too full for it."""
         try:
@@ -159,7 +154,7 @@ def _missed(old: FileState, new: FileState) -> Iterable[Told]:
 
     They happened while the state could not be followed step by step.
     """
-    for job in old.table.everyone()[0]:
+    for job in old.table.everyone():
         if job.finished:
             continue
         job_id = job.new.id
@@ -169,5 +164,4 @@ def _missed(old: FileState, new: FileState) -> Iterable[Told]:
         if now is not None and now.finished:
             yield JobEventKind(now.state.value), job_id, None
         elif now is None:
-            buried = new.table.buried_until(job_id) is not None
-            yield (JobEventKind.CANCELLED if buried else JobEventKind.COMPLETED), job_id, None
+            yield JobEventKind.COMPLETED, job_id, None

@@ -1,14 +1,13 @@
 """The bytes of a journal: a preamble, then frames, each of them whole or void.
 
-    preamble  "workers-queue 1\\n" · marker, 8 random bytes · the predecessor's marker, 8 bytes
+    preamble  "workers-queue 4\\n" · marker, 8 random bytes · the predecessor's marker, 8 bytes
               · where the snapshot ends, u64 · CRC-32 of all that, u32
     frame     marker · length of the entries, u32 · length of the blobs, u64 · CRC-32 of lengths, entries and blobs, u32
               · entries, JSON · blobs, raw
 
-The 1 is a greater number where there are, or were, entries that only later versions know (`versions`): a version that
-does not know them leaves the journal alone. Numbers are little-endian. The marker differs from file to file and appears
-in no message. So the next frame can be found by it after damage, and a payload, which strangers may write, cannot pass
-for a frame.
+The 4 is the version of all that follows: a journal of another one is left alone. Numbers are little-endian. The marker
+differs from file to file and appears in no message. So the next frame can be found by it after damage, and a payload,
+which strangers may write, cannot pass for a frame.
 """
 
 from __future__ import annotations
@@ -22,11 +21,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from workers.storage.file.versions import FIRST, NEWEST
-
 Entry: TypeAlias = Sequence[object]
 
-_MAGICS: Final = {version: b"workers-queue %d\n" % version for version in range(FIRST, NEWEST + 1)}
+VERSION: Final = 4
+"""What a version does not know it takes for damage: whoever adds something to what is written counts on."""
+
+_MAGIC: Final = b"workers-queue %d\n" % VERSION
 _ANY_MAGIC: Final = b"workers-queue "
 _PREAMBLE: Final = struct.Struct("<16s8s8sQ")
 _CHECK: Final = struct.Struct("<I")
@@ -38,8 +38,8 @@ PREAMBLE_BYTES: Final = _PREAMBLE.size + _CHECK.size
 NO_MARKER: Final = bytes(8)
 
 
-class NewerVersion(Exception):
-    """The journal is of a version that this one does not know, which the message names."""
+class OtherVersion(Exception):
+    """The journal is of another version, which the message names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +50,10 @@ class Preamble:
     predecessor: bytes = NO_MARKER
     """The marker of the journal that this one replaced; its last state is this one's snapshot."""
     snapshot_end: int = PREAMBLE_BYTES
-    version: int = FIRST
 
     def encode(self) -> bytes:
         """Return the bytes at the beginning of the file."""
-        body = _PREAMBLE.pack(_MAGICS[self.version], self.marker, self.predecessor, self.snapshot_end)
+        body = _PREAMBLE.pack(_MAGIC, self.marker, self.predecessor, self.snapshot_end)
         return body + _CHECK.pack(zlib.crc32(body))
 
     @classmethod
@@ -62,16 +61,16 @@ class Preamble:
         """Read the preamble that `data` begins with; None when there is none.
 
         Raises:
-            NewerVersion: it is one of another version.
+            OtherVersion: it is one of another version.
         """
         body, check = data[: _PREAMBLE.size], data[_PREAMBLE.size : PREAMBLE_BYTES]
-        version = next((number for number, magic in _MAGICS.items() if body.startswith(magic)), None)
-        if body.startswith(_ANY_MAGIC) and version is None:
-            raise NewerVersion(body[len(_ANY_MAGIC) : len(_MAGICS[FIRST])].decode(errors="replace").strip())
-        if len(data) < PREAMBLE_BYTES or version is None or check != _CHECK.pack(zlib.crc32(body)):
+        is_ours = body.startswith(_MAGIC)
+        if body.startswith(_ANY_MAGIC) and not is_ours:
+            raise OtherVersion(body[len(_ANY_MAGIC) : len(_MAGIC)].decode(errors="replace").strip())
+        if len(data) < PREAMBLE_BYTES or not is_ours or check != _CHECK.pack(zlib.crc32(body)):
             return None
         _, marker, predecessor, snapshot_end = _PREAMBLE.unpack(body)
-        return cls(marker=marker, predecessor=predecessor, snapshot_end=snapshot_end, version=version)
+        return cls(marker=marker, predecessor=predecessor, snapshot_end=snapshot_end)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,15 +16,15 @@ from workers.storage.file.directory import JOURNAL, NEW_JOURNAL, QueueDirectory
 from workers.storage.file.frames import (
     NO_MARKER,
     PREAMBLE_BYTES,
+    VERSION,
     Damage,
     Entry,
     Frame,
-    NewerVersion,
+    OtherVersion,
     Preamble,
     encode,
     scan,
 )
-from workers.storage.file.versions import FIRST, NEWEST
 
 SLACK_BYTES: Final = 8 << 20
 """How much a journal may grow beyond twice its snapshot before it is compacted."""
@@ -84,7 +84,7 @@ class Journal:
         """Open the file at its first frame. If it is missing, or foreign, a new one is made of `empty`.
 
         Raises:
-            StorageError: a newer version wrote it.
+            StorageError: another version wrote it.
         """
         self.close()
         self._directory.clear()
@@ -129,10 +129,10 @@ class Journal:
     def _read_preamble(self, descriptor: int) -> Preamble | None:
         try:
             return Preamble.decode(os.pread(descriptor, PREAMBLE_BYTES, 0))
-        except NewerVersion as error:
+        except OtherVersion as error:
             raise StorageError(
-                f"{self._directory.path}: a newer version of this package wrote the journal (it is of version {error},"
-                f" and this one reads up to {NEWEST}); use that version"
+                f"{self._directory.path}: another version of this package wrote the journal (it is of version {error},"
+                f" and this one reads {VERSION}); use that version, or another directory"
             ) from None
 
     def close(self) -> None:
@@ -195,23 +195,16 @@ class Journal:
         """Let the journal grow some more before replacing it, which failed, is tried again."""
         self._compact_beyond = self.position + SLACK_BYTES
 
-    @property
-    def version(self) -> int:
-        """The version of the entries that may be in the journal."""
-        return self._preamble.version
-
-    def replace(self, contents: Contents, *, continues: bool, version: int = FIRST) -> None:
+    def replace(self, contents: Contents, *, continues: bool) -> None:
         """Replace the journal by a new file with these contents; when this raises, the old one stays.
 
         Those who have the old one open still see it unchanged. With `continues` they may read it to its end and go on
-        where the snapshot in the new one ends; otherwise they must read the new one from its beginning. Its version is
-        that of the old one at least.
+        where the snapshot in the new one ends; otherwise they must read the new one from its beginning.
         """
         self._directory.remove(NEW_JOURNAL)
         descriptor = self._directory.open(NEW_JOURNAL, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
-            version = max(version, self._preamble.version)
-            preamble = Preamble(predecessor=self._preamble.marker if continues else NO_MARKER, version=version)
+            preamble = Preamble(predecessor=self._preamble.marker if continues else NO_MARKER)
             end = PREAMBLE_BYTES
             for entries, blobs in contents:
                 end = _write(descriptor, encode(preamble.marker, entries, blobs), end)

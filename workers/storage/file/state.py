@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from workers.jobs import CronRow, JobEventKind, JobOutcome, JobState, OutcomeKind
+from workers.jobs import CronRow, JobEventKind, JobState
 from workers.storage.file.codec import (
     BadEntry,
     Change,
@@ -90,13 +90,6 @@ class FileState(QueueSteps):
         super().keep_cron(row)
         self._changes.crons.add(row.name)
 
-    def result(self, job_id: str, now: datetime) -> JobOutcome | None:
-        """Answer as in memory; a tombstone stands for a cancelled job."""
-        found = super().result(job_id, now)
-        until = self.table.buried_until(job_id)
-        buried = found is None and until is not None and until > now
-        return JobOutcome(kind=OutcomeKind.CANCELLED) if buried else found
-
     # Changes made here
 
     @property
@@ -149,23 +142,19 @@ class FileState(QueueSteps):
         job = self.table.get(job_id)
         if job is None:
             result = self._changes.results.get(job_id)
-            entries.append(gone_entry(job_id, self.table.buried_until(job_id), kinds, result))
+            entries.append(gone_entry(job_id, kinds, result))
             return
-        kept_until = self.table.kept_until(job_id)
-        cancelled = job.state is JobState.CANCELLED
-        entry, its_blobs = job_entry(job, kept_until, () if cancelled else kinds, added=added)
+        entry, its_blobs = job_entry(job, self.table.kept_until(job_id), kinds, added=added)
         entries.append(entry)
         blobs += its_blobs
         if added and job.state is JobState.WAITING:
             entries.append(wait_entry(job, self.table.left(job_id)))
         if added:
             entries += [outcome_entry(job_id, one, outcome) for one, outcome in self.table.outcomes(job_id).items()]
-        if cancelled:
-            entries.append(gone_entry(job_id, kept_until, kinds))
 
     def snapshot(self) -> Iterator[tuple[list[Entry], list[bytes]]]:
         """Yield the whole state, as the entries and blobs of the frames of a journal."""
-        jobs, buried = self.table.everyone()
+        jobs = self.table.everyone()
         gates = self.table.gates
         workers = [worker_entry(worker_id, at) for worker_id, at in self.seen.items()]
         yield [queue_entry(self._name), pause_entry(self.paused), *workers], []
@@ -178,8 +167,6 @@ class FileState(QueueSteps):
         holders = self.table.every_holder()
         if holders:
             yield [key_entry(key, holder) for key, holder in holders], []
-        if buried:
-            yield [gone_entry(job_id, self.table.buried_until(job_id), []) for job_id in buried], []
         standing = list(self._standing(self.cron_rows, gates.limits, gates.buckets()))
         if standing:
             yield standing, []
@@ -209,7 +196,7 @@ class FileState(QueueSteps):
                     raise BadEntry(f"a change of an unknown job {change.id!r}")
                 self.table.restore(change.job(new), change.kept_until, anew=change.new is not None)
             case JobGone():
-                self._note_gone(change)
+                self.table.forget(change.id)
             case WorkerSeen():
                 self._note_seen(change.id, change.at)
             case WaitBegun() | WaitShortened() | OutcomeLearned():
@@ -222,12 +209,6 @@ class FileState(QueueSteps):
                 self._note_paused(change.paused)
             case QueueNamed():
                 self._check_name(change.queue)
-
-    def _note_gone(self, change: JobGone) -> None:
-        if change.until is None:
-            self.table.forget(change.id)
-        else:
-            self.table.bury(change.id, change.until)
 
     def _note_standing(self, change: CronTurned | LimitDeclared | BucketChanged) -> None:
         match change:

@@ -39,10 +39,7 @@ delays a compaction.
 
 *Opening* reads the journal from its beginning. Damage in the middle costs the frames that it hit: they are copied to
 quarantine and reported, and the journal is rewritten without them. Foreign files, and a journal that does not begin
-like one, are moved to quarantine. A journal of a newer version is refused and left alone. One becomes such with the
-first job that waits for others, and with the first limit, limit key, fair key, cron or priority above the default. It
-is compacted into a journal of a higher version (`versions`), which processes that do not know such entries do not take
-for damaged.
+like one, are moved to quarantine. A journal of another version is refused and left alone.
 
 *Wake-ups* within a process are direct. Changes by other processes are noticed by a look at the journal's size every
 50 ms, only while somebody waits or listens. It reads nothing unless the size has changed.
@@ -92,7 +89,6 @@ from workers.jobs import (
 from workers.storage.base import Limits
 from workers.storage.file.state import FileState
 from workers.storage.file.thread import POLL, QUEUE_NUMBER, FileThread, acquire, release
-from workers.storage.file.versions import FIRST, WITH_LIMITS, version_after, version_for
 from workers.storage.held_wakes import HeldWakes
 from workers.storage.rules import refuse_other_queues, refuse_transaction
 from workers.storage.subscribers import BufferedSubscription, LoopSubscribers
@@ -146,7 +142,7 @@ class FileStorage:
         """See `Storage.connect`; this reads the queue's journal.
 
         Raises:
-            StorageError: the directory cannot be used, or a newer version wrote it.
+            StorageError: the directory cannot be used, or another version wrote it.
         """
         thread = acquire(self._root, self._name, sync=self._fsync)
         try:
@@ -172,8 +168,7 @@ class FileStorage:
         refuse_transaction(connection, "FileStorage")
         refuse_other_queues(jobs, "FileStorage")
         quiet = self._held_wakes.held(jobs)
-        version = version_for(jobs)
-        return await self._write(lambda state, now: state.enqueue(jobs, now), version=version, quiet=quiet)
+        return await self._write(lambda state, now: state.enqueue(jobs, now), quiet=quiet)
 
     def with_notify(self, connection: object | None = None) -> AbstractAsyncContextManager[None]:
         """See `HoldsWakeUps.with_notify`."""
@@ -229,7 +224,7 @@ class FileStorage:
         refuse_transaction(connection, "FileStorage")
         if not settlements:
             return []
-        return await self._write(lambda state, now: state.settle(settlements, now), version=version_after(settlements))
+        return await self._write(lambda state, now: state.settle(settlements, now))
 
     async def progress(self, reports: Sequence[ProgressReport]) -> None:
         await self._write(lambda state, now: state.progress(reports, now))
@@ -318,7 +313,7 @@ class FileStorage:
 
     async def continue_job(self, then: NewJob, *, connection: object | None = None) -> JobState | None:
         refuse_transaction(connection, "FileStorage")
-        return await self._write(lambda state, now: state.continue_job(then, now), version=version_for([then]))
+        return await self._write(lambda state, now: state.continue_job(then, now))
 
     async def promote(self, ids: Sequence[str]) -> int:
         return await self._write(lambda state, now: state.promote(ids, now))
@@ -336,7 +331,7 @@ class FileStorage:
 
     async def declare_limits(self, limits: Mapping[str, Limit]) -> None:
         check_limits(limits)
-        await self._write(lambda state, now: state.declare_limits(limits), version=WITH_LIMITS if limits else FIRST)
+        await self._write(lambda state, now: state.declare_limits(limits))
 
     async def declared_limits(self) -> dict[str, Limit]:
         return await self._read(lambda state, now: state.declared_limits())
@@ -364,7 +359,7 @@ class FileStorage:
 
     async def turn_cron(self, row: CronRow, *, jobs: Sequence[NewJob] = ()) -> bool:
         refuse_other_queues(jobs, "FileStorage")
-        return await self._write(lambda state, now: state.turn_cron(row, jobs, now), version=WITH_LIMITS)
+        return await self._write(lambda state, now: state.turn_cron(row, jobs, now))
 
     # Running steps
 
@@ -377,8 +372,8 @@ class FileStorage:
     async def _read(self, step: Callable[[FileState, datetime], T]) -> T:
         return await asyncio.wrap_future(self._thread().read(lambda state: step(state, self._clock.now())))
 
-    async def _write(self, step: Callable[[FileState, datetime], T], *, version: int = FIRST, quiet: bool = False) -> T:
-        work = self._thread().write(lambda state: step(state, self._clock.now()), version=version, quiet=quiet)
+    async def _write(self, step: Callable[[FileState, datetime], T], *, quiet: bool = False) -> T:
+        work = self._thread().write(lambda state: step(state, self._clock.now()), quiet=quiet)
         return await asyncio.wrap_future(work)
 
     def _wake(self) -> None:

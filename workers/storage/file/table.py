@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
-from datetime import datetime, timedelta
-from typing import Final
+from datetime import datetime
 
 from workers.gates import WHOLE_QUEUE, Limit
 from workers.jobs import AfterFailure, JobEventKind, JobOutcome, JobState, NewJob
 from workers.lifecycle import Step
 from workers.storage.memory.dependents import DependentTable
 from workers.storage.memory.keys import KeyHolder
-from workers.storage.memory.line import Line, is_over
 from workers.storage.memory.lines import StoredJob
-
-_TOMBSTONE: Final = timedelta(hours=1)
-"""How long versions that kept no record of a cancelled job remembered it."""
 
 
 class Changes:
@@ -68,11 +63,9 @@ class FileTable(DependentTable):
     def __init__(self, changes: Changes) -> None:
         super().__init__(changes, changes.claimable)
         self._changes = changes
-        self._tombstones: Line[tuple[datetime]] = Line()
 
     def add(self, new: NewJob, now: datetime, *, created_at: datetime | None = None, step: Step | None = None) -> None:
         super().add(new, now, created_at=created_at, step=step)
-        self._tombstones.discard(new.id)
         self._changes.added.add(new.id)
 
     def _go_on(self, job: StoredJob, new: NewJob, now: datetime) -> None:
@@ -99,14 +92,6 @@ class FileTable(DependentTable):
     def changed(self, job_id: str) -> None:
         self._changes.jobs.setdefault(job_id, [])
 
-    def drop_expired(self, now: datetime) -> Iterator[str]:
-        """Drop expired records as in memory, and the tombstones that are over."""
-        yield from super().drop_expired(now)
-        while (head := self._tombstones.head()) is not None and is_over(head[0], now):
-            job_id = self._tombstones.pop()[1]
-            self.changed(job_id)
-            yield job_id
-
     def get(self, job_id: str) -> StoredJob | None:
         """Return the job as it was last written or changed, whatever the time is."""
         return self._jobs.get(job_id)
@@ -116,14 +101,9 @@ class FileTable(DependentTable):
         key = self._expiring.key(job_id)
         return None if key is None else key[0]
 
-    def buried_until(self, job_id: str) -> datetime | None:
-        """Return when the job's tombstone expires, None if it has none."""
-        key = self._tombstones.key(job_id)
-        return None if key is None else key[0]
-
-    def everyone(self) -> tuple[list[StoredJob], list[str]]:
-        """Return all jobs, and the ids of all tombstones."""
-        return list(self._jobs.values()), self._tombstones.members()
+    def everyone(self) -> list[StoredJob]:
+        """Return all jobs."""
+        return list(self._jobs.values())
 
     def every_holder(self) -> list[tuple[str, KeyHolder]]:
         """Return every deduplication key, and who has it."""
@@ -187,28 +167,9 @@ class FileTable(DependentTable):
         job.outcomes = {} if job.outcomes is None else job.outcomes
         job.outcomes[dependency] = outcome
 
-    def bury(self, job_id: str, until: datetime) -> None:
-        """Note that the job was cancelled, which is remembered `until` then; an unknown job gets a tombstone."""
-        job = self._jobs.get(job_id)
-        if job is None:
-            self._tombstones.add((until,), job_id)
-            return
-        ended = replace(
-            job,
-            state=JobState.CANCELLED,
-            token=None,
-            worker_id=None,
-            deadline=None,
-            cancel_requested=False,
-            finished_at=job.finished_at or until - _TOMBSTONE,
-            line=None,
-        )
-        self.restore(ended, until, anew=False)
-
     def forget(self, job_id: str) -> None:
         """Leave nothing of the job, nor of what a look at the clock changed in it: the journal knows it better."""
         self._changes.jobs.pop(job_id, None)
-        self._tombstones.discard(job_id)
         job = self._jobs.pop(job_id, None)
         if job is None:
             return

@@ -25,7 +25,6 @@ from workers.errors import StorageError, StorageUnavailable, WorkersError
 from workers.storage.file.copy import Announcements, QueueCopy
 from workers.storage.file.directory import QueueDirectory, directory_of, translate
 from workers.storage.file.state import FileState
-from workers.storage.file.versions import FIRST
 from workers.storage.subscribers import DatabaseSubscribers
 
 T = TypeVar("T")
@@ -46,8 +45,6 @@ class _Task:
     future: Future[object]
     work: Callable[[FileState], object]
     writes: bool
-    version: int = FIRST
-    """Which version of journals it needs to write what it may change."""
     quiet: bool = False
     """Whether nobody is to be woken, because somebody else will do that."""
 
@@ -76,23 +73,21 @@ class FileThread:
         """Return the future of what `work` finds; it changes nothing, except what the clock changes."""
         return self._submit(work, writes=False)
 
-    def write(self, work: Callable[[FileState], T], *, version: int = FIRST, quiet: bool = False) -> Future[T]:
+    def write(self, work: Callable[[FileState], T], *, quiet: bool = False) -> Future[T]:
         """Return the future of what `work` answers, resolved when all that it changed is on the disk.
 
-        The journal is then of this version, or a newer one. With `quiet` nobody is woken.
+        With `quiet` nobody is woken.
         """
-        return self._submit(work, writes=True, version=version, quiet=quiet)
+        return self._submit(work, writes=True, quiet=quiet)
 
-    def _submit(
-        self, work: Callable[[FileState], T], *, writes: bool, version: int = FIRST, quiet: bool = False
-    ) -> Future[T]:
+    def _submit(self, work: Callable[[FileState], T], *, writes: bool, quiet: bool = False) -> Future[T]:
         future: Future[T] = Future()
         if self._process != os.getpid():
             raise StorageError(f"{self.path} was opened before this process was forked; connect again")
         with self._lock:
             if self._stopped is not None:
                 raise StorageUnavailable(f"{self.path} was disconnected")
-            task = _Task(future=future, work=work, writes=writes, version=version, quiet=quiet)  # type: ignore[arg-type]  # its own T
+            task = _Task(future=future, work=work, writes=writes, quiet=quiet)  # type: ignore[arg-type]  # its own T
             self._tasks.put(task)
         return future
 
@@ -176,7 +171,6 @@ class FileThread:
         assert self._copy is not None, "opened with the directory"
         copy = self._copy
         state = copy.refresh(batch.heard)
-        copy.raise_version(state, max((task.version for task in batch.tasks), default=FIRST))
         if copy.journal.is_long:
             copy.compact(state)
         frames: list[bytes] = []

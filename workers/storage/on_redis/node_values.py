@@ -108,7 +108,7 @@ def error_fields(error: ErrorInfo, earlier: str | None = None, kept: int | None 
 
 
 def cancelled_error(job_id: str) -> ErrorInfo:
-    """Return why a cancelled job has failed, as Node and versions without such a state read it."""
+    """Return why a cancelled job has failed, as Node reads it."""
     return ErrorInfo(type="JobCancelledError", message=f"job {job_id!r} was cancelled")
 
 

@@ -30,7 +30,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "whole": ("show",),
     "page": ("show",),
     "workers": ("holders",),
-    "sweep": ("holders", "dependents", "stranded"),
+    "sweep": ("holders",),
 }
 """Every script, and the files it needs beside `batched.lua`, `states.lua`, `foreign.lua`, `keys.lua`, `queue.lua`
 and `gates.lua`, with which all begin. `repair` is not listed: it mends what keeps the others from starting.

@@ -2,10 +2,9 @@
 
 Theory of operation. `workers_dependencies` has a row for each job that a waiting one still follows. The rows of jobs
 that are followed are marked (`dependents`), so that jobs which nobody follows cost nothing. Triggers of the database
-see each end of a marked job, whichever statement of whichever version makes it. On PostgreSQL they release the
-dependents at once (`postgres/dependents.sql`). On SQLite, where times and events are ours, they note the end in the
-rows, and `resolve` does the rest before the transaction commits. What a process of an older version ended is resolved
-by the next sweep.
+see each end of a marked job, whichever statement makes it. On PostgreSQL they release the dependents at once
+(`postgres/dependents.sql`). On SQLite, where times and events are ours, they note the end in the rows, and `resolve`
+does the rest before the transaction commits. What somebody else's statement ended is resolved by the next sweep.
 
 A row that vanishes with its end, because nothing of it is kept, looks removed to a trigger. So `tell_end` comes first.
 

@@ -1,7 +1,6 @@
 """The column in which a job's failed attempts are kept, on both databases.
 
-It is written by a statement of its own before the settlement, in the same transaction. Few attempts fail, and on
-PostgreSQL processes of an older version call the function that settles, too.
+It is written by a statement of its own before the settlement, in the same transaction, because few attempts fail.
 """
 
 from __future__ import annotations

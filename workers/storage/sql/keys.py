@@ -48,11 +48,6 @@ _THROTTLED = expanding(
     "keys",
 )
 _TAKE_POSTGRES = text("SELECT * FROM workers_take_keys(:queue, CAST(:keys AS text[]), CAST(:debounced AS text[]))")
-# `workers_marked` leaves these out, for older versions, which know no state of that name.
-_CANCELLED = expanding(
-    "SELECT id FROM workers_jobs WHERE queue = :queue AND id IN :ids AND state = 'cancelled' AND expires_at > :now",
-    "ids",
-)
 _GIVE = text(
     "UPDATE workers_jobs SET deduplication_key = :key, deduplication_mode = :mode WHERE queue = :queue AND id = :id"
 )
@@ -119,7 +114,6 @@ class Keys:
             taken = {row["key"] for row in rows if not row["own"]}
             self._own = [key for key in keys if key not in taken]
             self._note(rows)
-            self._look_for_cancelled()
             return
         for batch in batches(keys):
             place = {"queue": self._transaction.queue, "now": self._transaction.now, "keys": list(batch)}
@@ -137,16 +131,6 @@ class Keys:
                 ordering_key=row["ordering_key"],
             )
             self._holders.setdefault(row["key"], holder)
-
-    def _look_for_cancelled(self) -> None:
-        """Tell which of the jobs that seem to be gone were cancelled."""
-        gone = [holder for holder in self._holders.values() if holder.state is None]
-        for batch in batches([self._transaction.encode(holder.job_id) for holder in gone]):
-            place = {"queue": self._transaction.queue, "now": self._transaction.now, "ids": list(batch)}
-            cancelled = set(self._transaction.connection.execute(_CANCELLED, place).scalars())
-            for holder in gone:
-                if self._transaction.encode(holder.job_id) in cancelled:
-                    holder.state = JobState.CANCELLED
 
     def duplicate(
         self, job: NewJob, deduplication: Deduplication, found: dict[str, EnqueueResult]

@@ -60,7 +60,6 @@ _GO_ON = text(
     " WHERE seq = :seq"
 )
 _GO_ON_WITH = text("UPDATE workers_payloads SET seq = :next, data = :data WHERE seq = :seq")
-_WITH_PAYLOAD = expanding("SELECT seq FROM workers_payloads WHERE seq IN :seqs", "seqs")
 _REQUEST = text("UPDATE workers_jobs SET cancel_requested = 1 WHERE seq = :seq")
 _AGAIN = expanding(
     "UPDATE workers_jobs SET state = 'ready', run_at = :now, attempts = 0, stalls = 0, uncounted = 0, token = NULL,"
@@ -146,23 +145,13 @@ def cancel(transaction: Transaction, job_id: str) -> CancelResult:
 
 def retry(transaction: Transaction, ids: Sequence[str]) -> Moved:
     """See `Storage.retry`."""
-    ended = [row for row in _find(transaction, ids) if row["state"] in STARTS_ANEW]
-    runnable = _with_payload(transaction, [row["seq"] for row in ended if row["state"] == RowState.CANCELLED])
-    again = [row for row in ended if row["state"] == RowState.FAILED or row["seq"] in runnable]
+    again = [row for row in _find(transaction, ids) if row["state"] in STARTS_ANEW]
     for batch in batches([row["seq"] for row in again]):
         transaction.connection.execute(_AGAIN, {"now": transaction.now, "seqs": list(batch)})
     moved = Moved(transaction.decode(row["id"]) for row in again)
     transaction.announce(JobEventKind.QUEUED, moved.ids)
     transaction.wake = transaction.wake or bool(moved)
     return moved
-
-
-def _with_payload(transaction: Transaction, seqs: Sequence[int]) -> set[int]:
-    """Return those that can run: earlier versions dropped the payload of a cancelled job."""
-    found: set[int] = set()
-    for batch in batches(seqs):
-        found.update(transaction.connection.execute(_WITH_PAYLOAD, {"seqs": list(batch)}).scalars())
-    return found
 
 
 def remove(transaction: Transaction, ids: Sequence[str], running: bool) -> int:

@@ -243,7 +243,7 @@ def sweep(transaction: Transaction, limit: int) -> int:
     """See `Storage.sweep`. Events that no process needs any more are removed too, uncounted."""
     connection, place = transaction.connection, {"queue": transaction.queue, "now": transaction.now}
     left = limit
-    transaction.ends = True  # older versions do not look who waits
+    transaction.ends = True  # statements of others may have ended some
     for state in (RowState.COMPLETED, RowState.FAILED, RowState.CANCELLED):
         ended = (
             connection.execute(_ENDED[transaction.dialect], {**place, "state": state.value, "limit": left})

@@ -1,4 +1,4 @@
-"""The `workers_*` tables, and the migration of a database to them.
+"""The `workers_*` tables, and how a database comes to have them.
 
 Theory of operation. Queues share the tables and are told apart by a small integer. A job's row is small and changes
 often. Its payload is in `workers_payloads` and is written once, then replaced by the result when the job completes.
@@ -37,7 +37,8 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 
 from workers.errors import StorageError
 
-VERSION: Final = 9
+VERSION: Final = 10
+"""The smaller ones were those of checkouts before 0.3."""
 
 metadata: Final = MetaData()
 _FUNCTIONS: Final = (
@@ -63,15 +64,6 @@ _TRIGGERS: Final = (
     "CREATE TRIGGER IF NOT EXISTS workers_jobs_follower_gone AFTER DELETE ON workers_jobs"
     " WHEN OLD.follows BEGIN DELETE FROM workers_outcomes WHERE queue = OLD.queue AND job_id = OLD.id; END",
 )
-# PostgreSQL cannot replace a function by one with other arguments or columns.
-_DROP_FUNCTIONS: Final = text(
-    "DO $$ DECLARE v_one regprocedure; BEGIN FOR v_one IN SELECT p.oid FROM pg_proc p"
-    " WHERE pronamespace = current_schema()::regnamespace AND proname IN ('workers_claim', 'workers_enqueue',"
-    " 'workers_settle', 'workers_candidates') LOOP EXECUTE 'DROP FUNCTION ' || v_one; END LOOP; END $$"
-)
-_ADD_RESULTS: Final = text("ALTER TABLE workers_events ADD COLUMN result BLOB")
-_BY_DEDUPLICATION_KEY: Final = "workers_jobs_by_deduplication_key"
-_WAITING: Final = "workers_jobs_waiting"
 _ONLY: Final = {"workers_events": "sqlite", "workers_told": "postgresql"}
 _IN_CLAIM_ORDER: Final = frozenset({"workers_jobs_ready", "workers_jobs_ready_by_name", "workers_jobs_held"})
 
@@ -146,9 +138,9 @@ Table(
         where="state = 'processing' AND ordering_key IS NOT NULL",
     ),
     _partial("workers_jobs_held", "queue", "ordering_key", "name", "priority", "run_at", where="state = 'held'"),
-    _partial(_WAITING, "queue", "run_at", where="state = 'waiting'"),
+    _partial("workers_jobs_waiting", "queue", "run_at", where="state = 'waiting'"),
     _partial(
-        _BY_DEDUPLICATION_KEY,
+        "workers_jobs_by_deduplication_key",
         "queue",
         "deduplication_key",
         unique=True,
@@ -297,22 +289,15 @@ _COLUMNS: Final = {
 
 
 def migrate(connection: Connection) -> None:
-    """Bring the `workers_*` tables to this version, in the connection's transaction, which must be a writing one.
+    """Make the `workers_*` tables if they are missing, in the connection's transaction, which must be a writing one.
 
     Raises:
-        StorageError: a newer version of this package made them.
+        StorageError: another version of this package made them.
     """
-    found = _version(connection, _columns(connection))
-    if found > VERSION:
-        raise _newer(found)
-    if found < VERSION:
-        if found:
-            _upgrade(connection, found)
-            _upgrade_to_9(connection)
-        else:
-            if any(inspect(connection).has_table(name) for name in metadata.tables):
-                raise _foreign()
-            _create(connection)
+    if not _has_version(connection, _columns(connection)):
+        if any(inspect(connection).has_table(name) for name in metadata.tables):
+            raise _foreign()
+        _create(connection)
         connection.execute(text("INSERT INTO workers_schema (version) VALUES (:version)"), {"version": VERSION})
     if connection.dialect.name == "postgresql":
         _create_functions(connection)
@@ -325,16 +310,13 @@ def check(connection: Connection) -> None:
     """Check that the tables are there, at this version, and whole. Nothing is changed.
 
     Raises:
-        StorageError: they are missing, older or newer, or some of them or of their columns were dropped.
+        StorageError: they are missing or of another version, or some of them or of their columns were dropped.
     """
     columns = _columns(connection)
-    found = _version(connection, columns)
-    if found > VERSION:
-        raise _newer(found)
-    if found < VERSION:
+    if not _has_version(connection, columns):
         raise StorageError(
-            f"the database has no workers_* tables of version {VERSION}; run `await storage.migrate()` once,"
-            " as part of the application's upgrade"
+            "the database has no workers_* tables; run `await storage.migrate()` once, as part of the application's"
+            " upgrade"
         )
     if lacking := _lacking(connection, columns):
         raise StorageError(
@@ -378,43 +360,6 @@ def _create_table(connection: Connection, table: Table) -> None:
         connection.execute(CreateIndex(_with_seq(index) if connection.dialect.name == "postgresql" else index))
 
 
-def _upgrade(connection: Connection, found: int) -> None:
-    postgres = connection.dialect.name == "postgresql"
-    if found < 2:
-        kind = "BYTEA" if postgres else "BLOB"
-        connection.execute(text(f"ALTER TABLE workers_jobs ADD COLUMN progress {kind}"))
-    if found < 3:
-        connection.execute(text("ALTER TABLE workers_jobs ADD COLUMN chain_index INTEGER DEFAULT 0 NOT NULL"))
-    if found < 4:
-        for column in ("deduplication_key", "deduplication_mode"):
-            connection.execute(text(f"ALTER TABLE workers_jobs ADD COLUMN {column} TEXT"))
-        _create_index(connection, _BY_DEDUPLICATION_KEY)
-        _create_table(connection, metadata.tables["workers_marks"])
-    if found < 5:
-        connection.execute(text("ALTER TABLE workers_jobs ADD COLUMN dependents INTEGER DEFAULT 0 NOT NULL"))
-        _create_index(connection, _WAITING)
-        _create_table(connection, metadata.tables["workers_dependencies"])
-    if found < 6:
-        connection.execute(text("ALTER TABLE workers_jobs ADD COLUMN failures TEXT"))
-    if found < 7:
-        for table in ("workers_limits", "workers_gates", "workers_crons"):
-            _create_table(connection, metadata.tables[table])
-    if found < 8 and not postgres:
-        connection.execute(_ADD_RESULTS)
-
-
-def _upgrade_to_9(connection: Connection) -> None:
-    connection.execute(text("ALTER TABLE workers_jobs ADD COLUMN follows INTEGER DEFAULT 0 NOT NULL"))
-    _create_table(connection, metadata.tables["workers_outcomes"])
-    if connection.dialect.name == "postgresql":
-        connection.execute(_DROP_FUNCTIONS)
-        _create_table(connection, metadata.tables["workers_told"])
-
-
-def _create_index(connection: Connection, name: str) -> None:
-    connection.execute(CreateIndex(next(i for i in metadata.tables["workers_jobs"].indexes if i.name == name)))
-
-
 def _create_functions(connection: Connection) -> None:
     """Create the functions, or restore those that were dropped."""
     # By the driver itself, because there are many statements at once, with percent signs that are no parameters.
@@ -434,22 +379,26 @@ def _with_seq(index: Index) -> Index:
     return Index(index.name, *copy.c, postgresql_where=index.dialect_options["postgresql"]["where"])
 
 
-def _version(connection: Connection, columns: Mapping[str, set[str]]) -> int:
+def _has_version(connection: Connection, columns: Mapping[str, set[str]]) -> bool:
+    """Tell whether the tables are there. Raise an error if they are not of this version."""
     if "workers_schema" not in columns:
-        return 0
+        return False
     if columns["workers_schema"] != {"version"}:
         raise _foreign()
-    found = connection.execute(text("SELECT max(version) FROM workers_schema")).scalar() or 0
-    if not isinstance(found, int):
+    found = connection.execute(text("SELECT max(version) FROM workers_schema")).scalar()
+    if not isinstance(found, int | None):
         raise _foreign()
-    return found
+    if found not in (None, VERSION):
+        raise _of_version(found)
+    return found is not None
 
 
 def _foreign() -> StorageError:
     return StorageError("the database has tables of somebody else's by the name of workers_*; use a database without")
 
 
-def _newer(found: int) -> StorageError:
-    return StorageError(
-        f"the workers_* tables have version {found}, this package knows {VERSION}: upgrade it before it runs here"
-    )
+def _of_version(found: int) -> StorageError:
+    todo = "upgrade it before it runs here"
+    if found < VERSION:
+        todo = "let a package of that version finish their jobs, then drop them or use another database"
+    return StorageError(f"the workers_* tables have version {found}, this package knows {VERSION}: {todo}")

@@ -135,12 +135,12 @@ class SqlStorage:
             await self.disconnect()
 
     async def migrate(self) -> None:
-        """Bring the database to the tables of this version, from any older one.
+        """Make the tables where they are missing.
 
         This makes the SQLite file, but no PostgreSQL database.
 
         Raises:
-            StorageError: a newer version made the tables, or there is no place for them.
+            StorageError: another version made the tables, or there is no place for them.
             StorageUnavailable: the server did not answer, or another connection held its transaction too long.
         """
         await asyncio.to_thread(self._target.migrate, schema.migrate)

@@ -12,7 +12,7 @@ from db import AttemptOutcome
 from federation.analytics.figures.checks import check_attempts
 from federation.analytics.figures.tally import bad, good, percentile, ranked, tally
 from federation.analytics.frames import ATTEMPTS
-from federation.delivery.codes import ERROR_CODES
+from federation.codes import LOGGED_CODES
 from tests.federation.analytics.rows import NOW, WINDOW, attempt, failure, frame
 
 PERCENTS: Final = (50, 51, 95, 96, 99, 100)
@@ -50,7 +50,7 @@ def test_an_id_that_is_there_a_million_times_counts_once(spark: SparkSession, to
 @pytest.mark.parametrize("outcome", AttemptOutcome)
 def test_the_code_tells_the_outcome(spark: SparkSession, outcome: AttemptOutcome) -> None:
     """Attempts are counted by their code alone."""
-    codes = [None] if outcome is AttemptOutcome.DELIVERED else sorted(ERROR_CODES[outcome])
+    codes = [None] if outcome is AttemptOutcome.DELIVERED else sorted(LOGGED_CODES[outcome])
     rows = [attempt(outcome=outcome.value, error_code=code) for code in codes]
     if outcome is AttemptOutcome.RETRYABLE:
         codes.append("HTTP_503")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from federation.analytics.report.advice import meaning
-from federation.delivery.codes import ERROR_CODES, OWN_FAULTS
+from federation.codes import LOGGED_CODES, OWN_FAULTS
 
 
-@pytest.mark.parametrize("code", sorted(frozenset[str]().union(*ERROR_CODES.values())))
+@pytest.mark.parametrize("code", sorted(frozenset[str]().union(*LOGGED_CODES.values())))
 def test_every_code_has_a_meaning(code: str) -> None:
     """Of what is decided on this side none is blamed on a server."""
     told = meaning(code)

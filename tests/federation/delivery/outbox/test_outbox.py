@@ -20,6 +20,7 @@ from federation.base.queues import delivery_queue
 from federation.base.settings import Settings
 from federation.delivery.outbox import Outbox
 from tests.federation.conftest import MakeSettings
+from tests.federation.delivery.entries import any_activity
 from tests.federation.delivery.outbox.conftest import PAYLOAD, SERVER, TARGET, Place
 from tests.patience import PATIENCE_SECONDS
 from tests.servers import free_port
@@ -45,7 +46,7 @@ def joined(federation: Federation) -> Place:
 async def apart(database: Database) -> AsyncIterator[Place]:
     """The queue elsewhere, in memory; rows on SQLite and on PostgreSQL."""
     queue = delivery_queue(Settings.from_values({}), MemoryStorage())
-    outbox = Outbox(database, queue, joins=False)
+    outbox = Outbox(database, queue, check=any_activity, joins=False)
     yield Place(outbox=outbox, database=database, queue=queue)
     await outbox.close()
 

@@ -17,6 +17,7 @@ from federation.delivery.outbox import Outbox
 from federation.delivery.sweeper import OutboxSweeper, Swept
 from federation.delivery.sweeps import Sweeps
 from tests.federation.conftest import MakeSettings
+from tests.federation.delivery.entries import any_activity
 from tests.federation.delivery.outbox.conftest import PAYLOAD, Place
 from tests.federation.rows_read import costed
 from tests.servers import free_port
@@ -37,7 +38,9 @@ def sweeper_of(place: Place, *, min_age: timedelta = AT_ONCE) -> OutboxSweeper:
 
 async def owe(database: Database, number: int = 3) -> set[str]:
     """Rows as `Outbox` commits them, of a process that died before it added their jobs."""
-    elsewhere = Outbox(database, delivery_queue(Settings.from_values({}), MemoryStorage()), joins=False)
+    elsewhere = Outbox(
+        database, delivery_queue(Settings.from_values({}), MemoryStorage()), check=any_activity, joins=False
+    )
     servers = [f"https://s{index}.example" for index in range(number - 1)]
     async with elsewhere.transaction() as session:
         shared = await elsewhere.enqueue_fanout(session, NAME, PATH, servers, PAYLOAD)

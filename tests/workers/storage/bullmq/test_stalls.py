@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import timedelta
 from typing import Any
 
@@ -70,21 +69,6 @@ async def test_options_that_are_none_are_another_producers(storage: BullMQStorag
     """Whatever another program wrote there, its job stalls like any of others, and its neighbours too."""
     await _add_foreign(storage, client, "odd", opts=options)
     assert await _stalls(storage, client) == 1
-
-
-async def test_a_job_of_version_0_2(storage: BullMQStorage, client: Any) -> None:
-    """It has no mark: a crash costs it no attempt, and its failures do."""
-    await storage.enqueue([job("old", max_attempts=2)])
-    key = f"bull:{storage.queue}:old"
-    options = json.loads(await client.hget(key, "opts"))
-    del options["workers"]
-    await client.hset(key, "opts", json.dumps(options))
-    await _lose(storage, client, await claim_one(storage))
-    first = await claim_one(storage)
-    assert (first.attempt, first.max_attempts, first.stalled) == (1, 2, None)
-    await storage.settle([Retried(claim=first, delay=timedelta(0), error=ERROR)])
-    assert (await claim_one(storage)).attempt == 2
-    assert (await status(storage, "old")).attempt == 2
 
 
 async def test_a_foreign_job_that_failed_before_runs_again_after_a_crash(storage: BullMQStorage, client: Any) -> None:

@@ -11,11 +11,13 @@ from tests.workers.storage.file.steps import journal_of, known, quarantined, reo
 from workers.errors import StorageError
 from workers.storage.file import FileStorage
 from workers.storage.file.directory import MOST_SET_ASIDE, directory_of
-from workers.storage.file.versions import NEWEST
+from workers.storage.file.frames import VERSION
 from workers.testing.steps import job
 
+MAGIC = b"workers-queue %d\n" % VERSION
 
-@pytest.mark.parametrize("garbage", [b"", b"not a journal", b"\0" * 5_000, b"workers-queue 1\n" + b"x" * 100])
+
+@pytest.mark.parametrize("garbage", [b"", b"not a journal", b"\0" * 5_000, MAGIC + b"x" * 100])
 async def test_a_foreign_journal_is_set_aside(tmp_path: Path, garbage: bytes) -> None:
     """What is called `journal` and is none goes to quarantine with a reason, and the queue works."""
     journal_of(tmp_path).parent.mkdir()
@@ -69,17 +71,23 @@ async def test_no_file_in_the_journals_place(tmp_path: Path, kind: str) -> None:
         assert (tmp_path / "target").read_bytes() == b"keep me"
 
 
-async def test_journals_of_others_are_refused(tmp_path: Path) -> None:
-    """A journal of a newer version, or of another queue, is left alone, with an error that says so."""
+@pytest.mark.parametrize("version", [1, VERSION - 1, VERSION + 1])
+async def test_journals_of_other_versions_are_refused(tmp_path: Path, version: int) -> None:
+    """They are left alone, with an error that says which version it is and what to do."""
     await known(tmp_path)
     mine = journal_of(tmp_path).read_bytes()
-    newer = mine.replace(b"workers-queue 1\n", b"workers-queue %d\n" % (NEWEST + 1))
-    journal_of(tmp_path).write_bytes(newer)
-    with pytest.raises(
-        StorageError, match=rf"newer version.*of version {NEWEST + 1}, and this one reads up to {NEWEST}"
-    ):
+    another = mine.replace(MAGIC, b"workers-queue %d\n" % version)
+    assert another != mine
+    journal_of(tmp_path).write_bytes(another)
+    with pytest.raises(StorageError, match=rf"of version {version}, and this one reads {VERSION}\); use that version"):
         await FileStorage(tmp_path).connect()
-    assert journal_of(tmp_path).read_bytes() == newer
+    assert journal_of(tmp_path).read_bytes() == another
+
+
+async def test_journals_of_other_queues_are_refused(tmp_path: Path) -> None:
+    """They are left alone, with an error that says so."""
+    await known(tmp_path)
+    mine = journal_of(tmp_path).read_bytes()
     other = directory_of(tmp_path, "other")
     other.mkdir()
     (other / "journal").write_bytes(mine)

@@ -104,7 +104,7 @@ async def _until(heard: Any, last: bytes) -> AsyncIterator[Any]:
 
 
 async def test_only_results_that_are_soon_gone_are_published(storage: RedisStorage, client: Any) -> None:
-    """An older process skips them, because it knows no such event; of those that are kept nothing travels."""
+    """As events of a kind of their own; of those that are kept nothing travels."""
     await storage.enqueue([job("short", keep=timedelta(seconds=1)), job("long")])
     short, long = await storage.claim("w", leases=LEASES, limit=2)
     async with client.pubsub() as heard, asyncio.timeout(PATIENCE):

@@ -42,11 +42,12 @@ async def test_tables_of_others_are_left_alone(statement: str, empty_url: str, o
         assert len(connection.execute(text(f"SELECT * FROM {table}")).keys()) == 1
 
 
-async def test_a_newer_schema_is_left_alone(url: str, outsider: Engine) -> None:
-    """A version this package does not know is an error that names it, at `migrate` and at `connect`."""
-    change(outsider, "UPDATE workers_schema SET version = 99")
+@pytest.mark.parametrize(("version", "todo"), [(9, "then drop them or use another database"), (99, "upgrade it")])
+async def test_tables_of_another_version_are_left_alone(version: int, todo: str, url: str, outsider: Engine) -> None:
+    """The error names it and says what to do, at `migrate` and at `connect`."""
+    change(outsider, f"UPDATE workers_schema SET version = {version}")
     for call in (SqlStorage(url).migrate, SqlStorage(url).connect):
-        with pytest.raises(StorageError, match="version 99"):
+        with pytest.raises(StorageError, match=f"have version {version}, .*{todo}"):
             await call()
 
 

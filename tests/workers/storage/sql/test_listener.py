@@ -219,7 +219,7 @@ async def test_a_block_of_many_enqueues_is_one_wake_up(storage: SqlStorage, admi
 
 
 async def test_only_results_that_are_soon_gone_are_sent(storage: SqlStorage, admin: psycopg.Connection) -> None:
-    """On a channel of their own, of which an older process knows nothing, in front of the end."""
+    """On a channel of their own, in front of the end."""
     await storage.enqueue([job("short one", keep=DROP), job("long")])
     short, long = await claim_all(storage)
     admin.execute("LISTEN workers_results")

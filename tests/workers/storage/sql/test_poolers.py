@@ -122,17 +122,6 @@ async def test_what_was_told_is_forgotten(url: str, by_transaction: int, admin: 
             assert heard == [JobEventKind.ACTIVE, JobEventKind.COMPLETED]
 
 
-async def test_tables_from_before_are_brought_forward(url: str, admin: psycopg.Connection) -> None:
-    """Those of version 8 lack what is told to who cannot listen, and to who came after others."""
-    admin.execute("DROP TABLE workers_told, workers_outcomes")
-    admin.execute("DROP TRIGGER workers_jobs_follower_gone ON workers_jobs")
-    admin.execute("ALTER TABLE workers_jobs DROP COLUMN follows")
-    admin.execute("UPDATE workers_schema SET version = 8")
-    await SqlStorage(url).migrate()
-    async with connected(SqlStorage(url)):
-        assert admin.execute("SELECT count(*) FROM workers_told").fetchone() == (0,)
-
-
 def test_what_a_url_says_counts(url: str) -> None:
     """Options and limits of its own stand beside ours, or in their place."""
     said = {"options": "-c statement_timeout=77s", "connect_timeout": "33", "keepalives_idle": "11"}

@@ -1,4 +1,4 @@
-"""What `SqlStorage` promises on either database: other processes, tables of any age, and what its steps cost."""
+"""What `SqlStorage` promises on either database: other processes, tables, and what its steps cost."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import Engine, text
 
-from tests.workers.storage.sql.steps import MINUTE, carried_out, change, child, claim_all, connected, go, ids
-from workers.deduplication import Deduplication, DeduplicationMode
+from tests.workers.storage.sql.steps import carried_out, change, child, claim_all, connected, go, ids
 from workers.errors import StorageError
-from workers.jobs import Completed, Continued, Failed, JobEventKind, JobState, ProgressReport, SettleStatus
+from workers.jobs import Completed, JobEventKind, JobState, SettleStatus
 from workers.storage.sql import SqlStorage
 from workers.storage.sql import schema as sql_schema
 from workers.storage.sql.postgres import steps as postgres_steps
 from workers.storage.sql.sqlite import settle as sqlite_settle
-from workers.testing.steps import ERROR, PATIENCE, claim, job, state
+from workers.testing.steps import PATIENCE, claim, enqueue, job, state
 
 # Other processes
 
@@ -94,125 +93,23 @@ async def test_anybody_may_migrate_at_once(empty_url: str, outsider: Engine) -> 
         assert connection.execute(text("SELECT version FROM workers_schema")).all() == [(sql_schema.VERSION,)]
 
 
-@pytest.mark.parametrize("version", [1, 2, 3, 4, 5, 6, 7, 8])
-async def test_older_tables_are_brought_forward(url: str, outsider: Engine, database: str, version: int) -> None:
-    """Jobs from before there was progress, chains, keys, dependents, failures, gates or results in events stay.
-
-    They can have all then.
-    """
-    async with connected(SqlStorage(url)) as storage:
-        await storage.enqueue([job("a")])
-    age = {"sqlite": take_back_on_sqlite, "postgres": take_back_on_postgres}[database]
-    age(outsider, version)
-    with pytest.raises(StorageError, match="migrate"):
-        await SqlStorage(url).connect()
-    await SqlStorage(url).migrate()
-    async with connected(SqlStorage(url)) as storage:
-        [claimed] = await claim_all(storage)
-        await storage.progress([ProgressReport(claim=claimed, value=b"1")])
-        assert [status and status.encoded_progress for status in await storage.status(["a"])] == [b"1"]
-        await storage.settle([Continued(claim=claimed, then=job("a", chain_index=1))])
-        assert [claimed.chain_index for claimed in await claim_all(storage)] == [1]
-        keys = (Deduplication(key="k"), Deduplication(key="t", mode=DeduplicationMode.THROTTLE, ttl=MINUTE))
-        for again in (False, True):
-            answers = await storage.enqueue([job(f"{key.key}-{again}", deduplication=key) for key in keys])
-            assert [answer.id for answer in answers] == ["k-False", "t-False"]
-        await storage.enqueue([replace(job("b"), after=("a",))])
-        await storage.remove(["a"], running=True)
-        assert await storage.result("b") is not None
-        await storage.enqueue([job("c")])
-        await storage.settle([Failed(claim=claimed, error=ERROR) for claimed in await claim_all(storage)])
-        [found] = await storage.read(["c"])
-        assert found is not None
-        assert [one.error_type for one in found.failures] == [ERROR.type]
-
-
-_TABLES_OF_7 = ("workers_limits", "workers_gates", "workers_crons")
-
-
-def take_back_on_sqlite(outsider: Engine, version: int) -> None:
-    """The tables are as that version made them."""
-    change(outsider, "DROP TRIGGER workers_jobs_follower_gone", "DROP TABLE workers_outcomes")
-    if version < 8:
-        change(outsider, "ALTER TABLE workers_events DROP COLUMN result")
-    if version < 7:
-        change(outsider, *(f"DROP TABLE {table}" for table in _TABLES_OF_7))
-    if version < 5:
-        for name in ("ended", "gone", "waited", "waited_gone"):
-            change(outsider, f"DROP TRIGGER workers_jobs_{name}")
-        change(outsider, "DROP TABLE workers_dependencies", "DROP INDEX workers_jobs_waiting")
-    if version < 4:
-        change(outsider, "DROP TABLE workers_marks", "DROP INDEX workers_jobs_by_deduplication_key")
-    lacking = (
-        "follows",
-        "failures",
-        "dependents",
-        "deduplication_key",
-        "deduplication_mode",
-        "chain_index",
-        "progress",
-    )
-    gone = lacking[: (1, 1, 1, 2, 3, 5, 6, 7)[8 - version]]
-    change(
-        outsider,
-        *(f"ALTER TABLE workers_jobs DROP COLUMN {column}" for column in gone),
-        f"UPDATE workers_schema SET version = {version}",
-    )
-
-
-# With other columns than now, so that it cannot be replaced.
-_CANDIDATES_OF_OLD = (
-    "DROP FUNCTION workers_candidates",
-    "CREATE FUNCTION workers_candidates(p_queue integer, p_names text[], p_any boolean, p_limit integer)"
-    " RETURNS TABLE (seq bigint, ordering_key text) LANGUAGE sql AS 'SELECT 1, NULL'",
-)
-
-
-def take_back_on_postgres(outsider: Engine, version: int) -> None:
-    """The tables and functions are as that version made them."""
-    _without(outsider, "error text", "j.error")
-    change(
-        outsider,
-        "DROP TABLE workers_told, workers_outcomes",
-        "DROP TRIGGER workers_jobs_follower_gone ON workers_jobs",
-        "DROP FUNCTION workers_follower_gone",
-        "ALTER TABLE workers_jobs DROP COLUMN follows",
-    )
-    if version < 7:
-        change(outsider, *(f"DROP TABLE {table}" for table in _TABLES_OF_7), *_CANDIDATES_OF_OLD)
-    if version < 6:
-        change(outsider, "ALTER TABLE workers_jobs DROP COLUMN failures")
-    change(outsider, f"UPDATE workers_schema SET version = {version}")
-    if version < 5:
-        for name in ("ended", "gone", "waited", "waited_gone"):
-            change(outsider, f"DROP TRIGGER workers_jobs_{name} ON workers_jobs")
-        change(
-            outsider,
-            "DROP TABLE workers_dependencies",
-            "DROP INDEX workers_jobs_waiting",
-            "DROP FUNCTION workers_release, workers_ended, workers_waited",
-            "ALTER TABLE workers_jobs DROP COLUMN dependents",
-        )
-    if version < 4:
-        change(
-            outsider,
-            "DROP TABLE workers_marks",
-            "DROP FUNCTION workers_marked, workers_take_keys",
-            "ALTER TABLE workers_jobs DROP COLUMN deduplication_key, DROP COLUMN deduplication_mode",
-        )
-    if version < 3:
-        _without(outsider, "chain_index integer", "j.chain_index")
-        change(outsider, "ALTER TABLE workers_jobs DROP COLUMN chain_index")
-    if version < 2:
-        change(outsider, "ALTER TABLE workers_jobs DROP COLUMN progress", "DROP FUNCTION workers_progress")
-
-
-def _without(outsider: Engine, column: str, value: str) -> None:
-    """Take a column from what a claim answers, as in versions that did not know it."""
-    with outsider.connect() as connection:
-        made: str = connection.exec_driver_sql("SELECT pg_get_functiondef('workers_claim'::regproc)").scalar_one()
-        connection.exec_driver_sql("DROP FUNCTION workers_claim")
-        connection.exec_driver_sql(made.replace(f" {column},", "").replace(f" {value},", ""))
+async def test_what_somebody_elses_statement_ends_strands_nobody(storage: SqlStorage, outsider: Engine) -> None:
+    """Dependents are released by a trigger, at once or, on SQLite, with the next sweep."""
+    await enqueue(storage, job("done"), job("bad"), job("gone"), job("kept"))
+    await enqueue(storage, *(replace(job(f"after-{name}"), after=(name,)) for name in ("done", "bad", "gone", "kept")))
+    ends = "finished_at = created_at, expires_at = created_at + 3600000 WHERE id ="
+    with outsider.begin() as connection:
+        connection.execute(text(f"UPDATE workers_jobs SET state = 'completed', {ends} 'done'"))
+        connection.execute(text(f"UPDATE workers_jobs SET state = 'failed', {ends} 'bad'"))
+        connection.execute(text("DELETE FROM workers_jobs WHERE id = 'gone'"))
+    await storage.sweep(10)
+    found = await storage.status([f"after-{name}" for name in ("done", "bad", "gone", "kept")])
+    assert [one and one.state for one in found] == [
+        JobState.QUEUED,
+        JobState.FAILED,
+        JobState.FAILED,
+        JobState.WAITING,
+    ]
 
 
 # Steps

@@ -1,5 +1,5 @@
--- ARGV[5]: `{ids}` the job may have, [6]: what Node reads as the reason of its failure, [7]: what older versions want to know
--- of that. Answers the state it was in, nothing for no job.
+-- ARGV[5]: `{ids}` the job may have, [6]: what Node reads as the reason of its failure, [7]: our facts
+-- about it. Answers the state it was in, nothing for no job.
 local id, state = find(cmsgpack.unpack(ARGV[5]))
 if not id then
   return false

@@ -5,7 +5,7 @@ local QUEUE, DIALECT, EMITTER = ARGV[2], ARGV[3], ARGV[4]
 local WAIT, PAUSED, ACTIVE, DELAYED = P .. 'wait', P .. 'paused', P .. 'active', P .. 'delayed'
 local COMPLETED, FAILED, COUNTER, META_PAUSED = P .. 'completed', P .. 'failed', P .. 'id', P .. 'meta-paused'
 -- Ours, which Node does not know: ended jobs, and the cancelled ones among them, by when they expire, workers by when they
--- were last seen. CANCELLED may have ids that are cancelled no more, or never had a record: it only says where to look.
+-- were last seen. CANCELLED may have ids that are cancelled no more: it only says where to look.
 local ENDED = { [COMPLETED] = P .. 'workers:completed', [FAILED] = P .. 'workers:failed' }
 local CANCELLED, SEEN, QUARANTINE = P .. 'workers:cancelled', P .. 'workers:seen', P .. 'workers:quarantine'
 

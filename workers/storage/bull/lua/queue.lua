@@ -333,7 +333,7 @@ local function conclude(id, line, keep, changes, extra, event)
   end
 end
 
--- The job ends as a failed one to Node, with a reason and what older versions want to know of it.
+-- The job ends as a failed one to Node, with a reason and the facts of ours about it.
 local function stop(id, keep, made, stalls, reason, facts, changes)
   for _, value in ipairs({ 'failedReason', reason, 'workers:error', facts, STOPPED, stopped_at(made, stalls) }) do
     changes[#changes + 1] = value

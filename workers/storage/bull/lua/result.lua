@@ -18,13 +18,6 @@ for at, ids in ipairs(cmsgpack.unpack(ARGV[5])) do
     bytes = bytes + #(answer[at][2] or '')
   elseif state == STATE.cancelled then
     answer[at] = { state }
-  elseif not id then -- a version that kept no record may have cancelled it
-    for _, gone in ipairs(ids) do
-      local expires = redis.call('ZSCORE', CANCELLED, gone)
-      if expires and tonumber(expires) > now then
-        answer[at] = { STATE.cancelled }
-      end
-    end
   end
 end
 return cmsgpack.pack(answer)

@@ -58,10 +58,9 @@ local PLAIN, LINKED = 1, 2
 local HEAD = '>BI8I8I4I4I8I8I2c0I2c0'
 local FORMATS = { [PLAIN] = HEAD, [LINKED] = HEAD .. 'I4' }
 
--- A priority above the default, which is below 0, has 2^31 added in a record: to a version that knows of none it is the
--- last. In a line, where no priority has a sign, such a job stands under a name of its own, URGENT and its name, and has
--- ABOVE added. No job is called so, because that is no UTF-8. A version that knows of none claims it only with every other
--- name.
+-- A priority above the default, which is below 0, has 2^31 added in a record. In a line, where no priority has a sign
+-- either, such a job stands under a name of its own, URGENT and its name, and has ABOVE added. No job is called so, because
+-- that is no UTF-8.
 local URGENT, ABOVE = '\255', 1000
 
 local function signed(priority)
@@ -91,7 +90,7 @@ end
 -- What changes is kept beside it, in the run, which is missing as long as nothing has changed: state, flags (1: cancel
 -- requested, 2: there is progress), attempts, stalls, uncounted retries, place, finished, expires, token, worker,
 -- error, progress, result. As long as the job has not completed, the place of the result has its failed attempts instead,
--- as in `workers/storage/failures.py`; older versions leave these alone, and forget them with the next claim.
+-- as in `workers/storage/failures.py`.
 local RUN = '>BBI4I4I2I8I8I8c14I2c0I4c0'
 local NO_TOKEN = string.rep('\0', 14)
 
@@ -218,7 +217,7 @@ local function wake_everybody()
 end
 
 -- What gates.lua does about limits and fair keys: the keys that begin with this byte. Where there are no GATES, they are
--- taken for ordering keys, as by older versions.
+-- taken for ordering keys.
 local GATE = 30
 local gates
 
@@ -329,7 +328,7 @@ local function forget(id, line)
 end
 
 -- The job as it stands now: its record, its run (one without changes if there is none) and its public state; nil for an
--- unknown or expired id, and for one that a version cancelled which kept nothing but the run.
+-- unknown or expired id.
 local function find(id, record, packed)
   local job = read_job(record)
   if not job then

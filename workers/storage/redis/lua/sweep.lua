@@ -38,8 +38,4 @@ if #unseen > 0 then
   batched('ZREM', WORKERS, gone)
   left = left - #gone
 end
-if followed then
-  find_stranded()
-  finish()
-end
 return tonumber(ARGV[2]) - left

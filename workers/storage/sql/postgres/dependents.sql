@@ -109,8 +109,7 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Triggers see every end of a job, also those that processes of older versions make. Where nobody waits their conditions
--- alone are looked at. Those that `workers_release` itself fails are in its own list.
+-- Triggers see every end of a job, whoever makes it. Where nobody waits their conditions alone are looked at. Those that `workers_release` itself fails are in its own list.
 DO $$
 BEGIN
     IF NOT EXISTS (

@@ -13,7 +13,7 @@ BEGIN
     FROM workers_jobs j WHERE queue = p_queue AND deduplication_key = ANY(p_keys) AND expires_at IS NULL;
     RETURN QUERY SELECT m.key, j.seq, m.job_id, 'throttle', j.state, j.run_at, j.ordering_key
     FROM workers_marks m LEFT JOIN workers_jobs j ON j.queue = p_queue AND j.id = m.job_id
-        AND j.state <> 'cancelled' AND (j.expires_at IS NULL OR j.expires_at > v_now)
+        AND (j.expires_at IS NULL OR j.expires_at > v_now)
     WHERE m.queue = p_queue AND m.key = ANY(p_keys) AND (m.until > v_now) IS TRUE;  -- not by the index on `until`
 END $$;
 

@@ -1,7 +1,6 @@
 """The end of attempts whose job was cancelled, on PostgreSQL.
 
-Not by `workers_settle`: processes of an older version call that function too, and replace it by theirs when they bring
-the tables forward. The few that end so take some statements more.
+Not by `workers_settle`, which every job pays for: the few that end so take some statements more.
 """
 
 from __future__ import annotations

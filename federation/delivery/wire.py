@@ -1,0 +1,152 @@
+"""All that the engine knows of a protocol: a wire, by which deliveries are sent and answers are understood.
+
+Theory of operation. The engine owes, tries, holds and releases deliveries; it never asks what they say. The name of a
+delivery's job chooses its wire (`Wires`). The wire checks what is to be owed before anything is written, sends one
+delivery at a time, and raises what went wrong by a code; its `codes` give the class of each, beside the engine's own.
+What it sees on the way it writes into `Seen`, so that the record of an attempt that fails has it, too. What an
+acknowledgment changes in the application's tables is an `Effect`: the ledger writes it in the transaction in which the
+row goes. Blacklist, order, links and what becomes of a row are the engine's alone.
+
+A new wire is a package with a class like this, and a line in the composition root. A wire that breaks off with
+anything but its failures has a bug: the delivery is held as a fault of ours, and its server is not blamed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Final, Protocol, Self
+
+from sqlalchemy import Connection
+
+from db import AttemptNote
+from federation.delivery.codes import ENGINE_CODES, ErrorCode
+from federation.servers.link_rules import Link
+
+
+@dataclass(slots=True)
+class Seen:
+    """What a wire has seen of an attempt so far.
+
+    `method` is the kind of what was sent, for the log. `status` and `remote_code` are the answer's; `relayed_by` is
+    the server that carried it. `answered`: whether the server began to answer, None if it was not asked; `waited`: for
+    how many seconds it was waited for. `note`: what the attempt's record is to say beside its outcome.
+    """
+
+    method: str | None = None
+    status: int | None = None
+    remote_code: str | None = None
+    relayed_by: str | None = None
+    answered: bool | None = None
+    waited: float | None = None
+    request_bytes: int | None = None
+    response_bytes: int | None = None
+    note: AttemptNote | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sending:
+    """One delivery to send now.
+
+    `link` is what was known of the server; `is_repeat`: an attempt was made before, so that the server may have it
+    already. `first_byte` is how long the server may take to begin its answer. `refuse_blacklisted` raises if an
+    operator has forbidden the delivery meanwhile: a wire calls it after what took long, before it sends.
+    """
+
+    job_name: str
+    delivery_id: str
+    server_url: str
+    target_url: str
+    payload: str = field(repr=False)
+    started_at: datetime
+    link: Link
+    is_repeat: bool
+    first_byte: timedelta | None
+    seen: Seen
+    refuse_blacklisted: Callable[[], Awaitable[None]] = field(repr=False)
+
+
+class Effect(Protocol):
+    """What the acknowledgment of a delivery changes here. Writing it twice must change nothing more."""
+
+    @classmethod
+    def apply(cls, connection: Connection, effects: Sequence[Self], /) -> Sequence[bool]:
+        """Write effects of this kind in the ledger's transaction, and tell of each whether it changed a row."""
+
+    def log_missed(self, *, delivery_id: str) -> None:
+        """Log that there was nothing to change."""
+
+
+class Wire(Protocol):
+    """One protocol."""
+
+    @property
+    def name(self) -> str:
+        """Its name in logs and messages."""
+
+    @property
+    def job_names(self) -> Collection[str]:
+        """The names of jobs that are sent by it. The wire of all other names claims none."""
+
+    @property
+    def codes(self) -> Mapping[str, ErrorCode]:
+        """Its failures, beside the engine's."""
+
+    def check(self, payload: str, /) -> None:
+        """Check what is to be owed.
+
+        Raises:
+            ValueError: it could never be delivered; the message names the member.
+        """
+
+    async def name_of(self, server_url: str, /) -> str:
+        """Return the name by which the server is known here, in its one spelling."""
+
+    async def send(self, sending: Sending, /) -> Effect | None:
+        """Send the delivery, and return what its acknowledgment changes.
+
+        Raises:
+            PermanentFailure, RetryableFailure: what went wrong.
+            SQLAlchemyError: the database did not do its part; the attempt does not count.
+        """
+
+    async def may_recover(self, sending: Sending, code: str, /) -> bool:
+        """Tell whether the refusal by this code may end without anybody's doing: the delivery waits for that."""
+
+    async def is_well(self, server_url: str, /) -> bool | None:
+        """Ask the server for which nothing is held whether it is back. None: only a delivery can tell."""
+
+
+class Wires:
+    """The wires of a node. `default` is that of all names of jobs that no other claims.
+
+    Raises:
+        ValueError: two claim one name.
+    """
+
+    def __init__(self, default: Wire, *others: Wire) -> None:
+        self._default: Final = default
+        self._by_name: Final[dict[str, Wire]] = {}
+        for wire in others:
+            for name in wire.job_names:
+                if name in self._by_name:
+                    raise ValueError(f"two wires claim jobs named {name!r}: {self._by_name[name].name}, {wire.name}")
+                self._by_name[name] = wire
+
+    def of(self, job_name: str) -> Wire:
+        """Return the wire by which jobs of this name are sent."""
+        return self._by_name.get(job_name, self._default)
+
+    def check(self, job_name: str, payload: str) -> None:
+        """Check what is to be owed.
+
+        Raises:
+            ValueError: it could never be delivered; the message names the member.
+        """
+        self.of(job_name).check(payload)
+
+
+def code_of(wire: Wire, code: str) -> ErrorCode | None:
+    """Return what a failure's code says, of the engine's or of the wire's; None for one that neither knows."""
+    return ENGINE_CODES.get(code) or wire.codes.get(code)

@@ -1,0 +1,94 @@
+"""The acknowledgment of a follow: opens it, verifies it, and turns it into what changes in the row of the follow."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import structlog
+from sqlalchemy import Connection, bindparam, tuple_, update
+
+from db import Follow
+from federation.delivery.errors import PermanentFailure
+from federation.protocol.acks import Ack, FollowAck
+from federation.protocol.errors import ProtocolError
+from federation.protocol.keys import KeyRing
+from federation.protocol.models import parse_model
+
+log = structlog.get_logger(__name__)
+
+FindPublicKey: TypeAlias = Callable[[], Awaitable[str | None]]
+FollowKey: TypeAlias = tuple[str, str, str]
+
+_FOLLOWS = Follow.__table__  # type: ignore[attr-defined] # SQLModel adds it at run time
+_KEY = (_FOLLOWS.c.follower_id, _FOLLOWS.c.following_id, _FOLLOWS.c.follower_server_url)
+_FOLLOW = update(_FOLLOWS).where(tuple_(*_KEY).in_(bindparam("follows", expanding=True))).returning(*_KEY)
+# A rejection and "received, not decided" look the same on this wire: only `acknowledged` is set.
+_CHANGED = {True: _FOLLOW.values(accepted=True), False: _FOLLOW.values(acknowledged=True)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowAnswer:
+    """What the other server says of our follow: that it is accepted, or only that it is known."""
+
+    follower_id: str
+    following_id: str
+    server_url: str
+    accepted: bool
+
+    @property
+    def key(self) -> FollowKey:
+        """The key that tells the follow from all others."""
+        return self.follower_id, self.following_id, self.server_url
+
+    @classmethod
+    def apply(cls, connection: Connection, answers: Sequence[FollowAnswer], /) -> Sequence[bool]:
+        """Write the answers to `follows`, and tell which of the follows are known here."""
+        known: set[FollowKey] = set()
+        for accepted, statement in _CHANGED.items():
+            keys = [answer.key for answer in answers if answer.accepted is accepted]
+            if keys:
+                known.update(tuple(row) for row in connection.execute(statement, {"follows": keys}))
+        return [answer.key in known for answer in answers]
+
+    def log_missed(self, *, delivery_id: str) -> None:
+        """Log that no such follow is known here."""
+        log.info("follow_ack_unknown", delivery_id=delivery_id, server_url=self.server_url)
+
+
+async def read_follow_ack(
+    ack: Ack, server_url: str, *, keys: KeyRing, cached_public_key: str | None, find_public_key: FindPublicKey
+) -> FollowAnswer:
+    """Return what the server says of our follow, once it is proven to come from that server.
+
+    The key is `cached_public_key` if the registry had one when the attempt began, otherwise the one it has now. If the
+    cached key does not fit, the present one is tried as well: the server may have changed its keys meanwhile.
+
+    Raises:
+        PermanentFailure: the acknowledgment does not open, has the wrong shape, or is not signed by that server.
+    """
+    try:
+        plaintext = ack.open(keys)
+        following = parse_model(FollowAck, plaintext).following
+    except ProtocolError as error:
+        raise PermanentFailure("INVALID_ACK", f"the follow's acknowledgment: {error}") from None
+    public_key = cached_public_key or await find_public_key()
+    if public_key is None:
+        raise PermanentFailure(
+            "NO_PUBLIC_KEY",
+            f"{server_url} is no longer registered, its acknowledgment cannot be verified",
+        )
+    if not ack.is_signed(plaintext, public_key) and not await _is_signed_anew(ack, plaintext, find_public_key):
+        raise PermanentFailure("INVALID_ACK_SIGNATURE", f"the follow's acknowledgment is not signed by {server_url}")
+    return FollowAnswer(
+        follower_id=following.follower_id,
+        following_id=following.following_id,
+        server_url=server_url,
+        accepted=following.accepted is True,
+    )
+
+
+async def _is_signed_anew(ack: Ack, plaintext: str, find_public_key: FindPublicKey) -> bool:
+    public_key = await find_public_key()
+    return public_key is not None and ack.is_signed(plaintext, public_key)

@@ -1,0 +1,330 @@
+"""The wire that seals: find the server's keys, seal, sign, post, and read the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from datetime import timedelta
+from typing import Final
+
+import structlog
+
+from db import AttemptNote
+from federation.base.jobs import FOLLOW_JOB, POST_JOB
+from federation.delivery.codes import FailureClass
+from federation.delivery.errors import PermanentFailure, RetryableFailure
+from federation.delivery.wire import Sending
+from federation.http.errors import BlockedUrl, BodyTooLarge, NetworkError, OutboundError
+from federation.http.gates import FederationFetch, Fetched
+from federation.http.guard import AddressGuard
+from federation.protocol.acks import Ack
+from federation.protocol.activities import DeliveryRequest, delivery_headers, parse_method
+from federation.protocol.errors import KeyMaterialError, UrlError
+from federation.protocol.keys import KeyRing, OwnKeys, pair_known_by
+from federation.protocol.signing import sign_message
+from federation.protocol.urls import canonical_origin
+from federation.sealed.codes import ABOUT_KEYS, CODES
+from federation.sealed.outbound.ack_checks import AckChecks, Answer
+from federation.sealed.outbound.answers import Attempt, acknowledgment, may_not_know, method_of, require_taken
+from federation.sealed.outbound.follows import FollowAnswer, read_follow_ack
+from federation.sealed.outbound.original import received_follow
+from federation.sealed.outbound.post_ack import NO_KEY, post_ack_mismatch
+from federation.sealed.outbound.sealer import Sealer
+from federation.sealed.peers.probe import Probe
+from federation.servers.discovery import (
+    INTRODUCTION_PATIENCE,
+    Discovery,
+    DiscoveryError,
+    DiscoveryPage,
+    DiscoveryRefused,
+    ServerRests,
+    SharedDiscovery,
+)
+from federation.servers.link_rules import SHORTEST_REST
+from federation.servers.links import Links
+from federation.servers.profiles import profile_of
+from federation.servers.registry import KnownServer, Registry
+from workers.clock import Clock, SystemClock, monotonic
+
+log = structlog.get_logger(__name__)
+
+DELIVERY_TIMEOUT: Final = timedelta(seconds=15)
+PAGE_PATIENCE: Final = timedelta(hours=24)
+"""How long a page may stand at the `/discover` of a server that was never registered, until deliveries to it fail."""
+LOOK_INTERVAL: Final = timedelta(minutes=10)
+LOOK_TAKES: Final = timedelta(seconds=10)
+"""How long a look at a server takes to have its effect: refused deliveries that were sent before get another try."""
+
+
+class SealedWire:
+    """The wire that sends sealed activities, and reads signed acknowledgments.
+
+    `own_url` and `keys` may be None: nothing can be sent then. `discover` finds a server's keys for an attempt, where
+    that is left to somebody else than `discovery`. `timeout` covers the whole request.
+    """
+
+    name: Final = "sealed"
+    job_names: Final[Collection[str]] = ()
+    codes: Final = CODES
+
+    def __init__(
+        self,
+        *,
+        own_url: str | None,
+        keys: KeyRing | None,
+        registry: Registry,
+        links: Links,
+        discovery: Discovery,
+        probe: Probe,
+        guard: AddressGuard,
+        fetch: FederationFetch,
+        discover: SharedDiscovery | None = None,
+        timeout: timedelta = DELIVERY_TIMEOUT,
+        clock: Clock | None = None,
+        ack_checks: AckChecks | None = None,
+    ) -> None:
+        self._own_url = own_url
+        self._keys = keys
+        self._registry = registry
+        self._links = links
+        self._discovery = discovery
+        self._discover = discover or discovery
+        self._probe = probe
+        self._guard = guard
+        self._fetch = fetch
+        self._timeout = timeout
+        self._clock = clock or SystemClock()
+        self._sealer = Sealer()
+        self._ack_checks = ack_checks or AckChecks()
+
+    def check(self, payload: str) -> None:
+        """Check that the text is an activity that this wire delivers.
+
+        Raises:
+            PayloadError: it is none; the message names the member.
+        """
+        parse_method(payload)
+
+    async def name_of(self, server_url: str) -> str:
+        """Return the server's canonical URL, unless an adopted node's registry has the given spelling."""
+        try:
+            canonical = canonical_origin(server_url)
+        except UrlError:
+            return server_url  # the guard will say what is wrong with it
+        if canonical == server_url or await self._registry.known(server_url):
+            return server_url
+        return canonical
+
+    async def send(self, sending: Sending) -> FollowAnswer | None:
+        """Deliver the activity, and return the answer to a follow, if the job asked for one."""
+        method = method_of(sending.payload)
+        sending.seen.method = method
+        attempt = Attempt(sending, method, profile_of(sending.link.profile))
+        server = await self._find_server(attempt)
+        pair = self._own_pair(server)
+        fetched = await self._post(attempt, *self._prepare(attempt, server, pair))
+        if may_not_know(fetched):
+            fetched = await self._as_another(attempt, server, pair) or fetched
+        require_taken(attempt, fetched.response, self._clock.now(), ours=self._own_url)
+        await self._note_health(server, fetched)
+        ack = acknowledgment(attempt, fetched.response)
+        if ack is None:
+            return received_follow(sending.payload, sending.server_url) if sending.job_name == FOLLOW_JOB else None
+        if sending.job_name == FOLLOW_JOB:
+            return await self._read_follow_ack(ack, attempt)
+        if sending.job_name == POST_JOB:
+            await self._check_post_ack(ack, attempt)
+        return None
+
+    async def may_recover(self, sending: Sending, code: str) -> bool:
+        """Tell whether the refusal may end once we know the server's new keys, or it knows ours.
+
+        That takes a look at its `/discover`: every ten minutes one, by any process. Deliveries that were sent before a
+        look had its effect get another try.
+        """
+        if code not in ABOUT_KEYS:
+            return False
+        server_url = sending.server_url
+        if await self._links.looked(server_url, interval=LOOK_INTERVAL, takes=LOOK_TAKES):
+            may_end = await self._discovery.look_again(server_url, sending.seen.remote_code)
+            await self._links.look_ended(server_url)
+            return may_end
+        looked_at = (await self._links.find(server_url)).looked_at
+        return looked_at is not None and sending.started_at < looked_at + LOOK_TAKES
+
+    async def is_well(self, server_url: str) -> bool:
+        """Tell whether the server shows the registered key at `/discover`, or can be discovered if it has none."""
+        server = await self._registry.find(server_url)
+        if server is not None:
+            seen = await self._probe.look(server)
+            if seen.another_key:
+                await self._links.mismatched(server_url)
+            return seen.well
+        try:
+            await self._discovery(server_url)
+        except (DiscoveryError, OutboundError) as error:
+            log.info("link_probe", server_url=server_url, problem=str(error))
+            return False
+        return True
+
+    async def _find_server(self, attempt: Attempt) -> KnownServer:
+        delivery = attempt.sending
+        try:
+            target = self._guard.check_url(delivery.target_url)
+            if target.origin != delivery.server_url:  # our own producers never do this, others may
+                log.warning("delivery_target_elsewhere", server_url=delivery.server_url, target=target.origin)
+            known = await self._registry.known(delivery.server_url)
+            if known is not None:
+                if known.created_at <= self._clock.now() < known.created_at + INTRODUCTION_PATIENCE:
+                    await self._discover.until_introduced(known.url)
+                attempt.public_key = known.public_key
+                return known
+            server = await self._discover(delivery.server_url)
+        except BlockedUrl as error:
+            raise PermanentFailure("BLOCKED_URL", f"the target may not be contacted: {error}") from error
+        except ServerRests as error:  # whoever asked has noted for how long
+            raise RetryableFailure(
+                "HTTP_429", str(error), failure_class=FailureClass.REST, at_least=SHORTEST_REST
+            ) from error
+        except DiscoveryPage as error:
+            if self._is_no_server(attempt):
+                problem = f"{error}; a page stands there for a day: is the name right?"
+                raise RetryableFailure("DISCOVERY_REFUSED", problem) from error
+            raise RetryableFailure("FOREIGN_ANSWER", str(error)) from error
+        except DiscoveryRefused as error:
+            raise RetryableFailure("DISCOVERY_REFUSED", str(error)) from error
+        except (DiscoveryError, NetworkError) as error:
+            attempt.seen.answered = False
+            raise RetryableFailure("DISCOVERY", str(error)) from error
+        await delivery.refuse_blacklisted()  # a discovery may take long enough for an administrator to act
+        return server
+
+    def _is_no_server(self, attempt: Attempt) -> bool:
+        """Tell whether a page has stood so long where nobody knows a server that its name may be mistyped."""
+        link = attempt.sending.link
+        is_known = link.acknowledged or link.reason != "FOREIGN_ANSWER"
+        return not is_known and self._clock.now() - link.since >= PAGE_PATIENCE
+
+    def _own_pair(self, server: KnownServer) -> OwnKeys:
+        """Return the key pair of ours that the server knows."""
+        if self._keys is None:
+            raise PermanentFailure("NO_OWN_KEYS", "FEDERATION_PRIVATE_KEY is not set: nothing to sign with")
+        pair = pair_known_by(self._keys, server.knows_key)
+        if pair is None:
+            problem = f"{server.url} knows this node by keys that this process has not: is it to be restarted?"
+            raise PermanentFailure("NO_OWN_KEYS", problem)
+        return pair
+
+    async def _as_another(self, attempt: Attempt, server: KnownServer, pair: OwnKeys) -> Fetched | None:
+        """Send the same delivery signed by our other key pair, if we have one.
+
+        Return the answer if the server accepted it. The confirmation of a rotation may have been lost on its way to us,
+        or have come while the delivery was under way.
+        """
+        assert self._keys is not None  # nothing was sent without them
+        for other in self._keys.pairs(now=True):
+            if other.signing.public == pair.signing.public:
+                continue
+            fetched = await self._post(attempt, *self._prepare(attempt, server, other))
+            if fetched.response.ok:
+                if not fetched.proxied:  # a relay's word is no proof
+                    await self._registry.note_knows(server.url, other.signing.public_text)
+                return fetched
+        return None
+
+    def _prepare(self, attempt: Attempt, server: KnownServer, pair: OwnKeys) -> tuple[bytes, dict[str, str]]:
+        """Return the body and the headers of the request."""
+        delivery, method = attempt.sending, attempt.method
+        try:
+            envelope = self._sealer.seal(attempt.sending.payload, server.encryption_public_key)
+        except KeyMaterialError as error:
+            raise RetryableFailure("KEY_MATERIAL", f"the registered key of {server.url} is unusable: {error}") from None
+        if self._own_url is None:
+            raise PermanentFailure("NO_OWN_URL", "BETTER_AUTH_URL is not set: this node has no name")
+        signature = sign_message(attempt.sending.payload, pair.signing.secret)
+        try:
+            headers = delivery_headers(own_url=self._own_url, target_url=delivery.target_url)
+        except UrlError as error:
+            raise PermanentFailure("BLOCKED_URL", str(error)) from error
+        body = DeliveryRequest(method=method, payload=envelope, signature=signature).to_bytes()
+        attempt.seen.request_bytes = len(body)
+        return body, headers
+
+    async def _post(self, attempt: Attempt, body: bytes, headers: Mapping[str, str]) -> Fetched:
+        delivery, started = attempt.sending, monotonic()
+        try:
+            fetched = await self._fetch(
+                delivery.target_url,
+                method="POST",
+                headers=headers,
+                body=body,
+                timeout=self._timeout,
+                first_byte=attempt.sending.first_byte,
+                proxy_fallback=True,
+                server_url=delivery.server_url,
+            )
+        except NetworkError as error:
+            attempt.seen.answered = False
+            raise RetryableFailure(error.code, str(error)) from error
+        except BodyTooLarge as error:
+            attempt.seen.answered = True
+            raise PermanentFailure("BODY_TOO_LARGE", str(error)) from error
+        finally:
+            attempt.seen.waited = monotonic() - started
+        attempt.seen.answered = not fetched.proxied
+        attempt.seen.status = fetched.response.status
+        attempt.seen.response_bytes = len(fetched.response.body)
+        attempt.seen.relayed_by = fetched.peer
+        attempt.answerer = fetched.response.answerer
+        return fetched
+
+    async def _note_health(self, server: KnownServer, fetched: Fetched) -> None:
+        """Mark a server as healthy that accepted a direct delivery.
+
+        This holds whatever its last probe said, or a discovery meanwhile.
+        """
+        if fetched.proxied:
+            return
+        known = await self._registry.known(server.url)
+        if known is not None and not known.is_healthy:
+            await self._registry.mark_healthy(server.url, reason="delivered")
+
+    async def _read_follow_ack(self, ack: Ack, attempt: Attempt) -> FollowAnswer:
+        assert self._keys is not None  # nothing was sent without them
+        server_url = attempt.sending.server_url
+        return await read_follow_ack(
+            ack,
+            server_url,
+            keys=self._keys,
+            cached_public_key=attempt.public_key,
+            find_public_key=lambda: self._registered_key(server_url),
+        )
+
+    async def _check_post_ack(self, ack: Ack, attempt: Attempt) -> None:
+        """Put on record that an acknowledgment is not the server's, if it is one of those that are checked.
+
+        The post is delivered all the same: nothing here depends on it.
+        """
+        assert self._keys is not None  # nothing was sent without them
+        server_url, proved = attempt.sending.server_url, None
+        empty = ack.data is None or ack.signature is None
+        since = attempt.sending.link.since
+        answer = Answer(server_url=server_url, since=since, answerer=attempt.answerer, is_empty=empty)
+        if not self._ack_checks.wants(answer):
+            return
+        try:
+            key = attempt.public_key or await self._registered_key(server_url)
+            mismatch = post_ack_mismatch(
+                ack, server_url, payload=attempt.sending.payload, keys=self._keys, public_key=key
+            )
+            proved = None if mismatch == NO_KEY else mismatch is None
+        except Exception as error:  # whatever it is, it must not repeat a delivery that has arrived
+            mismatch = type(error).__name__
+        if self._ack_checks.is_forged(answer, proved=proved):
+            attempt.seen.note = AttemptNote.FORGED_ACK
+        if mismatch is not None:
+            delivery_id = attempt.sending.delivery_id
+            log.warning("post_ack_mismatch", server_url=server_url, delivery_id=delivery_id, mismatch=mismatch)
+
+    async def _registered_key(self, server_url: str) -> str | None:
+        server = await self._registry.find(server_url)
+        return server.public_key if server else None

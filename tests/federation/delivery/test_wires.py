@@ -1,0 +1,155 @@
+"""What the engine makes of wires: of one that it does not know, and of those that have a bug."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+from sqlalchemy import Connection
+
+from db import DeliveryState, HoldReason, LinkState, new_id
+from federation.app import Federation
+from federation.base.settings import Settings
+from federation.delivery.codes import FailureClass
+from federation.delivery.errors import Held, PermanentFailure, RetryableFailure, Superseded
+from federation.delivery.wire import Effect, Sending, Wire
+from federation.http.client import FederationClient
+from federation.http.guard import AddressGuard
+from federation.http.pool import ConnectionPool
+from tests.federation.delivery.harness import Site
+from tests.peer import Peer
+from tests.plain_wire import PLAIN_JOB, PlainWire
+
+
+@asynccontextmanager
+async def node(
+    settings: Settings, ssl_context: ssl.SSLContext, make: Callable[[Federation], Wire]
+) -> AsyncIterator[Site]:
+    """A node that sends jobs of one name by that wire, and its worker."""
+    guard = AddressGuard(settings.dev_allowed_hostnames)
+    client = FederationClient(guard, ConnectionPool(guard, ssl_context=ssl_context))
+    federation = Federation(settings, client=client, wires=lambda node: [make(node)])
+    try:
+        async with Site(federation) as site:
+            site.processor = federation.delivery_processor
+            yield site
+    finally:
+        await federation.close()
+
+
+async def owe(site: Site, peer: Peer, *, ordering_key: str | None = None) -> str:
+    """Something is owed to the peer by the other wire; the delivery's id."""
+    outbox, payload = site.federation.outbox, f'{{"id":"{new_id()}"}}'
+    async with outbox.transaction() as session:
+        return await outbox.enqueue_delivery(
+            session, PLAIN_JOB, f"{peer.url}/inbox", peer.url, payload, ordering_key=ordering_key
+        )
+
+
+async def test_a_wire_refuses_what_it_could_never_deliver(settings: Settings, ssl_context: ssl.SSLContext) -> None:
+    """By its own rule, before anything is written; jobs of other names go by that of the sealed wire."""
+    async with node(settings, ssl_context, lambda node: PlainWire(node.fetch)) as site:
+        outbox = site.federation.outbox
+        async with outbox.transaction() as session:
+            with pytest.raises(ValueError, match="id is missing"):
+                await outbox.enqueue_delivery(session, PLAIN_JOB, "https://b.example/i", "https://b.example", "{}")
+            with pytest.raises(ValueError, match="method is missing"):
+                await outbox.enqueue_delivery(session, "any", "https://b.example/i", "https://b.example", '{"id":"1"}')
+
+
+async def test_two_wires_that_claim_one_name_are_refused_at_start(settings: Settings) -> None:
+    with pytest.raises(ValueError, match=f"two wires claim jobs named '{PLAIN_JOB}'"):
+        Federation(settings, wires=lambda node: [PlainWire(node.fetch), PlainWire(node.fetch)])
+
+
+class Broken(PlainWire):
+    """A wire with a bug."""
+
+    def __init__(self, node: Federation, error: BaseException) -> None:
+        super().__init__(node.fetch)
+        self._error = error
+
+    async def send(self, sending: Sending) -> Effect | None:
+        sending.seen.answered = True
+        raise self._error
+
+
+BUGS: Sequence[BaseException] = (
+    LookupError("a bug"),
+    ExceptionGroup("two", [ValueError("one"), ValueError("two")]),
+    asyncio.CancelledError(),
+    PermanentFailure("UNHEARD_OF", "a code that nobody gave a class"),
+    RetryableFailure("UNHEARD_OF", "a code that nobody gave a class"),
+    Held("delivery", HoldReason.SERVER),
+    Superseded("delivery"),
+)
+
+
+@pytest.mark.parametrize("error", BUGS, ids=lambda error: type(error).__name__)
+async def test_a_wire_with_a_bug_has_its_deliveries_held_as_ours(
+    settings: Settings,
+    ssl_context: ssl.SSLContext,
+    peer: Peer,
+    error: BaseException,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Never lost, and never taken for the server's fault; the log has the class of what it raised."""
+    async with node(settings, ssl_context, lambda node: Broken(node, error)) as site:
+        fate = await site.outcome(await owe(site, peer))
+        link = await site.federation.links.find(peer.url)
+
+    assert fate.row is not None
+    assert (fate.row.state, fate.row.held_reason) == (DeliveryState.HELD, HoldReason.OURS)
+    assert set(fate.codes) == {"INTERNAL"}
+    assert (link.state, link.evidence, link.rejections) == (LinkState.UP, 0, 0)
+    unusual = (asyncio.CancelledError, PermanentFailure, RetryableFailure)
+    assert ("BrokenWire" if isinstance(error, unusual) else type(error).__name__) in "".join(capfd.readouterr())
+
+
+class CannotTell(PlainWire):
+    """A wire that breaks off when it is asked whether a refusal may end."""
+
+    async def send(self, sending: Sending) -> Effect | None:
+        raise RetryableFailure("HTTP_403", "refused", failure_class=FailureClass.REJECTED)
+
+    async def may_recover(self, sending: Sending, code: str) -> bool:
+        raise LookupError("a bug")
+
+
+@dataclass(frozen=True, slots=True)
+class Unwritten:
+    """An effect that cannot be written."""
+
+    name: str
+
+    @classmethod
+    def apply(cls, connection: Connection, effects: Sequence[Unwritten], /) -> Sequence[bool]:
+        raise LookupError("a bug")
+
+    def log_missed(self, *, delivery_id: str) -> None:
+        """It is never missed."""
+
+
+class Effectless(PlainWire):
+    """A wire whose acknowledgments cannot be written down."""
+
+    async def send(self, sending: Sending) -> Effect | None:
+        return Unwritten(sending.delivery_id)
+
+
+@pytest.mark.parametrize("wire", [CannotTell, Effectless])
+async def test_a_bug_beside_the_sending_holds_the_delivery_too(
+    settings: Settings, ssl_context: ssl.SSLContext, peer: Peer, wire: type[PlainWire]
+) -> None:
+    """What other attempts of the moment write is written: the ledger tries each apart."""
+    async with node(settings, ssl_context, lambda node: wire(node.fetch)) as site:
+        fate = await site.outcome(await owe(site, peer))
+        link = await site.federation.links.find(peer.url)
+
+    assert fate.row is not None
+    assert (fate.row.state, fate.row.held_reason) == (DeliveryState.HELD, HoldReason.OURS)
+    assert (link.state, link.rejections) == (LinkState.UP, 0)
