@@ -14,12 +14,12 @@ class DeliveryPayload(FederationTable, table=True):
 
     __tablename__ = "delivery_payloads"
 
-    # Written by delivery/owing, once.
+    # Written by delivery/outbox/insert, once.
     id: str = Field(default_factory=new_timed_id, sa_type=Text, primary_key=True)
     payload: str = Field(sa_type=Text, repr=False)
-    # Written by delivery/owing, delivery/payloads (rows that go).
+    # Written by delivery/outbox/insert, delivery/rows/payloads (rows that go).
     refs: int
-    # Written by delivery/owing, once.
+    # Written by delivery/outbox/insert, once.
     created_at: datetime = Field(sa_type=UtcDateTime)
 
 
@@ -107,61 +107,61 @@ class DeliveryJob(FederationTable, table=True):
         _partial("delivery_jobs_payload_id_idx", "payload_id", where="payload_id IS NOT NULL"),
     )
 
-    # Who writes a column, by module of `federation`: delivery/owing makes the row, for producers. delivery/group counts
-    # and ends attempts, for workers; delivery/usual does the same to most rows, on PostgreSQL. delivery/holding holds,
-    # expires and fails what is held. delivery/rows makes ready what was held. delivery/sweeper replaces lost jobs.
-    # delivery/release chooses canaries. admin/deliveries/bulk is `federation deliveries retry`.
-    # Written by delivery/owing, once.
+    # Who writes a column, by module of `federation`: delivery/outbox/insert makes the row, for producers. delivery/ledger/statements counts
+    # and ends attempts, for workers; delivery/ledger/postgres_fast_path does the same to most rows, on PostgreSQL. delivery/held/sweep holds,
+    # expires and fails what is held. delivery/rows/transitions makes ready what was held. delivery/outbox/sweeper replaces lost jobs.
+    # delivery/held/release chooses canaries. admin/deliveries/bulk is `federation deliveries retry`.
+    # Written by delivery/outbox/insert, once.
     id: str = Field(default_factory=new_timed_id, sa_type=Text, primary_key=True)
     target_url: str = Field(sa_type=Text)
     payload: str = Field(sa_type=Text, repr=False)
-    # Written by delivery/owing, delivery/group, admin/deliveries/bulk.
+    # Written by delivery/outbox/insert, delivery/ledger/statements, admin/deliveries/bulk.
     attempts: int = Field(default=0, sa_column_kwargs={"server_default": text("0")})
-    # Written by delivery/group, admin/deliveries/bulk.
+    # Written by delivery/ledger/statements, admin/deliveries/bulk.
     last_attempted_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
-    # Written by delivery/group, delivery/holding, delivery/rows, admin/deliveries/bulk.
+    # Written by delivery/ledger/statements, delivery/held/sweep, delivery/rows/transitions, admin/deliveries/bulk.
     next_attempt_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
-    # Written by delivery/owing, once.
+    # Written by delivery/outbox/insert, once.
     created_at: datetime = Field(sa_type=UtcDateTime)
-    # Written by delivery/owing; delivery/group, where the first job of a Node producer's row is met.
+    # Written by delivery/outbox/insert; delivery/ledger/statements, where the first job of a Node producer's row is met.
     job_name: str | None = Field(default=None, sa_type=Text)
     server_url: str | None = Field(default=None, sa_type=Text)
-    # Written by delivery/owing, delivery/sweeper, delivery/rows, admin/deliveries/bulk.
+    # Written by delivery/outbox/insert, delivery/outbox/sweeper, delivery/rows/transitions, admin/deliveries/bulk.
     queued_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
-    # Written by delivery/group, delivery/holding, delivery/rows, admin/deliveries/bulk.
+    # Written by delivery/ledger/statements, delivery/held/sweep, delivery/rows/transitions, admin/deliveries/bulk.
     settled_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
-    # Written by delivery/group, delivery/holding, admin/deliveries/bulk.
+    # Written by delivery/ledger/statements, delivery/held/sweep, admin/deliveries/bulk.
     outcome: AttemptOutcome | None = Field(default=None, sa_type=TextEnum(AttemptOutcome))
     """Of the attempt with which it was given up; null while it is owed."""
     last_error: str | None = Field(default=None, sa_type=Text)
-    # Written by delivery/owing, once.
+    # Written by delivery/outbox/insert, once.
     payload_id: str | None = Field(default=None, sa_type=Text)
-    # Written by delivery/group, delivery/holding, admin/deliveries/bulk.
+    # Written by delivery/ledger/statements, delivery/held/sweep, admin/deliveries/bulk.
     error_code: str | None = Field(default=None, sa_type=Text)
-    # Written by delivery/owing, delivery/group, delivery/holding, delivery/rows, admin/deliveries/bulk.
+    # Written by delivery/outbox/insert, delivery/ledger/statements, delivery/held/sweep, delivery/rows/transitions, admin/deliveries/bulk.
     state: DeliveryState = Field(
         default=DeliveryState.READY, sa_type=TextEnum(DeliveryState), sa_column_kwargs={"server_default": "ready"}
     )
     held_reason: HoldReason | None = Field(default=None, sa_type=TextEnum(HoldReason))
     held_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
-    # Written by delivery/owing, delivery/group, delivery/rows, delivery/sweeper, admin/deliveries/bulk.
+    # Written by delivery/outbox/insert, delivery/ledger/statements, delivery/rows/transitions, delivery/outbox/sweeper, admin/deliveries/bulk.
     job_id: str | None = Field(default=None, sa_type=Text)
-    # Written by delivery/rows, delivery/sweeper, admin/deliveries/bulk.
+    # Written by delivery/rows/transitions, delivery/outbox/sweeper, admin/deliveries/bulk.
     series: int = Field(default=0, sa_column_kwargs={"server_default": text("0")})
-    # Written by delivery/group, delivery/rows, delivery/sweeper, admin/deliveries/bulk.
+    # Written by delivery/ledger/statements, delivery/rows/transitions, delivery/outbox/sweeper, admin/deliveries/bulk.
     sending: int | None = None
     first_attempted_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     """When the present series of attempts began."""
-    # Written by delivery/group, delivery/rows, admin/deliveries/bulk.
+    # Written by delivery/ledger/statements, delivery/rows/transitions, admin/deliveries/bulk.
     released_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     """When it was released last, until it is tried."""
-    # Written by delivery/release, delivery/group, admin/deliveries/bulk.
+    # Written by delivery/held/release, delivery/ledger/statements, admin/deliveries/bulk.
     canary_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     """When it was last sent ahead of the others, to see whether its server takes deliveries again."""
-    # Written by delivery/owing, once.
+    # Written by delivery/outbox/insert, once.
     ordering_key: str | None = Field(default=None, sa_type=Text)
     ordering_position: int | None = Field(default=None, sa_type=BigInteger)
-    # Written by delivery/group, admin/deliveries/bulk.
+    # Written by delivery/ledger/statements, admin/deliveries/bulk.
     holds: int = Field(default=0, sa_column_kwargs={"server_default": text("0")})
     """How often in a row it was held for a fault of ours: each wait is twice as long."""
     suspect: int | None = None
@@ -186,7 +186,7 @@ class DeliveryAttempt(FederationTable, table=True):
         Index("delivery_attempts_number_uidx", "delivery_id", "series", "attempt", unique=True),
     )
 
-    # Written by delivery/attempts, once.
+    # Written by delivery/ledger/attempt_log, once.
     id: int | None = Field(default=None, sa_type=BigInteger().with_variant(Integer, "sqlite"), primary_key=True)
     delivery_id: str = Field(sa_type=Text)
     job_name: str = Field(sa_type=Text)
@@ -216,7 +216,7 @@ class DeliveryLoss(FederationTable, table=True):
     __tablename__ = "delivery_losses"
     __table_args__ = (Index("delivery_losses_lost_at_idx", "lost_at"),)
 
-    # Written by delivery/purge, once.
+    # Written by retention, once.
     id: str = Field(sa_type=Text, primary_key=True)
     server_url: str | None = Field(default=None, sa_type=Text)
     job_name: str | None = Field(default=None, sa_type=Text)

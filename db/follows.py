@@ -64,7 +64,7 @@ class FollowNews(FederationTable, table=True):
         Index("follow_news_noted_at_idx", "noted_at"),
     )
 
-    # Written by servers/follow_news, for producers and for inbound follows.
+    # Written by sealed/peers/follow_news, for producers and for inbound follows.
     id: str = Field(sa_type=Text, primary_key=True)
     server_url: str = Field(sa_type=Text)
     follow_id: str = Field(sa_type=Text)

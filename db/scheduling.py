@@ -45,7 +45,7 @@ class Sweep(FederationTable, table=True):
 
     __tablename__ = "sweeps"
 
-    # Written by delivery/sweeps.
+    # Written by delivery/held/sweep_times.
     id: int = Field(sa_type=Integer, primary_key=True, sa_column_kwargs={"autoincrement": False})
     swept_at: datetime = Field(sa_type=UtcDateTime)
     spares_seconds: float = Field(default=0.0, sa_column_kwargs={"server_default": text("0")})

@@ -37,27 +37,27 @@ class Server(FederationTable, table=True):
         Index("serverRegistry_lastSeen_idx", "last_seen"),
     )
 
-    # Written by servers/registry, once.
+    # Written by sealed/peers/registry, once.
     id: str = Field(default_factory=new_id, sa_type=Text, primary_key=True)
     url: str = Field(sa_type=Text)
-    # Written by servers/registry, node/rotation (its new keys).
+    # Written by sealed/peers/registry, node/rotation (its new keys).
     public_key: str = Field(sa_type=Text)
     encryption_public_key: str = Field(sa_type=Text)
-    # Written by servers/registry, node/rotation (its new keys).
+    # Written by sealed/peers/registry, node/rotation (its new keys).
     last_seen: datetime = Field(sa_type=UtcDateTime)
-    # Written by servers/registry, once.
+    # Written by sealed/peers/registry, once.
     created_at: datetime = Field(sa_type=UtcDateTime)
-    # Written by servers/registry, node/rotation (its new keys).
+    # Written by sealed/peers/registry, node/rotation (its new keys).
     updated_at: datetime = Field(sa_type=UtcDateTime)
-    # Written by servers/registry.
+    # Written by sealed/peers/registry.
     is_healthy: bool
     health_check_attempts: int = Field(default=0, sa_column_kwargs={"server_default": text("0")})
     unhealthy_reason: str | None = Field(default=None, sa_type=Text)
-    # Written by servers/registry, servers/key_rotation (our new keys).
+    # Written by sealed/peers/registry, sealed/peers/key_rotation (our new keys).
     knows_key: str | None = Field(default=None, sa_type=Text)
     rotation_tried_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     rotation_problem: str | None = Field(default=None, sa_type=Text)
-    # Written by servers/claims.
+    # Written by sealed/peers/claims.
     proved_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     claimed_by: str | None = Field(default=None, sa_type=Text)
     claimed_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
@@ -218,7 +218,7 @@ class ServerHealthEvent(FederationTable, table=True):
         Index("server_health_events_at_idx", "at"),
     )
 
-    # Written by servers/registry, once.
+    # Written by sealed/peers/registry, once.
     id: int | None = Field(default=None, sa_type=BigInteger().with_variant(Integer, "sqlite"), primary_key=True)
     server_url: str = Field(sa_type=Text)
     from_state: ServerHealth = Field(sa_type=TextEnum(ServerHealth))

@@ -13,14 +13,14 @@ import federation.interrupts  # noqa: F401 - acts when it is imported, and comes
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from federation.siblings import refuse_foreign
+from federation.other_packages import refuse_foreign
 
 if TYPE_CHECKING:
     from federation import sync
     from federation.base.errors import ConfigurationError
-    from federation.base.job_queue import JobQueue
-    from federation.base.jobs import FederationDeliveryJob, HealthCheckJob
-    from federation.base.queues import DELIVERY_QUEUE_NAME, HEALTH_CHECK_QUEUE_NAME
+    from federation.base.queues.job_data import FederationDeliveryJob, HealthCheckJob
+    from federation.base.queues.names_and_retries import DELIVERY_QUEUE_NAME, HEALTH_CHECK_QUEUE_NAME
+    from federation.base.queues.queue import JobQueue
     from federation.http.threat_policy import get_threat_policy
     from federation.protocol.sealing import decrypt_payload, encrypt_payload
     from federation.protocol.signing import sign_message, verify_signature
@@ -90,11 +90,11 @@ _HOMES = {
     "encrypt_payload": "federation.protocol.sealing",
     "sign_message": "federation.protocol.signing",
     "verify_signature": "federation.protocol.signing",
-    "DELIVERY_QUEUE_NAME": "federation.base.queues",
-    "HEALTH_CHECK_QUEUE_NAME": "federation.base.queues",
-    "JobQueue": "federation.base.job_queue",
-    "FederationDeliveryJob": "federation.base.jobs",
-    "HealthCheckJob": "federation.base.jobs",
+    "DELIVERY_QUEUE_NAME": "federation.base.queues.names_and_retries",
+    "HEALTH_CHECK_QUEUE_NAME": "federation.base.queues.names_and_retries",
+    "JobQueue": "federation.base.queues.queue",
+    "FederationDeliveryJob": "federation.base.queues.job_data",
+    "HealthCheckJob": "federation.base.queues.job_data",
 }
 
 refuse_foreign()

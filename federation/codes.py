@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from db import AttemptOutcome
-from federation.delivery.codes import ENGINE_CODES, INVALID_JOB, ErrorCode
+from federation.delivery.error_codes import ENGINE_CODES, INVALID_JOB, ErrorCode
 from federation.sealed.codes import CODES as SEALED_CODES
 
 CODES: Final[Mapping[str, ErrorCode]] = {**ENGINE_CODES, **SEALED_CODES}

@@ -12,7 +12,7 @@ from typing import Final
 
 from db import DeliveryState
 from federation.codes import CODES
-from federation.delivery.codes import FailureClass
+from federation.delivery.error_codes import FailureClass
 from federation.sealed.codes import class_of_status
 
 _S: Final = DeliveryState

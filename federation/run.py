@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 import structlog
 
 from federation.admin.deliveries.bulk_jobs import INTERVAL, BulkJobs
-from federation.app import Federation
 from federation.base.connections import require_connections
 from federation.base.errors import ConfigurationError
-from federation.base.queues import DELIVERY_QUEUE_NAME
-from federation.base.reach import HOST_ADVICE, missing_host_tables, require_schema
-from federation.base.settings import Settings
+from federation.base.queues.names_and_retries import DELIVERY_QUEUE_NAME
+from federation.base.settings.reach import HOST_ADVICE, missing_host_tables, require_schema
+from federation.base.settings.settings import Settings
 from federation.monitoring.endpoints import Endpoints
 from federation.monitoring.monitor import monitored
-from federation.node_workers import NO_TASKS, FederationWorkers
-from federation.process import adopt, release, set_aside_loaded
-from federation.recurring_jobs import recurring_jobs
+from federation.runtime.composition import Federation
+from federation.runtime.nodes import adopt, release, set_aside_loaded
+from federation.runtime.recurring_jobs import recurring_jobs
+from federation.runtime.ticks import Tick
+from federation.runtime.workers import NO_TASKS, FederationWorkers
 from federation.tasks import declared_tasks
-from federation.tending import Tick
 from workers import Observer, Queue, WorkerEvent, WorkerEventKind
 from workers.supervisor import Introduction, Membership
 

@@ -11,16 +11,16 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from federation.admin.deliveries.bulk_jobs import INTERVAL, BulkJobs
 from federation.base.errors import ConfigurationError
-from federation.base.job_queue import JobQueue
+from federation.base.queues.queue import JobQueue
 from federation.delivery.errors import PermanentFailure
 from federation.http.client import DEFAULT_TIMEOUT, NO_HEADERS
 from federation.http.gates import Fetched
-from federation.node_workers import FederationWorkers, RunningWorker
-from federation.process import get_federation, release
 from federation.protocol.acks import Ack
+from federation.runtime.nodes import get_federation, release
+from federation.runtime.workers import FederationWorkers, RunningWorker
 from federation.sealed.outbound.activities import Content, PublishedPost, RequestedFollow
 from federation.sealed.outbound.follows import read_follow_ack
-from federation.servers.registry import KnownServer
+from federation.sealed.peers.registry import KnownServer
 from federation.tasks import declared_tasks
 from workers import Job
 

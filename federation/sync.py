@@ -20,9 +20,9 @@ from sqlalchemy.orm import Session
 from db.borrowed import DbApiConnection
 from db.plain import PlainDatabase
 from federation import tasks
-from federation.app import Federation
-from federation.delivery.plain_outbox import DjangoConnection, PlainOutbox
-from federation.process import background_node, close_background_node
+from federation.delivery.outbox.sync import DjangoConnection, PlainOutbox
+from federation.runtime.composition import Federation
+from federation.runtime.nodes import background_node, close_background_node
 from federation.sealed.outbound.activities import Content, PublishedPost, RequestedFollow
 from workers import DeduplicationMode, Enqueued, Task
 from workers.background import background

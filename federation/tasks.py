@@ -14,9 +14,9 @@ from typing import Final
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from federation.app import Federation
 from federation.base.errors import ConfigurationError
-from federation.process import get_federation
+from federation.runtime.composition import Federation
+from federation.runtime.nodes import get_federation
 from workers import (
     ConditionalKvStore,
     DeduplicationMode,

@@ -23,7 +23,7 @@ from db import Database, DatabaseUrlError
 from federation.admin.blacklist import export_csv
 from federation.admin.blacklist.whole_file import whole_file
 from federation.base.errors import ConfigurationError
-from federation.base.settings import Settings
+from federation.base.settings.settings import Settings
 
 
 def main() -> None:

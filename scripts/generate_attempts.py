@@ -49,7 +49,7 @@ def parse() -> argparse.Namespace:
 
 
 def directory(text: str) -> Path:
-    from federation.base.directories import parse_directory
+    from federation.base.settings.directories import parse_directory
 
     try:
         return parse_directory(text)

@@ -20,9 +20,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from db import Database, DatabaseUrlError
 from federation.base.errors import ConfigurationError, Unreachable
-from federation.base.reach import require_schema
-from federation.base.settings import Settings
-from federation.delivery.purge import Purge
+from federation.base.settings.reach import require_schema
+from federation.base.settings.settings import Settings
+from federation.retention import Purge
 from federation.sealed.purge import SealedPurge
 
 

@@ -221,7 +221,7 @@ def hunt(seeds: Sequence[int]) -> str | None:
     """Run the worlds until one finds something. Return its seed and the first finding; None if none does."""
     import logging
 
-    from federation.process import set_aside_loaded
+    from federation.runtime.nodes import set_aside_loaded
     from tests.simulation.run import run_seed
 
     logging.disable()

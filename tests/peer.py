@@ -22,7 +22,6 @@ from enum import Enum, auto
 from types import TracebackType
 from typing import Self
 
-from federation.app import Federation
 from federation.protocol.acks import ACK_METHOD, ack_response, follow_ack, post_ack
 from federation.protocol.activities import ActivityMethod, DeliveryRequest
 from federation.protocol.errors import EnvelopeError
@@ -31,6 +30,7 @@ from federation.protocol.possession import DECRYPT_FAILED, PONG, names_first, po
 from federation.protocol.relaying import PING, RELAY_PATH, TARGETED
 from federation.protocol.sealing import Envelope, open_envelope, seal
 from federation.protocol.signing import sign_message, verify_signature
+from federation.runtime.composition import Federation
 from tests.federation.protocol.vectors import A, B
 from tests.misbehaving import Behaviour, Canned, Exchange, MisbehavingServer, Received, respond_with
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from federation.delivery.codes import ErrorCode, FailureClass
+from federation.delivery.error_codes import ErrorCode, FailureClass
 from federation.delivery.errors import RetryableFailure
 from federation.delivery.wire import Effect, Sending
 from federation.http.errors import NetworkError

@@ -129,7 +129,7 @@ def test_a_commits_worker_is_measured_beside_ours(checkout: Checkout) -> None:
 @pytest.mark.parametrize("script", FEW)
 def test_the_measured_code_is_the_commits(checkout: Checkout, script: str) -> None:
     """Where that has not what the benchmark uses, the one line says what is missing."""
-    changed = "federation/app.py" if script == "bench_delivery.py" else "workers/__init__.py"
+    changed = "federation/runtime/composition.py" if script == "bench_delivery.py" else "workers/__init__.py"
     package = checkout.directory / changed
     complete = package.read_text()
     package.write_text("raise ImportError('it was written later')\n")

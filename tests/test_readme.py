@@ -9,7 +9,7 @@ import subprocess
 from contextlib import closing
 from pathlib import Path
 
-from federation.base.settings import Settings
+from federation.base.settings.settings import Settings
 from tests import warm
 from tests.patience import PATIENCE_SECONDS
 

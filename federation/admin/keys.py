@@ -14,11 +14,11 @@ from db import Server
 from federation.base.audit import Order, recorded
 from federation.base.errors import ConfigurationError
 from federation.base.own_keys import begin_rotation, drop_old_pair
-from federation.base.settings import KEY_VARIABLES, OLD_KEY_VARIABLES
-from federation.servers.key_rotation import KeyRotation, Waiting
+from federation.base.settings.settings import KEY_VARIABLES, OLD_KEY_VARIABLES
+from federation.sealed.peers.key_rotation import KeyRotation, Waiting
 
 if TYPE_CHECKING:
-    from federation.app import Federation
+    from federation.runtime.composition import Federation
 
 Progress: TypeAlias = Callable[[int, str], AbstractContextManager[Callable[[int], None]]]
 """Shows progress: called with how many things there are, and what they are called."""

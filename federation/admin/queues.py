@@ -9,11 +9,11 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from federation.base.audit import Order, Record, recorded
-from federation.base.reach import connect
+from federation.base.settings.reach import connect
 from workers import JobState, Queue, RepairOutcome, SetAside
 
 if TYPE_CHECKING:
-    from federation.app import Federation
+    from federation.runtime.composition import Federation
 
 CLEAN_BATCH: Final = 1_000
 

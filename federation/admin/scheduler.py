@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from db import RunOutcome, SchedulerJob, new_id
 from federation.base.audit import Order, recorded
-from federation.recurring_jobs import recurring_jobs
+from federation.runtime.recurring_jobs import recurring_jobs
 from federation.scheduler.leases import Leases, last_runs
 from federation.scheduler.runner import JobRunner, Run
 
 if TYPE_CHECKING:
-    from federation.app import Federation
+    from federation.runtime.composition import Federation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

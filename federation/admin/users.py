@@ -17,7 +17,7 @@ from db import Database, User
 from db.host import columns_of_host, missing_of_host
 from federation.base.audit import Order, noted
 from federation.base.errors import ConfigurationError
-from federation.base.reach import HOST_ADVICE, enumerated
+from federation.base.settings.reach import HOST_ADVICE, enumerated
 
 MAX_ID_LENGTH: Final = 512
 """The greatest length of users' ids in activities."""

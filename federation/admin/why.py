@@ -18,13 +18,13 @@ from federation.admin.servers.known_keys import Ours, known_pair, meaning, refus
 from federation.admin.servers.moves import Move, move_of
 from federation.admin.servers.servers import HealthEvent, Scorecard, ServerRow
 from federation.admin.words import ago, counted
-from federation.base.reach import connect
-from federation.health.checks import health_check_id
+from federation.base.settings.reach import connect
 from federation.http.threat_policy import NetworkErrorCode, get_threat_policy
+from federation.sealed.peers.health_checks import health_check_id
 from federation.servers.link_rules import Link
 
 if TYPE_CHECKING:
-    from federation.app import Federation
+    from federation.runtime.composition import Federation
 
 _MEANING: Final = {
     "DNS_BLOCKED": "its name resolves to no public address, or to none at all",

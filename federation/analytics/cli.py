@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from federation.analytics.errors import AnalyticsError
-from federation.base.directories import scheme_of
-from federation.base.settings import Settings
+from federation.base.settings.directories import scheme_of
+from federation.base.settings.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

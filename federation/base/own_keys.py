@@ -21,7 +21,7 @@ from typing import IO, Final
 import structlog
 
 from federation.base.errors import ConfigurationError
-from federation.base.settings import KEY_VARIABLES, OLD_KEY_VARIABLES, Settings
+from federation.base.settings.settings import KEY_VARIABLES, OLD_KEY_VARIABLES, Settings
 from federation.protocol.keys import KeyRing, OwnKeys, generate_own_keys
 
 log = structlog.get_logger(__name__)

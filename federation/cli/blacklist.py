@@ -16,7 +16,7 @@ from federation.cli.session import with_database, with_node
 
 if TYPE_CHECKING:
     from federation.admin.blacklist import Entry, Imported, ImportPlan
-    from federation.app import Federation
+    from federation.runtime.composition import Federation
 
 app = group("Refused servers: add, remove, check, list, import, export.")
 
@@ -40,7 +40,7 @@ def add(
 ) -> None:
     """Refuse a server or a domain, in every process within two seconds."""
     from federation.admin import blacklist
-    from federation.base.setting_types import parse_duration
+    from federation.base.settings.types import parse_duration
 
     try:
         expires_at = datetime.now(UTC) + parse_duration(lasts) if lasts else None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sqlalchemy import URL
 
     from db.copying import Copied
-    from federation.base.reach import Schema
+    from federation.base.settings.reach import Schema
 
 app = group("The database: upgrade, check, backup, copy.")
 
@@ -45,7 +45,7 @@ def upgrade_tables(
 def check(as_json: AsJson = False) -> None:
     """Tell whether the tables are up to date. Exit status 1 if not."""
     from db import Database
-    from federation.base.reach import schema_of
+    from federation.base.settings.reach import schema_of
 
     start_logging(LogLevel.WARNING)
     settings = load_settings()

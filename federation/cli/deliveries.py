@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from federation.admin.attempts import LoggedAttempt
     from federation.admin.deliveries.bulk import BulkDeliveries
     from federation.admin.deliveries.deliveries import AttemptRow, Selection
-    from federation.app import Federation
     from federation.base.audit import Order
+    from federation.runtime.composition import Federation
 
 app = group("Deliveries, owed or given up: list, show, stats, tail, retry, drop, hold, release.")
 app.command("tail")(tail)
@@ -322,7 +322,7 @@ def _selection(
     from db import DeliveryState
     from federation.admin.deliveries.deliveries import OPEN, Selection
     from federation.admin.servers.servers import server_url
-    from federation.base.setting_types import parse_duration
+    from federation.base.settings.types import parse_duration
 
     return Selection(
         ids=tuple(ids or ()),

@@ -47,7 +47,7 @@ def generate(
     They are lines of a .env, in a file that only you can read. Use this for a new node only: others would take a node
     that they know for an impostor if its keys changed like this.
     """
-    from federation.base.settings import write_env_file
+    from federation.base.settings.settings import write_env_file
     from federation.protocol.keys import generate_own_keys
 
     values = generate_own_keys().to_env()

@@ -10,7 +10,7 @@ import typer
 
 def _checked(text: str | None) -> str | None:
     """Return the text of a duration, or refuse it as wrong usage."""
-    from federation.base.setting_types import parse_duration
+    from federation.base.settings.types import parse_duration
 
     return _parsed(text, parse_duration)
 

@@ -17,7 +17,7 @@ from federation.cli.session import with_node
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from federation.app import Federation
+    from federation.runtime.composition import Federation
     from workers import Queue
 
 app = group("The queues: stats, pause, resume, clean, repair.")
@@ -97,7 +97,7 @@ def clean(
     Deliveries in the database are not touched: a failed one can still be retried.
     """
     from federation.admin import queues
-    from federation.base.setting_types import parse_duration
+    from federation.base.settings.types import parse_duration
     from workers import JobState
 
     age = parse_duration(older_than)

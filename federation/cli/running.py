@@ -18,7 +18,7 @@ from federation.cli.session import LogLevel, load_settings, number_lines, start_
 from federation.cli.supervising import supervise
 
 if TYPE_CHECKING:
-    from federation.base.settings import Settings
+    from federation.base.settings.settings import Settings
     from federation.run import OpenBeside
     from workers.storage.sql import SqlStorage
     from workers.supervisor import Membership
@@ -52,7 +52,7 @@ def init(
     """
     from db.migrate import is_blank
     from db.url import sqlite_file
-    from federation.base.settings import ENV_FILE, Settings
+    from federation.base.settings.settings import ENV_FILE, Settings
 
     wanted = _origin(url) if url is not None else None
     settings = load_settings()
@@ -86,7 +86,7 @@ def _origin(url: str) -> str:
 
 def _write_env(own_url: str) -> bool:
     """Write the `.env` of a new node. Return False if there is one, which stays as it is."""
-    from federation.base.settings import DEFAULT_DATABASE_URL, ENV_FILE, write_env_file
+    from federation.base.settings.settings import DEFAULT_DATABASE_URL, ENV_FILE, write_env_file
     from federation.protocol.keys import generate_own_keys
 
     values = {"BETTER_AUTH_URL": own_url, **generate_own_keys().to_env(), "DATABASE_URL": DEFAULT_DATABASE_URL}
@@ -108,7 +108,7 @@ class Upgraded:
 
     def told(self) -> list[str]:
         """Return the same in sentences for people."""
-        from federation.base.reach import HOST_ADVICE, host_lacks
+        from federation.base.settings.reach import HOST_ADVICE, host_lacks
 
         made = [f"made minimal host tables: {', '.join(self.host_tables_made)}"] if self.host_tables_made else []
         return [*made, *([f"{host_lacks(self.host_missing)}: {HOST_ADVICE}"] if self.host_missing else [])]
@@ -122,8 +122,8 @@ def upgrade(settings: Settings, *, host_tables: bool = False) -> Upgraded:
         HostTablesError: tables of the host's own are in the way of ours.
     """
     from db import migrate
-    from federation.base.queues import QUEUE_NAMES
-    from federation.base.storages import open_storage
+    from federation.base.queues.names_and_retries import QUEUE_NAMES
+    from federation.base.queues.storages import open_storage
     from workers.storage.sql import SqlStorage
 
     url = settings.database_url.get_secret_value()
@@ -141,7 +141,7 @@ async def _confirm(url: str) -> tuple[str, ...]:
     None of ours may be: no migration restores what was removed after it.
     """
     from db import Database
-    from federation.base.reach import missing_host_tables, require_schema
+    from federation.base.settings.reach import missing_host_tables, require_schema
 
     database = Database(url)
     try:

@@ -13,7 +13,7 @@ from federation.cli.problems import NOT_FOUND, fail
 from federation.cli.session import with_node
 
 if TYPE_CHECKING:
-    from federation.app import Federation
+    from federation.runtime.composition import Federation
     from federation.scheduler.runner import Run
 
 app = group("Recurring work: list it, run it now.")

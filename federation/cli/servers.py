@@ -19,8 +19,8 @@ from federation.cli.session import with_database, with_node
 if TYPE_CHECKING:
     from db import Database
     from federation.admin.servers.servers import LinkRow, Scorecard, ServerPage, ServerRow
-    from federation.app import Federation
-    from federation.servers.registry import KnownServer
+    from federation.runtime.composition import Federation
+    from federation.sealed.peers.registry import KnownServer
 
 MOST_TO_WAIT: Final = 8
 """Seconds to wait for a server while somebody waits for us; with start and end this is less than ten."""
@@ -143,7 +143,7 @@ def discover(url: ServerUrl, as_json: AsJson = False) -> None:
     """Ask a server who it is, and register it here."""
     from federation.admin.servers import servers
     from federation.http.errors import OutboundError
-    from federation.servers.discovery import DiscoveryError
+    from federation.sealed.peers.discovery import DiscoveryError
 
     name = servers.server_url(url)
 

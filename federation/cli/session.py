@@ -13,8 +13,8 @@ from federation.cli.problems import tell
 
 if TYPE_CHECKING:
     from db import Database
-    from federation.app import Federation
-    from federation.base.settings import Settings
+    from federation.base.settings.settings import Settings
+    from federation.runtime.composition import Federation
 
 T = TypeVar("T")
 
@@ -61,8 +61,8 @@ def load_settings(*, node: bool = False) -> Settings:
     Raises:
         ConfigurationError: as `Settings.load` and `Settings.load_node`.
     """
-    from federation.base.misspelt import misspelt, told
-    from federation.base.settings import Settings
+    from federation.base.settings.misspelt import misspelt, told
+    from federation.base.settings.settings import Settings
 
     try:
         return Settings.load_node() if node else Settings.load()
@@ -78,7 +78,7 @@ def with_node(work: Callable[[Federation], Awaitable[T]]) -> T:
         ConfigurationError: a setting is malformed, or the database has not been upgraded.
         Unreachable: the database does not answer.
     """
-    from federation.app import Federation
+    from federation.runtime.composition import Federation
 
     start_logging(LogLevel.WARNING)
     settings = load_settings()
@@ -87,7 +87,7 @@ def with_node(work: Callable[[Federation], Awaitable[T]]) -> T:
     async def session() -> T:
         from federation.base.database_clock import DatabaseClock
         from federation.base.errors import Unreachable
-        from federation.base.reach import require_schema
+        from federation.base.settings.reach import require_schema
 
         federation = Federation(settings)
         try:

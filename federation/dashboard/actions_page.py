@@ -16,7 +16,7 @@ from workers.dashboard.site import SitePart
 from workers.dashboard.visit import Visit
 
 if TYPE_CHECKING:
-    from federation.app import Federation
+    from federation.runtime.composition import Federation
 
 ACTIONS: Final = MenuItem(title="Actions", path="/actions")
 PER_PAGE: Final = 50

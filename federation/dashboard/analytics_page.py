@@ -14,7 +14,7 @@ from workers.dashboard.site import SitePart
 from workers.dashboard.visit import Refusal, Visit
 
 if TYPE_CHECKING:
-    from federation.app import Federation
+    from federation.runtime.composition import Federation
 
 ANALYTICS: Final = MenuItem(title="Analytics", path="/analytics")
 LARGEST: Final = 8 << 20

@@ -12,7 +12,7 @@ from pydantic import Field
 from federation.admin import blacklist
 from federation.admin.blacklist import Change, Changed, CsvError, Entry, ImportPlan, LineNote, RuleError, WantedRule
 from federation.admin.deliveries.bulk_jobs import BulkJobs
-from federation.base.setting_types import parse_duration
+from federation.base.settings.types import parse_duration
 from federation.dashboard.import_pages import SHOWN, is_long
 from federation.dashboard.orders import Node, api_order
 from workers.dashboard.api import (

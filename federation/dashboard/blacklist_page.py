@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from federation.admin import blacklist
 from federation.admin.blacklist import RuleError
-from federation.base.setting_types import parse_duration
+from federation.base.settings.types import parse_duration
 from federation.dashboard.import_pages import APPLY, BLACKLIST, PLAN, ImportPages
 from federation.dashboard.orders import command, ordered
 from workers.dashboard.site import SitePart
@@ -18,7 +18,7 @@ from workers.dashboard.text import short
 from workers.dashboard.visit import Confirmation, Refusal, Visit
 
 if TYPE_CHECKING:
-    from federation.app import Federation
+    from federation.runtime.composition import Federation
 
 PER_PAGE: Final = 100
 LONGEST_TEXT: Final = 2_500

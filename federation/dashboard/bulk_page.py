@@ -18,7 +18,7 @@ from workers.dashboard.text import grouped
 from workers.dashboard.visit import Confirmation, Refusal, Visit
 
 if TYPE_CHECKING:
-    from federation.app import Federation
+    from federation.runtime.composition import Federation
 
 PAGE: Final = "/bulk"
 _DOING: Final = {

@@ -17,18 +17,18 @@ from federation.admin.deliveries.bulk import BulkDeliveries, Dropped, Retried, r
 from federation.admin.deliveries.bulk_jobs import BulkJobs
 from federation.admin.deliveries.deliveries import OPEN, AnyState, Selection
 from federation.admin.deliveries.pages import page_of_deliveries
-from federation.base.setting_types import parse_duration
+from federation.base.settings.types import parse_duration
 from federation.dashboard.delivery_fate import gone_how, job_of, what_next
 from federation.dashboard.orders import command, ordered
 from federation.dashboard.server_pages import named_server
-from federation.delivery.rows import series_job_id
+from federation.delivery.rows.transitions import series_job_id
 from workers.dashboard.rendering import MenuItem
 from workers.dashboard.site import SitePart
 from workers.dashboard.text import counted, short
 from workers.dashboard.visit import Confirmation, Refusal, Visit
 
 if TYPE_CHECKING:
-    from federation.app import Federation
+    from federation.runtime.composition import Federation
 
 DELIVERIES: Final = MenuItem(title="Deliveries", path="/deliveries")
 PER_PAGE: Final = 50

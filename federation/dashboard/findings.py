@@ -15,7 +15,7 @@ from federation.admin.doctor.doctor import Finding, examine_node
 from workers.clock import monotonic
 
 if TYPE_CHECKING:
-    from federation.app import Federation
+    from federation.runtime.composition import Federation
 
 log = structlog.get_logger(__name__)
 

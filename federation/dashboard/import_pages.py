@@ -26,7 +26,7 @@ from workers.dashboard.text import counted, short
 from workers.dashboard.visit import SEE_OTHER, Refusal, Visit
 
 if TYPE_CHECKING:
-    from federation.app import Federation
+    from federation.runtime.composition import Federation
 
 BLACKLIST: Final = MenuItem(title="Blacklist", path="/blacklist")
 PLAN: Final = "/blacklist/plan"

@@ -18,7 +18,7 @@ from workers.dashboard.site import SitePart
 from workers.dashboard.visit import Visit
 
 if TYPE_CHECKING:
-    from federation.app import Federation
+    from federation.runtime.composition import Federation
 
 LIVE: Final = MenuItem(title="Live", path="/live-attempts")
 KEPT: Final = 1_000

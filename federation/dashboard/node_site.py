@@ -40,7 +40,7 @@ from workers.dashboard.throttle import LoginThrottle
 from workers.dashboard.visit import ActionTaken
 
 if TYPE_CHECKING:
-    from federation.app import Federation
+    from federation.runtime.composition import Federation
 
 TEMPLATES: Final = "federation.dashboard"
 CALLS: Final = (server_calls, delivery_calls, blacklist_calls)

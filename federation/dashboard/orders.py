@@ -6,8 +6,8 @@ import shlex
 from typing import Annotated, Final, TypeAlias
 
 from db import ActionSource
-from federation.app import Federation
 from federation.base.audit import Order
+from federation.runtime.composition import Federation
 from workers.dashboard.api import Caller, given
 from workers.dashboard.visit import Visit
 

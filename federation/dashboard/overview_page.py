@@ -13,9 +13,9 @@ from db import AttemptOutcome, DeliveryState
 from federation.admin import overview
 from federation.admin.doctor.doctor import Finding
 from federation.admin.overview import LastHour, Owed
-from federation.app import Federation
 from federation.dashboard.findings import Examination, Examinations
 from federation.dashboard.orders import Node
+from federation.runtime.composition import Federation
 from workers.dashboard import charts
 from workers.dashboard.api import ApiAnswer, calls, given
 from workers.dashboard.catalog import QueueCatalog, QueueLine, Queues

@@ -21,7 +21,7 @@ from workers.dashboard.text import short
 from workers.dashboard.visit import Confirmation, Refusal, Visit
 
 if TYPE_CHECKING:
-    from federation.app import Federation
+    from federation.runtime.composition import Federation
     from federation.scheduler.runner import Run
 
 log = structlog.get_logger(__name__)

@@ -25,7 +25,7 @@ from workers.dashboard.text import counted, short
 from workers.dashboard.visit import Confirmation, Refusal, Visit
 
 if TYPE_CHECKING:
-    from federation.app import Federation
+    from federation.runtime.composition import Federation
 
 SERVERS: Final = MenuItem(title="Servers", path="/servers")
 ATTEMPTS: Final = 20

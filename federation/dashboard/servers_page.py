@@ -15,7 +15,7 @@ from workers.dashboard.site import SitePart
 from workers.dashboard.visit import SEE_OTHER, Refusal, Visit
 
 if TYPE_CHECKING:
-    from federation.app import Federation
+    from federation.runtime.composition import Federation
 
 PER_PAGE: Final = 100
 LINKS: Final = (*(state.value for state in LinkState), ON_HOLD, RESTING)

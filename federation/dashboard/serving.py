@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 import structlog
 
 from federation.base.errors import ConfigurationError
-from federation.base.setting_types import plain
+from federation.base.settings.types import plain
 from federation.dashboard.node_site import NodeSite
 from workers.dashboard.access import Access, AccessError, TrustedProxy
 from workers.dashboard.accounts import parse_accounts
 from workers.dashboard.serving import DashboardServer, listen
 
 if TYPE_CHECKING:
-    from federation.app import Federation
-    from federation.base.settings import Settings
+    from federation.base.settings.settings import Settings
+    from federation.runtime.composition import Federation
 
 log = structlog.get_logger(__name__)
 

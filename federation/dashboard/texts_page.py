@@ -18,7 +18,7 @@ from workers.dashboard.text import short
 from workers.dashboard.visit import Refusal, Visit
 
 if TYPE_CHECKING:
-    from federation.app import Federation
+    from federation.runtime.composition import Federation
 
 ACTION: Final = "deliveries payload"
 PAGE: Final = "/delivery/payload"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from db import HoldReason
-from federation.delivery.codes import FailureClass
+from federation.delivery.error_codes import FailureClass
 from workers import DROP, Retry, Snooze, UnrecoverableError
 
 

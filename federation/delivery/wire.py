@@ -21,7 +21,7 @@ from typing import Final, Protocol, Self
 from sqlalchemy import Connection
 
 from db import AttemptNote
-from federation.delivery.codes import ENGINE_CODES, ErrorCode
+from federation.delivery.error_codes import ENGINE_CODES, ErrorCode
 from federation.servers.link_rules import Link
 
 

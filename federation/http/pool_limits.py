@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from federation.base.settings import Settings
+from federation.base.settings.settings import Settings
 from federation.http.pool import PoolLimits
 
 SPARE_CONNECTIONS: Final = 60

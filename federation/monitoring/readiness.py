@@ -13,7 +13,7 @@ import structlog
 from sqlalchemy import text
 
 from db import Database
-from federation.base.reach import HOST_ADVICE, host_lacks, missing_host_tables, schema_of
+from federation.base.settings.reach import HOST_ADVICE, host_lacks, missing_host_tables, schema_of
 from federation.base.single_flight import SingleFlight
 from federation.servers.blacklist import Blacklist
 from workers import Queue

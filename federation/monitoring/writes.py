@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Final
 
 from db import Database
-from federation.base.reach import write_problem
+from federation.base.settings.reach import write_problem
 from federation.monitoring.readiness import NotReady
 
 INTERVAL: Final = timedelta(seconds=10)

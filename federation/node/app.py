@@ -10,7 +10,7 @@ from fastapi import FastAPI
 
 from db import Database
 from federation.base.meter import NO_METER, Meter
-from federation.base.reach import gaps
+from federation.base.settings.reach import gaps
 from federation.http.gates import FederationFetch
 from federation.http.guard import AddressGuard
 from federation.node.admission import (
@@ -48,11 +48,11 @@ from federation.protocol.keys import KeyRing
 from federation.protocol.relaying import MAX_RELAYED_BYTES, RELAY_PATH, ProxyRequest, TargetedRequest
 from federation.protocol.rotation import ROTATE_CONFIRM_PATH, ROTATE_INIT_PATH
 from federation.protocol.skimming import members_of
-from federation.servers.claims import Claims
-from federation.servers.discovery import DiscoverServer
+from federation.sealed.peers.claims import Claims
+from federation.sealed.peers.discovery import DiscoverServer
+from federation.sealed.peers.own_identity import OwnIdentity
+from federation.sealed.peers.registry import Registry
 from federation.servers.links import Links
-from federation.servers.own_identity import OwnIdentity
-from federation.servers.registry import Registry
 
 
 def create_node_app(

@@ -8,7 +8,7 @@ from starlette.datastructures import Headers
 
 from federation.node.refusals import Refusal
 from federation.protocol.urls import MAX_URL_CHARACTERS
-from federation.servers.registry import Registry
+from federation.sealed.peers.registry import Registry
 
 _HEADERS = ("origin", "x-federation-origin")
 BODY_MEMBERS = ("url", "serverUrl")

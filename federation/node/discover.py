@@ -17,7 +17,7 @@ from federation.protocol.discovery import own_document
 from federation.protocol.errors import NotJson, UrlError
 from federation.protocol.relaying import ORIGIN_HEADER
 from federation.protocol.urls import canonical_origin
-from federation.servers.own_identity import OwnIdentity
+from federation.sealed.peers.own_identity import OwnIdentity
 
 MAX_DISCOVER_REQUEST_BYTES: Final = 16 * 1024
 

@@ -6,7 +6,7 @@ A later accept or reject by the followed user changes only our row: peers know n
 best when they ask again.
 
 A message older than the newest that its server sent about the pair was repeated, by anybody: it is acknowledged for
-what it is, and changes nothing. See `federation.servers.follow_news`.
+what it is, and changes nothing. See `federation.sealed.peers.follow_news`.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from federation.protocol.activities import (
     unfollow_activity,
 )
 from federation.protocol.times import EPOCH
-from federation.servers.follow_news import Direction, Pair, take_follow, take_unfollow
-from federation.servers.registry import KnownServer, Registry
+from federation.sealed.peers.follow_news import Direction, Pair, take_follow, take_unfollow
+from federation.sealed.peers.registry import KnownServer, Registry
 
 log = structlog.get_logger(__name__)
 

@@ -30,8 +30,8 @@ from federation.protocol.acks import ACK_METHOD, MAX_ACK_BYTES
 from federation.protocol.errors import NotJson, UrlError
 from federation.protocol.json_text import dump_json, parse_json
 from federation.protocol.relaying import RELAY_PATH, ProxyRequest, SealedPayload, relay_target, targeted_request
-from federation.servers.discovery import DiscoverServer, DiscoveryError
-from federation.servers.registry import KnownServer, Registry
+from federation.sealed.peers.discovery import DiscoverServer, DiscoveryError
+from federation.sealed.peers.registry import KnownServer, Registry
 
 log = structlog.get_logger(__name__)
 

@@ -34,7 +34,7 @@ from federation.protocol.sealing import Envelope, open_with_any
 from federation.protocol.signing import verify_signature
 from federation.protocol.skimming import read_model
 from federation.protocol.urls import canonical_origin
-from federation.servers.registry import KnownServer, Registry
+from federation.sealed.peers.registry import KnownServer, Registry
 
 UNKNOWN_SERVER = "UNKNOWN_FEDERATION_SERVER_INTERACTION"
 INVALID_SIGNATURE = "INVALID_SIGNATURE"

@@ -24,7 +24,7 @@ from federation.node.locks import one_at_a_time
 from federation.node.refusals import Refusal
 from federation.protocol.acks import post_ack
 from federation.protocol.activities import ActivityMethod, PostActivity
-from federation.servers.registry import KnownServer
+from federation.sealed.peers.registry import KnownServer
 
 log = structlog.get_logger(__name__)
 

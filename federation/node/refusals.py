@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from starlette.responses import Response
 
-from federation.base.reach import enumerated
+from federation.base.settings.reach import enumerated
 from federation.protocol.json_text import dump_json
 
 RETRY_PAUSE = timedelta(seconds=5)

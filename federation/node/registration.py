@@ -21,9 +21,9 @@ from federation.protocol.errors import NotJson, PayloadError, UrlError
 from federation.protocol.models import validate
 from federation.protocol.possession import NO_PROOF, Proof
 from federation.protocol.urls import canonical_origin
-from federation.servers.claims import Claims, ShowsOurKeys
-from federation.servers.own_identity import OwnIdentity
-from federation.servers.registry import KeysTaken, Registry
+from federation.sealed.peers.claims import Claims, ShowsOurKeys
+from federation.sealed.peers.own_identity import OwnIdentity
+from federation.sealed.peers.registry import KeysTaken, Registry
 from workers.clock import monotonic
 
 log = structlog.get_logger(__name__)

@@ -31,7 +31,7 @@ from federation.protocol.models import ModelT, parse_model, validate
 from federation.protocol.rotation import Challenges, ConfirmRequest, Proofs, RotationRequest
 from federation.protocol.sealing import Envelope, open_with_any
 from federation.protocol.urls import canonical_origin
-from federation.servers.registry import Registry
+from federation.sealed.peers.registry import Registry
 from workers.clock import Clock, SystemClock
 
 log = structlog.get_logger(__name__)

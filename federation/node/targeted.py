@@ -34,7 +34,7 @@ from federation.protocol.relaying import (
 from federation.protocol.sealing import Envelope
 from federation.protocol.skimming import members_of, skim
 from federation.protocol.urls import canonical_origin
-from federation.servers.registry import KnownServer
+from federation.sealed.peers.registry import KnownServer
 
 _MEMBERS: Final = members_of(RelayedRequest) | members_of(Ping)
 _RELAYED_CODES: Final = frozenset({USER_BLOCKED})

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from db import AttemptOutcome
-from federation.delivery.codes import TOO_LARGE, ErrorCode, FailureClass
+from federation.delivery.error_codes import TOO_LARGE, ErrorCode, FailureClass
 from federation.http.response import NOT_JUDGED, asks_for_rest
 
 _PERMANENT, _RETRYABLE = AttemptOutcome.PERMANENT, AttemptOutcome.RETRYABLE

@@ -24,7 +24,7 @@ from db import (
     ServerLink,
 )
 from db.host import missing_of_host
-from federation.delivery.purge import in_batches
+from federation.retention import in_batches
 
 KEEP_FOLLOW_NEWS: Final = timedelta(days=30)
 KEEP_UNUSED_SERVERS: Final = timedelta(days=30)

@@ -27,7 +27,7 @@ from sqlmodel import col
 
 from db import BlacklistedServer, BlacklistRevision, Database
 from federation.base.single_flight import SingleFlight
-from federation.servers.rules import RuleSet
+from federation.servers.blacklist_rules import RuleSet
 from workers.clock import Clock, SystemClock, monotonic
 
 log = structlog.get_logger(__name__)

@@ -18,10 +18,10 @@ from sqlmodel import col
 from bench.node import fresh_places
 from bench.peer_servers import FOLLOWED, FOLLOWER, OWN_URL
 from db import DeliveryJob, Follow
-from federation.app import Federation
-from federation.base.jobs import FOLLOW_JOB, POST_JOB
+from federation.base.queues.job_data import FOLLOW_JOB, POST_JOB
 from federation.protocol.activities import follow_activity, post_activity
 from federation.protocol.keys import OwnKeys, generate_own_keys
+from federation.runtime.composition import Federation
 
 ENQUEUE_BATCH: Final = 500
 

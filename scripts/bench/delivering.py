@@ -20,11 +20,11 @@ from bench.deliveries import cpu_seconds, enqueue, is_owed, make_tables, registe
 from bench.sampling import Samples
 from bench.server_cpu import cpu_of
 from db import DeliveryAttempt, DeliveryJob
-from federation.app import Federation
 from federation.base.logs import configure_logging
-from federation.base.settings import Settings
-from federation.node_workers import FederationWorkers
-from federation.process import set_aside_loaded
+from federation.base.settings.settings import Settings
+from federation.runtime.composition import Federation
+from federation.runtime.nodes import set_aside_loaded
+from federation.runtime.workers import FederationWorkers
 
 
 @contextlib.asynccontextmanager

@@ -12,8 +12,8 @@ from screen import Screen
 from tally import Owed, Tally, count, delivered_to
 
 from db import Follow, User, create_host_tables
-from federation.app import Federation
-from federation.base.settings import Settings
+from federation.base.settings.settings import Settings
+from federation.runtime.composition import Federation
 
 POSTS = 200
 POSTS_BEFORE_OUTAGE = 100

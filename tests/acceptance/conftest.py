@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from federation.app import Federation
-from federation.base.settings import Settings
+from federation.base.settings.settings import Settings
+from federation.runtime.composition import Federation
 from tests.acceptance.site import OWN_URL
 from tests.acceptance.worker_process import WorkerProcess
 from tests.federation.conftest import (

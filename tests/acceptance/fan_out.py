@@ -6,7 +6,7 @@ import asyncio
 import sys
 
 import federation
-from federation.base.jobs import POST_JOB
+from federation.base.queues.job_data import POST_JOB
 
 PAYLOAD = '{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{}}'
 

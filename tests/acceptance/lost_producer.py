@@ -9,8 +9,8 @@ import asyncio
 import sys
 
 import federation
-from federation.base.jobs import POST_JOB
-from federation.base.settings import Settings
+from federation.base.queues.job_data import POST_JOB
+from federation.base.settings.settings import Settings
 from federation.node.posts import POSTS_PATH
 from tests.acceptance.site import numbered, post
 

@@ -14,8 +14,8 @@ from typing import Any
 from sqlalchemy import func, select
 
 from db import DeliveryJob
-from federation.app import Federation
-from federation.base.settings import Settings
+from federation.base.settings.settings import Settings
+from federation.runtime.composition import Federation
 from tests import warm
 from tests.acceptance.worker_process import WorkerProcess
 from tests.misbehaving import Exchange, Received

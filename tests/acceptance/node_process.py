@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from federation.base.settings import Settings
+from federation.base.settings.settings import Settings
 from federation.protocol.keys import OwnKeys
 from tests import warm
 from tests.patience import PATIENCE_SECONDS, until

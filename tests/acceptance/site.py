@@ -13,10 +13,10 @@ from sqlalchemy import select
 from sqlmodel import col
 
 from db import DeliveryAttempt, DeliveryJob, DeliveryState, Post, Server
-from federation.app import Federation
-from federation.base.jobs import POST_JOB
+from federation.base.queues.job_data import POST_JOB
 from federation.node.posts import POSTS_PATH
 from federation.protocol.activities import post_activity
+from federation.runtime.composition import Federation
 from tests import warm
 from tests.acceptance.node_process import NodeProcess
 from tests.patience import LONG_PATIENCE_SECONDS, PATIENCE_SECONDS, eventually

@@ -10,7 +10,7 @@ from sqlmodel import col
 
 from db import DeliveryAttempt, DeliveryJob
 from federation.admin import blacklist
-from federation.app import Federation
+from federation.runtime.composition import Federation
 from tests.acceptance.site import numbered, owe
 from tests.acceptance.worker_process import WorkerProcess
 from tests.misbehaving import respond

@@ -17,10 +17,10 @@ from sqlalchemy import func, select
 from sqlmodel import col
 
 from db import DeliveryJob, DeliveryPayload
-from federation.app import Federation
-from federation.base.queues import DELIVERY_QUEUE_NAME
-from federation.base.settings import Settings
-from federation.delivery.sweeper import OutboxSweeper
+from federation.base.queues.names_and_retries import DELIVERY_QUEUE_NAME
+from federation.base.settings.settings import Settings
+from federation.delivery.outbox.sweeper import OutboxSweeper
+from federation.runtime.composition import Federation
 from tests import warm
 from tests.federation.protocol.vectors import A
 from tests.patience import LONG_PATIENCE_SECONDS, PATIENCE_SECONDS, eventually

@@ -13,10 +13,10 @@ from sqlalchemy import select
 from sqlmodel import col
 
 from db import Follow, Post
-from federation.app import Federation
-from federation.base.settings import Settings
+from federation.base.settings.settings import Settings
 from federation.node.follows import FOLLOWS_PATH
 from federation.protocol.keys import generate_own_keys
+from federation.runtime.composition import Federation
 from tests.federation.node.remote_server import RemoteServer
 from tests.federation.test_run import Command, Folder, serves
 from tests.patience import eventually

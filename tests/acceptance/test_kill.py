@@ -14,10 +14,10 @@ from sqlalchemy import func, select, update
 from sqlmodel import col
 
 from db import DeliveryAttempt, DeliveryJob, DeliveryState
-from federation.app import Federation
-from federation.base.settings import Settings
-from federation.delivery.codes import STALLED
-from federation.delivery.group import FATAL_ALONE, FIRST_SUSPECTS
+from federation.base.settings.settings import Settings
+from federation.delivery.error_codes import STALLED
+from federation.delivery.ledger.statements import FATAL_ALONE, FIRST_SUSPECTS
+from federation.runtime.composition import Federation
 from tests.acceptance.site import all_jobs_completed, job_states, numbered, owe
 from tests.acceptance.worker_process import WorkerProcess
 from tests.misbehaving import hang

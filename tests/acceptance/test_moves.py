@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from federation.app import Federation
+from federation.runtime.composition import Federation
 from tests import warm
 from tests.acceptance.moves import (
     Turnstile,

@@ -10,8 +10,8 @@ from sqlalchemy import func, select
 from sqlmodel import col
 
 from db import DeliveryJob, DeliveryState, HoldReason, LinkState
-from federation.app import Federation
 from federation.protocol.keys import generate_own_keys
+from federation.runtime.composition import Federation
 from federation.servers.link_rules import Link
 from tests import warm
 from tests.acceptance.site import all_jobs_completed, job_states, numbered, owe

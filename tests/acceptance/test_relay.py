@@ -16,8 +16,8 @@ from sqlalchemy import select
 from sqlmodel import col
 
 from db import DeliveryAttempt, DeliveryJob, Follow, Server, User, create_host_tables
-from federation.app import Federation
 from federation.protocol.keys import generate_own_keys
+from federation.runtime.composition import Federation
 from tests.acceptance.node_process import NodeProcess
 from tests.federation.protocol.vectors import A, B
 from tests.patience import PATIENCE_SECONDS, eventually

@@ -13,9 +13,9 @@ from sqlalchemy import select
 from sqlmodel import col
 
 from db import Post, Server
-from federation.app import Federation
-from federation.base.jobs import POST_JOB
+from federation.base.queues.job_data import POST_JOB
 from federation.node.posts import POSTS_PATH
+from federation.runtime.composition import Federation
 from tests.acceptance.site import post
 from tests.acceptance.test_fresh_node import FreshNode, initialised
 from tests.federation.test_run import Command
@@ -44,8 +44,8 @@ def dying(cls, method, name):
 
 if step:
     from federation.node.rotation import RotationConfirm, RotationStart
-    from federation.servers.key_rotation import KeyRotation
-    from federation.servers.registry import Registry
+    from federation.sealed.peers.key_rotation import KeyRotation
+    from federation.sealed.peers.registry import Registry
 
     dying(KeyRotation, "_post", None)
     dying(Registry, "note_knows", "note")

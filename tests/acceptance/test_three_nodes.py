@@ -20,8 +20,8 @@ from sqlalchemy import select
 from sqlmodel import col
 
 from db import DeliveryAttempt, Follow, HoldReason, ServerHealthEvent, User, create_host_tables, new_id
-from federation.app import Federation
 from federation.protocol.keys import generate_own_keys
+from federation.runtime.composition import Federation
 from tests import warm
 from tests.acceptance.node_process import HANG_FOR_AN_HOUR, RESOLVE, NodeProcess
 from tests.acceptance.site import Site, numbered

@@ -259,7 +259,7 @@ def test_the_expected_version_is_alembics_head(database_url: str) -> None:
         version = schema_version(connection)
         assert (version.current, version.is_behind) == (None, True)
         assert [version.expected] == script.get_heads()
-    asked = "import sys, federation.node_workers, federation.cli; print('alembic' in sys.modules)"
+    asked = "import sys, federation.runtime.workers, federation.cli; print('alembic' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True).stdout == "False\n"
 
 

@@ -34,7 +34,7 @@ DEEP: Final = 3
 """Names that stand for names, followed so far."""
 
 Writers = Mapping[str, Mapping[str, set[str]]]
-"""By table, and by column, the modules as `delivery/owing`; the column `*` is the whole row."""
+"""By table, and by column, the modules as `delivery/outbox/insert`; the column `*` is the whole row."""
 
 
 def writers() -> Writers:

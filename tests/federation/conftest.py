@@ -17,11 +17,11 @@ from db import Database
 from db.engines import migration_engine
 from db.migrate import upgrade
 from db.url import parse_url
-from federation.app import Federation
-from federation.base.settings import Settings
+from federation.base.settings.settings import Settings
 from federation.http.client import FederationClient
 from federation.http.guard import AddressGuard
 from federation.http.pool import ConnectionPool
+from federation.runtime.composition import Federation
 from tests.conftest import postgres_database
 from tests.federation.protocol.vectors import A
 from tests.peer import Peer

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bullmq.worker import default_maximum_block_timeout
 
-from federation.app import Federation
-from federation.base.settings import Settings
+from federation.base.settings.settings import Settings
+from federation.runtime.composition import Federation
 
 
 async def test_producers_and_workers_have_two_connections_of_their_own(redis_url: str, settings: Settings) -> None:

@@ -14,11 +14,11 @@ from structlog.testing import capture_logs
 import federation
 from db import DeliveryState, HoldReason, HostTable
 from db.host import UNUSED
-from federation.base.settings import Settings
+from federation.base.settings.settings import Settings
 from federation.codes import CODES
 from federation.manual import TRANSITIONS, failures, states
 from federation.monitoring.prometheus import ProcessMetrics
-from federation.node_workers import log_event
+from federation.runtime.workers import log_event
 from tests.federation.test_run import ROOT
 from workers import WorkerEvent, WorkerEventKind, supervisor
 

@@ -17,13 +17,13 @@ from sqlmodel import col
 from structlog.testing import capture_logs
 
 from db import Server
-from federation.app import Federation
 from federation.http.client import FederationClient
 from federation.http.guard import AddressGuard
 from federation.http.pool import ConnectionPool
 from federation.node.server import NodeServer
 from federation.protocol.discovery import register_request
 from federation.protocol.keys import generate_own_keys
+from federation.runtime.composition import Federation
 from tests.federation.conftest import MakeSettings
 from tests.patience import until
 from tests.peer import Peer, Pings, introduce

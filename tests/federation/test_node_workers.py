@@ -13,10 +13,10 @@ from sqlmodel import col
 from structlog.testing import capture_logs
 
 from db import DeliveryJob, DeliveryPayload, DeliveryState, HoldReason, Server
-from federation.app import Federation
-from federation.base.settings import Settings
-from federation.delivery.group import FIRST_SUSPECTS
-from federation.node_workers import FederationWorkers, log_event
+from federation.base.settings.settings import Settings
+from federation.delivery.ledger.statements import FIRST_SUSPECTS
+from federation.runtime.composition import Federation
+from federation.runtime.workers import FederationWorkers, log_event
 from tests.federation.conftest import OWN_URL, MakeSettings
 from tests.federation.protocol.vectors import A
 from tests.misbehaving import hang, respond

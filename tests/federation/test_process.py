@@ -15,7 +15,7 @@ def test_what_is_loaded_is_no_affair_of_the_garbage_collector() -> None:
     """It is frozen, and what comes after it still collected."""
     program = """
 import gc, weakref
-from federation.process import set_aside_loaded
+from federation.runtime.nodes import set_aside_loaded
 
 class Knot:
     def __init__(self):
@@ -34,9 +34,9 @@ LIMITS = """
 import asyncio, json, resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, tuple(json.loads(sys.argv[1])))
 from structlog.testing import capture_logs
-from federation.app import Federation
-from federation.base.settings import Settings
-from federation.node_workers import FederationWorkers
+from federation.runtime.composition import Federation
+from federation.base.settings.settings import Settings
+from federation.runtime.workers import FederationWorkers
 
 async def main():
     federation = Federation(Settings.from_values({"DATABASE_URL": "sqlite:///" + sys.argv[2]}))

@@ -7,9 +7,9 @@ from datetime import timedelta
 
 import redis.asyncio
 
-from federation.app import Federation
-from federation.base.jobs import FOLLOW_JOB, FederationDeliveryJob
-from federation.base.queues import DELIVERY_QUEUE_NAME, HEALTH_CHECK_QUEUE_NAME
+from federation.base.queues.job_data import FOLLOW_JOB, FederationDeliveryJob
+from federation.base.queues.names_and_retries import DELIVERY_QUEUE_NAME, HEALTH_CHECK_QUEUE_NAME
+from federation.runtime.composition import Federation
 from tests.federation.conftest import MakeSettings
 
 CHECK = "health-check_d4b64e4b29f0e3be_0"

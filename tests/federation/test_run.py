@@ -16,13 +16,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from federation.app import Federation
 from federation.base.errors import ConfigurationError
-from federation.base.queues import QUEUE_NAMES
-from federation.base.settings import Settings, write_env_file
+from federation.base.queues.names_and_retries import QUEUE_NAMES
+from federation.base.settings.settings import Settings, write_env_file
 from federation.cli import main
 from federation.protocol.keys import generate_own_keys
 from federation.run import run
+from federation.runtime.composition import Federation
 from tests import warm
 from tests.federation.conftest import MakeSettings
 from tests.misbehaving import hang

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-import federation.process
-from federation.app import Federation
+import federation.runtime.nodes
 from federation.base.errors import ConfigurationError
-from federation.node_workers import FederationWorkers
 from federation.run import run
+from federation.runtime.composition import Federation
+from federation.runtime.workers import FederationWorkers
 from federation.tasks import declared_tasks, enqueue_task, task
 from tests.federation.conftest import MakeSettings
 from tests.patience import eventually, until
@@ -26,7 +26,7 @@ seen: list[object] = []
 @task("tests.note")
 async def note(job: Job) -> str:
     """Notes its payload, and which node it runs on."""
-    seen.append((job.payload, federation.process.get_federation()))
+    seen.append((job.payload, federation.runtime.nodes.get_federation()))
     return "noted"
 
 
@@ -48,9 +48,9 @@ async def crowded(job: Job) -> None:
 async def node(make_settings: MakeSettings, queue_settings: dict[str, object]) -> AsyncIterator[Federation]:
     """This process's node, on each storage."""
     made = Federation(make_settings(**queue_settings))
-    federation.process.adopt(made)
+    federation.runtime.nodes.adopt(made)
     yield made
-    federation.process.release()
+    federation.runtime.nodes.release()
     await made.close()
 
 
@@ -58,10 +58,10 @@ async def node(make_settings: MakeSettings, queue_settings: dict[str, object]) -
 async def embedded(make_settings: MakeSettings) -> AsyncIterator[Federation]:
     """This process's node, with its queues in its database, and known there."""
     made = Federation(make_settings())
-    federation.process.adopt(made)
+    federation.runtime.nodes.adopt(made)
     await made.tasks_queue.start()
     yield made
-    federation.process.release()
+    federation.runtime.nodes.release()
     await made.close()
 
 
@@ -94,14 +94,14 @@ async def test_a_task_runs_on_the_nodes_workers(node: Federation) -> None:
 async def test_the_setting_bounds_how_many_run_at_once(make_settings: MakeSettings) -> None:
     """`FEDERATION_TASKS_CONCURRENCY` of them, and the others after these."""
     node = Federation(make_settings(federation_tasks_concurrency=2))
-    federation.process.adopt(node)
+    federation.runtime.nodes.adopt(node)
     workers = FederationWorkers(node, tasks=declared_tasks(()))
     workers.start()
     for _ in range(6):
         await enqueue_task(crowded, None)
     await eventually(node.tasks_queue.counts, lambda counts: counts[JobState.COMPLETED] == 6)
     await workers.stop()
-    federation.process.release()
+    federation.runtime.nodes.release()
     await node.close()
     assert Crowd.most == 2
 
@@ -125,14 +125,14 @@ async def test_a_task_meets_the_node_that_runs_it(make_settings: MakeSettings, e
     settings = make_settings()
     running = asyncio.create_task(run(settings, workers=True, node=False))
     await asyncio.sleep(0)
-    node = federation.process.get_federation()
+    node = federation.runtime.nodes.get_federation()
     assert node.settings is settings
     enqueued = await enqueue_task(note, "here")
     await until(lambda: node.tasks_queue.get_result(enqueued.id))
     assert seen[-1] == ("here", node)
     running.cancel()
     await asyncio.wait([running])
-    assert federation.process.release() is None
+    assert federation.runtime.nodes.release() is None
 
 
 async def test_a_task_can_be_part_of_a_transaction(embedded: Federation) -> None:
@@ -165,12 +165,12 @@ async def test_on_bullmq_other_modes_are_refused(
 ) -> None:
     """A mark can `throttle` alone: it knows nothing of its job. Nothing is enqueued."""
     node = Federation(make_settings(redis_url=redis_url, federation_queue_prefix=queue_prefix))
-    federation.process.adopt(node)
+    federation.runtime.nodes.adopt(node)
     for mode in (DeduplicationMode.SIMPLE, DeduplicationMode.DEBOUNCE):
         with pytest.raises(Unsupported, match=mode.value):
             await enqueue_task(note, 1, deduplication_key="key", deduplication_mode=mode)
     assert sum((await node.tasks_queue.counts()).values()) == 0
-    federation.process.release()
+    federation.runtime.nodes.release()
     await node.close()
 
 
@@ -197,14 +197,14 @@ async def test_a_key_is_part_of_the_transaction(embedded: Federation) -> None:
 async def test_a_transaction_that_the_queue_cannot_join_is_refused(make_settings: MakeSettings, tmp_path: Path) -> None:
     """And nothing is enqueued, with a key or without."""
     node = Federation(make_settings(queue_url=f"file://{tmp_path}/queues"))
-    federation.process.adopt(node)
+    federation.runtime.nodes.adopt(node)
     async with node.outbox.transaction() as session:
         with pytest.raises(Unsupported, match="without `session`"):
             await enqueue_task(note, 1, session=session)
         with pytest.raises(Unsupported, match="without `session`"):
             await enqueue_task(note, 1, session=session, deduplication_key="key")
     assert sum((await node.tasks_queue.counts()).values()) == 0
-    federation.process.release()
+    federation.runtime.nodes.release()
     await node.close()
 
 

@@ -13,7 +13,7 @@ from typing import Final
 from pydantic import BaseModel, ValidationError
 
 from federation.admin.blacklist.csv_lists import CsvError, read_csv
-from federation.base.jobs import FederationDeliveryJob
+from federation.base.queues.job_data import FederationDeliveryJob
 from federation.http.response import Response
 from federation.protocol.acks import Ack, FollowAck, find_ack, is_unsigned_follow_ack, parse_ack_body
 from federation.protocol.activities import (
@@ -35,7 +35,7 @@ from federation.protocol.signing import sign_message, verify_signature
 from federation.protocol.times import format_moment, parse_moment
 from federation.protocol.urls import canonical_origin, host_of
 from federation.sealed.outbound.post_ack import post_ack_mismatch
-from federation.servers.rules import canonical_rule, rules_covering
+from federation.servers.blacklist_rules import canonical_rule, rules_covering
 from tests.federation.protocol.vectors import FOLLOW, FOLLOW_ACK, POST, A, B
 
 LARGEST: Final = 1 << 20

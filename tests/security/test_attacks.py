@@ -16,7 +16,6 @@ import pytest
 from sqlalchemy import func, select
 
 from db import Follow
-from federation.app import Federation
 from federation.node.follows import FOLLOWS_PATH
 from federation.node.posts import POSTS_PATH
 from federation.protocol.activities import follow_activity, unfollow_activity
@@ -24,6 +23,7 @@ from federation.protocol.base64_text import encode_base64
 from federation.protocol.discovery import register_request
 from federation.protocol.json_text import dump_json
 from federation.protocol.keys import OwnKeys, generate_own_keys
+from federation.runtime.composition import Federation
 from tests.acceptance.test_fresh_node import FreshNode, initialised
 from tests.federation.node.remote_server import RemoteServer
 from tests.federation.test_run import Command

@@ -11,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 
-from federation.process import set_aside_loaded
+from federation.runtime.nodes import set_aside_loaded
 from tests.simulation.run import Verdict, run_seed
 
 SEEDS, SERVERS = 10_000, 20

@@ -14,10 +14,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from federation.admin import blacklist
 from federation.admin.deliveries import holds
 from federation.admin.servers.servers import forget
-from federation.app import Federation
 from federation.protocol.activities import ActivityMethod
+from federation.runtime.composition import Federation
 from federation.sealed.outbound.activities import ServerRefused
-from federation.servers.discovery import DiscoveryError
+from federation.sealed.peers.discovery import DiscoveryError
 from tests.simulation.node import Process
 from tests.simulation.plan import ClockJump, Deed, Meddling, PlannedFollow
 from tests.simulation.records import MishapKind

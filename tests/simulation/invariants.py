@@ -10,10 +10,10 @@ from datetime import timedelta
 from itertools import pairwise
 from typing import Final
 
-from federation.base.queues import DELIVERY_QUEUE_NAME
-from federation.delivery.codes import STALLED
-from federation.delivery.purge import KEEP_SETTLED_ROWS
-from federation.delivery.rows import series_job_id
+from federation.base.queues.names_and_retries import DELIVERY_QUEUE_NAME
+from federation.delivery.error_codes import STALLED
+from federation.delivery.rows.transitions import series_job_id
+from federation.retention import KEEP_SETTLED_ROWS
 from tests.simulation.asked import promises_kept
 from tests.simulation.attempts import attempts_agree
 from tests.simulation.incidents import Wish

@@ -19,13 +19,13 @@ from typing import Any, Final
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from federation.app import Federation
 from federation.base.database_clock import DatabaseClock
-from federation.base.settings import Settings
+from federation.base.settings.settings import Settings
 from federation.http.client import FederationClient
 from federation.http.guard import AddressGuard
-from federation.node_workers import FederationWorkers
 from federation.protocol.keys import OwnKeys
+from federation.runtime.composition import Federation
+from federation.runtime.workers import FederationWorkers
 from federation.scheduler.runner import FIRST_RUN, JITTER, JobRunner, RecurringJob
 from tests.plain_wire import PlainWire
 from tests.simulation.database import Line, Space, lent_engines

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from federation.process import set_aside_loaded
+from federation.runtime.nodes import set_aside_loaded
 from tests.simulation.invariants import judge, look
 from tests.simulation.plan import HOUR, MINUTE, ClockJump, Kill, Outage
 from tests.simulation.planner import make_plan

@@ -16,7 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from federation.admin.why import explain
 from federation.base.errors import Unreachable
-from federation.base.jobs import POST_JOB
+from federation.base.queues.job_data import POST_JOB
 from federation.protocol.activities import post_activity
 from tests.peer import POSTS_PATH, Sender
 from tests.plain_wire import PLAIN_JOB, PLAIN_PATH

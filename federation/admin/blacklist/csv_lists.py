@@ -24,7 +24,7 @@ from federation.admin.blacklist.rows import (
     shown_reason,
 )
 from federation.protocol.errors import UrlError
-from federation.servers.rules import STAR, canonical_rule
+from federation.servers.blacklist_rules import STAR, canonical_rule
 
 COLUMNS: Final = ("server_url", "reason", "expires_at", "created_at")
 

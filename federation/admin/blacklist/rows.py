@@ -15,7 +15,7 @@ from sqlmodel import col
 from db import BlacklistedServer, BlacklistRevision, new_id
 from db.servers import SPELT_OTHERWISE_ON_POSTGRES, SPELT_OTHERWISE_ON_SQLITE
 from federation.protocol.errors import UrlError
-from federation.servers.rules import canonical_rule, rules_covering
+from federation.servers.blacklist_rules import canonical_rule, rules_covering
 
 BATCH: Final = 1_000
 SCAN_PAGE: Final = 5_000

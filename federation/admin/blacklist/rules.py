@@ -33,7 +33,7 @@ from federation.admin.blacklist.rows import (
 )
 from federation.base.audit import Order, noted
 from federation.protocol.errors import UrlError
-from federation.servers.rules import canonical_rule, rules_covering
+from federation.servers.blacklist_rules import canonical_rule, rules_covering
 
 
 class Change(StrEnum):

@@ -56,10 +56,10 @@ from sqlmodel import col
 from db import Database, DeliveryJob, DeliveryState, HoldReason
 from federation.admin.deliveries.deliveries import Selection, count, is_in
 from federation.base.audit import Order, Record, recorded
-from federation.base.job_queue import JobQueue
-from federation.delivery.order import lock_keys
-from federation.delivery.payloads import release
-from federation.delivery.rows import OPEN_STATES, TABLE, OwedRow, next_in_order, places_of
+from federation.base.queues.queue import JobQueue
+from federation.delivery.outbox.ordering import lock_keys
+from federation.delivery.rows.payloads import release
+from federation.delivery.rows.transitions import OPEN_STATES, TABLE, OwedRow, next_in_order, places_of
 from workers import JobState
 
 BATCH: Final = 5_000

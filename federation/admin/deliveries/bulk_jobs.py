@@ -35,7 +35,7 @@ from federation.admin.deliveries.deliveries import OPEN, Selection
 from federation.base.audit import Order, Record, begin, finish
 
 if TYPE_CHECKING:
-    from federation.app import Federation
+    from federation.runtime.composition import Federation
 
 log = structlog.get_logger(__name__)
 

@@ -26,8 +26,7 @@ from federation.admin.deliveries.deliveries import Selection
 from federation.admin.servers.claims import claims as claims_of
 from federation.admin.servers.known_keys import survey
 from federation.admin.words import ago, counted
-from federation.app import Federation
-from federation.base.reach import (
+from federation.base.settings.reach import (
     HOST_ADVICE,
     PATIENCE,
     connect,
@@ -37,19 +36,20 @@ from federation.base.reach import (
     schema_of,
     write_problem,
 )
-from federation.base.settings import Settings
-from federation.delivery.sightings import ADVICE, PLACES_ADVICE, naming, places, strangers
-from federation.delivery.sightings import proxies as proxies_seen
+from federation.base.settings.settings import Settings
+from federation.delivery.other_nodes.sightings import ADVICE, PLACES_ADVICE, naming, places, strangers
+from federation.delivery.other_nodes.sightings import proxies as proxies_seen
 from federation.http.client import FederationClient
 from federation.http.errors import NetworkError, OutboundError
 from federation.http.guard import AddressGuard
 from federation.http.pool import ConnectionPool
 from federation.http.response import Response
 from federation.http.threat_policy import NetworkErrorCode
-from federation.process import descriptors
 from federation.protocol.discovery import parse_discover_document
 from federation.protocol.errors import ProtocolError
 from federation.protocol.relaying import ORIGIN_HEADER
+from federation.runtime.composition import Federation
+from federation.runtime.nodes import descriptors
 from federation.scheduler.leases import last_runs
 from workers.storage.abilities import Examined, Severity
 

@@ -19,11 +19,11 @@ from db.errors import local_cause
 from federation.admin.doctor import checks, time_checks
 from federation.admin.doctor.checks import Found, Verdict, failure, queue_setting
 from federation.admin.doctor.given_up import given_up
-from federation.app import Federation
 from federation.base.errors import ConfigurationError, NoNodeHere, Unreachable
-from federation.base.misspelt import misspelt, told
-from federation.base.reach import PATIENCE
-from federation.base.settings import Settings
+from federation.base.settings.misspelt import misspelt, told
+from federation.base.settings.reach import PATIENCE
+from federation.base.settings.settings import Settings
+from federation.runtime.composition import Federation
 from workers import StorageError, StorageUnavailable, WorkersError
 
 CLOSING: Final = timedelta(seconds=1)

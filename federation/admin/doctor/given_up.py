@@ -16,8 +16,8 @@ from sqlmodel import col
 from db import Database, DeliveryJob, DeliveryState
 from federation.admin.doctor.checks import Found, ok, warning
 from federation.admin.words import counted
-from federation.app import Federation
-from federation.delivery.codes import BLACKLISTED
+from federation.delivery.error_codes import BLACKLISTED
+from federation.runtime.composition import Federation
 
 MOST_LOOKED_AT: Final = 5_000
 """How many are looked at in each state, those that were made last."""

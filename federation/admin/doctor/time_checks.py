@@ -12,9 +12,9 @@ from sqlmodel import col
 from db import ProcessClock, RunOutcome, SchedulerJob
 from federation.admin.doctor.checks import Found, failure, note, ok, queue_setting, warning
 from federation.admin.words import ago
-from federation.app import Federation
 from federation.base.database_clock import INTERVAL, is_alive
-from federation.recurring_jobs import recurring_jobs
+from federation.runtime.composition import Federation
+from federation.runtime.recurring_jobs import recurring_jobs
 from federation.scheduler.leases import LEASE, last_runs
 from federation.scheduler.runner import STOPPED, RecurringJob
 

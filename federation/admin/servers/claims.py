@@ -11,7 +11,7 @@ from sqlalchemy.orm import aliased
 from sqlmodel import col
 
 from db import Database, Server
-from federation.servers.claims import CLAIM_AGE
+from federation.sealed.peers.claims import CLAIM_AGE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from federation.admin.deliveries.deliveries import AttemptRow, last_attempts
 from federation.protocol.keys import KeyRing
 
 if TYPE_CHECKING:
-    from federation.app import Federation
+    from federation.runtime.composition import Federation
 
 _MEANING: Final[Mapping[str, str]] = {
     "NOT_SUPPORTED": "it runs something that cannot change keys, and goes on knowing the old ones",

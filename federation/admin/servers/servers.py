@@ -27,11 +27,11 @@ from db import (
 from federation.base.audit import Order, noted, recorded
 from federation.protocol.base64_text import decode_base64_sized
 from federation.protocol.urls import canonical_origin
+from federation.sealed.peers.registry import KnownServer
 from federation.servers.link_rules import LONGEST_REST
-from federation.servers.registry import KnownServer
 
 if TYPE_CHECKING:
-    from federation.app import Federation
+    from federation.runtime.composition import Federation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

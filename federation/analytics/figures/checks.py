@@ -22,7 +22,7 @@ from federation.analytics.frames import (
     as_it_is,
 )
 from federation.codes import LOGGED_CODES
-from federation.delivery.codes import HTTP_CODE, STORED_ALREADY
+from federation.delivery.error_codes import HTTP_CODE, STORED_ALREADY
 from federation.protocol.urls import MAX_URL_CHARACTERS
 
 if TYPE_CHECKING:

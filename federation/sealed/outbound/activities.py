@@ -8,11 +8,11 @@ from datetime import datetime
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from federation.delivery.outbox import Outbox
+from federation.delivery.outbox.outbox import Outbox
 from federation.protocol.urls import canonical_origin
 from federation.sealed.outbound.writes import Content, Plan, Produced, PublishedPost, RequestedFollow
-from federation.servers.discovery import Discovery, Shown
-from federation.servers.registry import Registry
+from federation.sealed.peers.discovery import Discovery, Shown
+from federation.sealed.peers.registry import Registry
 from workers.clock import Clock, SystemClock
 
 __all__ = ["Content", "Producers", "PublishedPost", "RequestedFollow", "ServerRefused"]

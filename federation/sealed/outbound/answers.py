@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
-from federation.delivery.codes import FailureClass
+from federation.delivery.error_codes import FailureClass
 from federation.delivery.errors import PermanentFailure, RetryableFailure
 from federation.delivery.wire import Seen, Sending
 from federation.http.gates import Fetched
@@ -17,7 +17,7 @@ from federation.protocol.errors import AckMissing, NotJson, PayloadError
 from federation.protocol.refusals import refusal_code
 from federation.sealed.codes import class_of_status
 from federation.sealed.outbound.original import has_no_receiver, is_stored_already
-from federation.servers.profiles import Profile
+from federation.sealed.peers.profiles import Profile
 
 _UNKNOWN_SIGNER: Final = frozenset({401, 403})
 

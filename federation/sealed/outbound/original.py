@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from federation.delivery.codes import STORED_ALREADY
+from federation.delivery.error_codes import STORED_ALREADY
 from federation.protocol.activities import ActivityMethod, FollowActivity
 from federation.protocol.errors import PayloadError
 from federation.protocol.models import parse_model

@@ -9,8 +9,8 @@ from typing import Final
 import structlog
 
 from db import AttemptNote
-from federation.base.jobs import FOLLOW_JOB, POST_JOB
-from federation.delivery.codes import FailureClass
+from federation.base.queues.job_data import FOLLOW_JOB, POST_JOB
+from federation.delivery.error_codes import FailureClass
 from federation.delivery.errors import PermanentFailure, RetryableFailure
 from federation.delivery.wire import Sending
 from federation.http.errors import BlockedUrl, BodyTooLarge, NetworkError, OutboundError
@@ -29,8 +29,7 @@ from federation.sealed.outbound.follows import FollowAnswer, read_follow_ack
 from federation.sealed.outbound.original import received_follow
 from federation.sealed.outbound.post_ack import NO_KEY, post_ack_mismatch
 from federation.sealed.outbound.sealer import Sealer
-from federation.sealed.peers.probe import Probe
-from federation.servers.discovery import (
+from federation.sealed.peers.discovery import (
     INTRODUCTION_PATIENCE,
     Discovery,
     DiscoveryError,
@@ -39,10 +38,11 @@ from federation.servers.discovery import (
     ServerRests,
     SharedDiscovery,
 )
+from federation.sealed.peers.probe import Probe
+from federation.sealed.peers.profiles import profile_of
+from federation.sealed.peers.registry import KnownServer, Registry
 from federation.servers.link_rules import SHORTEST_REST
 from federation.servers.links import Links
-from federation.servers.profiles import profile_of
-from federation.servers.registry import KnownServer, Registry
 from workers.clock import Clock, SystemClock, monotonic
 
 log = structlog.get_logger(__name__)

@@ -14,13 +14,13 @@ from sqlalchemy.orm import Session
 from sqlmodel import col
 
 from db import Follow, Post, User, new_id
-from federation.base.jobs import FOLLOW_JOB, POST_JOB, UNFOLLOW_JOB
-from federation.delivery.order import cancelled_unsent
-from federation.delivery.owing import Owing, Planned
+from federation.base.queues.job_data import FOLLOW_JOB, POST_JOB, UNFOLLOW_JOB
+from federation.delivery.outbox.insert import Owing, Planned
+from federation.delivery.outbox.ordering import cancelled_unsent
 from federation.protocol.activities import PostActivity, follow_activity, post_activity, unfollow_activity
 from federation.protocol.models import parse_model
 from federation.protocol.urls import canonical_origin, peer_registry_url
-from federation.servers.follow_news import Direction, Pair, time_to_tell
+from federation.sealed.peers.follow_news import Direction, Pair, time_to_tell
 from workers.clock import Clock
 
 FOLLOWS_PATH: Final = "/api/auth/social/follows"

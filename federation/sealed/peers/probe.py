@@ -16,8 +16,8 @@ from federation.http.response import Response
 from federation.protocol.discovery import parse_discover_document
 from federation.protocol.errors import ProtocolError
 from federation.protocol.relaying import ORIGIN_HEADER
+from federation.sealed.peers.registry import KnownServer, Registry
 from federation.servers.links import Links
-from federation.servers.registry import KnownServer, Registry
 
 log = structlog.get_logger(__name__)
 

@@ -16,13 +16,13 @@ from sqlalchemy import delete, func, insert, select, update
 from sqlmodel import col
 
 from db import DeliveryJob, DeliveryState, LinkState, Server, ServerLink
-from federation.app import Federation
-from federation.base.jobs import POST_JOB
 from federation.base.logs import configure_logging
-from federation.base.settings import Settings
+from federation.base.queues.job_data import POST_JOB
+from federation.base.settings.settings import Settings
 from federation.cli.running import upgrade
 from federation.node.posts import POSTS_PATH
 from federation.protocol.activities import post_activity
+from federation.runtime.composition import Federation
 from federation.servers import link_rules
 from federation.servers.link_rules import Link
 

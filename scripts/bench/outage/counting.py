@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Engine, Pool, event
 from sqlalchemy.engine.interfaces import DBAPIConnection
 
 from federation.base.logs import configure_logging
-from federation.base.settings import Settings
+from federation.base.settings.settings import Settings
 from federation.run import run
 
 QUEUE_TABLES = "workers_"

@@ -25,12 +25,12 @@ from bench.deliveries import cpu_seconds, enqueue, node_environment, own_keys, r
 from bench.outage.figure import Figure
 from bench.peer_servers import peer_process
 from db import AttemptOutcome, DeliveryAttempt, DeliveryJob
-from federation.app import Federation
 from federation.base.logs import configure_logging
-from federation.base.settings import Settings
+from federation.base.settings.settings import Settings
 from federation.cli.running import upgrade
-from federation.node_workers import FederationWorkers
-from federation.process import set_aside_loaded
+from federation.runtime.composition import Federation
+from federation.runtime.nodes import set_aside_loaded
+from federation.runtime.workers import FederationWorkers
 
 HANGING_PART: Final = 10
 """One of this many servers hangs."""

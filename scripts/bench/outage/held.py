@@ -16,7 +16,7 @@ from bench.outage.counting import CountedWorker, commands, counted_worker, since
 from bench.outage.figure import Figure
 from bench.peer_servers import peer_process
 from db import DeliveryState
-from federation.app import Federation
+from federation.runtime.composition import Federation
 from federation.scheduler.leases import last_runs
 
 JITTER = 0.1

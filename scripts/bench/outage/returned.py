@@ -14,7 +14,7 @@ from bench.deliveries import node_environment, own_keys, register
 from bench.outage.absent import PATIENCE, is_up, node, owe_held, payload_of, states, take_down, until
 from bench.outage.figure import Figure
 from bench.peer_servers import Peers, peer_process
-from federation.app import Federation
+from federation.runtime.composition import Federation
 
 
 def measure(queue: str, *, held: int, next_look: timedelta | None = None) -> Iterator[Figure]:

@@ -15,8 +15,8 @@ import tempfile
 from contextlib import closing
 from pathlib import Path
 
-from federation.base.jobs import POST_JOB
-from federation.base.settings import Settings
+from federation.base.queues.job_data import POST_JOB
+from federation.base.settings.settings import Settings
 from federation.cli.running import upgrade
 from federation.node.posts import POSTS_PATH
 from tests.acceptance.moves import application

@@ -10,9 +10,9 @@ from sqlalchemy import select, update
 from sqlmodel import col
 
 from db import AttemptOutcome, DeliveryJob, DeliveryPayload, DeliveryState, HoldReason
-from federation.app import Federation
-from federation.base.jobs import POST_JOB
-from federation.delivery.entries import Begin, Begun, Ended
+from federation.base.queues.job_data import POST_JOB
+from federation.delivery.ledger.entries import Begin, Begun, Ended
+from federation.runtime.composition import Federation
 from tests.federation.conftest import MakeSettings
 from workers import JobState
 from workers.jobs import Claim, ErrorInfo, Failed, Released

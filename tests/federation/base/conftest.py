@@ -6,11 +6,11 @@ from datetime import timedelta
 
 import pytest
 
-from federation.base.job_queue import JobQueue
-from federation.base.jobs import FederationDeliveryJob
-from federation.base.queues import DELIVERY_QUEUE_NAME, delivery_queue
-from federation.base.settings import Settings
-from federation.base.storages import open_storage
+from federation.base.queues.job_data import FederationDeliveryJob
+from federation.base.queues.names_and_retries import DELIVERY_QUEUE_NAME, delivery_queue
+from federation.base.queues.queue import JobQueue
+from federation.base.queues.storages import open_storage
+from federation.base.settings.settings import Settings
 from workers.jobs import Claim
 from workers.storage.base import ANY_NAME
 from workers.storage.bullmq import BullMQStorage

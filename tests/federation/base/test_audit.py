@@ -14,7 +14,7 @@ from sqlmodel import col
 from db import ActionSource, AdminAction, Database, Server
 from federation.admin.servers import servers
 from federation.base.audit import UNRECORDED, Order, recorded
-from federation.delivery.purge import Purge
+from federation.retention import Purge
 
 PEER = "https://peer.example"
 ORDER = Order(actor="alice", source=ActionSource.CLI, action="test", arguments={"ids": ("a",), "all": False})

@@ -9,8 +9,8 @@ from sqlalchemy import select
 
 from db import Database, ProcessClock
 from federation.base.database_clock import DatabaseClock
-from federation.base.job_queue import JobQueue
-from federation.delivery.outbox import Outbox
+from federation.base.queues.queue import JobQueue
+from federation.delivery.outbox.outbox import Outbox
 from tests.federation.delivery.entries import any_activity
 from tests.federation.delivery.held import PATH, PAYLOAD, URL, Node
 from workers.clock import ManualClock

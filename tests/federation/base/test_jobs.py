@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from federation.base.jobs import FederationDeliveryJob, HealthCheckJob
+from federation.base.queues.job_data import FederationDeliveryJob, HealthCheckJob
 
 
 def test_job_data_takes_either_spelling_in_python_and_is_camel_case_on_the_wire() -> None:

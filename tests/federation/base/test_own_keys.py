@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from federation.base.errors import ConfigurationError
 from federation.base.own_keys import begin_rotation, drop_old_pair, own_key_ring
-from federation.base.settings import Settings, write_env_file
+from federation.base.settings.settings import Settings, write_env_file
 from federation.protocol.keys import KeyRing, pair_known_by
 from federation.protocol.sealing import open_with_any, seal
 from tests.federation.protocol.vectors import A, B

@@ -8,10 +8,15 @@ from typing import cast
 
 from redis.asyncio import Redis
 
-from federation.base.job_queue import JobQueue
-from federation.base.queues import DELIVERY_QUEUE_NAME, HEALTH_CHECK_QUEUE_NAME, delivery_queue, health_check_queue
-from federation.base.settings import Settings
-from federation.health.checks import HealthSchedule
+from federation.base.queues.names_and_retries import (
+    DELIVERY_QUEUE_NAME,
+    HEALTH_CHECK_QUEUE_NAME,
+    delivery_queue,
+    health_check_queue,
+)
+from federation.base.queues.queue import JobQueue
+from federation.base.settings.settings import Settings
+from federation.sealed.peers.health_checks import HealthSchedule
 from tests.federation.base.conftest import DATA, claimed, opened
 from workers.checks import MAX_DELAY
 from workers.retry import RetryPolicy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from federation.base.setting_types import parse_allowed_hostnames, parse_duration
+from federation.base.settings.types import parse_allowed_hostnames, parse_duration
 
 
 @pytest.mark.parametrize("text", ["", "s", "5 5s", "1e3s", "5S", "\u0665s", "nan", "inf", "5s;", "0x5s", "1.s", ".5s"])

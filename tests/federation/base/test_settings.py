@@ -12,8 +12,8 @@ import pytest
 from pydantic import SecretStr
 
 from federation.base.errors import ConfigurationError
-from federation.base.setting_types import JobPayload
-from federation.base.settings import Settings, write_env_file
+from federation.base.settings.settings import Settings, write_env_file
+from federation.base.settings.types import JobPayload
 from federation.protocol.keys import generate_own_keys
 from tests.federation.protocol.vectors import A, B
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from federation.app import Federation
 from federation.base.errors import ConfigurationError
-from federation.base.queues import health_check_queue
-from federation.base.redis_clients import redis_client
-from federation.base.settings import Settings
-from federation.base.storages import bullmq_url, keyless_redis_url, open_storage
+from federation.base.queues.names_and_retries import health_check_queue
+from federation.base.queues.redis import redis_client
+from federation.base.queues.storages import bullmq_url, keyless_redis_url, open_storage
+from federation.base.settings.settings import Settings
+from federation.runtime.composition import Federation
 from tests.deployments import cluster, sentinel_of
 from tests.servers import ValkeyProcess
 from workers.errors import StorageError

@@ -14,7 +14,7 @@ import pytest
 import structlog
 
 from federation.admin.doctor import doctor
-from federation.base import reach
+from federation.base.settings import reach
 from federation.cli import main
 from tests.federation.protocol.vectors import A
 from tests.patience import PATIENCE_SECONDS

@@ -19,9 +19,9 @@ from db import (
     HoldReason,
     Server,
 )
-from federation.app import Federation
-from federation.base.jobs import POST_JOB
-from federation.base.settings import Settings
+from federation.base.queues.job_data import POST_JOB
+from federation.base.settings.settings import Settings
+from federation.runtime.composition import Federation
 from tests.federation.admin.conftest import end
 from tests.federation.protocol.vectors import B
 

@@ -9,8 +9,8 @@ import pytest
 
 from db import ActionSource
 from federation.admin.deliveries.holds import release_all
-from federation.app import Federation
 from federation.base.audit import Order, recorded
+from federation.runtime.composition import Federation
 from tests.federation.cli.conftest import Command
 from tests.federation.cli.elsewhere import PEER, give_up, know, on_the_node, owe, put_on_hold
 from tests.federation.cli.every_command import every_command, typed

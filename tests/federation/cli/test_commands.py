@@ -11,7 +11,7 @@ import pytest
 import redis
 from sqlalchemy import text
 
-from federation.app import Federation
+from federation.runtime.composition import Federation
 from tests.federation.cli.conftest import Command
 from tests.federation.cli.elsewhere import on_the_node, owe
 from tests.federation.protocol.vectors import A

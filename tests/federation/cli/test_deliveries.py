@@ -12,7 +12,7 @@ from db import (
     DeliveryState,
     HoldReason,
 )
-from federation.app import Federation
+from federation.runtime.composition import Federation
 from tests.federation.cli.conftest import Command
 from tests.federation.cli.elsewhere import (
     PEER,

@@ -26,9 +26,9 @@ from db.migrate import upgrade
 from federation.admin.doctor import given_up, time_checks
 from federation.admin.doctor.checks import Verdict
 from federation.admin.doctor.doctor import Finding, examine, worst
-from federation.app import Federation
-from federation.base.settings import OLD_KEY_VARIABLES, Settings
+from federation.base.settings.settings import OLD_KEY_VARIABLES, Settings
 from federation.protocol.keys import generate_own_keys
+from federation.runtime.composition import Federation
 from tests import warm
 from tests.federation.cli.conftest import Command
 from tests.federation.cli.elsewhere import PEER, know

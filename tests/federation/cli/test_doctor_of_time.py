@@ -13,9 +13,9 @@ from db import DeliveryJob, ProcessClock, RunOutcome, SchedulerJob
 from federation.admin.doctor import time_checks
 from federation.admin.doctor.checks import Found, Verdict
 from federation.admin.why import explain
-from federation.app import Federation
-from federation.delivery.sweeps import GAP
-from federation.recurring_jobs import recurring_jobs
+from federation.delivery.held.sweep_times import GAP
+from federation.runtime.composition import Federation
+from federation.runtime.recurring_jobs import recurring_jobs
 from federation.scheduler.leases import LEASE
 from tests.federation.cli.elsewhere import PEER, owe
 from tests.federation.conftest import MakeSettings

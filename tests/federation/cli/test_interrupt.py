@@ -47,7 +47,14 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-MOMENTS = ["federation.siblings", "federation.cli", "typer", "federation.cli.problems", "pydantic", "sqlalchemy.orm"]
+MOMENTS = [
+    "federation.other_packages",
+    "federation.cli",
+    "typer",
+    "federation.cli.problems",
+    "pydantic",
+    "sqlalchemy.orm",
+]
 
 
 @pytest.mark.parametrize("module", [*MOMENTS, "aiosqlite", "db.migrate", *map(str, range(1, 700, 90))])
@@ -117,7 +124,7 @@ def test_an_interrupt_that_became_another_error_is_one(command: Command, monkeyp
         except KeyboardInterrupt as error:
             raise RuntimeError("Error calling __set_name__") from error
 
-    monkeypatch.setattr("federation.base.settings.Settings.load", interrupted)
+    monkeypatch.setattr("federation.base.settings.settings.Settings.load", interrupted)
     done = command("servers", "list")
     assert (done.status, done.stderr) == (130, "federation: interrupted\n")
 

@@ -137,6 +137,6 @@ def test_every_kind_of_error_is_written_down() -> None:
 
 def test_a_bug_is_told_to_a_program_too(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its traceback goes where it always goes."""
-    monkeypatch.setattr("federation.base.settings.Settings.load", lambda: 1 / 0)
+    monkeypatch.setattr("federation.base.settings.settings.Settings.load", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         command("servers", "list", "--json")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from federation.base.settings import write_env_file
+from federation.base.settings.settings import write_env_file
 from tests.federation.cli.conftest import Command
 from tests.federation.cli.elsewhere import PEER, know, on_the_node
 from tests.federation.protocol.vectors import A

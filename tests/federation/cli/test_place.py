@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from db import Database
-from federation.base.settings import Settings
+from federation.base.settings.settings import Settings
 from tests import warm
 from tests.federation.cli.conftest import Command
 from tests.federation.cli.elsewhere import on_the_node, owe
@@ -194,7 +194,7 @@ def test_a_directory_that_may_not_be_written_to_is_told(read_only: Path) -> None
 
 AS_NOBODY = """
 import os
-import federation.cli, federation.base.settings, federation.protocol.keys, federation.base.misspelt, db.migrate
+import federation.cli, federation.base.settings.settings, federation.protocol.keys, federation.base.settings.misspelt, db.migrate
 if os.geteuid() == 0:  # loaded before: nobody need not be able to read the code
     os.setegid(65534)
     os.seteuid(65534)

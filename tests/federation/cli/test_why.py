@@ -17,10 +17,10 @@ from db import (
     Server,
 )
 from db.deliveries import AttemptOutcome
-from federation.app import Federation
-from federation.base.jobs import POST_JOB
-from federation.base.settings import OLD_KEY_VARIABLES
+from federation.base.queues.job_data import POST_JOB
+from federation.base.settings.settings import OLD_KEY_VARIABLES
 from federation.protocol.keys import generate_own_keys
+from federation.runtime.composition import Federation
 from tests.federation.cli.conftest import Command
 from tests.federation.cli.elsewhere import PEER, fall, give_up, know, on_the_node, owe, put_on_hold
 

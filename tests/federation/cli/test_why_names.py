@@ -9,7 +9,7 @@ from sqlalchemy import insert, update
 from sqlmodel import col
 
 from db import Server, ServerLink
-from federation.app import Federation
+from federation.runtime.composition import Federation
 from tests.federation.cli.conftest import Command
 from tests.federation.cli.elsewhere import PEER, fall, know, on_the_node, owe, put_on_hold
 

@@ -7,8 +7,8 @@ from datetime import timedelta
 
 import pytest
 
-from federation.app import Federation
 from federation.dashboard.node_site import NodeSite
+from federation.runtime.composition import Federation
 from workers.dashboard.access import Access
 
 MakeNodeSite = Callable[..., NodeSite]

@@ -11,11 +11,11 @@ from sqlmodel import col
 
 from db import ActionSource, BulkVerb, DeliveryJob, DeliveryState
 from federation.admin.deliveries.bulk_jobs import BulkJobs
-from federation.app import Federation
 from federation.base.audit import Order
 from federation.dashboard import import_pages
 from federation.dashboard.node_site import NodeSite
 from federation.rollups.job import Rollups
+from federation.runtime.composition import Federation
 from tests.browser.axe import violations
 from tests.browser.chromium import chromium
 from tests.browser.serving import served

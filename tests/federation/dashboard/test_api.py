@@ -19,11 +19,11 @@ from db import (
     ServerLink,
 )
 from federation.admin.deliveries.bulk_jobs import BulkJobs
-from federation.app import Federation
 from federation.base.audit import Order
 from federation.dashboard import delivery_calls
 from federation.dashboard.node_site import NodeSite
 from federation.rollups.job import Rollups
+from federation.runtime.composition import Federation
 from tests.federation.dashboard.conftest import MakeNodeSite
 from tests.federation.dashboard.test_pages import HOSTILE, NOT_SHOWN, NOW, PEER, actions, know, owe
 from tests.workers.dashboard.calling import ROOT, VIEWER, WITH_TOKENS, Program

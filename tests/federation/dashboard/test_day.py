@@ -12,8 +12,8 @@ from sqlalchemy import func, select
 from sqlmodel import col
 
 from db import DeliveryJob, DeliveryState
-from federation.app import Federation
-from federation.node_workers import FederationWorkers
+from federation.runtime.composition import Federation
+from federation.runtime.workers import FederationWorkers
 from tests.browser.chromium import Window, chromium
 from tests.browser.serving import served
 from tests.federation.conftest import MakeSettings

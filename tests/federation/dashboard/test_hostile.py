@@ -10,8 +10,8 @@ from urllib.parse import urlencode
 import pytest
 
 from db import ActionSource
-from federation.app import Federation
 from federation.dashboard.node_site import NodeSite
+from federation.runtime.composition import Federation
 from tests.federation.conftest import MakeSettings
 from tests.federation.dashboard.conftest import MakeNodeSite
 from tests.federation.dashboard.test_pages import PEER, actions, know

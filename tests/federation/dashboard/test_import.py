@@ -13,9 +13,9 @@ from sqlalchemy import select
 from db import ActionSource, BulkJob
 from federation.admin import blacklist
 from federation.admin.deliveries.bulk_jobs import BulkJobs
-from federation.app import Federation
 from federation.dashboard import import_pages
 from federation.dashboard.node_site import NodeSite
+from federation.runtime.composition import Federation
 from tests.federation.dashboard.conftest import MakeNodeSite
 from tests.federation.dashboard.test_api import LIST, rules
 from tests.federation.dashboard.test_pages import HOSTILE, actions

@@ -29,10 +29,10 @@ from db import (
 )
 from federation.admin.deliveries import holds
 from federation.admin.deliveries.bulk_jobs import BulkJobs
-from federation.app import Federation
 from federation.cli.app import app as cli
 from federation.dashboard.node_site import NodeSite
 from federation.rollups.job import Rollups
+from federation.runtime.composition import Federation
 from tests.federation.conftest import MakeSettings, alter
 from tests.federation.dashboard.conftest import MakeNodeSite
 from tests.workers.dashboard.browsing import Person

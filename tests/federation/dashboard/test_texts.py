@@ -6,8 +6,8 @@ import pytest
 from sqlalchemy import insert, update
 
 from db import ActionSource, DeliveryJob, DeliveryPayload
-from federation.app import Federation
 from federation.dashboard.node_site import NodeSite
+from federation.runtime.composition import Federation
 from tests.federation.dashboard.conftest import MakeNodeSite
 from tests.federation.dashboard.test_pages import HOSTILE, NOT_SHOWN, NOW, actions, owe
 from tests.workers.dashboard.browsing import Person

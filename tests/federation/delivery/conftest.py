@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from db import Database
-from federation.app import Federation
-from federation.base.settings import Settings
-from federation.delivery.ledger import Ledger
+from federation.base.settings.settings import Settings
+from federation.delivery.ledger.ledger import Ledger
+from federation.runtime.composition import Federation
 from tests.federation.conftest import MakeSettings
 from tests.federation.delivery.harness import Site
 from tests.peer import Peer, acquaint

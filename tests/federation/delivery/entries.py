@@ -13,9 +13,9 @@ from sqlmodel import col
 
 from db import AttemptOutcome, Database, DeliveryAttempt, DeliveryJob, DeliveryState, HoldReason
 from db.alone import Alone
-from federation.delivery.attempts import AttemptRecord
-from federation.delivery.entries import Begin, Begun, Ended, Series
-from federation.delivery.ledger import Ledger
+from federation.delivery.ledger.attempt_log import AttemptRecord
+from federation.delivery.ledger.entries import Begin, Begun, Ended, Series
+from federation.delivery.ledger.ledger import Ledger
 from federation.protocol.activities import parse_method
 from federation.sealed.outbound.follows import FollowAnswer
 from federation.servers.link_rules import Hold

@@ -11,15 +11,15 @@ from sqlalchemy import select, update
 from sqlmodel import col
 
 from db import Database, DeliveryJob, DeliveryState, HoldReason, ServerLink, new_id
-from federation.base.job_queue import JobQueue
-from federation.base.queues import delivery_queue
-from federation.base.settings import Settings
-from federation.delivery.holding import HeldDeliveries
-from federation.delivery.outbox import Outbox
-from federation.delivery.release import Releaser
+from federation.base.queues.names_and_retries import delivery_queue
+from federation.base.queues.queue import JobQueue
+from federation.base.settings.settings import Settings
+from federation.delivery.held.release import Releaser
+from federation.delivery.held.sweep import HeldDeliveries
+from federation.delivery.outbox.outbox import Outbox
+from federation.sealed.peers.registry import Registry
 from federation.servers.blacklist import Blacklist
 from federation.servers.links import Links
-from federation.servers.registry import Registry
 from tests.federation.delivery.entries import any_activity
 from workers import JobState
 from workers.clock import ManualClock

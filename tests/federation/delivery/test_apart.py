@@ -8,11 +8,11 @@ from sqlalchemy import select
 from sqlmodel import col
 
 from db import AttemptNote, DeliveryAttempt, DeliveryJob, DeliveryState
-from federation.app import Federation
-from federation.delivery.apart import Apart
-from federation.delivery.entries import Abandoned, Begin, Begun
-from federation.delivery.group import FATAL_ALONE, FIRST_SUSPECTS
-from federation.delivery.ledger import Ledger
+from federation.delivery.attempt.crash_suspects import Apart
+from federation.delivery.ledger.entries import Abandoned, Begin, Begun
+from federation.delivery.ledger.ledger import Ledger
+from federation.delivery.ledger.statements import FATAL_ALONE, FIRST_SUSPECTS
+from federation.runtime.composition import Federation
 from tests.federation.delivery.harness import Site
 from tests.peer import Peer
 from workers.clock import ManualClock

@@ -11,9 +11,9 @@ from sqlmodel import col
 from structlog.testing import capture_logs
 
 from db import AttemptOutcome, Database, DeliveryAttempt
-from federation.app import Federation
-from federation.delivery import attempts
-from federation.delivery.attempts import AttemptLog, AttemptRecord
+from federation.delivery.ledger import attempt_log as attempts
+from federation.delivery.ledger.attempt_log import AttemptLog, AttemptRecord
+from federation.runtime.composition import Federation
 from tests.patience import PATIENCE_SECONDS, eventually, until
 
 

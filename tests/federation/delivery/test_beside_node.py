@@ -10,9 +10,9 @@ from sqlalchemy import delete
 from sqlmodel import col
 
 from db import DeliveryJob
-from federation.app import Federation
-from federation.base.jobs import POST_JOB
-from federation.base.queues import DELIVERY_QUEUE_NAME
+from federation.base.queues.job_data import POST_JOB
+from federation.base.queues.names_and_retries import DELIVERY_QUEUE_NAME
+from federation.runtime.composition import Federation
 from tests.federation.conftest import MakeSettings
 from tests.federation.delivery.harness import Site, post_payload
 from tests.interop.peer import BULLMQ, NodePeer, install_npm_packages, node_peer

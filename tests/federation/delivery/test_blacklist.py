@@ -10,7 +10,7 @@ import pytest
 
 from db import BlacklistedServer, Database
 from federation.admin import blacklist
-from federation.app import Federation
+from federation.runtime.composition import Federation
 from tests.federation.delivery.harness import Site, job_data, post_payload
 from tests.misbehaving import Exchange, Received
 from tests.patience import eventually

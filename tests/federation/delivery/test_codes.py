@@ -12,7 +12,7 @@ import pytest
 import federation
 from db import AttemptOutcome
 from federation.codes import CODES, FORGERIES, LOGGED_CODES, OWN_FAULTS
-from federation.delivery.codes import HTTP_CODE, STALLED, FailureClass
+from federation.delivery.error_codes import HTTP_CODE, STALLED, FailureClass
 from federation.http.threat_policy import NetworkErrorCode
 from federation.sealed.codes import ABOUT_KEYS, class_of_status
 

@@ -10,8 +10,8 @@ from structlog.testing import capture_logs
 
 from db import DeliveryJob
 from db.migrate import upgrade
-from federation.app import Federation
-from federation.node_workers import FederationWorkers
+from federation.runtime.composition import Federation
+from federation.runtime.workers import FederationWorkers
 from tests.federation.conftest import MakeSettings
 from tests.federation.delivery.harness import Site
 from tests.patience import until

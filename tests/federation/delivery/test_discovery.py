@@ -12,9 +12,9 @@ from sqlalchemy import delete, update
 from sqlmodel import col
 
 from db import DeliveryState, HoldReason, LinkState, Server, ServerLink
-from federation.app import Federation
 from federation.protocol.keys import generate_own_keys
-from federation.servers.discovery import DISCOVERY_TIMEOUT
+from federation.runtime.composition import Federation
+from federation.sealed.peers.discovery import DISCOVERY_TIMEOUT
 from tests.federation.delivery.harness import Site, follow_payload, job_data
 from tests.federation.protocol.vectors import B
 from tests.misbehaving import Exchange, Received, hang, respond, respond_with

@@ -9,7 +9,7 @@ from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
 from db import Database, DeliveryState, Follow, Server
-from federation.delivery.ledger import Ledger
+from federation.delivery.ledger.ledger import Ledger
 from federation.sealed.outbound.follows import FollowAnswer
 from tests.federation.delivery.entries import (
     ACCEPTED,

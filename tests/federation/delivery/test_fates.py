@@ -6,8 +6,8 @@ from dataclasses import replace
 from datetime import timedelta
 
 from db import LinkState
-from federation.delivery.codes import FailureClass
-from federation.delivery.fates import AGAIN, HELD_FOR_SERVER, fate_of, own_pause
+from federation.delivery.attempt.decision import AGAIN, HELD_FOR_SERVER, fate_of, own_pause
+from federation.delivery.error_codes import FailureClass
 from federation.servers.link_rules import Link
 from tests.federation.delivery.entries import NOW, series_of
 

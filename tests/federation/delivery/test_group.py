@@ -13,10 +13,10 @@ from sqlalchemy import select, update
 from sqlmodel import col
 
 from db import AttemptNote, Database, DeliveryAttempt, DeliveryJob, DeliveryState, HoldReason
-from federation.delivery.entries import Abandoned, Begun, NotBegun, Series
-from federation.delivery.group import FIRST_SUSPECTS
-from federation.delivery.ledger import Ledger
-from federation.delivery.rows import PlannedJob
+from federation.delivery.ledger.entries import Abandoned, Begun, NotBegun, Series
+from federation.delivery.ledger.ledger import Ledger
+from federation.delivery.ledger.statements import FIRST_SUSPECTS
+from federation.delivery.rows.transitions import PlannedJob
 from federation.servers.link_rules import Hold
 from tests.federation.delivery.entries import (
     DOWN,

@@ -8,8 +8,8 @@ import pytest
 from sqlalchemy.exc import DataError, IntegrityError, OperationalError
 
 from db import Database
-from federation.delivery.entries import Begun, NotBegun
-from federation.delivery.ledger import CROWD, MAX_ERROR_CHARACTERS, MAX_GROUP, Ledger
+from federation.delivery.ledger.entries import Begun, NotBegun
+from federation.delivery.ledger.ledger import CROWD, MAX_ERROR_CHARACTERS, MAX_GROUP, Ledger
 from tests.federation.delivery.entries import (
     LATER,
     NOW,
@@ -69,7 +69,7 @@ async def test_under_load_a_group_is_waited_for(
     ledger: Ledger, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a large group, what comes a few turns of the loop later shares the next transaction."""
-    monkeypatch.setattr("federation.delivery.ledger.LINGER_SECONDS", 0.5)
+    monkeypatch.setattr("federation.delivery.ledger.ledger.LINGER_SECONDS", 0.5)
     await add_rows(database, *(f"row-{n}" for n in range(CROWD + 3)))
     await asyncio.gather(*(ledger.gone(f"row-{n}") for n in range(CROWD + 1)))
 

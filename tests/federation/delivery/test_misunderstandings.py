@@ -10,10 +10,10 @@ from sqlalchemy import select
 from sqlmodel import col
 
 from db import DeliveryJob, DeliveryState, HoldReason, LinkState
-from federation.app import Federation
-from federation.base.settings import Settings
-from federation.node_workers import FederationWorkers
+from federation.base.settings.settings import Settings
 from federation.protocol.keys import generate_own_keys
+from federation.runtime.composition import Federation
+from federation.runtime.workers import FederationWorkers
 from tests.federation.conftest import MakeSettings
 from tests.federation.delivery.harness import Site
 from tests.misbehaving import Behaviour, Exchange, Received, respond_with

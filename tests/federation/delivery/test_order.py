@@ -9,9 +9,9 @@ import pytest
 from sqlalchemy import select
 
 from db import Database, DeliveryJob, DeliveryPayload, DeliveryState, Follow, HoldReason
-from federation.app import Federation
-from federation.delivery.entries import Begin, Begun
-from federation.delivery.ledger import Ledger
+from federation.delivery.ledger.entries import Begin, Begun
+from federation.delivery.ledger.ledger import Ledger
+from federation.runtime.composition import Federation
 from tests.federation.delivery.harness import FOLLOWED, FOLLOWER, Site
 from tests.federation.delivery.held import PATH, PAYLOAD, URL, Node
 from tests.peer import Peer

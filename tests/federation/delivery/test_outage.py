@@ -10,9 +10,9 @@ from sqlalchemy import func, select
 from sqlmodel import col
 
 from db import DeliveryAttempt, DeliveryJob, DeliveryState, HoldReason, LinkState
-from federation.app import Federation
-from federation.base.settings import Settings
-from federation.node_workers import FederationWorkers
+from federation.base.settings.settings import Settings
+from federation.runtime.composition import Federation
+from federation.runtime.workers import FederationWorkers
 from tests.federation.conftest import MakeSettings
 from tests.federation.delivery.harness import Site
 from tests.misbehaving import reset

@@ -29,8 +29,8 @@ from db import (
     ServerLink,
     create_host_tables,
 )
-from federation.delivery import purge as module
-from federation.delivery.purge import Purge
+from federation import retention as module
+from federation.retention import Purge
 from federation.sealed import purge as sealed_purge
 from federation.sealed.purge import SealedPurge
 from tests.federation.delivery.held import StandsStill

@@ -11,10 +11,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from db import AttemptOutcome, BlacklistedServer, DeliveryState, HoldReason, LinkState
-from federation.app import Federation
 from federation.http.client import FederationClient
 from federation.http.guard import AddressGuard
 from federation.http.pool import ConnectionPool
+from federation.runtime.composition import Federation
 from tests.federation.conftest import MakeSettings
 from tests.federation.delivery.harness import Site, job_data, post_payload
 from tests.federation.protocol.vectors import A

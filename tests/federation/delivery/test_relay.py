@@ -9,13 +9,13 @@ from datetime import UTC, datetime
 import pytest
 
 from db import DeliveryState, HoldReason
-from federation.app import Federation
-from federation.base.settings import Settings
+from federation.base.settings.settings import Settings
 from federation.http.client import FederationClient
 from federation.http.guard import AddressGuard
 from federation.http.pool import ConnectionPool
 from federation.protocol.acks import ack_response, follow_ack
 from federation.protocol.keys import generate_own_keys
+from federation.runtime.composition import Federation
 from tests.federation.delivery.harness import FOLLOWED, FOLLOWER, Site
 from tests.federation.http.conftest import ScriptedResolver
 from tests.federation.protocol.vectors import A

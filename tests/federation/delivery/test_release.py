@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import Engine, event, text
 
 from db import Database, DeliveryState, HoldReason, LinkState
-from federation.delivery.release import LOOKS
+from federation.delivery.held.release import LOOKS
 from tests.federation.delivery.held import URL, Node
 from tests.federation.rows_read import cost, watched
 from workers.clock import ManualClock

@@ -10,8 +10,7 @@ from datetime import timedelta
 import pytest
 
 from db import DeliveryState, HoldReason
-from federation.app import Federation
-from federation.delivery.room import (
+from federation.delivery.attempt.host_limits import (
     LONGEST_PAUSE,
     MAX_REMEMBERED,
     SHORTEST_PAUSE,
@@ -21,6 +20,7 @@ from federation.delivery.room import (
     Turn,
 )
 from federation.protocol.keys import generate_own_keys
+from federation.runtime.composition import Federation
 from tests.federation.conftest import MakeSettings
 from tests.federation.delivery.harness import Site
 from tests.misbehaving import hang

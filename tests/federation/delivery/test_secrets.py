@@ -17,16 +17,16 @@ from sqlalchemy import text, update
 from sqlmodel import col
 
 from db import Database, Server, create_host_tables
-from federation.app import Federation
-from federation.base.jobs import FederationDeliveryJob
-from federation.base.settings import Settings
-from federation.delivery.process import Report
+from federation.base.queues.job_data import FederationDeliveryJob
+from federation.base.settings.settings import Settings
+from federation.delivery.attempt.processor import Report
 from federation.http.client import FederationClient
 from federation.http.guard import AddressGuard
 from federation.http.pool import ConnectionPool
 from federation.node.standing import ClientStanding
 from federation.protocol.keys import generate_own_keys
-from federation.servers.registry import KnownServer
+from federation.runtime.composition import Federation
+from federation.sealed.peers.registry import KnownServer
 from tests.federation.delivery.harness import Site, follow_payload, job_data, post_payload
 from tests.federation.http.conftest import ScriptedResolver
 from tests.federation.node.remote_server import RemoteServer

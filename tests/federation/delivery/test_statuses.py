@@ -9,8 +9,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from db import AttemptNote, DeliveryState, HoldReason, LinkState
-from federation.app import Federation
 from federation.delivery.errors import RetryableFailure
+from federation.runtime.composition import Federation
 from tests.federation.conftest import OWN_URL, MakeSettings
 from tests.federation.delivery.harness import Site
 from tests.misbehaving import (

@@ -9,9 +9,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from db import Database, DeliveryState
-from federation.delivery.purge import Purge
-from federation.delivery.sweeper import OutboxSweeper
-from federation.delivery.sweeps import GAP, LOST_INTERVAL, SPARED, LastSweep, Sweeps, after_loss, after_sweep
+from federation.delivery.held.sweep_times import GAP, LOST_INTERVAL, SPARED, LastSweep, Sweeps, after_loss, after_sweep
+from federation.delivery.outbox.sweeper import OutboxSweeper
+from federation.retention import Purge
 from tests.federation.delivery.held import URL, Node
 from workers import Job, JobState, Worker, WorkerEvent, WorkerEventKind
 from workers.clock import ManualClock, SystemClock

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 from federation.admin.deliveries_bulk import BulkDeliveries
-from federation.delivery.manual import TRANSITIONS, Step
 from sqlalchemy import update
 from sqlmodel import col
 
 from db import DeliveryJob, DeliveryState
 from federation.admin import blacklist, holds
 from federation.admin.deliveries import Selection
-from federation.app import Federation
-from federation.delivery.purge import Purge
+from federation.manual import TRANSITIONS, Step
+from federation.retention import Purge
+from federation.runtime.composition import Federation
 from tests.federation.delivery.harness import Site
 from tests.misbehaving import respond
 from tests.peer import Peer

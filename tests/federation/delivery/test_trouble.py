@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import text
 
 from db import DeliveryState, HoldReason
-from federation.app import Federation
+from federation.runtime.composition import Federation
 from tests.federation.conftest import MakeSettings
 from tests.federation.delivery.harness import Site, job_data, post_payload
 from tests.peer import Peer, acquaint

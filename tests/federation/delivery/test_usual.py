@@ -23,11 +23,11 @@ from db import (
     HoldReason,
     Server,
 )
-from federation.delivery.attempts import write_attempts
-from federation.delivery.entries import Begun, Entry, Gone, NotBegun
-from federation.delivery.group import Group
-from federation.delivery.ledger import Ledger
-from federation.delivery.usual import UsualEntry, write_usual
+from federation.delivery.ledger.attempt_log import write_attempts
+from federation.delivery.ledger.entries import Begun, Entry, Gone, NotBegun
+from federation.delivery.ledger.ledger import Ledger
+from federation.delivery.ledger.postgres_fast_path import UsualEntry, write_usual
+from federation.delivery.ledger.statements import Group
 from federation.sealed.outbound.follows import FollowAnswer
 from tests.federation.delivery.entries import LATER, NOW, SERVER, add_rows, attempts, beginning, record, rows, run
 

@@ -16,14 +16,14 @@ from structlog.testing import capture_logs
 
 from db import Database, DatabaseIdentity, DeliveryJob, DeliveryState, QueueSighting
 from db.migrate import upgrade
-from federation.app import Federation
-from federation.base.jobs import POST_JOB
-from federation.base.settings import Settings
-from federation.base.storages import queue_place
-from federation.delivery.foreign import pause_for
-from federation.delivery.origin import JobOrigin
-from federation.delivery.sightings import MOST_ORIGINS, Sightings, places, strangers
+from federation.base.queues.job_data import POST_JOB
+from federation.base.queues.storages import queue_place
+from federation.base.settings.settings import Settings
+from federation.delivery.other_nodes.give_back import pause_for
+from federation.delivery.other_nodes.origin import JobOrigin
+from federation.delivery.other_nodes.sightings import MOST_ORIGINS, Sightings, places, strangers
 from federation.monitoring.prometheus import ProcessMetrics
+from federation.runtime.composition import Federation
 from tests.federation.conftest import MakeSettings
 from tests.federation.delivery.harness import Site, post_payload
 from tests.peer import POSTS_PATH, Peer, acquaint

@@ -12,14 +12,14 @@ import pytest
 from sqlalchemy import Connection
 
 from db import DeliveryState, HoldReason, LinkState, new_id
-from federation.app import Federation
-from federation.base.settings import Settings
-from federation.delivery.codes import FailureClass
+from federation.base.settings.settings import Settings
+from federation.delivery.error_codes import FailureClass
 from federation.delivery.errors import Held, PermanentFailure, RetryableFailure, Superseded
 from federation.delivery.wire import Effect, Sending, Wire
 from federation.http.client import FederationClient
 from federation.http.guard import AddressGuard
 from federation.http.pool import ConnectionPool
+from federation.runtime.composition import Federation
 from tests.federation.delivery.harness import Site
 from tests.peer import Peer
 from tests.plain_wire import PLAIN_JOB, PlainWire

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from typer.testing import CliRunner
 
-from federation.base.settings import Settings
+from federation.base.settings.settings import Settings
 from federation.cli.app import app
 
 EXTERNAL = frozenset({"PATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "PIP_NO_CACHE_DIR"})

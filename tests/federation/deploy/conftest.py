@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from db import Database, RunOutcome, SchedulerJob
-from federation.base.settings import write_env_file
+from federation.base.settings.settings import write_env_file
 from federation.monitoring.prometheus import ProcessMetrics
 from federation.protocol.keys import generate_own_keys
 from tests.federation.deploy.promql import Exposed, scraped

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import yaml
 
-from federation.base.setting_types import parse_duration
-from federation.base.settings import Settings
-from federation.process import descriptors
+from federation.base.settings.settings import Settings
+from federation.base.settings.types import parse_duration
 from federation.protocol.keys import generate_own_keys
+from federation.runtime.nodes import descriptors
 from tests.federation.deploy.commands import refusal, unknown_variables
 from tests.federation.deploy.places import COMPOSE, DEPLOY, PROMETHEUS, ROOT, approve, tool
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from federation.base.setting_types import parse_duration
-from federation.base.settings import Settings
-from federation.process import descriptors
+from federation.base.settings.settings import Settings
+from federation.base.settings.types import parse_duration
+from federation.runtime.nodes import descriptors
 from tests.federation.deploy.commands import refusal, unknown_variables
 from tests.federation.deploy.places import DEPLOY, SYSTEMD, approve, tool
 

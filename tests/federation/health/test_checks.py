@@ -11,11 +11,11 @@ from structlog.testing import capture_logs
 
 from db import Server, ServerHealthEvent
 from federation.admin import blacklist
-from federation.app import Federation
-from federation.base.queues import health_check_queue
-from federation.base.settings import Settings
-from federation.health.checks import HealthSchedule, health_check_id
+from federation.base.queues.names_and_retries import health_check_queue
+from federation.base.settings.settings import Settings
 from federation.protocol.keys import generate_own_keys
+from federation.runtime.composition import Federation
+from federation.sealed.peers.health_checks import HealthSchedule, health_check_id
 from federation.sealed.peers.probe import PROBE_TIMEOUT
 from tests.federation.conftest import MakeSettings
 from tests.misbehaving import Behaviour, garbage, redirect, reset, respond

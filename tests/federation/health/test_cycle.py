@@ -10,8 +10,8 @@ from sqlmodel import col
 from structlog.testing import capture_logs
 
 from db import Server, ServerHealthEvent
-from federation.app import Federation
-from federation.node_workers import FederationWorkers
+from federation.runtime.composition import Federation
+from federation.runtime.workers import FederationWorkers
 from tests.federation.conftest import MakeSettings
 from tests.patience import until
 from tests.peer import POSTS_PATH, Peer, acquaint

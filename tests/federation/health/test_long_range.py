@@ -9,9 +9,9 @@ from sqlalchemy import insert, select, update
 from sqlmodel import col
 
 from db import BlacklistedServer, Server
-from federation.app import Federation
-from federation.health.long_range import JITTER, MAX_SERVERS, ProbePlan
-from federation.servers.registry import KnownServer
+from federation.runtime.composition import Federation
+from federation.sealed.peers.long_range_probes import JITTER, MAX_SERVERS, ProbePlan
+from federation.sealed.peers.registry import KnownServer
 from tests.misbehaving import respond
 from tests.peer import Peer, acquaint
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from federation.base.setting_types import parse_allowed_hostnames
+from federation.base.settings.types import parse_allowed_hostnames
 from federation.http.client import FederationClient
 from federation.http.errors import BlockedAddress, BlockedUrl, NetworkError
 from federation.http.guard import AddressGuard

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from federation.base.setting_types import parse_allowed_hostnames
+from federation.base.settings.types import parse_allowed_hostnames
 from federation.http.errors import BlockedAddress, BlockedUrl
 from federation.http.guard import AddressGuard
 from federation.http.threat_policy import NetworkErrorCode

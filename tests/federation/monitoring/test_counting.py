@@ -11,13 +11,13 @@ from structlog.testing import capture_logs
 
 from db import Database, DeliveryJob, DeliveryState, HoldReason
 from federation.admin import blacklist
-from federation.app import Federation
-from federation.base.settings import Settings
+from federation.base.settings.settings import Settings
 from federation.http.client import FederationClient
 from federation.http.guard import AddressGuard
 from federation.http.pool import ConnectionPool
 from federation.monitoring.prometheus import ProcessMetrics
 from federation.protocol.keys import generate_own_keys
+from federation.runtime.composition import Federation
 from federation.scheduler.leases import Leases
 from federation.scheduler.runner import JobRunner, RecurringJob
 from tests.federation.delivery.harness import Site, job_data, post_payload

@@ -12,12 +12,12 @@ from datetime import timedelta
 import httpx
 import pytest
 
-from federation.app import Federation
 from federation.base.errors import ConfigurationError
 from federation.monitoring.endpoints import Endpoints
 from federation.monitoring.listener import MetricsListener
 from federation.monitoring.monitor import monitored
 from federation.monitoring.prometheus import ProcessMetrics
+from federation.runtime.composition import Federation
 from tests.patience import PATIENCE_SECONDS, eventually
 from tests.servers import free_port
 from workers.supervisor.http_port import MAX_CONNECTIONS, MAX_HEAD_BYTES

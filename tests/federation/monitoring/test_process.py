@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from db.migrate import upgrade
-from federation.base.settings import write_env_file
+from federation.base.settings.settings import write_env_file
 from federation.protocol.keys import generate_own_keys
 from tests.federation.test_run import ROOT, Folder
 from tests.patience import PATIENCE_SECONDS

@@ -25,14 +25,14 @@ from db import (
     ServerLink,
     new_id,
 )
-from federation.app import Federation
 from federation.codes import CODES, LOGGED_CODES
-from federation.delivery.codes import STALLED, FailureClass
+from federation.delivery.error_codes import STALLED, FailureClass
 from federation.monitoring.endpoints import HEALTH_PATH, READY_PATH
 from federation.monitoring.labels import ATTEMPT_CODES, ENDPOINTS, OWN_FAULTS, code_label
 from federation.monitoring.monitor import watch
 from federation.monitoring.numbers import age, read_numbers
 from federation.monitoring.prometheus import ProcessMetrics
+from federation.runtime.composition import Federation
 from tests.federation import rows_read
 from tests.patience import PATIENCE_SECONDS
 from workers import Claim, Job, Queue, WorkerEvent, WorkerEventKind

@@ -14,10 +14,10 @@ from structlog.testing import capture_logs
 
 from db import Database
 from db.migrate import upgrade
-from federation.app import Federation
-from federation.base.settings import Settings
+from federation.base.settings.settings import Settings
 from federation.monitoring.endpoints import READY_PATH, Endpoints
 from federation.monitoring.readiness import NotReady, Readiness, node_checks, serving_checks
+from federation.runtime.composition import Federation
 from tests.federation.conftest import MakeSettings, alter
 from tests.misbehaving import MisbehavingServer, hang
 from tests.patience import eventually

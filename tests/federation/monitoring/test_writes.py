@@ -17,9 +17,9 @@ from sqlalchemy import make_url
 from structlog.testing import capture_logs
 
 from db import Database
-from federation.app import Federation
 from federation.monitoring.readiness import NotReady, Readiness
 from federation.monitoring.writes import WriteTrials
+from federation.runtime.composition import Federation
 from tests.federation.conftest import MakeSettings, alter
 from tests.patience import PATIENCE_SECONDS, eventually, until
 

@@ -27,10 +27,10 @@ from federation.node.limits import Limit, MemoryWindows, Windows
 from federation.node.standing import ClientStanding
 from federation.protocol.keys import OwnKeys, generate_own_keys
 from federation.protocol.relaying import RELAY_PATH
-from federation.servers.discovery import Discovery
+from federation.sealed.peers.discovery import Discovery
+from federation.sealed.peers.own_identity import OwnIdentity
+from federation.sealed.peers.registry import Registry
 from federation.servers.links import Links
-from federation.servers.own_identity import OwnIdentity
-from federation.servers.registry import Registry
 from tests.federation.node.remote_server import RemoteServer
 from tests.federation.protocol import vectors
 

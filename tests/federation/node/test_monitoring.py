@@ -11,9 +11,9 @@ from structlog.testing import capture_logs
 
 from db import create_host_tables
 from federation.admin.doctor.checks import Verdict, proxies
-from federation.app import Federation
 from federation.monitoring.prometheus import ProcessMetrics
 from federation.node.unnamed_proxies import MOST
+from federation.runtime.composition import Federation
 from tests.federation.conftest import MakeSettings
 
 Asks = dict[str, object]

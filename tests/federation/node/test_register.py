@@ -11,7 +11,6 @@ from ipaddress import ip_network
 import httpx
 import pytest
 
-from federation.app import Federation
 from federation.node.admission import NEW_SERVERS_PER_NETWORK
 from federation.node.callback import MAX_CALLBACKS, MAX_CALLBACKS_PER_HOST, MAX_CALLBACKS_PER_SERVER, Callback
 from federation.node.limits import MemoryWindows
@@ -20,6 +19,7 @@ from federation.protocol.discovery import DiscoverDocument
 from federation.protocol.json_text import dump_json
 from federation.protocol.keys import generate_own_keys
 from federation.protocol.models import validate
+from federation.runtime.composition import Federation
 from tests.federation.node.conftest import Node, serving
 from tests.federation.node.remote_server import RemoteServer
 from tests.misbehaving import Behaviour, Exchange, MisbehavingServer, Received, huge_body, redirect, reset, respond

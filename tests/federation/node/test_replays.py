@@ -14,7 +14,7 @@ from sqlalchemy import delete, select
 from db import Follow, FollowNews, User
 from federation.node.follows import FOLLOWS_PATH
 from federation.protocol.activities import follow_activity, unfollow_activity
-from federation.servers import follow_news
+from federation.sealed.peers import follow_news
 from tests.federation.node.conftest import OWN_URL, Node, on_both_databases
 from tests.federation.node.remote_server import RemoteServer
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from federation.app import Federation
-from federation.base.setting_types import SHORTEST_LOG
+from federation.base.settings.types import SHORTEST_LOG
 from federation.cli.problems import USAGE_ERROR
-from federation.recurring_jobs import recurring_jobs
+from federation.runtime.composition import Federation
+from federation.runtime.recurring_jobs import recurring_jobs
 from federation.scheduler import analytics as module
 from federation.scheduler.analytics import AFTER_MIDNIGHT, TOLD, NightlyAnalytics
 from federation.scheduler.runner import JobFailed

@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from db import BlacklistedServer, Database
 from federation.servers import blacklist as module
 from federation.servers.blacklist import Blacklist, load_rules
-from federation.servers.rules import RuleSet
+from federation.servers.blacklist_rules import RuleSet
 from tests.patience import eventually
 
 URL = "https://evil.example"

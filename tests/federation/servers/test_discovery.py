@@ -11,13 +11,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from federation.admin import blacklist
-from federation.app import Federation
 from federation.http.errors import BlockedUrl
 from federation.protocol.keys import generate_own_keys
 from federation.protocol.possession import NO_PROOF
-from federation.servers.claims import Claims
-from federation.servers.discovery import DiscoveryError, ServerBlacklisted
-from federation.servers.possession import MAX_PINGS_PER_HOST, Possession
+from federation.runtime.composition import Federation
+from federation.sealed.peers.claims import Claims
+from federation.sealed.peers.discovery import DiscoveryError, ServerBlacklisted
+from federation.sealed.peers.possession import MAX_PINGS_PER_HOST, Possession
 from tests.federation.conftest import OWN_URL, MakeSettings
 from tests.federation.protocol.vectors import A, B
 from tests.misbehaving import Behaviour, hang, redirect, reset, respond, truncate

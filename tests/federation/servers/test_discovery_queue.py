@@ -12,13 +12,13 @@ import pytest
 from sqlalchemy import select
 
 from db import DeliveryJob, Server
-from federation.app import Federation
-from federation.base.jobs import DISCOVERY_JOB
-from federation.base.queues import DISCOVERY_QUEUE_NAME
+from federation.base.queues.job_data import DISCOVERY_JOB
+from federation.base.queues.names_and_retries import DISCOVERY_QUEUE_NAME
 from federation.http.errors import BlockedUrl
-from federation.node_workers import FederationWorkers
-from federation.servers.discovery import DiscoveryError
-from federation.servers.discovery_queue import QueuedDiscovery
+from federation.runtime.composition import Federation
+from federation.runtime.workers import FederationWorkers
+from federation.sealed.peers.discovery import DiscoveryError
+from federation.sealed.peers.discovery_queue import QueuedDiscovery
 from tests.federation.conftest import MakeSettings
 from tests.misbehaving import Exchange, Received, hang, respond
 from tests.patience import until

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 
 from db import Database
-from federation.servers.follow_news import Direction, Pair, take_unfollow, time_to_tell
+from federation.sealed.peers.follow_news import Direction, Pair, take_unfollow, time_to_tell
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 HOUR = timedelta(hours=1)

@@ -10,7 +10,7 @@ from sqlmodel import col
 from db import BlacklistedServer, LinkState, Server, ServerLink
 from federation.admin import keys as admin
 from federation.cli.output import progress
-from federation.recurring_jobs import recurring_jobs
+from federation.runtime.recurring_jobs import recurring_jobs
 from tests.federation.servers.two_nodes import (
     B_URL,
     Pair,

@@ -14,9 +14,9 @@ from structlog.testing import capture_logs
 
 from db import Database, LinkState, Server, ServerHealthEvent, ServerLink
 from federation.sealed.outbound.wire import LOOK_TAKES
+from federation.sealed.peers.registry import Registry
 from federation.servers.link_rules import BUCKET, HEARD_INTERVAL, LONGEST_WAIT, MAX_REJECTIONS
 from federation.servers.links import Links, closed_among
-from federation.servers.registry import Registry
 from workers.clock import ManualClock
 
 URL = "https://b.example"

@@ -11,7 +11,7 @@ from sqlmodel import col
 from structlog.testing import capture_logs
 
 from db import BlacklistedServer, Database, Server, ServerHealthEvent, new_id
-from federation.servers.registry import KeysTaken, Registry
+from federation.sealed.peers.registry import KeysTaken, Registry
 
 URL = "https://b.example"
 

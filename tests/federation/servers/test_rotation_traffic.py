@@ -15,12 +15,12 @@ from sqlmodel import col
 
 from db import DeliveryJob, Follow, HoldReason, LinkState, Post, ServerLink
 from federation.admin import users
-from federation.app import Federation
-from federation.base.jobs import POST_JOB
 from federation.base.own_keys import drop_old_pair
+from federation.base.queues.job_data import POST_JOB
 from federation.delivery.errors import RetryableFailure
 from federation.node.posts import POSTS_PATH
 from federation.protocol.keys import OwnKeys, generate_own_keys
+from federation.runtime.composition import Federation
 from federation.sealed.outbound.follows import FollowAnswer
 from tests.acceptance.site import post
 from tests.federation.delivery.harness import Site

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from federation.protocol.errors import UrlError
 from federation.protocol.urls import canonical_origin
-from federation.servers.rules import RuleSet, canonical_rule, rules_covering
+from federation.servers.blacklist_rules import RuleSet, canonical_rule, rules_covering
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 

@@ -15,9 +15,8 @@ from sqlmodel import col
 
 from db import Post, Server, create_host_tables
 from federation.admin import keys as admin
-from federation.app import Federation
-from federation.base.jobs import FOLLOW_JOB, POST_JOB
-from federation.base.settings import OLD_KEY_VARIABLES, Settings, write_env_file
+from federation.base.queues.job_data import FOLLOW_JOB, POST_JOB
+from federation.base.settings.settings import OLD_KEY_VARIABLES, Settings, write_env_file
 from federation.cli.output import progress
 from federation.delivery.wire import Seen, Sending
 from federation.http.client import FederationClient
@@ -27,8 +26,9 @@ from federation.node.posts import POSTS_PATH
 from federation.protocol.activities import follow_activity
 from federation.protocol.keys import KeyRing, OwnKeys
 from federation.protocol.rotation import ROTATE_CONFIRM_PATH, ROTATE_INIT_PATH
+from federation.runtime.composition import Federation
 from federation.sealed.outbound.follows import FollowAnswer
-from federation.servers.key_rotation import KeyRotation
+from federation.sealed.peers.key_rotation import KeyRotation
 from tests.acceptance.site import post
 from tests.federation.protocol.vectors import A, B
 

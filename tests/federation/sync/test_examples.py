@@ -121,7 +121,7 @@ async def test_a_crash_after_the_commit_loses_nothing(
     """The process is killed by the commit itself: nobody adds the job then, where the queue is elsewhere."""
     (tmp_path / "sitecustomize.py").write_text(
         "import os\n"
-        "import federation.delivery.plain_outbox as outbox\n"
+        "import federation.delivery.outbox.sync as outbox\n"
         "def crash(*args):\n"
         "    os._exit(9)\n"
         "outbox.Later.put = outbox.PlainOutbox._look_soon = crash\n"

@@ -16,7 +16,7 @@ from federation.admin import blacklist
 from federation.admin.blacklist import rows as blacklist_rows
 from federation.admin.blacklist.rows import ALL_ROWS, entries_of, entry_of
 from federation.protocol.errors import UrlError
-from federation.servers.rules import canonical_rule
+from federation.servers.blacklist_rules import canonical_rule
 from tests.federation.rows_read import MANY, cost, watched
 
 NOW = datetime.now(UTC)

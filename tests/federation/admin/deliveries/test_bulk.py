@@ -10,7 +10,7 @@ import pytest
 from db import DeliveryState, HoldReason
 from federation.admin.deliveries.bulk import BulkDeliveries, Dropped, Retried
 from federation.admin.deliveries.deliveries import OPEN, Selection
-from federation.delivery.sweeper import OutboxSweeper
+from federation.delivery.outbox.sweeper import OutboxSweeper
 from tests.federation.admin.conftest import OTHER, PEER, Desk
 from workers import JobState
 

@@ -18,9 +18,9 @@ from federation.admin.actions import list_actions
 from federation.admin.deliveries import bulk_jobs
 from federation.admin.deliveries.bulk_jobs import BulkJobs, BulkProgress
 from federation.admin.deliveries.deliveries import Selection
-from federation.app import Federation
 from federation.base.audit import Order
-from federation.base.jobs import POST_JOB
+from federation.base.queues.job_data import POST_JOB
+from federation.runtime.composition import Federation
 from tests import warm
 from tests.federation.conftest import MakeSettings
 from tests.patience import eventually
@@ -189,8 +189,8 @@ RUNNER = """
 import asyncio, os
 from federation.admin.deliveries import bulk_jobs
 from federation.admin.deliveries import bulk as deliveries_bulk
-from federation.app import Federation
-from federation.base.settings import Settings
+from federation.runtime.composition import Federation
+from federation.base.settings.settings import Settings
 deliveries_bulk.BulkDeliveries.__init__.__kwdefaults__["batch"] = 5
 async def main():
     node = Federation(Settings.load())

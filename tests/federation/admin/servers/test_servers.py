@@ -14,10 +14,10 @@ from db import AcceptedKey, Follow, LinkState, Server, ServerLink, ServerScoreca
 from federation.admin import blacklist
 from federation.admin.servers import servers
 from federation.admin.why import explain
-from federation.app import Federation
-from federation.base.jobs import POST_JOB
+from federation.base.queues.job_data import POST_JOB
 from federation.protocol.errors import UrlError
-from federation.servers.registry import KnownServer
+from federation.runtime.composition import Federation
+from federation.sealed.peers.registry import KnownServer
 from tests.federation.admin.conftest import PAYLOAD
 from tests.misbehaving import respond
 from tests.peer import Peer, acquaint

@@ -10,9 +10,9 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from db import Database, DeliveryJob, DeliveryPayload
-from federation.app import Federation
-from federation.base.job_queue import JobQueue
-from federation.delivery.outbox import Outbox
+from federation.base.queues.queue import JobQueue
+from federation.delivery.outbox.outbox import Outbox
+from federation.runtime.composition import Federation
 from tests.federation.conftest import MakeSettings
 from workers import JobState
 

@@ -12,14 +12,14 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlmodel import col
 
 from db import AttemptOutcome, Database, DeliveryJob, DeliveryPayload, DeliveryState
-from federation.app import Federation
-from federation.base.queues import delivery_queue
-from federation.base.settings import Settings
-from federation.delivery.entries import Begin, Begun, Ended
-from federation.delivery.ledger import Ledger
-from federation.delivery.outbox import Outbox
-from federation.delivery.owing import BATCH
-from federation.delivery.purge import Purge
+from federation.base.queues.names_and_retries import delivery_queue
+from federation.base.settings.settings import Settings
+from federation.delivery.ledger.entries import Begin, Begun, Ended
+from federation.delivery.ledger.ledger import Ledger
+from federation.delivery.outbox.insert import BATCH
+from federation.delivery.outbox.outbox import Outbox
+from federation.retention import Purge
+from federation.runtime.composition import Federation
 from tests.federation.delivery.entries import any_activity
 from tests.federation.delivery.harness import Site, post_payload
 from tests.federation.delivery.outbox.conftest import PAYLOAD, Place

@@ -15,10 +15,10 @@ from structlog.testing import capture_logs
 
 from db import Database
 from db.url import parse_url
-from federation.app import Federation
-from federation.base.queues import delivery_queue
-from federation.base.settings import Settings
-from federation.delivery.outbox import Outbox
+from federation.base.queues.names_and_retries import delivery_queue
+from federation.base.settings.settings import Settings
+from federation.delivery.outbox.outbox import Outbox
+from federation.runtime.composition import Federation
 from tests.federation.conftest import MakeSettings
 from tests.federation.delivery.entries import any_activity
 from tests.federation.delivery.outbox.conftest import PAYLOAD, SERVER, TARGET, Place

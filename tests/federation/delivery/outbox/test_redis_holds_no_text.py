@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 from redis.asyncio import Redis
 
-from federation.app import Federation
-from federation.base.jobs import FOLLOW_JOB, POST_JOB
+from federation.base.queues.job_data import FOLLOW_JOB, POST_JOB
+from federation.runtime.composition import Federation
 from tests.federation.conftest import MakeSettings, redis_place
 from tests.federation.delivery.harness import POST_TEXT, Site, follow_payload, post_payload
 from tests.federation.protocol.vectors import A

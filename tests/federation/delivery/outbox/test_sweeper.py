@@ -9,13 +9,13 @@ import pytest
 from sqlalchemy import select, text, update
 
 from db import Database, DeliveryAttempt, DeliveryJob, DeliveryState, HoldReason
-from federation.app import Federation
-from federation.base.queues import delivery_queue
-from federation.base.settings import Settings
-from federation.delivery import sweeper as module
-from federation.delivery.outbox import Outbox
-from federation.delivery.sweeper import OutboxSweeper, Swept
-from federation.delivery.sweeps import Sweeps
+from federation.base.queues.names_and_retries import delivery_queue
+from federation.base.settings.settings import Settings
+from federation.delivery.held.sweep_times import Sweeps
+from federation.delivery.outbox import sweeper as module
+from federation.delivery.outbox.outbox import Outbox
+from federation.delivery.outbox.sweeper import OutboxSweeper, Swept
+from federation.runtime.composition import Federation
 from tests.federation.conftest import MakeSettings
 from tests.federation.delivery.entries import any_activity
 from tests.federation.delivery.outbox.conftest import PAYLOAD, Place

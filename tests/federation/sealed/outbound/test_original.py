@@ -9,9 +9,9 @@ from sqlalchemy import update
 from sqlmodel import col
 
 from db import AttemptOutcome, DeliveryJob, DeliveryState
-from federation.app import Federation
-from federation.base.jobs import UNFOLLOW_JOB
+from federation.base.queues.job_data import UNFOLLOW_JOB
 from federation.protocol.activities import unfollow_activity
+from federation.runtime.composition import Federation
 from tests.federation.delivery.harness import FOLLOWED, FOLLOWER, Fate, Site, job_data, post_payload
 from tests.misbehaving import Behaviour, reset, respond, respond_with
 from tests.peer import FOLLOWS_PATH, POSTS_PATH, OriginalPeer, Peer, both, json_answer

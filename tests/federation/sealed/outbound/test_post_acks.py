@@ -14,12 +14,12 @@ import trustme
 from structlog.testing import capture_logs
 
 from db import AttemptNote, AttemptOutcome
-from federation.app import Federation
-from federation.base.settings import Settings
+from federation.base.settings.settings import Settings
 from federation.http.client import FederationClient
 from federation.http.guard import AddressGuard
 from federation.http.pool import ConnectionPool
 from federation.protocol.acks import ack_response, find_ack, post_ack
+from federation.runtime.composition import Federation
 from federation.sealed.outbound.post_ack import post_ack_mismatch
 from tests.federation.delivery.harness import Fate, Site, follow_payload, job_data, post_payload
 from tests.federation.delivery.test_acks import ACCEPTABLE, UNPROVEN

@@ -8,11 +8,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from federation.app import Federation
 from federation.http.client import FederationClient
 from federation.http.guard import AddressGuard
 from federation.http.pool import ConnectionPool
 from federation.protocol.keys import generate_own_keys
+from federation.runtime.composition import Federation
 from tests.federation.conftest import MakeSettings
 from tests.federation.http.conftest import ScriptedResolver
 from tests.federation.servers.relay.sending import MANY, RELAYS, TARGET, change

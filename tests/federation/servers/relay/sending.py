@@ -8,11 +8,11 @@ from sqlalchemy import update
 from sqlmodel import col
 
 from db import Server
-from federation.app import Federation
 from federation.http.gates import Fetched
 from federation.protocol.activities import ActivityMethod, DeliveryRequest, delivery_headers
 from federation.protocol.sealing import seal
 from federation.protocol.signing import sign_message
+from federation.runtime.composition import Federation
 from tests.federation.delivery.harness import post_payload
 from tests.federation.protocol.vectors import A
 from tests.peer import POSTS_PATH, Peer

@@ -9,10 +9,10 @@ from sqlalchemy import delete, update
 from sqlmodel import col
 
 from db import BlacklistedServer, RelayCandidate, Server
-from federation.app import Federation
 from federation.http.errors import NetworkError
 from federation.protocol.keys import generate_own_keys
-from federation.servers.relay_peers import RelayPeers
+from federation.runtime.composition import Federation
+from federation.sealed.relays.peers import RelayPeers
 from tests.federation.servers.relay.sending import TARGET, change, deliver, make_sick
 from tests.relaying_peer import RelayingPeer
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from federation.app import Federation
 from federation.http.errors import NetworkError
 from federation.protocol.activities import delivery_headers
 from federation.protocol.relaying import MAX_RELAYED_BYTES, RELAY_PATH
+from federation.runtime.composition import Federation
 from tests.federation.delivery.harness import post_payload
 from tests.federation.protocol.vectors import A
 from tests.federation.servers.relay.sending import BUDGET, TARGET, deliver, health

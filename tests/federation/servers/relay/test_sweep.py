@@ -12,9 +12,9 @@ from sqlalchemy import update
 from structlog.testing import capture_logs
 
 from db import Server
-from federation.app import Federation
 from federation.http.errors import NetworkError
 from federation.protocol.keys import generate_own_keys
+from federation.runtime.composition import Federation
 from tests.federation.servers.relay.sending import MANY, deliver, health, make_sick
 from tests.misbehaving import (
     Behaviour,

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from db import create_host_tables, new_id
-from federation.app import Federation
+from federation.runtime.composition import Federation
 from tests.federation.conftest import MakeSettings
 
 

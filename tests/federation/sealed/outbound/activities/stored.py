@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import select
 
 from db import DeliveryJob, Follow, Post, Server
-from federation.app import Federation
+from federation.runtime.composition import Federation
 from workers import JobState
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678000, tzinfo=UTC)

@@ -10,11 +10,11 @@ from structlog.testing import capture_logs
 
 from db import BlacklistedServer, Follow
 from federation.admin import blacklist
-from federation.app import Federation
 from federation.http.errors import BlockedUrl
 from federation.protocol.times import parse_moment
+from federation.runtime.composition import Federation
 from federation.sealed.outbound.activities import ServerRefused
-from federation.servers.discovery import DiscoveryError
+from federation.sealed.peers.discovery import DiscoveryError
 from tests.federation.conftest import OWN_URL
 from tests.federation.sealed.outbound.activities.stored import NOW, all_of, everywhere, jobs, nothing_written, only_row
 from tests.misbehaving import reset, respond

@@ -10,8 +10,8 @@ from sqlalchemy import select
 from sqlmodel import col
 
 from db import DeliveryJob, DeliveryPayload, Follow, Post, User
-from federation.app import Federation
 from federation.base.errors import ConfigurationError
+from federation.runtime.composition import Federation
 from tests.federation.conftest import OWN_URL, MakeSettings
 from tests.federation.sealed.outbound.activities.stored import NOW, all_of, everywhere, jobs, only_row
 

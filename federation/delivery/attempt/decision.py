@@ -1,0 +1,85 @@
+"""What becomes of a delivery whose attempt failed: a pure decision, by the class of the failure and the link."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+from db import DeliveryState, HoldReason
+from federation.delivery.error_codes import FailureClass
+from federation.delivery.ledger.entries import Series
+from federation.servers.link_rules import Link, answers
+
+ALONE_PAUSES: Final = (timedelta(minutes=10), timedelta(hours=1), timedelta(hours=6))
+"""How long a delivery waits that its server alone does not take, each time. One more time, and it is refused."""
+FIRST_OWN_PAUSE: Final = timedelta(minutes=1)
+LONGEST_OWN_PAUSE: Final = timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fate:
+    """The state that the row gets. In `ready` the same job tries again."""
+
+    state: DeliveryState
+    reason: HoldReason | None = None
+    until: datetime | None = None
+
+
+AGAIN: Final = Fate(state=DeliveryState.READY)
+FAILED: Final = Fate(state=DeliveryState.FAILED)
+HELD_FOR_SERVER: Final = Fate(state=DeliveryState.HELD, reason=HoldReason.SERVER)
+
+
+def fate_of(kind: FailureClass, *, is_last: bool, series: Series, link: Link, now: datetime) -> Fate:
+    """Decide what becomes of the row.
+
+    `link` is the link after the failure; `is_last` says that the job has no attempt left.
+    """
+    if kind is FailureClass.REST and link.is_open:
+        return Fate(state=DeliveryState.HELD, reason=HoldReason.REST, until=link.rest_until)
+    if kind is FailureClass.REST:  # of a canary: the next look may send it again
+        return HELD_FOR_SERVER
+    if kind is FailureClass.UNAVAILABLE and (series.is_canary or not link.is_open):
+        return HELD_FOR_SERVER
+    if not is_last:
+        # A refused canary has had its turn; the rest of its attempts comes with the next ones.
+        waits = kind is FailureClass.REJECTED and series.is_canary and not link.is_open
+        return HELD_FOR_SERVER if waits else AGAIN
+    if kind is FailureClass.UNAVAILABLE:
+        return HELD_FOR_SERVER
+    if kind is FailureClass.OURS:
+        return ours(series, now)
+    return FAILED if link.is_open or series.is_canary else HELD_FOR_SERVER
+
+
+def fails_alone(code: str, series: Series, link: Link, *, is_last: bool) -> bool:
+    """Tell whether the delivery itself is in trouble, and not its server, which took another one meanwhile.
+
+    That is since it failed as canary, or, if it has used up its attempts, since the first of them. A failure in which
+    nothing answered is always the server's, whichever delivery meets it.
+    """
+    if not answers(code) or series.is_canary or not link.is_open or link.last_success_at is None:
+        return False
+    since_canary = series.canary_at is not None and link.last_success_at > series.canary_at
+    return since_canary or (is_last and link.last_success_at >= series.first_attempted_at)
+
+
+def alone(series: Series, now: datetime) -> Fate:
+    """Decide what becomes of a delivery that alone has used up a series of attempts: a later try, or none."""
+    if series.alone >= len(ALONE_PAUSES):
+        return FAILED
+    return Fate(state=DeliveryState.HELD, reason=HoldReason.ALONE, until=now + ALONE_PAUSES[series.alone])
+
+
+def ours(series: Series, now: datetime) -> Fate:
+    """Decide what becomes of a delivery that this node could not send by a fault of its own."""
+    return Fate(state=DeliveryState.HELD, reason=HoldReason.OURS, until=now + own_pause(series.holds))
+
+
+def own_pause(holds: int) -> timedelta:
+    """Return how long a fault of ours holds a delivery that it has held `holds` times in a row.
+
+    The times are 1, 2, 4 ... 60 minutes.
+    """
+    return min(FIRST_OWN_PAUSE * (1 << min(holds, 20)), LONGEST_OWN_PAUSE)

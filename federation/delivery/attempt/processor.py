@@ -1,0 +1,520 @@
+"""One attempt at one delivery, from the job to the row's fate.
+
+Theory of operation. The row decides, and the job only stands for "try now". An attempt first asks the ledger whether
+its job may act, and may learn that the delivery is held, or over, or that another job acts for it. What the attempt
+finds out on the way is collected in a `Report`, and what its wire sees in `Seen`. However the attempt ends, what it
+says about the server goes to the server's link first, then the row's fate is committed, and only then does the worker
+settle the job. A crash in between repeats the attempt: receivers know the activity by its id and answer as before. A
+job without a row is simply tried as often as the queue says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Final
+
+import structlog
+from pydantic import ValidationError
+from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
+
+from db import AttemptNote, AttemptOutcome, DeliveryState, HoldReason
+from federation.base.logs import crash
+from federation.base.queues.job_data import FederationDeliveryJob
+from federation.delivery.attempt.crash_suspects import Apart
+from federation.delivery.attempt.database_watch import DatabaseWatch
+from federation.delivery.attempt.decision import (
+    AGAIN,
+    FAILED,
+    HELD_FOR_SERVER,
+    LONGEST_OWN_PAUSE,
+    Fate,
+    alone,
+    fails_alone,
+    fate_of,
+    ours,
+)
+from federation.delivery.attempt.host_limits import Busy, Room
+from federation.delivery.error_codes import BLACKLISTED, INVALID_JOB, FailureClass
+from federation.delivery.errors import Held, NotNow, PermanentFailure, RetryableFailure, Superseded
+from federation.delivery.ledger.attempt_log import AttemptLog, AttemptRecord
+from federation.delivery.ledger.entries import Abandoned, Begin, Begun, Ended, NotBegun, Series
+from federation.delivery.ledger.ledger import Ledger
+from federation.delivery.other_nodes.give_back import ForeignJobs
+from federation.delivery.rows.payloads import Payloads
+from federation.delivery.wire import Effect, Seen, Sending, Wire, Wires, code_of
+from federation.servers.blacklist import Blacklist
+from federation.servers.link_rules import Hold, Link
+from federation.servers.links import Links
+from workers import Job
+from workers.clock import Clock, SystemClock, monotonic
+
+log = structlog.get_logger(__name__)
+
+DATABASE_PAUSE: Final = timedelta(seconds=5)
+CHECK_AGAIN_SECONDS: Final = 0.25
+"""An attempt that waited longer for its turn asks again whether it may be sent."""
+TYPICAL_BYTES: Final = 8 * 1024
+"""The assumed memory of an attempt whose text is not read yet."""
+
+
+@dataclass(slots=True)
+class Report:
+    """What the engine has learned of one attempt so far.
+
+    `started_at` and `started` say when it began, by the wall clock and by the loop's clock; `attempt` is its number in
+    its job. `link` is what was known of the server when `checked`, by the loop's clock. `begun`: the attempt may go on,
+    and belongs to `series` if there is a row; then `payload` is its text. `first_byte`: how long the server may take to
+    begin its answer. `seen` is the wire's.
+    """
+
+    delivery: FederationDeliveryJob
+    wire: Wire
+    started_at: datetime
+    started: float
+    attempt: int = 1
+    payload: str = field(default="", repr=False)
+    link: Link | None = None
+    checked: float = 0.0
+    begun: bool = False
+    series: Series | None = None
+    first_byte: timedelta | None = None
+    seen: Seen = field(default_factory=Seen)
+
+    @property
+    def is_repeat(self) -> bool:
+        """Whether an attempt at the delivery was made before, so that the server may have the activity."""
+        return self.attempt > 1 or (self.series is not None and self.series.attempts > 1)
+
+
+class BrokenWire(Exception):
+    """A wire raised what no wire should."""
+
+
+class DeliveryProcessor:
+    """Callable with a job of the delivery queue.
+
+    Raises:
+        PermanentFailure: the job fails now.
+        RetryableFailure: the job is tried again while it has attempts left.
+        Held, Superseded: the job ends and leaves nothing behind; the row says how the delivery goes on.
+        NotNow: the database did not do its part, there is no room for a job without a row, or the job is another
+            node's. The job comes back, and the attempt is not counted.
+    """
+
+    def __init__(
+        self,
+        *,
+        wires: Wires,
+        blacklist: Blacklist,
+        links: Links,
+        payloads: Payloads,
+        ledger: Ledger,
+        attempts: AttemptLog,
+        room: Room,
+        apart: Apart,
+        database_watch: DatabaseWatch,
+        foreign: ForeignJobs,
+        clock: Clock | None = None,
+    ) -> None:
+        self._wires = wires
+        self._blacklist = blacklist
+        self._links = links
+        self._payloads = payloads
+        self._ledger = ledger
+        self._attempts = attempts
+        self._room = room
+        self._apart = apart
+        self._database_watch = database_watch
+        self._foreign = foreign
+        self._clock = clock or SystemClock()
+
+    async def __call__(self, job: Job) -> None:
+        try:
+            await self._run(job)
+        except (DataError, IntegrityError) as error:  # the database accepts others: this one is at fault
+            trouble = _database_trouble(error)
+            if job.attempt >= job.max_attempts:
+                await self._abandon(job, trouble)
+            raise trouble from None
+        except SQLAlchemyError as error:  # the row's fate is not on disk, so the attempt is not over
+            self._database_watch.note_trouble(error)
+            raise NotNow(f"the database did not do its part: {type(error).__name__}", DATABASE_PAUSE) from None
+
+    async def _abandon(self, job: Job, trouble: RetryableFailure) -> None:
+        """Hold the row, if the database accepts that.
+
+        Otherwise the sweeper finds the row ready although its job has ended.
+        """
+        row, now = _row_of(job.payload), self._clock.now()
+        if row is None:
+            return
+        until = now + LONGEST_OWN_PAUSE
+        entry = Abandoned(delivery_id=row, job_id=job.id, at=now, until=until, error=str(trouble), code=trouble.code)
+        with contextlib.suppress(SQLAlchemyError):
+            await self._ledger.abandoned(entry)
+
+    async def _run(self, job: Job) -> None:
+        wire = self._wires.of(job.name)
+        delivery = await self._parse(job, wire)
+        await self._foreign.give_back(job, delivery)
+        report = Report(delivery, wire, started_at=self._clock.now(), started=monotonic(), attempt=job.attempt)
+        if await self._is_held(job, report):
+            return
+        try:
+            async with self._room.turn(
+                delivery.server_url, size=len(delivery.payload) or TYPICAL_BYTES, leave_slot=job.leave_slot
+            ) as turn:
+                report.first_byte = turn.first_byte
+                try:
+                    async with self._apart.enter(suspect=delivery.suspect):
+                        await self._attempt(job, report)
+                finally:
+                    turn.answered, turn.waited = report.seen.answered, report.seen.waited
+        except Busy as busy:
+            await self._hold_busy(job, report, busy.pause)
+
+    async def _is_held(self, job: Job, report: Report) -> bool:
+        """Tell whether there is nothing to send.
+
+        To a server that is away, only the canary that is sent to find out goes on.
+
+        Raises:
+            Held, Superseded: the job may not act for this delivery now.
+            PermanentFailure: the server is blacklisted.
+        """
+        try:
+            await self._refuse_blacklisted(report.delivery)
+        except PermanentFailure as failure:
+            await self._fail(job, report, failure)
+            raise
+        report.checked = monotonic()
+        report.link = await self._links.view(report.delivery.server_url)
+        hold = report.link.hold(self._clock.now())
+        return hold is not None and not report.begun and not await self._begin(job, report, hold)
+
+    async def _hold_busy(self, job: Job, report: Report, pause: timedelta) -> None:
+        """Let the delivery wait in its row, because there is no room to wait for the server.
+
+        Raises:
+            NotNow: always.
+        """
+        if not report.begun:
+            await self._begin(job, report, Hold(reason=HoldReason.BUSY, until=self._clock.now() + pause))
+        raise NotNow(f"no room to wait for {report.delivery.server_url}", pause)
+
+    async def _parse(self, job: Job, wire: Wire) -> FederationDeliveryJob:
+        try:
+            delivery = FederationDeliveryJob.model_validate(job.payload)
+        except ValidationError as error:
+            problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'data'}: {e['msg']}" for e in error.errors()[:5])
+        else:
+            server_url = await wire.name_of(delivery.server_url)
+            if server_url == delivery.server_url:
+                return delivery
+            return delivery.model_copy(update={"server_url": server_url})
+        if (row := _row_of(job.payload)) is not None:
+            await self._ledger.gone(row)
+        raise PermanentFailure(INVALID_JOB, f"the data of job {job.id!r} is malformed: {problems}")
+
+    async def _refuse_blacklisted(self, delivery: FederationDeliveryJob) -> None:
+        """Refuse the delivery if its server or its target is blacklisted. In another producer's job these may differ.
+
+        Raises:
+            PermanentFailure: one of them is blacklisted.
+        """
+        for url in (delivery.server_url, delivery.target_url):
+            if await self._blacklist.covering(url) is not None:
+                raise PermanentFailure(BLACKLISTED, f"{url} is blacklisted")
+
+    async def _begin(self, job: Job, report: Report, hold: Hold | None) -> bool:
+        """Begin the attempt, with the text in `report`. Return False if there is nothing to send.
+
+        Raises:
+            Held, Superseded: the job may not act for this delivery now.
+        """
+        delivery = report.delivery
+        began = await self._ledger.begin(
+            Begin(
+                delivery_id=delivery.delivery_job_id,
+                job_id=job.id,
+                job_name=job.name,
+                server_url=delivery.server_url,
+                attempt=job.attempt,
+                at=report.started_at,
+                hold=hold,
+            )
+        )
+        if isinstance(began, NotBegun):
+            if began.held is not None:
+                raise Held(delivery.delivery_job_id, began.held)
+            if began.exists:
+                raise Superseded(delivery.delivery_job_id)
+            if delivery.payload_id is not None or delivery.database is not None:
+                log.info("delivery_over_already", delivery_id=delivery.delivery_job_id, server_url=delivery.server_url)
+                return False
+            report.begun, report.payload = True, delivery.payload
+            return True
+        report.begun, report.series = True, began.series
+        report.payload = await self._text(delivery, began) or ""  # without a text, this is no activity
+        return True
+
+    async def _text(self, delivery: FederationDeliveryJob, began: Begun) -> str | None:
+        if delivery.payload_id is None:
+            return delivery.payload
+        return await self._payloads.shared(delivery.payload_id) if began.text is None else began.text
+
+    async def _attempt(self, job: Job, report: Report) -> None:
+        """Deliver, and commit the row's fate whatever comes of it."""
+        delivery = report.delivery
+        # Checked again, as the attempt may have waited long for its turn. One that has not begun yet begins here.
+        if monotonic() - report.checked > CHECK_AGAIN_SECONDS and await self._is_held(job, report):
+            return
+        if not report.begun and not await self._begin(job, report, None):
+            return
+        try:
+            effect = await self._send(job, report)
+            await self._note_arrival(job, report, effect)
+        except SQLAlchemyError:
+            raise
+        except PermanentFailure as failure:
+            await self._fail(job, report, failure)
+            raise
+        except Exception as error:
+            trouble = _retryable(error, delivery.delivery_job_id)
+            await self._fail(job, report, trouble)
+            if trouble is error:
+                raise
+            raise trouble from None  # a stock worker stores the whole chain, whose messages may quote payloads
+
+    async def _send(self, job: Job, report: Report) -> Effect | None:
+        """Send the delivery by its wire.
+
+        Raises:
+            PermanentFailure, RetryableFailure: what went wrong, by a code that has a class.
+            BrokenWire: it raised what no wire should.
+        """
+        try:
+            return await report.wire.send(self._sending(job, report))
+        except (PermanentFailure, RetryableFailure) as failure:
+            if failure.failure_class is None and code_of(report.wire, failure.code) is None:
+                raise BrokenWire(f"its code {failure.code[:100]!r} has no class") from failure
+            raise
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise BrokenWire("it cancelled itself") from error
+
+    def _sending(self, job: Job, report: Report) -> Sending:
+        delivery = report.delivery
+        assert report.link is not None  # it was looked at before the attempt began
+        return Sending(
+            job_name=job.name,
+            delivery_id=delivery.delivery_job_id,
+            server_url=delivery.server_url,
+            target_url=delivery.target_url,
+            payload=report.payload,
+            started_at=report.started_at,
+            link=report.link,
+            is_repeat=report.is_repeat,
+            first_byte=report.first_byte,
+            seen=report.seen,
+            refuse_blacklisted=partial(self._refuse_blacklisted, delivery),
+        )
+
+    async def _note_arrival(self, job: Job, report: Report, effect: Effect | None) -> None:
+        """Note that the server has it: in its link first, then in the ledger, with what that changes here."""
+        delivery = report.delivery
+        await self._links.succeeded(delivery.server_url, relayed=report.seen.relayed_by is not None)
+        record = self._log(job, report, AttemptOutcome.DELIVERED, None, None)
+        shared = report.series is not None and report.series.shared
+        changed = await self._ledger.gone(delivery.delivery_job_id, effect=effect, attempt=record, shared=shared)
+        if effect is not None and not changed:
+            effect.log_missed(delivery_id=delivery.delivery_job_id)
+
+    async def _fail(self, job: Job, report: Report, failure: PermanentFailure | RetryableFailure) -> None:
+        """Record the attempt, and commit the row's fate.
+
+        Raises:
+            Held: the row is held, so the job has nothing more to do.
+        """
+        failure.method = report.seen.method
+        is_permanent = isinstance(failure, PermanentFailure)
+        outcome = AttemptOutcome.PERMANENT if is_permanent else AttemptOutcome.RETRYABLE
+        is_last = is_permanent or job.attempt >= job.max_attempts
+        took = monotonic() - report.started  # to decide its fate, the server may be looked at
+        series, is_invalid = report.series, _class_of(report, failure) is FailureClass.INVALID
+        fate = FAILED if is_last else AGAIN
+        if series is not None and not is_invalid:
+            fate = await self._fate(job, report, series, failure, is_last=is_last)
+        if fate.state is DeliveryState.FAILED:
+            report.seen.note = AttemptNote.GIVEN_UP
+        record = self._log(job, report, outcome, failure.code, failure, took=took)
+        delivery_id = report.delivery.delivery_job_id
+        if is_invalid:
+            await self._ledger.gone(delivery_id, attempt=record)
+            return
+        if series is None:
+            return
+        ended = Ended(
+            series=series,
+            state=fate.state,
+            at=self._clock.now(),
+            code=failure.code,
+            error=str(failure),
+            reason=fate.reason,
+            until=fate.until,
+            outcome=outcome,
+            attempt=record,
+        )
+        if await self._ledger.ended(ended) and fate.reason is not None:
+            raise Held(delivery_id, fate.reason) from None
+
+    async def _fate(
+        self,
+        job: Job,
+        report: Report,
+        series: Series,
+        failure: PermanentFailure | RetryableFailure,
+        *,
+        is_last: bool,
+    ) -> Fate:
+        """Report the failure to the server's link, then decide what becomes of the row."""
+        server_url, kind, code = report.delivery.server_url, _class_of(report, failure), failure.code
+        if kind is FailureClass.UNAVAILABLE:
+            if is_last or series.canary_at is not None:
+                link = await self._links.find(server_url)
+                if fails_alone(code, series, link, is_last=is_last):
+                    return alone(series, self._clock.now()) if is_last else AGAIN
+            await self._note_unavailable(report, series, failure, is_last=is_last)
+        elif kind is FailureClass.REST:
+            await self._links.rests(server_url, failure.at_least if isinstance(failure, RetryableFailure) else None)
+        elif kind is FailureClass.REJECTED and (is_last or series.is_canary):
+            may_recover = await self._may_recover(job, report, code)
+            if may_recover is None:
+                return ours(series, self._clock.now())
+            if may_recover:
+                return HELD_FOR_SERVER
+            # While the link is down, a canary's job never gets a second attempt, so the attempts of all series count.
+            is_last = is_last or series.attempts >= job.max_attempts
+            told = code_of(report.wire, code)
+            if is_last and not (told is not None and told.is_own):
+                await self._links.rejected(server_url, code)
+            if series.is_canary:
+                await self._links.canary_refused(server_url)
+        link = await self._links.view(server_url)
+        return fate_of(kind, is_last=is_last, series=series, link=link, now=self._clock.now())
+
+    async def _note_unavailable(
+        self, report: Report, series: Series, failure: PermanentFailure | RetryableFailure, *, is_last: bool
+    ) -> None:
+        """Count the failure against the server: once, whatever the attempt was."""
+        server_url, code = report.delivery.server_url, failure.code
+        moved_to = failure.moved_to if isinstance(failure, RetryableFailure) else None
+        await self._links.unavailable(server_url, code, moved_to=moved_to)
+        if series.is_canary:
+            await self._links.probe_failed(server_url)
+        elif is_last:
+            await self._links.exhausted(server_url, code, first_attempted_at=series.first_attempted_at)
+
+    async def _may_recover(self, job: Job, report: Report, code: str) -> bool | None:
+        """Ask the wire whether the refusal may end by itself; None if it broke off over that."""
+        try:
+            return await report.wire.may_recover(self._sending(job, report), code)
+        except SQLAlchemyError:
+            raise
+        except Exception as error:
+            _log_crash(error, report.delivery.delivery_job_id)
+            return None
+
+    def _log(
+        self,
+        job: Job,
+        report: Report,
+        outcome: AttemptOutcome,
+        code: str | None,
+        error: Exception | None,
+        *,
+        took: float | None = None,
+    ) -> AttemptRecord | None:
+        """Log the attempt in one line, and return it for its delivery's next entry in the ledger.
+
+        Returns None for a job without a row: its attempt is in the attempt log already.
+        """
+        delivery = report.delivery
+        record = AttemptRecord(
+            delivery_id=delivery.delivery_job_id,
+            job_name=job.name,
+            method=report.seen.method,
+            server_url=delivery.server_url,
+            attempt=job.attempt,
+            started_at=report.started_at,
+            duration_ms=round((monotonic() - report.started if took is None else took) * 1000),
+            outcome=outcome,
+            error_code=code,
+            http_status=report.seen.status,
+            relayed_by=report.seen.relayed_by,
+            request_bytes=report.seen.request_bytes,
+            response_bytes=report.seen.response_bytes,
+            series=report.series.number if report.series else None,
+            remote_code=report.seen.remote_code,
+            note=report.seen.note,
+        )
+        level = log.info if outcome is AttemptOutcome.DELIVERED else log.warning
+        level(
+            "delivery_attempt",
+            outcome=outcome.value,
+            delivery_id=delivery.delivery_job_id,
+            job_id=job.id,
+            job_name=job.name,
+            method=report.seen.method,
+            server_url=delivery.server_url,
+            attempt=job.attempt,
+            max_attempts=job.max_attempts,
+            status=report.seen.status,
+            remote_code=report.seen.remote_code,
+            relayed_by=report.seen.relayed_by,
+            duration_ms=record.duration_ms,
+            code=code,
+            note=record.note,
+            error=str(error) if error else None,
+        )
+        if report.series is None:
+            self._attempts.add(record)
+            return None
+        self._attempts.count(record)
+        return record
+
+
+def _row_of(data: object) -> str | None:
+    """Return the row that malformed job data belongs to, if it names one that a database can be asked for."""
+    row = data.get("deliveryJobId") if isinstance(data, dict) else None
+    return row if isinstance(row, str) and row.isprintable() else None
+
+
+def _class_of(report: Report, failure: PermanentFailure | RetryableFailure) -> FailureClass:
+    """Return the class that the failure names, or that its code has."""
+    if failure.failure_class is not None:
+        return failure.failure_class
+    told = code_of(report.wire, failure.code)
+    return FailureClass.OURS if told is None else told.failure_class
+
+
+def _retryable(error: Exception, delivery_id: str) -> RetryableFailure:
+    if isinstance(error, RetryableFailure):
+        return error
+    _log_crash(error, delivery_id)
+    return RetryableFailure("INTERNAL", f"the attempt broke off: {type(error).__name__}")
+
+
+def _log_crash(error: Exception, delivery_id: str) -> None:
+    """Record a bug of ours like any failure."""
+    log.error("delivery_attempt_crashed", delivery_id=delivery_id, **crash(error))
+
+
+def _database_trouble(error: SQLAlchemyError) -> RetryableFailure:
+    return RetryableFailure("DATABASE", f"the database did not take the attempt: {type(error).__name__}")

@@ -1,0 +1,234 @@
+"""Owing a delivery: what is written for it, by statements alone, on the caller's connection.
+
+Theory of operation. The caller may be a coroutine with an `AsyncSession` or synchronous code with a `Session`.
+SQLAlchemy's asynchronous sessions are synchronous ones inside (`AsyncSession.run_sync`), so both run the same code
+here. A `Connection` gets a session of its own for the moment of the call. Nothing here waits for anything but that
+connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import chain, islice
+from typing import Any, Final, TypeAlias
+
+from sqlalchemy import insert, text
+from sqlalchemy.orm import Session
+
+from db import DeliveryJob, DeliveryPayload, DeliveryState, OwnDatabase, new_timed_id
+from federation.base.database_clock import DatabaseClock
+from federation.base.queues.queue import JobQueue
+from federation.delivery.outbox.ordering import PlaceInOrder, stand
+from federation.delivery.rows.transitions import PlannedJob, delivery_job
+from federation.protocol.urls import canonical_origin
+from workers.checks import check_text
+from workers.clock import Clock, SystemClock
+
+BATCH: Final = 1_000
+"""Rows in one statement, and jobs in one round trip."""
+
+CheckPayload: TypeAlias = Callable[[str, str], None]
+"""Called with the name of a job and the text to be owed; raises ValueError for what could never be delivered."""
+Delivery: TypeAlias = tuple[str, str, str]
+"""The delivery's id, target URL and server URL."""
+
+_WRITE_LOCK: Final = text("UPDATE delivery_jobs SET attempts = attempts WHERE id IS NULL")
+"""Changes nothing. On SQLite a transaction that has only read may fail to get the write lock later."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """Jobs of one name to add when `stored` is committed: per delivery its id, target URL and server URL.
+
+    `payload_id` is the text they share, None where each row has its own; `owed` has the ids of all deliveries that were
+    written, including those that have no job yet.
+    """
+
+    stored: object
+    name: str
+    deliveries: Sequence[Delivery]
+    payload_id: str | None = None
+    owed: tuple[str, ...] = ()
+
+    def jobs(self) -> Iterator[PlannedJob]:
+        for delivery_id, target_url, server_url in self.deliveries:
+            yield delivery_job(
+                self.name, delivery_id, target_url=target_url, server_url=server_url, payload_id=self.payload_id
+            )
+
+
+class Owing:
+    """Writes what is owed into the caller's transaction. `joins` says that the queue lives in that database, too."""
+
+    def __init__(
+        self,
+        database: OwnDatabase,
+        queue: JobQueue,
+        *,
+        check: CheckPayload,
+        joins: bool,
+        clock: Clock | None = None,
+        new_id: Callable[[], str] = new_timed_id,
+    ) -> None:
+        self._database = database
+        self._queue = queue
+        self._check = check
+        self._joins = joins
+        self._clock = clock or SystemClock()
+        self._new_id = new_id
+
+    def delivery(
+        self,
+        session: Session,
+        name: str,
+        target_url: str,
+        server_url: str,
+        payload: str,
+        ordering_key: str | None = None,
+    ) -> Planned:
+        """Write the row of `Outbox.enqueue_delivery`; the caller still has to add the jobs."""
+        check_text("job name", name)
+        if ordering_key is not None:
+            check_text("ordering key", ordering_key)
+        self._check(name, payload)
+        server_url = canonical_origin(server_url)
+        _check_target(target_url, server_url)
+        delivery = (self._new_id(), target_url, server_url)
+        # Checked here, so that a target URL which the job could not carry is refused before anything is written.
+        _check_jobs(Planned(stored=None, name=name, deliveries=[delivery]))
+        self.enter(session)
+        now = self._clock.now()
+        standings = stand(session, [server_url], ordering_key)
+        row = DeliveryJob(
+            id=delivery[0],
+            target_url=target_url,
+            payload=payload,
+            created_at=now,
+            job_name=name,
+            server_url=server_url,
+            **self._row_values(delivery, standings, ordering_key, now),
+        )
+        session.add(row)
+        ready = [delivery] if row.state is DeliveryState.READY else []
+        return Planned(stored=row, name=name, deliveries=ready, owed=(row.id,))
+
+    def fanout(
+        self,
+        session: Session,
+        name: str,
+        path: str,
+        server_urls: Iterable[str],
+        payload: str,
+        ordering_key: str | None = None,
+    ) -> Planned | None:
+        """Write the rows of `Outbox.enqueue_fanout`; the caller still has to add the jobs.
+
+        Return None if there are no servers.
+        """
+        check_text("job name", name)
+        self._check(name, payload)
+        if ordering_key is not None:
+            check_text("ordering key", ordering_key)
+        if not path.startswith("/"):
+            raise ValueError(f"the path must begin with a slash, not {path[:100]!r}")
+        servers = tuple(dict.fromkeys(map(canonical_origin, server_urls)))
+        if not servers:
+            return None
+        stored = DeliveryPayload(id=self._new_id(), payload=payload, refs=len(servers), created_at=self._clock.now())
+        deliveries = [(self._new_id(), server + path, server) for server in servers]
+        _check_target(deliveries[0][1], servers[0])
+        planned = Planned(stored=stored, name=name, deliveries=deliveries, payload_id=stored.id)
+        _check_jobs(planned)
+        self.enter(session)
+        session.add(stored)
+        session.flush()
+        ready = self._insert_rows(session, planned, ordering_key, stored.created_at)
+        return replace(planned, deliveries=ready, owed=tuple(delivery_id for delivery_id, _, _ in deliveries))
+
+    def enter(self, session: Session) -> None:
+        """Make sure that the transaction may write from now on. On SQLite this takes the only write lock.
+
+        Raises:
+            ForeignDatabase: the session is on another database.
+        """
+        connection = session.connection()
+        self._database.check(connection)
+        if connection.dialect.name == "sqlite":
+            connection.execute(_WRITE_LOCK)
+        elif isinstance(self._clock, DatabaseClock):
+            self._clock.measure_on(connection)
+
+    def add_jobs(self, session: Session, planned: Iterable[Planned]) -> None:
+        """Insert the jobs in the transaction, for a queue that joins it."""
+        for batch in batches(planned):
+            self._queue.add_bulk_on(session, batch)
+
+    def _row_values(
+        self, delivery: Delivery, standings: Mapping[str, PlaceInOrder], ordering_key: str | None, now: datetime
+    ) -> dict[str, Any]:
+        standing = standings[delivery[2]]
+        held = standing.held is not None
+        return {
+            "state": DeliveryState.HELD if held else DeliveryState.READY,
+            "held_reason": standing.held,
+            "held_at": now if held else None,
+            "job_id": delivery[0],
+            "queued_at": now if self._joins and not held else None,
+            "ordering_key": ordering_key,
+            "ordering_position": standing.position,
+        }
+
+    def _insert_rows(
+        self, session: Session, planned: Planned, ordering_key: str | None, now: datetime
+    ) -> list[Delivery]:
+        """Insert the rows, and return the deliveries that are ready.
+
+        Uses statements of many rows each: objects of the session would cost ten times as much.
+        """
+        connection = session.connection()
+        shared = {
+            "payload": "",
+            "payload_id": planned.payload_id,
+            "attempts": 0,
+            "created_at": now,
+            "job_name": planned.name,
+        }
+        ready: list[Delivery] = []
+        for start in range(0, len(planned.deliveries), BATCH):
+            batch = planned.deliveries[start : start + BATCH]
+            standings = stand(session, [server_url for _, _, server_url in batch], ordering_key)
+            ready += [each for each in batch if standings[each[2]].held is None]
+            rows = [
+                {
+                    **shared,
+                    **self._row_values(delivery, standings, ordering_key, now),
+                    "id": delivery[0],
+                    "target_url": delivery[1],
+                    "server_url": delivery[2],
+                }
+                for delivery in batch
+            ]
+            connection.execute(insert(DeliveryJob), rows)
+        return ready
+
+
+def batches(planned: Iterable[Planned]) -> Iterator[list[PlannedJob]]:
+    """Yield all their jobs, in batches of `BATCH`."""
+    jobs = chain.from_iterable(each.jobs() for each in planned)
+    while batch := list(islice(jobs, BATCH)):
+        yield batch
+
+
+def _check_target(target_url: str, server_url: str) -> None:
+    if canonical_origin(target_url) != server_url:
+        raise ValueError(f"the target URL is not on {server_url}, the server the delivery is for")
+    if not target_url.isascii():
+        raise ValueError("the target URL must have everything but ASCII percent-encoded")
+
+
+def _check_jobs(planned: Planned) -> None:
+    """Build every job once, so that a value which it cannot carry is refused before anything is written."""
+    for _ in planned.jobs():
+        pass

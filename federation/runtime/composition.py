@@ -1,0 +1,428 @@
+"""The composition root: everything concrete is built here, from settings, and closed here."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from db import Database, new_timed_id
+from federation.base.database_clock import DatabaseClock
+from federation.base.errors import ConfigurationError
+from federation.base.meter import NO_METER, Meter, Metrics
+from federation.base.own_keys import own_key_ring
+from federation.base.queues.names_and_retries import (
+    DELIVERY_QUEUE_NAME,
+    DISCOVERY_QUEUE_NAME,
+    HEALTH_CHECK_QUEUE_NAME,
+    TASKS_QUEUE_NAME,
+    delivery_queue,
+    discovery_queue,
+    health_check_queue,
+    longest_delivery_pause,
+    tasks_queue,
+)
+from federation.base.queues.redis import BLOCKING_TIMEOUT, redis_client
+from federation.base.queues.storages import bullmq_url, is_plain, keyless_redis_url, open_storage, queue_place
+from federation.base.settings.settings import Settings
+from federation.base.settings.types import JobPayload
+from federation.delivery.attempt.crash_suspects import Apart
+from federation.delivery.attempt.database_watch import DatabaseWatch
+from federation.delivery.attempt.host_limits import Room
+from federation.delivery.attempt.processor import DeliveryProcessor
+from federation.delivery.held.probes import LinkProbes
+from federation.delivery.held.release import Releaser
+from federation.delivery.held.sweep import HeldDeliveries
+from federation.delivery.held.sweep_times import Sweeps
+from federation.delivery.ledger.attempt_log import AttemptLog
+from federation.delivery.ledger.ledger import Ledger
+from federation.delivery.other_nodes.give_back import ForeignJobs
+from federation.delivery.other_nodes.origin import OwnJobOrigin
+from federation.delivery.other_nodes.sightings import Sightings
+from federation.delivery.outbox.outbox import Outbox
+from federation.delivery.outbox.queue import DeliveryQueue
+from federation.delivery.outbox.sweeper import OutboxSweeper
+from federation.delivery.rows.payloads import Payloads
+from federation.delivery.wire import Wire, Wires
+from federation.http.client import FederationClient
+from federation.http.gates import FederationFetch, SendThroughPeer
+from federation.http.guard import AddressGuard
+from federation.http.pool import ConnectionPool
+from federation.http.pool_limits import pool_limits
+from federation.monitoring.endpoints import Endpoints
+from federation.monitoring.readiness import Readiness, node_checks, serving_checks
+from federation.monitoring.writes import WriteTrials
+from federation.node.unnamed_proxies import UnnamedProxies
+from federation.sealed.outbound.activities import Producers
+from federation.sealed.outbound.wire import SealedWire
+from federation.sealed.peers.discovery import Discovery, SharedDiscovery
+from federation.sealed.peers.discovery_queue import DiscoveryProcessor, QueuedDiscovery
+from federation.sealed.peers.health_checks import HealthCheckProcessor, HealthSchedule
+from federation.sealed.peers.key_rotation import KeyRotation
+from federation.sealed.peers.long_range_probes import LongRangeProbes, ProbePlan
+from federation.sealed.peers.own_identity import OwnIdentity
+from federation.sealed.peers.probe import Probe
+from federation.sealed.peers.registry import Registry
+from federation.sealed.relays.peers import RelayPeers
+from federation.sealed.relays.ranking import RelayRanking
+from federation.sealed.relays.send import PeerRelay
+from federation.servers.blacklist import Blacklist
+from federation.servers.links import Links
+from workers import Storage
+from workers.clock import Clock
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from redis.asyncio import Redis
+
+    from federation.base.queues.task_keys import TaskKeys
+    from federation.node.standing import ClientStanding
+
+MARKS_NAME: Final = "federation-tasks-keys"
+"""Takes the place of a queue's name in Redis keys; no queue of ours has this name."""
+
+OpenStorage: TypeAlias = Callable[[str], Storage]
+OtherWires: TypeAlias = "Callable[[Federation], Sequence[Wire]]"
+
+
+def no_others(_: Federation) -> Sequence[Wire]:
+    """Make no wire beside the sealed one."""
+    return ()
+
+
+class Federation:
+    """One node's parts, wired. Cheap to make: connections open on first use; `close` ends what was opened.
+
+    `client` replaces the HTTP client, for tests. `delivery_processor` works on its own; `shared_delivery_processor`
+    leaves discoveries to the discovery worker that has to run beside it. `metrics` is told of everything that is
+    counted. `clock` replaces the time that processes share, see `DatabaseClock`. `database`, and `storage`, which opens
+    the queue of a name, replace those that the settings choose. `new_id` makes the ids of deliveries. `wires` makes
+    those that send jobs of the names that they claim, of the parts of this node; all others are the sealed wire's.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        client: FederationClient | None = None,
+        metrics: Metrics | None = None,
+        clock: Clock | None = None,
+        database: Database | None = None,
+        storage: OpenStorage | None = None,
+        new_id: Callable[[], str] = new_timed_id,
+        wires: OtherWires = no_others,
+    ) -> None:
+        self.settings = settings
+        self._storage = storage
+        self.metrics = metrics
+        self.meter: Meter = metrics or NO_METER
+        self.own_url = settings.better_auth_url
+        self.keys = own_key_ring(settings)
+        self.database = database or Database(settings.database_url.get_secret_value())
+        self.clock: Clock = clock or DatabaseClock(self.database)
+        self.identity = OwnIdentity(self.keys, self.database) if self.keys is not None else None
+        self.guard = AddressGuard(settings.dev_allowed_hostnames)
+        self.client = client or FederationClient(self.guard, ConnectionPool(self.guard, limits=pool_limits(settings)))
+        self.job_origin = OwnJobOrigin(self.database, self.own_url)
+        self.delivery_queue = delivery_queue(
+            settings,
+            self._open_storage(DELIVERY_QUEUE_NAME),
+            make=partial(
+                DeliveryQueue,
+                database=self.database,
+                origin=self.job_origin,
+                inline=settings.federation_job_payload is JobPayload.INLINE,
+            ),
+        )
+        self.sightings = Sightings(self.database, queue_place(settings), meter=self.meter, clock=self.clock)
+        self.health_check_queue = health_check_queue(settings, self._open_storage(HEALTH_CHECK_QUEUE_NAME))
+        self.schedule_health_check = HealthSchedule(
+            self.health_check_queue,
+            first_delay=settings.federation_health_first_delay,
+            step=settings.federation_health_step,
+        )
+        self.blacklist = Blacklist(self.database, clock=self.clock)
+        self.registry = Registry(
+            self.database,
+            schedule_health_check=self.schedule_health_check,
+            blacklist=self.blacklist,
+            clock=self.clock,
+        )
+        self.links = Links(self.database, self.registry, clock=self.clock)
+        self.relay_ranking = RelayRanking(self.database, clock=self.clock)
+        self.relay_peers = RelayPeers(
+            self.database, self.registry, self.client, own_url=self.own_url or "", ranking=self.relay_ranking
+        )
+        self.fetch = FederationFetch(self.client, mark_unhealthy=self.registry.mark_unhealthy, relay=self._relay())
+        self.discovery = Discovery(
+            own_url=self.own_url,
+            identity=self.identity,
+            fetch=self.fetch,
+            registry=self.registry,
+            links=self.links,
+            clock=self.clock,
+        )
+        self.key_rotation = self._key_rotation()
+        self.discovery_queue = discovery_queue(self._open_storage(DISCOVERY_QUEUE_NAME))
+        self.queued_discovery = QueuedDiscovery(self.discovery_queue, self.registry)
+        self.discovery_processor = DiscoveryProcessor(self.discovery)
+        self.tasks_queue = tasks_queue(self._open_storage(TASKS_QUEUE_NAME))
+        self.probe = Probe(self.registry, self.fetch, self.links, own_url=self.own_url)
+        sealed = self._sealed_wire()
+        self.wires = Wires(sealed, *wires(self))
+        self.outbox = Outbox(
+            self.database,
+            self.delivery_queue,
+            check=self.wires.check,
+            joins=self.queues_join_database,
+            clock=self.clock,
+            new_id=new_id,
+        )
+        self.sweeps = Sweeps(self.database)
+        self.sweeper = OutboxSweeper(
+            self.database,
+            self.delivery_queue,
+            min_age=settings.federation_outbox_interval,
+            longest_pause=longest_delivery_pause(settings),
+            clock=self.clock,
+        )
+        self.payloads = Payloads(self.database)
+        self.ledger = Ledger(self.database, add_jobs=self.delivery_queue.add_bulk, clock=self.clock)
+        self.attempts = AttemptLog(self.database, meter=self.meter)
+        self.database_watch = DatabaseWatch(self.database)
+        self.apart = Apart()
+        self.room = Room(per_server=settings.federation_per_server, most=settings.federation_overtime)
+        self.delivery_processor = self._delivery_processor(self.wires)
+        self.shared_delivery_processor = self._delivery_processor(
+            Wires(self._sealed_wire(self.queued_discovery), *wires(self))
+        )
+        self.write_trials = WriteTrials(self.database)
+        checks = node_checks(
+            database=self.database, writes=self.write_trials, queue=self.delivery_queue, blacklist=self.blacklist
+        )
+        self.readiness = Readiness(checks)
+        self.serving_readiness = Readiness(serving_checks(checks, self.database))
+        self.held = HeldDeliveries(
+            self.database,
+            self.delivery_queue,
+            links=self.links,
+            blacklist=self.blacklist,
+            max_age=settings.federation_delivery_max_age,
+            meter=self.meter,
+            clock=self.clock,
+        )
+        self.releaser = Releaser(
+            self.database,
+            self.delivery_queue,
+            links=self.links,
+            rate=settings.federation_release_rate,
+            most_waiting=2 * settings.federation_delivery_concurrency,
+            meter=self.meter,
+            clock=self.clock,
+        )
+        self.link_probes = LinkProbes(
+            links=self.links,
+            blacklist=self.blacklist,
+            is_well=sealed.is_well,
+            send_canary=self.releaser.send_canary,
+            newly_held=self.held.newly_held,
+        )
+        self.probe_plan = ProbePlan(
+            checks=settings.federation_health_checks,
+            quick_first=settings.federation_health_first_delay,
+            quick_step=settings.federation_health_step,
+            first=settings.federation_long_probe_first,
+            maximum=settings.federation_long_probe_maximum,
+        )
+        self.long_range_probes = LongRangeProbes(
+            self.database,
+            registry=self.registry,
+            probe=self.probe,
+            plan=self.probe_plan,
+            clock=self.clock,
+        )
+        self.unnamed_proxies = UnnamedProxies(
+            self.database, named=settings.federation_trusted_proxies, clock=self.clock
+        )
+        self.health_check_processor = HealthCheckProcessor(
+            registry=self.registry,
+            probe=self.probe,
+            schedule=self.schedule_health_check,
+            checks=settings.federation_health_checks,
+        )
+
+    def _key_rotation(self) -> KeyRotation | None:
+        """Return None for a node without a URL or keys: nobody knows it by any."""
+        if self.own_url is None or self.keys is None:
+            return None
+        return KeyRotation(
+            own_url=self.own_url,
+            ring=self.keys,
+            database=self.database,
+            registry=self.registry,
+            fetch=self.fetch,
+            introduce=self.discovery.introduce_ourselves,
+            clock=self.clock,
+        )
+
+    def _relay(self) -> SendThroughPeer | None:
+        """Return None for a node without a URL or keys: no peer would relay for it."""
+        if self.own_url is None or self.keys is None:
+            return None
+        return PeerRelay(
+            own_url=self.own_url,
+            keys=self.keys,
+            client=self.client,
+            registry=self.registry,
+            peers=self.relay_peers,
+            meter=self.meter,
+            clock=self.clock,
+        )
+
+    def _sealed_wire(self, discover: SharedDiscovery | None = None) -> SealedWire:
+        return SealedWire(
+            own_url=self.own_url,
+            keys=self.keys,
+            registry=self.registry,
+            links=self.links,
+            discovery=self.discovery,
+            discover=discover,
+            probe=self.probe,
+            guard=self.guard,
+            fetch=self.fetch,
+            clock=self.clock,
+        )
+
+    def _delivery_processor(self, wires: Wires) -> DeliveryProcessor:
+        return DeliveryProcessor(
+            wires=wires,
+            blacklist=self.blacklist,
+            links=self.links,
+            payloads=self.payloads,
+            ledger=self.ledger,
+            attempts=self.attempts,
+            room=self.room,
+            apart=self.apart,
+            database_watch=self.database_watch,
+            foreign=ForeignJobs(self.job_origin, self.sightings, self.clock),
+            clock=self.clock,
+        )
+
+    def worker_storage(self, queue: str) -> Storage:
+        """Open the storage that a worker of this process uses, on the workers' own connection."""
+        return self._storage(queue) if self._storage else open_storage(self.settings, queue, client=self.worker_redis)
+
+    def _open_storage(self, queue: str) -> Storage:
+        return self._storage(queue) if self._storage else open_storage(self.settings, queue, client=self.redis)
+
+    @cached_property
+    def redis(self) -> Redis | None:
+        """The producers' Redis client, or None without a Redis."""
+        return redis_client(self.settings)
+
+    @cached_property
+    def worker_redis(self) -> Redis | None:
+        """The workers' Redis client, apart from the producers', so that a busy worker never delays an enqueue."""
+        return redis_client(self.settings, BLOCKING_TIMEOUT)
+
+    @cached_property
+    def task_keys(self) -> TaskKeys | None:
+        """Where tasks' deduplication keys are kept on BullMQ and Bull; None elsewhere, where the queues keep them."""
+        url = keyless_redis_url(self.settings)
+        if url is None:
+            return None
+        from federation.base.queues.task_keys import TaskKeys  # imported here, as it needs the Redis package
+
+        place = self.redis if self.redis is not None and is_plain(url) else url
+        return TaskKeys(place, prefix=f"{self.settings.federation_queue_prefix}:{MARKS_NAME}")
+
+    @property
+    def producers(self) -> Producers:
+        """The builder of activities in this node's name.
+
+        Raises:
+            ConfigurationError: the node has no URL of its own.
+        """
+        if self.own_url is None:
+            raise ConfigurationError(["BETTER_AUTH_URL: not set; activities carry it as their origin"])
+        return Producers(
+            own_url=self.own_url,
+            outbox=self.outbox,
+            registry=self.registry,
+            discovery=self.discovery,
+            clock=self.clock,
+        )
+
+    def node_app(self, *, standing: ClientStanding | None = None) -> FastAPI:
+        """Create the inbound side. With *standing*, the server may turn clients away before the application sees them.
+
+        Raises:
+            ConfigurationError: the node has no URL or no keys of its own.
+        """
+        # Imported here, because only nodes that serve need the `node` extra.
+        from federation.node.admission import deliveries_limit
+        from federation.node.app import create_node_app
+        from federation.node.clients import Clients
+        from federation.node.limits import MemoryWindows, RedisWindows
+        from federation.node.monitoring import MonitoringRoutes
+
+        self.settings.require_identity()
+        assert self.own_url is not None
+        assert self.keys is not None
+        clients = Clients(self.settings.federation_trusted_proxies, unnamed=self.unnamed_proxies)
+        return create_node_app(
+            own_url=self.own_url,
+            keys=self.keys,
+            database=self.database,
+            registry=self.registry,
+            links=self.links,
+            fetch=self.fetch,
+            guard=self.guard,
+            discovery=self.discovery,
+            windows=RedisWindows(self.redis) if self.redis is not None else MemoryWindows(),
+            clients=clients,
+            per_client=deliveries_limit(self.settings.federation_inbound_per_client),
+            per_origin=deliveries_limit(self.settings.federation_inbound_per_origin),
+            standing=standing,
+            meter=self.meter,
+            monitoring=MonitoringRoutes(
+                Endpoints(self.serving_readiness, self.metrics),
+                clients=clients,
+                readers=self.settings.federation_metrics_clients,
+            ),
+        )
+
+    async def close(self) -> None:
+        """Write everything and close every connection. Stop workers first. A second call does nothing."""
+        async with contextlib.AsyncExitStack() as stack:  # each step runs, whatever the others raise
+            stack.push_async_callback(self.database.close)
+            stack.push_async_callback(self.unnamed_proxies.close)
+            stack.push_async_callback(self.ledger.close)
+            stack.push_async_callback(self.payloads.close)
+            stack.push_async_callback(self.registry.close)
+            stack.push_async_callback(self.links.close)
+            for client in (self.redis, self.worker_redis):
+                if client is not None:
+                    stack.push_async_callback(client.aclose)
+            if self.task_keys is not None:
+                stack.push_async_callback(self.task_keys.close)
+            stack.push_async_callback(self.client.close)
+            stack.push_async_callback(self.discovery.close)
+            stack.push_async_callback(self.relay_ranking.close)
+            stack.push_async_callback(self.relay_peers.close)
+            stack.push_async_callback(self.tasks_queue.stop)
+            stack.push_async_callback(self.discovery_queue.stop)
+            stack.push_async_callback(self.queued_discovery.close)
+            stack.push_async_callback(self.health_check_queue.stop)
+            stack.push_async_callback(self.delivery_queue.stop)
+            stack.push_async_callback(self.attempts.close)
+            stack.push_async_callback(self.write_trials.close)
+            stack.push_async_callback(self.readiness.close)
+            stack.push_async_callback(self.serving_readiness.close)
+            stack.push_async_callback(self.outbox.close)
+
+    @property
+    def queues_join_database(self) -> bool:
+        """Whether the queues live in the application's database, so that jobs can be part of its transactions."""
+        return self._storage is None and self.settings.queue_url is None and bullmq_url(self.settings) is None
