@@ -74,7 +74,7 @@ class AcceptedKey(FederationTable, table=True):
 
     __tablename__ = "accepted_keys"
 
-    # Written by admin/servers, at once.
+    # Written by admin/servers/servers, at once.
     server_url: str = Field(sa_type=Text, primary_key=True)
     fingerprint: str = Field(sa_type=Text, primary_key=True)
     accepted_at: datetime = Field(sa_type=UtcDateTime)

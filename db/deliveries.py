@@ -111,16 +111,16 @@ class DeliveryJob(FederationTable, table=True):
     # delivery/ledger/statements counts and ends attempts, for workers; delivery/ledger/postgres_fast_path does the same
     # to most rows, on PostgreSQL. delivery/held/sweep holds, expires and fails what is held. delivery/rows/transitions
     # makes ready what was held. delivery/outbox/sweeper replaces lost jobs. delivery/held/release chooses canaries.
-    # admin/deliveries_bulk is `federation deliveries retry`.
+    # admin/deliveries/bulk is `federation deliveries retry`.
     # Written by delivery/outbox/insert, once.
     id: str = Field(default_factory=new_timed_id, sa_type=Text, primary_key=True)
     target_url: str = Field(sa_type=Text)
     payload: str = Field(sa_type=Text, repr=False)
-    # Written by delivery/outbox/insert, delivery/ledger/statements, admin/deliveries_bulk.
+    # Written by delivery/outbox/insert, delivery/ledger/statements, admin/deliveries/bulk.
     attempts: int = Field(default=0, sa_column_kwargs={"server_default": text("0")})
-    # Written by delivery/ledger/statements, admin/deliveries_bulk.
+    # Written by delivery/ledger/statements, admin/deliveries/bulk.
     last_attempted_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
-    # Written by delivery/ledger/statements, delivery/held/sweep, delivery/rows/transitions, admin/deliveries_bulk.
+    # Written by delivery/ledger/statements, delivery/held/sweep, delivery/rows/transitions, admin/deliveries/bulk.
     next_attempt_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     # Written by delivery/outbox/insert, once.
     created_at: datetime = Field(sa_type=UtcDateTime)
@@ -128,44 +128,44 @@ class DeliveryJob(FederationTable, table=True):
     # met.
     job_name: str | None = Field(default=None, sa_type=Text)
     server_url: str | None = Field(default=None, sa_type=Text)
-    # Written by delivery/outbox/insert, delivery/outbox/sweeper, delivery/rows/transitions, admin/deliveries_bulk.
+    # Written by delivery/outbox/insert, delivery/outbox/sweeper, delivery/rows/transitions, admin/deliveries/bulk.
     queued_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
-    # Written by delivery/ledger/statements, delivery/held/sweep, delivery/rows/transitions, admin/deliveries_bulk.
+    # Written by delivery/ledger/statements, delivery/held/sweep, delivery/rows/transitions, admin/deliveries/bulk.
     settled_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
-    # Written by delivery/ledger/statements, delivery/held/sweep, admin/deliveries_bulk.
+    # Written by delivery/ledger/statements, delivery/held/sweep, admin/deliveries/bulk.
     outcome: AttemptOutcome | None = Field(default=None, sa_type=TextEnum(AttemptOutcome))
     """Of the attempt with which it was given up; null while it is owed."""
     last_error: str | None = Field(default=None, sa_type=Text)
     # Written by delivery/outbox/insert, once.
     payload_id: str | None = Field(default=None, sa_type=Text)
-    # Written by delivery/ledger/statements, delivery/held/sweep, admin/deliveries_bulk.
+    # Written by delivery/ledger/statements, delivery/held/sweep, admin/deliveries/bulk.
     error_code: str | None = Field(default=None, sa_type=Text)
     # Written by delivery/outbox/insert, delivery/ledger/statements, delivery/held/sweep, delivery/rows/transitions,
-    # admin/deliveries_bulk.
+    # admin/deliveries/bulk.
     state: DeliveryState = Field(
         default=DeliveryState.READY, sa_type=TextEnum(DeliveryState), sa_column_kwargs={"server_default": "ready"}
     )
     held_reason: HoldReason | None = Field(default=None, sa_type=TextEnum(HoldReason))
     held_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     # Written by delivery/outbox/insert, delivery/ledger/statements, delivery/rows/transitions, delivery/outbox/sweeper,
-    # admin/deliveries_bulk.
+    # admin/deliveries/bulk.
     job_id: str | None = Field(default=None, sa_type=Text)
-    # Written by delivery/rows/transitions, delivery/outbox/sweeper, admin/deliveries_bulk.
+    # Written by delivery/rows/transitions, delivery/outbox/sweeper, admin/deliveries/bulk.
     series: int = Field(default=0, sa_column_kwargs={"server_default": text("0")})
-    # Written by delivery/ledger/statements, delivery/rows/transitions, delivery/outbox/sweeper, admin/deliveries_bulk.
+    # Written by delivery/ledger/statements, delivery/rows/transitions, delivery/outbox/sweeper, admin/deliveries/bulk.
     sending: int | None = None
     first_attempted_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     """When the present series of attempts began."""
-    # Written by delivery/ledger/statements, delivery/rows/transitions, admin/deliveries_bulk.
+    # Written by delivery/ledger/statements, delivery/rows/transitions, admin/deliveries/bulk.
     released_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     """When it was released last, until it is tried."""
-    # Written by delivery/held/release, delivery/ledger/statements, admin/deliveries_bulk.
+    # Written by delivery/held/release, delivery/ledger/statements, admin/deliveries/bulk.
     canary_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     """When it was last sent ahead of the others, to see whether its server takes deliveries again."""
     # Written by delivery/outbox/insert, once.
     ordering_key: str | None = Field(default=None, sa_type=Text)
     ordering_position: int | None = Field(default=None, sa_type=BigInteger)
-    # Written by delivery/ledger/statements, admin/deliveries_bulk.
+    # Written by delivery/ledger/statements, admin/deliveries/bulk.
     holds: int = Field(default=0, sa_column_kwargs={"server_default": text("0")})
     """How often in a row it was held for a fault of ours: each wait is twice as long."""
     suspect: int | None = None

@@ -83,7 +83,7 @@ class BulkJob(FederationTable, table=True):
         ),
     )
 
-    # Written by admin/bulk_jobs, once.
+    # Written by admin/deliveries/bulk_jobs, once.
     id: int = Field(
         sa_type=BigInteger().with_variant(Integer, "sqlite"),
         primary_key=True,
@@ -92,7 +92,7 @@ class BulkJob(FederationTable, table=True):
     created_at: datetime = Field(sa_type=UtcDateTime)
     verb: BulkVerb = Field(sa_type=TextEnum(BulkVerb))
     chosen: dict[str, object] = Field(sa_type=JSON)
-    # Written by admin/bulk_jobs.
+    # Written by admin/deliveries/bulk_jobs.
     total: int | None = Field(default=None, sa_type=BigInteger)
     position: int = Field(default=0, sa_type=BigInteger)
     token: int = Field(default=0, sa_type=BigInteger)

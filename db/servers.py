@@ -171,7 +171,7 @@ class BlacklistedServer(FederationTable, table=True):
         ),
     )
 
-    # Written by admin/blacklist_rows, once.
+    # Written by admin/blacklist/rows, once.
     id: str = Field(default_factory=new_id, sa_type=Text, primary_key=True)
     server_url: str = Field(sa_type=Text)
     created_at: datetime = Field(sa_type=UtcDateTime)

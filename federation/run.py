@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 import structlog
 
-from federation.admin.bulk_jobs import INTERVAL, BulkJobs
+from federation.admin.deliveries.bulk_jobs import INTERVAL, BulkJobs
 from federation.base.connections import require_connections
 from federation.base.errors import ConfigurationError
 from federation.base.queues.names_and_retries import DELIVERY_QUEUE_NAME

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from federation.admin.bulk_jobs import INTERVAL, BulkJobs
+from federation.admin.deliveries.bulk_jobs import INTERVAL, BulkJobs
 from federation.base.errors import ConfigurationError
 from federation.base.queues.queue import JobQueue
 from federation.delivery.errors import PermanentFailure

@@ -8,13 +8,15 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from db import AttemptNote, LinkState
-from federation.admin import blacklist, deliveries, misnamed, servers
+from federation.admin import blacklist
 from federation.admin.blacklist import Entry
-from federation.admin.claims import Claim, claims
-from federation.admin.deliveries import AttemptRow, DeliveryStats, Selection
-from federation.admin.known_keys import Ours, known_pair, meaning, refuses_signature
-from federation.admin.moves import Move, move_of
-from federation.admin.servers import HealthEvent, Scorecard, ServerRow
+from federation.admin.deliveries import deliveries
+from federation.admin.deliveries.deliveries import AttemptRow, DeliveryStats, Selection
+from federation.admin.servers import misnamed, servers
+from federation.admin.servers.claims import Claim, claims
+from federation.admin.servers.known_keys import Ours, known_pair, meaning, refuses_signature
+from federation.admin.servers.moves import Move, move_of
+from federation.admin.servers.servers import HealthEvent, Scorecard, ServerRow
 from federation.admin.words import ago, counted
 from federation.base.settings.reach import connect
 from federation.http.threat_policy import NetworkErrorCode, get_threat_policy

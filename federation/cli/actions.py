@@ -25,7 +25,7 @@ def list_actions(
 ) -> None:
     """List who did what, when, and to how many things, the latest first. It is kept for a year."""
     from federation.admin import actions
-    from federation.admin.servers import server_url
+    from federation.admin.servers.servers import server_url
 
     name = server_url(server) if server else None
     page = with_database(lambda database: actions.list_actions(database, server_url=name, limit=limit, after=after))

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from federation.admin.attempts import LoggedAttempt
-    from federation.admin.deliveries import AttemptRow, Selection
-    from federation.admin.deliveries_bulk import BulkDeliveries
+    from federation.admin.deliveries.bulk import BulkDeliveries
+    from federation.admin.deliveries.deliveries import AttemptRow, Selection
     from federation.base.audit import Order
     from federation.runtime.composition import Federation
 
@@ -70,7 +70,7 @@ def list_deliveries(
     as_json: AsJson = False,
 ) -> None:
     """List deliveries, in the order of their ids."""
-    from federation.admin import deliveries
+    from federation.admin.deliveries import deliveries
 
     chosen = _selection(None, server, state, code, older_than)
     page = with_database(lambda database: deliveries.list_deliveries(database, chosen, limit=limit, after=after))
@@ -107,7 +107,7 @@ def show(
     delivery_id: Annotated[str, typer.Argument(metavar="ID", show_default=False)], as_json: AsJson = False
 ) -> None:
     """Show one delivery and its attempts. Never its text. Of one without a row, what the log of attempts knows."""
-    from federation.admin import deliveries
+    from federation.admin.deliveries import deliveries
 
     found = with_database(lambda database: deliveries.show(database, delivery_id))
     if found is None:
@@ -188,7 +188,7 @@ def stats(
     as_json: AsJson = False,
 ) -> None:
     """Count deliveries by state, age, code and server."""
-    from federation.admin import deliveries
+    from federation.admin.deliveries import deliveries
     from federation.admin.words import counted
 
     chosen = _selection(None, server, state, code, older_than)
@@ -238,8 +238,8 @@ def retry(
     younger one does. The command may be stopped at any time; repeated, it does the rest. The outbox sweeper completes
     what a crash leaves half done.
     """
-    from federation.admin import deliveries
-    from federation.admin.deliveries_bulk import retryable
+    from federation.admin.deliveries import deliveries
+    from federation.admin.deliveries.bulk import retryable
 
     chosen = _chosen(_selection(ids, server, State(state.value) if state else None, code, older_than), everything)
     wanted = [*chosen.conditions(), retryable(chosen)]
@@ -275,7 +275,7 @@ def drop(
     Those that a worker is just trying stay as they are, and are counted as busy. The command may be stopped at any
     time; repeated, it does the rest.
     """
-    from federation.admin import deliveries
+    from federation.admin.deliveries import deliveries
     from federation.admin.words import counted
 
     chosen = _chosen(_selection(ids, server, state, code, older_than), everything)
@@ -311,7 +311,7 @@ def _order(verb: str, chosen: Selection) -> Order:
 
 
 def _bulk(federation: Federation) -> BulkDeliveries:
-    from federation.admin.deliveries_bulk import BulkDeliveries
+    from federation.admin.deliveries.bulk import BulkDeliveries
 
     return BulkDeliveries(federation.database, federation.delivery_queue)
 
@@ -320,8 +320,8 @@ def _selection(
     ids: list[str] | None, server: str | None, state: State | None, code: str | None, older_than: str | None
 ) -> Selection:
     from db import DeliveryState
-    from federation.admin.deliveries import OPEN, Selection
-    from federation.admin.servers import server_url
+    from federation.admin.deliveries.deliveries import OPEN, Selection
+    from federation.admin.servers.servers import server_url
     from federation.base.settings.types import parse_duration
 
     return Selection(

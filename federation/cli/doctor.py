@@ -14,7 +14,7 @@ from federation.cli.problems import NOT_FOUND
 from federation.cli.session import LogLevel, start_logging
 
 if TYPE_CHECKING:
-    from federation.admin.doctor import Finding
+    from federation.admin.doctor.doctor import Finding
 
 _COLOURS: Final = {"ok": "green", "note": "blue", "warning": "yellow", "failure": "red"}
 
@@ -26,8 +26,8 @@ def doctor(as_json: AsJson = False) -> None:
     URL. Says what to do about problems, and changes nothing. Exit status 1 for a failure, but not for a warning or a
     note.
     """
-    from federation.admin.checks import Verdict
-    from federation.admin.doctor import examine, worst
+    from federation.admin.doctor.checks import Verdict
+    from federation.admin.doctor.doctor import examine, worst
 
     start_logging(LogLevel.ERROR)
     findings = interrupts.run(examine())

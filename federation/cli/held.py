@@ -18,8 +18,8 @@ def hold(url: ServerUrl, as_json: AsJson = False) -> None:
 
     New ones are held as well, and nothing is lost. Attempts under way go on.
     """
-    from federation.admin import holds
-    from federation.admin.servers import server_url
+    from federation.admin.deliveries import holds
+    from federation.admin.servers.servers import server_url
 
     name = server_url(url)
     asked = order("deliveries hold", server_url=name)
@@ -47,8 +47,8 @@ def release(
     job in the queue when the command ends; those that wait for an older one follow it.
     """
     from db import DeliveryState
-    from federation.admin import deliveries, holds
-    from federation.admin.servers import server_url
+    from federation.admin.deliveries import deliveries, holds
+    from federation.admin.servers.servers import server_url
 
     if everything == (url is not None):
         fail("say which: a URL, or --all")
@@ -75,7 +75,7 @@ def expire(as_json: AsJson = False) -> None:
     That is longer than FEDERATION_DELIVERY_MAX_AGE. It is done by itself, but not for 24 hours of sweeping after more
     than an hour passed between two sweeps: the clock may have been set. This says that it is right, and ends that time.
     """
-    from federation.admin import holds
+    from federation.admin.deliveries import holds
 
     expired = with_node(lambda federation: holds.expire(federation, order=order("deliveries expire")))
     if as_json:

@@ -76,7 +76,7 @@ def rotate(
     they are back. Ten minutes after the last one has confirmed, the old keys are dropped.
     """
     from federation.admin import keys
-    from federation.admin.servers import server_url
+    from federation.admin.servers.servers import server_url
 
     name = None if only is None else server_url(only)
     load_settings(node=True)
@@ -99,7 +99,7 @@ def rotate(
 
 
 def _tell(state: RotationState) -> None:
-    from federation.admin.known_keys import meaning
+    from federation.admin.servers.known_keys import meaning
 
     print_lines([f"{state.confirmed} of {state.confirmed + len(state.waiting)} servers know the new keys"])
     if state.waiting:

@@ -18,7 +18,7 @@ from federation.cli.session import with_database, with_node
 
 if TYPE_CHECKING:
     from db import Database
-    from federation.admin.servers import LinkRow, Scorecard, ServerPage, ServerRow
+    from federation.admin.servers.servers import LinkRow, Scorecard, ServerPage, ServerRow
     from federation.runtime.composition import Federation
     from federation.sealed.peers.registry import KnownServer
 
@@ -45,7 +45,7 @@ def list_servers(
     as_json: AsJson = False,
 ) -> None:
     """List servers, by URL."""
-    from federation.admin import servers
+    from federation.admin.servers import servers
 
     async def look(database: Database) -> tuple[ServerPage, dict[str, LinkRow], dict[str, Scorecard]]:
         page = await servers.list_servers(database, healthy=healthy, limit=limit, after=after)
@@ -99,7 +99,7 @@ def _advice(card: Scorecard | None) -> tuple[int | None, str | None]:
 @app.command("show")
 def show(url: ServerUrl, as_json: AsJson = False) -> None:
     """Show one server: its link, keys, health, and when we saw it."""
-    from federation.admin import servers
+    from federation.admin.servers import servers
 
     name = servers.server_url(url)
 
@@ -141,7 +141,7 @@ def show(url: ServerUrl, as_json: AsJson = False) -> None:
 @app.command("discover")
 def discover(url: ServerUrl, as_json: AsJson = False) -> None:
     """Ask a server who it is, and register it here."""
-    from federation.admin import servers
+    from federation.admin.servers import servers
     from federation.http.errors import OutboundError
     from federation.sealed.peers.discovery import DiscoveryError
 
@@ -170,7 +170,7 @@ def probe(url: ServerUrl, as_json: AsJson = False) -> None:
     If it is, it counts as healthy again, and what is held for it goes out; if a delivery has to get through first, one
     is sent now. Exit status 1 if the server is not well.
     """
-    from federation.admin import servers
+    from federation.admin.servers import servers
 
     name = servers.server_url(url)
 
@@ -196,7 +196,7 @@ def set_profile(
     as_json: AsJson = False,
 ) -> None:
     """Say what a server is known to run."""
-    from federation.admin import servers
+    from federation.admin.servers import servers
 
     name = servers.server_url(url)
     known = None if profile is ProfileChoice.NONE else profile.value
@@ -215,7 +215,7 @@ def accept_key(url: ServerUrl, as_json: AsJson = False) -> None:
     The analytics then stop reporting them as shared or changed, and no longer advise a review for that. Ask its
     operator first.
     """
-    from federation.admin import servers
+    from federation.admin.servers import servers
 
     name = servers.server_url(url)
     asked = order("servers accept-key", server_url=name)
@@ -234,7 +234,7 @@ def forget(url: ServerUrl, yes: Yes = False, as_json: AsJson = False) -> None:
     It is discovered anew when something is to be delivered to it, or when it introduces itself. To keep it away,
     blacklist it instead.
     """
-    from federation.admin import servers
+    from federation.admin.servers import servers
     from federation.admin.words import counted
 
     name = servers.server_url(url)
@@ -257,7 +257,7 @@ def why(url: ServerUrl, as_json: AsJson = False) -> None:
     blacklist rule. Of a name that nobody here knows it says so, and which may have been meant. Exit status 1 if
     something stands in the way, or the name is not known.
     """
-    from federation.admin import misnamed, servers
+    from federation.admin.servers import misnamed, servers
     from federation.admin.why import explain
     from federation.protocol.errors import UrlError
 

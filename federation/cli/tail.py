@@ -54,7 +54,7 @@ def tail(
 
     With `--json`, each is one document in a line of its own.
     """
-    from federation.admin.servers import server_url
+    from federation.admin.servers.servers import server_url
 
     name = server_url(server) if server else None
     outcomes = {each.value for each in outcome or Outcome}

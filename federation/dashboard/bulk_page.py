@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 from starlette.responses import Response
 
 from db import BulkVerb
-from federation.admin.bulk_jobs import BulkJobs, BulkProgress
+from federation.admin.deliveries.bulk_jobs import BulkJobs, BulkProgress
 from federation.dashboard.delivery_pages import DELIVERIES
 from workers.dashboard.feed import Fragments, LiveSource, Parameters
 from workers.dashboard.rendering import Templates

@@ -11,12 +11,12 @@ from sqlalchemy import func, literal, select
 from starlette.responses import Response
 
 from db import BulkVerb, Database, DeliveryJob, DeliveryState
-from federation.admin import deliveries
 from federation.admin.attempts import attempts_at_delivery
-from federation.admin.bulk_jobs import BulkJobs
-from federation.admin.deliveries import OPEN, AnyState, Selection
-from federation.admin.deliveries_bulk import BulkDeliveries, Dropped, Retried, retryable
-from federation.admin.delivery_pages import page_of_deliveries
+from federation.admin.deliveries import deliveries
+from federation.admin.deliveries.bulk import BulkDeliveries, Dropped, Retried, retryable
+from federation.admin.deliveries.bulk_jobs import BulkJobs
+from federation.admin.deliveries.deliveries import OPEN, AnyState, Selection
+from federation.admin.deliveries.pages import page_of_deliveries
 from federation.base.settings.types import parse_duration
 from federation.dashboard.delivery_fate import gone_how, job_of, what_next
 from federation.dashboard.orders import command, ordered

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from federation.admin.checks import Verdict
-from federation.admin.doctor import Finding, examine_node
+from federation.admin.doctor.checks import Verdict
+from federation.admin.doctor.doctor import Finding, examine_node
 from workers.clock import monotonic
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from starlette.responses import RedirectResponse, Response
 
 from federation.admin import blacklist
 from federation.admin.blacklist import CsvError, ImportPlan
-from federation.admin.bulk_jobs import BulkJobs
+from federation.admin.deliveries.bulk_jobs import BulkJobs
 from federation.dashboard.bulk_page import bulk_address
 from federation.dashboard.orders import command, ordered
 from workers.dashboard.rendering import MenuItem

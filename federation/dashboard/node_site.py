@@ -7,30 +7,30 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from db import ActionSource
+from db.errors import local_cause
 from federation.admin.queues import all_queues
 from federation.base.audit import Order, noted
-from federation.dashboard.action_calls import action_calls
+from federation.base.errors import ConfigurationError, Unreachable
+from federation.dashboard import blacklist_calls, delivery_calls, server_calls
 from federation.dashboard.actions_page import actions_part
 from federation.dashboard.analytics_page import analytics_part
-from federation.dashboard.blacklist_calls import blacklist_calls
 from federation.dashboard.blacklist_page import blacklist_part
 from federation.dashboard.bulk_page import bulk_part
-from federation.dashboard.delivery_calls import delivery_calls
 from federation.dashboard.delivery_pages import delivery_part
 from federation.dashboard.findings import Examinations
 from federation.dashboard.import_pages import ImportPages
 from federation.dashboard.live_page import live_part
 from federation.dashboard.orders import command
-from federation.dashboard.overview_calls import overview_calls
 from federation.dashboard.overview_page import overview_part
 from federation.dashboard.scheduler_page import SchedulerPages
-from federation.dashboard.server_calls import server_calls
 from federation.dashboard.server_pages import server_part
 from federation.dashboard.servers_page import servers_part
 from federation.dashboard.texts_page import texts_part
-from federation.dashboard.trouble import told
 from workers import Queue
+from workers.dashboard import catalog
 from workers.dashboard.access import Access
 from workers.dashboard.catalog import QueueCatalog
 from workers.dashboard.feed import INTERVAL
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from federation.runtime.composition import Federation
 
 TEMPLATES: Final = "federation.dashboard"
+CALLS: Final = (server_calls, delivery_calls, blacklist_calls)
+AWAY: Final = "The database does not answer"
 
 
 class NodeSite:
@@ -69,7 +71,7 @@ class NodeSite:
             self._parts(),
             title=urlsplit(federation.own_url or "").netloc or "This node",
             access=access,
-            teller=told,
+            teller=_told,
             record=self._record,
             throttle=throttle,
             interval=interval,
@@ -98,16 +100,7 @@ class NodeSite:
             blacklist_part(federation, self._imports),
             actions_part(federation),
             analytics_part(federation),
-            SitePart(
-                calls=(
-                    *overview_calls(federation, queues, self._examinations),
-                    *server_calls(federation),
-                    *delivery_calls(federation),
-                    *blacklist_calls(federation),
-                    *self._scheduler.calls(),
-                    *action_calls(federation),
-                )
-            ),
+            SitePart(calls=[route for each in CALLS for route in each.api.routes], gives=(federation,)),
         ]
 
     async def _record(self, done: ActionTaken) -> None:
@@ -117,6 +110,20 @@ class NodeSite:
         order = Order(actor=done.by, source=source, action=done.action, arguments=arguments)
         note = noted(order, affected=done.affected)
         await self._federation.database.transact(lambda connection: connection.execute(note))
+
+
+def _told(error: Exception) -> str | None:
+    """Say what is wrong; None for what is a fault of ours."""
+    if isinstance(error, SQLAlchemyError):
+        cause = local_cause(error)
+        return f"{AWAY}: {cause}." if cause else f"{AWAY} ({type(error).__name__})."
+    if isinstance(error, Unreachable | ConfigurationError):
+        return _sentence(str(error))
+    return catalog.told(error)
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
 
 
 def _queue_command(verb: str, queue: Queue, ids: Sequence[str]) -> str:

@@ -1,13 +1,20 @@
-"""Who asks for what, for the audit log, and the command that does the same."""
+"""Whom programs ask, who asks for what, for the audit log, and the command that does the same."""
 
 from __future__ import annotations
 
 import shlex
+from typing import Annotated, Final, TypeAlias
 
 from db import ActionSource
 from federation.base.audit import Order
-from workers.dashboard.calls import Caller
+from federation.runtime.composition import Federation
+from workers.dashboard.api import Caller, given
 from workers.dashboard.visit import Visit
+
+MOST_ROWS: Final = 2**63 - 1
+
+Node: TypeAlias = Annotated[Federation, given(Federation)]
+"""What FastAPI passes to a call."""
 
 
 def ordered(visit: Visit, action: str, *, server_url: str | None = None, **arguments: object) -> Order:

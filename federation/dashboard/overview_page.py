@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from datetime import datetime
+from typing import Annotated, Final
 
 from starlette.responses import Response
 
 from db import AttemptOutcome, DeliveryState
 from federation.admin import overview
+from federation.admin.doctor.doctor import Finding
 from federation.admin.overview import LastHour, Owed
-from federation.dashboard.findings import Examinations
+from federation.dashboard.findings import Examination, Examinations
+from federation.dashboard.orders import Node
+from federation.runtime.composition import Federation
 from workers.dashboard import charts
-from workers.dashboard.catalog import QueueCatalog, QueueLine
+from workers.dashboard.api import ApiAnswer, calls, given
+from workers.dashboard.catalog import QueueCatalog, QueueLine, Queues
 from workers.dashboard.charts import Columns, Layer
 from workers.dashboard.feed import Fragments, LiveSource, Parameters
 from workers.dashboard.rendering import MenuItem, Templates
@@ -21,23 +26,27 @@ from workers.dashboard.site import SitePart
 from workers.dashboard.text import counted, grouped
 from workers.dashboard.visit import Visit
 
-if TYPE_CHECKING:
-    from federation.runtime.composition import Federation
-
 OVERVIEW: Final = MenuItem(title="Overview", path="/")
 _FAILED: Final = (AttemptOutcome.RETRYABLE, AttemptOutcome.PERMANENT)
 
+api: Final = calls()
+
+
+class OverviewAnswer(ApiAnswer):
+    """How the node does. `findings` are those of the doctor that matter, as of `examined_at`, which may be null."""
+
+    hour: LastHour
+    owed: Owed
+    queues: list[QueueLine]
+    examined_at: datetime | None
+    findings: list[Finding]
+
 
 def overview_part(federation: Federation, queues: QueueCatalog, examinations: Examinations) -> SitePart:
-    """Return the page."""
+    """Return the page, and the call."""
 
     async def shown() -> Mapping[str, object]:
-        hour, owed, lines, examined = await asyncio.gather(
-            overview.last_hour(federation.database),
-            overview.owed(federation.database),
-            queues.lines(),
-            examinations.last(),
-        )
+        hour, owed, lines, examined = await _looked(federation, queues, examinations)
         return {
             "lede": _lede(hour, owed),
             "hour": hour,
@@ -58,7 +67,32 @@ def overview_part(federation: Federation, queues: QueueCatalog, examinations: Ex
 
         return read
 
-    return SitePart(menu=(OVERVIEW,), pages={"/": page}, live={"overview": live})
+    return SitePart(
+        menu=(OVERVIEW,), pages={"/": page}, live={"overview": live}, calls=api.routes, gives=(examinations,)
+    )
+
+
+@api.get("/overview")
+async def show_overview(
+    node: Node, queues: Queues, examinations: Annotated[Examinations, given(Examinations)]
+) -> OverviewAnswer:
+    """Show how the node does."""
+    hour, owed, lines, examined = await _looked(node, queues, examinations)
+    return OverviewAnswer(
+        hour=hour,
+        owed=owed,
+        queues=lines,
+        examined_at=None if examined is None else examined.at,
+        findings=[] if examined is None else [*examined.matters],
+    )
+
+
+async def _looked(
+    federation: Federation, queues: QueueCatalog, examinations: Examinations
+) -> tuple[LastHour, Owed, list[QueueLine], Examination | None]:
+    return await asyncio.gather(
+        overview.last_hour(federation.database), overview.owed(federation.database), queues.lines(), examinations.last()
+    )
 
 
 def _of_queues(lines: list[QueueLine]) -> dict[str, object]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import structlog
 from starlette.responses import Response
@@ -15,8 +13,8 @@ from db import RunOutcome
 from federation.admin import scheduler
 from federation.admin.scheduler import JobRow
 from federation.base.audit import Order
-from federation.dashboard.orders import api_order, command, ordered
-from workers.dashboard.calls import AnyCall, Call, Caller, Listing, NothingAsked
+from federation.dashboard.orders import Node, api_order, command, ordered
+from workers.dashboard.api import ApiAnswer, ApiOrder, Caller, Listing, Text, calls, given
 from workers.dashboard.rendering import MenuItem
 from workers.dashboard.site import SitePart
 from workers.dashboard.text import short
@@ -33,15 +31,16 @@ WAITS: Final = 3.0
 """Seconds that a page waits for the end of a run; one that takes longer goes on without it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunAsked:
+api: Final = calls()
+
+
+class RunOrder(ApiOrder):
     """Which recurring job is to run."""
 
-    name: str
+    name: Text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunBegun:
+class RunBegun(ApiAnswer):
     """What became of it within three seconds; no outcome yet if it runs on, here or in another process."""
 
     name: str
@@ -57,8 +56,14 @@ class SchedulerPages:
         self._runs: dict[str, asyncio.Task[Run | None]] = {}
 
     def part(self) -> SitePart:
-        """Return the page."""
-        return SitePart(menu=(SCHEDULER,), pages={SCHEDULER.path: self.all}, actions={"/scheduler/run": self.run})
+        """Return the page, and the calls."""
+        return SitePart(
+            menu=(SCHEDULER,),
+            pages={SCHEDULER.path: self.all},
+            actions={"/scheduler/run": self.run},
+            calls=api.routes,
+            gives=(self,),
+        )
 
     async def close(self) -> None:
         """End the runs that are under way; another process takes them over when they are due."""
@@ -92,42 +97,10 @@ class SchedulerPages:
                     command=command("scheduler", "run", name),
                 )
             )
-        run = await self._begun(name, ordered(visit, "scheduler run", name=name))
+        run = await self.begun(name, ordered(visit, "scheduler run", name=name))
         return visit.back(SCHEDULER.path, _told(name, run))
 
-    def calls(self) -> Sequence[AnyCall]:
-        """Return what programs may ask of recurring work."""
-        return (
-            Call(
-                method="GET",
-                path="/scheduler",
-                summary="List the recurring jobs of the node, and how each went last.",
-                asks=NothingAsked,
-                answers=JobRow,
-                code=self._list,
-                lists=True,
-            ),
-            Call(
-                method="POST",
-                path="/scheduler/run",
-                summary="Run a recurring job now, in the dashboard's process. A long run goes on after the answer.",
-                asks=RunAsked,
-                answers=RunBegun,
-                code=self._run_now,
-            ),
-        )
-
-    async def _list(self, _caller: Caller, _asked: NothingAsked) -> Listing:
-        return Listing(items=await scheduler.list_jobs(self._federation))
-
-    async def _run_now(self, caller: Caller, asked: RunAsked) -> RunBegun:
-        if asked.name not in {job.name for job in await scheduler.list_jobs(self._federation)}:
-            raise Refusal(404, "There is no such recurring job.")
-        run = await self._begun(asked.name, api_order(caller, "scheduler run", name=asked.name))
-        done = run.result() if run.done() and run.exception() is None else None
-        return RunBegun(name=asked.name, outcome=None if done is None else done.outcome, told=_told(asked.name, run))
-
-    async def _begun(self, name: str, order: Order) -> asyncio.Task[Run | None]:
+    async def begun(self, name: str, order: Order) -> asyncio.Task[Run | None]:
         """Run it unless it runs already, and wait a moment for its end."""
         run = self._runs.get(name)
         if run is None or run.done():
@@ -141,6 +114,24 @@ class SchedulerPages:
         except Exception:  # whatever it is: nobody else may await the task
             log.exception("dashboard_run_failed", job=name)
             raise
+
+
+@api.get(SCHEDULER.path)
+async def list_jobs(node: Node) -> Listing[JobRow]:
+    """List the recurring jobs of the node, and how each went last."""
+    return Listing(items=await scheduler.list_jobs(node))
+
+
+@api.post("/scheduler/run")
+async def run_job(
+    node: Node, caller: Caller, pages: Annotated[SchedulerPages, given(SchedulerPages)], asked: RunOrder
+) -> RunBegun:
+    """Run a recurring job now, in the dashboard's process. A long run goes on after the answer."""
+    if asked.name not in {job.name for job in await scheduler.list_jobs(node)}:
+        raise Refusal(404, "There is no such recurring job.")
+    run = await pages.begun(asked.name, api_order(caller, "scheduler run", name=asked.name))
+    done = run.result() if run.done() and run.exception() is None else None
+    return RunBegun(name=asked.name, outcome=None if done is None else done.outcome, told=_told(asked.name, run))
 
 
 def _told(name: str, run: asyncio.Task[Run | None]) -> str:

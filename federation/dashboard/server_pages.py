@@ -10,11 +10,12 @@ from urllib.parse import urlencode
 from starlette.responses import Response
 
 from db import DeliveryState
-from federation.admin import deliveries, holds, servers
-from federation.admin.deliveries import Selection
-from federation.admin.delivery_pages import page_of_deliveries
-from federation.admin.server_backlog import backlog_of
-from federation.admin.servers import ServerRow
+from federation.admin.deliveries import deliveries, holds
+from federation.admin.deliveries.deliveries import Selection
+from federation.admin.deliveries.pages import page_of_deliveries
+from federation.admin.servers import servers
+from federation.admin.servers.backlog import backlog_of
+from federation.admin.servers.servers import ServerRow
 from federation.admin.why import Explanation, explain
 from federation.dashboard.orders import command, ordered
 from federation.protocol.errors import UrlError

@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 from starlette.responses import RedirectResponse, Response
 
 from db import LinkState
-from federation.admin.server_pages import ServerSort, page_of_servers
+from federation.admin.servers.pages import ServerSort, page_of_servers
 from federation.dashboard.server_pages import SERVERS, server_address
 from federation.rollups.servers import ON_HOLD, RESTING
 from workers.dashboard.site import SitePart

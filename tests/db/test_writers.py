@@ -70,7 +70,7 @@ def test_writers_are_found() -> None:
     assert found()["delivery_jobs"]["queued_at"] >= {
         "delivery/outbox/sweeper",
         "delivery/rows/transitions",
-        "admin/deliveries_bulk",
+        "admin/deliveries/bulk",
     }
     assert found()["server_registry"]["claimed_by"] == {"sealed/peers/claims"}
     assert found()["server_registry"]["knows_key"] >= {"sealed/peers/key_rotation", "sealed/peers/registry"}

@@ -12,7 +12,7 @@ from typing import Final
 
 from pydantic import BaseModel, ValidationError
 
-from federation.admin.blacklist_csv import CsvError, read_csv
+from federation.admin.blacklist.csv_lists import CsvError, read_csv
 from federation.base.queues.job_data import FederationDeliveryJob
 from federation.http.response import Response
 from federation.protocol.acks import Ack, FollowAck, find_ack, is_unsigned_follow_ack, parse_ack_body

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from federation.admin import blacklist, holds
-from federation.admin.servers import forget
+from federation.admin import blacklist
+from federation.admin.deliveries import holds
+from federation.admin.servers.servers import forget
 from federation.protocol.activities import ActivityMethod
 from federation.runtime.composition import Federation
 from federation.sealed.outbound.activities import ServerRefused

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Final, TypeVar
+from typing import Annotated, ClassVar, Final, TypeAlias, TypeVar
 
+from workers.dashboard.api import ANSWERED, given
 from workers.dashboard.text import short
 from workers.dashboard.visit import Refusal
 from workers.errors import StorageError, WorkersError
@@ -32,6 +33,8 @@ class NoAnswer(Exception):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueLine:
     """One queue as it stands; of one that does not answer only the problem is known."""
+
+    __pydantic_config__: ClassVar = ANSWERED
 
     name: str
     paused: bool = False
@@ -131,6 +134,10 @@ class QueueCatalog:
         """Close the connections."""
         for queue in self._queues.values():
             await queue.stop()
+
+
+Queues: TypeAlias = Annotated[QueueCatalog, given(QueueCatalog)]
+"""What FastAPI passes to a call."""
 
 
 async def answer(asked: Awaitable[T]) -> T:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Final, Literal, TypeAlias
 
 from starlette.responses import Response
 
-from workers.dashboard.calls import AnyCall, Call, Caller, Listing, NothingAsked
-from workers.dashboard.catalog import QueueCatalog
+from workers.dashboard.api import ApiAnswer, ApiOrder, Caller, Listing, Text, calls
+from workers.dashboard.catalog import QueueCatalog, Queues
 from workers.dashboard.cron_lines import (
     CRON_ACTIONS,
     CronLine,
@@ -32,6 +31,8 @@ CronCommand: TypeAlias = Callable[[str, Queue, str], str]
 RECURRING: Final = MenuItem(title="Recurring", path="/recurring")
 MOST_LINES: Final = 200
 
+api: Final = calls()
+
 
 def cron_command(verb: str, queue: Queue, name: str) -> str:
     """Return the command that does the same; in the one process that sees a queue in memory, Python does it."""
@@ -41,17 +42,15 @@ def cron_command(verb: str, queue: Queue, name: str) -> str:
     return f"{words}  # QUEUE: module:queue, or the URL of {queue.storage.queue!r}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CronOrder:
+class CronOrder(ApiOrder):
     """What is to be done about what recurs."""
 
-    queue: str
-    name: str
+    queue: Text
+    name: Text
     action: Literal["pause", "resume", "run", "remove"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CronDone:
+class CronDone(ApiAnswer):
     """What was done; `done` is false if nothing of that name recurs there. `job` is what `run` has enqueued."""
 
     queue: str
@@ -68,7 +67,7 @@ def cron_part(queues: QueueCatalog, *, command: CronCommand = cron_command) -> S
         menu=(RECURRING,),
         pages={RECURRING.path: pages.all},
         actions={RECURRING.path: pages.act},
-        calls=_calls(queues),
+        calls=api.routes,
     )
 
 
@@ -113,37 +112,21 @@ class CronPages:
         return visit.back(RECURRING.path, f"{short(name, 100)}: {told[0].lower()}{told[1:]}")
 
 
-def _calls(queues: QueueCatalog) -> Sequence[AnyCall]:
-    async def listed(_caller: Caller, _asked: NothingAsked) -> Listing:
-        look = await look_at_crons(queues)
-        if look.keepers and len(look.problems) == look.keepers:
-            raise Refusal(503, " ".join(look.problems.values()))
-        return Listing(items=look.lines)
+@api.get(RECURRING.path)
+async def list_crons(queues: Queues) -> Listing[CronLine]:
+    """List what recurs in the queues that answer."""
+    look = await look_at_crons(queues)
+    if look.keepers and len(look.problems) == look.keepers:
+        raise Refusal(503, " ".join(look.problems.values()))
+    return Listing(items=look.lines)
 
-    async def act(caller: Caller, asked: CronOrder) -> CronDone:
-        done, job = await act_on_cron(keeper(queues, asked.queue), asked.action, asked.name)
-        await caller.record(f"crons {asked.action}", f"{asked.queue}: {asked.name}", int(done))
-        return CronDone(queue=asked.queue, name=asked.name, action=asked.action, done=done, job=job)
 
-    return (
-        Call(
-            method="GET",
-            path=RECURRING.path,
-            summary="List what recurs in the queues that answer.",
-            asks=NothingAsked,
-            answers=CronLine,
-            code=listed,
-            lists=True,
-        ),
-        Call(
-            method="POST",
-            path=RECURRING.path,
-            summary="Pause or resume what recurs, run it now, or remove it.",
-            asks=CronOrder,
-            answers=CronDone,
-            code=act,
-        ),
-    )
+@api.post(RECURRING.path)
+async def act_on_crons(queues: Queues, caller: Caller, asked: CronOrder) -> CronDone:
+    """Pause or resume what recurs, run it now, or remove it."""
+    done, job = await act_on_cron(keeper(queues, asked.queue), asked.action, asked.name)
+    await caller.record(f"crons {asked.action}", f"{asked.queue}: {asked.name}", int(done))
+    return CronDone(queue=asked.queue, name=asked.name, action=asked.action, done=done, job=job)
 
 
 def _lede(look: RecurringLook) -> tuple[str, str]:

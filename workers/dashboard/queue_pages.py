@@ -8,15 +8,14 @@ from urllib.parse import urlencode
 
 from starlette.responses import Response
 
-from workers.dashboard import charts
+from workers.dashboard import charts, queue_calls, task_pages
 from workers.dashboard.catalog import AT_ONCE, QueueCatalog, QueueLine, answer
 from workers.dashboard.cron_pages import CronCommand, cron_command, cron_part
 from workers.dashboard.feed import Fragments, LiveSource, Parameters
 from workers.dashboard.job_actions import ACTIONS, JobAction, act_on
-from workers.dashboard.queue_calls import queue_calls
 from workers.dashboard.rendering import MenuItem, Templates
 from workers.dashboard.site import SitePart
-from workers.dashboard.task_pages import TASKS, task_calls, tasks_page
+from workers.dashboard.task_pages import TASKS, tasks_page
 from workers.dashboard.text import counted, grouped, short
 from workers.dashboard.visit import Confirmation, Refusal, Visit, uncarried
 from workers.jobs import JobState
@@ -68,7 +67,8 @@ def queue_part(
             "workers": lambda templates: _live(templates, queues, "parts/workers.html", "workers-live"),
             "queue": lambda templates: _live_states(templates, queues),
         },
-        calls=(*queue_calls(queues), *task_calls(queues), *crons.calls),
+        calls=(*queue_calls.api.routes, *task_pages.api.routes, *crons.calls),
+        gives=(queues,),
     )
 
 

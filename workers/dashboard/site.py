@@ -17,12 +17,11 @@ from urllib.parse import quote
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from workers.dashboard.access import Access, Visitor
-from workers.dashboard.api import ROOT, Api, Teller
-from workers.dashboard.calls import AnyCall
+from workers.dashboard.api import METHODS, ROOT, Api, Teller
 from workers.dashboard.cookies import BrowserSession
 from workers.dashboard.door import Door
 from workers.dashboard.feed import INTERVAL, Feed, LiveSource
@@ -48,9 +47,6 @@ PAGE_PATIENCE: Final = timedelta(seconds=20)
 ACTION_PATIENCE: Final = timedelta(minutes=2)
 CORE_TEMPLATES: Final = "workers.dashboard"
 
-API_METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
-"""What the API refuses in its own words, where it does not take it."""
-
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 log = logging.getLogger(__name__)
@@ -68,8 +64,10 @@ class SitePart:
     uploads: Mapping[str, PageCode] = field(default_factory=dict)
     """Actions whose form carries a file."""
     live: Mapping[str, Callable[[Templates], LiveSource]] = field(default_factory=dict)
-    calls: Sequence[AnyCall] = ()
-    """What programs ask of it."""
+    calls: Sequence[BaseRoute] = ()
+    """What programs ask of it: the routes of `api.calls`."""
+    gives: Sequence[object] = ()
+    """What calls are about, one of each type: `api.given` passes it to them."""
     templates: str | None = None
 
 
@@ -105,7 +103,8 @@ class Site:
             shows_only=access.is_open and not access.allow_actions,
         )
         calls = [call for part in parts for call in part.calls]
-        self._api = Api(calls, title=title, accounts=access.accounts, teller=teller, record=record)
+        given = {type(each): each for part in parts for each in part.gives}
+        self._api = Api(calls, title=title, accounts=access.accounts, teller=teller, record=record, given=given)
         self._live = {name: make(self._templates) for part in parts for name, make in part.live.items()}
         self.feed = Feed(self._live, tell=self._trouble, interval=interval)
         self.app: ASGIApp = Shield(self._application(parts), hosts=access.hosts)
@@ -121,7 +120,7 @@ class Site:
         routes = [
             Route("/static/{tag}/{name}", _static, methods=["GET"]),
             Route("/live", self._stream, methods=["GET"]),
-            Route(ROOT + "{path:path}", self._api.answer, methods=[*API_METHODS]),
+            Route(ROOT + "{path:path}", self._api.app, methods=[*METHODS]),
             Route("/login", self._page(self._login_page, needs_visitor=False), methods=["GET"]),
             Route("/login", self._action(self._log_in, needs_operator=False), methods=["POST"]),
             Route("/logout", self._action(self._log_out, needs_operator=False), methods=["POST"]),

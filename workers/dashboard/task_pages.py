@@ -7,8 +7,8 @@ from typing import Final
 
 from starlette.responses import Response
 
-from workers.dashboard.calls import AnyCall, Call, Caller, Listing, NothingAsked
-from workers.dashboard.catalog import QueueCatalog
+from workers.dashboard.api import Listing, calls
+from workers.dashboard.catalog import QueueCatalog, Queues
 from workers.dashboard.rendering import MenuItem
 from workers.dashboard.task_counts import SHOWN_STATES, TaskLine, look_at_tasks
 from workers.dashboard.text import counted
@@ -16,6 +16,8 @@ from workers.dashboard.visit import PageCode, Visit
 
 TASKS: Final = MenuItem(title="Tasks", path="/tasks")
 MOST_LINES: Final = 200
+
+api: Final = calls()
 
 
 def tasks_page(queues: QueueCatalog) -> PageCode:
@@ -36,24 +38,10 @@ def tasks_page(queues: QueueCatalog) -> PageCode:
     return page
 
 
-def task_calls(queues: QueueCatalog) -> Sequence[AnyCall]:
-    """Return the calls."""
-
-    async def listed(_caller: Caller, _asked: NothingAsked) -> Listing:
-        return Listing(items=(await look_at_tasks(queues)).lines[:MOST_LINES])
-
-    summary = "List what is done under which name, by a look at some jobs of each state of each queue."
-    return (
-        Call(
-            method="GET",
-            path=TASKS.path,
-            summary=summary,
-            asks=NothingAsked,
-            answers=TaskLine,
-            code=listed,
-            lists=True,
-        ),
-    )
+@api.get(TASKS.path)
+async def list_tasks(queues: Queues) -> Listing[TaskLine]:
+    """List what is done under which name, by a look at some jobs of each state of each queue."""
+    return Listing(items=(await look_at_tasks(queues)).lines[:MOST_LINES])
 
 
 def _lede(lines: Sequence[TaskLine]) -> tuple[str, str]:

@@ -16,7 +16,6 @@ from workers.dashboard.access import Visitor
 from workers.dashboard.cookies import BrowserSession
 from workers.dashboard.feed import Parameters
 from workers.dashboard.rendering import Templates
-from workers.dashboard.shapes import UNSTORABLE
 
 LARGEST_FORM: Final = 256 * 1024
 LARGEST_UPLOAD: Final = 8 << 20
@@ -25,6 +24,8 @@ MOST_FIELDS: Final = 1_100
 SEE_OTHER: Final = 303
 CONFIRMED: Final = "confirmed"
 FORM_TOKEN: Final = "form_token"  # noqa: S105 - the name of a field
+UNSTORABLE: Final = re.compile("[\x00\ud800-\udfff]")
+"""Characters that no database stores."""
 
 _BOUNDARY: Final = re.compile(r"boundary=\"?([0-9A-Za-z'()+_,./:=?-]{1,70})\"?")
 _PART_NAME: Final = re.compile(rb'form-data;[^\r\n]*?\bname="([^"\r\n]{1,100})"')

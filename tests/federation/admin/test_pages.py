@@ -22,14 +22,14 @@ from db import (
     HoldReason,
     ServerSummary,
 )
-from federation.admin import given_up
 from federation.admin.attempts import attempts_at_delivery, page_of_attempts
-from federation.admin.deliveries import OPEN, Selection, show, stats
-from federation.admin.delivery_pages import estimate, page_of_deliveries
+from federation.admin.deliveries.deliveries import OPEN, Selection, show, stats
+from federation.admin.deliveries.pages import estimate, page_of_deliveries
+from federation.admin.doctor import given_up
 from federation.admin.overview import last_hour, owed
 from federation.admin.scans import MOST_SCANNED, MOST_SHOWN, CursorError, ListPage
-from federation.admin.server_backlog import MOST_LOOKED_AT, backlog_of
-from federation.admin.server_pages import ServerSort, page_of_servers, summary_of
+from federation.admin.servers.backlog import MOST_LOOKED_AT, backlog_of
+from federation.admin.servers.pages import ServerSort, page_of_servers, summary_of
 from federation.rollups.attempts import BOUNDS_MS
 from tests.federation.rows_read import MANY, cost, watched
 

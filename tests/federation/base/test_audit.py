@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Row, select, update
 from sqlmodel import col
 
 from db import ActionSource, AdminAction, Database, Server
-from federation.admin import servers
+from federation.admin.servers import servers
 from federation.base.audit import UNRECORDED, Order, recorded
 from federation.retention import Purge
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from federation.admin import doctor
+from federation.admin.doctor import doctor
 from federation.base.settings import reach
 from federation.cli import main
 from tests.federation.protocol.vectors import A

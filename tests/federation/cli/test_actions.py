@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from db import ActionSource
-from federation.admin.holds import release_all
+from federation.admin.deliveries.holds import release_all
 from federation.base.audit import Order, recorded
 from federation.runtime.composition import Federation
 from tests.federation.cli.conftest import Command

@@ -23,9 +23,9 @@ from sqlalchemy import make_url
 from db import DeliveryAttempt, DeliveryJob, DeliveryState, HoldReason, RunOutcome, SchedulerJob
 from db.deliveries import AttemptOutcome
 from db.migrate import upgrade
-from federation.admin import given_up, time_checks
-from federation.admin.checks import Verdict
-from federation.admin.doctor import Finding, examine, worst
+from federation.admin.doctor import given_up, time_checks
+from federation.admin.doctor.checks import Verdict
+from federation.admin.doctor.doctor import Finding, examine, worst
 from federation.base.settings.settings import OLD_KEY_VARIABLES, Settings
 from federation.protocol.keys import generate_own_keys
 from federation.runtime.composition import Federation

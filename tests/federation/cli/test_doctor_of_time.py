@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy import update
 
 from db import DeliveryJob, ProcessClock, RunOutcome, SchedulerJob
-from federation.admin import time_checks
-from federation.admin.checks import Found, Verdict
+from federation.admin.doctor import time_checks
+from federation.admin.doctor.checks import Found, Verdict
 from federation.admin.why import explain
 from federation.delivery.held.sweep_times import GAP
 from federation.runtime.composition import Federation

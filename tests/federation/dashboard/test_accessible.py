@@ -10,7 +10,7 @@ from sqlalchemy import delete
 from sqlmodel import col
 
 from db import ActionSource, BulkVerb, DeliveryJob, DeliveryState
-from federation.admin.bulk_jobs import BulkJobs
+from federation.admin.deliveries.bulk_jobs import BulkJobs
 from federation.base.audit import Order
 from federation.dashboard import import_pages
 from federation.dashboard.node_site import NodeSite

@@ -18,7 +18,7 @@ from db import (
     DeliveryState,
     ServerLink,
 )
-from federation.admin.bulk_jobs import BulkJobs
+from federation.admin.deliveries.bulk_jobs import BulkJobs
 from federation.base.audit import Order
 from federation.dashboard import delivery_calls
 from federation.dashboard.node_site import NodeSite

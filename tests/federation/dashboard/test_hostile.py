@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Final, get_args
+from typing import Any, Final
 from urllib.parse import urlencode
 
 import pytest
@@ -16,10 +16,9 @@ from tests.federation.conftest import MakeSettings
 from tests.federation.dashboard.conftest import MakeNodeSite
 from tests.federation.dashboard.test_pages import PEER, actions, know
 from tests.workers.dashboard.browsing import Person
-from tests.workers.dashboard.calling import OPERATOR, ROOT, WITH_TOKENS, Program
+from tests.workers.dashboard.calling import OPERATOR, WITH_TOKENS, Program
 from workers.dashboard.access import Access
 from workers.dashboard.feed import TROUBLE
-from workers.dashboard.shapes import fields_of, needed_in
 
 HOSTILE: Final[Mapping[str, str]] = {
     "nothing": "",
@@ -148,20 +147,36 @@ async def test_every_form_is_answered(node: tuple[Federation, NodeSite]) -> None
 async def test_every_call_is_answered(node: tuple[Federation, NodeSite]) -> None:
     """To programs, too; each of its fields in turn, the others as they should be."""
     _, site = node
-    client = Program(site.site.app).client
-    for call in (call for part in site._parts() for call in part.calls if call.takes is None):
-        hints = fields_of(call.asks)
-        valid = {name: get_args(hints[name])[0] if name == "action" else VALID[name] for name in needed_in(call.asks)}
-        for name in hints:
+    program = Program(site.site.app)
+    document = await program.document()
+    described = [(path, *each) for path, methods in document["paths"].items() for each in methods.items()]
+    assert len(described) > 25
+    for path, method, operation in described:
+        fields, needed = asked_by(operation, document)
+        valid = {name: fields[name]["enum"][0] if name == "action" else VALID[name] for name in needed}
+        for name in fields:
             for kind, value in HOSTILE.items():
-                if call.method == "GET":
+                if method == "get":
                     asked = urlencode({**valid, name: value}, errors="surrogatepass")
-                    answer = await client.get(f"{ROOT}{call.path}?{asked}")
+                    answer = await program.client.get(f"{path}?{asked}")
                 else:
                     body = json.dumps({**valid, name: value})
                     kind_of_body = {"content-type": "application/json"}
-                    answer = await client.post(f"{ROOT}{call.path}", content=body, headers=kind_of_body)
-                assert answer.status_code < 500, (call.path, name, kind, answer.text)
+                    answer = await program.client.post(path, content=body, headers=kind_of_body)
+                assert answer.status_code < 500, (path, name, kind, answer.text)
+
+
+def asked_by(operation: dict[str, Any], document: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The schemas of what a call takes, by name, and what it needs; nothing of one that takes a file."""
+    if "requestBody" not in operation:
+        parameters = operation.get("parameters", [])
+        needed = [each["name"] for each in parameters if each["required"]]
+        return {each["name"]: each["schema"] for each in parameters}, needed
+    [(kind, body)] = operation["requestBody"]["content"].items()
+    if kind != "application/json":
+        return {}, []
+    schema = document["components"]["schemas"][body["schema"]["$ref"].rpartition("/")[2]]
+    return schema["properties"], schema["required"]
 
 
 async def test_a_form_of_a_megabyte_is_not_read(node: tuple[Federation, NodeSite]) -> None:

@@ -12,7 +12,7 @@ from sqlalchemy import select
 
 from db import ActionSource, BulkJob
 from federation.admin import blacklist
-from federation.admin.bulk_jobs import BulkJobs
+from federation.admin.deliveries.bulk_jobs import BulkJobs
 from federation.dashboard import import_pages
 from federation.dashboard.node_site import NodeSite
 from federation.runtime.composition import Federation

@@ -27,8 +27,8 @@ from db import (
     Server,
     ServerLink,
 )
-from federation.admin import holds
-from federation.admin.bulk_jobs import BulkJobs
+from federation.admin.deliveries import holds
+from federation.admin.deliveries.bulk_jobs import BulkJobs
 from federation.cli.app import app as cli
 from federation.dashboard.node_site import NodeSite
 from federation.rollups.job import Rollups

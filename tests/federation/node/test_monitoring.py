@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from db import create_host_tables
-from federation.admin.checks import Verdict, proxies
+from federation.admin.doctor.checks import Verdict, proxies
 from federation.monitoring.prometheus import ProcessMetrics
 from federation.node.unnamed_proxies import MOST
 from federation.runtime.composition import Federation

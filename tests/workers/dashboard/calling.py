@@ -55,16 +55,18 @@ class Program:
         assert answer.status_code == status, answer.text
         assert answer.text.isascii()
         path = urlsplit(str(answer.url)).path
+        operation = (await self.document())["paths"].get(path, {}).get(method)
         told = answer.json()
         if status == 200:
-            operation = (await self.document())["paths"][path][method]
+            assert operation is not None, path
             assert answer.headers["content-type"] == "application/json"
             self.called.add((method, path))
             schema = operation["responses"]["200"]["content"]["application/json"]["schema"]
         else:
             assert answer.headers["content-type"] == "application/problem+json"
             assert told["status"] == status
-            schema = {"$ref": "#/components/schemas/Problem"}
+            described = {} if operation is None else operation["responses"]["default"]["content"]
+            schema = described["application/problem+json"]["schema"] if described else {}
         components = (await self.document())["components"]
         checker = Draft202012Validator.FORMAT_CHECKER
         Draft202012Validator({**schema, "components": components}, format_checker=checker).validate(told)

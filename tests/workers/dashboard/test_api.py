@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from ipaddress import ip_network
 
@@ -14,9 +15,11 @@ from tests.workers.dashboard.conftest import ACCOUNTS, PASSWORD, MakeSite
 from workers.dashboard.access import Access, TrustedProxy
 from workers.dashboard.site import Site
 from workers.dashboard.visit import ActionTaken
+from workers.jobs import ProgressReport
 from workers.queue import Queue
 from workers.specs import JobSpec
 from workers.storage import open_storage
+from workers.testing import steps
 
 HOSTILE = "<b>\u202e\x1b[31m'\"/..%2f&=?#" + "é" * 300
 
@@ -74,6 +77,15 @@ async def test_jobs_are_paged_and_acted_on_and_that_is_recorded(
     ]
 
 
+async def test_what_another_program_reported_is_told(site: Site, queue: Queue) -> None:
+    """Half of a pair has no bytes in UTF-8; everything else comes as it is."""
+    [job] = await queue.enqueue_many([JobSpec(name="send", payload=1)])
+    value = json.dumps({"a\ud800": ["\u202e", 10**30, None]}).encode()
+    await queue.storage.progress([ProgressReport(claim=await steps.claim_one(queue.storage), value=value)])
+    told = await Program(site.app).gets("/job", queue="mail", id=job.id)
+    assert told["progress"] == {"a?": ["\u202e", 10**30, None]}
+
+
 async def test_only_a_token_comes_in(make_site: MakeSite) -> None:
     """Neither a browser's cookie, nor a password, nor what a proxy says; and nobody where there is no account."""
     access = Access(accounts=[*ACCOUNTS, *WITH_TOKENS])
@@ -122,13 +134,13 @@ async def test_a_token_does_not_open_the_pages_and_calls_name_the_dashboard(site
         ("/queue?name=none", 404, "no such queue"),
         ("/queue?name=mail&name=mail", 400, "twice"),
         ("/queues?color=red", 400, "'color' is not known"),
-        ("/jobs?queue=mail&state=odd", 400, "'state' is 'queued'"),
-        ("/jobs?queue=mail&state=queued&limit=0", 400, "between 1 and 200"),
+        ("/jobs?queue=mail&state=odd", 400, "'state': Input should be 'queued'"),
+        ("/jobs?queue=mail&state=queued&limit=0", 400, "greater than or equal to 1"),
         ("/jobs?queue=mail&state=queued&limit=1e9", 400, "integer"),
         ("/jobs?queue=mail&state=queued&limit=" + "9" * 5_000, 400, "integer"),
         ("/jobs?queue=mail&state=queued&after=%20", 400, "not one that list() gave"),
         ("/job?queue=mail&id=none", 404, "knows no job"),
-        ("/job?queue=mail&id=" + "x" * 5_000, 400, "more than 3000"),
+        ("/job?queue=mail&id=" + "x" * 5_000, 400, "at most 3000"),
     ],
 )
 async def test_what_cannot_be_answered_is_told_as_a_problem(site: Site, path: str, status: int, told: str) -> None:
@@ -153,6 +165,9 @@ async def test_what_cannot_be_answered_is_told_as_a_problem(site: Site, path: st
         (b'{"queue": "mail", "action": "retry", "all": true, "state": "queued"}', "application/json", 400),
         (b'{"queue": "mail", "action": "retry", "all": true, "ids": ["a"]}', "application/json", 400),
         (b'{"queue": "mail", "action": "retry", "all": 1}', "application/json", 400),
+        (b'{"queue": "mail", "action": "retry", "ids": ["a"], "all": "false"}', "application/json", 400),
+        (b'{"queue": "mail", "action": "retry", "ids": ["a"], "color": "red"}', "application/json", 400),
+        (b'{"queue": "mail", "action": "retry", "ids": ["a\\u0000"]}', "application/json", 400),
         (b'{"queue": "mail", "action": "retry", "ids": ["a"]}', "text/plain", 415),
         (b'{"queue": "mail", "action": "retry", "ids": ["a"]}', "application/x-www-form-urlencoded", 415),
         (b" " * 300_000, "application/json", 413),

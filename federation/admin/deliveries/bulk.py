@@ -54,7 +54,7 @@ from sqlalchemy import (
 from sqlmodel import col
 
 from db import Database, DeliveryJob, DeliveryState, HoldReason
-from federation.admin.deliveries import Selection, count, is_in
+from federation.admin.deliveries.deliveries import Selection, count, is_in
 from federation.base.audit import Order, Record, recorded
 from federation.base.queues.queue import JobQueue
 from federation.delivery.outbox.ordering import lock_keys

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import insert
 
 from db import Database, Server
-from federation.admin.misnamed import MOST_LOOKED_AT, MOST_NAMED, meant, nearest
+from federation.admin.servers.misnamed import MOST_LOOKED_AT, MOST_NAMED, meant, nearest
 
 WANTED = ["https://zz.example:8443", "https://social.zz.example", "https://zebra.example"]
 

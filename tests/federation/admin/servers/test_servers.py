@@ -11,7 +11,8 @@ from sqlalchemy import select, update
 from sqlmodel import col
 
 from db import AcceptedKey, Follow, LinkState, Server, ServerLink, ServerScorecard
-from federation.admin import blacklist, servers
+from federation.admin import blacklist
+from federation.admin.servers import servers
 from federation.admin.why import explain
 from federation.base.queues.job_data import POST_JOB
 from federation.protocol.errors import UrlError

@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from db import Database, DeliveryJob, DeliveryState, HoldReason
-from federation.admin import deliveries
-from federation.admin.deliveries import OPEN, Age, AnyState, Selection
+from federation.admin.deliveries import deliveries
+from federation.admin.deliveries.deliveries import OPEN, Age, AnyState, Selection
 from tests.federation.admin.conftest import OTHER, PEER
 
 NOW = datetime.now(UTC)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import IO
 
 from db import Database
-from federation.admin.blacklist_csv import LineNote, ReadRules, read_csv
-from federation.admin.blacklist_rows import Entry, WantedRule, entries_by_rule, lock, replace
+from federation.admin.blacklist.csv_lists import LineNote, ReadRules, read_csv
+from federation.admin.blacklist.rows import Entry, WantedRule, entries_by_rule, lock, replace
 from federation.base.audit import UNRECORDED, Order, Record, noted
 
 

@@ -9,8 +9,8 @@ from sqlalchemy import Select, literal, select, union_all
 from sqlmodel import col
 
 from db import Database, DeliveryJob, DeliveryState
-from federation.admin.deliveries import STATE, DeliveryStats, age, summed
-from federation.admin.server_pages import summary_of
+from federation.admin.deliveries.deliveries import STATE, DeliveryStats, age, summed
+from federation.admin.servers.pages import summary_of
 
 MOST_LOOKED_AT: Final = 100
 """How many rows of each state are looked at, the oldest first."""

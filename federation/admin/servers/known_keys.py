@@ -12,7 +12,7 @@ from sqlalchemy import select
 from sqlmodel import col
 
 from db import DeliveryAttempt, LinkState, Server, ServerLink
-from federation.admin.deliveries import AttemptRow, last_attempts
+from federation.admin.deliveries.deliveries import AttemptRow, last_attempts
 from federation.protocol.keys import KeyRing
 
 if TYPE_CHECKING:

@@ -20,15 +20,16 @@ from sqlmodel import col
 from db import FederationTable, HoldReason, Server
 from db.catalog import denied
 from db.url import absent_file
-from federation.admin import deliveries
 from federation.admin import queues as queue_admin
-from federation.admin.claims import claims as claims_of
-from federation.admin.deliveries import Selection
-from federation.admin.known_keys import survey
+from federation.admin.deliveries import deliveries
+from federation.admin.deliveries.deliveries import Selection
+from federation.admin.servers.claims import claims as claims_of
+from federation.admin.servers.known_keys import survey
 from federation.admin.words import ago, counted
 from federation.base.settings.reach import (
     HOST_ADVICE,
     PATIENCE,
+    connect,
     enumerated,
     host_lacks,
     missing_host_tables,
@@ -50,6 +51,7 @@ from federation.protocol.relaying import ORIGIN_HEADER
 from federation.runtime.composition import Federation
 from federation.runtime.nodes import descriptors
 from federation.scheduler.leases import last_runs
+from workers.storage.abilities import Examined, Severity
 
 OLD_BACKLOG: Final = timedelta(hours=1)
 NEVER_WRITTEN: Final = frozenset({"blacklist_revision", "database_identity", "relay_candidates", "server_scorecards"})
@@ -202,6 +204,24 @@ async def queues(federation: Federation) -> Found:
         return warning(text, "`federation queues repair`; who pauses and resumes the queue?")
     jobs = sum(sum(each.counts.values()) for each in stats)
     return ok(f"{len(stats)} queues answer, with {counted(jobs, 'job')}")
+
+
+async def queue_server(federation: Federation) -> Found:
+    """Check that the queues' server keeps the jobs that it acknowledges."""
+    storage = federation.delivery_queue.storage
+    if not isinstance(storage, Examined):
+        return ok("the queues lie in a database or in files")
+    await connect(federation.delivery_queue)
+    faults = storage.faults()
+    if not faults:
+        return ok("the queues' server evicts nothing, and keeps jobs on disk")
+    gravest = faults[0]
+    allow = ", or FEDERATION_ALLOW_EVICTION to true" if gravest.severity is Severity.ERROR else ""
+    found = "; ".join(fault.found for fault in faults)
+    return Found(verdict=_VERDICTS[gravest.severity], found=found, advice=f"{gravest.advice}{allow}")
+
+
+_VERDICTS: Final = {Severity.ERROR: Verdict.FAILURE, Severity.WARNING: Verdict.WARNING, Severity.NOTE: Verdict.NOTE}
 
 
 async def sharing(federation: Federation) -> Found:

@@ -14,10 +14,10 @@ from sqlalchemy import func, insert, select, update
 from sqlmodel import col
 
 from db import ActionSource, BulkJob, BulkVerb, DeliveryJob, DeliveryState
-from federation.admin import bulk_jobs
 from federation.admin.actions import list_actions
-from federation.admin.bulk_jobs import BulkJobs, BulkProgress
-from federation.admin.deliveries import Selection
+from federation.admin.deliveries import bulk_jobs
+from federation.admin.deliveries.bulk_jobs import BulkJobs, BulkProgress
+from federation.admin.deliveries.deliveries import Selection
 from federation.base.audit import Order
 from federation.base.queues.job_data import POST_JOB
 from federation.runtime.composition import Federation
@@ -187,7 +187,8 @@ async def test_what_is_no_bulk_job_is_refused(node: Federation) -> None:
 
 RUNNER = """
 import asyncio, os
-from federation.admin import bulk_jobs, deliveries_bulk
+from federation.admin.deliveries import bulk_jobs
+from federation.admin.deliveries import bulk as deliveries_bulk
 from federation.runtime.composition import Federation
 from federation.base.settings.settings import Settings
 deliveries_bulk.BulkDeliveries.__init__.__kwdefaults__["batch"] = 5

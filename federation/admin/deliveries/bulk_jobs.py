@@ -28,10 +28,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlmodel import col
 
 from db import AdminAction, BulkJob, BulkVerb, DeliveryState
-from federation.admin import deliveries, holds
-from federation.admin.blacklist_import import apply_import, plan_import
-from federation.admin.deliveries import OPEN, Selection
-from federation.admin.deliveries_bulk import BulkDeliveries, UnderWay, retryable
+from federation.admin.blacklist.importing import apply_import, plan_import
+from federation.admin.deliveries import deliveries, holds
+from federation.admin.deliveries.bulk import BulkDeliveries, UnderWay, retryable
+from federation.admin.deliveries.deliveries import OPEN, Selection
 from federation.base.audit import Order, Record, begin, finish
 
 if TYPE_CHECKING:

@@ -16,9 +16,8 @@ from sqlalchemy import or_
 from sqlmodel import col
 
 from db import BlacklistedServer, Database
-from federation.admin.blacklist_csv import CsvError, LineNote, write_entry, write_header
-from federation.admin.blacklist_import import BadRows, Changed, Imported, ImportPlan, apply_import, plan_import
-from federation.admin.blacklist_rows import (
+from federation.admin.blacklist.csv_lists import write_entry, write_header
+from federation.admin.blacklist.rows import (
     ALL_ROWS,
     SCAN_PAGE,
     Entry,
@@ -34,30 +33,7 @@ from federation.admin.blacklist_rows import (
 )
 from federation.base.audit import Order, noted
 from federation.protocol.errors import UrlError
-from federation.servers.blacklist import purge_expired
 from federation.servers.blacklist_rules import canonical_rule, rules_covering
-
-__all__ = [
-    "BadRows",
-    "Change",
-    "Changed",
-    "CsvError",
-    "Entry",
-    "ImportPlan",
-    "Imported",
-    "LineNote",
-    "Page",
-    "RuleError",
-    "WantedRule",
-    "add",
-    "apply_import",
-    "check",
-    "export_csv",
-    "list_rules",
-    "plan_import",
-    "purge_expired",
-    "remove",
-]
 
 
 class Change(StrEnum):

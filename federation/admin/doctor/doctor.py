@@ -16,10 +16,9 @@ from typing import Final
 from sqlalchemy.exc import SQLAlchemyError
 
 from db.errors import local_cause
-from federation.admin import checks, time_checks
-from federation.admin.checks import Found, Verdict, failure, queue_setting
-from federation.admin.given_up import given_up
-from federation.admin.queue_server import queue_server
+from federation.admin.doctor import checks, time_checks
+from federation.admin.doctor.checks import Found, Verdict, failure, queue_setting
+from federation.admin.doctor.given_up import given_up
 from federation.base.errors import ConfigurationError, NoNodeHere, Unreachable
 from federation.base.settings.misspelt import misspelt, told
 from federation.base.settings.reach import PATIENCE
@@ -82,7 +81,7 @@ async def examine_node(federation: Federation) -> list[Finding]:
             group.create_task(look(check, of))
             for check, of in (
                 ("queues", checks.queues),
-                ("storage", queue_server),
+                ("storage", checks.queue_server),
                 ("open files", checks.open_files),
                 ("/discover", checks.discover),
             )

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from db import Database, LinkState
-from federation.admin import servers
-from federation.admin.claims import Claim
+from federation.admin.servers import servers
+from federation.admin.servers.claims import Claim
 from federation.servers.link_rules import Link
 
 

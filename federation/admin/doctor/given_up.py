@@ -14,7 +14,7 @@ from sqlalchemy import Integer, Select, bindparam, func, select, union_all
 from sqlmodel import col
 
 from db import Database, DeliveryJob, DeliveryState
-from federation.admin.checks import Found, ok, warning
+from federation.admin.doctor.checks import Found, ok, warning
 from federation.admin.words import counted
 from federation.delivery.error_codes import BLACKLISTED
 from federation.runtime.composition import Federation

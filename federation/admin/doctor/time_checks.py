@@ -10,7 +10,7 @@ from sqlalchemy import bindparam, select
 from sqlmodel import col
 
 from db import ProcessClock, RunOutcome, SchedulerJob
-from federation.admin.checks import Found, failure, note, ok, queue_setting, warning
+from federation.admin.doctor.checks import Found, failure, note, ok, queue_setting, warning
 from federation.admin.words import ago
 from federation.base.database_clock import INTERVAL, is_alive
 from federation.runtime.composition import Federation

@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from db import DeliveryState, HoldReason
-from federation.admin.deliveries import OPEN, Selection
-from federation.admin.deliveries_bulk import BulkDeliveries, Dropped, Retried
+from federation.admin.deliveries.bulk import BulkDeliveries, Dropped, Retried
+from federation.admin.deliveries.deliveries import OPEN, Selection
 from federation.delivery.outbox.sweeper import OutboxSweeper
 from tests.federation.admin.conftest import OTHER, PEER, Desk
 from workers import JobState

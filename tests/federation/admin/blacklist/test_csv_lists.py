@@ -15,10 +15,11 @@ from sqlalchemy import select
 from sqlmodel import col
 
 from db import BlacklistedServer, BlacklistRevision, Database
-from federation.admin import blacklist, blacklist_csv
+from federation.admin import blacklist
 from federation.admin.blacklist import BadRows, CsvError, Imported, ImportPlan
-from federation.admin.blacklist_csv import read_csv, write_entry, write_header
-from federation.admin.blacklist_rows import Entry, shown_reason
+from federation.admin.blacklist import csv_lists as blacklist_csv
+from federation.admin.blacklist.csv_lists import read_csv, write_entry, write_header
+from federation.admin.blacklist.rows import Entry, shown_reason
 
 PAST = datetime(2025, 1, 1, tzinfo=UTC)
 SOON = datetime.now(UTC).replace(microsecond=0) + timedelta(days=1)

@@ -12,8 +12,9 @@ import pytest
 from sqlalchemy import insert
 
 from db import BlacklistedServer, Database
-from federation.admin import blacklist, blacklist_rows
-from federation.admin.blacklist_rows import ALL_ROWS, entries_of, entry_of
+from federation.admin import blacklist
+from federation.admin.blacklist import rows as blacklist_rows
+from federation.admin.blacklist.rows import ALL_ROWS, entries_of, entry_of
 from federation.protocol.errors import UrlError
 from federation.servers.blacklist_rules import canonical_rule
 from tests.federation.rows_read import MANY, cost, watched

@@ -11,8 +11,8 @@ from sqlalchemy import ColumnElement, Connection, or_, select
 from sqlmodel import col
 
 from db import DeliveryJob, DeliveryState, HoldReason, LinkState, ServerLink
-from federation.admin import deliveries
-from federation.admin.deliveries import is_in
+from federation.admin.deliveries import deliveries
+from federation.admin.deliveries.deliveries import is_in
 from federation.base.audit import UNRECORDED, Order, Record, noted, recorded
 from federation.delivery.rows.transitions import OwedRow, made_ready
 from federation.servers.links import Also, nothing_else

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from itertools import chain
 from typing import IO, Final, TypeAlias
 
-from federation.admin.blacklist_rows import (
+from federation.admin.blacklist.rows import (
     MAX_REASON_CHARACTERS,
     Entry,
     RuleError,
