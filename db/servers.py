@@ -124,7 +124,6 @@ class ServerLink(FederationTable, table=True):
     evidence_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     last_success_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     rejections: int = 0
-    needs_canary: bool = False
     probes: int = 0
     next_probe_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     rests: int = 0

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from federation.delivery.error_codes import ErrorCode, FailureClass
+from federation.delivery.error_codes import FailureClass, FailureCode
 from federation.delivery.errors import RetryableFailure
 from federation.delivery.wire import Effect, Sending
 from federation.http.errors import NetworkError
@@ -23,7 +23,7 @@ JSON: Final = {"Content-Type": "application/json"}
 class PlainWire:
     name: Final = "plain"
     job_names: Final = (PLAIN_JOB,)
-    codes: Final[Mapping[str, ErrorCode]] = {}
+    codes: Final[Mapping[str, FailureCode]] = {}
 
     def __init__(self, fetch: FederationFetch) -> None:
         self._fetch = fetch

@@ -125,8 +125,7 @@ SERVER_DAILY: Final = _schema(
 """One row per server and UTC day with attempts. `attempts` = delivered + retryable + permanent, without parked.
 
 `errors` counts attempts by error code. Ratios are 0 to 1, and null if nothing was attempted; `relayed_share` refers to
-what was delivered, and is null if nothing was. `slow` counts deliveries that took longer than `figures.daily.SLOW_MS`
-(null in results of earlier versions).
+what was delivered, and is null if nothing was. `slow` counts deliveries that took longer than `figures.daily.SLOW_MS`.
 """
 
 SERVER_SCORECARD: Final = _schema(
@@ -278,7 +277,7 @@ class Inputs:
     `attempts` may hold more than the window asks for. `earlier_servers` is the registry as an earlier run saw it, None
     on the first run. `server_daily` are stored days, as a rule those before the window, that scorecards look back at; a
     day that `attempts` have, too, is taken from there. `earlier_anomalies` is what a run of an earlier day found.
-    `links`, `deliveries`, `losses` and `accepted_keys` are None if an export of an earlier version has none.
+    `links`, `deliveries`, `losses` and `accepted_keys` are None if an export has none.
     `attempt_ids` has the ids of the same attempts, from a reader that would read all their columns for one.
     """
 

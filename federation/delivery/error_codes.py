@@ -46,7 +46,7 @@ class FailureClass(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class ErrorCode:
+class FailureCode:
     """What a code says of a failure: its class, and the outcome of the attempt that it ends.
 
     `is_own`: it says nothing about the server, as it is decided or caused on this side. `is_forgery`: somebody answered
@@ -59,17 +59,17 @@ class ErrorCode:
     is_forgery: bool = False
 
 
-ENGINE_CODES: Final[Mapping[str, ErrorCode]] = {
+ENGINE_CODES: Final[Mapping[str, FailureCode]] = {
     **dict.fromkeys(
-        (*NetworkErrorCode, "FOREIGN_ANSWER"), ErrorCode(FailureClass.UNAVAILABLE, AttemptOutcome.RETRYABLE)
+        (*NetworkErrorCode, "FOREIGN_ANSWER"), FailureCode(FailureClass.UNAVAILABLE, AttemptOutcome.RETRYABLE)
     ),
-    "BODY_TOO_LARGE": ErrorCode(FailureClass.REJECTED, AttemptOutcome.PERMANENT),
+    "BODY_TOO_LARGE": FailureCode(FailureClass.REJECTED, AttemptOutcome.PERMANENT),
     **dict.fromkeys(
-        ("DATABASE", "INTERNAL", STALLED), ErrorCode(FailureClass.OURS, AttemptOutcome.RETRYABLE, is_own=True)
+        ("DATABASE", "INTERNAL", STALLED), FailureCode(FailureClass.OURS, AttemptOutcome.RETRYABLE, is_own=True)
     ),
     **dict.fromkeys(
         (BLACKLISTED, "BLOCKED_URL", INVALID_JOB, "INVALID_PAYLOAD"),
-        ErrorCode(FailureClass.INVALID, AttemptOutcome.PERMANENT, is_own=True),
+        FailureCode(FailureClass.INVALID, AttemptOutcome.PERMANENT, is_own=True),
     ),
 }
 """The codes of failures that any wire may meet. Beside them stand those of `HTTP_CODE`, whose class the wire tells."""

@@ -3,7 +3,7 @@
 Theory of operation. The engine owes, tries, holds and releases deliveries; it never asks what they say. The name of a
 delivery's job chooses its wire (`Wires`). The wire checks what is to be owed before anything is written, sends one
 delivery at a time, and raises what went wrong by a code; its `codes` give the class of each, beside the engine's own.
-What it sees on the way it writes into `Seen`, so that the record of an attempt that fails has it, too. What an
+What it sees on the way it writes into `Trace`, so that the record of an attempt that fails has it, too. What an
 acknowledgment changes in the application's tables is an `Effect`: the ledger writes it in the transaction in which the
 row goes. Blacklist, order, links and what becomes of a row are the engine's alone.
 
@@ -21,12 +21,12 @@ from typing import Final, Protocol, Self
 from sqlalchemy import Connection
 
 from db import AttemptNote
-from federation.delivery.error_codes import ENGINE_CODES, ErrorCode
+from federation.delivery.error_codes import ENGINE_CODES, FailureCode
 from federation.servers.link_rules import Link
 
 
 @dataclass(slots=True)
-class Seen:
+class Trace:
     """What a wire has seen of an attempt so far.
 
     `method` is the kind of what was sent, for the log. `status` and `remote_code` are the answer's; `relayed_by` is
@@ -63,7 +63,7 @@ class Sending:
     link: Link
     is_repeat: bool
     first_byte: timedelta | None
-    seen: Seen
+    seen: Trace
     refuse_blacklisted: Callable[[], Awaitable[None]] = field(repr=False)
 
 
@@ -90,7 +90,7 @@ class Wire(Protocol):
         """The names of jobs that are sent by it. The wire of all other names claims none."""
 
     @property
-    def codes(self) -> Mapping[str, ErrorCode]:
+    def codes(self) -> Mapping[str, FailureCode]:
         """Its failures, beside the engine's."""
 
     def check(self, payload: str, /) -> None:
@@ -147,6 +147,6 @@ class Wires:
         self.of(job_name).check(payload)
 
 
-def code_of(wire: Wire, code: str) -> ErrorCode | None:
+def code_of(wire: Wire, code: str) -> FailureCode | None:
     """Return what a failure's code says, of the engine's or of the wire's; None for one that neither knows."""
     return ENGINE_CODES.get(code) or wire.codes.get(code)

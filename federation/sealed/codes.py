@@ -6,21 +6,21 @@ from collections.abc import Mapping
 from typing import Final
 
 from db import AttemptOutcome
-from federation.delivery.error_codes import TOO_LARGE, ErrorCode, FailureClass
+from federation.delivery.error_codes import TOO_LARGE, FailureClass, FailureCode
 from federation.http.response import NOT_JUDGED, asks_for_rest
 
 _PERMANENT, _RETRYABLE = AttemptOutcome.PERMANENT, AttemptOutcome.RETRYABLE
-_REJECTED: Final = ErrorCode(FailureClass.REJECTED, _RETRYABLE)
+_REJECTED: Final = FailureCode(FailureClass.REJECTED, _RETRYABLE)
 
-CODES: Final[Mapping[str, ErrorCode]] = {
-    "DISCOVERY": ErrorCode(FailureClass.UNAVAILABLE, _RETRYABLE),
+CODES: Final[Mapping[str, FailureCode]] = {
+    "DISCOVERY": FailureCode(FailureClass.UNAVAILABLE, _RETRYABLE),
     **dict.fromkeys(("DISCOVERY_REFUSED", "KEY_MATERIAL"), _REJECTED),
     **dict.fromkeys(
-        ("INVALID_ACK", "INVALID_ACK_SIGNATURE"), ErrorCode(FailureClass.REJECTED, _PERMANENT, is_forgery=True)
+        ("INVALID_ACK", "INVALID_ACK_SIGNATURE"), FailureCode(FailureClass.REJECTED, _PERMANENT, is_forgery=True)
     ),
-    "NO_ACK": ErrorCode(FailureClass.REJECTED, _PERMANENT),
-    **dict.fromkeys(("NO_PUBLIC_KEY", "NO_RECEIVER"), ErrorCode(FailureClass.REJECTED, _PERMANENT, is_own=True)),
-    **dict.fromkeys(("NO_OWN_KEYS", "NO_OWN_URL"), ErrorCode(FailureClass.OURS, _PERMANENT, is_own=True)),
+    "NO_ACK": FailureCode(FailureClass.REJECTED, _PERMANENT),
+    **dict.fromkeys(("NO_PUBLIC_KEY", "NO_RECEIVER"), FailureCode(FailureClass.REJECTED, _PERMANENT, is_own=True)),
+    **dict.fromkeys(("NO_OWN_KEYS", "NO_OWN_URL"), FailureCode(FailureClass.OURS, _PERMANENT, is_own=True)),
 }
 
 ABOUT_KEYS: Final = frozenset({"HTTP_400", "HTTP_401", "HTTP_403"})

@@ -352,12 +352,8 @@ def _link(row: Row[*tuple[Any, ...]]) -> Link:
 
 
 def _values(link: Link) -> dict[str, object]:
-    """Return the link's fields, and what an earlier version reads, to which a node may go back.
-
-    Does the same as `asdict`, which copies each value and takes longer than a statement.
-    """
-    values = {name: getattr(link, name) for name in _COLUMNS}
-    return {**values, "needs_canary": link.state in (LinkState.DOWN, LinkState.REFUSING)}
+    """Return the link's fields as `asdict` does, which copies each value and takes longer than a statement."""
+    return {name: getattr(link, name) for name in _COLUMNS}
 
 
 _COLUMNS: Final = tuple(field.name for field in fields(Link))
@@ -366,7 +362,7 @@ _LOCKED = select(_TABLE).where(_TABLE.c.server_url == bindparam("url")).with_for
 _STORED = (
     update(_TABLE)
     .where(_TABLE.c.server_url == bindparam("new_server_url"))
-    .values({name: bindparam(f"new_{name}") for name in (*_COLUMNS, "needs_canary") if name != "server_url"})
+    .values({name: bindparam(f"new_{name}") for name in _COLUMNS if name != "server_url"})
 )
 # A time that no rule can have written by now was written by a wrong clock: it counts as due.
 _PROBE_DUE = (

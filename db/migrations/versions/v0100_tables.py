@@ -170,7 +170,6 @@ def _create_server_links() -> None:
         sa.Column("evidence_at", sa.DateTime),
         sa.Column("last_success_at", sa.DateTime),
         sa.Column("rejections", sa.Integer, nullable=False),
-        sa.Column("needs_canary", sa.Boolean, nullable=False),
         sa.Column("probes", sa.Integer, nullable=False),
         sa.Column("next_probe_at", sa.DateTime),
         sa.Column("rests", sa.Integer, nullable=False),

@@ -11,11 +11,10 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
-from sqlalchemy import ColumnElement, Executable, Row, Select, and_, case, distinct, func, literal, or_, select
+from sqlalchemy import ColumnElement, Executable, Row, Select, and_, case, distinct, func, or_, select
 from sqlmodel import col
 
 from db import AttemptNote, Database, DeliveryAttempt, DeliveryJob, DeliveryState, HoldReason
-from db.columns import TextEnum
 from federation.admin.words import ended
 
 MAX_ATTEMPTS_SHOWN: Final = 50
@@ -39,32 +38,15 @@ class Age(StrEnum):
 
 _AGES: Final = ((Age.MINUTE, timedelta(minutes=1)), (Age.HOUR, timedelta(hours=1)), (Age.DAY, timedelta(days=1)))
 
-# Versions without states mark what they give up by `settled_at` alone, and may still run beside this one.
-STATE: Final[ColumnElement[DeliveryState]] = case(
-    (
-        and_(col(DeliveryJob.state) == DeliveryState.READY, col(DeliveryJob.settled_at).is_not(None)),
-        literal(DeliveryState.FAILED, TextEnum(DeliveryState)),
-    ),
-    else_=col(DeliveryJob.state),
-)
-
-
 Group: TypeAlias = Row[DeliveryState, HoldReason | None, str | None, str, int, datetime]
 """Deliveries that are alike: their state, why they are held, code, age, number, and when the first of them was made."""
 
 
 def is_in(state: AnyState) -> ColumnElement[bool]:
-    """Return the condition for rows in the state, in a form for which the indexes of owed deliveries serve."""
-    column, settled = col(DeliveryJob.state), col(DeliveryJob.settled_at)
-    match state:
-        case DeliveryState.READY:
-            return and_(column == DeliveryState.READY, settled.is_(None))
-        case DeliveryState.FAILED:
-            return or_(column == DeliveryState.FAILED, and_(column == DeliveryState.READY, settled.is_not(None)))
-        case DeliveryState.HELD | DeliveryState.EXPIRED:
-            return column == state
-        case _:
-            return or_(is_in(DeliveryState.READY), is_in(DeliveryState.HELD))
+    """Return the condition for rows in the state."""
+    if state == OPEN:
+        return or_(is_in(DeliveryState.READY), is_in(DeliveryState.HELD))
+    return col(DeliveryJob.state) == state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,7 +228,7 @@ def age() -> ColumnElement[str]:
 async def stats(database: Database, selection: Selection, *, servers: int = 10) -> DeliveryStats:
     """Count the selected deliveries by state, code, age, and for the *servers* that have the most of them."""
     created = col(DeliveryJob.created_at)
-    keys = (STATE, col(DeliveryJob.held_reason), col(DeliveryJob.error_code), age())
+    keys = (col(DeliveryJob.state), col(DeliveryJob.held_reason), col(DeliveryJob.error_code), age())
     groups: Executable = select(*keys, func.count(), func.min(created)).where(*selection.conditions()).group_by(*keys)
     held = select(func.count(distinct(col(DeliveryJob.server_url)))).where(
         *selection.conditions(), is_in(DeliveryState.HELD)
@@ -308,12 +290,9 @@ def _by_server(selection: Selection, limit: int) -> Executable:
 def delivery_rows() -> Select[*tuple[Any, ...]]:
     """Return the query for all deliveries, without their texts, for the caller to narrow down and to bound."""
     is_held = col(DeliveryJob.state) == DeliveryState.HELD
-    given: dict[str, ColumnElement[Any]] = {
-        "state": STATE,
-        "held_until": case((is_held, col(DeliveryJob.next_attempt_at))),
-    }
+    held_until = case((is_held, col(DeliveryJob.next_attempt_at))).label("held_until")
     names = [column.name for column in fields(DeliveryRow)]
-    return select(*(given[name].label(name) if name in given else getattr(DeliveryJob, name) for name in names))
+    return select(*(held_until if name == held_until.name else getattr(DeliveryJob, name) for name in names))
 
 
 def _attempts(condition: ColumnElement[bool]) -> Select[*tuple[Any, ...]]:

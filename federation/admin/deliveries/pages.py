@@ -64,7 +64,7 @@ def _scan(selection: Selection) -> Scan:
 
 
 def _states(selection: Selection) -> Sequence[ColumnElement[bool]]:
-    """Return a condition for each state, by the column alone: an earlier version's settled rows count as ready."""
+    """Return a condition for each state."""
     if selection.state is None:
         chosen: Sequence[DeliveryState] = [*DeliveryState]
     else:

@@ -9,7 +9,7 @@ from sqlalchemy import Select, literal, select, union_all
 from sqlmodel import col
 
 from db import Database, DeliveryJob, DeliveryState
-from federation.admin.deliveries.deliveries import STATE, DeliveryStats, age, summed
+from federation.admin.deliveries.deliveries import DeliveryStats, age, summed
 from federation.admin.servers.pages import summary_of
 
 MOST_LOOKED_AT: Final = 100
@@ -41,7 +41,7 @@ def _oldest(server_url: str, state: DeliveryState) -> Select[*tuple[Any, ...]]:
     made = col(DeliveryJob.created_at)
     return (
         select(
-            STATE.label("state"),
+            col(DeliveryJob.state),
             col(DeliveryJob.held_reason),
             col(DeliveryJob.error_code),
             age().label("age"),

@@ -11,7 +11,6 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from federation.analytics import frames
-from federation.analytics.data.arrow_columns import UNREADABLE
 from federation.analytics.data.export import ATTEMPTS, EARLIER_SERVERS, STORED_UNDATED, UNDATED
 from federation.analytics.data.results import readable
 from federation.analytics.data.snapshots import Snapshot
@@ -118,8 +117,6 @@ def _check(file: Path, expected: pyarrow.Schema) -> None:
     except OSError as error:
         raise DamagedExport(f"{file} cannot be read: {error.strerror or error}") from None
     for field in expected:
-        if field.name not in found.names and field.name == UNREADABLE:
-            continue  # exports of earlier versions do not have it
         if field.name not in found.names:
             raise DamagedExport(f"{file} has no column {field.name!r}; it is not an export of these tables")
         if not _fits(found.field(field.name).type, field.type):

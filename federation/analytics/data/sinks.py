@@ -163,14 +163,12 @@ def _tomorrow(window: Window) -> str:
 
 
 def _remove_impossible(directory: Path, window: Window) -> None:
-    """Remove results of days to come, which an earlier version computed when it was told to, and its quarantine."""
+    """Remove results of days to come, as a clock that was wrong leaves them."""
     tomorrow = _tomorrow(window)
     for result in (*DAILY, *DATED):
         for path in (directory / result.name).glob(f"{result.partition}=????-??-??"):
             if path.name.removeprefix(f"{result.partition}=") > tomorrow:
                 shutil.rmtree(path)
-    for path in (directory / QUARANTINE.name).glob("as_of=*"):
-        shutil.rmtree(path)
 
 
 def _stage_dated(frame: DataFrame, result: Result, staging: Path) -> Path:

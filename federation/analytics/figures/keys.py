@@ -65,12 +65,11 @@ def key_anomalies(
 
 def _standing(known: DataFrame, window: Window) -> DataFrame:
     """Return the changes that were found within the month before the window's last day."""
-    found_on = F.coalesce("found_on", "as_of")  # results of earlier versions do not say
-    age = F.datediff(F.lit(window.as_of), found_on)
+    age = F.datediff(F.lit(window.as_of), "found_on")
     stands = (F.col("kind") == AnomalyKind.CHANGED.value) & (age > 0) & (age < MONTH)
     # Files do not promise that no URL is null, and the schema does.
     urls = F.array_compact("server_urls")
-    return known.where(stands).withColumns({"server_urls": urls, "found_on": found_on}).select(*_IDENTITY, "found_on")
+    return known.where(stands).withColumn("server_urls", urls).select(*_IDENTITY, "found_on")
 
 
 def _without_accepted(found: DataFrame, accepted: DataFrame) -> DataFrame:

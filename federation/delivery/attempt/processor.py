@@ -2,7 +2,7 @@
 
 Theory of operation. The row decides, and the job only stands for "try now". An attempt first asks the ledger whether
 its job may act, and may learn that the delivery is held, or over, or that another job acts for it. What the attempt
-finds out on the way is collected in a `Report`, and what its wire sees in `Seen`. However the attempt ends, what it
+finds out on the way is collected in a `Report`, and what its wire sees in `Trace`. However the attempt ends, what it
 says about the server goes to the server's link first, then the row's fate is committed, and only then does the worker
 settle the job. A crash in between repeats the attempt: receivers know the activity by its id and answer as before. A
 job without a row is simply tried as often as the queue says.
@@ -45,7 +45,7 @@ from federation.delivery.ledger.entries import Abandoned, Begin, Begun, Ended, N
 from federation.delivery.ledger.ledger import Ledger
 from federation.delivery.other_nodes.give_back import ForeignJobs
 from federation.delivery.rows.payloads import Payloads
-from federation.delivery.wire import Effect, Seen, Sending, Wire, Wires, code_of
+from federation.delivery.wire import Effect, Sending, Trace, Wire, Wires, code_of
 from federation.servers.blacklist import Blacklist
 from federation.servers.link_rules import Hold, Link
 from federation.servers.links import Links
@@ -82,7 +82,7 @@ class Report:
     begun: bool = False
     series: Series | None = None
     first_byte: timedelta | None = None
-    seen: Seen = field(default_factory=Seen)
+    seen: Trace = field(default_factory=Trace)
 
     @property
     def is_repeat(self) -> bool:

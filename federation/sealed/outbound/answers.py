@@ -8,7 +8,7 @@ from typing import Final
 
 from federation.delivery.error_codes import FailureClass
 from federation.delivery.errors import PermanentFailure, RetryableFailure
-from federation.delivery.wire import Seen, Sending
+from federation.delivery.wire import Sending, Trace
 from federation.http.gates import Fetched
 from federation.http.response import Response
 from federation.protocol.acks import Ack, find_ack, is_unsigned_follow_ack, parse_ack_body
@@ -36,7 +36,7 @@ class Attempt:
     answerer: bytes = field(default=b"", repr=False)
 
     @property
-    def seen(self) -> Seen:
+    def seen(self) -> Trace:
         return self.sending.seen
 
 

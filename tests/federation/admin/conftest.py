@@ -122,12 +122,6 @@ class Desk:
         async with self.database.transaction() as session:
             await session.execute(update(DeliveryJob).where(col(DeliveryJob.id).in_(ids)).values(queued_at=None))
 
-    async def mark_as_earlier_versions(self, delivery_id: str) -> None:
-        """The row looks as an earlier version of this application ends one."""
-        async with self.database.transaction() as session:
-            change = update(DeliveryJob).where(col(DeliveryJob.id) == delivery_id).values(state=DeliveryState.READY)
-            await session.execute(change)
-
     async def suspect(self, delivery_id: str, number: int) -> None:
         """The delivery was under way in crashes of workers."""
         async with self.database.transaction() as session:

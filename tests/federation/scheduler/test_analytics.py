@@ -120,7 +120,7 @@ async def test_a_run_by_hand_does_not_suppress_the_nights(interpreter: Path) -> 
 
 
 async def test_a_mistyped_day_suppresses_nothing(interpreter: Path) -> None:
-    """Results of days to come, as an earlier version computed them, say nothing of yesterday."""
+    """Results of days to come say nothing of yesterday."""
     computed(interpreter, {2: ended(2), -40: ended(2)})
     assert (await NightlyAnalytics(interpreter)())["ran"]
     assert arguments(interpreter)[-4:] == since(2)

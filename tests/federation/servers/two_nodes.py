@@ -18,7 +18,7 @@ from federation.admin import keys as admin
 from federation.base.queues.job_data import FOLLOW_JOB, POST_JOB
 from federation.base.settings.settings import OLD_KEY_VARIABLES, Settings, write_env_file
 from federation.cli.output import progress
-from federation.delivery.wire import Seen, Sending
+from federation.delivery.wire import Sending, Trace
 from federation.http.client import FederationClient
 from federation.http.guard import AddressGuard
 from federation.node.follows import FOLLOWS_PATH
@@ -119,7 +119,7 @@ class Pair:
             link=await sender.links.view(to),
             is_repeat=False,
             first_byte=None,
-            seen=Seen(),
+            seen=Trace(),
             refuse_blacklisted=nobody_is,
         )
         answer = await sender.wires.of(job).send(sending)

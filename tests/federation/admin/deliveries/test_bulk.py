@@ -105,17 +105,6 @@ async def test_expired_deliveries_are_owed_again_and_held_ones_if_they_are_meant
 
 
 @as_its_database
-async def test_what_an_earlier_version_gave_up_is_owed_again(desk: Desk, bulk: BulkDeliveries) -> None:
-    """It marked such rows by their end alone."""
-    (each,) = await desk.owe(PEER)
-    await desk.fail(each)
-    await desk.mark_as_earlier_versions(each)
-    assert await bulk.retry(Selection(state=DeliveryState.FAILED)) == Retried(retried=1, left=0)
-    row = (await desk.rows())[each]
-    assert (row.settled_at, row.job_id) == (None, f"{each}.1")
-
-
-@as_its_database
 async def test_a_retry_keeps_the_order_of_a_key(desk: Desk, bulk: BulkDeliveries) -> None:
     """The oldest is ready, the others wait for it, in whatever order the batches meet them."""
     ids = await desk.owe(*[PEER] * 5, key="post")

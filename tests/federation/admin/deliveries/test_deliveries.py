@@ -16,7 +16,7 @@ NOW = datetime.now(UTC)
 
 @pytest.fixture
 async def filled(database: Database) -> Database:
-    """One ready, two held, one failed, one expired, and one that an earlier version gave up."""
+    """One ready, two held, two failed, and one expired."""
 
     def delivery(name: str, hours: int, **columns: object) -> DeliveryJob:
         values = {"server_url": PEER, "created_at": NOW - timedelta(hours=hours), **columns}
@@ -32,7 +32,7 @@ async def filled(database: Database) -> Database:
                 delivery("rests", 2, held_reason=HoldReason.REST, server_url=OTHER, next_attempt_at=NOW, **held),
                 delivery("failed", 3, state=DeliveryState.FAILED, **over),
                 delivery("expired", 4, state=DeliveryState.EXPIRED, **over),
-                delivery("earlier", 5, **over),
+                delivery("earlier", 5, state=DeliveryState.FAILED, **over),
             ]
         )
     return database
@@ -64,7 +64,7 @@ async def test_deliveries_are_counted_by_state_reason_age_and_server(filled: Dat
     ],
 )
 async def test_deliveries_are_listed_by_state(filled: Database, state: AnyState, ids: set[str]) -> None:
-    """What an earlier version gave up has failed; until when it is held is told of held ones alone."""
+    """Until when it is held is told of held ones alone."""
     page = await deliveries.list_deliveries(filled, Selection(state=state))
     assert {each.id for each in page.deliveries} == ids
     assert all(state in (OPEN, each.state) for each in page.deliveries)

@@ -31,7 +31,7 @@ def test_days_are_early_until_they_are_read_after_their_end(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"read_at": 3}', '{"read_at": {}, "purged": 3}'])
 def test_a_file_that_is_not_ours_notes_nothing(tmp_path: Path, text: str) -> None:
-    """Nor does one of an earlier version note what was purged."""
+    """Nor does one that names no purged days."""
     (tmp_path / COMPUTED_FILE).write_text(text)
     noted = computed_days(tmp_path)
     assert (noted.early(DAYS), noted.partly_purged(DAYS)) == ((), ())

@@ -126,10 +126,3 @@ def test_paths_are_names_and_no_patterns(spark: SparkSession, exports: Path) -> 
         for part in ("attempts", "servers"):
             shutil.copytree(exports / part, copy / part)
         assert read_exports(spark, copy, WINDOW).attempts.count() == 1, name
-
-
-def test_exports_of_earlier_versions_are_read(spark: SparkSession, exports: Path) -> None:
-    """They do not say what could not be read."""
-    write(exports / "attempts" / f"day={DAY}" / "a.parquet", day_of_one().drop_columns(["unreadable"]))
-    [row] = read_exports(spark, exports, WINDOW).attempts.collect()
-    assert row.unreadable is None

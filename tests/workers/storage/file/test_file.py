@@ -75,7 +75,7 @@ async def test_queue_names_are_no_paths(tmp_path: Path, queue: str) -> None:
 
 
 async def test_everything_survives_a_restart(tmp_path: Path) -> None:
-    """Jobs in every state, results, errors, tombstones, workers, the pause: a fresh process has them as they were."""
+    """Jobs in every state, results, errors, workers, the pause: a fresh process has them as they were."""
     storage = await reopened(tmp_path)
     everything: dict[str, Any] = {
         "backoff": RetryPolicy(jitter=0.5),
