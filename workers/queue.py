@@ -42,11 +42,11 @@ from workers.storage.held_wakes import some_are_held
 from workers.turns import in_turns, taking_turns
 from workers.waiting import check_timeout, end_of, wait_for_end
 from workers.worker import Worker
+from workers.worker.claiming import check_slots
 from workers.worker.events import Observer
-from workers.worker.failed_jobs import OnFailed
+from workers.worker.failures import OnFailed
 from workers.worker.handlers import Handler, HandlerFunction, Middleware
-from workers.worker.slots import check_slots
-from workers.worker.unserved import UnhandledNames
+from workers.worker.startup_checks import UnhandledNames
 
 BATCH: Final = 100
 """How many concurrent enqueues go to the storage together at most."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from workers.worker.log_lines import log_line
+from workers.worker.events import log_line
 
 _FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 

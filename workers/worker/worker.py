@@ -47,27 +47,20 @@ from workers.jobs import (
 from workers.retry import BackoffStrategy, RetryPolicy, check_policy
 from workers.serde import JsonSerde, Serde
 from workers.storage.base import ANY_NAME, FlowStorage, Storage
-from workers.worker.appetite import Appetite
 from workers.worker.attempt import Attempt, Ending, Runner
 from workers.worker.cancels import CancelListener
-from workers.worker.children import OwnChildren
-from workers.worker.events import Emitter, Observer, WorkerEventKind
-from workers.worker.failed_jobs import FailedJobs, OnFailed
-from workers.worker.fitness import connect_if_fit
+from workers.worker.claiming import Appetite, Slots, Turns, check_slots
+from workers.worker.events import Emitter, Observer, ProgressReporter, WorkerEventKind
+from workers.worker.failures import FailedJobs, NamedBackoffs, OnFailed
 from workers.worker.handlers import Handler, HandlerFunction, HandlerTable, Middleware, SignalReason
 from workers.worker.leases import LeaseKeeper
-from workers.worker.named_backoffs import NamedBackoffs
-from workers.worker.predecessors import Predecessors
-from workers.worker.progress import ProgressReporter
-from workers.worker.reaper import Reaper
-from workers.worker.set_aside import SetAsideReporter
+from workers.worker.reaper import Reaper, SetAsideReporter
+from workers.worker.recurring import Ticker
+from workers.worker.relatives import OwnChildren, Predecessors
 from workers.worker.settler import Settler
-from workers.worker.slots import Slots, check_slots
-from workers.worker.stopping import Stop, all_done, cancel_all, first_failure, take_leave
-from workers.worker.ticker import Ticker
+from workers.worker.shutdown import Stop, all_done, cancel_all, first_failure, take_leave
+from workers.worker.startup_checks import UnservedNames, connect_if_fit
 from workers.worker.transactions import OwnTransaction
-from workers.worker.turns import Turns
-from workers.worker.unserved import UnservedNames
 
 logger = logging.getLogger(__name__)
 

@@ -1,8 +1,8 @@
-"""Warns, once per name, of jobs that wait, or will, for a handler that nobody has.
+"""Whether a worker may rely on its server, and whether jobs wait, or will, for a handler that nobody has.
 
 Theory of operation. Nobody knows the handlers of all workers. But a job that one look finds queued, and the next one
-again, while no job of its name runs and this worker is idle, is most probably one that no worker serves. Workers of
-storages without a name filter fail such jobs, so they need no warning.
+again, while no job of its name runs and this worker is idle, is most probably one that no worker serves: a warning
+says so, once per name. Workers of storages without a name filter fail such jobs, so they need no warning.
 """
 
 from __future__ import annotations
@@ -13,12 +13,28 @@ from collections.abc import Callable, Collection
 from datetime import timedelta
 from typing import Final
 
-from workers.errors import StorageError, StorageUnavailable
+from workers.errors import ServerUnfit, StorageError, StorageUnavailable
 from workers.jobs import JobState
+from workers.storage.abilities import Examined, Severity
 from workers.storage.base import ANY_NAME, Storage
-from workers.worker.log_lines import log_line
+from workers.worker.events import log_line
 
 logger = logging.getLogger(__name__)
+
+
+async def connect_if_fit(storage: Storage) -> None:
+    """Connect the storage, and leave it again if its server is set up so that it may lose acknowledged jobs.
+
+    Raises:
+        ServerUnfit: it is.
+    """
+    await storage.connect()
+    faults = storage.faults() if isinstance(storage, Examined) else []
+    grave = [fault for fault in faults if fault.severity is Severity.ERROR]
+    if grave:
+        await storage.disconnect()
+        raise ServerUnfit(f"{grave[0].found}; {grave[0].advice}, or allow it: `allow_eviction`")
+
 
 LOOKED_AT: Final = 100
 """How many jobs a look sees; the rest waits for its turn behind them."""
