@@ -38,7 +38,7 @@ from workers.storage.abilities import (
     OfOneLoop,
 )
 from workers.storage.base import ANY_NAME, FlowStorage, Storage
-from workers.storage.held_wakes import some_are_held
+from workers.storage.subscribers import some_are_held
 from workers.turns import in_turns, taking_turns
 from workers.waiting import check_timeout, end_of, wait_for_end
 from workers.worker import Worker

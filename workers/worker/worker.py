@@ -24,7 +24,6 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
-from workers.backoff import Backoff
 from workers.checks import MAX_ATTEMPTS, as_duration, as_positive, check_text, check_whole, new_id
 from workers.clock import monotonic
 from workers.crons import Cron
@@ -44,7 +43,7 @@ from workers.jobs import (
     SettleStatus,
     Suspended,
 )
-from workers.retry import BackoffStrategy, RetryPolicy, check_policy
+from workers.retry import Backoff, BackoffStrategy, RetryPolicy, check_policy
 from workers.serde import JsonSerde, Serde
 from workers.storage.base import ANY_NAME, FlowStorage, Storage
 from workers.worker.attempt import Attempt, Ending, Runner

@@ -23,8 +23,8 @@ import contextlib
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from workers.backoff import Backoff
 from workers.errors import StorageError, StorageUnavailable, WorkersError
+from workers.retry import Backoff
 from workers.storage.bullmq.access import QueueAccess
 from workers.storage.bullmq.presence import Presence
 from workers.storage.bullmq.scripts import READY_MARKER

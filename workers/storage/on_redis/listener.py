@@ -13,8 +13,8 @@ from typing import Final, Protocol
 
 from redis.asyncio.connection import AbstractConnection
 
-from workers.backoff import Backoff
 from workers.errors import StorageUnavailable, WorkersError
+from workers.retry import Backoff
 from workers.storage.on_redis.errors import translated
 from workers.storage.on_redis.master import is_outdated
 from workers.storage.on_redis.server import RedisServer

@@ -42,17 +42,17 @@ from workers.jobs import (
 )
 from workers.storage.abilities import Admission, Turn
 from workers.storage.base import Limits
-from workers.storage.held_wakes import HeldWakes
 from workers.storage.rules import bounded_count, check_claim
-from workers.storage.sql import crons, dependents, gates, manage, outcomes, records, schema
+from workers.storage.sql import schema
 from workers.storage.sql.admitted import admission
 from workers.storage.sql.caller import Sessions, checked, when_committed
-from workers.storage.sql.database import Database, Step, outcome
+from workers.storage.sql.database import Database, Joined, Step, add_queue, find_queue, outcome
 from workers.storage.sql.direct import Executor
-from workers.storage.sql.joined import Joined, add_queue, find_queue
 from workers.storage.sql.rows import Transaction, milliseconds
+from workers.storage.sql.steps import crons, dependents, limits, manage, records
+from workers.storage.sql.steps.limits import declare
 from workers.storage.sql.target import parse_target
-from workers.storage.subscribers import BufferedSubscription
+from workers.storage.subscribers import BufferedSubscription, HeldWakes
 
 T = TypeVar("T")
 
@@ -364,7 +364,7 @@ class SqlStorage:
         return await outcome(self._writable().turn_cron(self._transaction, row, jobs))
 
     async def declare_limits(self, limits: Mapping[str, Limit]) -> None:
-        await self._write(partial(gates.declare, limits=dict(limits)))
+        await self._write(partial(declare, limits=dict(limits)))
         self._joined.knows(self._id, limits=limits)
 
     def bring_limits(self, limits: Mapping[str, Limit]) -> None:
@@ -372,22 +372,22 @@ class SqlStorage:
         self._joined.bring_limits(limits)
 
     async def declared_limits(self) -> dict[str, Limit]:
-        return await self._read(gates.declared)
+        return await self._read(limits.declared)
 
     async def remove_limit(self, name: str) -> bool:
-        return await self._write(partial(gates.remove, name=name))
+        return await self._write(partial(limits.remove, name=name))
 
     async def followed(self, job_id: str) -> list[JobRef]:
         return await self._read(partial(dependents.followed, job_id=job_id))
 
     async def outcomes(self, job_id: str) -> dict[JobRef, JobOutcome | None]:
-        return await self._read(partial(outcomes.outcomes, job_id=job_id))
+        return await self._read(partial(dependents.outcomes, job_id=job_id))
 
     async def followers(self, job_id: str, *, limit: int = 1_000) -> list[JobRef]:
         return await self._read(partial(dependents.followers, job_id=job_id, limit=limit))
 
     async def held_back(self, ids: Sequence[str]) -> list[HeldBack | None]:
-        return await self._read(partial(gates.held_back, ids=ids))
+        return await self._read(partial(limits.held_back, ids=ids))
 
     async def complete(
         self, job_id: str, result: bytes, *, keep: Retention | None = None, connection: object | None = None

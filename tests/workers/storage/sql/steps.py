@@ -17,9 +17,9 @@ from workers.jobs import Claim
 from workers.storage.base import Storage
 from workers.storage.sql import SqlStorage
 from workers.storage.sql.direct import Answer, Direct, Values
-from workers.storage.sql.postgres.direct import PostgresDirect, Sent
+from workers.storage.sql.postgres.driver.direct import PostgresDirect, Sent
+from workers.storage.sql.sqlite.changes.watcher import SqliteWatcher
 from workers.storage.sql.sqlite.database import SqliteDatabase
-from workers.storage.sql.sqlite.watcher import SqliteWatcher
 from workers.testing import steps
 from workers.testing.steps import PATIENCE, job, until
 

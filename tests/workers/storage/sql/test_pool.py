@@ -25,9 +25,9 @@ from workers.jobs import SettleStatus
 from workers.storage.sql import SqlStorage
 from workers.storage.sql.database import outcome
 from workers.storage.sql.direct import Executor
-from workers.storage.sql.postgres.asking import Asking
-from workers.storage.sql.postgres.pool import StepPool
-from workers.storage.sql.postgres.silence import Patience
+from workers.storage.sql.postgres.driver.loop_step import Asking
+from workers.storage.sql.postgres.driver.pool import StepPool
+from workers.storage.sql.postgres.driver.silence import Patience
 from workers.storage.sql.postgres.target import PostgresTarget
 from workers.storage.sql.rows import Transaction
 from workers.testing import steps

@@ -18,7 +18,7 @@ from tests.workers.storage.sql.steps import MINUTE, connected, take_turns
 from workers.errors import StorageError, StorageUnavailable
 from workers.jobs import JobEventKind
 from workers.storage.sql import SqlStorage
-from workers.storage.sql.postgres.silence import Patience
+from workers.storage.sql.postgres.driver.silence import Patience
 from workers.storage.sql.postgres.target import PostgresTarget
 from workers.testing import Case, all_cases, run
 from workers.testing.case import CUTS, FREEZES, MEASURES, RESTARTS, SWALLOWS

@@ -1,7 +1,7 @@
 """A PostgreSQL database as this process uses it: a few connections, and one that listens.
 
 Theory of operation. A step is one statement outside any transaction, so it takes one round trip and leaves nothing
-open. What is short runs in the event loop (see `pool.py`). Steps that need several statements run in a transaction of
+open. What is short runs in the event loop (see `driver`). Steps that need several statements run in a transaction of
 their own, in a thread. The steps of running workers (claims, renewals, settlements) have connections of their own: they
 never wait for a caller's transaction, as an enqueue of the same id must. All storages of a process on one database
 share one `PostgresDatabase`, whatever their event loop; it counts its users.
@@ -38,23 +38,20 @@ from workers.jobs import (
     SettleOutcome,
 )
 from workers.storage.abilities import Turn
-from workers.storage.sql import crons
 from workers.storage.sql.caller import Caller, connection_of, run_on, translated
 from workers.storage.sql.database import Begin, Step, outcome
 from workers.storage.sql.direct import Executor
-from workers.storage.sql.failures import fails
 from workers.storage.sql.postgres import steps
-from workers.storage.sql.postgres.asking import Asking, run_blocking
-from workers.storage.sql.postgres.direct import PostgresDirect, PostgresJoined, driver_of
-from workers.storage.sql.postgres.listener import REGISTERED, PostgresListener, new_process
-from workers.storage.sql.postgres.lost_claims import LostClaims
-from workers.storage.sql.postgres.place import Place, check, place_of
-from workers.storage.sql.postgres.poller import PostgresPoller
-from workers.storage.sql.postgres.pool import StepPool
-from workers.storage.sql.postgres.session import OwnSessions
-from workers.storage.sql.postgres.silence import OwnConnection, Patience
-from workers.storage.sql.recovery import recover
+from workers.storage.sql.postgres.driver.direct import PostgresDirect, PostgresJoined, driver_of
+from workers.storage.sql.postgres.driver.listener import REGISTERED, PostgresListener, PostgresPoller, new_process
+from workers.storage.sql.postgres.driver.loop_step import Asking, run_blocking
+from workers.storage.sql.postgres.driver.pool import StepPool
+from workers.storage.sql.postgres.driver.silence import OwnConnection, Patience
+from workers.storage.sql.postgres.session import OwnSessions, Place, check, place_of
+from workers.storage.sql.postgres.steps import LostClaims
 from workers.storage.sql.rows import Transaction
+from workers.storage.sql.steps import crons
+from workers.storage.sql.steps.ends import fails, recover
 from workers.storage.subscribers import DatabaseSubscribers, Told
 
 T = TypeVar("T")

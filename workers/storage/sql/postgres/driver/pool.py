@@ -26,10 +26,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from workers.errors import StorageUnavailable
 from workers.storage.sql.caller import translated
 from workers.storage.sql.database import Begin, Step
-from workers.storage.sql.postgres.asking import Asking, run_blocking
-from workers.storage.sql.postgres.direct import PostgresDirect, driver_of, give_up
-from workers.storage.sql.postgres.loop_step import LoopStep
-from workers.storage.sql.postgres.silence import Patience
+from workers.storage.sql.postgres.driver.direct import PostgresDirect, driver_of, give_up
+from workers.storage.sql.postgres.driver.loop_step import Asking, LoopStep, run_blocking
+from workers.storage.sql.postgres.driver.silence import Patience
 from workers.storage.sql.rows import Transaction
 
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""The gates of one claim on SQLite; `../gates.py` says how they work."""
+"""The gates of one claim on SQLite; `../steps/limits.py` says how they work."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from sqlalchemy import CursorResult, TextClause, text
 
 from workers.gates import FAIR_MARK, QUEUE_GATE, RESERVED, WHOLE_QUEUE
 from workers.storage.sql.direct import Answer
-from workers.storage.sql.endings import unhold
-from workers.storage.sql.gates import WHEN_ONE_ENDS, Buckets, microseconds
 from workers.storage.sql.rows import Transaction, next_seq
+from workers.storage.sql.steps.ends import unhold
+from workers.storage.sql.steps.limits import WHEN_ONE_ENDS, Buckets, microseconds
 
 _OPENED = text(
     "SELECT gate FROM workers_gates WHERE queue = :queue AND opens_at IS NOT NULL"

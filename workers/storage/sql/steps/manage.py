@@ -11,8 +11,6 @@ from sqlalchemy import RowMapping, text
 from workers.jobs import CancelResult, JobEventKind, JobState, Moved, NewJob, Retention
 from workers.retention import kept_for_waiters, told_with_the_end
 from workers.storage.rules import STARTS_ANEW, check_cleanable, link_is_over
-from workers.storage.sql.dependents import tell_end
-from workers.storage.sql.endings import delete, unhold
 from workers.storage.sql.rows import (
     DELAYED,
     ENDED,
@@ -30,6 +28,8 @@ from workers.storage.sql.rows import (
     next_seq,
     public_state,
 )
+from workers.storage.sql.steps.dependents import tell_end
+from workers.storage.sql.steps.ends import delete, unhold
 
 _FIND = locking(
     "SELECT seq, id, state, run_at, ordering_key, keep_completed, keep_failed, dependents, chain_index"

@@ -11,9 +11,6 @@ from sqlalchemy import RowMapping, text
 from workers.jobs import JobOutcome, JobRecord, JobState, JobStatus, OutcomeKind, Page, WorkerInfo
 from workers.storage.failures import decode_failures
 from workers.storage.rules import WORKER_RECORD, read_cursor
-from workers.storage.sql.endings import delete
-from workers.storage.sql.gates import sweep_gates
-from workers.storage.sql.keys import sweep_keys
 from workers.storage.sql.rows import (
     SKIP,
     RowState,
@@ -27,6 +24,9 @@ from workers.storage.sql.rows import (
     optional_moment,
     public_state,
 )
+from workers.storage.sql.steps.ends import delete
+from workers.storage.sql.steps.enqueue import sweep_keys
+from workers.storage.sql.steps.limits import sweep_gates
 
 EVENTS_KEPT: Final = timedelta(minutes=1)
 """How long SQLite's event log keeps an event for processes that have yet to look."""

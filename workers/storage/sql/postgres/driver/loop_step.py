@@ -1,6 +1,7 @@
-"""A step that the event loop carries out: it sends a statement, and goes on when the answer has arrived.
+"""A step that asks for one statement after the other, whoever carries them out: a thread, or the event loop.
 
-Neither a task nor a greenlet: each of them costs as much as the switch to a thread that this saves.
+In the event loop it sends a statement, and goes on when the answer has arrived. It is neither a task nor a greenlet:
+each of them costs as much as the switch to a thread that this saves.
 """
 
 from __future__ import annotations
@@ -12,17 +13,40 @@ import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeAlias, TypeVar, cast
 
+from sqlalchemy import TextClause
 from sqlalchemy.exc import DBAPIError
 
 from workers.errors import StorageUnavailable
+from workers.storage.sql.direct import Values
 from workers.storage.sql.errors import translate
-from workers.storage.sql.postgres.asking import Ask, Asking, run_blocking
-from workers.storage.sql.postgres.direct import PostgresDirect, Sent, give_up
+from workers.storage.sql.postgres.driver.direct import PostgresDirect, Sent, give_up
 from workers.storage.sql.rows import Transaction
 
 T = TypeVar("T")
+
+Ask: TypeAlias = "tuple[TextClause, Values] | Callable[[Transaction], object]"
+"""A statement, to be answered with its rows, or any work that may block, to be answered with what it returns."""
+
+Asking: TypeAlias = "Generator[Ask, Any, T]"  # answers of any type, as rows have columns of any
+"""What a step asks for; it returns the step's result."""
+
+
+def run_blocking(transaction: Transaction, asking: Asking[T], first: Ask | None = None) -> T:
+    """Carry the step out here, blocking; if it has begun elsewhere, from what it asks for `first`."""
+    try:
+        ask = next(asking) if first is None else first
+        while True:
+            try:
+                answer = ask(transaction) if callable(ask) else transaction.connection.execute(*ask)
+            except BaseException as error:
+                ask = asking.throw(error)
+            else:
+                ask = asking.send(answer)
+    except StopIteration as end:
+        result: T = end.value
+        return result
 
 
 class LoopStep(Generic[T]):

@@ -9,6 +9,11 @@ are told so. Requests to cancel are not kept: those who listen to them are told 
 the jobs they run.
 Where nothing is committed, nothing is heard, as on a connection that has gone silent. So the thread asks the server
 something when it has heard nothing for a while.
+Where the server cannot be listened to, a poller looks. Whoever tells something writes it down as well, in
+`workers_told`, while a process is registered for that (the queue 0 in `workers_listeners`). Every second the thread
+reads what has been committed since it looked last: what the last snapshot did not see. A number in order of the writing
+would not do, as transactions commit in another one. Nobody writes down wake-ups: all who wait look at the tables once a
+second.
 """
 
 from __future__ import annotations
@@ -26,9 +31,9 @@ from concurrent.futures import Future
 from datetime import timedelta
 from typing import Final
 
-from workers.backoff import Backoff
 from workers.jobs import JobEventKind
-from workers.storage.sql.postgres.silence import OwnConnection
+from workers.retry import Backoff
+from workers.storage.sql.postgres.driver.silence import OwnConnection
 from workers.storage.sql.rows import decode_text, encode_text
 from workers.storage.subscribers import DatabaseSubscribers, Told
 
@@ -225,3 +230,45 @@ def drain(alarmed: socket.socket) -> None:
 def new_process() -> str:
     """Make a name that no other process has."""
     return os.urandom(8).hex()
+
+
+LOOKS_EACH: Final = timedelta(seconds=1)
+_KEPT: Final = 300_000
+"""Milliseconds after which something told is forgotten; a transaction that lasts longer may be told to nobody."""
+_EVERYTHING: Final = 0
+_SNAPSHOT: Final = "SELECT txid_current_snapshot()::text"
+_TOLD: Final = (
+    "SELECT s.now::text, t.channel, t.payload FROM (SELECT txid_current_snapshot() AS now) s LEFT JOIN workers_told t"
+    " ON t.txid >= txid_snapshot_xmin(%(seen)s::txid_snapshot)"
+    " AND NOT txid_visible_in_snapshot(t.txid, %(seen)s::txid_snapshot) ORDER BY t.seq"
+)
+_FORGET: Final = "DELETE FROM workers_told WHERE told_at < workers_now() - %s"
+
+
+class PostgresPoller(PostgresListener):
+    """See `PostgresListener`; it takes transactions alone from the server."""
+
+    def _begin(self, connection: OwnConnection) -> None:
+        self._register(connection, _EVERYTHING)
+        row = connection.execute(_SNAPSHOT).fetchone()
+        assert row is not None
+        self._seen = str(row[0])
+
+    def _hear(self, connection: OwnConnection, alarmed: socket.socket) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(alarmed, selectors.EVENT_READ)
+            while not self._stopping:
+                if not self.is_registered(_EVERYTHING):
+                    self._register(connection, _EVERYTHING)
+                    connection.execute(_FORGET, (_KEPT,))
+                self._register_subscribed(connection)
+                self._look(connection)
+                self._subscribers.wake_all()
+                selector.select(LOOKS_EACH.total_seconds())
+                drain(alarmed)
+
+    def _look(self, connection: OwnConnection) -> None:
+        for seen, channel, payload in connection.execute(_TOLD, {"seen": self._seen}):
+            self._seen = str(seen)
+            if channel is not None:
+                self._deliver(str(channel), str(payload))

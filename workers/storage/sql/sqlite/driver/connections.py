@@ -1,4 +1,4 @@
-"""Connections to an SQLite file, set up for writers, readers and sessions.
+"""Connections to an SQLite file, set up for writers, readers and sessions; and our own statements on the driver.
 
 Writers take the write lock as a transaction begins (`BEGIN IMMEDIATE`), and do the waiting for it themselves.
 """
@@ -11,7 +11,7 @@ import os
 import random
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Final, TypeVar
 
@@ -23,8 +23,35 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.util import await_only
 
 from workers.errors import StorageError
+from workers.storage.sql.direct import Answer, Direct, Values
 from workers.storage.sql.errors import is_busy, translate
-from workers.storage.sql.sqlite.direct import SqliteDirect
+
+
+class SqliteDirect(Direct):
+    """See `Direct`."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection)
+        found: object = connection.connection.dbapi_connection
+        assert isinstance(found, sqlite3.Connection)
+        self._driver = found
+
+    def _once(self, sql: str, values: Values) -> Answer:
+        return _answer(sql, lambda: self._driver.execute(sql, values))
+
+    def _for_each(self, sql: str, values: Sequence[Values]) -> Answer:
+        return _answer(sql, lambda: self._driver.executemany(sql, values))
+
+
+def _answer(sql: str, carry_out: Callable[[], sqlite3.Cursor]) -> Answer:
+    try:
+        cursor = carry_out()
+        if cursor.description is None:
+            return Answer((), (), cursor.rowcount)
+        return Answer(tuple([column[0] for column in cursor.description]), cursor.fetchall(), cursor.rowcount)
+    except sqlite3.Error as error:
+        raise DBAPIError(sql, None, error, hide_parameters=True) from error
+
 
 T = TypeVar("T")
 
