@@ -58,25 +58,28 @@ from workers.jobs import (
 )
 from workers.storage.abilities import ServerFault, Turn
 from workers.storage.base import Limits
-from workers.storage.bullmq.access import QueueAccess
-from workers.storage.bullmq.children import ChildrenReader
-from workers.storage.bullmq.claims import Claims
-from workers.storage.bullmq.crons import JobSchedulers, refuse_cron
-from workers.storage.bullmq.flows import Flows
+from workers.storage.bullmq.access import Library, QueueAccess
+from workers.storage.bullmq.claims import Claims, JobLogs
+from workers.storage.bullmq.codec import bullmq_job
+from workers.storage.bullmq.flows import ChildrenReader, Flows
 from workers.storage.bullmq.inspect import BullMQInspector
 from workers.storage.bullmq.jobs import Jobs
-from workers.storage.bullmq.library import Library
 from workers.storage.bullmq.limits import QueueLimits, refuse_limits
 from workers.storage.bullmq.listener import StreamListener
-from workers.storage.bullmq.logs import JobLogs
-from workers.storage.bullmq.options import bullmq_job
-from workers.storage.bullmq.presence import Presence
 from workers.storage.bullmq.processor import as_processor
 from workers.storage.bullmq.quarantine import BullMQQuarantine
+from workers.storage.bullmq.schedulers import JobSchedulers, refuse_cron
 from workers.storage.bullmq.scripts import BullMQScripts
-from workers.storage.bullmq.server import BullMQServer, parse_url
-from workers.storage.bullmq.url import METRICS_PARAMETER, STALLS_PARAMETER, metrics_of, server_url, stalls_of
-from workers.storage.bullmq.wait import Waiter
+from workers.storage.bullmq.server import (
+    METRICS_PARAMETER,
+    STALLS_PARAMETER,
+    BullMQServer,
+    metrics_of,
+    parse_url,
+    server_url,
+    stalls_of,
+)
+from workers.storage.bullmq.waiting import Presence, Waiter
 from workers.storage.on_redis.eviction import take_eviction
 from workers.storage.on_redis.examination import Care
 from workers.storage.rules import (

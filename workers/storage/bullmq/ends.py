@@ -1,10 +1,12 @@
-"""What becomes of a job when an attempt ends, as commands."""
+"""What becomes of a job when an attempt ends, as commands, and what BullMQ's answers to these mean."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Final
 
+from workers.errors import LossReason, StorageError
 from workers.jobs import (
     DROP,
     UNCOUNTED_RETRIES,
@@ -17,27 +19,88 @@ from workers.jobs import (
     Retention,
     Retried,
     Settlement,
+    SettleOutcome,
+    SettleStatus,
     Suspended,
 )
 from workers.storage.bullmq.access import QueueAccess
-from workers.storage.bullmq.children import own_claim
 from workers.storage.bullmq.codec import (
     CANCEL_FIELD,
     FAILURES_FIELD,
     KEEP_FIELD,
     SETTLED_FIELD,
+    STOPPED_FIELD,
     UNCOUNTED_FIELD,
     BullMQJobOptions,
+    decode_id,
     keep_jobs,
     link_fields,
 )
-from workers.storage.bullmq.record import BullMQClaim
+from workers.storage.bullmq.record import BullMQClaim, own_claim
 from workers.storage.bullmq.scripts import BullMQScripts, Finish
-from workers.storage.bullmq.stops import stop
+from workers.storage.bullmq.server import Reply
 from workers.storage.failures import noted_failure
-from workers.storage.on_redis.node_values import ERROR_FIELD, encode_bytes, to_ms
+from workers.storage.on_redis.node_values import ERROR_FIELD, cancelled_error, encode_bytes, error_facts, to_ms
 from workers.storage.on_redis.wire import Command
 from workers.storage.rules import count_retry
+
+APPLIED: Final = SettleOutcome(status=SettleStatus.APPLIED)
+
+NOT_HELD: Final = frozenset({-1, -2, -6})
+"""Codes of the scripts: no such job, no lock, another claim's lock."""
+NOT_ACTIVE: Final = -3
+NO_CHILD_LEFT: Final = 1
+"""The answer to a job that wants to wait for its children, when none of them is unfinished."""
+REFUSALS: Final = {-4: "children of the job in a flow are unfinished", -9: "a child of the job in a flow has failed"}
+
+
+def code_outcome(code: Reply) -> SettleOutcome | None:
+    """Return what a script's answer means; None if the claim does not hold its job: its record tells why."""
+    if isinstance(code, StorageError):
+        return SettleOutcome(status=SettleStatus.ERROR, detail=str(code))
+    if not isinstance(code, int) or code >= 0:
+        return APPLIED
+    if code in NOT_HELD:
+        return None
+    if code == NOT_ACTIVE:  # another program moved the job without looking at its lock
+        return SettleOutcome(status=SettleStatus.LOST, reason=LossReason.TAKEN)
+    detail = REFUSALS.get(code, f"BullMQ answered with the unknown code {code}")
+    return SettleOutcome(status=SettleStatus.ERROR, detail=detail)
+
+
+def stop(
+    lua: BullMQScripts,
+    raw: str,
+    token: str,
+    *,
+    keep: Retention | None,
+    options: BullMQJobOptions,
+    now_ms: int,
+    was: str = "active",
+) -> Command:
+    """End an active job that this token holds, and tell where it `was`; `keep` as in `Cancelled`.
+
+    Answers 0 or an error code.
+    """
+    error = cancelled_error(decode_id(raw))
+    fields: dict[str, object] = {
+        ERROR_FIELD: error_facts(error, bare=True),
+        SETTLED_FIELD: token,
+        STOPPED_FIELD: str(now_ms),
+    }
+    if keep is not None and keep is not DROP:
+        fields[KEEP_FIELD] = str(to_ms(keep))
+    lasts = options.keep_failed if keep is None else keep
+    ending = Finish(
+        raw=raw,
+        token=token,
+        target="failed",
+        value=error.message,
+        keep=keep_jobs(keep, options.remove_on_fail),
+        max_attempts=options.max_attempts,
+        fields=fields,
+    )
+    return lua.stop(ending, now_ms, until_ms=None if lasts is DROP else now_ms + to_ms(lasts), was=was)
 
 
 class Endings:

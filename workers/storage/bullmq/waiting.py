@@ -14,22 +14,112 @@ A queue may have jobs that nobody may claim: it is paused, as many run as it all
 a marker says little, because every claim by anybody puts one back. So the waiter looks again before it returns, less
 often the more markers came to nothing. Who resumes a queue, or frees a slot of ours, leaves a marker (`lua/wake.lua`);
 a rate limit's end is known. Who only changes a limit leaves none, so that the waiter looks every 5 s, as Node does.
+
+`getWorkers` of Node looks through CLIENT LIST for `<prefix>:<queue name in base64>`, followed by `:w:` and a worker's
+name. A worker has one such connection, as Node's have: the one on which it waits for a job. It is kept while the worker
+is busy, for this queue alone, until the storage is given up.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+from base64 import b64encode
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Final, TypeAlias
+from urllib.parse import quote
+
+from redis import exceptions
+from redis.asyncio.connection import AbstractConnection
 
 from workers.errors import StorageError, StorageUnavailable, WorkersError
+from workers.homes import keep_inherited
 from workers.retry import Backoff
 from workers.storage.bullmq.access import QueueAccess
-from workers.storage.bullmq.presence import Presence
 from workers.storage.bullmq.scripts import READY_MARKER
 from workers.storage.bullmq.server import Reply, ask, to_the_end
+from workers.storage.on_redis.errors import good
 from workers.storage.on_redis.node_values import due_ms, number, whole
+from workers.storage.on_redis.wire import read_replies
+
+logger = logging.getLogger(__name__)
+
+ANSWER_SECONDS: Final = 2.0
+PLAIN: Final = "!#$&'()*+,/:;=?@[]"
+"""What a client's name may hold beside letters, digits and `-._~`; all the rest is percent-encoded."""
+
+
+class Presence:
+    """The waiting connections of one queue's workers in this process."""
+
+    def __init__(self, queue: QueueAccess, prefix: str, name: str) -> None:
+        self._queue = queue
+        self._name = f"{prefix}:{b64encode(name.encode()).decode()}"
+        self._free: list[tuple[AsyncExitStack, AbstractConnection]] = []
+        self._forbidden = False  # told once
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[tuple[AbstractConnection, int]]:
+        """Borrow a connection to wait on, and its number at the server; one that an error leaves is closed."""
+        held, connection, number = await self._kept() or await self._new()
+        async with held:
+            yield connection, number
+            self._free.append((held.pop_all(), connection))
+
+    async def _kept(self) -> tuple[AsyncExitStack, AbstractConnection, int] | None:
+        """Return one on which somebody has waited before, unless the server has closed them all meanwhile."""
+        while self._free:
+            held, connection = self._free.pop()
+            try:
+                return held, connection, await self._introduce(connection)
+            except (exceptions.RedisError, OSError):
+                await _drop(held, connection)
+            except BaseException:
+                await _drop(held, connection)
+                raise
+        return None
+
+    async def _new(self) -> tuple[AsyncExitStack, AbstractConnection, int]:
+        async with AsyncExitStack() as held:
+            connection = await held.enter_async_context(self._queue.server.connection())
+            number = await self._introduce(connection)
+            return held.pop_all(), connection, number
+
+    async def _introduce(self, connection: AbstractConnection) -> int:
+        """Name the connection, and return its number."""
+        naming = ("CLIENT", "SETNAME", self._client_name())
+        async with asyncio.timeout(ANSWER_SECONDS):
+            named, number = await read_replies(connection, [naming, ("CLIENT", "ID")])
+        self._note(named)
+        return int(good(number))
+
+    def _client_name(self) -> str:
+        worker = self._queue.last_claimer
+        return f"{self._name}:w:{quote(worker, safe=PLAIN)}" if worker else self._name
+
+    def _note(self, named: object) -> None:
+        if isinstance(named, exceptions.RedisError) and not self._forbidden:
+            self._forbidden = True
+            logger.debug("Node's getWorkers will not see this worker: CLIENT SETNAME was refused (%s)", named)
+
+    async def leave(self) -> None:
+        """Close the connections on which nobody waits."""
+        while self._free:
+            await _drop(*self._free.pop())
+
+    def forget(self) -> None:
+        """Forget the event loop, which is gone with its connections."""
+        keep_inherited(self._free)
+        self._free = []
+
+
+async def _drop(held: AsyncExitStack, connection: AbstractConnection) -> None:
+    await connection.disconnect(nowait=True)
+    await held.aclose()
+
 
 LOOK_SECONDS: Final = 10.0
 BARRED_LOOK_SECONDS: Final = 5.0
@@ -37,7 +127,6 @@ FIRST_PAUSE_SECONDS: Final = 0.002
 LONGEST_PAUSE_SECONDS: Final = 1.0
 SERVER_SLACK_SECONDS: Final = 1.0
 """Servers end blocking commands up to 0.1 s late, so waiters end them themselves; this is the safety net."""
-ANSWER_SECONDS: Final = 2.0
 
 Marker: TypeAlias = tuple[str, float]
 
