@@ -29,8 +29,7 @@ from workers.tasks.declared import Task, Validate, validated
 from workers.tasks.in_memory import InMemory, queue_in_memory
 from workers.tasks.kv_deduplication import KvDeduplication
 from workers.tasks.queue import EnqueueOptions, QueueTasks, TaskMessage, TaskQueue
-from workers.tasks.recurring import Times, no_data, recur
-from workers.tasks.runs import TaskRuns
+from workers.tasks.runs import TaskRuns, Times, no_data, recur
 from workers.tasks.typed import Declare, TypedTask, typed_task
 from workers.turns import in_turns
 from workers.worker.handlers import Handler, Job

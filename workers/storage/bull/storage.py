@@ -67,14 +67,12 @@ from workers.storage.bull.codec import (
 from workers.storage.bull.inspect import BullInspector
 from workers.storage.bull.options import LONGEST_DELAY, bull_job, keep_ms
 from workers.storage.bull.quarantine import BullQuarantine
-from workers.storage.bull.recovery import GRACES, RECOVERY_INTERVAL, Recoverer, report_dropped
+from workers.storage.bull.recovery import GRACES, RECOVERY_INTERVAL, Recoverer, StrandedJobs, report_dropped
 from workers.storage.bull.scripts import BullScripts, loaded_scripts
-from workers.storage.bull.stranded import StrandedJobs
 from workers.storage.bull.subscribers import BullSubscribers
 from workers.storage.on_redis.batches import AT_ONCE, portions
 from workers.storage.on_redis.claiming import claimed
-from workers.storage.on_redis.eviction import take_eviction
-from workers.storage.on_redis.examination import Care
+from workers.storage.on_redis.examination import Care, take_eviction
 from workers.storage.on_redis.messages import STATES, pack, unpack
 from workers.storage.on_redis.ownership import Ownership
 from workers.storage.on_redis.scripts import ScriptCall

@@ -80,8 +80,7 @@ from workers.storage.bullmq.server import (
     stalls_of,
 )
 from workers.storage.bullmq.waiting import Presence, Waiter
-from workers.storage.on_redis.eviction import take_eviction
-from workers.storage.on_redis.examination import Care
+from workers.storage.on_redis.examination import Care, take_eviction
 from workers.storage.rules import (
     check_claim,
     check_fits_redis,

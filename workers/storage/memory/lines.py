@@ -24,8 +24,7 @@ from workers.gates import FAIR_MARK, WHOLE_QUEUE, Limit
 from workers.jobs import ErrorInfo, JobEventKind, JobOutcome, JobState, NewJob
 from workers.storage.base import ANY_NAME
 from workers.storage.memory.gates import Gates, is_of
-from workers.storage.memory.keys import KeyTable
-from workers.storage.memory.line import Line
+from workers.storage.memory.line import KeyTable, Line
 
 Place: TypeAlias = tuple[int, datetime, int]
 Turn: TypeAlias = tuple[datetime, int]
