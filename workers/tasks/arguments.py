@@ -1,4 +1,4 @@
-"""The arguments of a task's function: checked at the enqueue and before the run, as values that any serde can encode."""
+"""The arguments of a task's function: checked at the enqueue and before the run, as values for any serde."""
 
 from __future__ import annotations
 

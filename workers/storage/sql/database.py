@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Generator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 from weakref import WeakSet
 
 from sqlalchemy import Connection, RootTransaction, text
@@ -31,9 +32,9 @@ from workers.jobs import (
     Settlement,
     SettleOutcome,
 )
-from workers.storage.abilities import Turn
+from workers.storage.abilities import Admission, Turn
 from workers.storage.sql import schema
-from workers.storage.sql.caller import Caller
+from workers.storage.sql.caller import Caller, when_committed
 from workers.storage.sql.direct import Executor, plain
 from workers.storage.sql.rows import Transaction, encode_text
 from workers.storage.sql.steps.limits import declare
@@ -236,6 +237,15 @@ class Joined:
                 self._held = (os.getpid(), self._acquire())
             return self._held[1]
 
+    @asynccontextmanager
+    async def telling(self, connection: object) -> AsyncIterator[None]:
+        """Tell of what the connection commits in the block, or after it; see `SqlStorage.with_notify`."""
+        database = self.database()
+        try:
+            yield
+        finally:
+            when_committed(connection, database.look_now)
+
     def _begin(self, connection: Executor) -> Transaction:
         queue = self._id or self._number(plain(connection))
         transaction = Transaction(connection=connection, queue=queue, clock=self._clock)
@@ -264,3 +274,20 @@ class Joined:
 
 def _named(connection: Executor, name: str) -> dict[str, str]:
     return {"name": encode_text(name) if connection.dialect.name == "postgresql" else name}
+
+
+_ADMITTED: Final = text(
+    """
+    SELECT current_setting('max_connections')::int,
+           current_setting('superuser_reserved_connections')::int
+           + coalesce(current_setting('reserved_connections', true)::int, 0),
+           (SELECT nullif(rolconnlimit, -1) FROM pg_roles WHERE rolname = current_user),
+           (SELECT nullif(datconnlimit, -1) FROM pg_database WHERE datname = current_database())
+    """
+)
+
+
+def admission(connection: Executor) -> Admission:
+    """Ask the PostgreSQL server of this connection."""
+    maximum, reserved, role, database = connection.execute(_ADMITTED).one()
+    return Admission(maximum=maximum, reserved=reserved, limit=min(filter(None, (role, database)), default=None))

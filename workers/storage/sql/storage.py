@@ -44,9 +44,8 @@ from workers.storage.abilities import Admission, Turn
 from workers.storage.base import Limits
 from workers.storage.rules import bounded_count, check_claim
 from workers.storage.sql import schema
-from workers.storage.sql.admitted import admission
-from workers.storage.sql.caller import Sessions, checked, when_committed
-from workers.storage.sql.database import Database, Joined, Step, add_queue, find_queue, outcome
+from workers.storage.sql.caller import Sessions, checked
+from workers.storage.sql.database import Database, Joined, Step, add_queue, admission, find_queue, outcome
 from workers.storage.sql.direct import Executor
 from workers.storage.sql.rows import Transaction, milliseconds
 from workers.storage.sql.steps import crons, dependents, limits, manage, records
@@ -449,18 +448,10 @@ class SqlStorage:
         Raises:
             TypeError: `connection` is not an SQLAlchemy connection or session.
         """
-        return self._held_wakes.hold(self._wake_for) if connection is None else self._telling(connection)
+        return self._held_wakes.hold(self._wake_for) if connection is None else self._joined.telling(connection)
 
     async def _wake_for(self, _: Collection[str]) -> None:
         await outcome(self._database().wake(self._transaction))
-
-    @asynccontextmanager
-    async def _telling(self, connection: object) -> AsyncIterator[None]:
-        database = self._joined.database()
-        try:
-            yield
-        finally:
-            when_committed(connection, database.look_now)
 
     # Running transitions
 
