@@ -34,7 +34,7 @@ from workers.checks import check_whole
 from workers.clock import monotonic
 from workers.errors import WorkersError
 from workers.jobs import Claim, Released, Settlement, SettleOutcome
-from workers.storage.abilities import TakesTurns
+from workers.storage.abilities import ExchangesJobs
 from workers.storage.base import Storage
 from workers.worker.cancels import CancelListener
 
@@ -164,7 +164,7 @@ class Claimer(Protocol):
         """Start an attempt for each claim; False if the worker stops, and starts none any more."""
 
 
-class Turns:
+class Exchanges:
     """Settles for one worker, and claims along on a storage that can."""
 
     def __init__(
@@ -180,7 +180,7 @@ class Turns:
     ) -> None:
         self._storage = storage
         self._appetite = appetite
-        self._taking = storage if isinstance(storage, TakesTurns) else None
+        self._taking = storage if isinstance(storage, ExchangesJobs) else None
         self._claimer = claimer
         self._slots = slots
         self._cancels = cancels
@@ -190,8 +190,8 @@ class Turns:
 
     @property
     def limit(self) -> int | None:
-        """How many jobs one turn ends at most, of two at a time; None if there is one at a time, of any size."""
-        if self._taking is None or self._taking.turns_at_once == 1:
+        """How many jobs one exchange ends at most, of two at a time; None if there is one at a time, of any size."""
+        if self._taking is None or self._taking.exchanges_at_once == 1:
             return None
         return max(2, (self._slots.count + 1) // 2)
 
@@ -213,17 +213,17 @@ class Turns:
             return await self._settle_and_claim(self._taking, settlements, free)
 
     async def _settle_and_claim(
-        self, storage: TakesTurns, settlements: Sequence[Settlement], limit: int
+        self, storage: ExchangesJobs, settlements: Sequence[Settlement], limit: int
     ) -> Sequence[SettleOutcome]:
         asked_at = monotonic()
         self._cancels.claiming()
         try:
-            turn = await storage.settle_and_claim(settlements, self._worker_id, leases=self._leases, limit=limit)
-            self._more = turn.claims is not None and len(turn.claims) == limit
-            if turn.claims is not None:
+            exchange = await storage.settle_and_claim(settlements, self._worker_id, leases=self._leases, limit=limit)
+            self._more = exchange.claims is not None and len(exchange.claims) == limit
+            if exchange.claims is not None:
                 self._appetite.was_read(limit)
-                await self._take(turn.claims, asked_at)
-            return turn.outcomes
+                await self._take(exchange.claims, asked_at)
+            return exchange.outcomes
         except Exception:  # raised again: after any failure the claim loop claims
             self._appetite.was_lost(limit)
             self._more = False

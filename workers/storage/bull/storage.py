@@ -53,7 +53,7 @@ from workers.jobs import (
     check_retention,
 )
 from workers.retention import LEAST_TO_READ, TOLD_BYTES
-from workers.storage.abilities import Turn
+from workers.storage.abilities import Exchange
 from workers.storage.base import ANY_NAME, Limits
 from workers.storage.bull import codec
 from workers.storage.bull.codec import (
@@ -299,9 +299,9 @@ class BullStorage(ScriptedStorage):
 
     async def settle_and_claim(
         self, settlements: Sequence[Settlement], worker_id: str, *, leases: Mapping[str, timedelta], limit: int
-    ) -> Turn:
+    ) -> Exchange:
         if self._ownership.is_foreign:
-            return Turn(outcomes=await self.settle(settlements))
+            return Exchange(outcomes=await self.settle(settlements))
         return await super().settle_and_claim(settlements, worker_id, leases=leases, limit=limit)
 
     def with_node_options(self, job: NewJob, options: Mapping[str, object]) -> NewJob:

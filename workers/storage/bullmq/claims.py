@@ -34,7 +34,7 @@ from workers.jobs import (
     SettleStatus,
     Suspended,
 )
-from workers.storage.abilities import Turn
+from workers.storage.abilities import Exchange
 from workers.storage.bullmq.access import READ_AT_ONCE, QueueAccess
 from workers.storage.bullmq.codec import (
     CANCEL_FIELD,
@@ -58,7 +58,7 @@ from workers.storage.bullmq.record import (
 from workers.storage.bullmq.schedulers import Schedules
 from workers.storage.bullmq.scripts import Finish, Wanted
 from workers.storage.bullmq.server import Reply
-from workers.storage.on_redis.claiming import claimed, turned
+from workers.storage.on_redis.claiming import claimed, exchanged
 from workers.storage.on_redis.errors import checked
 from workers.storage.on_redis.node_values import encode_bytes, to_ms
 from workers.storage.on_redis.wire import Command
@@ -130,17 +130,17 @@ async def end(
     others = [(at, one) for at, one in enumerate(endings) if not isinstance(one, Finish)]
     groups = [finished[first : first + JOBS_A_SCRIPT] for first in range(0, len(finished), JOBS_A_SCRIPT)]
     now_ms = queue.server_ms()
-    turns = [queue.lua.turn([one for _, one in group], now_ms) for group in groups[:-1]]
+    exchanges = [queue.lua.exchange([one for _, one in group], now_ms) for group in groups[:-1]]
     if groups or wanted is not None:
-        turns.append(queue.lua.turn([one for _, one in groups[-1]] if groups else [], now_ms, wanted))
-    commands = [*more, *(command for _, command in others), *turns]
+        exchanges.append(queue.lua.exchange([one for _, one in groups[-1]] if groups else [], now_ms, wanted))
+    commands = [*more, *(command for _, command in others), *exchanges]
     replies = (await queue.server.run(commands, confirmed=True))[len(more) :]
     codes = {at: code for (at, _), code in zip(others, replies, strict=False)}
-    turned = replies[len(others) :]
-    for group, reply in zip(groups, turned, strict=False):
+    exchanged = replies[len(others) :]
+    for group, reply in zip(groups, exchanged, strict=False):
         codes.update(zip((at for at, _ in group), _answers(reply, len(group)), strict=True))
-    tried = wanted is not None and isinstance(turned[-1], list) and turned[-1][2] == 1
-    return [codes[at] for at in range(len(endings))], [turned[-1][1]] if tried else None
+    tried = wanted is not None and isinstance(exchanged[-1], list) and exchanged[-1][2] == 1
+    return [codes[at] for at in range(len(endings))], [exchanged[-1][1]] if tried else None
 
 
 def _answers(reply: Reply, jobs: int) -> list[Reply]:
@@ -302,17 +302,17 @@ class Claims:
 
     async def settle_and_claim(
         self, settlements: Sequence[Settlement], worker_id: str, leases: Mapping[str, timedelta], limit: int
-    ) -> Turn:
-        """See `TakesTurns.settle_and_claim`; if it is cancelled meanwhile, what it claimed is released."""
+    ) -> Exchange:
+        """See `ExchangesJobs.settle_and_claim`; if it is cancelled meanwhile, what it claimed is released."""
         # What is claimed must not be lost with a confirmation of what is settled.
         apart = self._queue.server.confirms or self._schedules.has_news
         if apart or any(isinstance(one, Released) for one in settlements):
-            return Turn(outcomes=await self.settle(settlements))
-        return await turned(self._turn(settlements, worker_id, leases, min(limit, JOBS_A_SCRIPT)), self.settle)
+            return Exchange(outcomes=await self.settle(settlements))
+        return await exchanged(self._exchange(settlements, worker_id, leases, min(limit, JOBS_A_SCRIPT)), self.settle)
 
-    async def _turn(
+    async def _exchange(
         self, settlements: Sequence[Settlement], worker_id: str, leases: Mapping[str, timedelta], limit: int
-    ) -> Turn:
+    ) -> Exchange:
         ride = Ride(worker_id, max(leases.values()), limit, self._queue.now_ms())
         await self._unread.give_back(self._give_back)
         try:
@@ -323,11 +323,11 @@ class Claims:
                 await self.settle([Released(claim=claim) for claim in await self._taken(ride.taken, worker_id, leases)])
             raise
         if not ride.arrived:
-            return Turn(outcomes=outcomes)
+            return Exchange(outcomes=outcomes)
         claims = await self._taken(ride.taken, worker_id, leases)
         with contextlib.suppress(WorkersError):  # then some leases are longer than asked for
             await self._shorten(claims, max(leases.values()))
-        return Turn(outcomes=outcomes, claims=list(claims))
+        return Exchange(outcomes=outcomes, claims=list(claims))
 
     async def settle(self, settlements: Sequence[Settlement], ride: Ride | None = None) -> list[SettleOutcome]:
         """See `Storage.settle`. A continuation is enqueued before the completion that it follows."""

@@ -56,7 +56,7 @@ from workers.jobs import (
     SettleOutcome,
     WorkerInfo,
 )
-from workers.storage.abilities import ServerFault, Turn
+from workers.storage.abilities import Exchange, ServerFault
 from workers.storage.base import Limits
 from workers.storage.bullmq.access import Library, QueueAccess
 from workers.storage.bullmq.claims import Claims, JobLogs
@@ -153,7 +153,7 @@ class BullMQStorage:
         outside_continuations=True,
     )
 
-    turns_at_once: Final = 2
+    exchanges_at_once: Final = 2
 
     def __init__(
         self,
@@ -270,11 +270,11 @@ class BullMQStorage:
 
     async def settle_and_claim(
         self, settlements: Sequence[Settlement], worker_id: str, *, leases: Mapping[str, timedelta], limit: int
-    ) -> Turn:
-        """See `TakesTurns.settle_and_claim`. Nothing is claimed so from a queue that is paused, limited or damaged."""
+    ) -> Exchange:
+        """See `ExchangesJobs.settle_and_claim`. From a paused, limited or damaged queue nothing is claimed so."""
         check_claim(worker_id, leases)
         if self._library.ownership.is_foreign:
-            return Turn(outcomes=await self.settle(settlements))
+            return Exchange(outcomes=await self.settle(settlements))
         return await self._claims.settle_and_claim(settlements, worker_id, leases, limit)
 
     async def progress(self, reports: Sequence[ProgressReport]) -> None:

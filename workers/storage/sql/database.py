@@ -32,7 +32,7 @@ from workers.jobs import (
     Settlement,
     SettleOutcome,
 )
-from workers.storage.abilities import Admission, Turn
+from workers.storage.abilities import Admission, Exchange
 from workers.storage.sql import schema
 from workers.storage.sql.caller import Caller, when_committed
 from workers.storage.sql.direct import Executor, plain
@@ -89,14 +89,14 @@ class Database(Protocol):
 
     def settle(self, begin: Begin, settlements: Sequence[Settlement]) -> Step[list[SettleOutcome]]: ...
 
-    def turn(
+    def exchange(
         self,
         begin: Begin,
         settlements: Sequence[Settlement],
         worker_id: str,
         leases: Mapping[str, timedelta],
         limit: int,
-    ) -> Step[Turn] | None:
+    ) -> Step[Exchange] | None:
         """Settle and claim in one transaction; None, with nothing done, if that would be more work than apart."""
 
     def turn_cron(self, begin: Begin, row: CronRow, jobs: Sequence[NewJob]) -> Future[bool]: ...

@@ -40,7 +40,7 @@ from workers.jobs import (
     WorkerInfo,
     check_retention,
 )
-from workers.storage.abilities import Admission, Turn
+from workers.storage.abilities import Admission, Exchange
 from workers.storage.base import Limits
 from workers.storage.rules import bounded_count, check_claim
 from workers.storage.sql import schema
@@ -83,7 +83,7 @@ class SqlStorage:
         Unsupported: another database than these, or a `clock` for PostgreSQL.
     """
 
-    turns_at_once: Final = 1
+    exchanges_at_once: Final = 1
 
     def __init__(
         self,
@@ -226,20 +226,20 @@ class SqlStorage:
 
     async def settle_and_claim(
         self, settlements: Sequence[Settlement], worker_id: str, *, leases: Mapping[str, timedelta], limit: int
-    ) -> Turn:
-        """See `TakesTurns.settle_and_claim`; if it is cancelled meanwhile, what it claimed is released."""
+    ) -> Exchange:
+        """See `ExchangesJobs.settle_and_claim`; if it is cancelled meanwhile, what it claimed is released."""
         check_claim(worker_id, leases)
         begin, count = self._transaction, bounded_count(limit)
-        future = self._writable().turn(begin, settlements, worker_id, dict(leases), count)
+        future = self._writable().exchange(begin, settlements, worker_id, dict(leases), count)
         if future is None:
-            return Turn(outcomes=await self.settle(settlements))
+            return Exchange(outcomes=await self.settle(settlements))
         try:
             return await outcome(future)
         except asyncio.CancelledError:
-            future.add_done_callback(self._give_back_turn)
+            future.add_done_callback(self._give_back_exchange)
             raise
 
-    def _give_back_turn(self, future: Step[Turn]) -> None:
+    def _give_back_exchange(self, future: Step[Exchange]) -> None:
         if not future.cancelled() and future.exception() is None:
             self._release(future.result().claims or ())
 

@@ -143,7 +143,7 @@ async def rows_read(storage: SqlStorage, admin: psycopg.Connection) -> int:
     return int(found[0])
 
 
-async def take_turns(storage: SqlStorage, times: int = OFTEN) -> None:
+async def exchange_ons(storage: SqlStorage, times: int = OFTEN) -> None:
     """Every kind of short step, so many times."""
     for number in range(times):
         await storage.enqueue([job(f"{number}-a"), job(f"{number}-b"), job(f"{number}-c")])

@@ -37,7 +37,7 @@ from workers.jobs import (
     Settlement,
     SettleOutcome,
 )
-from workers.storage.abilities import Turn
+from workers.storage.abilities import Exchange
 from workers.storage.sql.caller import Caller, connection_of, run_on, translated
 from workers.storage.sql.database import Begin, Step, outcome
 from workers.storage.sql.direct import Executor
@@ -178,20 +178,20 @@ class PostgresDatabase:
         jobs, is_short = len(settlements), _are_few_and_short(settlements)
         return self._step(self._prompt, begin, ask, jobs=jobs, is_short=is_short)
 
-    def turn(
+    def exchange(
         self,
         begin: Begin,
         settlements: Sequence[Settlement],
         worker_id: str,
         leases: Mapping[str, timedelta],
         limit: int,
-    ) -> Step[Turn] | None:
+    ) -> Step[Exchange] | None:
         following = [job for job in map(steps.follower, settlements) if job is not None]
         if not leases or any(isinstance(one, Cancelled) or fails(one) or _waits(one) for one in settlements):
             return None
         if _take_several_statements(following) or len({job.id for job in following}) < len(following):
             return None
-        wanted = partial(steps.turning, worker_id=worker_id, leases=leases, limit=limit, lost=self._lost_claims)
+        wanted = partial(steps.exchanging, worker_id=worker_id, leases=leases, limit=limit, lost=self._lost_claims)
         ask = partial(wanted, settlements=settlements)
         jobs = max(limit, len(settlements))
         is_short = _are_few_and_short(settlements) and _are_short(job.payload for job in following)

@@ -38,7 +38,7 @@ from workers.jobs import (
     SettleOutcome,
     SettleStatus,
 )
-from workers.storage.abilities import Turn
+from workers.storage.abilities import Exchange
 from workers.storage.base import ANY_NAME
 from workers.storage.sql.postgres import statements, stops
 from workers.storage.sql.postgres.driver.loop_step import Asking, run_blocking
@@ -180,19 +180,19 @@ def claiming(
     return _claims(transaction, rows, values["secret"], worker_id, leases)
 
 
-def turning(
+def exchanging(
     transaction: Transaction,
     settlements: Sequence[Settlement],
     worker_id: str,
     leases: Mapping[str, timedelta],
     limit: int,
     lost: LostClaims,
-) -> Asking[Turn]:
-    """See `TakesTurns.settle_and_claim`; of settlements that take one statement. Nothing is claimed where a gate is."""
+) -> Asking[Exchange]:
+    """See `ExchangesJobs.settle_and_claim`; of settlements of one statement. Nothing is claimed where a gate is."""
     first, outcomes = _distinct(settlements)
     chosen = list(first.values())
     if not chosen:
-        return Turn(outcomes=[outcomes[settlement.claim.token] for settlement in settlements])
+        return Exchange(outcomes=[outcomes[settlement.claim.token] for settlement in settlements])
     yield from lost.given_back(transaction)
     claiming = _claim_values(transaction, worker_id, leases, limit)
     values = {**_settle_values(transaction, chosen), **claiming}
@@ -202,7 +202,7 @@ def turning(
         values |= {"next_places": list(following), "wake": jobs["wake"]}
         values |= {f"next_{name}": jobs[name] for name in statements.JOBS}
     with lost.claiming(transaction, claiming["secret"]):
-        rows = (yield statements.FOLLOWED_TURN if following else statements.TURN, values).all()
+        rows = (yield statements.FOLLOWED_EXCHANGE if following else statements.EXCHANGE, values).all()
     for told in filter(None, (rows[0].outcomes or "").split(",")):
         place, _, outcome = told.partition(" ")
         outcomes[chosen[int(place) - 1].claim.token] = SettleOutcome(status=SettleStatus(outcome))
@@ -215,7 +215,7 @@ def turning(
             yield partial(settle, settlements=[Released(claim=claim) for claim in claims])
             raise
     told_apart = [_outcome(settlement, first, outcomes[settlement.claim.token]) for settlement in settlements]
-    return Turn(outcomes=told_apart, claims=None if rows[0].gated else claims)
+    return Exchange(outcomes=told_apart, claims=None if rows[0].gated else claims)
 
 
 def _claim_values(

@@ -46,7 +46,7 @@ from workers.jobs import (
     Settlement,
     SettleOutcome,
 )
-from workers.storage.abilities import Turn
+from workers.storage.abilities import Exchange
 from workers.storage.base import Limits
 from workers.storage.sql.caller import Caller, Callers, real_path, run_on, translated
 from workers.storage.sql.database import Begin
@@ -127,15 +127,15 @@ class SqliteDatabase:
     def settle(self, begin: Begin, settlements: Sequence[Settlement]) -> Future[list[SettleOutcome]]:
         return self.change(begin, partial(settle.settle, settlements=settlements))
 
-    def turn(
+    def exchange(
         self,
         begin: Begin,
         settlements: Sequence[Settlement],
         worker_id: str,
         leases: Mapping[str, timedelta],
         limit: int,
-    ) -> Future[Turn] | None:
-        # Handlers that take a while end one by one, and a turn for each cost deliveries a fifth more processor time.
+    ) -> Future[Exchange] | None:
+        # Handlers that take a while end one by one, and an exchange for each cost deliveries a fifth more CPU.
         return None
 
     async def settle_with(

@@ -14,7 +14,7 @@ from bullmq.redis_connection import loadScript
 from tests.workers.storage.bullmq.steps import LEASES
 from workers.errors import StorageUnavailable
 from workers.jobs import Claim, JobState, Settlement, SettleStatus
-from workers.storage.abilities import Turn
+from workers.storage.abilities import Exchange
 from workers.storage.bullmq import BullMQStorage
 from workers.storage.bullmq.scripts import BullMQScripts, Finish, Wanted
 from workers.testing import steps
@@ -138,7 +138,7 @@ async def test_a_turn_leaves_a_queue_as_bullmqs_own_script_does(client: Any, wai
         ends, wanted = list(endings({raw: token or "t" for raw, token in tokens.items()})), min(waiting, 10)
         if side is ours:
             claims = Wanted(count=wanted, now_ms=NOW, tokens="next:", lock_ms=LOCK_MS)
-            [[codes, claimed, _]] = await side.run(side.lua.turn(ends, NOW, claims))
+            [[codes, claimed, _]] = await side.run(side.lua.exchange(ends, NOW, claims))
         else:
             codes = await side.run(*(stock_ending(side.lua, ending) for ending in ends))
             claimed = await side.run(*(stock_claim(side.lua, f"next:{at:x}") for at in range(wanted)))
@@ -150,7 +150,7 @@ async def test_a_turn_leaves_a_queue_as_bullmqs_own_script_does(client: Any, wai
     assert ({"event": "drained"} in contents["events"]) == (not waiting and not refused)
 
 
-async def take_turn(storage: BullMQStorage, *ends: Settlement, limit: int) -> Turn:
+async def exchange_on(storage: BullMQStorage, *ends: Settlement, limit: int) -> Exchange:
     return await storage.settle_and_claim(ends, "w", leases=LEASES, limit=limit)
 
 
@@ -183,7 +183,7 @@ async def test_a_turn_claims_up_to_a_job_with_a_fault(
     else:
         await client.zadd(f"{base}prioritized", {raw: 1.5 * 2**32})
         await client.zadd(f"{base}prioritized", {"between": 1.4 * 2**32, "behind": 1.6 * 2**32})
-    turn = await take_turn(storage, steps.completed(first), limit=9)
+    turn = await exchange_on(storage, steps.completed(first), limit=9)
     assert (turn.outcomes[0].status, steps.ids(turn.claims or ())) == (SettleStatus.APPLIED, ["before", "between"])
     assert sorted(await client.lrange(f"{base}active", 0, -1)) == ["before", "between"]
     assert await client.lindex(f"{base}wait", -1) == raw
@@ -203,7 +203,7 @@ async def test_no_job_ends_at_a_key_in_the_way(storage: BullMQStorage, client: A
         await client.rename(base + name, f"{base}moved")
     await client.set(base + name, "no queue's")
     with pytest.raises(StorageUnavailable, match=f"{name} is a string"):
-        await take_turn(storage, steps.failed(claim), limit=1)
+        await exchange_on(storage, steps.failed(claim), limit=1)
     assert (await client.hgetall(f"{base}a"), await client.get(f"{base}a:lock")) == (before, claim.token)
     if moved:
         await client.rename(f"{base}moved", base + name)
@@ -222,7 +222,7 @@ async def test_a_job_that_changes_while_it_runs_is_in_a_line_whatever_happens(
     base = f"bull:{storage.queue}:"
     await client.hset(f"{base}b", "deid", "key")
     await client.rpush(f"{base}de:key", "no string")
-    turn = await take_turn(storage, *map(end, claims), limit=1)
+    turn = await exchange_on(storage, *map(end, claims), limit=1)
     statuses = [outcome.status for outcome in turn.outcomes]
     assert statuses == [SettleStatus.APPLIED, SettleStatus.ERROR, SettleStatus.APPLIED]
     assert await client.lrange(f"{base}active", 0, -1) == ["b"]

@@ -1,4 +1,4 @@
-"""What is PostgreSQL's own of turns; on SQLite ends and claims are apart. See `test_turns.py` beside this folder."""
+"""What is PostgreSQL's own of exchanges; on SQLite ends and claims are apart."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import Engine, text
 
+from tests.workers.storage.exchanging import brought, exchange_on, held
 from tests.workers.storage.sql.steps import carried_out, claimed_when_back
-from tests.workers.storage.turning import brought, held, take_turn
 from workers.errors import StorageError
 from workers.gates import Limit
 from workers.jobs import Claim, Completed, JobState, NewJob, SettleStatus
@@ -25,7 +25,7 @@ async def test_the_next_job_of_an_ordering_key_comes_with_the_end_of_the_one_bef
     await steps.enqueue(storage, *(steps.job(name, ordering_key="k") for name in ("a", "b", "c")))
     claim = await steps.claim_one(storage)
     assert await steps.claim(storage, 5) == []
-    assert brought(await take_turn(storage, steps.completed(claim), limit=5)) == ["b"]
+    assert brought(await exchange_on(storage, steps.completed(claim), limit=5)) == ["b"]
 
 
 async def test_claims_of_a_limited_queue_never_wait_for_its_gate_with_the_locks_of_a_settlement(
@@ -34,7 +34,7 @@ async def test_claims_of_a_limited_queue_never_wait_for_its_gate_with_the_locks_
     """Two that each wait for what the other has would end each other: the claim is left to a call of its own."""
     claim = await held(storage, "a")
     await storage.declare_limits({"*": Limit(concurrency=1)})
-    turn = await take_turn(storage, steps.completed(claim))
+    turn = await exchange_on(storage, steps.completed(claim))
     assert (turn.outcomes[0].status, turn.claims) == (SettleStatus.APPLIED, None)
     assert steps.ids(await steps.claim(storage)) == ["a"]
 
@@ -51,7 +51,7 @@ async def test_a_turn_that_is_cancelled_gives_back_what_it_claimed(
 
     with sync_engine.connect() as holder:
         holder.execute(text("SELECT FROM workers_jobs WHERE state = 'processing' FOR UPDATE"))
-        turn = asyncio.create_task(take_turn(storage, steps.completed(claim)))
+        turn = asyncio.create_task(exchange_on(storage, steps.completed(claim)))
         await until(is_under_way)
         turn.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -69,7 +69,7 @@ async def test_a_claim_that_fails_undoes_the_settlement_that_travels_with_it(
     with outsider.connect() as hand:
         hand.execute(text("ALTER TABLE workers_seen RENAME TO workers_seen_once"))
         with pytest.raises(StorageError, match="expected tables"):
-            await take_turn(storage, steps.completed(claim))
+            await exchange_on(storage, steps.completed(claim))
         hand.execute(text("ALTER TABLE workers_seen_once RENAME TO workers_seen"))
     assert (await steps.settle(storage, steps.completed(claim))).status is SettleStatus.APPLIED
     assert steps.ids(await steps.claim(storage)) == ["a"]
@@ -85,7 +85,7 @@ async def test_what_follows_an_end_is_enqueued_and_comes_in_the_same_statement(s
     ]
     statements: list[str] = []
     with carried_out(statements.append):
-        turn = await take_turn(storage, *map(followed_by, claims, after))
+        turn = await exchange_on(storage, *map(followed_by, claims, after))
     assert len(statements) == 1
     assert [outcome.status for outcome in turn.outcomes] == [SettleStatus.APPLIED] * 2
     [came] = turn.claims or ()
@@ -101,11 +101,11 @@ async def test_nothing_follows_what_was_not_ended(storage: SqlStorage) -> None:
     one, other = await steps.claim(storage, 2)
     await steps.settle(storage, steps.completed(one))
     settlements = map(followed_by, (one, other), map(steps.job, ("after-a", "after-b")))
-    turn = await take_turn(storage, *settlements)
+    turn = await exchange_on(storage, *settlements)
     assert [outcome.status for outcome in turn.outcomes] == [SettleStatus.ALREADY_APPLIED, SettleStatus.APPLIED]
     assert brought(turn) == ["after-b"]
     assert await storage.status(["after-a"]) == [None]
-    again = await take_turn(storage, followed_by(other, steps.job("after-c")))
+    again = await exchange_on(storage, followed_by(other, steps.job("after-c")))
     assert (again.outcomes[0].status, again.claims) == (SettleStatus.ALREADY_APPLIED, [])
     assert await storage.status(["after-c"]) == [None]
 

@@ -12,7 +12,7 @@ from tests.workers.running import Recorder, running
 from tests.workers.worker.stopping import assert_released
 from workers.errors import StorageUnavailable
 from workers.jobs import JobState, Settlement
-from workers.storage.abilities import Turn
+from workers.storage.abilities import Exchange
 from workers.storage.memory import MemoryStorage
 from workers.testing import steps
 from workers.testing.faults import RandomFaults, counting, faulty
@@ -22,10 +22,10 @@ from workers.worker.events import WorkerEventKind as Kind
 from workers.worker.handlers import Job
 
 
-class TurningStorage(MemoryStorage):
+class ExchangingStorage(MemoryStorage):
     """Settles and claims in one call; `let` holds its answers back. `asked` is what it was asked: ends and limit."""
 
-    turns_at_once = 2
+    exchanges_at_once = 2
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,14 +36,14 @@ class TurningStorage(MemoryStorage):
 
     async def settle_and_claim(
         self, settlements: Sequence[Settlement], worker_id: str, *, leases: Mapping[str, timedelta], limit: int
-    ) -> Turn:
+    ) -> Exchange:
         self.asked.append((len(settlements), limit))
         outcomes = await self.settle(settlements)
         if self.leaves_it:
-            return Turn(outcomes=outcomes)
+            return Exchange(outcomes=outcomes)
         claims = await self.claim(worker_id, leases=leases, limit=limit)
         await self.let.wait()
-        return Turn(outcomes=outcomes, claims=claims)
+        return Exchange(outcomes=outcomes, claims=claims)
 
 
 async def work(job: Job) -> None:
@@ -53,7 +53,7 @@ async def work(job: Job) -> None:
 @pytest.mark.parametrize(("concurrency", "at_once"), [(1, 1), (2, 2), (10, 5)])
 async def test_under_load_one_call_ends_jobs_and_brings_others(concurrency: int, at_once: int) -> None:
     """It is about half of the slots: the other half works meanwhile. A claim by itself begins it."""
-    storage, recorder = TurningStorage(), Recorder()
+    storage, recorder = ExchangingStorage(), Recorder()
     watched, calls = counting(storage)
     await steps.enqueue(storage, *(steps.job() for _ in range(20 * concurrency)))
     async with running(Worker(watched, {"work": work}, concurrency=concurrency, observers=[recorder])):
@@ -66,7 +66,7 @@ async def test_under_load_one_call_ends_jobs_and_brings_others(concurrency: int,
 
 async def test_two_turns_are_under_way_while_a_half_works() -> None:
     """The storage has the next one before it has answered the last one, and never more than these two."""
-    storage, recorder = TurningStorage(), Recorder()
+    storage, recorder = ExchangingStorage(), Recorder()
     storage.let.clear()
     await steps.enqueue(storage, *(steps.job(str(number)) for number in range(40)))
     async with running(Worker(storage, {"work": work}, concurrency=10, observers=[recorder])):
@@ -78,7 +78,7 @@ async def test_two_turns_are_under_way_while_a_half_works() -> None:
 
 async def test_no_more_jobs_run_than_there_are_slots() -> None:
     """Whatever ends when: a slot is filled by one claim, of either kind."""
-    storage, recorder, at_once = TurningStorage(), Recorder(), list[int]()
+    storage, recorder, at_once = ExchangingStorage(), Recorder(), list[int]()
     runs = 0
 
     async def handle(job: Job) -> None:
@@ -97,7 +97,7 @@ async def test_no_more_jobs_run_than_there_are_slots() -> None:
 
 async def test_what_arrives_when_the_worker_stops_is_given_back() -> None:
     """Uncounted, before the worker has stopped; the job that was settled with it is completed."""
-    storage, recorder = TurningStorage(), Recorder()
+    storage, recorder = ExchangingStorage(), Recorder()
     await steps.enqueue(storage, *map(steps.job, ("a", "b", "c")))
     storage.let.clear()
     worker = Worker(storage, {"work": work}, concurrency=1, observers=[recorder])
@@ -114,7 +114,7 @@ async def test_what_arrives_when_the_worker_stops_is_given_back() -> None:
 
 async def test_nothing_is_claimed_along_while_the_worker_is_not_ready() -> None:
     """Not before what it waits for has come; nothing is left un-awaited."""
-    storage, recorder, ready = TurningStorage(), Recorder(), asyncio.Event()
+    storage, recorder, ready = ExchangingStorage(), Recorder(), asyncio.Event()
     ready.set()
 
     def not_ready() -> Coroutine[object, object, None] | None:
@@ -139,7 +139,7 @@ async def test_nothing_is_claimed_along_while_the_worker_is_not_ready() -> None:
 
 async def test_a_claim_that_the_storage_leaves_is_made_by_itself() -> None:
     """However often it leaves them."""
-    storage, recorder = TurningStorage(), Recorder()
+    storage, recorder = ExchangingStorage(), Recorder()
     storage.leaves_it = True
     await steps.enqueue(storage, *(steps.job() for _ in range(40)))
     async with running(Worker(storage, {"work": work}, concurrency=4, observers=[recorder])):
@@ -149,20 +149,20 @@ async def test_a_claim_that_the_storage_leaves_is_made_by_itself() -> None:
 
 async def test_over_a_bad_connection_every_job_ends_once() -> None:
     """Lost requests and answers of turns cost time, and attempts of what was claimed with them."""
-    turning = TurningStorage()
-    storage, faults = faulty(turning, RandomFaults(7, rate=0.3, verbs=["settle_and_claim"]))
+    exchanging = ExchangingStorage()
+    storage, faults = faulty(exchanging, RandomFaults(7, rate=0.3, verbs=["settle_and_claim"]))
     recorder, ran = Recorder(), set[str]()
 
     async def handle(job: Job) -> None:
         ran.add(job.id)
 
-    await steps.enqueue(turning, *(steps.job(max_attempts=50) for _ in range(60)))
+    await steps.enqueue(exchanging, *(steps.job(max_attempts=50) for _ in range(60)))
     lease = timedelta(milliseconds=200)
     worker = Worker(storage, {"work": handle}, concurrency=4, lease=lease, max_stalls=50, observers=[recorder])
     async with running(worker):
         await until(lambda: len(ran) == 60)
         async with asyncio.timeout(PATIENCE):
-            while (await turning.counts())[JobState.COMPLETED] < 60:
+            while (await exchanging.counts())[JobState.COMPLETED] < 60:
                 await asyncio.sleep(0.02)
     assert isinstance(faults, RandomFaults)
     assert sum(faults.happened.values()) > 0

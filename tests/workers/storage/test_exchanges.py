@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 from redis.asyncio import Redis
 
-from tests.workers.storage.turning import LEASES, brought, held, take_turn
+from tests.workers.storage.exchanging import LEASES, brought, exchange_on, held
 from workers.errors import LossReason, NotReplicated, StorageUnavailable
 from workers.jobs import JobState, SettleStatus
 from workers.storage.bull import BullStorage
@@ -44,13 +44,13 @@ async def storage(request: pytest.FixtureRequest) -> AsyncIterator[Turning]:
 
 async def test_a_turn_ends_jobs_and_brings_the_next_in_their_order(storage: Turning) -> None:
     """It claims no more than was asked for, each once, with an attempt counted and a lease that can be renewed."""
-    turn = await take_turn(storage, steps.completed(await held(storage, "a", "b", "c")))
+    turn = await exchange_on(storage, steps.completed(await held(storage, "a", "b", "c")))
     assert [outcome.status for outcome in turn.outcomes] == [SettleStatus.APPLIED]
     assert brought(turn) == ["a", "b"]
     assert turn.claims is not None
     assert [(claim.attempt, claim.worker_id, claim.lease) for claim in turn.claims] == [(1, "w", LEASES["*"])] * 2
     assert (await storage.renew(turn.claims)).lost == {}
-    last = await take_turn(storage, *map(steps.completed, turn.claims))
+    last = await exchange_on(storage, *map(steps.completed, turn.claims))
     assert brought(last) == ["c"]
     assert (await storage.counts())[JobState.COMPLETED] == 3
 
@@ -58,10 +58,10 @@ async def test_a_turn_ends_jobs_and_brings_the_next_in_their_order(storage: Turn
 async def test_a_turn_that_finds_nothing_says_so(storage: Turning) -> None:
     """An empty answer means that there is nothing to claim; a retried job is there at once."""
     claim = await held(storage)
-    turn = await take_turn(storage, steps.retried(claim))
+    turn = await exchange_on(storage, steps.retried(claim))
     [again] = turn.claims or await steps.claim(storage)  # on BullMQ what is due only now is left to a claim
     assert (again.job_id, again.attempt) == ("first", 2)
-    assert brought(await take_turn(storage, steps.completed(again))) == []
+    assert brought(await exchange_on(storage, steps.completed(again))) == []
 
 
 async def test_each_settlement_has_an_outcome_of_its_own(storage: Turning) -> None:
@@ -71,7 +71,7 @@ async def test_each_settlement_has_an_outcome_of_its_own(storage: Turning) -> No
     await steps.apply(storage, steps.completed(claim))
     other = await steps.claim_one(storage)
     await storage.remove([second.job_id], running=True)
-    turn = await take_turn(storage, *map(steps.completed, (claim, second, other, other)), limit=1)
+    turn = await exchange_on(storage, *map(steps.completed, (claim, second, other, other)), limit=1)
     assert [outcome.status for outcome in turn.outcomes] == [
         SettleStatus.ALREADY_APPLIED,
         SettleStatus.LOST,
@@ -86,7 +86,7 @@ async def test_nothing_is_claimed_from_a_paused_queue(storage: Turning) -> None:
     """Jobs that run end all the same."""
     claim = await held(storage, "a")
     await storage.pause()
-    turn = await take_turn(storage, steps.completed(claim))
+    turn = await exchange_on(storage, steps.completed(claim))
     assert (turn.outcomes[0].status, list(turn.claims or ())) == (SettleStatus.APPLIED, [])
     await storage.resume()
     assert steps.ids(await steps.claim(storage)) == ["a"]
@@ -96,7 +96,7 @@ async def test_nothing_is_claimed_from_a_paused_queue(storage: Turning) -> None:
 async def test_a_turn_that_is_cancelled_gives_back_what_it_claimed(storage: OnRedis) -> None:
     """Its settlements count, and the jobs are claimable with no attempt counted."""
     claim = await held(storage, "a", "b")
-    turn = asyncio.create_task(take_turn(storage, steps.completed(claim)))
+    turn = asyncio.create_task(exchange_on(storage, steps.completed(claim)))
     await asyncio.sleep(0)
     await asyncio.sleep(0)  # it has begun
     turn.cancel()
@@ -132,7 +132,7 @@ async def test_scripts_that_the_server_lost_are_loaded_again(storage: OnRedis, r
     claim = await held(storage, "a", "b")
     async with Redis.from_url(redis_url) as admin:
         await admin.script_flush()
-    assert brought(await take_turn(storage, steps.completed(claim))) == ["a", "b"]
+    assert brought(await exchange_on(storage, steps.completed(claim))) == ["a", "b"]
     assert await steps.claim(storage) == []
 
 
@@ -145,7 +145,7 @@ async def test_what_is_to_be_confirmed_by_replicas_travels_alone(storage: OnRedi
     await confirmed.connect()
     try:
         with pytest.raises(NotReplicated):  # there is no replica
-            await take_turn(confirmed, steps.completed(claim))
+            await exchange_on(confirmed, steps.completed(claim))
     finally:
         await confirmed.disconnect()
     assert (await steps.claim_one(storage)).job_id == "a"
@@ -184,7 +184,7 @@ async def test_what_is_out_of_the_ordinary_on_bullmq_is_left_to_a_claim(redis_ur
         claim = await held(storage, "a")
         async with Redis.from_url(redis_url) as client:
             await out_of_the_ordinary(storage, client, kind)
-            turn = await take_turn(storage, steps.completed(claim))
+            turn = await exchange_on(storage, steps.completed(claim))
             assert (turn.outcomes[0].status, turn.claims) == (SettleStatus.APPLIED, None)
             assert await client.llen(f"bull:{storage.queue}:active") == 0
             assert await client.hget(f"bull:{storage.queue}:a", "ats") in (None, b"x")

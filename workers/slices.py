@@ -1,4 +1,4 @@
-"""Long work in the event loop, in turns with everybody else's."""
+"""Long work in the event loop, in slices between which everybody else goes on."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from workers.clock import monotonic
 T = TypeVar("T")
 R = TypeVar("R")
 
-TURN_SECONDS: Final = 0.005
-"""After this time the others have their turn."""
+SLICE_SECONDS: Final = 0.005
+"""After this time the others go on."""
 
 
-async def in_turns(make: Callable[[T], R], items: Iterable[T]) -> list[R]:
+async def in_slices(make: Callable[[T], R], items: Iterable[T]) -> list[R]:
     """Return what `make` returns for each of the items."""
-    return [make(item) async for item in taking_turns(items)]
+    return [make(item) async for item in sliced(items)]
 
 
-async def taking_turns(items: Iterable[T]) -> AsyncIterator[T]:
+async def sliced(items: Iterable[T]) -> AsyncIterator[T]:
     """Yield the items, and now and then let the others go on."""
     began = monotonic()
     for item in items:
-        if monotonic() - began >= TURN_SECONDS:
+        if monotonic() - began >= SLICE_SECONDS:
             await asyncio.sleep(0)
             began = monotonic()
         yield item

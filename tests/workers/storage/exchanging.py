@@ -6,18 +6,18 @@ from datetime import timedelta
 from typing import Final
 
 from workers.jobs import Claim, Settlement
-from workers.storage.abilities import TakesTurns, Turn
+from workers.storage.abilities import Exchange, ExchangesJobs
 from workers.storage.base import Storage
 from workers.testing import steps
 
 LEASES: Final = {"*": timedelta(seconds=30)}
 
 
-async def take_turn(storage: TakesTurns, *settlements: Settlement, limit: int = 2) -> Turn:
+async def exchange_on(storage: ExchangesJobs, *settlements: Settlement, limit: int = 2) -> Exchange:
     return await storage.settle_and_claim(settlements, "w", leases=LEASES, limit=limit)
 
 
-def brought(turn: Turn) -> list[str]:
+def brought(turn: Exchange) -> list[str]:
     assert turn.claims is not None
     return steps.ids(turn.claims)
 
