@@ -8,7 +8,7 @@ import warnings
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from functools import partial
+from functools import cached_property, partial
 from types import TracebackType
 from typing import Final, Self, Unpack
 
@@ -134,8 +134,16 @@ class Queue:
         self._connecting = asyncio.Lock()
         self._enqueues = Batcher(storage.enqueue, BATCH)
         self._reader = JobReader(storage, self._payload_serde, self._result_serde)
-        self.crons = Crons(storage, self._connect)
-        self.manage = Management(storage, self._connect, self._reader)
+
+    @cached_property
+    def crons(self) -> Crons:
+        """What recurs in the queue, and what this object declares."""
+        return Crons(self.storage, self._connect)
+
+    @cached_property
+    def manage(self) -> Management:
+        """The operator's steps."""
+        return Management(self.storage, self._connect, self._reader)
 
     def declare_limits(self, limits: Mapping[str, Limit]) -> None:
         """Keep these limits too, from the next use of the queue on; see `Queue`.
