@@ -54,10 +54,13 @@ async def test_what_each_thread_uses_is_counted_for_what_it_does(sampling: Modul
     [
         ("workers/worker/loop.py:run;federation/http/connection.py:_send;asyncio/selector_events.py:write", "HTTP"),
         ("federation/http/connection.py:_send;asyncio/sslproto.py:write", "TLS"),
-        ("federation/delivery/exchange.py:_prepare;federation/protocol/sealing.py:_seal;nacl/a.py:b", "cryptography"),
+        (
+            "federation/sealed/outbound/wire.py:_a;federation/protocol/sealing.py:_seal;nacl/a.py:b",
+            "cryptography",
+        ),
         ("workers/queue.py:a;workers/storage/on_redis/shared_connection.py:call;redis/a.py:b", "Redis"),
         ("federation/delivery/ledger/statements.py:write;sqlalchemy/engine/base.py:execute;psycopg/a.py:b", "database"),
-        ("asyncio/streams.py:a;workers/storage/bullmq/batches.py:end;json/decoder.py:decode", "queue core"),
+        ("asyncio/streams.py:a;workers/storage/bullmq/claims.py:end;json/decoder.py:decode", "queue core"),
         ("federation/delivery/attempt/processor.py:_parse;pydantic/main.py:model_validate", "our code"),
         ("bench/delivering.py:emptied;sqlalchemy/engine/base.py:execute", "benchmark"),
         ("asyncio/base_events.py:_run_once;selectors.py:select", "event loop"),

@@ -61,7 +61,16 @@ def shown(page: str) -> Iterator[str]:
 def commands() -> list[tuple[str, str]]:
     """Each of ours, and the page it is on."""
     lines = {(page, line) for page in manual.pages() for line in shown(page)}
-    return sorted((page, line) for page, line in lines if COMMAND.fullmatch(line))
+    return sorted((page, line) for page, line in lines if COMMAND.fullmatch(line) and not is_of_a_commit(page, line))
+
+
+def is_of_a_commit(page: str, line: str) -> bool:
+    """Whether the page says that it ran at a commit, as its program is there no more: beside it, or above its block."""
+    text = (ROOT / page).read_text()
+    name = re.escape(line)
+    beside = re.search(rf"(?m)^.*(?:{name}.*\bat [0-9a-f]{{8}}\b|\bat [0-9a-f]{{8}}\b.*{name})", text)
+    above = re.search(rf"up to commit [0-9a-f]{{8}}:\n\n(?: {{4}}.*\n)*? {{4}}{re.escape(line)}\n", text)
+    return bool(beside or above or re.search(r"\bat [0-9a-f]{8}\b", line))
 
 
 def complaint(line: str) -> str | None:

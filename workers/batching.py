@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, Generic, TypeAlias, TypeVar
 
-from workers.backoff import Backoff
 from workers.errors import StorageUnavailable
+from workers.retry import Backoff
 
 FIRST_PAUSE_SECONDS: Final = 0.05
 LONGEST_PAUSE_SECONDS: Final = 2.0

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from functools import partial
+from functools import cached_property, partial
 from types import TracebackType
 from typing import Final, Self, Unpack
 
@@ -26,6 +26,7 @@ from workers.management import Management
 from workers.retention import KEEP_FAILED, Retention, check_retention
 from workers.retry import RetryPolicy, check_policy
 from workers.serde import JsonSerde, Serde
+from workers.slices import in_slices, sliced
 from workers.specs import DEFAULT_NAME, Enqueued, JobOptions, JobSpec, as_ttl, new_job
 from workers.storage import open_storage
 from workers.storage.abilities import (
@@ -37,15 +38,14 @@ from workers.storage.abilities import (
     OfOneLoop,
 )
 from workers.storage.base import ANY_NAME, FlowStorage, Storage
-from workers.storage.held_wakes import some_are_held
-from workers.turns import in_turns, taking_turns
+from workers.storage.subscribers import some_are_held
 from workers.waiting import check_timeout, end_of, wait_for_end
 from workers.worker import Worker
+from workers.worker.claiming import check_slots
 from workers.worker.events import Observer
-from workers.worker.failed_jobs import OnFailed
+from workers.worker.failures import OnFailed
 from workers.worker.handlers import Handler, HandlerFunction, Middleware
-from workers.worker.slots import check_slots
-from workers.worker.unserved import UnhandledNames
+from workers.worker.startup_checks import UnhandledNames
 
 BATCH: Final = 100
 """How many concurrent enqueues go to the storage together at most."""
@@ -128,8 +128,16 @@ class Queue:
         self._connecting = asyncio.Lock()
         self._enqueues = Batcher(storage.enqueue, BATCH)
         self._reader = JobReader(storage, self._payload_serde, self._result_serde)
-        self.crons = Crons(storage, self._connect)
-        self.manage = Management(storage, self._connect, self._reader)
+
+    @cached_property
+    def crons(self) -> Crons:
+        """What recurs in the queue, and what this object declares."""
+        return Crons(self.storage, self._connect)
+
+    @cached_property
+    def manage(self) -> Management:
+        """The operator's steps."""
+        return Management(self.storage, self._connect, self._reader)
 
     def declare_limits(self, limits: Mapping[str, Limit]) -> None:
         """Keep these limits too, from the next use of the queue on; see `Queue`.
@@ -199,23 +207,23 @@ class Queue:
             return self._decoded(await self._store(job))
 
     async def enqueue_many(self, specs: Iterable[JobSpec], *, connection: object | None = None) -> list[Enqueued]:
-        """Enqueue many jobs, as by `enqueue`, in one round trip or one per 500 jobs; others have their turns meanwhile.
+        """Enqueue many jobs, as by `enqueue`, in one round trip or one per 500 jobs; other tasks go on meanwhile.
 
         Every job is checked before the first is stored. In a database, and with jobs that follow others or share a
         deduplication key, it is one round trip always, and all or none are stored.
         """
         jobs: list[NewJob] = []
         together = self.storage.limits.transactions
-        async for spec in taking_turns(specs):
+        async for spec in sliced(specs):
             jobs.append(job := self._new_job(_check_spec(spec)))
             together = together or _belongs_to_others(job)
         with _naming(jobs):
             await self._connect(connection)
             results: list[EnqueueResult] = []
-            async for some in taking_turns([jobs] if together else _portions(jobs)):
+            async for some in sliced([jobs] if together else _portions(jobs)):
                 results += await self.storage.enqueue(some, connection=connection)
                 await asyncio.sleep(0)
-        return await in_turns(self._decoded, results)
+        return await in_slices(self._decoded, results)
 
     def enqueue_on(self, connection: object, specs: Iterable[JobSpec]) -> list[Enqueued]:
         """Enqueue on a synchronous connection or session, in the calling thread; as `enqueue_many` with `connection=`.

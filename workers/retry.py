@@ -1,4 +1,4 @@
-"""The policy that says when a failed attempt is tried again."""
+"""The policy that says when a failed attempt is tried again, and the pauses of what is tried until it works."""
 
 from __future__ import annotations
 
@@ -70,3 +70,21 @@ class NamedBackoff:
 
 BackoffStrategy: TypeAlias = Callable[[int, timedelta], timedelta]
 """Says how long to wait after attempt number *n* (the first is 1) has failed; the second is the job's own `delay`."""
+
+
+class Backoff:
+    """Pauses in seconds: `first`, then twice the last one, up to `longest`; from `first` again after `reset`."""
+
+    def __init__(self, *, first: float, longest: float) -> None:
+        self._first = first
+        self._longest = longest
+        self._next = first
+
+    def reset(self) -> None:
+        """Begin with `first` again: a try succeeded."""
+        self._next = self._first
+
+    def pause(self) -> float:
+        """Return how long to wait now, after one more try has failed."""
+        pause, self._next = self._next, min(self._next * 2, self._longest)
+        return pause

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from workers.jobs import Claim, Completed, Failed, Released, Renewal, Settlement, SettleOutcome
-from workers.storage.abilities import TakesTurns, Turn
+from workers.storage.abilities import Exchange, ExchangesJobs
 from workers.storage.base import Storage
 from workers.testing.stand_in import StandIn
 
@@ -70,10 +70,10 @@ class RecordedStorage(StandIn):
         self._settled(settlements, outcomes)
         return outcomes
 
-    async def _settle_and_claim(self, settlements: Sequence[Settlement], *arguments: Any, **options: Any) -> Turn:
+    async def _settle_and_claim(self, settlements: Sequence[Settlement], *arguments: Any, **options: Any) -> Exchange:
         asked = now()
         self._settling(settlements)
-        assert isinstance(self._storage, TakesTurns)
+        assert isinstance(self._storage, ExchangesJobs)
         turn = await self._storage.settle_and_claim(settlements, *arguments, **options)
         self._claimed(turn.claims or (), asked)
         self._settled(settlements, turn.outcomes)

@@ -14,7 +14,7 @@ from tests.workers.running import Crowd, running
 from workers import JobState, Limit, NewJob, Worker
 from workers.jobs import ErrorInfo, Failed, Released
 from workers.storage.bullmq import BullMQStorage
-from workers.storage.bullmq import wait as bullmq_wait
+from workers.storage.bullmq import waiting as bullmq_wait
 from workers.worker.handlers import Job
 
 HOUR_MS = 3_600_000

@@ -11,7 +11,7 @@ from typing import Any
 
 import structlog
 
-from workers.worker import loop_watch
+from workers.worker import leases
 
 
 class Story:
@@ -70,7 +70,7 @@ class _Hearing(logging.Handler):
 
     def __init__(self, story: Story) -> None:
         super().__init__(logging.WARNING)
-        self.addFilter(lambda record: record.name != loop_watch.__name__)
+        self.addFilter(lambda record: record.name != leases.__name__)
         self._story = story
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workers.backoff import Backoff
+from workers.retry import Backoff
 
 
 def test_pauses_double_up_to_the_longest() -> None:

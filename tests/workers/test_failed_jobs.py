@@ -23,7 +23,7 @@ from workers.testing import Harness, steps
 from workers.testing.faults import faulty
 from workers.testing.steps import PATIENCE
 from workers.worker.events import WorkerEventKind as Kind
-from workers.worker.failed_jobs import OnFailed
+from workers.worker.failures import OnFailed
 from workers.worker.handlers import HandlerFunction, Job
 from workers.worker.reaper import Reaper
 
@@ -279,7 +279,7 @@ async def test_who_is_told_cannot_hold_a_worker_up(
     slow: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An `on_failed` that raises or hangs is logged by the id of the job, and the next job runs."""
-    monkeypatch.setattr("workers.worker.failed_jobs.PATIENCE", timedelta(milliseconds=20))
+    monkeypatch.setattr("workers.worker.failures.PATIENCE", timedelta(milliseconds=20))
 
     async def bad(job: JobDetails) -> None:
         if slow:

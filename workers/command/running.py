@@ -1,37 +1,147 @@
-"""`run`: workers for queues of the application, in this process or in several."""
+"""`run`: workers for queues of the application, in this process or in several; their log, probes and reloads."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import logging
+import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from workers.command.arguments import checked, positive
-from workers.command.logs import start_logging, write_report
-from workers.command.probes import Probes
 from workers.command.problems import CommandError
-from workers.command.sources import Sources
 from workers.command.targets import working_queue
+from workers.errors import WorkersError
 from workers.middlewares import log_attempts
 from workers.queue import Queue
 from workers.storage.abilities import Pooled
 from workers.supervisor import Command, Introduction, Membership, Plan, Supervisor, parse_bytes, parse_processes
-from workers.supervisor.http_port import HttpPort
+from workers.supervisor.http_port import HttpAnswer, HttpPort
 from workers.worker import Worker
-from workers.worker.events import WorkerEvent, WorkerEventKind
+from workers.worker.events import WorkerEvent, WorkerEventKind, log_line
+from workers.worker.handlers import Middleware
+
+logger = logging.getLogger("workers")
 
 if TYPE_CHECKING:
     from workers.command.arguments import Commands
 
-STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_NOT_SOURCES: Final = frozenset({"__pycache__", "node_modules", "site-packages", "venv"})
 
-logger = logging.getLogger("workers")
+
+class Sources:
+    """The `.py` files below `directory`, those of environments and hidden folders left out."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = Path(directory)
+        self._seen = self._look()
+
+    def changed(self) -> bool:
+        """Return whether one was written, added or removed since the last call."""
+        before, self._seen = self._seen, self._look()
+        return before != self._seen
+
+    def _look(self) -> dict[str, int]:
+        return dict(self._files())
+
+    def _files(self) -> Iterator[tuple[str, int]]:
+        for folder, folders, files in os.walk(self._directory):
+            folders[:] = [name for name in folders if name not in _NOT_SOURCES and not name.startswith(".")]
+            for name in files:
+                if name.endswith(".py"):
+                    path = os.path.join(folder, name)
+                    try:
+                        yield path, os.stat(path).st_mtime_ns
+                    except OSError:  # removed meanwhile
+                        continue
+
+
+_FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+
+_supervisor = logging.getLogger("workers.supervisor")
+
+
+def start_logging(level: str, *, process: int | None) -> None:
+    """Log to stderr from `level` up, each line with the number of this process if it is one of several."""
+    form = _FORMAT if process is None else f"%(asctime)s [{process}] %(levelname)-7s %(name)s: %(message)s"
+    logging.basicConfig(level=level.upper(), format=form)
+
+
+def write_report(level: int, event: str, **fields: object) -> None:
+    """Write a line of the supervisor's: see `workers.supervisor.Report`."""
+    told = ", ".join(f"{name}={log_line(str(value))}" for name, value in fields.items())
+    words = event.replace("_", " ")
+    _supervisor.log(level, "%s", f"{words} ({told})" if told else words)
+
+
+ANSWERS_WITHIN: Final = 2.0
+_METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Probes:
+    """Answers by path. `middlewares` are what measures attempts; there are none, and no metrics, without the extra."""
+
+    def __init__(self, queues: Sequence[Queue]) -> None:
+        self._queues = queues
+        self.middlewares: Sequence[Middleware] = _measuring()
+
+    async def __call__(self, path: str) -> HttpAnswer | None:
+        """Answer a GET, or return None if there is nothing at that path."""
+        if path == "/healthz":  # any answer shows that the event loop turns
+            return _json(200, {"status": "ok"})
+        if path == "/readyz":
+            return await self._ready()
+        if path == "/metrics":
+            return _metrics()
+        return None
+
+    async def _ready(self) -> HttpAnswer:
+        checks = {queue.storage.queue: await _check(queue) for queue in self._queues}
+        fine = all(check == "ok" for check in checks.values())
+        return _json(200 if fine else 503, {"status": "ok" if fine else "fail", "checks": checks})
+
+
+async def _check(queue: Queue) -> str:
+    try:
+        async with asyncio.timeout(ANSWERS_WITHIN):
+            await queue.counts()
+    except (WorkersError, TimeoutError):
+        return "fail"
+    return "ok"
+
+
+def _measuring() -> Sequence[Middleware]:
+    try:
+        from workers.middlewares.metrics import measure_attempts
+        from workers.middlewares.prometheus import PrometheusMetrics
+    except ModuleNotFoundError:
+        return ()
+    try:
+        return (measure_attempts(PrometheusMetrics()),)
+    except ValueError:  # the application's queue measures them itself
+        return ()
+
+
+def _metrics() -> HttpAnswer | None:
+    try:
+        from prometheus_client import generate_latest
+    except ModuleNotFoundError:
+        return None
+    return HttpAnswer(status=200, content_type=_METRICS_TYPE, body=generate_latest())
+
+
+def _json(status: int, value: object) -> HttpAnswer:
+    return HttpAnswer(status=status, content_type="application/json", body=json.dumps(value).encode())
+
+
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 def add_to(commands: Commands) -> None:

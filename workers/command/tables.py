@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from workers.jobs import WorkerInfo
-from workers.worker.log_lines import log_line
+from workers.worker.events import log_line
 
 _STEPS: Final = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
 

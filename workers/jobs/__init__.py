@@ -6,22 +6,24 @@ from workers.jobs.flows import ChildFailure, ChildrenPage, FlowNode
 from workers.jobs.job import AfterFailure, Claim, JobRef, JobState, NewJob
 from workers.jobs.quarantine import Repaired, RepairOutcome, SetAside
 from workers.jobs.reading import (
+    FAILURES_KEPT,
     HEARD_EVERY,
     SILENT_AFTER,
     TERMINAL_EVENTS,
     CancelResult,
     EnqueueResult,
     EnqueueStatus,
+    FailedAttempt,
     JobEvent,
     JobEventKind,
     JobOutcome,
+    JobRecord,
     JobStatus,
     Moved,
     OutcomeKind,
     Page,
     WorkerInfo,
 )
-from workers.jobs.records import FAILURES_KEPT, FailedAttempt, JobRecord
 from workers.jobs.settlements import (
     UNCOUNTED_RETRIES,
     Cancelled,

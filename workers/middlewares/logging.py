@@ -8,8 +8,8 @@ from contextvars import ContextVar
 from typing import Final
 
 from workers.middlewares.outcome import Outcome, outcome_of
+from workers.worker.events import log_line
 from workers.worker.handlers import AttemptContext, Job, Next
-from workers.worker.log_lines import log_line
 
 logger = logging.getLogger("workers.attempts")
 

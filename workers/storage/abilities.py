@@ -196,8 +196,8 @@ class ListsInOrder(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """What `TakesTurns.settle_and_claim` did."""
+class Exchange:
+    """What `ExchangesJobs.settle_and_claim` did."""
 
     outcomes: Sequence[SettleOutcome]
     """Those of the settlements, in their order."""
@@ -206,15 +206,15 @@ class Turn:
 
 
 @runtime_checkable
-class TakesTurns(Protocol):
+class ExchangesJobs(Protocol):
     """A storage for which it is less work to settle and claim in one round trip than in two."""
 
-    turns_at_once: int
-    """How many turns a worker should have under way: 1 with all slots each, or 2 with half of the slots each."""
+    exchanges_at_once: int
+    """How many exchanges a worker should have under way: 1 with all slots each, or 2 with half of the slots each."""
 
     async def settle_and_claim(
         self, settlements: Sequence[Settlement], worker_id: str, *, leases: Mapping[str, timedelta], limit: int
-    ) -> Turn:
+    ) -> Exchange:
         """Settle as by `settle`, then claim up to `limit` jobs as by `claim`, in one round trip.
 
         Fewer may be claimed than there are. Errors are those of `settle`: nothing is known of the settlements, which

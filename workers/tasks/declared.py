@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from workers.errors import CorruptPayloadError
-from workers.worker.calls import invoke
+from workers.worker.attempt import invoke
 from workers.worker.handlers import Handler, HandlerFunction, Job
 
 Validate: TypeAlias = Callable[[object], object]

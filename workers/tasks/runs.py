@@ -1,16 +1,22 @@
-"""Runs of tasks that a foreign queue hands over, and their repetition where that queue has none."""
+"""Runs of tasks that a foreign queue hands over, their repetition where that queue has none, and tasks that recur."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Final
 
 from workers.checks import MAX_DELAY
+from workers.crons import Cron, Missed
+from workers.errors import Unsupported
 from workers.jobs import DROP, UNCOUNTED_RETRIES, Claim, Retried
+from workers.queue import Queue
 from workers.retry import RetryPolicy
+from workers.tasks.declared import Task
 from workers.tasks.queue import EnqueueOptions, TaskMessage, TaskQueue
+from workers.tasks.typed import TypedTask, encoded
 from workers.worker.attempt import Attempt, Runner
 from workers.worker.handlers import Handler, HandlerTable
 
@@ -95,3 +101,46 @@ def _next_run(message: TaskMessage, retried: Retried) -> TaskMessage | None:
     if message.attempt >= retried.claim.max_attempts:
         return None
     return replace(message, attempt=message.attempt + 1, uncounted=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """When a task recurs, and what becomes of the times at which no worker was there; see `Cron`."""
+
+    pattern: str | None
+    every: timedelta | None
+    timezone: str
+    version: int
+    missed: Missed
+
+
+def recur(queue: Queue | None, task: Task, payload: bytes, times: Times) -> None:
+    """Let the task recur: workers of the queue store that when they start.
+
+    Raises:
+        Unsupported, ValueError: see `Tasks.cron`.
+    """
+    if queue is None:
+        raise Unsupported(f"task {task.name!r}: only a queue of this package keeps what recurs")
+    queue.crons.add(
+        Cron(
+            name=task.name,
+            job=task.name,
+            pattern=times.pattern,
+            every=times.every,
+            timezone=times.timezone,
+            version=times.version,
+            missed=times.missed,
+            payload=payload,
+            max_attempts=task.max_attempts or DEFAULT_MAX_ATTEMPTS,
+        )
+    )
+
+
+def no_data(task: Task) -> object:
+    """Return the data of a run without arguments.
+
+    Raises:
+        TypeError: the function needs some.
+    """
+    return encoded(task) if isinstance(task, TypedTask) else None

@@ -22,6 +22,7 @@ from workers.kv.base import KvStore, encode_key, writes_conditionally
 from workers.queue import Queue
 from workers.retry import RetryPolicy, check_policy
 from workers.serde import Encoded
+from workers.slices import in_slices
 from workers.specs import Enqueued, JobSpec
 from workers.storage.base import ANY_NAME
 from workers.tasks.arguments import takes_only_job
@@ -29,10 +30,8 @@ from workers.tasks.declared import Task, Validate, validated
 from workers.tasks.in_memory import InMemory, queue_in_memory
 from workers.tasks.kv_deduplication import KvDeduplication
 from workers.tasks.queue import EnqueueOptions, QueueTasks, TaskMessage, TaskQueue
-from workers.tasks.recurring import Times, no_data, recur
-from workers.tasks.runs import TaskRuns
+from workers.tasks.runs import TaskRuns, Times, no_data, recur
 from workers.tasks.typed import Declare, TypedTask, typed_task
-from workers.turns import in_turns
 from workers.worker.handlers import Handler, Job
 
 P = ParamSpec("P")
@@ -325,7 +324,7 @@ class Tasks:
         scope: _Scope | None,
         mode: DeduplicationMode,
     ) -> EnqueuedTasks:
-        messages = await in_turns(lambda data: self._message(task, data, options.ordering_key), items)
+        messages = await in_slices(lambda data: self._message(task, data, options.ordering_key), items)
         if not messages:
             return EnqueuedTasks(status=EnqueueStatus.QUEUED, ids=())
         existing = await self._dispatch(messages, options, scope, mode)

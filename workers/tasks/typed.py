@@ -16,7 +16,7 @@ from workers.queue import Queue
 from workers.specs import Enqueued, JobSpec
 from workers.tasks.arguments import Arguments
 from workers.tasks.declared import Task, Validate
-from workers.worker.calls import invoke
+from workers.worker.attempt import invoke
 from workers.worker.handlers import Handler, HandlerFunction, Job
 
 P = ParamSpec("P")

@@ -20,7 +20,7 @@ from enum import StrEnum
 from typing import Final, TypeAlias, cast
 
 from workers.errors import StorageUnavailable
-from workers.storage.abilities import KeepsCrons, KeepsLimits, TakesLeave, TakesTurns
+from workers.storage.abilities import ExchangesJobs, KeepsCrons, KeepsLimits, TakesLeave
 from workers.storage.base import Storage
 from workers.testing.stand_in import StandIn
 
@@ -45,7 +45,7 @@ class Fault(StrEnum):
 
 _VERBS: Final = frozenset(
     name
-    for protocol in (Storage, TakesTurns, TakesLeave, KeepsCrons, KeepsLimits)
+    for protocol in (Storage, ExchangesJobs, TakesLeave, KeepsCrons, KeepsLimits)
     for name, member in vars(protocol).items()
     if inspect.iscoroutinefunction(member) and name not in ("connect", "disconnect")
 )

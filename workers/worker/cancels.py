@@ -17,8 +17,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection
 from typing import Final
 
-from workers.backoff import Backoff
 from workers.errors import WorkersError
+from workers.retry import Backoff
 from workers.storage.base import Storage
 
 FIRST_PAUSE_SECONDS: Final = 0.1

@@ -1,4 +1,4 @@
-"""Handlers, the jobs they get, and the middlewares around them."""
+"""Handlers, the jobs they get, what these ask of the worker that runs them, and the middlewares around them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
 
 from workers.checks import as_positive, check_callable
 from workers.ends import EndedJob
-from workers.errors import ErrorInfo, LossReason, UnknownJobError
+from workers.errors import ErrorInfo, LossReason, UnknownJobError, Unsupported
 from workers.flows import Children, EnqueuedFlow, FlowJob
 from workers.follow_ups import FollowUp, follow_up_id
 from workers.jobs import AfterFailure, Claim, JobRef
@@ -21,12 +21,89 @@ from workers.jobs.job import by_queue
 from workers.retention import Retention, check_retention
 from workers.retry import RetryPolicy, check_policy
 from workers.storage.base import ANY_NAME
-from workers.worker.log_lines import log_line
-from workers.worker.progress import encode_progress
-from workers.worker.run import NoRun, Run
+from workers.worker.events import encode_progress, log_line
+from workers.worker.relatives import OwnChildren
 
 if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncSession  # an extra: only storages that have it make sessions
+    from sqlalchemy.ext.asyncio import AsyncSession
+
+
+class Run(Protocol):
+    """What a job knows of the attempt that runs it."""
+
+    @property
+    def queue(self) -> str: ...
+
+    def abandonment(self) -> asyncio.Future[None] | None:
+        """Return a future that is done when a plain function is not waited for any more.
+
+        None: it is not waited for once the attempt is cancelled.
+        """
+
+    def report(self, progress: bytes) -> None:
+        """Report how far the job has come; from any thread, without blocking."""
+
+    def log(self, line: str) -> None:
+        """Keep the line beside the job, if its storage keeps any; from any thread, without blocking."""
+
+    def leave_slot(self) -> bool:
+        """See `Job.leave_slot`."""
+
+    def keep_result(self, keep: Retention) -> None:
+        """See `Job.keep_result`."""
+
+    def transaction(self) -> AbstractAsyncContextManager[AsyncSession]:
+        """See `Job.transaction`."""
+
+    def complete(self, result: object) -> None:
+        """See `Job.complete`."""
+
+    def children(self) -> OwnChildren:
+        """Return what reads the job's children, adds some, and waits for them; `Unsupported` if it can have none."""
+
+    async def results(self) -> Mapping[str | JobRef, EndedJob]:
+        """See `Job.results`."""
+
+    def then(self, follow_up: FollowUp) -> None:
+        """See `Job.then`."""
+
+
+class NoRun:
+    """The run of a job that no worker runs, as in tests of a handler."""
+
+    queue = ""
+
+    def abandonment(self) -> None:
+        """Do nothing: nobody waits."""
+
+    def report(self, progress: bytes) -> None:
+        """Do nothing: nobody listens."""
+
+    def log(self, line: str) -> None:
+        """Do nothing: there is no storage."""
+
+    def leave_slot(self) -> bool:
+        """Return False: there is no slot to leave."""
+        return False
+
+    def keep_result(self, keep: Retention) -> None:
+        raise Unsupported("no worker of this package runs the job, which alone could keep its result")
+
+    def transaction(self) -> AbstractAsyncContextManager[AsyncSession]:
+        raise Unsupported("no worker of this package runs the job, which alone could commit its end")
+
+    def complete(self, result: object) -> None:
+        raise Unsupported("no worker of this package runs the job, which alone could commit its end")
+
+    def children(self) -> OwnChildren:
+        raise Unsupported("no worker of this package runs the job, which alone knows its children")
+
+    async def results(self) -> Mapping[str | JobRef, EndedJob]:
+        raise Unsupported("no worker of this package runs the job, which alone could read what others gave")
+
+    def then(self, follow_up: FollowUp) -> None:
+        raise Unsupported("no worker of this package runs the job, which alone could enqueue another with its end")
+
 
 job_logger = logging.getLogger("workers.job")
 

@@ -1,4 +1,4 @@
-"""The reaper: it gives back what crashed workers held, and removes records whose retention is over."""
+"""The reaper: it gives back what crashed workers held, removes old records, and tells of what was set aside."""
 
 from __future__ import annotations
 
@@ -12,10 +12,27 @@ from workers.details import READ_AT_ONCE, JobReader
 from workers.errors import StorageError, StorageUnavailable
 from workers.jobs import JobRecord, JobState
 from workers.serde import JsonSerde, Serde
+from workers.storage.abilities import Repairable
 from workers.storage.base import Storage
 from workers.worker.events import Emitter, Observer, WorkerEventKind
-from workers.worker.failed_jobs import FailedJobs, OnFailed
-from workers.worker.set_aside import SetAsideReporter
+from workers.worker.failures import FailedJobs, OnFailed
+
+
+class SetAsideReporter:
+    """Reports what one storage has set aside since it was last asked, as events."""
+
+    def __init__(self, storage: Storage, events: Emitter) -> None:
+        self._storage = storage if isinstance(storage, Repairable) else None
+        self._events = events
+
+    def tell(self) -> None:
+        """Emit an event for each."""
+        if self._storage is None:
+            return
+        for one in self._storage.news():
+            error = StorageError(f"{one.id!r} was set aside: {one.reason}")
+            self._events.emit(WorkerEventKind.SET_ASIDE, job_ids=(one.id,), error=error)
+
 
 BATCH = 1_000
 """How many leases one call recovers at most; a pass goes on until a call recovers fewer."""

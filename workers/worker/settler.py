@@ -11,10 +11,10 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 
-from workers.backoff import Backoff
 from workers.batching import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Batcher
 from workers.errors import StorageDamaged, StorageUnavailable, WorkersError
 from workers.jobs import Claim, PartlySettled, Settlement, SettleOutcome
+from workers.retry import Backoff
 
 
 class _Ended(WorkersError):

@@ -24,7 +24,6 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
-from workers.backoff import Backoff
 from workers.checks import MAX_ATTEMPTS, as_duration, as_positive, check_text, check_whole, new_id
 from workers.clock import monotonic
 from workers.crons import Cron
@@ -44,30 +43,23 @@ from workers.jobs import (
     SettleStatus,
     Suspended,
 )
-from workers.retry import BackoffStrategy, RetryPolicy, check_policy
+from workers.retry import Backoff, BackoffStrategy, RetryPolicy, check_policy
 from workers.serde import JsonSerde, Serde
 from workers.storage.base import ANY_NAME, FlowStorage, Storage
-from workers.worker.appetite import Appetite
 from workers.worker.attempt import Attempt, Ending, Runner
 from workers.worker.cancels import CancelListener
-from workers.worker.children import OwnChildren
-from workers.worker.events import Emitter, Observer, WorkerEventKind
-from workers.worker.failed_jobs import FailedJobs, OnFailed
-from workers.worker.fitness import connect_if_fit
+from workers.worker.claiming import Appetite, Exchanges, Slots, check_slots
+from workers.worker.events import Emitter, Observer, ProgressReporter, WorkerEventKind
+from workers.worker.failures import FailedJobs, NamedBackoffs, OnFailed
 from workers.worker.handlers import Handler, HandlerFunction, HandlerTable, Middleware, SignalReason
 from workers.worker.leases import LeaseKeeper
-from workers.worker.named_backoffs import NamedBackoffs
-from workers.worker.predecessors import Predecessors
-from workers.worker.progress import ProgressReporter
-from workers.worker.reaper import Reaper
-from workers.worker.set_aside import SetAsideReporter
+from workers.worker.reaper import Reaper, SetAsideReporter
+from workers.worker.recurring import Ticker
+from workers.worker.relatives import OwnChildren, Predecessors
 from workers.worker.settler import Settler
-from workers.worker.slots import Slots, check_slots
-from workers.worker.stopping import Stop, all_done, cancel_all, first_failure, take_leave
-from workers.worker.ticker import Ticker
+from workers.worker.shutdown import Stop, all_done, cancel_all, first_failure, take_leave
+from workers.worker.startup_checks import UnservedNames, connect_if_fit
 from workers.worker.transactions import OwnTransaction
-from workers.worker.turns import Turns
-from workers.worker.unserved import UnservedNames
 
 logger = logging.getLogger(__name__)
 
@@ -159,14 +151,14 @@ class Worker:
         self._cancels = CancelListener(storage, look=self._leases.renew_jobs, report=self._events.report)
         self._slots = Slots(concurrency, overtime)
         self._appetite = Appetite()
-        self._turns = Turns(
+        self._exchanges = Exchanges(
             *(storage, self, self._slots, self._cancels),
             worker_id=self.worker_id,
             leases=self._wanted,
             appetite=self._appetite,
         )
         self._settler = Settler(
-            self._turns.settle, limit=self._turns.limit, holds=self._leases.holds, report=self._events.report
+            self._exchanges.settle, limit=self._exchanges.limit, holds=self._leases.holds, report=self._events.report
         )
         self._reaper = Reaper(
             storage,
@@ -279,14 +271,14 @@ class Worker:
                 asked = self._appetite.of(free)
                 claims = await self._claim(asked)
                 self._found_all = len(claims) < asked
-                self._turns.note(more=not self._found_all)
+                self._exchanges.note(more=not self._found_all)
                 if self._found_all:
                     self._note_drained()
                     await self._wait_for_work()
                 backoff.reset()
             # An error may be about a single job or key that another program wrote; the other jobs must go on.
             except (StorageUnavailable, StorageError) as error:
-                self._turns.note(more=False)
+                self._exchanges.note(more=False)
                 self._events.report(error)
                 await self._stop.unless(asyncio.sleep(backoff.pause()))
 
@@ -362,7 +354,7 @@ class Worker:
     @property
     def _is_served(self) -> bool:
         """Whether a settlement that is under way, or about to be, fills free slots."""
-        return self._turns.claim and self._settler.is_busy
+        return self._exchanges.claim and self._settler.is_busy
 
     async def _wait_for_slots(self) -> None:
         """Wait for a free slot; if more jobs wait than there are slots, as long as a claim takes, to fill several."""

@@ -9,13 +9,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from federation.admin.deliveries_bulk import BulkDeliveries
 from sqlalchemy import update
 from sqlmodel import col
 
 from db import DeliveryJob, DeliveryState
-from federation.admin import blacklist, holds
-from federation.admin.deliveries import Selection
+from federation.admin import blacklist
+from federation.admin.deliveries import holds
+from federation.admin.deliveries.bulk import BulkDeliveries
+from federation.admin.deliveries.deliveries import Selection
 from federation.manual import TRANSITIONS, Step
 from federation.retention import Purge
 from federation.runtime.composition import Federation

@@ -28,14 +28,14 @@ from workers.jobs import (
     SettleStatus,
 )
 from workers.storage.abilities import (
+    Exchange,
+    ExchangesJobs,
     HoldsWakeUps,
     KeepsCrons,
     KeepsLimits,
     OfOneLoop,
     Pooled,
     TakesLeave,
-    TakesTurns,
-    Turn,
 )
 from workers.storage.base import Storage
 from workers.storage.memory import MemorySpace, MemoryStorage
@@ -143,7 +143,7 @@ class MemoryLedger(Ledger, MemoryStorage):
 class SqliteLedger(Ledger, SqlStorage):
     async def settle_and_claim(
         self, settlements: Sequence[Settlement], worker_id: str, *, leases: Mapping[str, timedelta], limit: int
-    ) -> Turn:
+    ) -> Exchange:
         self.ended.update((settlement.claim.token, settlement) for settlement in settlements)
         turn = await super().settle_and_claim(settlements, worker_id, leases=leases, limit=limit)
         self.note(settlements, turn.outcomes)
@@ -249,7 +249,9 @@ async def _unfinished(storage: Storage) -> bool:
     return sum(number for kept, number in counts.items() if kept.value not in ("completed", "failed")) > 0
 
 
-@pytest.mark.parametrize("ability", [HoldsWakeUps, KeepsCrons, KeepsLimits, OfOneLoop, Pooled, TakesLeave, TakesTurns])
+@pytest.mark.parametrize(
+    "ability", [HoldsWakeUps, KeepsCrons, KeepsLimits, OfOneLoop, Pooled, TakesLeave, ExchangesJobs]
+)
 def test_a_wrapped_storage_has_the_abilities_of_the_one_behind_it(ability: type) -> None:
     """Also where `isinstance` looks past `__getattr__`, as it does from Python 3.12 on."""
     for storage in (MemoryStorage(), RedisStorage("redis://127.0.0.1:1", queue="q")):

@@ -16,8 +16,8 @@ from workers.errors import StorageUnavailable
 from workers.jobs import CancelResult, Claim, JobEvent, JobEventKind, OutcomeKind
 from workers.storage.base import Storage, Subscription
 from workers.storage.memory import MemoryStorage
-from workers.storage.on_redis import listener as redis_listener
-from workers.storage.sql.postgres import listener as sql_postgres_listener
+from workers.storage.on_redis import subscribers as redis_listener
+from workers.storage.sql.postgres.driver import listener as sql_postgres_listener
 from workers.storage.subscribers import BUFFER
 from workers.testing import Harness, MemoryHarness, all_cases, steps
 from workers.testing.faults import faulty

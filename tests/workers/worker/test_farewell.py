@@ -17,7 +17,7 @@ from workers.storage.memory import MemoryStorage
 from workers.testing import Harness, steps
 from workers.testing.faults import counting, faulty
 from workers.testing.steps import until
-from workers.worker import Worker, stopping
+from workers.worker import Worker, shutdown
 from workers.worker import worker as module
 from workers.worker.handlers import HandlerFunction
 
@@ -66,7 +66,7 @@ async def test_a_storage_that_hears_no_farewell_holds_up_no_stop(
     monkeypatch: pytest.MonkeyPatch, answers: bool
 ) -> None:
     """Nor does it keep its connection."""
-    monkeypatch.setattr(stopping, "FAREWELL_SECONDS", 0.05)
+    monkeypatch.setattr(shutdown, "FAREWELL_SECONDS", 0.05)
     storage, faults = faulty(MemoryStorage() if answers else Deaf())
     broken(faults, "farewell")
     if not answers:

@@ -12,8 +12,8 @@ from workers.retry import AT_ONCE, NamedBackoff, RetryPolicy
 from workers.storage.memory import MemoryStorage
 from workers.testing import steps
 from workers.worker.events import WorkerEventKind
+from workers.worker.failures import MOST_TOLD, NamedBackoffs
 from workers.worker.handlers import Job
-from workers.worker.named_backoffs import MOST_TOLD, NamedBackoffs
 
 SECOND = timedelta(seconds=1)
 

@@ -19,10 +19,9 @@ from workers.testing import steps
 from workers.testing.faults import counting, faulty
 from workers.testing.steps import PATIENCE, until
 from workers.worker import Worker
+from workers.worker.events import LINES_AT_ONCE, MAX_LINE_BYTES
 from workers.worker.events import WorkerEventKind as Kind
 from workers.worker.handlers import Job
-from workers.worker.log_lines import MAX_LINE_BYTES
-from workers.worker.progress import LINES_AT_ONCE
 
 
 async def progress_of(storage: Storage, job_id: str) -> bytes | None:
@@ -144,7 +143,7 @@ async def test_a_storage_that_takes_no_reports_costs_no_job() -> None:
 
 async def test_a_storage_that_does_not_answer_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A report that hangs is given up after a while, and the job settled."""
-    monkeypatch.setattr("workers.worker.progress.SEND_SECONDS", 0.05)
+    monkeypatch.setattr("workers.worker.events.SEND_SECONDS", 0.05)
 
     class Silent(MemoryStorage):
         async def progress(self, reports: Sequence[ProgressReport]) -> None:

@@ -20,8 +20,8 @@ from workers.testing.steps import PATIENCE, until
 from workers.worker import Worker
 from workers.worker.events import WorkerEventKind as Kind
 from workers.worker.handlers import Job
-from workers.worker.loop_watch import LoopWatch
-from workers.worker.unserved import UnservedNames
+from workers.worker.leases import LoopWatch
+from workers.worker.startup_checks import UnservedNames
 
 MINUTE = timedelta(minutes=1)
 SOON = timedelta(milliseconds=5)

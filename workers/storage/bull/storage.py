@@ -53,7 +53,7 @@ from workers.jobs import (
     check_retention,
 )
 from workers.retention import LEAST_TO_READ, TOLD_BYTES
-from workers.storage.abilities import Turn
+from workers.storage.abilities import Exchange
 from workers.storage.base import ANY_NAME, Limits
 from workers.storage.bull import codec
 from workers.storage.bull.codec import (
@@ -67,14 +67,12 @@ from workers.storage.bull.codec import (
 from workers.storage.bull.inspect import BullInspector
 from workers.storage.bull.options import LONGEST_DELAY, bull_job, keep_ms
 from workers.storage.bull.quarantine import BullQuarantine
-from workers.storage.bull.recovery import GRACES, RECOVERY_INTERVAL, Recoverer, report_dropped
+from workers.storage.bull.recovery import GRACES, RECOVERY_INTERVAL, Recoverer, StrandedJobs, report_dropped
 from workers.storage.bull.scripts import BullScripts, loaded_scripts
-from workers.storage.bull.stranded import StrandedJobs
 from workers.storage.bull.subscribers import BullSubscribers
 from workers.storage.on_redis.batches import AT_ONCE, portions
 from workers.storage.on_redis.claiming import claimed
-from workers.storage.on_redis.eviction import take_eviction
-from workers.storage.on_redis.examination import Care
+from workers.storage.on_redis.examination import Care, take_eviction
 from workers.storage.on_redis.messages import STATES, pack, unpack
 from workers.storage.on_redis.ownership import Ownership
 from workers.storage.on_redis.scripts import ScriptCall
@@ -301,9 +299,9 @@ class BullStorage(ScriptedStorage):
 
     async def settle_and_claim(
         self, settlements: Sequence[Settlement], worker_id: str, *, leases: Mapping[str, timedelta], limit: int
-    ) -> Turn:
+    ) -> Exchange:
         if self._ownership.is_foreign:
-            return Turn(outcomes=await self.settle(settlements))
+            return Exchange(outcomes=await self.settle(settlements))
         return await super().settle_and_claim(settlements, worker_id, leases=leases, limit=limit)
 
     def with_node_options(self, job: NewJob, options: Mapping[str, object]) -> NewJob:

@@ -4,11 +4,15 @@ Theory of operation. A claim is BullMQ's lock: a string with our token that expi
 pipeline of BullMQ's scripts, each of which is atomic. What a script refuses (a negative code) is looked at again with a
 second pipeline, which is rare. BullMQ considers a claim lost when its lock has expired, even if nobody has recovered
 the job. Our contract does not, so such a claim gets its lock back, under WATCH, and the settlement is repeated.
+
+Most of what a call of a script costs the server does not depend on how many jobs it is about. So one call claims many,
+and what completes or fails travels with the claims that follow.
 """
 
 from __future__ import annotations
 
 import contextlib
+import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
@@ -19,6 +23,7 @@ from workers.jobs import (
     Claim,
     Completed,
     Continued,
+    LogLine,
     NewJob,
     ProgressReport,
     Recovery,
@@ -29,16 +34,13 @@ from workers.jobs import (
     SettleStatus,
     Suspended,
 )
-from workers.storage.abilities import Turn
+from workers.storage.abilities import Exchange
 from workers.storage.bullmq.access import READ_AT_ONCE, QueueAccess
-from workers.storage.bullmq.answers import NO_CHILD_LEFT, code_outcome
-from workers.storage.bullmq.batches import JOBS_A_SCRIPT, Ride, claim_answers, claiming, end, lock_ms, new_tokens
-from workers.storage.bullmq.children import own_claim
 from workers.storage.bullmq.codec import (
     CANCEL_FIELD,
     decode_id,
 )
-from workers.storage.bullmq.endings import Endings
+from workers.storage.bullmq.ends import NO_CHILD_LEFT, Endings, code_outcome
 from workers.storage.bullmq.jobs import unknown_to_bullmq
 from workers.storage.bullmq.quarantine import BullMQQuarantine
 from workers.storage.bullmq.record import (
@@ -47,18 +49,104 @@ from workers.storage.bullmq.record import (
     cancelled_run,
     loss,
     make_claim,
+    own_claim,
     reading,
     record,
     still_holds,
     verdict,
 )
-from workers.storage.bullmq.schedules import Schedules
+from workers.storage.bullmq.schedulers import Schedules
+from workers.storage.bullmq.scripts import Finish, Wanted
 from workers.storage.bullmq.server import Reply
-from workers.storage.on_redis.claiming import claimed, turned
+from workers.storage.on_redis.claiming import claimed, exchanged
+from workers.storage.on_redis.errors import checked
 from workers.storage.on_redis.node_values import encode_bytes, to_ms
 from workers.storage.on_redis.wire import Command
 from workers.storage.rules import unfit_for_redis
 from workers.storage.unread import Unread
+
+JOBS_A_SCRIPT: Final = 100
+"""How many jobs one call claims or ends at most; the server serves nobody else meanwhile."""
+
+
+def new_tokens(worker_id: str) -> str:
+    """Return what the tokens of claims that are made together begin with."""
+    return f"{worker_id}:{secrets.token_hex(8)}"
+
+
+def lock_ms(lease: timedelta) -> int:
+    """Return how many milliseconds a lock lasts: at least one, because Redis refuses a shorter one."""
+    return max(1, to_ms(lease))
+
+
+class Ride:
+    """Claims that travel with settlements: what is wanted, and what has arrived."""
+
+    def __init__(self, worker_id: str, longest: timedelta, limit: int, now_ms: int) -> None:
+        self.worker_id = worker_id
+        self.wanted = Wanted(count=limit, now_ms=now_ms, tokens=new_tokens(worker_id), lock_ms=lock_ms(longest))
+        self.taken: Mapping[str, Reply] = {}
+        self.arrived = False
+
+    def arrive(self, replies: Sequence[Reply] | None) -> None:
+        """Note what `end` brought; an error of a claim is for the next plain claim to meet."""
+        if replies is not None:
+            self.taken, failure = claim_answers(self.wanted.tokens, replies)
+            self.arrived = failure is None or bool(self.taken)
+
+
+def claiming(queue: QueueAccess, tokens: str, lasts_ms: int, count: int) -> list[Command]:
+    """Return the commands that claim up to `count` jobs; `claim_answers` takes their replies."""
+    now_ms = queue.now_ms()
+    return [
+        queue.lua.claim(tokens, lasts_ms, now_ms, count=min(count - first, JOBS_A_SCRIPT), first=first)
+        for first in range(0, count, JOBS_A_SCRIPT)
+    ]
+
+
+def claim_answers(tokens: str, replies: Sequence[Reply]) -> tuple[dict[str, Reply], StorageError | None]:
+    """Return the answers of `moveToActive` that have a job, by the token that holds it, and the first error."""
+    found: dict[str, Reply] = {}
+    failure: StorageError | None = None
+    for call, reply in enumerate(replies):
+        answers = map(checked, reply) if isinstance(reply, list) else [reply]
+        for at, answer in enumerate(answers, call * JOBS_A_SCRIPT):
+            if isinstance(answer, StorageError):
+                failure = failure or answer
+            elif isinstance(answer[0], list):
+                found[f"{tokens}{at:x}"] = answer
+    return found, failure
+
+
+async def end(
+    queue: QueueAccess, endings: Sequence[Finish | Command], wanted: Wanted | None = None, *more: Command
+) -> tuple[list[Reply], list[Reply] | None]:
+    """End attempts as these say, and claim what is `wanted` in the step that ends the last of them.
+
+    Returns what BullMQ's scripts answer to each ending, a code or an error in its place, and what `claim_answers`
+    takes; None if nothing was claimed, because it takes a look of `guard` before. `more` is run as well.
+    """
+    finished = [(at, one) for at, one in enumerate(endings) if isinstance(one, Finish)]
+    others = [(at, one) for at, one in enumerate(endings) if not isinstance(one, Finish)]
+    groups = [finished[first : first + JOBS_A_SCRIPT] for first in range(0, len(finished), JOBS_A_SCRIPT)]
+    now_ms = queue.server_ms()
+    exchanges = [queue.lua.exchange([one for _, one in group], now_ms) for group in groups[:-1]]
+    if groups or wanted is not None:
+        exchanges.append(queue.lua.exchange([one for _, one in groups[-1]] if groups else [], now_ms, wanted))
+    commands = [*more, *(command for _, command in others), *exchanges]
+    replies = (await queue.server.run(commands, confirmed=True))[len(more) :]
+    codes = {at: code for (at, _), code in zip(others, replies, strict=False)}
+    exchanged = replies[len(others) :]
+    for group, reply in zip(groups, exchanged, strict=False):
+        codes.update(zip((at for at, _ in group), _answers(reply, len(group)), strict=True))
+    tried = wanted is not None and isinstance(exchanged[-1], list) and exchanged[-1][2] == 1
+    return [codes[at] for at in range(len(endings))], [exchanged[-1][1]] if tried else None
+
+
+def _answers(reply: Reply, jobs: int) -> list[Reply]:
+    """Return the answers in the reply of a script; an error of all of it counts for each of its jobs."""
+    return list(map(checked, reply[0])) if isinstance(reply, list) else [reply] * jobs
+
 
 CLAIMED_AT_ONCE: Final = 1_000
 """How many jobs are asked for in one round trip at most."""
@@ -214,17 +302,17 @@ class Claims:
 
     async def settle_and_claim(
         self, settlements: Sequence[Settlement], worker_id: str, leases: Mapping[str, timedelta], limit: int
-    ) -> Turn:
-        """See `TakesTurns.settle_and_claim`; if it is cancelled meanwhile, what it claimed is released."""
+    ) -> Exchange:
+        """See `ExchangesJobs.settle_and_claim`; if it is cancelled meanwhile, what it claimed is released."""
         # What is claimed must not be lost with a confirmation of what is settled.
         apart = self._queue.server.confirms or self._schedules.has_news
         if apart or any(isinstance(one, Released) for one in settlements):
-            return Turn(outcomes=await self.settle(settlements))
-        return await turned(self._turn(settlements, worker_id, leases, min(limit, JOBS_A_SCRIPT)), self.settle)
+            return Exchange(outcomes=await self.settle(settlements))
+        return await exchanged(self._exchange(settlements, worker_id, leases, min(limit, JOBS_A_SCRIPT)), self.settle)
 
-    async def _turn(
+    async def _exchange(
         self, settlements: Sequence[Settlement], worker_id: str, leases: Mapping[str, timedelta], limit: int
-    ) -> Turn:
+    ) -> Exchange:
         ride = Ride(worker_id, max(leases.values()), limit, self._queue.now_ms())
         await self._unread.give_back(self._give_back)
         try:
@@ -235,11 +323,11 @@ class Claims:
                 await self.settle([Released(claim=claim) for claim in await self._taken(ride.taken, worker_id, leases)])
             raise
         if not ride.arrived:
-            return Turn(outcomes=outcomes)
+            return Exchange(outcomes=outcomes)
         claims = await self._taken(ride.taken, worker_id, leases)
         with contextlib.suppress(WorkersError):  # then some leases are longer than asked for
             await self._shorten(claims, max(leases.values()))
-        return Turn(outcomes=outcomes, claims=list(claims))
+        return Exchange(outcomes=outcomes, claims=list(claims))
 
     async def settle(self, settlements: Sequence[Settlement], ride: Ride | None = None) -> list[SettleOutcome]:
         """See `Storage.settle`. A continuation is enqueued before the completion that it follows."""
@@ -349,3 +437,20 @@ def _fault(settlement: Settlement) -> SettleOutcome | None:
 
 def _raw(claim: Claim) -> str:
     return own_claim(claim).raw
+
+
+class JobLogs:
+    """The logs of one queue's jobs."""
+
+    def __init__(self, queue: QueueAccess) -> None:
+        self._queue = queue
+
+    async def add(self, lines: Sequence[LogLine]) -> None:
+        """See `KeepsLogs.log`. BullMQ's script adds one line at a time; a pipeline takes 500 of them."""
+        commands = [
+            self._queue.lua.log(line.claim.raw, line.text, line.claim.options.logs_kept)
+            for line in lines
+            if isinstance(line.claim, BullMQClaim)
+        ]
+        for start in range(0, len(commands), READ_AT_ONCE):
+            await self._queue.server.run(commands[start : start + READ_AT_ONCE])

@@ -29,12 +29,11 @@ from workers.storage.bullmq.codec import (
     keep_jobs,
     raw_ids,
 )
-from workers.storage.bullmq.endings import go_on
+from workers.storage.bullmq.ends import go_on, stop
 from workers.storage.bullmq.listener import CANCEL_REQUESTED_EVENT
 from workers.storage.bullmq.record import STATE_FIELDS, BullMQRecord, cancelled_run, reading, record
 from workers.storage.bullmq.scripts import CANCELLED, Finish
 from workers.storage.bullmq.server import Contended, Reply
-from workers.storage.bullmq.stops import stop
 from workers.storage.on_redis.node_values import ERROR_FIELD, decode_bytes, encode_bytes, to_ms
 from workers.storage.on_redis.wire import Command
 from workers.storage.rules import STARTS_ANEW, check_fits_redis, link_is_over

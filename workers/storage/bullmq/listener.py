@@ -19,11 +19,11 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Final, TypeAlias
 
-from workers.backoff import Backoff
 from workers.errors import StorageError, StorageUnavailable
 from workers.homes import keep_inherited
 from workers.jobs import JobEventKind
 from workers.retention import TOLD_BYTES
+from workers.retry import Backoff
 from workers.storage.bullmq.access import QueueAccess
 from workers.storage.bullmq.codec import decode_id
 from workers.storage.bullmq.server import Reply

@@ -142,7 +142,7 @@ def scripts() -> Mapping[str, BullMQScript]:
     fronts["moveToFinished"] = own("kinds", "unfit", FRONTS["moveToFinished"])
     ours = {
         "claimMany": looped("moveToActive", 11, "bull", "claim_many"),
-        "turn": looped("moveToFinished", 13, "faults", "unfit", "turn"),
+        "exchange": looped("moveToFinished", 13, "faults", "unfit", "exchange"),
         "stop": packaged("moveToFinished", own("kinds", "unfit", FRONTS["moveToFinished"], "before_stopping"), STOPPED),
         "retryJob": packaged("retryJob", fronts["retryJob"], RETRIED),
         "cancelled": BullMQScript(joined(__package__, "cancelled"), 2),

@@ -18,7 +18,7 @@ from workers.storage.bullmq.codec import decode_id, decode_options
 from workers.storage.bullmq.record import worker_of
 from workers.storage.on_redis.node_values import decode_error, error_fields, moment, to_ms
 from workers.storage.rules import count_retry
-from workers.worker.calls import call
+from workers.worker.attempt import call
 from workers.worker.failures import policy_after, settlement_of_failure
 from workers.worker.handlers import AttemptContext, Handler, HandlerFunction, Signal, make_job
 

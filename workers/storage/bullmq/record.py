@@ -372,3 +372,14 @@ def verdict(claim: BullMQClaim, found: BullMQRecord) -> SettleOutcome:
     if settled_here or (was_last and (completed_here or released_here)):
         return SettleOutcome(status=SettleStatus.ALREADY_APPLIED)
     return SettleOutcome(status=SettleStatus.LOST, reason=loss(found))
+
+
+def own_claim(claim: Claim) -> BullMQClaim:
+    """Return the claim, which this storage has made.
+
+    Raises:
+        StorageError: another storage has.
+    """
+    if not isinstance(claim, BullMQClaim):
+        raise StorageError(f"job {claim.job_id!r}: this claim was made by another storage")
+    return claim

@@ -70,7 +70,7 @@ class BullMQScripts:
         self.metrics: int | None = None  # for how many minutes the queue counts what ended
         every = ("wait", "active", "prioritized", "events", "stalled", "limiter", "delayed", "paused", "meta", "pc")
         self._claim = self._head("claimMany", *every, "marker")
-        self._turn = (*self._head("turn", *every, "marker", "completed", "failed"), self.base)
+        self._exchange = (*self._head("exchange", *every, "marker", "completed", "failed"), self.base)
         self._finish = {target: self._head("moveToFinished", *every, target) for target in ("completed", "failed")}
         self._stop = self._head("stop", *every, "failed")
         aside = ("marker", "active", "prioritized", "delayed")
@@ -157,7 +157,7 @@ class BullMQScripts:
         """
         return (*self._claim, self.base, now_ms, tokens, lock_ms, count, first)
 
-    def turn(self, endings: Sequence[Finish], now_ms: int, wanted: Wanted | None = None) -> Command:
+    def exchange(self, endings: Sequence[Finish], now_ms: int, wanted: Wanted | None = None) -> Command:
         """Complete and fail jobs, then make as many jobs active as are wanted.
 
         Answers `[endings, claims, tried]`: what `finish` does, or an error, for each that ends; what `claim` does for
@@ -173,7 +173,7 @@ class BullMQScripts:
                 way = one.target, "related" if one.related else "", self._options(one)
                 known[key] = ways.setdefault(way, len(ways) + 1)
             jobs += known[key], one.raw, one.token, one.value, _flat(one.fields)
-        return (*self._turn, now_ms, *claims, len(ways), *(part for way in ways for part in way), *jobs)
+        return (*self._exchange, now_ms, *claims, len(ways), *(part for way in ways for part in way), *jobs)
 
     def _options(self, ending: Finish, **more: object) -> bytes:
         """Pack the options of `moveToFinished`."""

@@ -1,4 +1,4 @@
-"""The Redis or Valkey server under BullMQ queues: what BullMQ's scripts need in addition to `on_redis.server`."""
+"""The Redis or Valkey server under BullMQ queues: what its URL says, and what `on_redis.server` does not know."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from workers.storage.on_redis.errors import checked, good, translate
 from workers.storage.on_redis.examination import Care
 from workers.storage.on_redis.server import ROUNDS, ask, to_the_end
 from workers.storage.on_redis.wire import Command, Reply, read_replies
+from workers.storage.redis_urls import take_parameter
 
 __all__ = ["BullMQServer", "Contended", "Reply", "ask", "parse_url", "to_the_end", "translate"]
 
@@ -139,3 +140,39 @@ def parse_url(url: str) -> tuple[str, str | None]:
 
 def _lost_script(replies: Sequence[Reply]) -> bool:
     return any(isinstance(reply, exceptions.NoScriptError) for reply in replies)
+
+
+STALLS_PARAMETER: Final = "max_foreign_stalls"
+METRICS_PARAMETER: Final = "metrics"
+
+
+def stalls_of(url: str) -> int | None:
+    """Return the `max_foreign_stalls` of a storage's URL, None if it says nothing.
+
+    Raises:
+        StorageError: it is no number.
+    """
+    return _number(url, STALLS_PARAMETER, "a whole number of at least 0")
+
+
+def metrics_of(url: str) -> int | None:
+    """Return the `metrics` of a storage's URL, None if it says nothing.
+
+    Raises:
+        StorageError: it is no number.
+    """
+    return _number(url, METRICS_PARAMETER, "a whole number of minutes")
+
+
+def server_url(url: str) -> str:
+    """Return a storage's URL without what only the storage understands, apart from the queue."""
+    for name in (STALLS_PARAMETER, METRICS_PARAMETER):
+        url, _ = take_parameter(url, name)
+    return url
+
+
+def _number(url: str, name: str, wanted: str) -> int | None:
+    written = take_parameter(url, name)[1]
+    if written is not None and not (written.isascii() and written.isdigit()):
+        raise StorageError(f"{name} is {wanted}, not {written[:40]!r}")
+    return None if written is None else int(written)

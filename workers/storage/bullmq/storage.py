@@ -56,29 +56,31 @@ from workers.jobs import (
     SettleOutcome,
     WorkerInfo,
 )
-from workers.storage.abilities import ServerFault, Turn
+from workers.storage.abilities import Exchange, ServerFault
 from workers.storage.base import Limits
-from workers.storage.bullmq.access import QueueAccess
-from workers.storage.bullmq.children import ChildrenReader
-from workers.storage.bullmq.claims import Claims
-from workers.storage.bullmq.crons import JobSchedulers, refuse_cron
-from workers.storage.bullmq.flows import Flows
+from workers.storage.bullmq.access import Library, QueueAccess
+from workers.storage.bullmq.claims import Claims, JobLogs
+from workers.storage.bullmq.codec import bullmq_job
+from workers.storage.bullmq.flows import ChildrenReader, Flows
 from workers.storage.bullmq.inspect import BullMQInspector
 from workers.storage.bullmq.jobs import Jobs
-from workers.storage.bullmq.library import Library
 from workers.storage.bullmq.limits import QueueLimits, refuse_limits
 from workers.storage.bullmq.listener import StreamListener
-from workers.storage.bullmq.logs import JobLogs
-from workers.storage.bullmq.options import bullmq_job
-from workers.storage.bullmq.presence import Presence
 from workers.storage.bullmq.processor import as_processor
 from workers.storage.bullmq.quarantine import BullMQQuarantine
+from workers.storage.bullmq.schedulers import JobSchedulers, refuse_cron
 from workers.storage.bullmq.scripts import BullMQScripts
-from workers.storage.bullmq.server import BullMQServer, parse_url
-from workers.storage.bullmq.url import METRICS_PARAMETER, STALLS_PARAMETER, metrics_of, server_url, stalls_of
-from workers.storage.bullmq.wait import Waiter
-from workers.storage.on_redis.eviction import take_eviction
-from workers.storage.on_redis.examination import Care
+from workers.storage.bullmq.server import (
+    METRICS_PARAMETER,
+    STALLS_PARAMETER,
+    BullMQServer,
+    metrics_of,
+    parse_url,
+    server_url,
+    stalls_of,
+)
+from workers.storage.bullmq.waiting import Presence, Waiter
+from workers.storage.on_redis.examination import Care, take_eviction
 from workers.storage.rules import (
     check_claim,
     check_fits_redis,
@@ -151,7 +153,7 @@ class BullMQStorage:
         outside_continuations=True,
     )
 
-    turns_at_once: Final = 2
+    exchanges_at_once: Final = 2
 
     def __init__(
         self,
@@ -268,11 +270,11 @@ class BullMQStorage:
 
     async def settle_and_claim(
         self, settlements: Sequence[Settlement], worker_id: str, *, leases: Mapping[str, timedelta], limit: int
-    ) -> Turn:
-        """See `TakesTurns.settle_and_claim`. Nothing is claimed so from a queue that is paused, limited or damaged."""
+    ) -> Exchange:
+        """See `ExchangesJobs.settle_and_claim`. From a paused, limited or damaged queue nothing is claimed so."""
         check_claim(worker_id, leases)
         if self._library.ownership.is_foreign:
-            return Turn(outcomes=await self.settle(settlements))
+            return Exchange(outcomes=await self.settle(settlements))
         return await self._claims.settle_and_claim(settlements, worker_id, leases, limit)
 
     async def progress(self, reports: Sequence[ProgressReport]) -> None:

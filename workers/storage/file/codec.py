@@ -63,7 +63,7 @@ from workers.storage.file.waits import (
     read_shortened,
     read_wait,
 )
-from workers.storage.memory.keys import KeyHolder
+from workers.storage.memory.line import KeyHolder
 from workers.storage.memory.lines import StoredJob, Turn
 
 EVENTS: Final = tuple(JobEventKind)

@@ -89,9 +89,8 @@ from workers.jobs import (
 from workers.storage.base import Limits
 from workers.storage.file.state import FileState
 from workers.storage.file.thread import POLL, QUEUE_NUMBER, FileThread, acquire, release
-from workers.storage.held_wakes import HeldWakes
 from workers.storage.rules import refuse_other_queues, refuse_transaction
-from workers.storage.subscribers import BufferedSubscription, LoopSubscribers
+from workers.storage.subscribers import BufferedSubscription, HeldWakes, LoopSubscribers
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from workers.gates import WHOLE_QUEUE, Limit
 from workers.jobs import AfterFailure, JobEventKind, JobOutcome, JobState, NewJob
 from workers.lifecycle import Step
 from workers.storage.memory.dependents import DependentTable
-from workers.storage.memory.keys import KeyHolder
+from workers.storage.memory.line import KeyHolder
 from workers.storage.memory.lines import StoredJob
 
 

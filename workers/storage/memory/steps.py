@@ -51,10 +51,9 @@ from workers.lifecycle import Step
 from workers.storage.base import ANY_NAME
 from workers.storage.failures import lost_attempt, noted_failure, with_failure
 from workers.storage.memory.dependents import DependentTable
-from workers.storage.memory.gates import WHEN_ONE_ENDS
-from workers.storage.memory.keys import KeyHolder
-from workers.storage.memory.lines import StoredJob
-from workers.storage.memory.reading import record_of, status_of
+from workers.storage.memory.jobs import record_of, status_of
+from workers.storage.memory.line import KeyHolder
+from workers.storage.memory.lines import WHEN_ONE_ENDS, StoredJob
 from workers.storage.rules import (
     CRONS_AT_ONCE,
     STARTS_ANEW,

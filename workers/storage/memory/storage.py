@@ -40,11 +40,10 @@ from workers.jobs import (
     WorkerInfo,
 )
 from workers.storage.base import Limits
-from workers.storage.held_wakes import HeldWakes
 from workers.storage.memory.dependents import DependentTable
 from workers.storage.memory.steps import QueueSteps
 from workers.storage.rules import refuse_other_queues, refuse_transaction
-from workers.storage.subscribers import BufferedSubscription, Subscribers
+from workers.storage.subscribers import BufferedSubscription, HeldWakes, Subscribers
 
 
 class MemoryStorage:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from workers.errors import WorkersError
 from workers.jobs import Claim, Released, Settlement
-from workers.storage.abilities import Turn
+from workers.storage.abilities import Exchange
 from workers.storage.on_redis.server import to_the_end
 
 C = TypeVar("C", bound=Claim)
@@ -27,11 +27,11 @@ async def claimed(
         raise
 
 
-async def turned(
-    turning: Coroutine[object, object, Turn], settle: Callable[[Sequence[Settlement]], Awaitable[object]]
-) -> Turn:
-    """Return what `turning` brings; if this is cancelled meanwhile, what it claimed is released."""
-    call = asyncio.ensure_future(turning)
+async def exchanged(
+    exchanging: Coroutine[object, object, Exchange], settle: Callable[[Sequence[Settlement]], Awaitable[object]]
+) -> Exchange:
+    """Return what `exchanging` brings; if this is cancelled meanwhile, what it claimed is released."""
+    call = asyncio.ensure_future(exchanging)
     try:
         return await asyncio.shield(call)
     except asyncio.CancelledError:
@@ -39,7 +39,7 @@ async def turned(
         raise
 
 
-async def _claims_of(call: asyncio.Future[Turn]) -> Sequence[Claim]:
+async def _claims_of(call: asyncio.Future[Exchange]) -> Sequence[Claim]:
     return (await call).claims or ()
 
 

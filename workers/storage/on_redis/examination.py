@@ -19,6 +19,7 @@ from typing import Any, Final, TypeAlias
 from workers.errors import StorageError, StorageUnavailable
 from workers.storage.abilities import ServerFault, Severity
 from workers.storage.base import Limits
+from workers.storage.redis_urls import take_parameter
 
 Command: TypeAlias = tuple[str | bytes | int | float, ...]
 Reply: TypeAlias = Any  # the answer of a command; each reader here knows its shape
@@ -242,3 +243,20 @@ class Care:
         TELLER.tell_settings(seen, allow_eviction=self.allow_eviction)
         if self.clients_clocks:
             TELLER.tell_clock(seen)
+
+
+_WORDS: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
+def take_eviction(url: str) -> tuple[str, bool]:
+    """Return the URL without its `?allow_eviction=`, and whether that allows it.
+
+    Raises:
+        StorageError: it says neither yes nor no.
+    """
+    target, said = take_parameter(url, "allow_eviction")
+    if said is None:
+        return url, False
+    if said not in _WORDS:
+        raise StorageError("?allow_eviction= must be true or false")
+    return target, _WORDS[said]

@@ -21,9 +21,9 @@ from workers.jobs import (
     SettleOutcome,
     SettleStatus,
 )
-from workers.storage.abilities import Turn
+from workers.storage.abilities import Exchange
 from workers.storage.on_redis.batches import AT_ONCE, in_steps, portions
-from workers.storage.on_redis.claiming import turned
+from workers.storage.on_redis.claiming import exchanged
 from workers.storage.on_redis.messages import STATES, pack, unpack
 from workers.storage.rules import check_claim, refuse_transaction, weight
 from workers.storage.unread import Unread
@@ -80,7 +80,7 @@ class ScriptedStorage(ABC):
     limits: Limits
     """What is known of the server comes with `connect`."""
 
-    turns_at_once: Final = 2
+    exchanges_at_once: Final = 2
 
     def __init__(
         self, name: str, server: RedisServer, subscribers: ChannelSubscribers, *, allow_eviction: bool
@@ -132,14 +132,14 @@ class ScriptedStorage(ABC):
 
     async def settle_and_claim(
         self, settlements: Sequence[Settlement], worker_id: str, *, leases: Mapping[str, timedelta], limit: int
-    ) -> Turn:
-        """See `TakesTurns.settle_and_claim`; if it is cancelled meanwhile, what it claimed is released."""
+    ) -> Exchange:
+        """See `ExchangesJobs.settle_and_claim`; if it is cancelled meanwhile, what it claimed is released."""
         check_claim(worker_id, leases)
         # What is claimed must not be lost with a confirmation of what is settled.
         if not leases or self._server.confirms or len(list(portions(settlements, weight))) > 1:
-            return Turn(outcomes=await self.settle(settlements))
+            return Exchange(outcomes=await self.settle(settlements))
         await self._unread.give_back(self._give_back)
-        return await turned(self._turn(settlements, self._claiming(worker_id, leases, limit)), self.settle)
+        return await exchanged(self._exchange(settlements, self._claiming(worker_id, leases, limit)), self.settle)
 
     async def _give_back(self, head: str | bytes | int) -> None:
         """Release, uncounted, the jobs whose claims have tokens that begin with `head`."""
@@ -148,7 +148,7 @@ class ScriptedStorage(ABC):
             released = [(job_id, token, RELEASED) for job_id, token in zip(found[::2], found[1::2], strict=True)]
             await self._run("settle", pack(released), UNCOUNTED_RETRIES)
 
-    async def _turn(self, settlements: Sequence[Settlement], claiming: Claiming) -> Turn:
+    async def _exchange(self, settlements: Sequence[Settlement], claiming: Claiming) -> Exchange:
         encoded, outcomes = self._settling(settlements)
         wanted, claims = claiming
         try:
@@ -157,12 +157,12 @@ class ScriptedStorage(ABC):
                     ("settle", (pack(encoded), UNCOUNTED_RETRIES)), ("claim", wanted)
                 )
         except StorageFull:  # for settlements there is a way, and for claims as well
-            return Turn(outcomes=await self.settle(settlements))
+            return Exchange(outcomes=await self.settle(settlements))
         taken = None if isinstance(brought, StorageError) else claims(unpack(brought))
         if not isinstance(settled, StorageError):
-            return Turn(outcomes=outcomes(unpack(settled)), claims=taken)
+            return Exchange(outcomes=outcomes(unpack(settled)), claims=taken)
         try:
-            return Turn(outcomes=await self.settle(settlements), claims=taken)
+            return Exchange(outcomes=await self.settle(settlements), claims=taken)
         except BaseException:
             with suppress(WorkersError):  # the leases will run out
                 await self.settle([Released(claim=claim) for claim in taken or ()])

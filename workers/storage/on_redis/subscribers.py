@@ -7,6 +7,10 @@ is announced, and those who listen to cancel requests are told that some may be 
 Events are heard only while somebody subscribes. The server is told to stop when an event arrives that nobody wants any
 more, so that waiters who follow each other do not each subscribe anew. Requests to cancel a running job also have a
 channel of their own, for workers: hearing every event would cost workers far more than their jobs.
+
+The connection that listens is made when somebody first wants to hear a channel, and stays until `close`. A channel
+counts as heard once the server has confirmed it on the connection in use. When the connection breaks, it is made again.
+A connection that died silently is noticed by an unanswered ping.
 """
 
 from __future__ import annotations
@@ -16,14 +20,181 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Final, Protocol
 
-from workers.errors import WorkersError
+from redis.asyncio.connection import AbstractConnection
+
+from workers.errors import StorageUnavailable, WorkersError
 from workers.homes import keep_inherited
 from workers.jobs import JobEventKind
+from workers.retry import Backoff
 from workers.storage.base import ANY_NAME
-from workers.storage.on_redis.listener import RedisListener
+from workers.storage.on_redis.errors import translated
+from workers.storage.on_redis.master import is_outdated
 from workers.storage.on_redis.server import RedisServer
+from workers.storage.on_redis.wire import Reply
 from workers.storage.subscribers import BufferedSubscription, Subscribers, Told
+
+PING_SECONDS: Final = 5.0
+FIRST_PAUSE_SECONDS: Final = 0.05
+LONGEST_PAUSE_SECONDS: Final = 2.0
+
+
+class ChannelSubscriber(Protocol):
+    """Gets what the listener hears. It is called in the listener's event loop; it must be quick and never raise."""
+
+    def confirmed(self, channel: bytes) -> None:
+        """Note that what is published on the channel is heard from now on."""
+
+    def heard(self, channel: bytes, body: bytes) -> bool:
+        """Take what somebody published; return False if the channel need not be heard any more."""
+
+    def connection_lost(self) -> None:
+        """Note that the connection broke: what was published since the last message is unknown."""
+
+
+class RedisListener:
+    """Listens to channels of one server for one subscriber."""
+
+    def __init__(self, server: RedisServer, subscriber: ChannelSubscriber, name: str) -> None:
+        self._server = server
+        self._subscriber = subscriber
+        self._name = name
+        self._reader: asyncio.Task[None] | None = None
+        self._connection: AbstractConnection | None = None
+        self._wanted: set[bytes] = set()  # channels to be heard; written by callers, read by the reader
+        self._heard: dict[bytes, asyncio.Event] = {}  # set while the server has confirmed the channel
+        self._failure: asyncio.Future[WorkersError] | None = None  # done when the connection breaks, or cannot be made
+        self._hurry = asyncio.Event()  # somebody waits for the connection
+        self._messages = 0  # how many came, ever; counted by the reader, read by its watch
+
+    async def hear(self, *channels: bytes) -> None:
+        """Make sure that what is published on the channels is heard from now on.
+
+        Raises:
+            StorageUnavailable: the server does not answer.
+        """
+        failure = self._start()
+        missing = [heard for heard in (self._confirmation(channel) for channel in channels) if not heard.is_set()]
+        if not missing:
+            return
+        fresh = [channel for channel in channels if channel not in self._wanted]
+        self._wanted.update(fresh)
+        if fresh and self._connection is not None:
+            await self._send(self._connection, "SUBSCRIBE", *fresh)
+        self._hurry.set()
+        confirmed = asyncio.ensure_future(_all_set(missing))
+        try:
+            tasks = (confirmed, failure)
+            await asyncio.wait(tasks, timeout=self._server.timeout, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            confirmed.cancel()
+        if not all(heard.is_set() for heard in missing):
+            cause = failure.result() if failure.done() else None
+            raise StorageUnavailable("the Redis server did not confirm a subscription") from cause
+
+    async def close(self) -> None:
+        """Stop listening."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+
+    def _confirmation(self, channel: bytes) -> asyncio.Event:
+        return self._heard.setdefault(channel, asyncio.Event())
+
+    def _start(self) -> asyncio.Future[WorkersError]:
+        """Start the reader in this event loop, unless it runs, and return the future of its next failure."""
+        loop = asyncio.get_running_loop()
+        if self._reader is None or self._reader.done() or self._reader.get_loop() is not loop:
+            self._wanted, self._heard, self._connection = set(), {}, None
+            self._failure, self._hurry = loop.create_future(), asyncio.Event()
+            self._reader = loop.create_task(self._read(), name=f"redis-listener-{self._name}")
+        assert self._failure is not None
+        return self._failure
+
+    async def _send(self, connection: AbstractConnection, *command: str | bytes) -> None:
+        with translated():
+            await connection.send_packed_command(connection.pack_command(*command))
+
+    async def _read(self) -> None:
+        backoff = Backoff(first=FIRST_PAUSE_SECONDS, longest=LONGEST_PAUSE_SECONDS)
+        while True:
+            try:
+                async with self._server.connection() as connection:
+                    try:
+                        await self._send(connection, "SUBSCRIBE", *self._wanted)
+                        self._connection = connection
+                        backoff.reset()
+                        await self._listen(connection)
+                    finally:
+                        # It is still subscribed, so it must not go back to the pool.
+                        self._connection = None
+                        await connection.disconnect(nowait=True)
+            except WorkersError as error:
+                self._fail(error)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(backoff.pause()):
+                    await self._hurry.wait()
+
+    def _fail(self, error: WorkersError) -> None:
+        """Mark every channel as unheard, and tell everybody why."""
+        self._hurry.clear()
+        for heard in self._heard.values():
+            heard.clear()
+        assert self._failure is not None
+        self._failure.set_result(error)
+        self._failure = asyncio.get_running_loop().create_future()
+        self._subscriber.connection_lost()
+
+    async def _listen(self, connection: AbstractConnection) -> None:
+        """Take messages until the connection breaks or a ping is not answered."""
+        watching = asyncio.create_task(self._watch(connection), name="redis-listener-watch")
+        try:
+            while True:
+                with translated():
+                    message = await connection.read_response()
+                self._messages += 1
+                await self._take(connection, message)
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    async def _watch(self, connection: AbstractConnection) -> None:
+        """Close a connection that has gone dead, or goes to a server that was replaced.
+
+        The reader would wait there for ever.
+        """
+        while True:
+            messages = self._messages
+            await asyncio.sleep(PING_SECONDS)
+            if is_outdated(connection):
+                await connection.disconnect(nowait=True)
+                return
+            if self._messages != messages:
+                continue
+            with suppress(WorkersError):
+                await self._send(connection, "PING")
+            await asyncio.sleep(PING_SECONDS)
+            if self._messages == messages:
+                await connection.disconnect(nowait=True)
+                return
+
+    async def _take(self, connection: AbstractConnection, message: Reply) -> None:
+        match message:
+            case [b"subscribe", channel, _] if channel in self._wanted:
+                self._confirmation(channel).set()
+                self._subscriber.confirmed(channel)
+            case [b"message", channel, body] if channel in self._wanted and not self._subscriber.heard(channel, body):
+                self._wanted.discard(channel)
+                self._heard.pop(channel).clear()
+                with suppress(WorkersError):
+                    await self._send(connection, "UNSUBSCRIBE", channel)
+
+
+async def _all_set(events: list[asyncio.Event]) -> None:
+    for event in events:
+        await event.wait()
 
 
 @dataclass(slots=True, eq=False)

@@ -71,11 +71,9 @@ from workers.jobs import (
     check_retention,
 )
 from workers.storage.base import ANY_NAME, Limits
-from workers.storage.held_wakes import HeldWakes
 from workers.storage.on_redis.batches import AT_ONCE, in_steps, portions
 from workers.storage.on_redis.claiming import claimed
-from workers.storage.on_redis.eviction import take_eviction
-from workers.storage.on_redis.examination import Care
+from workers.storage.on_redis.examination import Care, take_eviction
 from workers.storage.on_redis.messages import STATES, duration, moment, pack, unpack
 from workers.storage.on_redis.scripts import ScriptCall
 from workers.storage.on_redis.server import RedisServer, parse_url
@@ -110,6 +108,7 @@ from workers.storage.rules import (
     unfit_for_redis,
     weight,
 )
+from workers.storage.subscribers import HeldWakes
 
 DEFAULT_QUEUE: Final = "default"
 

@@ -10,7 +10,7 @@ that no step grows with the backlog: `ready` and `ready_by_name` in claim order,
 deadline, `finished` by expiry. SQLite appends the row's `seq` to each, which makes equal times first come, first
 served; PostgreSQL is told to. There every step is a function (`postgres/steps.sql`), and events need no
 table, but where nobody can listen.
-Deduplication keys are in `keys`, jobs that follow others in `dependents` and `outcomes`.
+Deduplication keys are in `steps/enqueue`, jobs that follow others in `steps/dependents`.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ Table(
     Column("result", LargeBinary),
 )
 
-# See `gates`: the limits of a queue, `gap` being the microseconds in which a bucket gets a token.
+# See `steps/limits`: the limits of a queue, `gap` being the microseconds in which a bucket gets a token.
 Table(
     "workers_limits",
     metadata,
@@ -266,7 +266,7 @@ Table(
     sqlite_autoincrement=True,
 )
 
-# On PostgreSQL, what is told while a process is registered that cannot listen; see `postgres/poller.py`.
+# On PostgreSQL, what is told while a process is registered that cannot listen; see `postgres/driver/listener.py`.
 Table(
     "workers_told",
     metadata,

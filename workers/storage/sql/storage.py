@@ -40,19 +40,18 @@ from workers.jobs import (
     WorkerInfo,
     check_retention,
 )
-from workers.storage.abilities import Admission, Turn
+from workers.storage.abilities import Admission, Exchange
 from workers.storage.base import Limits
-from workers.storage.held_wakes import HeldWakes
 from workers.storage.rules import bounded_count, check_claim
-from workers.storage.sql import crons, dependents, gates, manage, outcomes, records, schema
-from workers.storage.sql.admitted import admission
-from workers.storage.sql.caller import Sessions, checked, when_committed
-from workers.storage.sql.database import Database, Step, outcome
+from workers.storage.sql import schema
+from workers.storage.sql.caller import Sessions, checked
+from workers.storage.sql.database import Database, Joined, Step, add_queue, admission, find_queue, outcome
 from workers.storage.sql.direct import Executor
-from workers.storage.sql.joined import Joined, add_queue, find_queue
 from workers.storage.sql.rows import Transaction, milliseconds
+from workers.storage.sql.steps import crons, dependents, limits, manage, records
+from workers.storage.sql.steps.limits import declare
 from workers.storage.sql.target import parse_target
-from workers.storage.subscribers import BufferedSubscription
+from workers.storage.subscribers import BufferedSubscription, HeldWakes
 
 T = TypeVar("T")
 
@@ -84,7 +83,7 @@ class SqlStorage:
         Unsupported: another database than these, or a `clock` for PostgreSQL.
     """
 
-    turns_at_once: Final = 1
+    exchanges_at_once: Final = 1
 
     def __init__(
         self,
@@ -227,20 +226,20 @@ class SqlStorage:
 
     async def settle_and_claim(
         self, settlements: Sequence[Settlement], worker_id: str, *, leases: Mapping[str, timedelta], limit: int
-    ) -> Turn:
-        """See `TakesTurns.settle_and_claim`; if it is cancelled meanwhile, what it claimed is released."""
+    ) -> Exchange:
+        """See `ExchangesJobs.settle_and_claim`; if it is cancelled meanwhile, what it claimed is released."""
         check_claim(worker_id, leases)
         begin, count = self._transaction, bounded_count(limit)
-        future = self._writable().turn(begin, settlements, worker_id, dict(leases), count)
+        future = self._writable().exchange(begin, settlements, worker_id, dict(leases), count)
         if future is None:
-            return Turn(outcomes=await self.settle(settlements))
+            return Exchange(outcomes=await self.settle(settlements))
         try:
             return await outcome(future)
         except asyncio.CancelledError:
-            future.add_done_callback(self._give_back_turn)
+            future.add_done_callback(self._give_back_exchange)
             raise
 
-    def _give_back_turn(self, future: Step[Turn]) -> None:
+    def _give_back_exchange(self, future: Step[Exchange]) -> None:
         if not future.cancelled() and future.exception() is None:
             self._release(future.result().claims or ())
 
@@ -364,7 +363,7 @@ class SqlStorage:
         return await outcome(self._writable().turn_cron(self._transaction, row, jobs))
 
     async def declare_limits(self, limits: Mapping[str, Limit]) -> None:
-        await self._write(partial(gates.declare, limits=dict(limits)))
+        await self._write(partial(declare, limits=dict(limits)))
         self._joined.knows(self._id, limits=limits)
 
     def bring_limits(self, limits: Mapping[str, Limit]) -> None:
@@ -372,22 +371,22 @@ class SqlStorage:
         self._joined.bring_limits(limits)
 
     async def declared_limits(self) -> dict[str, Limit]:
-        return await self._read(gates.declared)
+        return await self._read(limits.declared)
 
     async def remove_limit(self, name: str) -> bool:
-        return await self._write(partial(gates.remove, name=name))
+        return await self._write(partial(limits.remove, name=name))
 
     async def followed(self, job_id: str) -> list[JobRef]:
         return await self._read(partial(dependents.followed, job_id=job_id))
 
     async def outcomes(self, job_id: str) -> dict[JobRef, JobOutcome | None]:
-        return await self._read(partial(outcomes.outcomes, job_id=job_id))
+        return await self._read(partial(dependents.outcomes, job_id=job_id))
 
     async def followers(self, job_id: str, *, limit: int = 1_000) -> list[JobRef]:
         return await self._read(partial(dependents.followers, job_id=job_id, limit=limit))
 
     async def held_back(self, ids: Sequence[str]) -> list[HeldBack | None]:
-        return await self._read(partial(gates.held_back, ids=ids))
+        return await self._read(partial(limits.held_back, ids=ids))
 
     async def complete(
         self, job_id: str, result: bytes, *, keep: Retention | None = None, connection: object | None = None
@@ -449,18 +448,10 @@ class SqlStorage:
         Raises:
             TypeError: `connection` is not an SQLAlchemy connection or session.
         """
-        return self._held_wakes.hold(self._wake_for) if connection is None else self._telling(connection)
+        return self._held_wakes.hold(self._wake_for) if connection is None else self._joined.telling(connection)
 
     async def _wake_for(self, _: Collection[str]) -> None:
         await outcome(self._database().wake(self._transaction))
-
-    @asynccontextmanager
-    async def _telling(self, connection: object) -> AsyncIterator[None]:
-        database = self._joined.database()
-        try:
-            yield
-        finally:
-            when_committed(connection, database.look_now)
 
     # Running transitions
 

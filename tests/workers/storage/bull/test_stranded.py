@@ -10,7 +10,7 @@ from tests.workers.storage.bull.steps import ERROR, NodeBull
 from workers import Queue
 from workers.jobs import Completed, Failed, RepairOutcome
 from workers.storage.abilities import Strandable
-from workers.storage.bull import BullStorage, stranded
+from workers.storage.bull import BullStorage, recovery
 from workers.storage.memory import MemoryStorage
 from workers.testing.steps import HOUR, job
 
@@ -31,7 +31,7 @@ async def test_a_stranded_job_is_found_and_queued(storage: BullStorage, node: No
         repaired = await queue.manage.repair()
         assert (await queue.manage.stranded(), await queue.manage.repair()) == ([], [])
     assert [(one.id, one.reason, one.outcome) for one in repaired] == [
-        (raw, stranded.REASON, RepairOutcome.REQUEUED) for raw in lost
+        (raw, recovery.REASON, RepairOutcome.REQUEUED) for raw in lost
     ]
     assert await node.line("wait") == [waiting, *lost]
     assert (await storage.claim("w", leases={"*": HOUR}, limit=2))[1].attempt == 2
@@ -93,8 +93,8 @@ async def _move_to_and_fro(node: NodeBull, enough: asyncio.Event) -> None:
 
 async def test_any_number_is_found(storage: BullStorage, node: NodeBull, monkeypatch: pytest.MonkeyPatch) -> None:
     """More than are held in memory at once, beside lists that are longer than one reading of them."""
-    monkeypatch.setattr(stranded, "SUSPECTS", 7)
-    monkeypatch.setattr(stranded, "SCANNED", 10)
+    monkeypatch.setattr(recovery, "SUSPECTS", 7)
+    monkeypatch.setattr(recovery, "SCANNED", 10)
     lost = [await strand(node) for _ in range(30)]
     waiting = [await node.add() for _ in range(35)]
     await storage.repair()

@@ -20,7 +20,7 @@ from workers.errors import StorageError, Unsupported
 from workers.jobs import DROP, Completed, Declared, Recurrence
 from workers.storage.bullmq import BullMQStorage
 from workers.storage.bullmq.access import QueueAccess
-from workers.storage.bullmq.crons import JobSchedulers
+from workers.storage.bullmq.schedulers import JobSchedulers
 from workers.storage.bullmq.scripts import BullMQScripts
 from workers.storage.bullmq.server import BullMQServer
 

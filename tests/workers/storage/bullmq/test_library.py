@@ -154,7 +154,7 @@ async def is_blocked(client: Any, user: str) -> bool:
 
 async def test_a_server_may_forbid_names(redis_url: str, client: Any, caplog: pytest.LogCaptureFixture) -> None:
     """Then the worker is woken as any other; it is told once, at debug."""
-    caplog.set_level(logging.DEBUG, "workers.storage.bullmq.presence")
+    caplog.set_level(logging.DEBUG, "workers.storage.bullmq.waiting")
     user = f"user-{uuid.uuid4().hex}"
     await client.execute_command("ACL", "SETUSER", user, "on", "nopass", "~*", "&*", "+@all", "-client|setname")
     storage = BullMQStorage(redis_url.replace("://", f"://{user}:any@"), f"test-{uuid.uuid4().hex}")
@@ -165,7 +165,7 @@ async def test_a_server_may_forbid_names(redis_url: str, client: Any, caplog: py
     await enqueue(storage, job())
     await wait
     await claim_one(storage)
-    told = [record.levelname for record in caplog.records if record.name == "workers.storage.bullmq.presence"]
+    told = [record.levelname for record in caplog.records if record.name == "workers.storage.bullmq.waiting"]
     assert told == ["DEBUG"]
     await storage.disconnect()
     await client.execute_command("ACL", "DELUSER", user)

@@ -16,7 +16,7 @@ from workers.errors import StorageError, Unsupported
 from workers.gates import HeldBack
 from workers.jobs import Completed
 from workers.storage.bullmq import BullMQStorage
-from workers.storage.bullmq import wait as bullmq_wait
+from workers.storage.bullmq import waiting as bullmq_wait
 
 HOUR = timedelta(hours=1)
 

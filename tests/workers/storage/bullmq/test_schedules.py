@@ -20,7 +20,7 @@ from workers.jobs import Completed, Continued, Retried
 from workers.storage.bullmq import BullMQStorage
 from workers.storage.bullmq.access import QueueAccess
 from workers.storage.bullmq.record import make_claim
-from workers.storage.bullmq.schedules import Schedules
+from workers.storage.bullmq.schedulers import Schedules
 from workers.storage.bullmq.scripts import BullMQScripts
 from workers.storage.bullmq.server import BullMQServer
 from workers.testing.steps import until

@@ -136,7 +136,7 @@ async def test_finishing_passes_what_the_script_reads(target: str, value: str) -
     assert ours[-1].items() <= theirs[-1].items()
 
 
-@pytest.mark.parametrize(("looping", "name"), [("claimMany", "moveToActive"), ("turn", "moveToFinished")])
+@pytest.mark.parametrize(("looping", "name"), [("claimMany", "moveToActive"), ("exchange", "moveToFinished")])
 def test_a_loop_over_a_script_defines_its_functions_once(looping: str, name: str) -> None:
     """The package's functions come before the one that runs for each job, and read nothing of one job."""
     functions, _, loop = scripts()[looping].text.partition("local function theirs(KEYS, ARGV)\n")

@@ -25,8 +25,8 @@ from workers.jobs import (
     SettleStatus,
 )
 from workers.storage.bullmq import BullMQStorage
-from workers.storage.bullmq.answers import code_outcome
-from workers.storage.bullmq.batches import JOBS_A_SCRIPT
+from workers.storage.bullmq.claims import JOBS_A_SCRIPT
+from workers.storage.bullmq.ends import code_outcome
 from workers.testing.steps import claim_one, expect, job, snoozed
 
 

@@ -15,7 +15,7 @@ from tests.servers import ValkeyProcess
 from tests.workers.storage.bullmq.steps import ERROR, LEASES, all_blocked
 from workers.jobs import Cancelled, Claim, Completed, Continued, Failed, Released, Retried
 from workers.storage.bullmq import BullMQStorage
-from workers.storage.bullmq import wait as bullmq_wait
+from workers.storage.bullmq import waiting as bullmq_wait
 from workers.testing.steps import PATIENCE, claim_one, job, next_claim, until
 
 

@@ -21,7 +21,7 @@ from workers.jobs import (
     JobEventKind,
     SettleStatus,
 )
-from workers.storage.on_redis import listener as redis_listener
+from workers.storage.on_redis import subscribers as redis_listener
 from workers.storage.redis import RedisStorage
 from workers.testing.steps import HOUR, PATIENCE, claim_one, job, until
 

@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from tests.workers.storage.sql.steps import connected
 from workers.storage.sql import SqlStorage
 from workers.storage.sql.postgres.target import PostgresTarget
-from workers.storage.sql.sqlite import inotify, pace
+from workers.storage.sql.sqlite.changes import watcher
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -89,10 +89,10 @@ def admin(postgres_url: str) -> Iterator[psycopg.Connection]:
 @pytest.fixture
 def no_inotify(monkeypatch: pytest.MonkeyPatch) -> None:
     """A system that tells nobody of writes to a file."""
-    monkeypatch.setattr(inotify, "sys", SimpleNamespace(platform="plan9"))
+    monkeypatch.setattr(watcher, "sys", SimpleNamespace(platform="plan9"))
 
 
 @pytest.fixture
 def no_watcher(no_inotify: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """SQLite's watcher looks once as it starts, and then never again."""
-    monkeypatch.setattr(pace, "POLL", timedelta(hours=1))
+    monkeypatch.setattr(watcher, "POLL", timedelta(hours=1))

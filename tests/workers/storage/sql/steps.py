@@ -17,9 +17,9 @@ from workers.jobs import Claim
 from workers.storage.base import Storage
 from workers.storage.sql import SqlStorage
 from workers.storage.sql.direct import Answer, Direct, Values
-from workers.storage.sql.postgres.direct import PostgresDirect, Sent
+from workers.storage.sql.postgres.driver.direct import PostgresDirect, Sent
+from workers.storage.sql.sqlite.changes.watcher import SqliteWatcher
 from workers.storage.sql.sqlite.database import SqliteDatabase
-from workers.storage.sql.sqlite.watcher import SqliteWatcher
 from workers.testing import steps
 from workers.testing.steps import PATIENCE, job, until
 
@@ -143,7 +143,7 @@ async def rows_read(storage: SqlStorage, admin: psycopg.Connection) -> int:
     return int(found[0])
 
 
-async def take_turns(storage: SqlStorage, times: int = OFTEN) -> None:
+async def exchange_ons(storage: SqlStorage, times: int = OFTEN) -> None:
     """Every kind of short step, so many times."""
     for number in range(times):
         await storage.enqueue([job(f"{number}-a"), job(f"{number}-b"), job(f"{number}-c")])

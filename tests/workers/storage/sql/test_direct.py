@@ -15,10 +15,9 @@ from sqlalchemy.exc import DBAPIError
 
 from tests.workers.storage.sql.steps import on_postgres
 from workers.storage.sql.direct import Executor, plain
-from workers.storage.sql.postgres.direct import PostgresDirect
+from workers.storage.sql.postgres.driver.direct import PostgresDirect
 from workers.storage.sql.rows import expanding
-from workers.storage.sql.sqlite.connections import connect
-from workers.storage.sql.sqlite.direct import SqliteDirect
+from workers.storage.sql.sqlite.driver.connections import SqliteDirect, connect
 
 _ADD = text("INSERT INTO things (id, name) VALUES (:id, :name)")
 _SOME = expanding("SELECT id, name FROM things WHERE id IN :ids AND name <> :name ORDER BY id", "ids")

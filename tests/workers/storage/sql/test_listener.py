@@ -15,8 +15,8 @@ from workers.deduplication import Deduplication
 from workers.errors import StorageUnavailable
 from workers.jobs import DROP, Completed, JobEventKind
 from workers.storage.sql import SqlStorage
-from workers.storage.sql.postgres.listener import PostgresListener, new_process
-from workers.storage.sql.postgres.silence import OwnConnection
+from workers.storage.sql.postgres.driver.listener import PostgresListener, new_process
+from workers.storage.sql.postgres.driver.silence import OwnConnection
 from workers.storage.subscribers import DatabaseSubscribers
 from workers.testing.steps import PATIENCE, job, until
 

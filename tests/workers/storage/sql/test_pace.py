@@ -7,7 +7,15 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.storage.sql.sqlite.pace import CLOSEST_SECONDS, LINGER, POLL, REST, SOON_SECONDS, LookPace, Sight
+from workers.storage.sql.sqlite.changes.watcher import (
+    CLOSEST_SECONDS,
+    LINGER,
+    POLL,
+    REST,
+    SOON_SECONDS,
+    LookPace,
+    Sight,
+)
 
 _POLL, _REST = POLL.total_seconds(), REST.total_seconds()
 _TICK = CLOSEST_SECONDS / 10

@@ -12,15 +12,15 @@ from sqlalchemy import TextClause
 
 from tests.workers.storage.sql.steps import on_postgres, on_sqlite, rows_read
 from workers.jobs import DROP, Completed
-from workers.storage.sql import SqlStorage, decision, endings, recovery
-from workers.storage.sql import keys as sql_marks
-from workers.storage.sql import manage as sql_manage
-from workers.storage.sql import records as sql_records
+from workers.storage.sql import SqlStorage
 from workers.storage.sql.sqlite import claim as sql_claim
 from workers.storage.sql.sqlite import enqueue as sql_enqueue
-from workers.storage.sql.sqlite import events as sql_events
-from workers.storage.sql.sqlite import leases as sql_leases
 from workers.storage.sql.sqlite import settle as sql_settle
+from workers.storage.sql.sqlite.changes import events as sql_events
+from workers.storage.sql.steps import ends
+from workers.storage.sql.steps import enqueue as sql_keys
+from workers.storage.sql.steps import manage as sql_manage
+from workers.storage.sql.steps import records as sql_records
 from workers.testing.steps import claim, job
 
 # SQLite: what its planner says of every statement
@@ -30,8 +30,8 @@ _FREE_TO_SCAN = {"workers_listeners"}  # one row per listening process
 
 
 def _statements() -> Iterator[tuple[str, str]]:
-    shared = (decision, endings, sql_manage, sql_marks, sql_records, recovery)
-    modules = (*shared, sql_claim, sql_enqueue, sql_events, sql_leases, sql_settle)
+    shared = (ends, sql_keys, sql_manage, sql_records)
+    modules = (*shared, sql_claim, sql_enqueue, sql_events, sql_settle)
     for module in modules:
         for name, value in vars(module).items():
             found = [value]

@@ -19,15 +19,15 @@ from sqlalchemy import Connection, make_url, text
 from sqlalchemy.exc import DBAPIError
 
 from tests.patience import PATIENCE_SECONDS
-from tests.workers.storage.sql.steps import MINUTE, OFTEN, claimed_when_back, take_turns
+from tests.workers.storage.sql.steps import MINUTE, OFTEN, claimed_when_back, exchange_ons
 from workers.errors import StorageUnavailable
 from workers.jobs import SettleStatus
 from workers.storage.sql import SqlStorage
 from workers.storage.sql.database import outcome
 from workers.storage.sql.direct import Executor
-from workers.storage.sql.postgres.asking import Asking
-from workers.storage.sql.postgres.pool import StepPool
-from workers.storage.sql.postgres.silence import Patience
+from workers.storage.sql.postgres.driver.loop_step import Asking
+from workers.storage.sql.postgres.driver.pool import StepPool
+from workers.storage.sql.postgres.driver.silence import Patience
 from workers.storage.sql.postgres.target import PostgresTarget
 from workers.storage.sql.rows import Transaction
 from workers.testing import steps
@@ -49,7 +49,7 @@ def pool(url: str) -> Iterator[StepPool]:
 
 
 async def test_a_step_takes_no_thread(storage: SqlStorage, monkeypatch: pytest.MonkeyPatch) -> None:
-    await take_turns(storage)
+    await exchange_ons(storage)
     await storage.drain()
     taken = threads_taken(monkeypatch)
     await storage.enqueue([job("a"), job("b")])
@@ -65,7 +65,7 @@ async def test_a_step_takes_no_thread(storage: SqlStorage, monkeypatch: pytest.M
 async def test_a_long_step_leaves_the_event_loop_alone(
     storage: SqlStorage, monkeypatch: pytest.MonkeyPatch, jobs: list[Any]
 ) -> None:
-    await take_turns(storage)
+    await exchange_ons(storage)
     taken = threads_taken(monkeypatch)
     await storage.enqueue(jobs)
     assert len(taken) == 1
@@ -73,7 +73,7 @@ async def test_a_long_step_leaves_the_event_loop_alone(
 
 async def test_who_waits_for_a_lock_holds_up_nobody(storage: SqlStorage, admin: psycopg.Connection) -> None:
     """The event loop goes on, and so do the steps of workers."""
-    await take_turns(storage)
+    await exchange_ons(storage)
     await storage.enqueue([job("other")])
     with admin.transaction():
         hold_id(admin, "x")
@@ -88,7 +88,7 @@ async def test_who_waits_for_a_lock_holds_up_nobody(storage: SqlStorage, admin: 
 
 async def test_a_connection_cut_under_a_step_is_replaced(storage: SqlStorage, admin: psycopg.Connection) -> None:
     """The step may have been carried out or not, as its caller is told; the next one is."""
-    await take_turns(storage)
+    await exchange_ons(storage)
     with admin.transaction(force_rollback=True):
         hold_id(admin, "x")
         waiting = asyncio.create_task(storage.enqueue([job("x")]))
@@ -101,7 +101,7 @@ async def test_a_connection_cut_under_a_step_is_replaced(storage: SqlStorage, ad
 
 async def test_a_claim_that_is_cancelled_is_given_back(storage: SqlStorage, admin: psycopg.Connection) -> None:
     """Whatever it claims after nobody waits for it."""
-    await take_turns(storage)
+    await exchange_ons(storage)
     await storage.drain()
     await storage.enqueue([job("x")])
     with admin.transaction(force_rollback=True):
@@ -117,7 +117,7 @@ async def test_a_claim_that_is_cancelled_is_given_back(storage: SqlStorage, admi
 
 async def test_settlements_that_come_too_late_are_told_so(storage: SqlStorage) -> None:
     """Also if the event loop has to leave the second look to a thread."""
-    await take_turns(storage)
+    await exchange_ons(storage)
     await storage.enqueue([job("x")])
     [claim] = await steps.claim(storage, 1)
     told = [await storage.settle([steps.completed(claim)]) for _ in range(2)]

@@ -14,11 +14,11 @@ from sqlalchemy import make_url
 
 from tests.bouncer import bouncer, through
 from tests.workers.harnesses import PostgresHarness
-from tests.workers.storage.sql.steps import MINUTE, connected, take_turns
+from tests.workers.storage.sql.steps import MINUTE, connected, exchange_ons
 from workers.errors import StorageError, StorageUnavailable
 from workers.jobs import JobEventKind
 from workers.storage.sql import SqlStorage
-from workers.storage.sql.postgres.silence import Patience
+from workers.storage.sql.postgres.driver.silence import Patience
 from workers.storage.sql.postgres.target import PostgresTarget
 from workers.testing import Case, all_cases, run
 from workers.testing.case import CUTS, FREEZES, MEASURES, RESTARTS, SWALLOWS
@@ -60,7 +60,7 @@ async def test_sessions_are_as_without_it(url: str, by_session: int, admin: psyc
     """With the defaults of both: who listens hears, and nobody waits longer for a lock than without it."""
     behind = SqlStorage(through(by_session, url), busy_timeout=timedelta(milliseconds=300))
     async with connected(behind):
-        await take_turns(behind)
+        await exchange_ons(behind)
         await behind.drain()
         async with behind.events() as events:
             await behind.enqueue([job("a")])
@@ -97,7 +97,7 @@ async def test_nobody_elses_session_is_changed(url: str, by_transaction: int) ->
     """What is lent is given back as it was, without statements that are prepared."""
     behind = SqlStorage(through(by_transaction, url, notify="off"))
     async with connected(behind):
-        await take_turns(behind)
+        await exchange_ons(behind)
         async with behind.session():
             pass
         plain = through(by_transaction, url).replace("+psycopg", "")

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 
-from workers.storage.sql.postgres.direct import PostgresDirect, driver_of
+from workers.storage.sql.postgres.driver.direct import PostgresDirect, driver_of
 
 OFTEN: Final = 8
 EVERYTHING: Final = text(

@@ -11,7 +11,7 @@ import pytest
 
 from tests.relay import Relay
 from tests.workers.running import Recorder, outcome
-from tests.workers.storage.sql.steps import MINUTE, OFTEN, connected, take_turns
+from tests.workers.storage.sql.steps import MINUTE, OFTEN, connected, exchange_ons
 from workers.errors import StorageUnavailable
 from workers.jobs import JobState
 from workers.storage.sql import SqlStorage
@@ -70,7 +70,7 @@ async def test_a_worker_goes_on_and_stops(storage: SqlStorage, relay: Relay) -> 
 @pytest.mark.parametrize("turns", [0, OFTEN], ids=["in a thread", "in the event loop"])
 async def test_a_slow_answer_arrives(distant: SqlStorage, relay: Relay, turns: int) -> None:
     """It takes longer than the server may be silent, and is never silent for as long."""
-    await take_turns(distant, turns)
+    await exchange_ons(distant, turns)
     await distant.drain()
     payload = bytes(range(250)) * (LARGE // 250)
     await distant.enqueue([job("large", payload=payload)])
@@ -82,7 +82,7 @@ async def test_a_slow_answer_arrives(distant: SqlStorage, relay: Relay, turns: i
 @pytest.mark.parametrize("turns", [0, OFTEN], ids=["in a thread", "in the event loop"])
 async def test_an_answer_that_stops_after_half_is_none(distant: SqlStorage, relay: Relay, turns: int) -> None:
     """The claim is unavailable in time, and the job is there when its lease is over."""
-    await take_turns(distant, turns)
+    await exchange_ons(distant, turns)
     await distant.drain()
     await distant.enqueue([job("large", payload=bytes(LARGE))])
     relay.stops_at = LARGE // 2

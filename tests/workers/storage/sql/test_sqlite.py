@@ -22,7 +22,7 @@ from workers.errors import StorageError, StorageUnavailable, Unsupported
 from workers.jobs import DROP, CancelResult, Completed, ErrorInfo, Failed, JobEventKind, JobState, Released
 from workers.storage.base import Storage
 from workers.storage.sql import SqlStorage
-from workers.storage.sql.sqlite.direct import SqliteDirect
+from workers.storage.sql.sqlite.driver.connections import SqliteDirect
 from workers.testing import Case, all_cases, run
 from workers.testing.steps import PATIENCE, claim, job, until
 

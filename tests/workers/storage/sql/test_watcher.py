@@ -19,10 +19,9 @@ from tests.patience import until
 from tests.workers.storage.sql.steps import MINUTE, child, claim_all, connected, database_of, go, ids, watcher_of
 from workers.jobs import JobEventKind
 from workers.storage.sql import SqlStorage
-from workers.storage.sql.sqlite import inotify, pace
-from workers.storage.sql.sqlite.connections import data_version
-from workers.storage.sql.sqlite.direct import SqliteDirect
-from workers.storage.sql.sqlite.thread import SqliteThread
+from workers.storage.sql.sqlite.changes import watcher as watching
+from workers.storage.sql.sqlite.driver.connections import SqliteDirect, data_version
+from workers.storage.sql.sqlite.driver.thread import SqliteThread
 from workers.testing.steps import PATIENCE, job
 
 _DELETED = 0x400  # IN_DELETE_SELF, which is no write
@@ -41,7 +40,7 @@ def file(url: str) -> str:
 @pytest.fixture
 def no_rest_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """A watcher that rests looks again only when it hears something."""
-    monkeypatch.setattr(pace, "REST", timedelta(hours=1))
+    monkeypatch.setattr(watching, "REST", timedelta(hours=1))
 
 
 @asynccontextmanager
@@ -253,17 +252,17 @@ async def test_an_inotify_that_tells_nothing_is_not_relied_on(
     storage: SqlStorage, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a file system that keeps its writes to itself, one is found after a rest, the others as without inotify."""
-    monkeypatch.setattr(inotify, "_WRITTEN", _DELETED)
+    monkeypatch.setattr(watching, "_WRITTEN", _DELETED)
     watcher = watcher_of(storage)
     async with child("enqueue", url, argument="a") as process:
         async with a_waiter(storage):
             go(process)
         assert not watcher._relies
     await claim_all(storage)
-    monkeypatch.setattr(pace, "REST", timedelta(hours=1))
+    monkeypatch.setattr(watching, "REST", timedelta(hours=1))
     async with child("enqueue", url, argument="b") as process:
         waiting = asyncio.create_task(storage.wait(["work"], timeout=MINUTE))
-        await until(lambda: watcher._pace._gap == pace.POLL.total_seconds())
+        await until(lambda: watcher._pace._gap == watching.POLL.total_seconds())
         go(process)
         await asyncio.wait_for(waiting, PATIENCE)
 

@@ -20,7 +20,7 @@ from workers.jobs import (
 )
 from workers.storage.memory import MemorySpace
 from workers.storage.memory.jobs import StoredJob
-from workers.storage.memory.keys import KeyHolder
+from workers.storage.memory.line import KeyHolder
 
 
 class EnqueueRace(Fallible):

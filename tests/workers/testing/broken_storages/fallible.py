@@ -17,7 +17,7 @@ from workers.jobs import (
 )
 from workers.storage.memory import MemorySpace, MemoryStorage
 from workers.storage.memory.jobs import JobTable, StoredJob
-from workers.storage.memory.keys import KeyHolder
+from workers.storage.memory.line import KeyHolder
 from workers.storage.memory.storage import MemoryQueue
 
 

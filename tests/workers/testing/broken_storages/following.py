@@ -8,7 +8,7 @@ from datetime import datetime
 
 from tests.workers.testing.broken_storages.fallible import Fallible, elsewhere
 from workers.jobs import CancelResult, EnqueueResult, NewJob, Settlement, SettleOutcome
-from workers.storage.memory.keys import KeyHolder
+from workers.storage.memory.line import KeyHolder
 
 
 class FollowsNobody(Fallible):

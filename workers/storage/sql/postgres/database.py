@@ -1,7 +1,7 @@
 """A PostgreSQL database as this process uses it: a few connections, and one that listens.
 
 Theory of operation. A step is one statement outside any transaction, so it takes one round trip and leaves nothing
-open. What is short runs in the event loop (see `pool.py`). Steps that need several statements run in a transaction of
+open. What is short runs in the event loop (see `driver`). Steps that need several statements run in a transaction of
 their own, in a thread. The steps of running workers (claims, renewals, settlements) have connections of their own: they
 never wait for a caller's transaction, as an enqueue of the same id must. All storages of a process on one database
 share one `PostgresDatabase`, whatever their event loop; it counts its users.
@@ -37,24 +37,21 @@ from workers.jobs import (
     Settlement,
     SettleOutcome,
 )
-from workers.storage.abilities import Turn
-from workers.storage.sql import crons
+from workers.storage.abilities import Exchange
 from workers.storage.sql.caller import Caller, connection_of, run_on, translated
 from workers.storage.sql.database import Begin, Step, outcome
 from workers.storage.sql.direct import Executor
-from workers.storage.sql.failures import fails
 from workers.storage.sql.postgres import steps
-from workers.storage.sql.postgres.asking import Asking, run_blocking
-from workers.storage.sql.postgres.direct import PostgresDirect, PostgresJoined, driver_of
-from workers.storage.sql.postgres.listener import REGISTERED, PostgresListener, new_process
-from workers.storage.sql.postgres.lost_claims import LostClaims
-from workers.storage.sql.postgres.place import Place, check, place_of
-from workers.storage.sql.postgres.poller import PostgresPoller
-from workers.storage.sql.postgres.pool import StepPool
-from workers.storage.sql.postgres.session import OwnSessions
-from workers.storage.sql.postgres.silence import OwnConnection, Patience
-from workers.storage.sql.recovery import recover
+from workers.storage.sql.postgres.driver.direct import PostgresDirect, PostgresJoined, driver_of
+from workers.storage.sql.postgres.driver.listener import REGISTERED, PostgresListener, PostgresPoller, new_process
+from workers.storage.sql.postgres.driver.loop_step import Asking, run_blocking
+from workers.storage.sql.postgres.driver.pool import StepPool
+from workers.storage.sql.postgres.driver.silence import OwnConnection, Patience
+from workers.storage.sql.postgres.session import OwnSessions, Place, check, place_of
+from workers.storage.sql.postgres.steps import LostClaims
 from workers.storage.sql.rows import Transaction
+from workers.storage.sql.steps import crons
+from workers.storage.sql.steps.ends import fails, recover
 from workers.storage.subscribers import DatabaseSubscribers, Told
 
 T = TypeVar("T")
@@ -181,20 +178,20 @@ class PostgresDatabase:
         jobs, is_short = len(settlements), _are_few_and_short(settlements)
         return self._step(self._prompt, begin, ask, jobs=jobs, is_short=is_short)
 
-    def turn(
+    def exchange(
         self,
         begin: Begin,
         settlements: Sequence[Settlement],
         worker_id: str,
         leases: Mapping[str, timedelta],
         limit: int,
-    ) -> Step[Turn] | None:
+    ) -> Step[Exchange] | None:
         following = [job for job in map(steps.follower, settlements) if job is not None]
         if not leases or any(isinstance(one, Cancelled) or fails(one) or _waits(one) for one in settlements):
             return None
         if _take_several_statements(following) or len({job.id for job in following}) < len(following):
             return None
-        wanted = partial(steps.turning, worker_id=worker_id, leases=leases, limit=limit, lost=self._lost_claims)
+        wanted = partial(steps.exchanging, worker_id=worker_id, leases=leases, limit=limit, lost=self._lost_claims)
         ask = partial(wanted, settlements=settlements)
         jobs = max(limit, len(settlements))
         is_short = _are_few_and_short(settlements) and _are_short(job.payload for job in following)

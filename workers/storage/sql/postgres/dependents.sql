@@ -1,4 +1,4 @@
--- Jobs that follow others on PostgreSQL; see `../dependents.py` and `../outcomes.py`.
+-- Jobs that follow others on PostgreSQL; see `../steps/dependents.py`.
 
 -- Release or fail those that wait for a job that has ended, and those that wait for these. p_ended: its state, or
 -- `removed`. Each is told how it ended; the result of a completed job is in the place of its payload by then. The rows of the dependents are locked before anybody looks whom else they wait for: so of several that end

@@ -1,4 +1,4 @@
--- Limits and fair keys on PostgreSQL; see `../gates.py`. A gate begins with the character 30. Only claims call these
+-- Limits and fair keys on PostgreSQL; see `../steps/limits.py`. A gate begins with the character 30. Only claims call these
 -- functions, and they hold the advisory lock of the gate.
 
 -- Return how many jobs may pass the gate, beside `p_taken` that this claim has taken, and when it opens if a token does

@@ -1,4 +1,4 @@
--- Deduplication keys on PostgreSQL; see `../keys.py`.
+-- Deduplication keys on PostgreSQL; see `../steps/enqueue.py`.
 
 -- Return who has these keys at present, by the jobs' rows and by the marks of throttled keys.
 CREATE OR REPLACE FUNCTION workers_marked(p_queue integer, p_keys text[])

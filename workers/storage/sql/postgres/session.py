@@ -2,20 +2,29 @@
 
 Theory of operation. A server, a database and a role have settings of their own, and some change what our statements
 mean. Those are set by a statement when a session begins: PgBouncer refuses them as options of the start. A caller's
-session is not ours to set. So nothing that goes there depends on its settings, see `direct.PostgresJoined`.
+session is not ours to set. So nothing that goes there depends on its settings, see `driver.direct.PostgresJoined`.
+
+A pool may stand between us and the server that lends its sessions for single transactions. Such a pool (PgBouncer's
+`pool_mode = transaction`) takes LISTEN, and what it is told by SET or PREPARE, for another client's session: wake-ups
+never come, and limits are others'. It does not say what it is. But the number of the server's process that a client is
+told at the start is the pool's own there. Then two connections find out: one that has a session keeps its process, and
+nobody else has it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, TypeAlias
 
 import psycopg
-from sqlalchemy import Engine, event
+from sqlalchemy import Connection, Engine, event, text
 from sqlalchemy.engine.interfaces import DBAPIConnection
 
-from workers.storage.sql.postgres.silence import OwnConnection
+from workers.errors import StorageError
+from workers.storage.sql.direct import Executor
+from workers.storage.sql.postgres.driver.silence import OwnConnection
 
 Session: TypeAlias = "psycopg.Connection[tuple[object, ...]] | DBAPIConnection"
 
@@ -104,3 +113,85 @@ def _set(connection: Session, settings: str, values: Mapping[str, object]) -> tu
         raise
     assert found is not None
     return tuple(found)
+
+
+_PLACE: Final = text(
+    "SELECT system_identifier, d.oid, (SELECT relnamespace FROM pg_class WHERE oid = to_regclass('workers_queues')),"
+    " current_setting('client_encoding') <> 'SQL_ASCII'"
+    " FROM pg_control_system(), pg_database d WHERE datname = current_database()"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The database and its server, whatever their address; where the tables are that it finds; how it has texts."""
+
+    database: tuple[object, object]
+    schema: object
+    is_encoded: bool
+
+
+def place_of(connection: Executor) -> Place:
+    """Ask what the session works on."""
+    system, database, schema, is_encoded = connection.execute(_PLACE).one()
+    return Place((system, database), schema, is_encoded)
+
+
+def check(connection: Connection, ours: Place, database: str) -> None:
+    """Refuse a caller's connection whose jobs would go elsewhere than ours, or be other ones.
+
+    Raises:
+        StorageError: see there.
+    """
+    theirs = place_of(connection) if connection.dialect.name == "postgresql" else None
+    if theirs is None or theirs.database != ours.database:
+        raise StorageError(f"`connection` belongs to another database than the jobs; pass one of {database}")
+    if theirs.schema != ours.schema:
+        raise StorageError(f"`connection` does not find the tables of {database}; its `search_path` leads elsewhere")
+    if not theirs.is_encoded:
+        raise StorageError("`connection` has `client_encoding = SQL_ASCII`, in which texts are bytes; set it to UTF8")
+
+
+_ROUNDS: Final = 5
+"""Others may use the pool at the same time, and get in between."""
+_PROCESS: Final = "SELECT pg_backend_pid()"
+_SAID: Final = (
+    "is behind a pool that lends its sessions for single transactions, as PgBouncer does with `pool_mode ="
+    " transaction`: wake-ups would get lost there; use one with `pool_mode = session`, or add `notify=off` to the URL"
+)
+
+
+def refuse_lent_sessions(connection: OwnConnection, connect: Callable[[], OwnConnection], database: str) -> None:
+    """Refuse a server whose sessions are no client's own; nothing is asked of one that no pool is in front of.
+
+    Raises:
+        StorageError: it is such a one.
+    """
+    process = _process(connection)
+    connection.commit()
+    if process != connection.info.backend_pid and _are_lent(connection, connect):
+        raise StorageError(f"{database} {_SAID}")
+
+
+def _are_lent(connection: OwnConnection, connect: Callable[[], OwnConnection]) -> bool:
+    with connect() as other:
+        for _ in range(_ROUNDS):
+            first = _process(connection)
+            connection.commit()
+            try:
+                with other.transaction():
+                    held = _process(other)
+                    second = _process(connection)
+            except psycopg.errors.ProtocolViolation:  # not even transactions: it lends them for single statements
+                return True
+            finally:
+                connection.commit()
+            if first != second or held == first:
+                return True
+    return False
+
+
+def _process(connection: OwnConnection) -> int:
+    row = connection.execute(_PROCESS).fetchone()
+    assert row is not None
+    return int(str(row[0]))

@@ -47,7 +47,7 @@ SETTLE = text(f"SELECT * FROM {_SETTLED}")  # noqa: S608 - constants
 # No function that calls both: `migrate` would have to run once more. PostgreSQL calls a function after those whose
 # results it is given, so the claim's limit refers to what comes before it, by conditions that never hold. Only `gated`
 # is meant: a claim may wait for the lock of a gate, and must not while it holds those of a settlement.
-_TURN_LIMIT: Final = "CASE WHEN ended.gated OR ended.outcomes = '-' THEN 0 ELSE CAST(:limit AS integer) END"
+_EXCHANGE_LIMIT: Final = "CASE WHEN ended.gated OR ended.outcomes = '-' THEN 0 ELSE CAST(:limit AS integer) END"
 _ENDED: Final = (
     "SELECT string_agg(s.place || ' ' || s.outcome, ',') AS outcomes,"  # noqa: S608 - constants
     " array_agg(s.place) FILTER (WHERE s.outcome = 'applied') AS applied,"
@@ -55,9 +55,9 @@ _ENDED: Final = (
     " OR EXISTS (SELECT FROM workers_limits l WHERE l.queue = :queue) AS gated"
     f" FROM {_SETTLED} s"
 )
-TURN = text(
+EXCHANGE = text(
     f"SELECT ended.outcomes, ended.gated, claimed.* FROM ({_ENDED}) ended"  # noqa: S608 - constants
-    f" LEFT JOIN LATERAL {_CLAIMED.format(limit=_TURN_LIMIT)} claimed ON true"
+    f" LEFT JOIN LATERAL {_CLAIMED.format(limit=_EXCHANGE_LIMIT)} claimed ON true"
 )
 # What follows the jobs that have ended is enqueued between the two, for the same reason, and the claim may bring it.
 _FOLLOWING: Final = (
@@ -68,8 +68,8 @@ _FOLLOWING: Final = (
     f" CROSS JOIN LATERAL workers_enqueue(:queue, {', '.join(f'a.{name}' for name in JOBS)}, :sure, :wake)"
     " WHERE a.ids IS NOT NULL"
 )
-_FOLLOWED_LIMIT: Final = _TURN_LIMIT.replace("ended.gated", "ended.gated OR followed.inserted < 0")
-FOLLOWED_TURN = text(
+_FOLLOWED_LIMIT: Final = _EXCHANGE_LIMIT.replace("ended.gated", "ended.gated OR followed.inserted < 0")
+FOLLOWED_EXCHANGE = text(
     f"SELECT ended.outcomes, ended.gated, claimed.* FROM ({_ENDED}) ended"  # noqa: S608 - constants
     f" CROSS JOIN LATERAL ({_FOLLOWING}) followed"
     f" LEFT JOIN LATERAL {_CLAIMED.format(limit=_FOLLOWED_LIMIT)} claimed ON true"

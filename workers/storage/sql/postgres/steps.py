@@ -1,6 +1,6 @@
 """The steps of a queue on PostgreSQL: values go into the functions of `steps.sql`, rows become values again.
 
-Those that take one statement outside of any transaction ask for it (see `asking.py`); their names end in -ing.
+Those that take one statement outside of any transaction ask for it (see `loop_step.py`); their names end in -ing.
 """
 
 from __future__ import annotations
@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
-from sqlalchemy import Row
+from sqlalchemy import Row, text
+from sqlalchemy.exc import DBAPIError
 
 from workers.errors import LossReason
 from workers.jobs import (
@@ -36,15 +38,10 @@ from workers.jobs import (
     SettleOutcome,
     SettleStatus,
 )
-from workers.storage.abilities import Turn
+from workers.storage.abilities import Exchange
 from workers.storage.base import ANY_NAME
-from workers.storage.sql import dependents
-from workers.storage.sql.decision import decide
-from workers.storage.sql.endings import outcomes_by_id, why_lost
-from workers.storage.sql.failures import fails, note_failures
 from workers.storage.sql.postgres import statements, stops
-from workers.storage.sql.postgres.asking import Asking, run_blocking
-from workers.storage.sql.postgres.lost_claims import LostClaims
+from workers.storage.sql.postgres.driver.loop_step import Asking, run_blocking
 from workers.storage.sql.rows import (
     Transaction,
     decode_backoff,
@@ -61,6 +58,41 @@ from workers.storage.sql.rows import (
     moment,
     public_state,
 )
+from workers.storage.sql.steps import dependents
+from workers.storage.sql.steps.ends import fails, note_failures, outcomes_by_id, why_lost
+from workers.storage.sql.steps.enqueue import decide
+from workers.storage.unread import Unread
+
+_RELEASE: Final = text(
+    "SELECT s.place, s.outcome FROM (SELECT array_agg(seq) AS seqs, array_agg(token) AS tokens, array_agg(id) AS ids,"
+    " array_agg('released'::text) AS kinds, array_agg(NULL::bigint) AS numbers, array_agg(NULL::text) AS texts,"
+    " array_agg(NULL::bytea) AS results FROM workers_jobs"
+    " WHERE queue = :queue AND state = 'processing' AND token = CAST(:secret AS bytea)) j,"
+    " LATERAL workers_settle(:queue, seqs, tokens, ids, kinds, numbers, numbers, texts, texts, results, texts, 0,"
+    " false) s WHERE j.seqs IS NOT NULL"
+)
+
+
+class LostClaims:
+    """The claims of this process that were not read, by queue; touched by all threads."""
+
+    def __init__(self) -> None:
+        self._by_queue: dict[int, Unread[bytes]] = {}
+
+    def claiming(self, transaction: Transaction, secret: bytes) -> AbstractContextManager[None]:
+        """Note a claim whose answer is not read in this context; its tokens have the secret in common."""
+        return self._of(transaction).claiming(secret)
+
+    def given_back(self, transaction: Transaction) -> Asking[None]:
+        """Release what was claimed from the queue and not read."""
+        unread = self._of(transaction)
+        while (secret := unread.take()) is not None:
+            with unread.claiming(secret):
+                yield _RELEASE, {"queue": transaction.queue, "secret": secret}
+
+    def _of(self, transaction: Transaction) -> Unread[bytes]:
+        return self._by_queue.setdefault(transaction.queue, Unread(DBAPIError))
+
 
 MAX_RESULT_BYTES: Final = 200_000_000
 """PostgreSQL takes 1 GB in one message, and a result may be written in hexadecimal there."""
@@ -148,19 +180,19 @@ def claiming(
     return _claims(transaction, rows, values["secret"], worker_id, leases)
 
 
-def turning(
+def exchanging(
     transaction: Transaction,
     settlements: Sequence[Settlement],
     worker_id: str,
     leases: Mapping[str, timedelta],
     limit: int,
     lost: LostClaims,
-) -> Asking[Turn]:
-    """See `TakesTurns.settle_and_claim`; of settlements that take one statement. Nothing is claimed where a gate is."""
+) -> Asking[Exchange]:
+    """See `ExchangesJobs.settle_and_claim`; of settlements of one statement. Nothing is claimed where a gate is."""
     first, outcomes = _distinct(settlements)
     chosen = list(first.values())
     if not chosen:
-        return Turn(outcomes=[outcomes[settlement.claim.token] for settlement in settlements])
+        return Exchange(outcomes=[outcomes[settlement.claim.token] for settlement in settlements])
     yield from lost.given_back(transaction)
     claiming = _claim_values(transaction, worker_id, leases, limit)
     values = {**_settle_values(transaction, chosen), **claiming}
@@ -170,7 +202,7 @@ def turning(
         values |= {"next_places": list(following), "wake": jobs["wake"]}
         values |= {f"next_{name}": jobs[name] for name in statements.JOBS}
     with lost.claiming(transaction, claiming["secret"]):
-        rows = (yield statements.FOLLOWED_TURN if following else statements.TURN, values).all()
+        rows = (yield statements.FOLLOWED_EXCHANGE if following else statements.EXCHANGE, values).all()
     for told in filter(None, (rows[0].outcomes or "").split(",")):
         place, _, outcome = told.partition(" ")
         outcomes[chosen[int(place) - 1].claim.token] = SettleOutcome(status=SettleStatus(outcome))
@@ -183,7 +215,7 @@ def turning(
             yield partial(settle, settlements=[Released(claim=claim) for claim in claims])
             raise
     told_apart = [_outcome(settlement, first, outcomes[settlement.claim.token]) for settlement in settlements]
-    return Turn(outcomes=told_apart, claims=None if rows[0].gated else claims)
+    return Exchange(outcomes=told_apart, claims=None if rows[0].gated else claims)
 
 
 def _claim_values(

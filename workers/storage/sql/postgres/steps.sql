@@ -1,5 +1,5 @@
 -- The steps of a queue that are one round trip each on PostgreSQL; `migrate` puts them beside the tables. Rarer ones
--- are statements in Python: cancel, retry, remove (`sql/manage.py`), recover (`sql/recovery.py`), stops (`stops.py`).
+-- are statements in Python: cancel, retry, remove (`steps/manage.py`), recover (`steps/ends.py`), stops (`stops.py`).
 --
 -- Theory of operation. Each statement in a function sees what was committed before it (READ COMMITTED), so a step locks
 -- first and looks afterwards. Every step takes its locks in one order: ordering keys (advisory, sorted), then rows by
@@ -57,7 +57,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- Tell who listens, with the commit, and write it down for those who cannot listen (see `postgres/poller.py`).
+-- Tell who listens, with the commit, and write it down for those who cannot listen (see `driver/listener.py`).
 CREATE OR REPLACE FUNCTION workers_notify(p_channel text, p_payload text) RETURNS void LANGUAGE plpgsql
 AS $$
 BEGIN

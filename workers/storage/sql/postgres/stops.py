@@ -11,9 +11,9 @@ from typing import Final
 from sqlalchemy import RowMapping, text
 
 from workers.jobs import Cancelled, JobEventKind, Settlement, SettleOutcome, SettleStatus
-from workers.storage.sql.dependents import tell_end
-from workers.storage.sql.endings import delete, unhold
 from workers.storage.sql.rows import RowState, Transaction, batches, decode_token, encode_retention, expanding
+from workers.storage.sql.steps.dependents import tell_end
+from workers.storage.sql.steps.ends import delete, unhold
 
 _APPLIED: Final = SettleOutcome(status=SettleStatus.APPLIED)
 

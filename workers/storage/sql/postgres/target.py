@@ -20,10 +20,15 @@ from workers.homes import ForkLock
 from workers.storage.base import Limits
 from workers.storage.sql.errors import translate
 from workers.storage.sql.postgres.database import PATIENT, PROMPT, PostgresDatabase
-from workers.storage.sql.postgres.poller import LOOKS_EACH
-from workers.storage.sql.postgres.pooling import refuse_lent_sessions
-from workers.storage.sql.postgres.session import LentSessions, OwnSessions, limit_waiting, on_connect
-from workers.storage.sql.postgres.silence import OwnConnection, Patience
+from workers.storage.sql.postgres.driver.listener import LOOKS_EACH
+from workers.storage.sql.postgres.driver.silence import OwnConnection, Patience
+from workers.storage.sql.postgres.session import (
+    LentSessions,
+    OwnSessions,
+    limit_waiting,
+    on_connect,
+    refuse_lent_sessions,
+)
 
 _NOTIFY: Final = "notify"
 _PATIENT: Final[Mapping[str, object]] = {

@@ -1,9 +1,9 @@
-"""Claims: how jobs leave the queue for a worker, in order, and which of them are held back.
+"""Claims: how jobs leave the queue for a worker, in order, which of them are held back, and how claims last.
 
 Theory of operation. Of one ordering key at most one job is processing. The key's other jobs are set aside (`held`) when
 a claim meets them, so that no claim reads past them twice. When a job of the key leaves the queue or stops processing,
 the first held job of each name becomes ready again. So a key with held jobs always has one that is ready or processing.
-Other gates are in `gates`.
+Other gates are in `limits`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 
 from sqlalchemy import TextClause, text
 
-from workers.jobs import Claim, JobEventKind
+from workers.jobs import Claim, JobEventKind, ProgressReport, Renewal
 from workers.storage.base import ANY_NAME
 from workers.storage.sql.rows import (
     BATCH,
@@ -32,8 +32,9 @@ from workers.storage.sql.rows import (
     missing_payload,
     moment,
 )
-from workers.storage.sql.sqlite.gates import ClaimGates, is_gate
-from workers.storage.sql.sqlite.gates import claimable_in as gates_claimable_in
+from workers.storage.sql.sqlite.limits import ClaimGates, is_gate
+from workers.storage.sql.sqlite.limits import claimable_in as gates_claimable_in
+from workers.storage.sql.steps.ends import why_lost
 
 _NAMES_AT_ONCE: Final = 100
 _ROUNDS: Final = 8
@@ -272,3 +273,50 @@ def claimable_in(transaction: Transaction, names: Collection[str]) -> timedelta 
     due = connection.execute(_NEXT_DUE, place).scalar()
     until_due = None if due is None else max(0, due - transaction.now) * timedelta(milliseconds=1)
     return opens if until_due is None else until_due if opens is None else min(opens, until_due)
+
+
+# `+queue` keeps the planner from an index on the queue alone; it is to use the row numbers.
+_HOLDERS = expanding(
+    "SELECT seq, id, token, cancel_requested FROM workers_jobs"
+    " WHERE seq IN :seqs AND +queue = :queue AND state = 'processing'",
+    "seqs",
+)
+_EXTEND = expanding("UPDATE workers_jobs SET lease_until = :lease_until WHERE seq IN :seqs", "seqs")
+_REPORT = text(
+    "UPDATE workers_jobs SET progress = :progress"
+    " WHERE seq = :seq AND +queue = :queue AND id = :id AND token = :token AND state = 'processing'"
+)
+
+
+def renew(transaction: Transaction, claims: Sequence[Claim]) -> Renewal:
+    """See `Storage.renew`."""
+    see(transaction, {claim.worker_id for claim in claims})
+    asked = {decode_token(claim.token): claim for claim in claims}
+    extended: dict[timedelta, list[int]] = {}
+    held: set[str] = set()
+    cancelled: set[str] = set()
+    for batch in batches([seq for seq, _ in asked]):
+        rows = transaction.connection.execute(_HOLDERS, {"queue": transaction.queue, "seqs": list(batch)})
+        for seq, job_id, secret, cancel_requested in rows:
+            claim = asked.get((seq, secret))
+            if claim is not None and claim.job_id == job_id:
+                held.add(claim.token)
+                extended.setdefault(claim.lease, []).append(seq)
+                if cancel_requested:
+                    cancelled.add(claim.token)
+    for lease, seqs in extended.items():
+        for batch in batches(seqs):
+            until = transaction.now + duration(lease)
+            transaction.connection.execute(_EXTEND, {"lease_until": until, "seqs": list(batch)})
+    lost = [claim for claim in claims if claim.token not in held]
+    reasons = why_lost(transaction, [claim.job_id for claim in lost])
+    return Renewal(lost={claim.token: reasons[claim.job_id] for claim in lost}, cancel_requested=frozenset(cancelled))
+
+
+def progress(transaction: Transaction, reports: Sequence[ProgressReport]) -> None:
+    """See `Storage.progress`."""
+    for report in reports:
+        seq, secret = decode_token(report.claim.token)
+        place = {"queue": transaction.queue, "seq": seq, "id": report.claim.job_id, "token": secret}
+        if transaction.connection.execute(_REPORT, {**place, "progress": report.value}).rowcount:
+            transaction.announce(JobEventKind.PROGRESS, [report.claim.job_id])

@@ -4,9 +4,9 @@ Theory of operation. SQLite has one writer at a time and its driver blocks, so a
 thread: one hop per transition, and commits queue up in order instead of polling for the file's lock. `BEGIN IMMEDIATE`
 takes that lock before the first read, so what a transition has read is still true when it writes. The reader's thread
 never waits for a writer (write-ahead log). While somebody waits or listens, it looks whether anybody has committed, a
-moment after each write to the file's log, and every second (`watcher`). It asks for `PRAGMA data_version`, which costs
-no table access and changes when any other connection has committed. The answer that the writer's connection gets to the
-same question leaves out what this process has committed by its own steps, of which everybody here was told.
+moment after each write to the file's log, and every second (`changes.watcher`). It asks for `PRAGMA data_version`,
+which costs no table access and changes when any other connection has committed. The answer that the writer's connection
+gets to the same question leaves out what this process has committed by its own steps, of which everybody here was told.
 
 With `synchronous = NORMAL` a commit survives the death of the process. A crash of the operating system may lose the
 last commits, but never tears the file.
@@ -46,17 +46,17 @@ from workers.jobs import (
     Settlement,
     SettleOutcome,
 )
-from workers.storage.abilities import Turn
+from workers.storage.abilities import Exchange
 from workers.storage.base import Limits
-from workers.storage.sql import crons
 from workers.storage.sql.caller import Caller, Callers, real_path, run_on, translated
 from workers.storage.sql.database import Begin
-from workers.storage.sql.dependents import resolve
 from workers.storage.sql.direct import Executor
-from workers.storage.sql.recovery import recover
 from workers.storage.sql.rows import Transaction
-from workers.storage.sql.sqlite import claim, enqueue, leases, settle
-from workers.storage.sql.sqlite.connections import (
+from workers.storage.sql.sqlite import claim, enqueue, settle
+from workers.storage.sql.sqlite.changes.events import EventLog
+from workers.storage.sql.sqlite.changes.watcher import POLL, Sight, SqliteWatcher
+from workers.storage.sql.sqlite.driver.connections import (
+    SqliteDirect,
     async_engine,
     connect,
     data_version,
@@ -65,11 +65,10 @@ from workers.storage.sql.sqlite.connections import (
     pragma,
     undo_when_cancelled,
 )
-from workers.storage.sql.sqlite.direct import SqliteDirect
-from workers.storage.sql.sqlite.events import EventLog
-from workers.storage.sql.sqlite.pace import POLL, Sight
-from workers.storage.sql.sqlite.thread import AtWork, SqliteThread
-from workers.storage.sql.sqlite.watcher import SqliteWatcher
+from workers.storage.sql.sqlite.driver.thread import AtWork, SqliteThread
+from workers.storage.sql.steps import crons
+from workers.storage.sql.steps.dependents import resolve
+from workers.storage.sql.steps.ends import recover
 from workers.storage.subscribers import DatabaseSubscribers
 
 T = TypeVar("T")
@@ -123,20 +122,20 @@ class SqliteDatabase:
         return self.look(begin, run)
 
     def renew(self, begin: Begin, claims: Sequence[Claim]) -> Future[Renewal]:
-        return self.change(begin, partial(leases.renew, claims=claims))
+        return self.change(begin, partial(claim.renew, claims=claims))
 
     def settle(self, begin: Begin, settlements: Sequence[Settlement]) -> Future[list[SettleOutcome]]:
         return self.change(begin, partial(settle.settle, settlements=settlements))
 
-    def turn(
+    def exchange(
         self,
         begin: Begin,
         settlements: Sequence[Settlement],
         worker_id: str,
         leases: Mapping[str, timedelta],
         limit: int,
-    ) -> Future[Turn] | None:
-        # Handlers that take a while end one by one, and a turn for each cost deliveries a fifth more processor time.
+    ) -> Future[Exchange] | None:
+        # Handlers that take a while end one by one, and an exchange for each cost deliveries a fifth more CPU.
         return None
 
     async def settle_with(
@@ -145,7 +144,7 @@ class SqliteDatabase:
         return await self.change_with(connection, begin, partial(settle.settle, settlements=settlements))
 
     def progress(self, begin: Begin, reports: Sequence[ProgressReport]) -> Future[None]:
-        return self.change(begin, partial(leases.progress, reports=reports))
+        return self.change(begin, partial(claim.progress, reports=reports))
 
     def recover(self, begin: Begin, limit: int, max_stalls: int) -> Future[Recovery]:
         return self.change(begin, partial(recover, limit=limit, max_stalls=max_stalls))

@@ -11,10 +11,7 @@ from collections.abc import Sequence
 from sqlalchemy import text
 
 from workers.jobs import EnqueueResult, JobEventKind, NewJob
-from workers.storage.sql.decision import decide
-from workers.storage.sql.dependents import insert, refuse_unknown
 from workers.storage.sql.direct import Executor
-from workers.storage.sql.endings import delete
 from workers.storage.sql.rows import (
     RowState,
     Transaction,
@@ -23,6 +20,9 @@ from workers.storage.sql.rows import (
     encode_retention,
     next_seq,
 )
+from workers.storage.sql.steps.dependents import insert, refuse_unknown
+from workers.storage.sql.steps.ends import delete
+from workers.storage.sql.steps.enqueue import decide
 
 _LOCK = text("UPDATE workers_queues SET paused = paused WHERE id < 0")
 _INSERT = text(

@@ -29,9 +29,6 @@ from workers.jobs import (
 )
 from workers.retention import told_with_the_end
 from workers.storage.rules import count_retry
-from workers.storage.sql.dependents import insert, tell_end
-from workers.storage.sql.endings import delete, outcomes_by_id, unhold
-from workers.storage.sql.failures import note_failures
 from workers.storage.sql.rows import (
     RowState,
     Transaction,
@@ -45,6 +42,8 @@ from workers.storage.sql.rows import (
     next_seq,
 )
 from workers.storage.sql.sqlite.enqueue import add, fields
+from workers.storage.sql.steps.dependents import insert, tell_end
+from workers.storage.sql.steps.ends import delete, note_failures, outcomes_by_id, unhold
 from workers.storage.subscribers import Told
 
 Values: TypeAlias = dict[str, int | str | bytes | None]
