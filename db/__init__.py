@@ -2,7 +2,7 @@
 
 from db.among import among
 from db.analytics import AcceptedKey, RelayCandidate, ServerScorecard
-from db.columns import FederationTable, HostTable, new_id, new_timed_id
+from db.columns import DEFAULT_WIRE, FederationTable, HostTable, new_id, new_timed_id
 from db.deliveries import (
     AttemptNote,
     AttemptOutcome,
@@ -34,6 +34,7 @@ from db.sightings import DatabaseIdentity, QueueSighting, SightingKind
 from db.url import DatabaseUrlError
 
 __all__ = [
+    "DEFAULT_WIRE",
     "AcceptedKey",
     "ActionSource",
     "AdminAction",

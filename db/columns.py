@@ -14,6 +14,9 @@ from sqlmodel import SQLModel
 
 E = TypeVar("E", bound=StrEnum)
 
+DEFAULT_WIRE = "sealed"
+"""The wire of rows that name none, as other producers' are written."""
+
 
 class FederationTable(SQLModel, registry=registry()):
     """Base of every table the migrations create; its metadata is what they are compared with.

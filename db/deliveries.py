@@ -6,7 +6,7 @@ from enum import StrEnum
 from sqlalchemy import BigInteger, Index, Integer, Text, text
 from sqlmodel import Field
 
-from db.columns import FederationTable, TextEnum, UtcDateTime, new_timed_id
+from db.columns import DEFAULT_WIRE, FederationTable, TextEnum, UtcDateTime, new_timed_id
 
 
 class DeliveryPayload(FederationTable, table=True):
@@ -95,7 +95,11 @@ class DeliveryJob(FederationTable, table=True):
         Index("delivery_jobs_server_idx", "server_url", "state", "created_at", "id"),
         _partial("delivery_jobs_code_idx", "error_code", "created_at", "id", where="error_code IS NOT NULL"),
         # The state is a column of these two as well: SQLite takes the index that more conditions are about.
-        _partial("delivery_jobs_held_idx", "server_url", "state", "held_reason", "created_at", where="state = 'held'"),
+        _partial(
+            "delivery_jobs_held_idx",
+            *("server_url", "state", "wire", "held_reason", "created_at"),
+            where="state = 'held'",
+        ),
         _partial("delivery_jobs_held_until_idx", "next_attempt_at", where="state = 'held'"),
         _partial("delivery_jobs_suspect_idx", "suspect", where="suspect IS NOT NULL"),
         _partial("delivery_jobs_released_idx", "state", "released_at", where="released_at IS NOT NULL"),
@@ -128,6 +132,8 @@ class DeliveryJob(FederationTable, table=True):
     # met.
     job_name: str | None = Field(default=None, sa_type=Text)
     server_url: str | None = Field(default=None, sa_type=Text)
+    wire: str = Field(default=DEFAULT_WIRE, sa_type=Text, sa_column_kwargs={"server_default": DEFAULT_WIRE})
+    """The protocol by which it is sent, as its job's name says."""
     # Written by delivery/outbox/insert, delivery/outbox/sweeper, delivery/rows/transitions, admin/deliveries/bulk.
     queued_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     # Written by delivery/ledger/statements, delivery/held/sweep, delivery/rows/transitions, admin/deliveries/bulk.

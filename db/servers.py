@@ -7,7 +7,7 @@ from typing import Final
 from sqlalchemy import BigInteger, Index, Integer, Text, UniqueConstraint, text
 from sqlmodel import Field
 
-from db.columns import FederationTable, TextEnum, UtcDateTime, new_id
+from db.columns import DEFAULT_WIRE, FederationTable, TextEnum, UtcDateTime, new_id
 
 
 class ServerHealth(StrEnum):
@@ -78,8 +78,9 @@ class LinkState(StrEnum):
 
 
 class ServerLink(FederationTable, table=True):
-    """How deliveries to a server go, by evidence. A server without a row is up, and nothing is known of it.
+    """How deliveries to a server go by one wire, by evidence. Without a row it is up, and nothing is known of it.
 
+    An operator's hold is the server's, and so on each of its rows; all else is found out for each wire by itself.
     `evidence` counts the intervals with failures since the last success, the latest at `evidence_at`; `rejections` the
     refusals since. While the link is not up it is looked at at `next_probe_at`, which was planned at `probed_at`, after
     `probes` looks in vain; `canaries` counts the deliveries that were refused for themselves within one look. `fell_at`
@@ -114,6 +115,9 @@ class ServerLink(FederationTable, table=True):
 
     # Written by servers/links, for deliveries, probes, releases and operators.
     server_url: str = Field(sa_type=Text, primary_key=True)
+    wire: str = Field(
+        default=DEFAULT_WIRE, sa_type=Text, primary_key=True, sa_column_kwargs={"server_default": DEFAULT_WIRE}
+    )
     state: LinkState = Field(default=LinkState.UP, sa_type=TextEnum(LinkState))
     since: datetime = Field(sa_type=UtcDateTime)
     reason: str | None = Field(default=None, sa_type=Text)

@@ -34,22 +34,26 @@ LONGEST_WORLD: Final = 30.0
 LONGEST_SECONDS: Final = 600.0
 """Tests that take longer do not end, which is a way to fail."""
 NEAREST: Final = {
-    "federation/delivery/fates": "delivery/test_fates delivery/test_canaries delivery/test_outage"
+    "federation/delivery/attempt/decision": "delivery/test_fates delivery/test_canaries delivery/test_outage"
     " delivery/test_trouble",
-    "federation/delivery/codes": "delivery/test_codes delivery/test_statuses",
-    "federation/delivery/process": "delivery/test_outage delivery/test_trouble delivery/test_attempt_log"
+    "federation/delivery/error_codes": "delivery/test_codes delivery/test_statuses",
+    "federation/sealed/codes": "delivery/test_codes delivery/test_statuses",
+    "federation/delivery/attempt/processor": "delivery/test_outage delivery/test_trouble delivery/test_attempt_log"
     " delivery/test_blacklist delivery/test_canaries delivery/test_room",
-    "federation/delivery/group": "delivery/test_group delivery/test_attempt_log delivery/test_ends delivery/test_apart",
-    "federation/delivery/rows": "delivery/test_holding delivery/test_release delivery/test_order",
-    "federation/delivery/order": "delivery/test_order sealed/outbound/activities",
-    "federation/delivery/holding": "delivery/test_holding delivery/test_outage delivery/test_apart",
-    "federation/delivery/sweeper": "delivery/outbox",
-    "federation/delivery/sweeps": "delivery/test_sweeps",
-    "federation/delivery/release": "delivery/test_release delivery/test_canaries",
-    "federation/delivery/apart": "delivery/test_apart",
-    "federation/delivery/database_watch": "delivery/test_database_away",
+    "federation/delivery/attempt/crash_suspects": "delivery/test_apart",
+    "federation/delivery/attempt/database_watch": "delivery/test_database_away",
+    "federation/delivery/ledger/statements": "delivery/test_group delivery/test_attempt_log delivery/test_ends"
+    " delivery/test_apart",
+    "federation/delivery/rows/transitions": "delivery/test_holding delivery/test_release delivery/test_order",
+    "federation/delivery/outbox/ordering": "delivery/test_order sealed/outbound/activities",
+    "federation/delivery/outbox/sweeper": "delivery/outbox",
+    "federation/delivery/held/sweep_times": "delivery/test_sweeps",
+    "federation/delivery/held/sweep": "delivery/test_holding delivery/test_outage delivery/test_apart",
+    "federation/delivery/held/release": "delivery/test_release delivery/test_canaries",
+    "federation/delivery/held/probes": "health delivery/test_canaries delivery/test_misunderstandings",
+    "federation/sealed/peers": "health delivery/test_canaries delivery/test_misunderstandings",
+    "federation/sealed/outbound": "delivery/test_misunderstandings delivery/test_canaries",
     "federation/servers/link": "servers/test_link_rules servers/test_links delivery/test_canaries",
-    "federation/health": "health delivery/test_canaries delivery/test_misunderstandings",
     "federation/scheduler": "scheduler/test_leases scheduler/test_runner",
     "federation/base/database_clock": "base/test_database_clock",
     "workers/worker": "../workers/worker",

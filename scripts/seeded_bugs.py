@@ -264,13 +264,14 @@ BUGS: Final = (
     Bug(
         "a server that takes no posts is raised by /discover",
         "LinkProbes.look",
-        swap("link.state is LinkState.MISMATCH or not await self._send_canary(url)", "True"),
+        swap("link.state is LinkState.MISMATCH or not await self._send_canary(url, link.wire)", "True"),
     ),
     Bug(
         "a mismatch is looked at by a canary",
         "LinkProbes.look",
         swap(
-            "link.state is LinkState.MISMATCH or not await self._send_canary(url)", "not await self._send_canary(url)"
+            "link.state is LinkState.MISMATCH or not await self._send_canary(url, link.wire)",
+            "not await self._send_canary(url, link.wire)",
         ),
     ),
     Bug(

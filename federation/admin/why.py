@@ -310,7 +310,7 @@ async def explain(
     """
     database = federation.database
     server = await servers.show(database, url)
-    link = await federation.links.find(url)
+    link = await _link(federation, url)
     events = await servers.health_events(database, url)
     # A server that was never unhealthy has no events: it has been healthy since we first knew it.
     since = events[0].at if events else server.created_at if server else None
@@ -339,12 +339,20 @@ async def explain(
     return told if _is_known(told) else replace(told, known=False, meant=await misnamed.meant(database, typed or url))
 
 
+async def _link(federation: Federation, url: str) -> Link:
+    """Return the link to the server: of several wires, the first that is not open, or else that is known."""
+    links = [await federation.links.of(wire).find(url) for wire in federation.wires.names]
+    closed = (link for link in links if not link.is_open)
+    known = (link for link in links if link != Link(server_url=url, wire=link.wire, since=link.since))
+    return next(closed, None) or next(known, links[0])
+
+
 def _is_known(told: Explanation) -> bool:
     """Tell whether any table has anything about the server."""
     backlog, link = told.backlog, told.link
     on_record = told.server or told.rules or told.claims or told.events or told.scorecard or told.attempts
     owed = backlog.open or backlog.failed or backlog.expired
-    return bool(on_record or owed) or link != Link(server_url=link.server_url, since=link.since)
+    return bool(on_record or owed) or link != Link(server_url=link.server_url, wire=link.wire, since=link.since)
 
 
 async def _lacks_jobs(federation: Federation) -> bool:

@@ -138,13 +138,26 @@ class Wires:
         """Return the wire by which jobs of this name are sent."""
         return self._by_name.get(job_name, self._default)
 
-    def check(self, job_name: str, payload: str) -> None:
-        """Check what is to be owed.
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all wires."""
+        return tuple({wire.name: None for wire in (self._default, *self._by_name.values())})
+
+    def check(self, job_name: str, payload: str) -> str:
+        """Check what is to be owed, and return the name of its wire.
 
         Raises:
             ValueError: it could never be delivered; the message names the member.
         """
-        self.of(job_name).check(payload)
+        wire = self.of(job_name)
+        wire.check(payload)
+        return wire.name
+
+    async def is_well(self, link: Link) -> bool | None:
+        """Ask the server by the link's wire whether it is back. None: only a delivery can tell, or the wire is gone."""
+        wires = (self._default, *self._by_name.values())
+        wire = next((wire for wire in wires if wire.name == link.wire), None)
+        return None if wire is None else await wire.is_well(link.server_url)
 
 
 def code_of(wire: Wire, code: str) -> FailureCode | None:

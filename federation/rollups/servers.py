@@ -30,7 +30,17 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlmodel import col
 
-from db import Database, DeliveryJob, DeliveryState, LinkState, Server, ServerLink, ServerScorecard, ServerSummary
+from db import (
+    DEFAULT_WIRE,
+    Database,
+    DeliveryJob,
+    DeliveryState,
+    LinkState,
+    Server,
+    ServerLink,
+    ServerScorecard,
+    ServerSummary,
+)
 from federation.servers.link_rules import LONGEST_REST
 from workers.clock import Clock, SystemClock
 
@@ -120,6 +130,7 @@ def _summaries() -> Select[*tuple[Any, ...]]:
         .union(select(col(ServerLink.server_url)), select(counts.c.server_url))
         .subquery("urls")
     )
+    is_link = (col(ServerLink.server_url) == urls.c.server_url) & (col(ServerLink.wire) == DEFAULT_WIRE)
     is_card = (col(ServerScorecard.server_url) == urls.c.server_url) & (col(ServerScorecard.window_days) == WINDOW_DAYS)
     number = {each.value: func.coalesce(counts.c[each.value], 0) for each in DeliveryState}
     return (
@@ -135,7 +146,7 @@ def _summaries() -> Select[*tuple[Any, ...]]:
             counts.c.oldest_at,
         )
         .select_from(urls)
-        .outerjoin(ServerLink, col(ServerLink.server_url) == urls.c.server_url)
+        .outerjoin(ServerLink, is_link)
         .outerjoin(ServerScorecard, is_card)
         .outerjoin(counts, counts.c.server_url == urls.c.server_url)
     )

@@ -208,6 +208,7 @@ class Federation:
             self.delivery_queue,
             links=self.links,
             blacklist=self.blacklist,
+            wires=self.wires.names,
             max_age=settings.federation_delivery_max_age,
             meter=self.meter,
             clock=self.clock,
@@ -224,7 +225,7 @@ class Federation:
         self.link_probes = LinkProbes(
             links=self.links,
             blacklist=self.blacklist,
-            is_well=sealed.is_well,
+            is_well=self.wires.is_well,
             send_canary=self.releaser.send_canary,
             newly_held=self.held.newly_held,
         )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from db import HoldReason, LinkState
+from db import DEFAULT_WIRE, HoldReason, LinkState
 
 BUCKET: Final = timedelta(seconds=10)
 """All failures within one bucket are one piece of evidence, however many deliveries they hit."""
@@ -61,6 +61,7 @@ class Link:
     """One row of `server_links`; see `ServerLink` for its columns."""
 
     server_url: str
+    wire: str = DEFAULT_WIRE
     since: datetime
     state: LinkState = LinkState.UP
     reason: str | None = None

@@ -1,11 +1,11 @@
 """The links to servers: which are up, and how every attempt and every probe changes them.
 
-Theory of operation. A link is one row of `server_links`, so that any process acts on it and a restart forgets nothing;
-`link_rules` decides how an event changes it. Every attempt reads its server's link, through a cache of a few seconds.
-Writes are rare: a success writes only if there is something to forget, failures write once per bucket and process. Each
-write locks the row, applies one rule, and stores what changed, so processes that notice the same outage at once make
-one change of it. The registry's `is_healthy`, which Node reads, is written after that; if a crash comes in between, the
-next change sets it right.
+Theory of operation. A link is one row of `server_links`, the way to one server by one wire, so that any process acts on
+it and a restart forgets nothing; `link_rules` decides how an event changes it. Every attempt reads its server's link,
+through a cache of a few seconds. Writes are rare: a success writes only if there is something to forget, failures write
+once per bucket and process. Each write locks the row, applies one rule, and stores what changed, so processes that
+notice the same outage at once make one change of it. The registry's `is_healthy`, which Node reads, is written after
+that; if a crash comes in between, the next change sets it right.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sqlalchemy import Connection, Executable, Row, Select, and_, bindparam, fun
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlmodel import col
 
-from db import Database, LinkState, ServerLink, among
+from db import DEFAULT_WIRE, Database, LinkState, ServerLink, among
 from federation.base.cache import LoadingCache
 from federation.http.threat_policy import NetworkErrorCode
 from federation.servers import link_rules
@@ -52,15 +52,31 @@ def nothing_else(_connection: Connection) -> None:
 
 
 class Links:
-    """Reads and writes `server_links`, and keeps `health` in line with it."""
+    """Reads and writes the links of one wire, and keeps `health` in line with them. `of` has those of other wires."""
 
-    def __init__(self, database: Database, health: HealthNotes, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        database: Database,
+        health: HealthNotes | None,
+        *,
+        wire: str = DEFAULT_WIRE,
+        clock: Clock | None = None,
+        siblings: dict[str, Links] | None = None,
+    ) -> None:
         self._database = database
+        self._wire = wire
+        self._by_wire = {} if siblings is None else siblings
+        self._by_wire[wire] = self
         self._health = health
         self._clock = clock or SystemClock()
         self._cache = LoadingCache(Batcher(self._load, MAX_LOADED).ask, ttl=CACHE_TTL)
         self._first_successes = Batcher(self._acknowledge, MAX_LOADED)
         self._noted: dict[str, int] = {}  # the bucket in which this process last noted a failure of a server
+
+    def of(self, wire: str) -> Links:
+        """Return the links of a wire, on the same database. No others keep a health of servers."""
+        found = self._by_wire.get(wire)
+        return found or Links(self._database, None, wire=wire, clock=self._clock, siblings=self._by_wire)
 
     async def view(self, server_url: str) -> Link:
         """Return the link as it was a few seconds ago at most.
@@ -76,15 +92,16 @@ class Links:
         return await self._cache.get(server_url)
 
     async def close(self) -> None:
-        """Stop reading, and wait until nothing is being read any more."""
-        await self._cache.close()
+        """Stop reading, by any wire, and wait until nothing is being read any more."""
+        for links in self._by_wire.values():
+            await links._cache.close()
 
     async def succeeded(self, server_url: str, *, relayed: bool = False) -> None:
         """Note an acknowledged delivery: the link is up, and earlier failures are forgotten."""
         known = await self.view(server_url)
         if known.has_nothing_to_forget() and not relayed:
             return
-        if known == Link(server_url=server_url, since=known.since) and not relayed:
+        if known == self._blank(server_url, known.since) and not relayed:
             self._cache.put(server_url, await self._first_successes.ask(server_url))
             return
         now = self._clock.now()
@@ -190,21 +207,23 @@ class Links:
             await self._change(server_url, lambda link: link_rules.looked_at_now(link, now), "heard")
 
     async def hold(self, server_url: str, *, also: Also = nothing_else) -> None:
-        """Hold deliveries to the server until `release`, as an operator wants."""
+        """Hold deliveries to the server, by any wire, until `release`, as an operator wants."""
         now = self._clock.now()
-        await self._change(
-            server_url, lambda link: replace(link, operator_hold=True, release_at=None, since=now), OPERATOR, also
-        )
+
+        def held(link: Link) -> Link:
+            return replace(link, operator_hold=True, release_at=None, since=now)
+
+        await self._change_all(server_url, held, also)
 
     async def release(self, server_url: str, *, also: Also = nothing_else) -> None:
-        """Send what is held for the server, whatever is known of it, as an operator wants."""
+        """Send what is held for the server, by any wire, whatever is known of it, as an operator wants."""
         now = self._clock.now()
 
         def let_go(link: Link) -> Link:
             link = link_rules.raised(replace(link, operator_hold=False, rest_until=None, rests=0), now)
             return replace(link, release_at=link.release_at or now)
 
-        await self._change(server_url, let_go, OPERATOR, also)
+        await self._change_all(server_url, let_go, also)
 
     async def release_held(self, server_url: str) -> None:
         """Release what is held for the server from now on, if it is up and no release is under way."""
@@ -220,11 +239,11 @@ class Links:
         await self._change(server_url, lambda link: replace(link, profile=profile), "profile", also)
 
     async def due_for_probe(self, limit: int) -> Sequence[Link]:
-        """Return links whose next probe is due, the one due longest first."""
+        """Return links of all wires whose next probe is due, the one due longest first."""
         return await self._due(_PROBE_DUE, limit)
 
     async def due_for_release(self, limit: int) -> Sequence[Link]:
-        """Return links whose held deliveries are due for release, the one waiting longest first."""
+        """Return links of all wires whose held deliveries are due for release, the one waiting longest first."""
         return await self._due(_RELEASE_DUE, limit)
 
     async def take_probe(self, link: Link) -> bool:
@@ -232,11 +251,15 @@ class Links:
         now = self._clock.now()
         taken = (
             update(_TABLE)
-            .where(_TABLE.c.server_url == link.server_url, _TABLE.c.next_probe_at == link.next_probe_at)
+            .where(
+                _TABLE.c.server_url == link.server_url,
+                _TABLE.c.wire == link.wire,
+                _TABLE.c.next_probe_at == link.next_probe_at,
+            )
             .values(next_probe_at=now + link_rules.FIRST_PROBES[0], probed_at=now)
         )
         is_ours = await self._database.transact(lambda connection: connection.execute(taken).rowcount) == 1
-        self._cache.drop(link.server_url)
+        self.of(link.wire)._cache.drop(link.server_url)
         return is_ours
 
     def forget(self, server_url: str) -> None:
@@ -248,23 +271,41 @@ class Links:
         now = self._clock.now()
 
         def change(connection: Connection) -> tuple[Link, Link]:
-            before = locked(connection, server_url, now)
-            after = rule(before)
-            if after != before:
-                store(connection, after)
+            changed = _changed(connection, server_url, self._wire, rule, now)
             also(connection)
-            return before, after
+            return changed
 
         try:
             before, after = await self._database.transact(change)
         except BaseException:
             self.forget(server_url)
             raise
-        self._noted.pop(server_url, None)
-        self._cache.put(server_url, after)
+        await self._note_change(before, after, reason)
+        return after
+
+    async def _change_all(self, server_url: str, rule: Rule, also: Also) -> None:
+        """Change the server's links by all wires, in one transaction, as an operator wants."""
+        now = self._clock.now()
+
+        def change(connection: Connection) -> list[tuple[Link, Link]]:
+            wires = {self._wire, *connection.execute(_WIRES_OF, {"url": server_url}).scalars()}
+            changed = [_changed(connection, server_url, wire, rule, now) for wire in sorted(wires)]
+            also(connection)
+            return changed
+
+        try:
+            changed = await self._database.transact(change)
+        finally:
+            for links in self._by_wire.values():
+                links.forget(server_url)
+        for before, after in changed:
+            await self.of(after.wire)._note_change(before, after, OPERATOR)
+
+    async def _note_change(self, before: Link, after: Link, reason: str) -> None:
+        self._noted.pop(after.server_url, None)
+        self._cache.put(after.server_url, after)
         if (before.state, before.operator_hold) != (after.state, after.operator_hold):
             await self._tell(before, after, reason)
-        return after
 
     async def _tell(self, before: Link, after: Link, reason: str) -> None:
         level = log.info if after.is_open or reason == OPERATOR else log.warning
@@ -277,7 +318,7 @@ class Links:
             reason=reason,
             next_probe_at=after.next_probe_at.isoformat() if after.next_probe_at else None,
         )
-        if after.state is before.state:
+        if after.state is before.state or self._health is None:
             return
         if after.state is LinkState.UP:
             await self._health.mark_healthy(after.server_url, reason=reason)
@@ -301,7 +342,7 @@ class Links:
     async def _acknowledge(self, urls: Sequence[str]) -> list[Link]:
         """Note the first acknowledged delivery of servers of which nothing was known, in one statement."""
         now = self._clock.now()
-        links = [Link(server_url=url, since=now, acknowledged=True, last_success_at=now) for url in urls]
+        links = [replace(self._blank(url, now), acknowledged=True, last_success_at=now) for url in urls]
 
         def insert(connection: Connection) -> None:
             connection.execute(_inserts(connection.dialect.name).acknowledged, [_values(link) for link in links])
@@ -310,11 +351,19 @@ class Links:
         return links
 
     async def _load(self, urls: Sequence[str]) -> list[Link]:
-        found = {row.server_url: _link(row) for row in await self._database.rows(_KNOWN, {"urls": urls})}
+        links = [_link(row) for row in await self._database.rows(_KNOWN, {"urls": urls})]
+        found = {link.server_url: link for link in links if link.wire == self._wire}
+        held = {link.server_url for link in links if link.operator_hold}
         now = self._clock.now()
         return [
-            link_rules.believed(found[url], now) if url in found else Link(server_url=url, since=now) for url in urls
+            link_rules.believed(found[url], now)
+            if url in found
+            else replace(self._blank(url, now), operator_hold=url in held)
+            for url in urls
         ]
+
+    def _blank(self, server_url: str, since: datetime) -> Link:
+        return Link(server_url=server_url, wire=self._wire, since=since)
 
     def _note(self, server_url: str, bucket: int) -> None:
         if len(self._noted) > MAX_REMEMBERED:
@@ -322,13 +371,18 @@ class Links:
         self._noted[server_url] = bucket
 
 
-def locked(connection: Connection, server_url: str, now: datetime) -> Link:
-    """Return the link as it is, with its row locked until the transaction ends; make the row if there is none."""
-    row = connection.execute(_LOCKED, {"url": server_url}).one_or_none()
+def locked(connection: Connection, server_url: str, now: datetime, *, wire: str = DEFAULT_WIRE) -> Link:
+    """Return the link as it is, with its row locked until the transaction ends; make the row if there is none.
+
+    If an operator holds the server, it is held by this wire, too.
+    """
+    key = {"url": server_url, "by": wire}
+    row = connection.execute(_LOCKED, key).one_or_none()
     if row is None:
-        blank = _values(Link(server_url=server_url, since=now))
+        is_held = connection.execute(_HELD_BY_OPERATOR, {"url": server_url}).first() is not None
+        blank = _values(Link(server_url=server_url, wire=wire, since=now, operator_hold=is_held))
         connection.execute(_inserts(connection.dialect.name).blank, blank)
-        row = connection.execute(_LOCKED, {"url": server_url}).one()
+        row = connection.execute(_LOCKED, key).one()
     return link_rules.believed(_link(row), now)
 
 
@@ -337,9 +391,18 @@ def store(connection: Connection, link: Link) -> None:
     connection.execute(_STORED, {f"new_{name}": value for name, value in _values(link).items()})
 
 
-def closed_among(connection: Connection, server_urls: Sequence[str]) -> set[str]:
-    """Return those of the servers to which nothing is sent now."""
-    return set(connection.execute(_CLOSED, {"urls": server_urls}).scalars())
+def closed_among(connection: Connection, server_urls: Sequence[str], wire: str = DEFAULT_WIRE) -> set[str]:
+    """Return those of the servers to which nothing is sent now by that wire."""
+    return set(connection.execute(_CLOSED, {"urls": server_urls, "by": wire}).scalars())
+
+
+def _changed(connection: Connection, server_url: str, wire: str, rule: Rule, now: datetime) -> tuple[Link, Link]:
+    """Apply the rule to the link, and return it as it was and as it is."""
+    before = locked(connection, server_url, now, wire=wire)
+    after = rule(before)
+    if after != before:
+        store(connection, after)
+    return before, after
 
 
 def _health_code(reason: str) -> str:
@@ -358,11 +421,15 @@ def _values(link: Link) -> dict[str, object]:
 
 _COLUMNS: Final = tuple(field.name for field in fields(Link))
 _TABLE = ServerLink.__table__  # type: ignore[attr-defined] # SQLModel adds it at run time
-_LOCKED = select(_TABLE).where(_TABLE.c.server_url == bindparam("url")).with_for_update()
+_LOCKED = (
+    select(_TABLE).where(_TABLE.c.server_url == bindparam("url"), _TABLE.c.wire == bindparam("by")).with_for_update()
+)
+_WIRES_OF = select(_TABLE.c.wire).where(_TABLE.c.server_url == bindparam("url"))
+_HELD_BY_OPERATOR = _WIRES_OF.where(col(ServerLink.operator_hold).is_(True))
 _STORED = (
     update(_TABLE)
-    .where(_TABLE.c.server_url == bindparam("new_server_url"))
-    .values({name: bindparam(f"new_{name}") for name in _COLUMNS if name != "server_url"})
+    .where(_TABLE.c.server_url == bindparam("new_server_url"), _TABLE.c.wire == bindparam("new_wire"))
+    .values({name: bindparam(f"new_{name}") for name in _COLUMNS if name not in ("server_url", "wire")})
 )
 # A time that no rule can have written by now was written by a wrong clock: it counts as due.
 _PROBE_DUE = (
@@ -407,7 +474,7 @@ def _inserts(dialect: str) -> _Inserts:
     insert = (postgresql if dialect == "postgresql" else sqlite).insert(_TABLE)
     forgotten = {"acknowledged": True, "evidence": 0, "rejections": 0, "fell_at": None, "probes": 0, "moved_to": None}
     acknowledged = insert.on_conflict_do_update(
-        index_elements=[_TABLE.c.server_url],
+        index_elements=[_TABLE.c.server_url, _TABLE.c.wire],
         set_={**forgotten, "last_success_at": insert.excluded.last_success_at},
         where=_TABLE.c.state == LinkState.UP,
     )
@@ -417,5 +484,8 @@ def _inserts(dialect: str) -> _Inserts:
 _KNOWN = select(*(_TABLE.c[name] for name in _COLUMNS)).where(among(_TABLE.c.server_url, "urls"))
 _CLOSED = select(_TABLE.c.server_url).where(
     among(_TABLE.c.server_url, "urls"),
-    or_(_TABLE.c.state != LinkState.UP, col(ServerLink.operator_hold).is_(True)),
+    or_(
+        and_(_TABLE.c.wire == bindparam("by"), _TABLE.c.state != LinkState.UP),
+        col(ServerLink.operator_hold).is_(True),
+    ),
 )

@@ -158,7 +158,17 @@ def test_adoption_changes_no_row_and_no_existing_column(postgres_url: str) -> No
         ]
     added = after["delivery_jobs"][len(described["delivery_jobs"]) :]
     assert [column["name"] for column in added] == [
-        *("job_name", "server_url", "queued_at", "settled_at", "outcome", "last_error", "payload_id", "error_code"),
+        *(
+            "job_name",
+            "server_url",
+            "wire",
+            "queued_at",
+            "settled_at",
+            "outcome",
+            "last_error",
+            "payload_id",
+            "error_code",
+        ),
         *("state", "held_reason", "held_at", "job_id", "series", "sending", "first_attempted_at", "released_at"),
         *("canary_at", "ordering_key", "ordering_position", "holds", "suspect", "alone"),
     ]

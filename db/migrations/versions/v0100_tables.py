@@ -74,6 +74,7 @@ def _extend_delivery_jobs() -> None:
         table,
         (
             *(sa.Column(name, sa.Text) for name in ("job_name", "server_url")),
+            sa.Column("wire", sa.Text, nullable=False, server_default="sealed"),
             *(sa.Column(name, sa.DateTime) for name in ("queued_at", "settled_at")),
             *(sa.Column(name, sa.Text) for name in ("outcome", "last_error", "payload_id", "error_code")),
             sa.Column("state", sa.Text, nullable=False, server_default="ready"),
@@ -100,7 +101,8 @@ def _extend_delivery_jobs() -> None:
     op.create_index(f"{table}_server_idx", table, ["server_url", "state", "created_at", "id"])
     _partial(f"{table}_code_idx", table, ["error_code", "created_at", "id"], "error_code IS NOT NULL")
     # With their state, because SQLite takes the index that more conditions are about: else one of the above.
-    _partial(f"{table}_held_idx", table, ["server_url", "state", "held_reason", "created_at"], "state = 'held'")
+    held = ["server_url", "state", "wire", "held_reason", "created_at"]
+    _partial(f"{table}_held_idx", table, held, "state = 'held'")
     _partial(f"{table}_released_idx", table, ["state", "released_at"], "released_at IS NOT NULL")
 
 
@@ -160,6 +162,7 @@ def _create_server_links() -> None:
     op.create_table(
         "server_links",
         sa.Column("server_url", sa.Text, primary_key=True),
+        sa.Column("wire", sa.Text, primary_key=True, server_default="sealed"),
         sa.Column("state", sa.Text, nullable=False),
         sa.Column("since", sa.DateTime, nullable=False),
         sa.Column("reason", sa.Text),

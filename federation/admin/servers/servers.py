@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import Connection, Select, delete, func, or_, select
+from sqlalchemy import Connection, Select, case, delete, func, or_, select
 from sqlmodel import col
 
 from db import (
@@ -148,10 +148,11 @@ async def show(database: Database, url: str) -> ServerRow | None:
 
 
 async def links(database: Database, urls: Sequence[str]) -> dict[str, LinkRow]:
-    """Return the links to these servers."""
+    """Return the links to these servers: of several wires, that which is not up."""
     names = [column.name for column in fields(LinkRow) if column.name != "held"]
     columns = (getattr(ServerLink, name) for name in names)
     query = select(col(ServerLink.server_url), *columns).where(col(ServerLink.server_url).in_(urls))
+    query = query.order_by(case((col(ServerLink.state) == LinkState.UP, 0), else_=1))
     server = col(DeliveryJob.server_url)
     held = (
         select(server, func.count())

@@ -192,7 +192,7 @@ class DeliveryProcessor:
             await self._fail(job, report, failure)
             raise
         report.checked = monotonic()
-        report.link = await self._links.view(report.delivery.server_url)
+        report.link = await self._links_of(report).view(report.delivery.server_url)
         hold = report.link.hold(self._clock.now())
         return hold is not None and not report.begun and not await self._begin(job, report, hold)
 
@@ -245,6 +245,7 @@ class DeliveryProcessor:
                 server_url=delivery.server_url,
                 attempt=job.attempt,
                 at=report.started_at,
+                wire=report.wire.name,
                 hold=hold,
             )
         )
@@ -329,7 +330,7 @@ class DeliveryProcessor:
     async def _note_arrival(self, job: Job, report: Report, effect: Effect | None) -> None:
         """Note that the server has it: in its link first, then in the ledger, with what that changes here."""
         delivery = report.delivery
-        await self._links.succeeded(delivery.server_url, relayed=report.seen.relayed_by is not None)
+        await self._links_of(report).succeeded(delivery.server_url, relayed=report.seen.relayed_by is not None)
         record = self._log(job, report, AttemptOutcome.DELIVERED, None, None)
         shared = report.series is not None and report.series.shared
         changed = await self._ledger.gone(delivery.delivery_job_id, effect=effect, attempt=record, shared=shared)
@@ -385,14 +386,15 @@ class DeliveryProcessor:
     ) -> Fate:
         """Report the failure to the server's link, then decide what becomes of the row."""
         server_url, kind, code = report.delivery.server_url, _class_of(report, failure), failure.code
+        links = self._links_of(report)
         if kind is FailureClass.UNAVAILABLE:
             if is_last or series.canary_at is not None:
-                link = await self._links.find(server_url)
+                link = await links.find(server_url)
                 if fails_alone(code, series, link, is_last=is_last):
                     return alone(series, self._clock.now()) if is_last else AGAIN
             await self._note_unavailable(report, series, failure, is_last=is_last)
         elif kind is FailureClass.REST:
-            await self._links.rests(server_url, failure.at_least if isinstance(failure, RetryableFailure) else None)
+            await links.rests(server_url, failure.at_least if isinstance(failure, RetryableFailure) else None)
         elif kind is FailureClass.REJECTED and (is_last or series.is_canary):
             may_recover = await self._may_recover(job, report, code)
             if may_recover is None:
@@ -403,23 +405,26 @@ class DeliveryProcessor:
             is_last = is_last or series.attempts >= job.max_attempts
             told = code_of(report.wire, code)
             if is_last and not (told is not None and told.is_own):
-                await self._links.rejected(server_url, code)
+                await links.rejected(server_url, code)
             if series.is_canary:
-                await self._links.canary_refused(server_url)
-        link = await self._links.view(server_url)
+                await links.canary_refused(server_url)
+        link = await links.view(server_url)
         return fate_of(kind, is_last=is_last, series=series, link=link, now=self._clock.now())
 
     async def _note_unavailable(
         self, report: Report, series: Series, failure: PermanentFailure | RetryableFailure, *, is_last: bool
     ) -> None:
         """Count the failure against the server: once, whatever the attempt was."""
-        server_url, code = report.delivery.server_url, failure.code
+        server_url, code, links = report.delivery.server_url, failure.code, self._links_of(report)
         moved_to = failure.moved_to if isinstance(failure, RetryableFailure) else None
-        await self._links.unavailable(server_url, code, moved_to=moved_to)
+        await links.unavailable(server_url, code, moved_to=moved_to)
         if series.is_canary:
-            await self._links.probe_failed(server_url)
+            await links.probe_failed(server_url)
         elif is_last:
-            await self._links.exhausted(server_url, code, first_attempted_at=series.first_attempted_at)
+            await links.exhausted(server_url, code, first_attempted_at=series.first_attempted_at)
+
+    def _links_of(self, report: Report) -> Links:
+        return self._links.of(report.wire.name)
 
     async def _may_recover(self, job: Job, report: Report, code: str) -> bool | None:
         """Ask the wire whether the refusal may end by itself; None if it broke off over that."""

@@ -26,12 +26,12 @@ log = structlog.get_logger(__name__)
 
 AT_ONCE: Final = 10
 
-SendCanary = Callable[[str], Awaitable[bool]]
-"""Sends one held delivery ahead to the server; returns False if none is held for it."""
-IsWell = Callable[[str], Awaitable[bool | None]]
+SendCanary = Callable[[str, str], Awaitable[bool]]
+"""Sends one held delivery ahead to the server, by the wire; returns False if none is held for it."""
+IsWell = Callable[[Link], Awaitable[bool | None]]
 """Asks the server by its wire whether it is back; None if only a delivery can tell."""
-NewlyHeld = Callable[[], Awaitable[Sequence[str]]]
-"""Returns servers for which something is held by now, and nothing was at the last look."""
+NewlyHeld = Callable[[], Awaitable[Sequence[tuple[str, str]]]]
+"""Returns servers and wires for which something is held by now, and nothing was at the last look."""
 
 
 class LinkProbes:
@@ -58,8 +58,8 @@ class LinkProbes:
         Raises:
             SQLAlchemyError: the database did not answer; they are due again in half a minute.
         """
-        for url in await self._newly_held():
-            await self._links.look_soon(url)
+        for url, wire in await self._newly_held():
+            await self._links.of(wire).look_soon(url)
         due = await self._links.due_for_probe(AT_ONCE)
         taken = [link for link in due if await self._links.take_probe(link)]
         # Waits for all of them: if one cannot write its result, the nine others must not be left running.
@@ -75,11 +75,11 @@ class LinkProbes:
         Raises:
             SQLAlchemyError: the database did not answer.
         """
-        url = link.server_url
+        url, links = link.server_url, self._links.of(link.wire)
         try:
             if link.operator_hold or await self._blacklist.covering(url) is not None:
-                await self._links.probe_failed(url)
-            elif link.state is LinkState.MISMATCH or not await self._send_canary(url):
+                await links.probe_failed(url)
+            elif link.state is LinkState.MISMATCH or not await self._send_canary(url, link.wire):
                 await self._ask_whether_back(link)
         except SQLAlchemyError:
             raise
@@ -88,8 +88,8 @@ class LinkProbes:
 
     async def _ask_whether_back(self, link: Link) -> None:
         """Ask by the wire. A server that refuses deliveries may answer there as ever: only a canary can tell."""
-        url = link.server_url
-        if link.state is not LinkState.REFUSING and await self._is_well(url):
-            await self._links.returned(url, reason="probe")
+        url, links = link.server_url, self._links.of(link.wire)
+        if link.state is not LinkState.REFUSING and await self._is_well(link):
+            await links.returned(url, reason="probe")
         else:
-            await self._links.probe_failed(url)
+            await links.probe_failed(url)

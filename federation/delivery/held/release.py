@@ -22,7 +22,7 @@ from typing import Final
 import structlog
 from sqlalchemy import Connection, Select, bindparam, func, literal_column, or_, select, union_all, update
 
-from db import Database, DeliveryState, HoldReason
+from db import DEFAULT_WIRE, Database, DeliveryState, HoldReason
 from federation.base.meter import NO_METER, Meter
 from federation.base.queues.queue import JobQueue
 from federation.delivery.held.sweep import WAITS_FOR_SERVER
@@ -79,8 +79,8 @@ class Releaser:
             released += await self._release(link, room - released)
         return released
 
-    async def send_canary(self, server_url: str) -> bool:
-        """Send one held delivery ahead to the server.
+    async def send_canary(self, server_url: str, wire: str = DEFAULT_WIRE) -> bool:
+        """Send one held delivery ahead to the server, by that wire.
 
         Return False if none is held for it; one already on its way counts.
 
@@ -90,8 +90,8 @@ class Releaser:
         now = self._clock.now()
 
         def choose(connection: Connection) -> tuple[bool, list[OwedRow]]:
-            link = locked(connection, server_url, now)
-            if connection.execute(_CANARY_UNDER_WAY, {"server": server_url}).first() is not None:
+            link = locked(connection, server_url, now, wire=wire)
+            if connection.execute(_CANARY_UNDER_WAY, _way(link)).first() is not None:
                 return True, []
             chosen = _canary(connection, link)
             rows = made_ready(connection, [chosen], now) if chosen is not None else []
@@ -114,21 +114,21 @@ class Releaser:
         now = self._clock.now()
 
         def release(connection: Connection) -> tuple[Link, Sequence[OwedRow]]:
-            link = locked(connection, seen.server_url, now)
+            link = locked(connection, seen.server_url, now, wire=seen.wire)
             if link.release_at != seen.release_at or not link.is_open:
                 return link, []
             if link.rest_until is not None and link.hold(now) is not None:
                 store(connection, replace(link, release_at=link.rest_until))
                 return link, []
             limit = min(_batch(link), room)
-            chosen = connection.execute(_OLDEST, {"server": link.server_url, "most": limit}).scalars().all()
+            chosen = connection.execute(_OLDEST, {**_way(link), "most": limit}).scalars().all()
             rows = made_ready(connection, chosen, now)
             link = self._after_batch(link, now, count=len(rows), limit=limit)
             store(connection, link)
             return link, rows
 
         link, rows = await self._database.transact(release)
-        self._links.forget(seen.server_url)
+        self._links.of(seen.wire).forget(seen.server_url)
         if rows:
             await self._queue.add_bulk([row.job() for row in rows])
             self._meter.released(len(rows))
@@ -146,9 +146,13 @@ class Releaser:
 
 
 def _canary(connection: Connection, link: Link) -> str | None:
-    values = {"server": link.server_url, "since": link.since}
+    values = {**_way(link), "since": link.since}
     untried = connection.execute(_OLDEST_UNTRIED, values).scalar_one_or_none()
     return untried or connection.execute(_TRIED_LONGEST_AGO, values).scalar_one_or_none()
+
+
+def _way(link: Link) -> dict[str, object]:
+    return {"server": link.server_url, "by": link.wire}
 
 
 def _batch(link: Link) -> int:
@@ -158,16 +162,16 @@ def _batch(link: Link) -> int:
 
 # Includes deliveries that found no room to wait: they are released in any case, but their time may be minutes off.
 _RELEASED: Final = (*WAITS_FOR_SERVER, HoldReason.BUSY)
+_BY_WAY = (TABLE.c.server_url == bindparam("server"), TABLE.c.wire == bindparam("by"))
 _IS_HELD = TABLE.c.state == literal_column(f"'{DeliveryState.HELD}'")  # a literal, as in the index
 
 
 def _held(reason: HoldReason) -> Select[tuple[str, datetime]]:
-    """Select what of a server's deliveries is held for this reason; an index of its own has the oldest first.
+    """Select what of a server's deliveries by a wire is held for this reason; an index of its own has the oldest first.
 
     Among a million that are held, sorting or passing over others would hold up every other writer for seconds.
     """
-    server = TABLE.c.server_url == bindparam("server")
-    return select(TABLE.c.id, TABLE.c.created_at).where(server, _IS_HELD, TABLE.c.held_reason == reason)
+    return select(TABLE.c.id, TABLE.c.created_at).where(*_BY_WAY, _IS_HELD, TABLE.c.held_reason == reason)
 
 
 def _oldest(reason: HoldReason) -> Select[tuple[str, datetime]]:
@@ -191,7 +195,7 @@ _TRIED_LONGEST_AGO = _WAITING_FOR_SERVER.order_by(TABLE.c.canary_at, TABLE.c.cre
 _CANARY_UNDER_WAY = (
     select(TABLE.c.id)
     .where(
-        TABLE.c.server_url == bindparam("server"),
+        *_BY_WAY,
         TABLE.c.state == DeliveryState.READY,
         or_(TABLE.c.released_at == TABLE.c.canary_at, TABLE.c.sending.is_not(None)),
         TABLE.c.canary_at.is_not(None),

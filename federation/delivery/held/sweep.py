@@ -11,15 +11,28 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final, TypeAlias
 
 import structlog
-from sqlalchemy import ColumnElement, Connection, and_, bindparam, func, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    and_,
+    bindparam,
+    func,
+    literal,
+    or_,
+    select,
+    true,
+    union_all,
+    update,
+)
 from sqlalchemy.sql.dml import ReturningUpdate
 from sqlmodel import col
 
-from db import AttemptOutcome, Database, DeliveryState, HoldReason, LinkState, ServerLink
+from db import DEFAULT_WIRE, AttemptOutcome, Database, DeliveryState, HoldReason, LinkState, ServerLink
 from federation.base.meter import NO_METER, Meter
 from federation.base.queues.queue import JobQueue
 from federation.delivery.attempt.decision import ALONE_PAUSES, LONGEST_OWN_PAUSE
@@ -61,6 +74,7 @@ class HeldDeliveries:
         *,
         links: Links,
         blacklist: Blacklist,
+        wires: tuple[str, ...] = (DEFAULT_WIRE,),
         max_age: timedelta | None,
         meter: Meter = NO_METER,
         clock: Clock | None = None,
@@ -69,6 +83,7 @@ class HeldDeliveries:
         self._queue = queue
         self._links = links
         self._blacklist = blacklist
+        self._wires = wires
         self._sweeps = Sweeps(database)
         self._max_age = max_age
         self._meter = meter
@@ -92,15 +107,15 @@ class HeldDeliveries:
             "servers_to_release": releasing,
         }
 
-    async def newly_held(self) -> Sequence[str]:
-        """Return servers for which a delivery was owed in the last seconds, and nothing was held at their last look.
+    async def newly_held(self) -> Sequence[tuple[str, str]]:
+        """Return servers and wires for which a delivery was owed just now, and nothing was held at the last look.
 
         Raises:
             SQLAlchemyError: the database did not answer.
         """
         now = self._clock.now()
         values = {"since": now - SKEW, "now": now, "looked_before": now - HEARD_INTERVAL, "most": MOST_NEW}
-        return [row.server_url for row in await self._database.rows(_NEWLY_HELD, values)]
+        return [(row.server_url, row.wire) for row in await self._database.rows(_NEWLY_HELD, values)]
 
     async def _release_due(self) -> int:
         count = await self._in_batches(self._ready_due)
@@ -151,18 +166,23 @@ class HeldDeliveries:
         Return how many rows failed, and how many servers are released.
         """
         failed = releasing = 0
-        now = self._clock.now()
-        for row in await self._database.rows(_HELD_SERVERS, {"now": now, "looked_before": now - HEARD_INTERVAL}):
+        now, given_up = self._clock.now(), set[str]()
+        values = {"now": now, "looked_before": now - HEARD_INTERVAL}
+        for row in await self._database.rows(_held_servers(self._wires), values):
+            if row.server_url in given_up:
+                continue
             if await self._blacklist.covering(row.server_url) is not None:
                 failed += await self._fail_blacklisted(row.server_url)
+                given_up.add(row.server_url)
                 continue
+            links = self._links.of(row.wire)
             if row.is_new:
-                await self._links.look_soon(row.server_url)
+                await links.look_soon(row.server_url)
             if not row.is_back:
                 continue
-            link = await self._links.view(row.server_url)
+            link = await links.view(row.server_url)
             if link.release_at is None and link.hold(self._clock.now()) is None:
-                await self._links.release_held(row.server_url)
+                await links.release_held(row.server_url)
                 releasing += 1
         return failed, releasing
 
@@ -330,6 +350,7 @@ _WAS_HELD_THEN = (
     select(_FORMER.c.id)
     .where(
         _FORMER.c.server_url == _LINK.c.server_url,
+        _FORMER.c.wire == _LINK.c.wire,
         _FORMER.c.state == DeliveryState.HELD,
         _FORMER.c.held_reason == HoldReason.SERVER,
         # One that was sent ahead is held again only after its failure is noted, and so is the look.
@@ -345,9 +366,9 @@ _HAS_NEWS = and_(
 )
 """Something is held for a server that is away, and nothing was at the last look."""
 _NEWLY_HELD = (
-    select(TABLE.c.server_url)
+    select(TABLE.c.server_url, TABLE.c.wire)
     .distinct()
-    .join(_LINK, _LINK.c.server_url == TABLE.c.server_url)
+    .join(_LINK, and_(_LINK.c.server_url == TABLE.c.server_url, _LINK.c.wire == TABLE.c.wire))
     .where(
         TABLE.c.state == DeliveryState.HELD,
         TABLE.c.created_at > bindparam("since"),
@@ -356,27 +377,33 @@ _NEWLY_HELD = (
     )
     .limit(bindparam("most"))
 )
-_HELD_SERVERS = select(
-    _ALL.c.server_url,
-    select(_LINK.c.server_url)
-    .where(
+
+
+@cache
+def _held_servers(wires: tuple[str, ...]) -> Select[*tuple[Any, ...]]:
+    """Select the servers for which something is held, each by each wire: is it new, and is the server back?"""
+    by = union_all(*(select(literal(wire).label("wire")) for wire in wires)).cte("by")
+    of_way = (TABLE.c.server_url == _ALL.c.server_url, TABLE.c.wire == by.c.wire)
+    news = select(_LINK.c.server_url).where(
         _LINK.c.server_url == _ALL.c.server_url,
+        _LINK.c.wire == by.c.wire,
         _HAS_NEWS,
         select(TABLE.c.id)
-        .where(
-            TABLE.c.server_url == _ALL.c.server_url,
-            TABLE.c.state == DeliveryState.HELD,
-            TABLE.c.held_reason == HoldReason.SERVER,
-        )
+        .where(*of_way, TABLE.c.state == DeliveryState.HELD, TABLE.c.held_reason == HoldReason.SERVER)
         .limit(1)
         .exists(),
     )
-    .exists()
-    .label("is_new"),
-    and_(
-        select(TABLE.c.id).where(_WAITING, TABLE.c.server_url == _ALL.c.server_url).limit(1).exists(),
-        ~select(col(ServerLink.server_url))
-        .where(col(ServerLink.server_url) == _ALL.c.server_url, _STAYS_HELD)
-        .exists(),
-    ).label("is_back"),
-).where(_ALL.c.server_url.is_not(None))
+    link = select(col(ServerLink.server_url)).where(
+        col(ServerLink.server_url) == _ALL.c.server_url, col(ServerLink.wire) == by.c.wire, _STAYS_HELD
+    )
+    waits = select(TABLE.c.id).where(_WAITING, *of_way).limit(1)
+    return (
+        select(
+            _ALL.c.server_url,
+            by.c.wire,
+            news.exists().label("is_new"),
+            and_(waits.exists(), ~link.exists()).label("is_back"),
+        )
+        .select_from(_ALL.join(by, true()))
+        .where(_ALL.c.server_url.is_not(None))
+    )

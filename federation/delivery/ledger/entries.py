@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeAlias
 
-from db import AttemptOutcome, DeliveryState, HoldReason
+from db import DEFAULT_WIRE, AttemptOutcome, DeliveryState, HoldReason
 from federation.delivery.error_codes import STALLED
 from federation.delivery.ledger.attempt_log import AttemptRecord
 from federation.delivery.wire import Effect
@@ -61,6 +61,7 @@ class Begin:
     server_url: str
     attempt: int
     at: datetime
+    wire: str = DEFAULT_WIRE
     hold: Hold | None = None
 
 

@@ -116,8 +116,8 @@ class Group:
     def _adopt(self, entries: Sequence[Begin]) -> None:
         """Make a Node producer's row ours from its first job on: it may be held and released, and have other jobs."""
         if entries:
-            names = [(e.delivery_id, e.job_id, e.job_name, e.server_url) for e in entries]
-            keys = ("row", "job", "name", "server")
+            names = [(e.delivery_id, e.job_id, e.job_name, e.server_url, e.wire) for e in entries]
+            keys = ("row", "job", "name", "server", "by")
             self._connection.execute(_ADOPTED, [dict(zip(keys, each, strict=True)) for each in names])
 
     def _hold(self, entries: Sequence[Begin]) -> None:
@@ -336,7 +336,7 @@ _BEGUN = (
 _ADOPTED = (
     update(TABLE)
     .where(TABLE.c.id == bindparam("row"))
-    .values(job_id=bindparam("job"), job_name=bindparam("name"), server_url=bindparam("server"))
+    .values(job_id=bindparam("job"), job_name=bindparam("name"), server_url=bindparam("server"), wire=bindparam("by"))
 )
 _GONE = (
     delete(TABLE)

@@ -29,8 +29,9 @@ from workers.clock import Clock, SystemClock
 BATCH: Final = 1_000
 """Rows in one statement, and jobs in one round trip."""
 
-CheckPayload: TypeAlias = Callable[[str, str], None]
-"""Called with the name of a job and the text to be owed; raises ValueError for what could never be delivered."""
+CheckPayload: TypeAlias = Callable[[str, str], str]
+"""Called with the name of a job and the text to be owed. Returns the name of the wire; raises ValueError for what could
+never be delivered."""
 Delivery: TypeAlias = tuple[str, str, str]
 """The delivery's id, target URL and server URL."""
 
@@ -92,7 +93,7 @@ class Owing:
         check_text("job name", name)
         if ordering_key is not None:
             check_text("ordering key", ordering_key)
-        self._check(name, payload)
+        wire = self._check(name, payload)
         server_url = canonical_origin(server_url)
         _check_target(target_url, server_url)
         delivery = (self._new_id(), target_url, server_url)
@@ -100,7 +101,7 @@ class Owing:
         _check_jobs(Planned(stored=None, name=name, deliveries=[delivery]))
         self.enter(session)
         now = self._clock.now()
-        standings = stand(session, [server_url], ordering_key)
+        standings = stand(session, [server_url], ordering_key, wire)
         row = DeliveryJob(
             id=delivery[0],
             target_url=target_url,
@@ -108,6 +109,7 @@ class Owing:
             created_at=now,
             job_name=name,
             server_url=server_url,
+            wire=wire,
             **self._row_values(delivery, standings, ordering_key, now),
         )
         session.add(row)
@@ -128,7 +130,7 @@ class Owing:
         Return None if there are no servers.
         """
         check_text("job name", name)
-        self._check(name, payload)
+        wire = self._check(name, payload)
         if ordering_key is not None:
             check_text("ordering key", ordering_key)
         if not path.startswith("/"):
@@ -144,7 +146,7 @@ class Owing:
         self.enter(session)
         session.add(stored)
         session.flush()
-        ready = self._insert_rows(session, planned, ordering_key, stored.created_at)
+        ready = self._insert_rows(session, planned, wire, ordering_key, stored.created_at)
         return replace(planned, deliveries=ready, owed=tuple(delivery_id for delivery_id, _, _ in deliveries))
 
     def enter(self, session: Session) -> None:
@@ -181,7 +183,7 @@ class Owing:
         }
 
     def _insert_rows(
-        self, session: Session, planned: Planned, ordering_key: str | None, now: datetime
+        self, session: Session, planned: Planned, wire: str, ordering_key: str | None, now: datetime
     ) -> list[Delivery]:
         """Insert the rows, and return the deliveries that are ready.
 
@@ -194,11 +196,12 @@ class Owing:
             "attempts": 0,
             "created_at": now,
             "job_name": planned.name,
+            "wire": wire,
         }
         ready: list[Delivery] = []
         for start in range(0, len(planned.deliveries), BATCH):
             batch = planned.deliveries[start : start + BATCH]
-            standings = stand(session, [server_url for _, _, server_url in batch], ordering_key)
+            standings = stand(session, [server_url for _, _, server_url in batch], ordering_key, wire)
             ready += [each for each in batch if standings[each[2]].held is None]
             rows = [
                 {

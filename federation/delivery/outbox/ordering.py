@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, bindparam, delete, func, select, text
 from sqlalchemy.orm import Session
 
-from db import HoldReason, among
+from db import DEFAULT_WIRE, HoldReason, among
 from federation.delivery.rows.payloads import release
 from federation.delivery.rows.transitions import OPEN_STATES, TABLE
 from federation.servers.links import closed_among
@@ -29,14 +29,17 @@ class PlaceInOrder:
     position: int | None = None
 
 
-def stand(session: Session, server_urls: Sequence[str], ordering_key: str | None) -> dict[str, PlaceInOrder]:
-    """Return how a delivery to each server stands that this transaction adds. Call it right before adding them.
+def stand(
+    session: Session, server_urls: Sequence[str], ordering_key: str | None, wire: str = DEFAULT_WIRE
+) -> dict[str, PlaceInOrder]:
+    """Return how a delivery to each server stands that this transaction adds, by that wire.
 
-    With a key it holds the key's lock until the transaction ends, and removes deliveries of the key that were given up.
+    Call it right before adding them. With a key it holds the key's lock until the transaction ends, and removes
+    deliveries of the key that were given up.
     """
     if ordering_key is not None:
         session.flush()  # deliveries of the key that this session added
-    return _stand(session.connection(), server_urls, ordering_key)
+    return _stand(session.connection(), server_urls, ordering_key, wire)
 
 
 def cancelled_unsent(session: Session, server_url: str, ordering_key: str, job_name: str) -> bool:
@@ -57,8 +60,10 @@ def lock_keys(connection: Connection, keys: Collection[str]) -> None:
         _lock(connection, key)
 
 
-def _stand(connection: Connection, server_urls: Sequence[str], ordering_key: str | None) -> dict[str, PlaceInOrder]:
-    closed = closed_among(connection, server_urls)
+def _stand(
+    connection: Connection, server_urls: Sequence[str], ordering_key: str | None, wire: str
+) -> dict[str, PlaceInOrder]:
+    closed = closed_among(connection, server_urls, wire)
     if ordering_key is None:
         return {url: PlaceInOrder(held=HoldReason.SERVER if url in closed else None) for url in server_urls}
     _lock(connection, ordering_key)

@@ -18,7 +18,7 @@ import structlog
 from sqlalchemy import ColumnElement, and_, func, or_, select, update
 from sqlmodel import col
 
-from db import Database, LinkState, Server, ServerLink
+from db import DEFAULT_WIRE, Database, LinkState, Server, ServerLink
 from federation.http.errors import BlockedUrl, BodyTooLarge, NetworkError
 from federation.http.gates import FederationFetch
 from federation.http.response import Response
@@ -190,7 +190,9 @@ class KeyRotation:
         first = select(func.min(tried)).scalar_subquery()  # if there is none, nobody has been asked yet
         query = (
             select(col(Server.url))
-            .outerjoin(ServerLink, col(ServerLink.server_url) == col(Server.url))
+            .outerjoin(
+                ServerLink, (col(ServerLink.server_url) == col(Server.url)) & (col(ServerLink.wire) == DEFAULT_WIRE)
+            )
             .where(
                 self._needs_old(),
                 func.coalesce(col(ServerLink.state), LinkState.UP) != LinkState.DOWN,

@@ -14,7 +14,7 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Row, Select, and_, case, or_, select
 from sqlmodel import col
 
-from db import Database, Server, ServerLink
+from db import DEFAULT_WIRE, Database, Server, ServerLink
 from federation.http.threat_policy import NetworkErrorCode, get_threat_policy
 from federation.protocol.errors import UrlError
 from federation.protocol.urls import canonical_origin
@@ -54,7 +54,7 @@ def _by_merit(which: ColumnElement[bool]) -> Select[*tuple[Any, ...]]:
     delivered = and_(col(ServerLink.acknowledged), col(ServerLink.relayed).is_(False))
     return (
         select(col(Server.url))
-        .outerjoin(ServerLink, col(ServerLink.server_url) == col(Server.url))
+        .outerjoin(ServerLink, (col(ServerLink.server_url) == col(Server.url)) & (col(ServerLink.wire) == DEFAULT_WIRE))
         .where(which)
         .order_by(case((delivered, 0), else_=1), col(Server.created_at), col(Server.url))
         .limit(_ROWS_READ)

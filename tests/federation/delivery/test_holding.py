@@ -246,7 +246,7 @@ async def test_the_first_delivery_held_for_a_server_brings_its_look_forward(node
     assert await node.held().newly_held() == []  # it was looked at a moment ago
     node.clock.advance(HEARD_INTERVAL)
     await node.add_held()
-    assert await node.held().newly_held() == [URL]
+    assert await node.held().newly_held() == [(URL, "sealed")]
     await node.links.look_soon(URL)
     assert (await node.links.find(URL)).next_probe_at == node.clock.now()
     assert await node.held().newly_held() == []

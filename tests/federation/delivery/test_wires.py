@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 from sqlalchemy import Connection
 
-from db import DeliveryState, HoldReason, LinkState, new_id
+from db import DeliveryJob, DeliveryState, HoldReason, LinkState, new_id
 from federation.base.settings.settings import Settings
 from federation.delivery.error_codes import FailureClass
 from federation.delivery.errors import Held, PermanentFailure, RetryableFailure, Superseded
@@ -21,7 +21,7 @@ from federation.http.guard import AddressGuard
 from federation.http.pool import ConnectionPool
 from federation.runtime.composition import Federation
 from tests.federation.delivery.harness import Site
-from tests.peer import Peer
+from tests.peer import Peer, acquaint
 from tests.plain_wire import PLAIN_JOB, PlainWire
 
 
@@ -108,6 +108,35 @@ async def test_a_wire_with_a_bug_has_its_deliveries_held_as_ours(
     assert (link.state, link.evidence, link.rejections) == (LinkState.UP, 0, 0)
     unusual = (asyncio.CancelledError, PermanentFailure, RetryableFailure)
     assert ("BrokenWire" if isinstance(error, unusual) else type(error).__name__) in "".join(capfd.readouterr())
+
+
+async def test_a_server_that_fails_one_wire_is_sent_what_goes_by_another(
+    settings: Settings, ssl_context: ssl.SSLContext, peer: Peer
+) -> None:
+    """Each has a link of its own, which holds, sends ahead and releases what goes by it. An operator holds both."""
+    async with node(settings, ssl_context, lambda node: PlainWire(node.fetch)) as site:
+        federation = site.federation
+        plain = federation.links.of("plain")
+        await acquaint(federation, peer)
+        await plain.exhausted(peer.url, "TIMEOUT", first_attempted_at=federation.clock.now())
+
+        held = await owe(site, peer)
+        sent = await site.outcome(await site.owe_post(peer))
+
+        assert (await plain.find(peer.url)).state is LinkState.DOWN
+        assert (await federation.links.find(peer.url)).state is LinkState.UP
+        assert sent.row is None
+        async with federation.database.read() as session:
+            row = await session.get_one(DeliveryJob, held)
+        assert (row.state, row.held_reason, row.wire) == (DeliveryState.HELD, HoldReason.SERVER, "plain")
+        assert not await federation.releaser.send_canary(peer.url)
+        assert await federation.releaser.send_canary(peer.url, "plain")
+
+        await federation.links.hold(peer.url)
+        for links in (federation.links, plain, federation.links.of("unheard of")):
+            assert (await links.find(peer.url)).operator_hold
+        await federation.links.release(peer.url)
+        assert not (await plain.find(peer.url)).operator_hold
 
 
 class CannotTell(PlainWire):

@@ -187,7 +187,7 @@ async def held(node: Federation, delivery: str) -> tuple[HoldReason | None, Link
     """Why the delivery is held, and the state of the link to B."""
     async with node.database.read() as session:
         row = await session.get_one(DeliveryJob, delivery)
-        link = await session.get_one(ServerLink, B_URL)
+        link = await session.get_one(ServerLink, (B_URL, "sealed"))
         return row.held_reason, link.state
 
 
