@@ -13,7 +13,7 @@ BUGS: Final = (
     # What becomes of a delivery
     Bug(
         "used up on an absent server: failed, not held",
-        "fates.fate_of",
+        "decision.fate_of",
         swap(
             "if kind is FailureClass.UNAVAILABLE:\n    return HELD_FOR_SERVER",
             "if kind is FailureClass.UNAVAILABLE:\n    return FAILED",
@@ -21,21 +21,21 @@ BUGS: Final = (
     ),
     Bug(
         "a refused canary goes on trying",
-        "fates.fate_of",
+        "decision.fate_of",
         swap("kind is FailureClass.REJECTED and series.is_canary and not link.is_open", "False"),
     ),
-    Bug("a fault of ours holds without an end", "fates.fate_of", swap("now + own_pause(series.holds)", "None")),
-    Bug("a fault of ours always holds for a minute", "fates.own_pause", returns("FIRST_OWN_PAUSE")),
+    Bug("a fault of ours holds without an end", "decision.ours", swap("now + own_pause(series.holds)", "None")),
+    Bug("a fault of ours always holds for a minute", "decision.own_pause", returns("FIRST_OWN_PAUSE")),
     Bug(
         "fails alone: compared the wrong way round",
-        "fates.fails_alone",
+        "decision.fails_alone",
         swap("link.last_success_at >= series.first_attempted_at", "link.last_success_at < series.first_attempted_at"),
     ),
-    Bug("fails alone: never", "fates.fails_alone", returns("False")),
-    Bug("fails alone: also where nothing answers", "fates.fails_alone", swap("answers(code)", "True")),
-    Bug("alone: given up at once", "fates.alone", returns("FAILED")),
-    Bug("alone: never given up", "fates.alone", swap("series.alone >= len(ALONE_PAUSES)", "False")),
-    Bug("alone: the first pause each time", "fates.alone", swap("ALONE_PAUSES[series.alone]", "ALONE_PAUSES[0]")),
+    Bug("fails alone: never", "decision.fails_alone", returns("False")),
+    Bug("fails alone: also where nothing answers", "decision.fails_alone", swap("answers(code)", "True")),
+    Bug("alone: given up at once", "decision.alone", returns("FAILED")),
+    Bug("alone: never given up", "decision.alone", swap("series.alone >= len(ALONE_PAUSES)", "False")),
+    Bug("alone: the first pause each time", "decision.alone", swap("ALONE_PAUSES[series.alone]", "ALONE_PAUSES[0]")),
     Bug("too large counts as an outage", "codes.class_of_status", swap("status in TOO_LARGE", "False")),
     Bug("a page counts as a refusal", "codes.class_of_status", swap("not is_json", "False")),
     Bug(
@@ -46,52 +46,56 @@ BUGS: Final = (
     Bug(
         "an outage is not told to the link",
         "DeliveryProcessor._note_unavailable",
-        without("await self._links.unavailable(server_url, code, moved_to=moved_to)"),
+        without("await links.unavailable(server_url, code, moved_to=moved_to)"),
     ),
     Bug(
         "a used-up series is not told to the link",
         "DeliveryProcessor._note_unavailable",
-        without("await self._links.exhausted(server_url, code, first_attempted_at=series.first_attempted_at)"),
+        without("await links.exhausted(server_url, code, first_attempted_at=series.first_attempted_at)"),
     ),
     Bug(
         "a failed canary is not told to the link",
         "DeliveryProcessor._note_unavailable",
-        without("await self._links.probe_failed(server_url)"),
+        without("await links.probe_failed(server_url)"),
     ),
     Bug(
         "a success is not told to the link",
-        "DeliveryProcessor._attempt",
-        without("await self._links.succeeded(delivery.server_url, relayed=report.peer is not None)"),
+        "DeliveryProcessor._note_arrival",
+        without(
+            "await self._links_of(report).succeeded(delivery.server_url, relayed=report.seen.relayed_by is not None)"
+        ),
     ),
     Bug(
         "a rest is not told to the link",
         "DeliveryProcessor._fate",
-        without(
-            "await self._links.rests(server_url, failure.at_least if isinstance(failure, RetryableFailure) else None)"
-        ),
+        without("await links.rests(server_url, failure.at_least if isinstance(failure, RetryableFailure) else None)"),
     ),
     Bug("a failed attempt is not in the log", "DeliveryProcessor._fail", swap("attempt=record", "attempt=None")),
-    Bug("a delivered attempt is not in the log", "DeliveryProcessor._attempt", swap("attempt=record", "attempt=None")),
+    Bug(
+        "a delivered attempt is not in the log",
+        "DeliveryProcessor._note_arrival",
+        swap("attempt=record", "attempt=None"),
+    ),
     Bug(
         "the last attempt says nothing of being it",
         "DeliveryProcessor._fail",
-        without("report.note = AttemptNote.GIVEN_UP"),
+        without("report.seen.note = AttemptNote.GIVEN_UP"),
     ),
     Bug("busy without an end", "DeliveryProcessor._hold_busy", swap("self._clock.now() + pause", "None")),
     Bug(
         "blacklist not asked before an attempt",
         "DeliveryProcessor._is_held",
-        without("await self._refuse_blacklisted(job, report)"),
+        without("await self._refuse_blacklisted(report.delivery)"),
     ),
     Bug(
         "a link is not looked at before an attempt",
         "DeliveryProcessor._is_held",
-        swap("link.hold(self._clock.now())", "None"),
+        swap("report.link.hold(self._clock.now())", "None"),
     ),
     # The row and its jobs
-    Bug("any job may act for a row", "group._acts_for", swap("row.job_id in (None, job_id)", "True")),
-    Bug("attempts counted twice", "group._BEGUN", swap("TABLE.c.attempts + 1", "TABLE.c.attempts + 2")),
-    Bug("sending is not noted", "group._BEGUN", swap('bindparam("number")', "None")),
+    Bug("any job may act for a row", "statements._acts_for", swap("row.job_id in (None, job_id)", "True")),
+    Bug("attempts counted twice", "statements._BEGUN", swap("TABLE.c.attempts + 1", "TABLE.c.attempts + 2")),
+    Bug("sending is not noted", "statements._BEGUN", swap('bindparam("number")', "None")),
     Bug(
         "a lost attempt is not recorded",
         "Group._begin",
@@ -99,7 +103,7 @@ BUGS: Final = (
     ),
     Bug(
         "each attempt begins its series",
-        "group._BEGUN",
+        "statements._BEGUN",
         swap("func.coalesce(TABLE.c.first_attempted_at, bindparam('at'))", "bindparam('at')"),
     ),
     Bug(
@@ -112,21 +116,21 @@ BUGS: Final = (
         "Group._begin",
         swap("series.is_canary and entry.hold.may_be_tried", "series.is_canary"),
     ),
-    Bug("an attempt that lost its job is heard like the one that has it", "group._is_late", returns("False")),
+    Bug("an attempt that lost its job is heard like the one that has it", "statements._is_late", returns("False")),
     Bug("what arrived frees nobody of its key", "Group._remove", without("self._freed += arrived")),
     Bug("what failed frees nobody of its key", "Group._end", without("self._freed.append(row)")),
-    Bug("suspects are never narrowed down", "group._narrowed", returns("suspect")),
+    Bug("suspects are never narrowed down", "statements._narrowed", returns("suspect")),
     Bug("a delivered row is not removed", "Group._remove", swap('{"rows": ids}', '{"rows": []}')),
-    Bug("held without a series of its own", "rows._READY", swap("TABLE.c.series + 1", "TABLE.c.series")),
+    Bug("held without a series of its own", "transitions._READY", swap("TABLE.c.series + 1", "TABLE.c.series")),
     Bug(
         "a begun row stays counted as waiting",
-        "group._BEGUN",
+        "statements._BEGUN",
         swap("released_at=None", "released_at=TABLE.c.released_at"),
     ),
     # Order
     Bug(
         "order ignored on enqueue",
-        "order._stand",
+        "ordering._stand",
         swap(
             "HoldReason.ORDER if line is not None else HoldReason.SERVER if url in closed else None",
             "HoldReason.SERVER if url in closed else None",
@@ -134,31 +138,31 @@ BUGS: Final = (
     ),
     Bug(
         "the youngest of a key is next",
-        "rows._FIRST",
+        "transitions._FIRST",
         swap("TABLE.c.ordering_position", "TABLE.c.ordering_position.desc()"),
     ),
     Bug(
         "a follow is cancelled although it was attempted",
-        "order._cancel_unsent",
+        "ordering._cancel_unsent",
         swap("last is None or last.job_name != job_name or last.attempts", "last is None or last.job_name != job_name"),
     ),
-    Bug("next in order never released", "rows.next_in_order", returns("[]")),
+    Bug("next in order never released", "transitions.next_in_order", returns("[]")),
     # Sweeps
     Bug("due holds are never released", "HeldDeliveries._release_due", returns("0")),
     Bug(
         "holds are released before their time",
-        "holding._DUE",
+        "sweep._DUE",
         swap('TABLE.c.next_attempt_at <= bindparam("now")', "TABLE.c.next_attempt_at.is_not(None)"),
     ),
     Bug(
         "servers that are back are forgotten",
         "HeldDeliveries._look_at_servers",
-        swap("await self._links.release_held(row.server_url)", "pass"),
+        swap("await links.release_held(row.server_url)", "pass"),
     ),
     Bug(
         "blacklist not checked for what is held",
         "HeldDeliveries._look_at_servers",
-        swap("await self._registry.is_blacklisted(row.server_url)", "False"),
+        swap("await self._blacklist.covering(row.server_url) is not None", "False"),
     ),
     Bug("expiry after a day", "HeldDeliveries._expire_batch", swap("now - self._max_age", "now - self._max_age / 7")),
     Bug("suspects all at once", "HeldDeliveries._release_suspects", swap("max(widest, 1)", "1_000")),
@@ -173,10 +177,10 @@ BUGS: Final = (
     Bug("a lost queue is not noticed", "OutboxSweeper.lacks_jobs", returns("False")),
     Bug(
         "a gap between sweeps spares nothing",
-        "sweeps.after_sweep",
+        "sweep_times.after_sweep",
         swap("left = left or SPARED.total_seconds()", "left = 0.0"),
     ),
-    Bug("once spared, always spared", "sweeps.after_sweep", swap("max(left - gap.total_seconds(), 0.0)", "left")),
+    Bug("once spared, always spared", "sweep_times.after_sweep", swap("max(left - gap.total_seconds(), 0.0)", "left")),
     # Links
     Bug(
         "a link never falls by buckets",
@@ -277,7 +281,7 @@ BUGS: Final = (
     Bug(
         "held servers are looked at",
         "LinkProbes.look",
-        swap("link.operator_hold or await self._registry.is_blacklisted(url)", "False"),
+        swap("link.operator_hold or await self._blacklist.covering(url) is not None", "False"),
     ),
     Bug(
         "another key is not seen",
@@ -295,7 +299,7 @@ BUGS: Final = (
     Bug(
         "two canaries at a time",
         "Releaser.send_canary",
-        swap('connection.execute(_CANARY_UNDER_WAY, {"server": server_url}).first() is not None', "False"),
+        swap("connection.execute(_CANARY_UNDER_WAY, _way(link)).first() is not None", "False"),
     ),
     Bug(
         "always the same canary",
