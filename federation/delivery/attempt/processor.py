@@ -329,8 +329,8 @@ class DeliveryProcessor:
 
     async def _note_arrival(self, job: Job, report: Report, effect: Effect | None) -> None:
         """Note that the server has it: in its link first, then in the ledger, with what that changes here."""
-        delivery = report.delivery
-        await self._links_of(report).succeeded(delivery.server_url, relayed=report.seen.relayed_by is not None)
+        delivery, relayed = report.delivery, report.seen.relayed_by is not None
+        await self._links_of(report).succeeded(delivery.server_url, relayed=relayed)
         record = self._log(job, report, AttemptOutcome.DELIVERED, None, None)
         shared = report.series is not None and report.series.shared
         changed = await self._ledger.gone(delivery.delivery_job_id, effect=effect, attempt=record, shared=shared)
