@@ -61,9 +61,7 @@ BUGS: Final = (
     Bug(
         "a success is not told to the link",
         "DeliveryProcessor._note_arrival",
-        without(
-            "await self._links_of(report).succeeded(delivery.server_url, relayed=report.seen.relayed_by is not None)"
-        ),
+        without("await self._links_of(report).succeeded(delivery.server_url, relayed=relayed)"),
     ),
     Bug(
         "a rest is not told to the link",
