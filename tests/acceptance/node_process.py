@@ -38,9 +38,9 @@ socket.getaddrinfo = getaddrinfo
 # For a story in which attempts are to hang, and not to be given up before it goes on, on a slow machine either.
 HANG_FOR_AN_HOUR = """
 from datetime import timedelta
-from federation.sealed.outbound.wire import Exchange
+from federation.sealed.outbound.wire import SealedWire
 
-Exchange.__init__.__kwdefaults__["timeout"] = timedelta(hours=1)
+SealedWire.__init__.__kwdefaults__["timeout"] = timedelta(hours=1)
 """
 
 
