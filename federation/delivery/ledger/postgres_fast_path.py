@@ -4,8 +4,9 @@ Theory of operation. A transaction of several statements takes a round trip for 
 commit; of what a group costs a worker, the entries themselves are the smaller part. So the beginnings and the arrivals
 of a group go into one statement, which commits by itself. It does what `Group` does to rows that are as they mostly
 are, and leaves all others alone: rows that are held, or another job's, or nobody's yet, or whose attempt was lost, or
-that are in an order, or not there, and arrivals by which a wire changes something. `Group` then writes those entries.
-If an arrival releases a text that others share, a second statement removes the text, so the two are a transaction.
+that are in an order, or not there. `Group` then writes those entries. What an acknowledgment changes is part of the
+statement where its kind has a `Fragment`. If an arrival releases a text that others share, a second statement removes
+the text, so the two are a transaction.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC
+from functools import cache
 from typing import Any, Final, TypeAlias, TypeGuard
 
 import msgspec
@@ -23,14 +25,17 @@ from federation.delivery.error_codes import STALLED
 from federation.delivery.ledger.attempt_log import LEARNED_LATE, AttemptRecord
 from federation.delivery.ledger.entries import Begin, Begun, Entry, Gone, NotBegun, Series
 from federation.delivery.rows.payloads import free
+from federation.delivery.wire import Effect
 
 UsualEntry: TypeAlias = Begin | Gone
 Rows: TypeAlias = Sequence[Any]
 
 
 def may_be_usual(entry: Entry) -> TypeGuard[UsualEntry]:
-    """Tell whether the statement knows all that the entry asks for; what a wire wants changed, it does not."""
-    return entry.effect is None if isinstance(entry, Gone) else isinstance(entry, Begin) and entry.hold is None
+    """Tell whether the statement can do all that the entry asks for."""
+    if isinstance(entry, Gone):
+        return entry.effect is None or entry.effect.fragment is not None
+    return isinstance(entry, Begin) and entry.hold is None
 
 
 async def write_usual(database: Database, entries: Sequence[UsualEntry]) -> list[object]:
@@ -50,14 +55,17 @@ async def write_usual(database: Database, entries: Sequence[UsualEntry]) -> list
     begins = [entry for entry in chosen if isinstance(entry, Begin)]
     gone = [entry for entry in chosen if isinstance(entry, Gone)]
     shares = any(entry.shared for entry in gone)
-    values = {"begins": _begins(begins), "arrivals": _arrivals(gone), "attempts": _attempts(gone), "shared": shares}
+    kinds = tuple(dict.fromkeys(type(entry.effect) for entry in gone if entry.effect is not None))
+    statement = _statement(kinds)
+    arrivals, attempts = _arrivals(gone, kinds), _attempts(gone)
+    values = {"begins": _begins(begins), "arrivals": arrivals, "attempts": attempts, "shared": shares}
 
     def write(connection: Connection) -> Rows:
-        rows = connection.exec_driver_sql(_USUAL, values).all()
+        rows = connection.exec_driver_sql(statement, values).all()
         free(connection, [row.id for row in rows if row.kind == "unused"])
         return rows
 
-    rows = await (database.transact(write) if shares else database.alone(_USUAL, values))
+    rows = await (database.transact(write) if shares else database.alone(statement, values))
     results = _results(rows, begins, gone)
     return [
         results.get(entry.delivery_id) if first[entry.delivery_id] is entry else _second(entry, results)
@@ -75,8 +83,20 @@ def _begins(entries: Sequence[Begin]) -> str:
     return _json([{"id": e.delivery_id, "job": e.job_id, "number": e.attempt, "at": e.at} for e in entries])
 
 
-def _arrivals(entries: Sequence[Gone]) -> str:
-    return _json([{"id": e.delivery_id, "number": e.attempt and e.attempt.attempt} for e in entries])
+def _arrivals(entries: Sequence[Gone], kinds: Sequence[type[Effect]]) -> str:
+    return _json(
+        [
+            {"id": e.delivery_id, "number": e.attempt and e.attempt.attempt}
+            if e.effect is None
+            else {
+                "id": e.delivery_id,
+                "number": e.attempt and e.attempt.attempt,
+                "kind": kinds.index(type(e.effect)),
+                "effect": e.effect,
+            }
+            for e in entries
+        ]
+    )
 
 
 def _attempts(entries: Sequence[Gone]) -> str:
@@ -91,7 +111,12 @@ def _results(rows: Rows, begins: Sequence[Begin], gone: Sequence[Gone]) -> dict[
     """Return the results of the entries that were written, by their deliveries."""
     removed = {row.id for row in rows if row.kind == "gone"}
     begun = {row.id: row for row in rows if row.kind == "begun"}
-    results: dict[str, object] = {entry.delivery_id: True for entry in gone if entry.delivery_id in removed}
+    changed = {row.id for row in rows if row.kind == "changed"}
+    results: dict[str, object] = {
+        entry.delivery_id: entry.effect is None or entry.delivery_id in changed
+        for entry in gone
+        if entry.delivery_id in removed
+    }
     for entry in begins:
         row = begun.get(entry.delivery_id)
         if row is not None:
@@ -140,7 +165,7 @@ WITH b AS MATERIALIZED (
         coalesce(locked.canary_at = locked.released_at, false) AS is_canary
 ), g AS MATERIALIZED (
     SELECT * FROM json_to_recordset(CAST(%(arrivals)s AS json))
-        AS j(id text, number integer)
+        AS j(id text, number integer, kind integer, effect json)
 ), gone AS (
     DELETE FROM delivery_jobs AS d USING g
     WHERE d.id = ANY (ARRAY(SELECT id FROM g)) AND d.id = g.id AND d.ordering_key IS NULL
@@ -161,9 +186,26 @@ WITH b AS MATERIALIZED (
     FROM shared JOIN (SELECT payload_id AS id, count(*) AS rows FROM gone GROUP BY payload_id) AS n USING (id)
     WHERE p.id = n.id
     RETURNING p.id, p.refs
-)
+)@CTES
 SELECT 'begun' AS kind, id, payload_id AS other, payload AS text, series, attempts, holds, alone,
     first_attempted_at AS first, canary_at AS canary, is_canary FROM begun
 UNION ALL SELECT 'gone', id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM gone
 UNION ALL SELECT 'unused', id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM released WHERE refs <= 0
-"""  # noqa: S608 - it is made of names of columns
+@CHANGED"""  # noqa: S608 - it is made of names of columns
+
+
+@cache
+def _statement(kinds: tuple[type[Effect], ...]) -> str:
+    """Return the statement that also writes effects of these kinds."""
+    ctes, changed = "", ""
+    for number, kind in enumerate(kinds):
+        fragment = kind.fragment
+        assert fragment is not None  # else the entry is not usual
+        columns = ", ".join(f"{name} {type_}" for name, type_ in fragment.columns.items())
+        ctes += f""", arrived_{number} AS MATERIALIZED (
+    SELECT g.id, e.* FROM g JOIN gone USING (id), json_to_record(g.effect) AS e({columns}) WHERE g.kind = {number}
+), {fragment.ctes.format(arrived=f"arrived_{number}")}"""  # noqa: S608 - it is made of what wires have in their code
+        changed += f"""UNION ALL SELECT 'changed', id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+    FROM {fragment.changed}
+"""  # noqa: S608 - as above
+    return _USUAL.replace("@CTES", ctes).replace("@CHANGED", changed)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import structlog
 from sqlalchemy import Connection, bindparam, tuple_, update
 
 from db import Follow
 from federation.delivery.errors import PermanentFailure
+from federation.delivery.wire import Fragment
 from federation.protocol.acks import Ack, FollowAck
 from federation.protocol.errors import ProtocolError
 from federation.protocol.keys import KeyRing
@@ -31,6 +32,25 @@ _CHANGED = {True: _FOLLOW.values(accepted=True), False: _FOLLOW.values(acknowled
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowAnswer:
     """What the other server says of our follow: that it is accepted, or only that it is known."""
+
+    fragment: ClassVar[Fragment | None] = Fragment(
+        columns={"follower_id": "text", "following_id": "text", "server_url": "text", "accepted": "boolean"},
+        ctes="""answers AS (
+            SELECT follower_id, following_id, server_url,
+                bool_or(accepted) AS accepted, bool_or(NOT accepted) AS noticed
+            FROM {arrived} GROUP BY follower_id, following_id, server_url
+        ), known AS (
+            UPDATE follows AS f
+            SET accepted = f.accepted OR a.accepted, acknowledged = f.acknowledged OR a.noticed
+            FROM answers AS a
+            WHERE f.follower_id = a.follower_id AND f.following_id = a.following_id
+                AND f.follower_server_url = a.server_url
+            RETURNING f.follower_id, f.following_id, f.follower_server_url AS server_url
+        ), answered AS (
+            SELECT id FROM {arrived} JOIN known USING (follower_id, following_id, server_url)
+        )""",
+        changed="answered",
+    )
 
     follower_id: str
     following_id: str

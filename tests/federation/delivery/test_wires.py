@@ -7,6 +7,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 from sqlalchemy import Connection
@@ -15,7 +16,7 @@ from db import DeliveryJob, DeliveryState, HoldReason, LinkState, new_id
 from federation.base.settings.settings import Settings
 from federation.delivery.error_codes import FailureClass
 from federation.delivery.errors import Held, PermanentFailure, RetryableFailure, Superseded
-from federation.delivery.wire import Effect, Sending, Wire
+from federation.delivery.wire import Effect, Fragment, Sending, Wire
 from federation.http.client import FederationClient
 from federation.http.guard import AddressGuard
 from federation.http.pool import ConnectionPool
@@ -152,6 +153,8 @@ class CannotTell(PlainWire):
 @dataclass(frozen=True, slots=True)
 class Unwritten:
     """An effect that cannot be written."""
+
+    fragment: ClassVar[Fragment | None] = None
 
     name: str
 
