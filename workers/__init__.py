@@ -66,7 +66,7 @@ from workers.queue import Queue
 from workers.retry import RetryPolicy
 from workers.serde import Encoded, JsonSerde, Serde
 from workers.specs import Enqueued, JobSpec, content_id
-from workers.storage.base import Limits, Storage
+from workers.storage.base import Capabilities, Storage
 from workers.tasks import EnqueuedTask, EnqueuedTasks, InMemory, Task, Tasks, TypedTask
 from workers.tasks.queue import EnqueueOptions, QueueTasks, TaskMessage, TaskQueue
 from workers.worker import Worker
@@ -79,6 +79,7 @@ __all__ = [
     "AfterFailure",
     "AttemptContext",
     "CancelResult",
+    "Capabilities",
     "Chain",
     "ChildFailedError",
     "ChildFailure",
@@ -126,7 +127,6 @@ __all__ = [
     "LeaseLost",
     "Limit",
     "LimitKey",
-    "Limits",
     "LossReason",
     "Management",
     "ManualClock",

@@ -147,7 +147,7 @@ class Queue:
         """
         check_limits(limits)
         if limits and not isinstance(self.storage, KeepsLimits):
-            raise Unsupported(f"{self.storage!r} keeps no limits; see its `limits.limit_keys`")
+            raise Unsupported(f"{self.storage!r} keeps no limits; see its `capabilities.limit_keys`")
         if isinstance(self.storage, KeepsSomeLimits):
             self.storage.refuse_limits(limits)
         if isinstance(self.storage, Joinable):
@@ -213,7 +213,7 @@ class Queue:
         deduplication key, it is one round trip always, and all or none are stored.
         """
         jobs: list[NewJob] = []
-        together = self.storage.limits.transactions
+        together = self.storage.capabilities.transactions
         async for spec in sliced(specs):
             jobs.append(job := self._new_job(_check_spec(spec)))
             together = together or _belongs_to_others(job)
@@ -231,7 +231,7 @@ class Queue:
         This needs no event loop, opens no connection and waits for no other transaction.
 
         Raises:
-            Unsupported: the storage has no `limits.transactions`.
+            Unsupported: the storage has no `capabilities.transactions`.
             TypeError, StorageError: an asynchronous connection or session; one of another database.
         """
         jobs = [self._new_job(_check_spec(spec)) for spec in specs]
@@ -244,11 +244,11 @@ class Queue:
         """Wake workers once, at the end of the block, for all that it enqueues; see `HoldsWakeUps.with_notify`.
 
         Raises:
-            Unsupported: the storage has no `limits.held_wake_ups`, or no transactions.
+            Unsupported: the storage has no `capabilities.held_wake_ups`, or no transactions.
             StorageUnavailable: the jobs are stored, and perhaps nobody was woken.
         """
         if not isinstance(self.storage, HoldsWakeUps):
-            raise Unsupported(f"{self.storage!r} wakes for each job; see its `limits.held_wake_ups`")
+            raise Unsupported(f"{self.storage!r} wakes for each job; see its `capabilities.held_wake_ups`")
         await self._connect(connection)
         async with self.storage.with_notify(connection):
             yield
@@ -257,7 +257,7 @@ class Queue:
         """Enqueue a job and those it waits for, up to 1 000 in several queues: all or none; those that exist stay.
 
         Raises:
-            Unsupported: the storage has no `limits.flows`.
+            Unsupported: the storage has no `capabilities.flows`.
             ValueError, TypeError: as `enqueue`; more than 1 000 jobs, an id twice in one queue.
             StorageError: one of the jobs is the child of another job already.
             StorageUnavailable: nothing is known; a tree whose jobs have ids may be enqueued again.
@@ -321,7 +321,7 @@ class Queue:
 
         Raises:
             ValueError: a duration that is not above zero.
-            Unsupported: the storage keeps all records alike; see `limits.result_ttl_updates`.
+            Unsupported: the storage keeps all records alike; see `capabilities.result_ttl_updates`.
         """
         ttl = as_ttl(ttl)
         await self._connect()
@@ -395,7 +395,7 @@ class Queue:
         Raises:
             JobGoneError: there is no such chain.
             JobEndedError: it had ended, or the link that was to be continued.
-            Unsupported: see `limits.outside_endings`, and `limits.outside_continuations`.
+            Unsupported: see `capabilities.outside_endings`, and `capabilities.outside_continuations`.
         """
         if isinstance(result, Continuation):
             state = await self._continue_chain(chain_id, result, connection)
@@ -412,7 +412,7 @@ class Queue:
     async def _continue_chain(self, chain_id: str, link: Continuation, connection: object | None) -> JobState | None:
         if not isinstance(self.storage, ContinuesFromOutside):
             raise Unsupported(
-                f"{self.storage!r} has no `limits.outside_continuations`; let a handler continue the chain"
+                f"{self.storage!r} has no `capabilities.outside_continuations`; let a handler continue the chain"
             )
         if link.after:
             raise ValueError(f"chain {chain_id!r}: a link from outside of a handler follows no other jobs")
@@ -582,7 +582,7 @@ class Queue:
         # A task that holds its own transaction open must be refused alone, not together with its neighbours; so must a
         # job that follows an unknown one. Jobs of one call that share a deduplication key are one group.
         alone = _belongs_to_others(job) or len(job.payload) > BATCH_BYTES
-        if alone or self.storage.limits.transactions or some_are_held():
+        if alone or self.storage.capabilities.transactions or some_are_held():
             return (await self.storage.enqueue([job]))[0]
         return await self._enqueues.ask(job)
 

@@ -27,10 +27,10 @@ class JobSpec:
     Give `delay`, a timedelta or seconds, or `at` (aware), not both. `result_ttl` says how long a completed job is
     kept: a timedelta or whole milliseconds, above zero; `keep_completed` says the same, or `DROP`. `keep_failed` is
     for failed and cancelled jobs. `after` has the ids of the jobs to follow, and as `JobRef` those of other queues,
-    where `limits.dependencies_across_queues` says so. `after_failure` says what becomes of the job if one of them
+    where `capabilities.dependencies_across_queues` says so. `after_failure` says what becomes of the job if one of them
     does not complete: it fails, or runs all the same. Of two jobs the one of lower `priority` runs first, from
-    -1 000 to 2 097 151; see `limits.urgent_priorities`. A `limit_key` is a key of the limit that is called as the job,
-    or a `LimitKey`; without one the limit of that name counts, where the queue has one. `fair_key`: see `NewJob`.
+    -1 000 to 2 097 151; see `capabilities.urgent_priorities`. A `limit_key` is a key of the limit that is called as the
+    job, or a `LimitKey`; without one the limit of that name counts, where the queue has one. `fair_key`: see `NewJob`.
     """
 
     payload: object = field(repr=False)

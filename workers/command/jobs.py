@@ -131,7 +131,7 @@ async def _list(queue: Queue, options: argparse.Namespace) -> int:
 async def _in_state(queue: Queue, state: JobState, options: argparse.Namespace) -> list[JobStatus]:
     found: list[JobStatus] = []
     cursor: str | None = None
-    name = options.name if queue.storage.limits.ordered_listing else None
+    name = options.name if queue.storage.capabilities.ordered_listing else None
     while len(found) < options.limit:
         page = await queue.manage.list(state, name=name, cursor=cursor, limit=max(options.limit, 100))
         found += [job for job in page.jobs if options.name in (None, job.name)]

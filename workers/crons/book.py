@@ -68,7 +68,7 @@ class Crons:
         """Let it enqueue nothing until `resume`; False if there is none of that name.
 
         Raises:
-            Unsupported: see `limits.cron_rows`; so for `resume`.
+            Unsupported: see `capabilities.cron_rows`; so for `resume`.
         """
         return await (await self._kept()).pause(name)
 
@@ -118,9 +118,9 @@ def kept(storage: Storage) -> CronRows | CronSchedulers:
     Raises:
         Unsupported: it keeps nothing that recurs.
     """
-    if storage.limits.crons and isinstance(storage, KeepsCrons):
+    if storage.capabilities.crons and isinstance(storage, KeepsCrons):
         return CronRows(storage)
-    if storage.limits.crons and isinstance(storage, TurnsCrons):
+    if storage.capabilities.crons and isinstance(storage, TurnsCrons):
         return CronSchedulers(storage)
     raise Unsupported(f"{type(storage).__name__} keeps nothing that recurs; enqueue by a scheduler of your own")
 

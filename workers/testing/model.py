@@ -73,7 +73,7 @@ class StorageMachine(RuleBasedStateMachine):
         assert self.harness.moves_time, f"{type(self.harness).__name__} cannot move its clock"
         self.run(self.harness.__aenter__())
         self.storage = self.run(self.harness.open())
-        self.expected = ExpectedGates(self.harness.now(), fresh_retries=self.harness.limits.fresh_retries)
+        self.expected = ExpectedGates(self.harness.now(), fresh_retries=self.harness.capabilities.fresh_retries)
         self.crons = DrivenCrons(self.storage, self.expected) if isinstance(self.storage, KeepsCrons) else None
         self.claims: list[Claim] = []
         self.last: Settlement | None = None
@@ -112,7 +112,7 @@ class StorageMachine(RuleBasedStateMachine):
         deduplication: Deduplication | None,
     ) -> None:
         jobs = [self.new_job(job_id, name, delay, keep, priority, keys, max_attempts) for job_id in ids]
-        if self.harness.limits.deduplication:
+        if self.harness.capabilities.deduplication:
             jobs = [replace(new, deduplication=deduplication) for new in jobs]
         self._enqueue(jobs)
 
@@ -127,7 +127,7 @@ class StorageMachine(RuleBasedStateMachine):
         keys: HoldingKeys,
         deduplication: Deduplication | None,
     ) -> None:
-        if not self.harness.limits.dependencies:
+        if not self.harness.capabilities.dependencies:
             return
         # Mostly those to follow are enqueued with them, or there would rarely be one that has not ended.
         first = [one for one in after if one not in (*ids, "nobody")] if with_them else []
@@ -172,15 +172,15 @@ class StorageMachine(RuleBasedStateMachine):
 
     def allowed_priority(self, priority: int) -> int:
         """Return the priority, or 0 if the storage does not keep it."""
-        limits = self.harness.limits
-        return priority if limits.priority_order and (priority >= 0 or limits.urgent_priorities) else 0
+        capabilities = self.harness.capabilities
+        return priority if capabilities.priority_order and (priority >= 0 or capabilities.urgent_priorities) else 0
 
     def kept(self, keys: HoldingKeys) -> HoldingKeys:
         """Return those of the keys that the storage can keep."""
-        limits = self.harness.limits
-        if not limits.ordering_keys:
+        capabilities = self.harness.capabilities
+        if not capabilities.ordering_keys:
             keys = keys._replace(ordering_key=None)
-        return keys if limits.limit_keys else HoldingKeys(keys.ordering_key)
+        return keys if capabilities.limit_keys else HoldingKeys(keys.ordering_key)
 
     def new_payload(self) -> bytes:
         """Make a payload that no other job has."""
@@ -271,11 +271,11 @@ class StorageMachine(RuleBasedStateMachine):
         assert self.run(getattr(self.storage, verb)(ids)) == getattr(self.expected, verb)(ids)
 
     def remove(self, ids: list[str], running: bool) -> None:
-        running = running and self.harness.limits.outside_endings
+        running = running and self.harness.capabilities.outside_endings
         assert self.run(self.storage.remove(ids, running=running)) == self.expected.remove(ids, running=running)
 
     def complete_from_outside(self, job_id: str, result: bytes, keep: Retention | None) -> None:
-        if self.harness.limits.outside_endings:
+        if self.harness.capabilities.outside_endings:
             told = self.run(self.storage.complete(job_id, result, keep=keep))
             assert told is self.expected.complete(job_id, result, keep)
 
@@ -289,7 +289,7 @@ class StorageMachine(RuleBasedStateMachine):
         keys: HoldingKeys,
         max_attempts: int,
     ) -> None:
-        if self.harness.limits.outside_continuations:
+        if self.harness.capabilities.outside_continuations:
             known = self.expected.jobs.get(job_id)
             link = 1 if known is None else known.new.chain_index + 1
             then = self.new_job(job_id, name, delay, keep, priority, keys, max_attempts)
@@ -298,7 +298,7 @@ class StorageMachine(RuleBasedStateMachine):
             assert told is self.expected.continue_job(then)
 
     def update_result_ttl(self, job_id: str, ttl: timedelta) -> None:
-        if self.harness.limits.result_ttl_updates:
+        if self.harness.capabilities.result_ttl_updates:
             told = self.run(self.storage.update_result_ttl(job_id, ttl))
             assert told == self.expected.update_result_ttl(job_id, ttl)
 

@@ -229,7 +229,7 @@ async def recover(
     given_up: list[str] = []
     async with asyncio.timeout(PATIENCE):
         while len(requeued) + len(given_up) < expected:
-            for _ in range(harness.limits.recovery_passes):
+            for _ in range(harness.capabilities.recovery_passes):
                 recovery = await storage.recover(limit, max_stalls=max_stalls)
                 requeued += recovery.requeued
                 given_up += recovery.failed

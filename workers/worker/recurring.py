@@ -30,8 +30,8 @@ class Ticker:
         self._report = report
 
     async def run(self) -> None:
-        """Tick until cancelled. A storage without `limits.crons` is left alone."""
-        if not self._storage.limits.crons:
+        """Tick until cancelled. A storage without `capabilities.crons` is left alone."""
+        if not self._storage.capabilities.crons:
             await asyncio.Event().wait()
         while True:
             pause = LOOK_SECONDS

@@ -79,13 +79,12 @@ class Worker:
     attempts may run in addition, see `Job.leave_slot`. `not_ready` is called before each claim. It returns None, or
     something to await before anything is claimed, such as the return of a database that all handlers need. Leases
     (default 30 s) are renewed after a third of their time; the reaper runs every half of the default lease, and more
-    often where `limits.recovery_interval` says so. A failed attempt is repeated by the job's own back-off, else the
-    handler's, else `retry`. `backoffs` maps the names of custom back-offs of Node's jobs to functions of the attempt
-    and the job's delay. `poll_interval` bounds how long an idle worker relies on the storage to wake it; more than a
-    minute counts as one, so that lists of workers tell idle ones from dead ones. `on_failed` is called with each job
-    that fails for good here, see `OnFailed`. `crons` are stored at the start; every worker turns whatever recurs in the
-    queue.
-    """
+    often where `capabilities.recovery_interval` says so. A failed attempt is repeated by the job's own back-off, else
+    the handler's, else `retry`. `backoffs` maps the names of custom back-offs of Node's jobs to functions of the
+    attempt and the job's delay. `poll_interval` bounds how long an idle worker relies on the storage to wake it; more
+    than a minute counts as one, so that lists of workers tell idle ones from dead ones. `on_failed` is called with each
+    job that fails for good here, see `OnFailed`. `crons` are stored at the start; every worker turns whatever recurs in
+    the queue."""
 
     def __init__(
         self,
@@ -127,7 +126,7 @@ class Worker:
         watching = tuple(observers)
         self._events = Emitter(watching, queue=storage.queue, worker_id=self.worker_id)
         self._news = SetAsideReporter(storage, self._events)
-        self._wanted = table.leases(lease, every_name=not storage.limits.name_filter)
+        self._wanted = table.leases(lease, every_name=not storage.capabilities.name_filter)
         self._progress = ProgressReporter(storage, report=self._events.report)
         self._runner = Runner(
             handlers=table,
@@ -170,7 +169,7 @@ class Worker:
             payload_serde=payload_serde,
             events=self._events,
         )
-        served = self._wanted if storage.limits.name_filter else [ANY_NAME]
+        served = self._wanted if storage.capabilities.name_filter else [ANY_NAME]
         self._unserved = UnservedNames(storage, served, interval=lease / 2, is_idle=lambda: self._idle)
         self._ticker = Ticker(storage, crons, report=self._events.report)
         self._attempts: dict[str, Attempt] = {}  # by token

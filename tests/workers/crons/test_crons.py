@@ -287,7 +287,7 @@ async def test_workers_store_and_turn_what_their_process_declared(
     caplog: pytest.LogCaptureFixture, harness: Harness
 ) -> None:
     """Two of them, on each storage that keeps any: a job about every second, each once."""
-    if not harness.limits.crons:
+    if not harness.capabilities.crons:
         pytest.skip("declared: crons")
     caplog.set_level(logging.ERROR)
     ran: list[str] = []

@@ -59,9 +59,9 @@ REQUESTS_KEPT: Final = 1_000
 that they may have missed some.
 """
 
-NO_ORDERING_KEYS: Final = "BullMQ has no ordering, limit or fair keys; see BullMQStorage.limits"
-NO_DEPENDENCIES: Final = "BullMQ lets no job follow others; see BullMQStorage.limits"
-NO_URGENT_PRIORITIES: Final = "BullMQ has no priority above 0; see BullMQStorage.limits"
+NO_ORDERING_KEYS: Final = "BullMQ has no ordering, limit or fair keys; see BullMQStorage.capabilities"
+NO_DEPENDENCIES: Final = "BullMQ lets no job follow others; see BullMQStorage.capabilities"
+NO_URGENT_PRIORITIES: Final = "BullMQ has no priority above 0; see BullMQStorage.capabilities"
 WAITING: Final = frozenset({JobState.QUEUED, JobState.SCHEDULED, JobState.WAITING, JobState.FAILING})
 
 

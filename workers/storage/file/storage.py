@@ -86,7 +86,7 @@ from workers.jobs import (
     SettleOutcome,
     WorkerInfo,
 )
-from workers.storage.base import Limits
+from workers.storage.base import Capabilities
 from workers.storage.file.state import FileState
 from workers.storage.file.thread import POLL, QUEUE_NUMBER, FileThread, acquire, release
 from workers.storage.rules import refuse_other_queues, refuse_transaction
@@ -103,7 +103,7 @@ class FileStorage:
     blocked.
     """
 
-    limits: Final = Limits(
+    capabilities: Final = Capabilities(
         clock="machine",
         durable=True,
         processes="machine",

@@ -39,7 +39,7 @@ from workers.jobs import (
     SettleOutcome,
     WorkerInfo,
 )
-from workers.storage.base import Limits
+from workers.storage.base import Capabilities
 from workers.storage.memory.dependents import DependentTable
 from workers.storage.memory.steps import QueueSteps
 from workers.storage.rules import refuse_other_queues, refuse_transaction
@@ -52,7 +52,7 @@ class MemoryStorage:
     With a `ManualClock`, `wait` wakes for delayed jobs when the clock is advanced; its timeout is real time.
     """
 
-    limits: Final = Limits(
+    capabilities: Final = Capabilities(
         clock="machine",
         durable=False,
         processes="one",

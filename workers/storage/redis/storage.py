@@ -70,7 +70,7 @@ from workers.jobs import (
     WorkerInfo,
     check_retention,
 )
-from workers.storage.base import ANY_NAME, Limits
+from workers.storage.base import ANY_NAME, Capabilities
 from workers.storage.on_redis.batches import AT_ONCE, in_steps, portions
 from workers.storage.on_redis.claiming import claimed
 from workers.storage.on_redis.examination import Care, take_eviction
@@ -132,7 +132,7 @@ class RedisStorage(ScriptedStorage):
         StorageError: a target that is no Redis URL.
     """
 
-    limits = Limits(
+    capabilities = Capabilities(
         clock="server",
         durable=None,
         processes="many",

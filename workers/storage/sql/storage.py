@@ -41,7 +41,7 @@ from workers.jobs import (
     check_retention,
 )
 from workers.storage.abilities import Admission, Exchange
-from workers.storage.base import Limits
+from workers.storage.base import Capabilities
 from workers.storage.rules import bounded_count, check_claim
 from workers.storage.sql import schema
 from workers.storage.sql.caller import Sessions, checked
@@ -96,7 +96,7 @@ class SqlStorage:
         check_text("queue name", queue)
         self._target = parse_target(target, busy_timeout)
         self._name = queue
-        if clock is not None and self.limits.clock == "server":
+        if clock is not None and self.capabilities.clock == "server":
             raise Unsupported("PostgreSQL's own clock decides what is due; leave `clock` out")
         self._clock: Clock = clock or SystemClock()
         self._users = 0
@@ -113,8 +113,8 @@ class SqlStorage:
         return f"SqlStorage({self._target.url!r}, queue={self._name!r})"
 
     @property
-    def limits(self) -> Limits:
-        return self._target.limits
+    def capabilities(self) -> Capabilities:
+        return self._target.capabilities
 
     @property
     def queue(self) -> str:
@@ -469,7 +469,7 @@ class SqlStorage:
         return Transaction(connection=connection, queue=self._id, clock=self._now, quiet=quiet)
 
     def _now(self, connection: Executor) -> int:
-        if self.limits.clock == "server":
+        if self.capabilities.clock == "server":
             return int(connection.execute(_POSTGRES_CLOCK).scalar_one())
         return milliseconds(self._clock.now())
 

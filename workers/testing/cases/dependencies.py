@@ -485,16 +485,16 @@ async def a_late_settle_releases_nobody(harness: Harness) -> None:
 
 @case(guarantees=(24,))
 async def a_storage_without_dependencies_says_so(harness: Harness) -> None:
-    """Where `limits.dependencies` is declared away, such a job is refused with `Unsupported`, and nothing is stored."""
+    """Without `capabilities.dependencies` such a job is refused with `Unsupported`, and nothing is stored."""
     storage = await harness.open()
     await enqueue(storage, job("first"))
     try:
         await storage.enqueue([job("alone"), follower("second", "first")])
     except Unsupported:
-        assert not harness.limits.dependencies
+        assert not harness.capabilities.dependencies
         assert await storage.status(["alone", "second"]) == [None, None]
     else:
-        assert harness.limits.dependencies
+        assert harness.capabilities.dependencies
 
 
 @case(guarantees=(6, 25), needs=(DEPENDENCIES,))

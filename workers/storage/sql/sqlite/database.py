@@ -47,7 +47,7 @@ from workers.jobs import (
     SettleOutcome,
 )
 from workers.storage.abilities import Exchange
-from workers.storage.base import Limits
+from workers.storage.base import Capabilities
 from workers.storage.sql.caller import Caller, Callers, real_path, run_on, translated
 from workers.storage.sql.database import Begin
 from workers.storage.sql.direct import Executor
@@ -305,7 +305,7 @@ class SqliteTarget:
     path: str
     busy_timeout: timedelta
 
-    limits: ClassVar[Limits] = Limits(
+    capabilities: ClassVar[Capabilities] = Capabilities(
         dependencies_across_queues=True,
         clock="machine",
         durable=True,
