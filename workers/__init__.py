@@ -40,7 +40,7 @@ from workers.errors import (
     WorkersError,
 )
 from workers.flows import Children, EnqueuedFlow, FlowJob
-from workers.gates import HeldBack, Limit, LimitKey
+from workers.limits import HeldBack, Limit, LimitKey
 from workers.jobs import (
     DROP,
     AfterFailure,

@@ -10,7 +10,7 @@ from typing import Final, Literal, TypedDict
 
 from workers.checks import as_duration, check_text, new_id
 from workers.deduplication import Deduplication
-from workers.gates import LimitKey
+from workers.limits import LimitKey
 from workers.jobs import AfterFailure, EnqueueStatus, JobRef, JobState, NewJob, Retention
 from workers.jobs.job import by_queue
 from workers.retention import KEEP_FAILED

@@ -12,7 +12,7 @@ from workers.dashboard.api import ANSWERED, given
 from workers.dashboard.text import short
 from workers.dashboard.visit import Refusal
 from workers.errors import StorageError, WorkersError
-from workers.gates import Limit
+from workers.limits import Limit
 from workers.jobs import JobState, JobStatus, Page, WorkerInfo
 from workers.queue import Queue
 

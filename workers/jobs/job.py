@@ -20,7 +20,7 @@ from workers.checks import (
 )
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import ErrorInfo
-from workers.gates import FAIR_MARK, RESERVED, LimitKey, check_limit_name, limit_gate
+from workers.limits import FAIR_MARK, RESERVED, LimitKey, check_limit_name, limit_gate
 from workers.retention import KEEP_FAILED, Retention, check_retention
 from workers.retry import NamedBackoff, RetryPolicy
 
@@ -153,7 +153,7 @@ class NewJob:
 
     @property
     def gate(self) -> str | None:
-        """What may keep the job back, as storages hold it; see `workers.gates`."""
+        """What may keep the job back, as storages hold it; see `workers.limits`."""
         if self.limit_key is not None:
             return limit_gate(self.limit_key)
         return self.ordering_key if self.fair_key is None else FAIR_MARK + self.fair_key

@@ -9,7 +9,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
-from workers.gates import HeldBack, Limit
+from workers.limits import HeldBack, Limit
 from workers.jobs import (
     Claim,
     CronLook,
@@ -295,7 +295,7 @@ class TurnsCrons(Protocol):
 
 @runtime_checkable
 class KeepsLimits(Protocol):
-    """A storage that lets only so many jobs start in a time, or run at once; see `workers.gates.Limit`.
+    """A storage that lets only so many jobs start in a time, or run at once; see `workers.limits.Limit`.
 
     The limits are stored with the queue, so that all its processes agree. They count by the storage's clock. If that
     goes back, a bucket is empty at worst, and if it goes forward, full at best.

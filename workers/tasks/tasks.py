@@ -15,7 +15,7 @@ from workers.checks import MAX_ATTEMPTS, MAX_DELAY, as_duration, as_positive, ch
 from workers.crons import Missed
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import Unsupported
-from workers.gates import Limit
+from workers.limits import Limit
 from workers.jobs import AfterFailure, EnqueueStatus, JobRef
 from workers.jobs.job import as_jobs
 from workers.kv.base import KvStore, encode_key, writes_conditionally

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from workers.crons import Cron, Missed
 from workers.deduplication import Deduplication, DeduplicationMode
-from workers.gates import WHOLE_QUEUE, Limit, LimitKey
+from workers.limits import WHOLE_QUEUE, Limit, LimitKey
 from workers.jobs import DROP, AfterFailure, Retention
 from workers.testing.expected import FINISHED
 from workers.testing.expected_crons import HOURLY

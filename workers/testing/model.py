@@ -26,7 +26,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from workers.crons import Cron
 from workers.deduplication import Deduplication
 from workers.errors import UnknownDependency
-from workers.gates import Limit
+from workers.limits import Limit
 from workers.jobs import (
     AfterFailure,
     Cancelled,
@@ -47,7 +47,7 @@ from workers.storage.abilities import ContinuesFromOutside, KeepsCrons, KeepsLim
 from workers.testing.calls import IDS, MINUTE, NOW, THEMES, HoldingKeys
 from workers.testing.compared import compare_errors, compare_held_back, compare_record, compare_status, compare_told
 from workers.testing.driven_crons import DrivenCrons
-from workers.testing.expected_gates import ExpectedGates
+from workers.testing.expected_limits import ExpectedGates
 from workers.testing.harness import Harness
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from typing import Final
 
 from workers.checks import new_id
 from workers.deduplication import Deduplication
-from workers.gates import WHOLE_QUEUE, HeldBack, Limit, LimitKey
+from workers.limits import WHOLE_QUEUE, HeldBack, Limit, LimitKey
 from workers.jobs import (
     DROP,
     Cancelled,

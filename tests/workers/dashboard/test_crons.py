@@ -19,7 +19,7 @@ from workers.dashboard.cron_lines import CRON_ACTIONS
 from workers.dashboard.cron_pages import cron_command
 from workers.dashboard.site import Site
 from workers.dashboard.visit import ActionTaken
-from workers.gates import Limit
+from workers.limits import Limit
 from workers.jobs import JobState
 from workers.queue import Queue
 from workers.storage import open_storage

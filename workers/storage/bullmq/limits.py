@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Final
 
 from workers.errors import Unsupported
-from workers.gates import WHOLE_QUEUE, HeldBack, Limit, check_limits, read_rate
+from workers.limits import WHOLE_QUEUE, HeldBack, Limit, check_limits, read_rate
 from workers.jobs import JobState, JobStatus
 from workers.storage.bullmq.access import QueueAccess
 from workers.storage.bullmq.scripts import LIMITS

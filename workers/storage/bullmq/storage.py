@@ -28,7 +28,7 @@ from redis.asyncio import Redis
 
 from workers.checks import check_text, check_whole
 from workers.errors import Unsupported
-from workers.gates import HeldBack, Limit
+from workers.limits import HeldBack, Limit
 from workers.jobs import (
     CancelResult,
     ChildrenPage,

@@ -23,7 +23,7 @@
 `"drop"` is the retention without a record. Payloads, results and progress are blobs of the frame, in the order of the
 entries; an entry holds their length, null for no result. The last values of a job are the length of its progress, its
 failed attempts, and its turn, a time and a serial; those that it has not are null, or missing at the end. What may keep
-a job back is one text, an ordering key or another gate (`workers.gates`).
+a job back is one text, an ordering key or another gate (`workers.limits`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from datetime import datetime, timedelta
 from typing import Final, TypeAlias
 
 from workers.deduplication import DeduplicationMode
-from workers.gates import fair_key_of, limit_key_of, ordering_key_of
+from workers.limits import fair_key_of, limit_key_of, ordering_key_of
 from workers.jobs import DROP, ErrorInfo, JobEventKind, JobState, NewJob, Retention
 from workers.retention import told_with_the_end
 from workers.retry import RetryPolicy

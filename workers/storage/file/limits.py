@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from workers.gates import Limit
+from workers.limits import Limit
 from workers.storage.file.frames import Entry
 from workers.storage.file.values import integer_of, number_of, optional_integer_of, optional_text_of, text_of, time_of
 

@@ -62,7 +62,7 @@ from typing import Final, TypeVar
 from workers.checks import check_text
 from workers.clock import Clock, ManualClock, SystemClock
 from workers.errors import StorageUnavailable, WorkersError
-from workers.gates import HeldBack, Limit, check_limits
+from workers.limits import HeldBack, Limit, check_limits
 from workers.jobs import (
     CancelResult,
     Claim,

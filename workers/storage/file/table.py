@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 
-from workers.gates import WHOLE_QUEUE, Limit
+from workers.limits import WHOLE_QUEUE, Limit
 from workers.jobs import AfterFailure, JobEventKind, JobOutcome, JobState, NewJob
 from workers.lifecycle import Step
 from workers.storage.memory.dependents import DependentTable

@@ -14,7 +14,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from workers.gates import QUEUE_GATE, WHOLE_QUEUE
+from workers.limits import QUEUE_GATE, WHOLE_QUEUE
 from workers.jobs import DROP, ErrorInfo, JobEventKind, JobRecord, JobState, JobStatus, NewJob, Retention
 from workers.lifecycle import Step, after
 from workers.retention import kept_for_waiters, told_with_the_end

@@ -3,7 +3,7 @@
 A waiting job is in exactly one line: `ready` (one per name, by priority and time), `delayed` (by due time), or `parked`
 (its gate is closed). All methods are synchronous: one call is one atomic step of the event loop.
 
-A gate (`workers.gates`) may be closed. Its jobs are parked as they come up in a claim. When it opens, the first of each
+A gate (`workers.limits`) may be closed. Its jobs are parked as they come up in a claim. When it opens, the first of each
 name returns to its ready line, and no other job has to move; the next follows when that one has passed. A gate that
 tokens open is noted in `gates` by the time at which it does.
 
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, Protocol, TypeAlias
 
-from workers.gates import FAIR_MARK, QUEUE_GATE, RESERVED, WHOLE_QUEUE, Limit, LimitKey, limit_key_of
+from workers.limits import FAIR_MARK, QUEUE_GATE, RESERVED, WHOLE_QUEUE, Limit, LimitKey, limit_key_of
 from workers.jobs import ErrorInfo, JobEventKind, JobOutcome, JobState, NewJob
 from workers.storage.base import ANY_NAME
 from workers.storage.memory.line import KeyTable, Line, is_over

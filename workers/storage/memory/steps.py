@@ -16,7 +16,7 @@ from typing import Final
 
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import LossReason
-from workers.gates import QUEUE_GATE, WHOLE_QUEUE, HeldBack, Limit, LimitKey, check_limits, limit_key_of
+from workers.limits import QUEUE_GATE, WHOLE_QUEUE, HeldBack, Limit, LimitKey, check_limits, limit_key_of
 from workers.jobs import (
     Cancelled,
     CancelResult,

@@ -16,7 +16,7 @@ from typing import Final
 
 from workers.checks import check_text
 from workers.clock import Clock, ManualClock, SystemClock
-from workers.gates import HeldBack, Limit
+from workers.limits import HeldBack, Limit
 from workers.jobs import (
     CancelResult,
     Claim,

@@ -17,7 +17,7 @@ import msgpack
 
 from workers.deduplication import DeduplicationMode
 from workers.errors import StorageError, UnknownDependency
-from workers.gates import fair_key_of, limit_key_of, ordering_key_of
+from workers.limits import fair_key_of, limit_key_of, ordering_key_of
 from workers.jobs import (
     DROP,
     MESSAGE_CHARACTERS,

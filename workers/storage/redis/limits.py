@@ -1,10 +1,10 @@
-"""The limits of a queue on Redis; `lua/gates.lua` has their format."""
+"""The limits of a queue on Redis; `lua/holding.lua` has their format."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from workers.gates import QUEUE_GATE, WHOLE_QUEUE, HeldBack, Limit, LimitKey, check_limits, limit_key_of
+from workers.limits import QUEUE_GATE, WHOLE_QUEUE, HeldBack, Limit, LimitKey, check_limits, limit_key_of
 from workers.storage.on_redis.messages import duration, moment, pack, unpack
 from workers.storage.on_redis.wire import Reply
 from workers.storage.redis.codec import Packed, bytes_of, text_of

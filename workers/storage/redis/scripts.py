@@ -33,7 +33,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "sweep": ("holders",),
 }
 """Every script, and the files it needs beside `batched.lua`, `states.lua`, `foreign.lua`, `keys.lua`, `queue.lua`
-and `gates.lua`, with which all begin. `repair` is not listed: it mends what keeps the others from starting.
+and `holding.lua`, with which all begin. `repair` is not listed: it mends what keeps the others from starting.
 """
 
 
@@ -46,7 +46,7 @@ def _gating(name: str) -> tuple[str, ...]:
 def scripts() -> Mapping[str, Script]:
     """Return every script, by its name."""
     working = {
-        name: assembled(__package__, "keys", "queue", *_gating(name), "gates", *parts, name)
+        name: assembled(__package__, "keys", "queue", *_gating(name), "holding", *parts, name)
         for name, parts in PARTS.items()
     }
     return working | {"repair": assembled(__package__, "keys", "quarantine", "repair")}

@@ -43,7 +43,7 @@ from redis.asyncio import Redis
 from workers.batching import Batcher
 from workers.checks import check_text
 from workers.errors import StorageFull
-from workers.gates import HeldBack, Limit
+from workers.limits import HeldBack, Limit
 from workers.jobs import (
     UNCOUNTED_RETRIES,
     CancelResult,

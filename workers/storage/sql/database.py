@@ -19,7 +19,7 @@ from weakref import WeakSet
 
 from sqlalchemy import Connection, RootTransaction, text
 
-from workers.gates import Limit
+from workers.limits import Limit
 from workers.homes import ForkLock
 from workers.jobs import (
     Claim,

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from workers.checks import check_text
 from workers.clock import Clock, ManualClock, SystemClock
 from workers.errors import StorageUnavailable, Unsupported, WorkersError
-from workers.gates import HeldBack, Limit
+from workers.limits import HeldBack, Limit
 from workers.jobs import (
     CancelResult,
     Claim,

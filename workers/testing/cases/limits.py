@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Final
 
 from workers.errors import Unsupported
-from workers.gates import HeldBack, Limit, LimitKey
+from workers.limits import HeldBack, Limit, LimitKey
 from workers.jobs import Claim, JobState, NewJob
 from workers.storage.abilities import KeepsLimits
 from workers.storage.base import Storage

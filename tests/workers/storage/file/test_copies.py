@@ -18,7 +18,7 @@ from tests.workers.storage.file.steps import LEASES, MINUTE, described, journal_
 from workers.clock import ManualClock
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import UnknownDependency
-from workers.gates import Limit, LimitKey
+from workers.limits import Limit, LimitKey
 from workers.jobs import (
     DROP,
     TERMINAL_EVENTS,

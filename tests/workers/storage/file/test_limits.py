@@ -11,7 +11,7 @@ import pytest
 
 from tests.workers.storage.file.steps import child, described, journal_of, killed_at_the_end, line, reopened
 from workers.clock import ManualClock
-from workers.gates import HeldBack, Limit, LimitKey
+from workers.limits import HeldBack, Limit, LimitKey
 from workers.jobs import Completed, Released
 from workers.storage.file import FileStorage
 from workers.storage.file import journal as file_journal

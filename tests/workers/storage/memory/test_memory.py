@@ -10,7 +10,7 @@ import pytest
 
 from workers.clock import ManualClock, SystemClock
 from workers.errors import StorageUnavailable, Unsupported
-from workers.gates import Limit, LimitKey
+from workers.limits import Limit, LimitKey
 from workers.jobs import DROP, Completed, Continued, JobEvent, JobEventKind, JobState, Released, Retried
 from workers.storage.base import Storage
 from workers.storage.memory import MemorySpace, MemoryStorage

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from sqlalchemy import CursorResult, TextClause, text
 
-from workers.gates import FAIR_MARK, QUEUE_GATE, RESERVED, WHOLE_QUEUE
+from workers.limits import FAIR_MARK, QUEUE_GATE, RESERVED, WHOLE_QUEUE
 from workers.storage.sql.direct import Answer
 from workers.storage.sql.rows import Transaction, next_seq
 from workers.storage.sql.steps.ends import unhold

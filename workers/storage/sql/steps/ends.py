@@ -15,7 +15,7 @@ from typing import Any, Final
 from sqlalchemy import Row, text
 
 from workers.errors import LossReason
-from workers.gates import FAIR_MARK
+from workers.limits import FAIR_MARK
 from workers.jobs import (
     UNCOUNTED_RETRIES,
     Claim,

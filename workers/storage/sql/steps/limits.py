@@ -1,6 +1,6 @@
 """The limits of a queue, and what keeps jobs back: the steps that both databases share.
 
-Theory of operation. A job's gate (`workers.gates`) is in the column `ordering_key`. Claims set the jobs of a closed
+Theory of operation. A job's gate (`workers.limits`) is in the column `ordering_key`. Claims set the jobs of a closed
 gate aside (`held`) as they meet them, as those of a busy ordering key. When an attempt ends, the first held job of each
 name becomes ready, and the next claim decides. A gate that a token opens is noted in `workers_gates` with that time, at
 which a claim does the same; so is each gate of a limit that has changed.
@@ -18,7 +18,7 @@ from typing import Final
 
 from sqlalchemy import RowMapping, text
 
-from workers.gates import (
+from workers.limits import (
     LIMIT_MARK,
     QUEUE_GATE,
     SEPARATOR,

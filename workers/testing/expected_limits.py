@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TypeAlias
 
-from workers.gates import WHOLE_QUEUE, HeldBack, Limit, LimitKey
+from workers.limits import WHOLE_QUEUE, HeldBack, Limit, LimitKey
 from workers.jobs import AfterFailure, Claim, JobState, NewJob
 from workers.lifecycle import Step, after
 from workers.storage.rules import dependency_error

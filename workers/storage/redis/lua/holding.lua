@@ -1,4 +1,4 @@
--- Limits and fair keys, where jobs have such gates; see `workers/gates.py` and `../../memory/lines.py`. A gate is a
+-- Limits and fair keys, where jobs have such gates; see `workers/limits.py` and `../../memory/lines.py`. A gate is a
 -- job's key that begins with \30. GATES has `limits`, all of them packed by name, each `{interval or 0, capacity,
 -- concurrency or 0, version, rate, burst}`; `slowest`, the longest interval; `late`, if fair jobs may come due; and
 -- `F<gate><name>`, the member of the front of a fair key. PASSING has `<gate in text()><id>` for each running job of a

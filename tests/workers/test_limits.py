@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.gates import Limit, LimitKey, fair_key_of, limit_gate, limit_key_of, ordering_key_of
+from workers.limits import Limit, LimitKey, fair_key_of, limit_gate, limit_key_of, ordering_key_of
 from workers.jobs import NewJob
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
