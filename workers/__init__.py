@@ -40,7 +40,6 @@ from workers.errors import (
     WorkersError,
 )
 from workers.flows import Children, EnqueuedFlow, FlowJob
-from workers.limits import HeldBack, Limit, LimitKey
 from workers.jobs import (
     DROP,
     AfterFailure,
@@ -61,6 +60,7 @@ from workers.jobs import (
     SetAside,
 )
 from workers.kv import ConditionalKvStore, KvStore, MemoryKvStore
+from workers.limits import HeldBack, Limit, LimitKey
 from workers.management import Management
 from workers.queue import Queue
 from workers.retry import RetryPolicy

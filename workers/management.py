@@ -14,8 +14,8 @@ from typing import Final, Protocol
 
 from workers.details import READ_AT_ONCE, JobDetails, JobReader
 from workers.errors import Unsupported
-from workers.limits import HeldBack, Limit
 from workers.jobs import EnqueueStatus, JobRef, JobState, JobStatus, Moved, Page, Repaired, SetAside, WorkerInfo
+from workers.limits import HeldBack, Limit
 from workers.specs import Enqueued, JobSpec
 from workers.storage.abilities import KeepsLimits, KnowsDependencies, ListsInOrder, Repairable, Strandable
 from workers.storage.base import Storage

@@ -19,9 +19,9 @@ from workers.details import JobDetails, JobReader
 from workers.ends import result_of
 from workers.errors import ForeignLoop, JobEndedError, JobGoneError, StorageUnavailable, Unsupported, WorkersError
 from workers.flows import EnqueuedFlow, FlowJob, answers, flatten
-from workers.limits import HeldBack, Limit, check_limits
 from workers.homes import AtLoopEnd, Home
 from workers.jobs import CancelResult, EnqueueResult, JobState, JobStatus, NewJob
+from workers.limits import HeldBack, Limit, check_limits
 from workers.management import Management
 from workers.retention import KEEP_FAILED, Retention, check_retention
 from workers.retry import RetryPolicy, check_policy

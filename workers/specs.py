@@ -10,9 +10,9 @@ from typing import Final, Literal, TypedDict
 
 from workers.checks import as_duration, check_text, new_id
 from workers.deduplication import Deduplication
-from workers.limits import LimitKey
 from workers.jobs import AfterFailure, EnqueueStatus, JobRef, JobState, NewJob, Retention
 from workers.jobs.job import by_queue
+from workers.limits import LimitKey
 from workers.retention import KEEP_FAILED
 from workers.retry import RetryPolicy
 from workers.serde import Encoded, JsonSerde, Serde
@@ -124,7 +124,7 @@ def as_limit_key(spec: JobSpec, limits: Container[str]) -> LimitKey | None:
     """Return the key of the limit that the job waits for.
 
     Raises:
-        ValueError: it has another gate, although there is a limit on all jobs of its name.
+        ValueError: it has another key, although there is a limit on all jobs of its name.
         TypeError: the key is no text.
     """
     if isinstance(spec.limit_key, LimitKey):

@@ -17,8 +17,8 @@ from workers.command.problems import CommandError
 from workers.command.tables import age, as_json, heard, one_line, table
 from workers.command.targets import check_payload
 from workers.errors import JobCancelledError, JobFailedError
-from workers.limits import HeldBack
 from workers.jobs import CancelResult, JobState, JobStatus
+from workers.limits import HeldBack
 from workers.queue import Queue
 from workers.specs import DEFAULT_NAME
 

@@ -9,7 +9,6 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
-from workers.limits import HeldBack, Limit
 from workers.jobs import (
     Claim,
     CronLook,
@@ -29,6 +28,7 @@ from workers.jobs import (
     Settlement,
     SettleOutcome,
 )
+from workers.limits import HeldBack, Limit
 
 
 class Severity(StrEnum):

@@ -15,10 +15,10 @@ from workers.checks import MAX_ATTEMPTS, MAX_DELAY, as_duration, as_positive, ch
 from workers.crons import Missed
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import Unsupported
-from workers.limits import Limit
 from workers.jobs import AfterFailure, EnqueueStatus, JobRef
 from workers.jobs.job import as_jobs
 from workers.kv.base import KvStore, encode_key, writes_conditionally
+from workers.limits import Limit
 from workers.queue import Queue
 from workers.retry import RetryPolicy, check_policy
 from workers.serde import Encoded

@@ -26,7 +26,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from workers.crons import Cron
 from workers.deduplication import Deduplication
 from workers.errors import UnknownDependency
-from workers.limits import Limit
 from workers.jobs import (
     AfterFailure,
     Cancelled,
@@ -43,11 +42,12 @@ from workers.jobs import (
     Retried,
     Settlement,
 )
+from workers.limits import Limit
 from workers.storage.abilities import ContinuesFromOutside, KeepsCrons, KeepsLimits, KnowsDependencies
 from workers.testing.calls import IDS, MINUTE, NOW, THEMES, HoldingKeys
 from workers.testing.compared import compare_errors, compare_held_back, compare_record, compare_status, compare_told
 from workers.testing.driven_crons import DrivenCrons
-from workers.testing.expected_limits import ExpectedGates
+from workers.testing.expected_limits import ExpectedLimitedQueue
 from workers.testing.harness import Harness
 
 T = TypeVar("T")
@@ -73,7 +73,7 @@ class StorageMachine(RuleBasedStateMachine):
         assert self.harness.moves_time, f"{type(self.harness).__name__} cannot move its clock"
         self.run(self.harness.__aenter__())
         self.storage = self.run(self.harness.open())
-        self.expected = ExpectedGates(self.harness.now(), fresh_retries=self.harness.capabilities.fresh_retries)
+        self.expected = ExpectedLimitedQueue(self.harness.now(), fresh_retries=self.harness.capabilities.fresh_retries)
         self.crons = DrivenCrons(self.storage, self.expected) if isinstance(self.storage, KeepsCrons) else None
         self.claims: list[Claim] = []
         self.last: Settlement | None = None

@@ -12,7 +12,6 @@ from typing import Final
 
 from workers.checks import new_id
 from workers.deduplication import Deduplication
-from workers.limits import WHOLE_QUEUE, HeldBack, Limit, LimitKey
 from workers.jobs import (
     DROP,
     Cancelled,
@@ -34,6 +33,7 @@ from workers.jobs import (
     SettleOutcome,
     SettleStatus,
 )
+from workers.limits import WHOLE_QUEUE, HeldBack, Limit, LimitKey
 from workers.retry import RetryPolicy
 from workers.storage.abilities import KeepsLimits
 from workers.storage.base import Storage, Subscription

@@ -19,8 +19,8 @@ from workers.dashboard.cron_lines import CRON_ACTIONS
 from workers.dashboard.cron_pages import cron_command
 from workers.dashboard.site import Site
 from workers.dashboard.visit import ActionTaken
-from workers.limits import Limit
 from workers.jobs import JobState
+from workers.limits import Limit
 from workers.queue import Queue
 from workers.storage import open_storage
 from workers.testing import steps

@@ -167,7 +167,7 @@ def _encode_content(job: NewJob, raw: str | None, others: Mapping[str, object]) 
     """Return everything but the id; `raw` is the id if the options name it, `others` are those that we do not know."""
     if job.follows:
         raise Unsupported(f"job {job.id!r}: Bull lets no job follow others; see BullStorage.capabilities")
-    if job.gate is not None:
+    if job.holding_key is not None:
         raise Unsupported(f"job {job.id!r}: Bull has no ordering, limit or fair keys; see BullStorage.capabilities")
     if job.priority < 0:
         raise Unsupported(f"job {job.id!r}: Bull has no priority above 0; see BullStorage.capabilities")

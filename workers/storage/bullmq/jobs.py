@@ -69,7 +69,7 @@ def unknown_to_bullmq(job: NewJob) -> str | None:
     """Return what BullMQ has no word for in the job; None if it has words for all."""
     if job.follows:
         return NO_DEPENDENCIES
-    if job.gate is not None:
+    if job.holding_key is not None:
         return NO_ORDERING_KEYS
     return NO_URGENT_PRIORITIES if job.priority < 0 else None
 

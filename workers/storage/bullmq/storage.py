@@ -28,7 +28,6 @@ from redis.asyncio import Redis
 
 from workers.checks import check_text, check_whole
 from workers.errors import Unsupported
-from workers.limits import HeldBack, Limit
 from workers.jobs import (
     CancelResult,
     ChildrenPage,
@@ -56,6 +55,7 @@ from workers.jobs import (
     SettleOutcome,
     WorkerInfo,
 )
+from workers.limits import HeldBack, Limit
 from workers.storage.abilities import Exchange, ServerFault
 from workers.storage.base import Capabilities
 from workers.storage.bullmq.access import Library, QueueAccess

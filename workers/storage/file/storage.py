@@ -62,7 +62,6 @@ from typing import Final, TypeVar
 from workers.checks import check_text
 from workers.clock import Clock, ManualClock, SystemClock
 from workers.errors import StorageUnavailable, WorkersError
-from workers.limits import HeldBack, Limit, check_limits
 from workers.jobs import (
     CancelResult,
     Claim,
@@ -86,6 +85,7 @@ from workers.jobs import (
     SettleOutcome,
     WorkerInfo,
 )
+from workers.limits import HeldBack, Limit, check_limits
 from workers.storage.base import Capabilities
 from workers.storage.file.state import FileState
 from workers.storage.file.thread import POLL, QUEUE_NUMBER, FileThread, acquire, release

@@ -16,7 +16,6 @@ from typing import Final
 
 from workers.checks import check_text
 from workers.clock import Clock, ManualClock, SystemClock
-from workers.limits import HeldBack, Limit
 from workers.jobs import (
     CancelResult,
     Claim,
@@ -39,6 +38,7 @@ from workers.jobs import (
     SettleOutcome,
     WorkerInfo,
 )
+from workers.limits import HeldBack, Limit
 from workers.storage.base import Capabilities
 from workers.storage.memory.dependents import DependentTable
 from workers.storage.memory.steps import QueueSteps

@@ -37,16 +37,16 @@ and `holding.lua`, with which all begin. `repair` is not listed: it mends what k
 """
 
 
-def _gating(name: str) -> tuple[str, ...]:
-    """Return the part of the one script that may make the gates of a queue."""
-    return ("gating",) if name == "declare" else ()
+def _declaring(name: str) -> tuple[str, ...]:
+    """Return the part of the one script that lets a queue have limits."""
+    return ("limiting",) if name == "declare" else ()
 
 
 @cache
 def scripts() -> Mapping[str, Script]:
     """Return every script, by its name."""
     working = {
-        name: assembled(__package__, "keys", "queue", *_gating(name), "holding", *parts, name)
+        name: assembled(__package__, "keys", "queue", *_declaring(name), "holding", *parts, name)
         for name, parts in PARTS.items()
     }
     return working | {"repair": assembled(__package__, "keys", "quarantine", "repair")}

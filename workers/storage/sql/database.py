@@ -19,7 +19,6 @@ from weakref import WeakSet
 
 from sqlalchemy import Connection, RootTransaction, text
 
-from workers.limits import Limit
 from workers.homes import ForkLock
 from workers.jobs import (
     Claim,
@@ -32,6 +31,7 @@ from workers.jobs import (
     Settlement,
     SettleOutcome,
 )
+from workers.limits import Limit
 from workers.storage.abilities import Admission, Exchange
 from workers.storage.sql import schema
 from workers.storage.sql.caller import Caller, when_committed

@@ -15,7 +15,6 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from workers.checks import check_text
 from workers.clock import Clock, ManualClock, SystemClock
 from workers.errors import StorageUnavailable, Unsupported, WorkersError
-from workers.limits import HeldBack, Limit
 from workers.jobs import (
     CancelResult,
     Claim,
@@ -40,6 +39,7 @@ from workers.jobs import (
     WorkerInfo,
     check_retention,
 )
+from workers.limits import HeldBack, Limit
 from workers.storage.abilities import Admission, Exchange
 from workers.storage.base import Capabilities
 from workers.storage.rules import bounded_count, check_claim

@@ -7,8 +7,8 @@ from datetime import timedelta
 from typing import Final
 
 from workers.errors import Unsupported
-from workers.limits import HeldBack, Limit, LimitKey
 from workers.jobs import Claim, JobState, NewJob
+from workers.limits import HeldBack, Limit, LimitKey
 from workers.storage.abilities import KeepsLimits
 from workers.storage.base import Storage
 from workers.testing.case import LIMIT_KEYS, MEASURES, MOVES_TIME, NAME_FILTER, case

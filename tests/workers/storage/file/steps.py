@@ -52,7 +52,7 @@ async def described(storage: FileStorage) -> dict[str, object]:
         # When a worker was seen is written every 30 s only.
         found = [replace(change, at=None) if isinstance(change, WorkerSeen) else change for change in changes]
         # Lines are not written: they have to follow from what is.
-        lines = {"fronts": dict(state.table._fronts), "running": dict(state.table.gates._running)}
+        lines = {"fronts": dict(state.table._fronts), "running": dict(state.table.limits._running)}
         return {f"{type(change).__name__} {_subject(change)}": change for change in found} | lines
 
     return await storage._read(describe)
@@ -66,7 +66,7 @@ def _subject(change: Change) -> str:
         case LimitDeclared():
             return change.name
         case BucketChanged():
-            return change.gate
+            return change.key
         case OutcomeLearned():
             return f"{change.id} {change.dependency}"
         case _:

@@ -18,7 +18,6 @@ from tests.workers.storage.file.steps import LEASES, MINUTE, described, journal_
 from workers.clock import ManualClock
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import UnknownDependency
-from workers.limits import Limit, LimitKey
 from workers.jobs import (
     DROP,
     TERMINAL_EVENTS,
@@ -35,6 +34,7 @@ from workers.jobs import (
     Released,
     Retried,
 )
+from workers.limits import Limit, LimitKey
 from workers.storage.file import FileStorage
 from workers.storage.file import journal as file_journal
 from workers.testing.steps import ERROR, PATIENCE, background, ids, job, next_claim

@@ -34,17 +34,17 @@ class TokenNotTaken(Fallible):
 
     def __init__(self, space: MemorySpace | None = None, queue: str = "default", *, clock: Clock | None = None) -> None:
         super().__init__(space, queue, clock=clock)
-        setattr(self._table.gates, "take_token", lambda gate, now: None)  # noqa: B010 - mypy knows no other way
+        setattr(self._table.limits, "take_token", lambda key, now: None)  # noqa: B010 - mypy knows no other way
 
 
 class PlaceOfTheLost(Fallible):
     """Keeps the place of a job whose lease expired, although it is recovered."""
 
     async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
-        gates = self._table.gates
-        running = dict(gates._running)
+        limits = self._table.limits
+        running = dict(limits._running)
         recovery = await super().recover(limit, max_stalls=max_stalls)
-        gates._running.update(running)
+        limits._running.update(running)
         return recovery
 
 
@@ -53,7 +53,7 @@ class ParkedForgotten(Fallible):
 
     def __init__(self, space: MemorySpace | None = None, queue: str = "default", *, clock: Clock | None = None) -> None:
         super().__init__(space, queue, clock=clock)
-        setattr(self._table, "_unpark", lambda gate: None)  # noqa: B010 - as above
+        setattr(self._table, "_unpark", lambda key: None)  # noqa: B010 - as above
 
 
 class OpeningForgotten(Fallible):
@@ -61,7 +61,7 @@ class OpeningForgotten(Fallible):
 
     def __init__(self, space: MemorySpace | None = None, queue: str = "default", *, clock: Clock | None = None) -> None:
         super().__init__(space, queue, clock=clock)
-        setattr(self._table.gates, "open_later", lambda gate, until: None)  # noqa: B010 - as above
+        setattr(self._table.limits, "open_later", lambda key, until: None)  # noqa: B010 - as above
 
 
 class ChangedLimitUnseen(Fallible):
@@ -79,6 +79,6 @@ class TurnsInOrder(Fallible):
         super().__init__(space, queue, clock=clock)
         setattr(self._table, "_bring_forward", self._bring_forward)  # noqa: B010 - as above
 
-    def _bring_forward(self, job: StoredJob, gate: str, now: datetime) -> None:
+    def _bring_forward(self, job: StoredJob, key: str, now: datetime) -> None:
         self._table._step_out(job)
         self._table._line_up(job)

@@ -81,7 +81,7 @@ def fields(transaction: Transaction, job: NewJob) -> dict[str, int | str | None]
         "max_attempts": job.max_attempts,
         "keep_completed": encode_retention(job.keep_completed),
         "keep_failed": encode_retention(job.keep_failed),
-        "ordering_key": job.gate,
+        "ordering_key": job.holding_key,
         "backoff": encode_backoff(job.backoff),
         "chain_index": job.chain_index,
     }

@@ -15,7 +15,6 @@ from typing import Any, Final
 from sqlalchemy import Row, text
 
 from workers.errors import LossReason
-from workers.limits import FAIR_MARK
 from workers.jobs import (
     UNCOUNTED_RETRIES,
     Claim,
@@ -27,6 +26,7 @@ from workers.jobs import (
     SettleOutcome,
     SettleStatus,
 )
+from workers.limits import FAIR_MARK
 from workers.storage.failures import lost_attempt, noted_failure, with_failure
 from workers.storage.rules import stalled_error
 from workers.storage.sql.rows import (

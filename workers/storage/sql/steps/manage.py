@@ -209,7 +209,7 @@ def _go_on(transaction: Transaction, seq: int, then: NewJob) -> None:
         "max_attempts": then.max_attempts,
         "keep_completed": encode_retention(then.keep_completed),
         "keep_failed": encode_retention(then.keep_failed),
-        "ordering_key": None if then.gate is None else transaction.encode(then.gate),
+        "ordering_key": None if then.holding_key is None else transaction.encode(then.holding_key),
         "backoff": encode_backoff(then.backoff),
         "chain_index": then.chain_index,
     }

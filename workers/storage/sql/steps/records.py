@@ -26,7 +26,7 @@ from workers.storage.sql.rows import (
 )
 from workers.storage.sql.steps.ends import delete
 from workers.storage.sql.steps.enqueue import sweep_keys
-from workers.storage.sql.steps.limits import sweep_gates
+from workers.storage.sql.steps.limits import sweep_buckets
 
 EVENTS_KEPT: Final = timedelta(minutes=1)
 """How long SQLite's event log keeps an event for processes that have yet to look."""
@@ -253,7 +253,7 @@ def sweep(transaction: Transaction, limit: int) -> int:
         delete(transaction, ended)
         left -= len(ended)
     left -= sweep_keys(transaction, left)
-    left -= sweep_gates(transaction, left)
+    left -= sweep_buckets(transaction, left)
     before = transaction.now - duration(WORKER_RECORD)
     left -= connection.execute(_UNSEEN, {"queue": transaction.queue, "before": before, "limit": left}).rowcount
     connection.execute(_OLD_LISTENERS, {"now": transaction.now})
