@@ -254,17 +254,17 @@ class KeepsCrons(Protocol):
     async def crons(self, *, due: bool = False) -> CronLook:
         """Return all rows, by name; with `due` only those that are due, at most 100, the longest due first."""
 
-    async def turn_cron(self, row: CronRow, *, jobs: Sequence[NewJob] = ()) -> bool:
+    async def replace_cron(self, row: CronRow, *, jobs: Sequence[NewJob] = ()) -> bool:
         """Replace the row whose revision is the one before this, and enqueue the jobs, in one step; or change nothing.
 
         The first revision of a row is 1. Returns False if the row has another revision than expected. So of any number
-        of callers one turns a row from one revision to the next, and a call that is repeated because its answer was
+        of callers one replaces a row of one revision by the next, and a call that is repeated because its answer was
         lost has no effect.
         """
 
 
 @runtime_checkable
-class TurnsCrons(Protocol):
+class RepeatsJobs(Protocol):
     """A storage with `capabilities.crons`, but no `cron_rows`: it repeats jobs by itself, as other programs know it."""
 
     def refuse_cron(self, cron: Recurrence) -> None:

@@ -111,10 +111,10 @@ class Capabilities:
     in the same way.
     """
     crons: bool = False
-    """Whether it keeps what recurs; see `KeepsCrons` and `TurnsCrons`."""
+    """Whether it keeps what recurs; see `KeepsCrons` and `RepeatsJobs`."""
     cron_rows: bool = True
-    """Whether it keeps that in rows which workers turn; otherwise it is a `TurnsCrons`: what recurs cannot be paused,
-    and one job stands for all times that were missed.
+    """Whether it keeps that in rows which workers replace; otherwise it is a `RepeatsJobs`: what recurs cannot be
+    paused, and one job stands for all times that were missed.
     """
     farewells: bool = False
     """Whether a worker that stops is listed no more; see `TakesLeave`. Otherwise it is until its record expires."""

@@ -39,7 +39,7 @@ GUARANTEES: Final[dict[int, str]] = {
     " what they gave until it has ended",
     26: "a failed job can be read whole: payload, error, and each failed attempt with its worker and times",
     27: "as many jobs start in a time, and run at once, as a limit lets, and no more; fair keys take turns",
-    28: "what recurs is turned once from each revision, and its jobs are enqueued in that step",
+    28: "what recurs ticks once from each revision, and its jobs are enqueued in that step",
 }
 """What the cases show, in the words of the table in `workers/README.md`."""
 

@@ -114,7 +114,7 @@ async def test_a_storage_that_keeps_none_says_so(make_site: MakeSite, redis_url:
 
 
 async def test_what_cannot_be_paused_has_no_button(make_site: MakeSite, redis_url: str) -> None:
-    """On BullMQ it is a job scheduler, which Node's workers turn as well."""
+    """On BullMQ it is a job scheduler, which Node's workers repeat as well."""
     name = f"t-{uuid.uuid4().hex}"
     async with Queue(open_storage(f"bullmq+{redis_url}", queue=name)) as queue:
         await recurs(queue, NIGHT)

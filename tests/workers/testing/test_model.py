@@ -208,14 +208,14 @@ WRONG_ABOUT_JOBS: Final = (
     broken.GroupsAreSplit,
 )
 WRONG_ABOUT_KEYS: Final = (
-    broken.CronTurnedByAnybody,
+    broken.CronReplacedByAnybody,
     broken.CronJobsOfTheLate,
     broken.TokenNotTaken,
     pytest.param(broken.PlaceOfTheLost, marks=FAR_TO_FIND),
     broken.ParkedForgotten,
     pytest.param(broken.OpeningForgotten, marks=FAR_TO_FIND),
     pytest.param(broken.ChangedLimitUnseen, marks=FAR_TO_FIND),
-    pytest.param(broken.TurnsInOrder, marks=FAR_TO_FIND),
+    pytest.param(broken.FairKeysInOrder, marks=FAR_TO_FIND),
 )
 
 

@@ -13,7 +13,7 @@
     ["o", id, other id, state, error, result]    it came after that one, which ended so; the result in base64, or null
     ["m", key]                                   a deduplication key is free
     ["m", key, job id, mode, until or null]      a deduplication key stands for a job
-    ["c", name, revision, due or null, body]     a cron's row was turned
+    ["c", name, revision, due or null, body]     a cron's row was replaced
     ["l", name]                                  a limit is gone
     ["l", name, rate, concurrency, burst, version]   a limit is declared
     ["b", key]                                  the bucket of a key is full
@@ -40,7 +40,7 @@ from workers.jobs import DROP, ErrorInfo, JobEventKind, JobState, NewJob, Retent
 from workers.limits import fair_key_of, limit_key_of, ordering_key_of
 from workers.retention import told_with_the_end
 from workers.retry import RetryPolicy
-from workers.storage.file.crons import CronTurned, read_cron
+from workers.storage.file.crons import CronReplaced, read_cron
 from workers.storage.file.frames import Entry, Frame
 from workers.storage.file.limits import BucketChanged, LimitDeclared, read_bucket, read_limit
 from workers.storage.file.values import (
@@ -186,7 +186,7 @@ Change: TypeAlias = (
     | WaitBegun
     | WaitShortened
     | OutcomeLearned
-    | CronTurned
+    | CronReplaced
     | LimitDeclared
     | BucketChanged
 )

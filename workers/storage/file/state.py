@@ -24,7 +24,7 @@ from workers.storage.file.codec import (
     queue_entry,
     worker_entry,
 )
-from workers.storage.file.crons import CronTurned, cron_entry
+from workers.storage.file.crons import CronReplaced, cron_entry
 from workers.storage.file.frames import Entry
 from workers.storage.file.limits import BucketChanged, LimitDeclared, bucket_entry, limit_entry
 from workers.storage.file.table import Changes, FileTable
@@ -201,7 +201,7 @@ class FileState(QueueSteps):
                 self._note_seen(change.id, change.at)
             case WaitBegun() | WaitShortened() | OutcomeLearned():
                 self._note_wait(change)
-            case CronTurned() | LimitDeclared() | BucketChanged():
+            case CronReplaced() | LimitDeclared() | BucketChanged():
                 self._note_standing(change)
             case KeyGiven():
                 self.table.restore_holder(change.key, change.holder)
@@ -210,9 +210,9 @@ class FileState(QueueSteps):
             case QueueNamed():
                 self._check_name(change.queue)
 
-    def _note_standing(self, change: CronTurned | LimitDeclared | BucketChanged) -> None:
+    def _note_standing(self, change: CronReplaced | LimitDeclared | BucketChanged) -> None:
         match change:
-            case CronTurned():
+            case CronReplaced():
                 super().keep_cron(change.row)
             case LimitDeclared():
                 self.table.restore_limit(change.name, change.limit)

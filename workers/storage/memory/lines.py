@@ -29,7 +29,7 @@ WHEN_ONE_ENDS: Final = datetime.max.replace(tzinfo=UTC)
 """Until when a key is closed of which as many jobs run as may at once."""
 
 
-class QueueLimits:
+class MemoryLimits:
     """The limits of a queue, how many jobs run of each key, and the buckets, by when they are full again."""
 
     def __init__(self, processing: Sized, on_bucket: Callable[[str], None]) -> None:
@@ -233,7 +233,7 @@ class LineTable(KeyTable):
         self._jobs: dict[str, StoredJob] = {}
         self.on_claimable = on_claimable
         self._next_serial = 0
-        self.limits = QueueLimits(self.by_state[JobState.PROCESSING], self.bucket_changed)
+        self.limits = MemoryLimits(self.by_state[JobState.PROCESSING], self.bucket_changed)
         self._ready: dict[str, Line[Place]] = {}
         self._parked: dict[str, dict[str, Line[Place]]] = {}
         self._fronts: dict[tuple[str, str], str] = {}  # by fair key and name

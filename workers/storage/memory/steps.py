@@ -131,7 +131,7 @@ class QueueSteps:
             rows = [self.cron_rows[name] for _, name in names]
         return CronLook(now=now, rows=rows, next_due=min(dates.values(), default=None))
 
-    def turn_cron(self, row: CronRow, jobs: Sequence[NewJob], now: datetime) -> bool:
+    def replace_cron(self, row: CronRow, jobs: Sequence[NewJob], now: datetime) -> bool:
         known = self.cron_rows.get(row.name)
         if row.revision != (1 if known is None else known.revision + 1):
             return False

@@ -104,8 +104,8 @@ class MemoryStorage:
     async def crons(self, *, due: bool = False) -> CronLook:
         return self._queue.crons(due, self._now())
 
-    async def turn_cron(self, row: CronRow, *, jobs: Sequence[NewJob] = ()) -> bool:
-        return self._queue.turn_cron(row, jobs, self._now())
+    async def replace_cron(self, row: CronRow, *, jobs: Sequence[NewJob] = ()) -> bool:
+        return self._queue.replace_cron(row, jobs, self._now())
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
         return self._queue.claim(worker_id, leases, limit, self._now())

@@ -18,7 +18,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(("clean", "pause", "paused", "keep", "progress", "wake", "farewell", "unread"), ()),
     **dict.fromkeys(("cancel", "complete", "remove", "drain", "promote"), ("dependents",)),
     "crons": ("recurring",),
-    "turn_cron": ("recurring", "add"),
+    "replace_cron": ("recurring", "add"),
     "enqueue": ("add",),
     "enqueue_once": ("marks", "add"),
     "enqueue_after": ("dependents", "marks", "after", "add"),
@@ -60,7 +60,7 @@ def loaded_scripts() -> Sequence[Script]:
 ON_A_FULL_SERVER: Final = "#!lua flags=allow-oom\n"
 TOO_OLD: Final = f"{FULL}; a server of Redis 7 or newer would let workers work it off"
 DRAINING: Final = frozenset(PARTS) - {
-    *("enqueue", "enqueue_once", "turn_cron", "settle", "complete", "go_on", "progress", "declare")
+    *("enqueue", "enqueue_once", "replace_cron", "settle", "complete", "go_on", "progress", "declare")
 }
 """The scripts that run on a full server. Each adds at most a few hundred bytes per job that is there already. What
 settlements add is looked at first, see `room.py`."""

@@ -356,11 +356,11 @@ class RedisStorage(ScriptedStorage):
     async def crons(self, *, due: bool = False) -> CronLook:
         return await kept_crons.crons(self._lua, due=due)
 
-    async def turn_cron(self, row: CronRow, *, jobs: Sequence[NewJob] = ()) -> bool:
+    async def replace_cron(self, row: CronRow, *, jobs: Sequence[NewJob] = ()) -> bool:
         refuse_other_queues(jobs, "RedisStorage")
         for job in jobs:
             check_fits_redis(job.id, job.payload)
-        return await kept_crons.turn_cron(self._lua, row, jobs)
+        return await kept_crons.replace_cron(self._lua, row, jobs)
 
     async def declare_limits(self, limits: Mapping[str, Limit]) -> None:
         await declared_limits.declare(self._lua, limits)

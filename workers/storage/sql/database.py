@@ -99,7 +99,7 @@ class Database(Protocol):
     ) -> Step[Exchange] | None:
         """Settle and claim in one transaction; None, with nothing done, if that would be more work than apart."""
 
-    def turn_cron(self, begin: Begin, row: CronRow, jobs: Sequence[NewJob]) -> Future[bool]: ...
+    def replace_cron(self, begin: Begin, row: CronRow, jobs: Sequence[NewJob]) -> Future[bool]: ...
 
     async def settle_with(
         self, connection: object, begin: Begin, settlements: Sequence[Settlement]

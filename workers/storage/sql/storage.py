@@ -359,8 +359,8 @@ class SqlStorage:
     async def crons(self, *, due: bool = False) -> CronLook:
         return await self._read(partial(crons.crons, due=due))
 
-    async def turn_cron(self, row: CronRow, *, jobs: Sequence[NewJob] = ()) -> bool:
-        return await outcome(self._writable().turn_cron(self._transaction, row, jobs))
+    async def replace_cron(self, row: CronRow, *, jobs: Sequence[NewJob] = ()) -> bool:
+        return await outcome(self._writable().replace_cron(self._transaction, row, jobs))
 
     async def declare_limits(self, limits: Mapping[str, Limit]) -> None:
         await self._write(partial(declare, limits=dict(limits)))

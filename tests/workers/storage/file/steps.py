@@ -14,7 +14,7 @@ from pathlib import Path
 from tests import warm
 from workers.storage.file import FileStorage
 from workers.storage.file.codec import Change, WorkerSeen, decode
-from workers.storage.file.crons import CronTurned
+from workers.storage.file.crons import CronReplaced
 from workers.storage.file.frames import Frame
 from workers.storage.file.limits import BucketChanged, LimitDeclared
 from workers.storage.file.state import FileState
@@ -61,7 +61,7 @@ async def described(storage: FileStorage) -> dict[str, object]:
 def _subject(change: Change) -> str:
     """What the change is about."""
     match change:
-        case CronTurned():
+        case CronReplaced():
             return change.row.name
         case LimitDeclared():
             return change.name

@@ -121,7 +121,7 @@ class RandomSteps:
         found = await storage.crons()
         revision = found.rows[0].revision + 1 if found.rows else 1
         row = CronRow(name="cron", revision=revision, due=self._clock.now(), body="{}")
-        await storage.turn_cron(row, jobs=[job(self._source.choice(self._ids))])
+        await storage.replace_cron(row, jobs=[job(self._source.choice(self._ids))])
 
 
 async def test_two_copies_and_a_fresh_one_always_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,7 +183,7 @@ def _sort_out(
     held: list[int] = []
     for _, _, seq, key, name in candidates:
         if key is not None and limits is not None and is_limited(key):
-            if len(taken) >= limit and not limits.had_turn(key, name):
+            if len(taken) >= limit and not limits.was_served(key, name):
                 continue
             (taken if limits.passes(seq, key, name) else held).append(seq)
         elif key is not None and key in keys:

@@ -106,8 +106,8 @@ class SqliteDatabase:
     async def enqueue_with(self, connection: object, begin: Begin, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         return await self.change_with(connection, begin, partial(enqueue.enqueue, jobs=jobs))
 
-    def turn_cron(self, begin: Begin, row: CronRow, jobs: Sequence[NewJob]) -> Future[bool]:
-        return self.change(begin, partial(crons.turn_cron, row=row, jobs=jobs, enqueue=enqueue.enqueue))
+    def replace_cron(self, begin: Begin, row: CronRow, jobs: Sequence[NewJob]) -> Future[bool]:
+        return self.change(begin, partial(crons.replace_cron, row=row, jobs=jobs, enqueue=enqueue.enqueue))
 
     def claim(self, begin: Begin, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> Future[list[Claim]]:
         return self.change(begin, partial(claim.claim, worker_id=worker_id, leases=leases, limit=limit))

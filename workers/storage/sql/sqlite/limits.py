@@ -64,7 +64,7 @@ class ClaimLimits:
         self._transaction = transaction
         self._buckets = Buckets(transaction)
         self._passed: list[tuple[str, str]] = []
-        self._turned: dict[tuple[str, str], None] = {}  # in the order of their turns
+        self._served: dict[tuple[str, str], None] = {}  # in the order in which they were
         self._looked_on = False
 
     def open_what_is_due(self) -> None:
@@ -99,12 +99,12 @@ class ClaimLimits:
     def passes(self, seq: int, key: str, name: str) -> bool:
         """Tell whether the job may be taken, and note it; otherwise it is to be held."""
         if key.startswith(FAIR_MARK):
-            if (key, name) in self._turned:
+            if (key, name) in self._served:
                 return False
             front = self._execute(_FRONT, key=key, name=name, seq=seq).scalar()
             if front is not None and front != seq:
                 return False
-            self._turned[key, name] = None
+            self._served[key, name] = None
             return True
         closed = self._buckets.closed_until(key)
         if closed is not None:
@@ -115,9 +115,9 @@ class ClaimLimits:
         self._passed.append((key, name))
         return True
 
-    def had_turn(self, key: str, name: str) -> bool:
+    def was_served(self, key: str, name: str) -> bool:
         """Tell whether the key is a fair key whose front was taken, so that its other jobs are to be held."""
-        return (key, name) in self._turned
+        return (key, name) in self._served
 
     def _take(self, key: str) -> None:
         limit = self._buckets.limit_of(key)
@@ -156,15 +156,15 @@ class ClaimLimits:
             else:
                 self._open_later(key, closed)
         self._passed.clear()
-        for key, name in list(self._turned):
+        for key, name in list(self._served):
             if self._bring_forward(key, name):
-                del self._turned[key, name]
+                del self._served[key, name]
                 came_up = True
         return came_up
 
     def looks_on(self) -> bool:
-        """Tell, once, whether jobs of a fair key that had its turn may be ready behind those that were seen."""
-        looks_on = bool(self._turned) and not self._looked_on
+        """Tell, once, whether jobs of a fair key that was served may be ready behind those that were seen."""
+        looks_on = bool(self._served) and not self._looked_on
         self._looked_on = self._looked_on or looks_on
         return looks_on
 

@@ -43,13 +43,13 @@ def crons(transaction: Transaction, due: bool) -> CronLook:
     return CronLook(now=moment(transaction.now), rows=rows, next_due=None if next_due is None else moment(next_due))
 
 
-def turn_cron(
+def replace_cron(
     transaction: Transaction,
     row: CronRow,
     jobs: Sequence[NewJob],
     enqueue: Callable[[Transaction, Sequence[NewJob]], object],
 ) -> bool:
-    """See `KeepsCrons.turn_cron`; `enqueue` is the database's step."""
+    """See `KeepsCrons.replace_cron`; `enqueue` is the database's step."""
     values = {
         "queue": transaction.queue,
         "name": transaction.encode(row.name),

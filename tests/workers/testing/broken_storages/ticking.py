@@ -1,4 +1,4 @@
-"""Storages that are wrong about limits, about whose turn it is, and about what recurs."""
+"""Storages that are wrong about limits, about which fair key is next, and about what recurs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from workers.storage.memory import MemorySpace
 from workers.storage.memory.lines import StoredJob
 
 
-class CronTurnedByAnybody(Fallible):
+class CronReplacedByAnybody(Fallible):
     """Replaces the row and enqueues the jobs, whatever the revision is."""
 
-    async def turn_cron(self, row: CronRow, *, jobs: Sequence[NewJob] = ()) -> bool:
+    async def replace_cron(self, row: CronRow, *, jobs: Sequence[NewJob] = ()) -> bool:
         self._queue.keep_cron(row)
         await self.enqueue(jobs)
         return True
@@ -24,9 +24,9 @@ class CronTurnedByAnybody(Fallible):
 class CronJobsOfTheLate(Fallible):
     """Enqueues the jobs in one step, and looks at the revision in the next."""
 
-    async def turn_cron(self, row: CronRow, *, jobs: Sequence[NewJob] = ()) -> bool:
+    async def replace_cron(self, row: CronRow, *, jobs: Sequence[NewJob] = ()) -> bool:
         await self.enqueue(jobs)
-        return await super().turn_cron(row)
+        return await super().replace_cron(row)
 
 
 class TokenNotTaken(Fallible):
@@ -72,7 +72,7 @@ class ChangedLimitUnseen(Fallible):
         setattr(self._table, "_look_again", lambda name: None)  # noqa: B010 - as above
 
 
-class TurnsInOrder(Fallible):
+class FairKeysInOrder(Fallible):
     """Lets the next job of a fair key keep the place that its enqueue gave it."""
 
     def __init__(self, space: MemorySpace | None = None, queue: str = "default", *, clock: Clock | None = None) -> None:
