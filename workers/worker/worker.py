@@ -84,7 +84,8 @@ class Worker:
     attempt and the job's delay. `poll_interval` bounds how long an idle worker relies on the storage to wake it; more
     than a minute counts as one, so that lists of workers tell idle ones from dead ones. `on_failed` is called with each
     job that fails for good here, see `OnFailed`. `crons` are stored at the start; every worker ticks whatever recurs in
-    the queue."""
+    the queue.
+    """
 
     def __init__(
         self,

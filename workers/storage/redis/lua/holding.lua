@@ -42,7 +42,7 @@ if limited then
     end
 
     -- Return how many jobs may run at the same time beside those that do.
-    local function places(key, limit, pending)
+    local function slots_left(key, limit, pending)
       if limit[3] == 0 then
         return math.huge
       elseif key == QUEUE_KEY then
@@ -66,7 +66,7 @@ if limited then
       if not limit then
         return math.huge
       end
-      local left = places(key, limit)
+      local left = slots_left(key, limit)
       if left <= 0 or limit[1] == 0 then
         return math.max(left, 0)
       end
@@ -230,7 +230,7 @@ if limited then
     -- Let parked jobs come up, because a job has ended, the key has opened, or its limit is another one.
     function holding.free(key)
       local limit = limit_of(key)
-      if not limit or places(key, limit) > 0 then
+      if not limit or slots_left(key, limit) > 0 then
         release(key, 1)
       end
     end

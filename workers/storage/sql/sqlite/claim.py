@@ -95,10 +95,10 @@ def of_names(count: int) -> TextClause:
 def claim(transaction: Transaction, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
     """See `Storage.claim`."""
     see(transaction, [worker_id])
-    place = {"queue": transaction.queue}
+    bound = {"queue": transaction.queue}
     if limit < 1 or not leases:
         return []
-    paused, limited = transaction.connection.execute(_STANDING, place).one()
+    paused, limited = transaction.connection.execute(_STANDING, bound).one()
     if paused:
         return []
     promote_due(transaction, limit)
@@ -132,9 +132,9 @@ def see(transaction: Transaction, workers: Iterable[str]) -> None:
 
 def promote_due(transaction: Transaction, limit: int) -> None:
     """Make due jobs ready: at least `limit` of them, in the order in which they became due."""
-    place = {"queue": transaction.queue, "now": transaction.now}
-    if transaction.connection.execute(_IS_DUE, place).first() is not None:
-        transaction.connection.execute(_PROMOTE, {**place, "limit": max(limit, 2 * BATCH)})
+    bound = {"queue": transaction.queue, "now": transaction.now}
+    if transaction.connection.execute(_IS_DUE, bound).first() is not None:
+        transaction.connection.execute(_PROMOTE, {**bound, "limit": max(limit, 2 * BATCH)})
 
 
 def _take(transaction: Transaction, names: Iterable[str], limit: int) -> list[int]:
@@ -196,13 +196,13 @@ def _sort_out(
 
 
 def _candidates(transaction: Transaction, names: Sequence[str], limit: int) -> list[_Candidate]:
-    place = {"queue": transaction.queue, "limit": limit}
+    bound = {"queue": transaction.queue, "limit": limit}
     if ANY_NAME in names:
-        return [tuple(row) for row in transaction.connection.execute(_OF_ANY_NAME, place)]
+        return [tuple(row) for row in transaction.connection.execute(_OF_ANY_NAME, bound)]
     found: list[_Candidate] = []
     for start in range(0, len(names), _NAMES_AT_ONCE):
         some = names[start : start + _NAMES_AT_ONCE]
-        values = {**place, **{"name" + str(n): name for n, name in enumerate(some)}}
+        values = {**bound, **{"name" + str(n): name for n, name in enumerate(some)}}
         found += [tuple(row) for row in transaction.connection.execute(of_names(len(some)), values)]
     return sorted(found, key=lambda row: row[:3])[:limit]
 
@@ -259,18 +259,18 @@ def claimable_in(transaction: Transaction, names: Collection[str]) -> timedelta 
 
     A delayed job of another name counts too: the claim that it causes makes it ready, so it causes no second one.
     """
-    connection, place = transaction.connection, {"queue": transaction.queue}
-    paused, limited = connection.execute(_STANDING, place).one()
+    connection, bound = transaction.connection, {"queue": transaction.queue}
+    paused, limited = connection.execute(_STANDING, bound).one()
     if paused:
         return None
     if ANY_NAME in names:
-        ready = connection.execute(_HAS_READY, place).first()
+        ready = connection.execute(_HAS_READY, bound).first()
     else:
-        ready = connection.execute(_HAS_READY_OF, {**place, "names": list(names)}).first()
+        ready = connection.execute(_HAS_READY_OF, {**bound, "names": list(names)}).first()
     opens = limits_claimable_in(transaction, ready is not None) if limited else None
     if (ready is not None and not limited) or opens == timedelta(0):
         return timedelta(0)
-    due = connection.execute(_NEXT_DUE, place).scalar()
+    due = connection.execute(_NEXT_DUE, bound).scalar()
     until_due = None if due is None else max(0, due - transaction.now) * timedelta(milliseconds=1)
     return opens if until_due is None else until_due if opens is None else min(opens, until_due)
 
@@ -317,6 +317,6 @@ def progress(transaction: Transaction, reports: Sequence[ProgressReport]) -> Non
     """See `Storage.progress`."""
     for report in reports:
         seq, secret = decode_token(report.claim.token)
-        place = {"queue": transaction.queue, "seq": seq, "id": report.claim.job_id, "token": secret}
-        if transaction.connection.execute(_REPORT, {**place, "progress": report.value}).rowcount:
+        bound = {"queue": transaction.queue, "seq": seq, "id": report.claim.job_id, "token": secret}
+        if transaction.connection.execute(_REPORT, {**bound, "progress": report.value}).rowcount:
             transaction.announce(JobEventKind.PROGRESS, [report.claim.job_id])

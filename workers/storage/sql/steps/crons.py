@@ -28,8 +28,8 @@ _REPLACE = text(
 
 def crons(transaction: Transaction, due: bool) -> CronLook:
     """See `KeepsCrons.crons`."""
-    place = {"queue": transaction.queue, "now": transaction.now, "limit": CRONS_AT_ONCE}
-    found = transaction.connection.execute(_DUE if due else _ALL, place).all()
+    bound = {"queue": transaction.queue, "now": transaction.now, "limit": CRONS_AT_ONCE}
+    found = transaction.connection.execute(_DUE if due else _ALL, bound).all()
     rows = [
         CronRow(
             name=transaction.decode(row.name),
@@ -39,7 +39,7 @@ def crons(transaction: Transaction, due: bool) -> CronLook:
         )
         for row in found
     ]
-    next_due = transaction.connection.execute(_NEXT_DUE, place).scalar()
+    next_due = transaction.connection.execute(_NEXT_DUE, bound).scalar()
     return CronLook(now=moment(transaction.now), rows=rows, next_due=None if next_due is None else moment(next_due))
 
 

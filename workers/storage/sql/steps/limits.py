@@ -112,16 +112,16 @@ class Buckets:
 
     def _running(self, key: str, most: int) -> int:
         if key not in self.running:
-            place = {"queue": self._transaction.queue, "key": self._transaction.encode(key), "most": most}
+            bound = {"queue": self._transaction.queue, "key": self._transaction.encode(key), "most": most}
             statement = _ALL_RUNNING if key == QUEUE_KEY else _RUNNING
-            self.running[key] = self._transaction.connection.execute(statement, place).scalar_one()
+            self.running[key] = self._transaction.connection.execute(statement, bound).scalar_one()
         return self.running[key]
 
     def full_at(self, key: str) -> datetime | None:
         """Return when the key's bucket is full again; None for one of which nothing is kept."""
         if key not in self._full:
-            place = {"queue": self._transaction.queue, "key": self._transaction.encode(key)}
-            found = self._transaction.connection.execute(_FULL_AT, place).scalar()
+            bound = {"queue": self._transaction.queue, "key": self._transaction.encode(key)}
+            found = self._transaction.connection.execute(_FULL_AT, bound).scalar()
             self._full[key] = None if found is None else _EPOCH + found * _MICROSECOND
         return self._full[key]
 
@@ -164,8 +164,8 @@ def _decoded(row: RowMapping) -> Limit:
 
 def remove(transaction: Transaction, name: str) -> bool:
     """See `KeepsLimits.remove_limit`."""
-    place = {"queue": transaction.queue, "name": transaction.encode(name)}
-    gone = transaction.connection.execute(_FORGET, place).rowcount
+    bound = {"queue": transaction.queue, "name": transaction.encode(name)}
+    gone = transaction.connection.execute(_FORGET, bound).rowcount
     if gone:
         _look_again(transaction, name)
     return bool(gone)
@@ -174,13 +174,13 @@ def remove(transaction: Transaction, name: str) -> bool:
 def _look_again(transaction: Transaction, name: str) -> None:
     """Let the next claim look at the jobs that the limit kept back."""
     prefix = transaction.encode(f"{LIMIT_MARK}{name}{SEPARATOR}")
-    place = {"queue": transaction.queue, "prefix": prefix, "length": len(prefix)}
-    held = transaction.connection.execute(_HELD_BY, place).scalars().all()
+    bound = {"queue": transaction.queue, "prefix": prefix, "length": len(prefix)}
+    held = transaction.connection.execute(_HELD_BY, bound).scalars().all()
     if transaction.dialect == "postgresql" and held:
         transaction.connection.execute(_LOCK_KEYS, {"queue": transaction.queue, "keys": list(held)})
     for key in held:
-        place = {"queue": transaction.queue, "key": key, "opens_at": transaction.now * 1000}
-        transaction.connection.execute(_OPEN_AT, place)
+        bound = {"queue": transaction.queue, "key": key, "opens_at": transaction.now * 1000}
+        transaction.connection.execute(_OPEN_AT, bound)
     transaction.wake = True
 
 
@@ -191,8 +191,8 @@ def held_back(transaction: Transaction, ids: Sequence[str]) -> list[HeldBack | N
         return [None] * len(ids)
     found: dict[str, HeldBack | None] = {}
     for batch in batches([transaction.encode(job_id) for job_id in ids]):
-        place = {"queue": transaction.queue, "now": transaction.now, "ids": list(batch)}
-        for job_id, key in transaction.connection.execute(_QUEUED, place):
+        bound = {"queue": transaction.queue, "now": transaction.now, "ids": list(batch)}
+        for job_id, key in transaction.connection.execute(_QUEUED, bound):
             own = None if key is None else transaction.decode(key)
             found[transaction.decode(job_id)] = _held_back(buckets, own)
     return [found.get(job_id) for job_id in ids]
@@ -209,10 +209,10 @@ def _held_back(buckets: Buckets, key: str | None) -> HeldBack | None:
 
 def sweep_buckets(transaction: Transaction, limit: int) -> int:
     """Delete up to `limit` buckets that are full, and fronts that are gone; return how many."""
-    place = {"queue": transaction.queue, "now": transaction.now * 1000, "limit": limit}
-    gone = [(key, "") for key in transaction.connection.execute(_FULL[transaction.dialect], place).scalars()]
-    place["limit"] = limit - len(gone)
-    gone += [(row.gate, row.name) for row in transaction.connection.execute(_STALE[transaction.dialect], place)]
+    bound = {"queue": transaction.queue, "now": transaction.now * 1000, "limit": limit}
+    gone = [(key, "") for key in transaction.connection.execute(_FULL[transaction.dialect], bound).scalars()]
+    bound["limit"] = limit - len(gone)
+    gone += [(row.gate, row.name) for row in transaction.connection.execute(_STALE[transaction.dialect], bound)]
     for key, name in gone:
         transaction.connection.execute(_GONE, {"queue": transaction.queue, "key": key, "name": name})
     return len(gone)
