@@ -10,7 +10,8 @@ from typing import Final, Literal, TypedDict
 
 from workers.checks import as_duration, check_text, new_id
 from workers.deduplication import Deduplication
-from workers.jobs import AfterFailure, EnqueueStatus, JobRef, JobState, NewJob, Retention
+from workers.follow_ups import NextJob
+from workers.jobs import AfterFailure, EnqueueStatus, JobRef, JobState, JobStatus, NewJob, Retention
 from workers.jobs.job import by_queue
 from workers.limits import LimitKey
 from workers.retention import KEEP_FAILED
@@ -80,6 +81,31 @@ class Enqueued:
     status: EnqueueStatus
     existing_state: JobState | None = None
     result: object = field(default=None, repr=False)
+
+
+def check_spec(spec: JobSpec) -> JobSpec:
+    """Return it.
+
+    Raises:
+        TypeError: it is none, perhaps a payload alone.
+    """
+    if not isinstance(spec, JobSpec):
+        raise TypeError(f"a job to enqueue is a JobSpec, as JobSpec(payload=...), not {type(spec).__name__}")
+    return spec
+
+
+def link_spec(link: NextJob, status: JobStatus) -> JobSpec:
+    """Return the next link of the chain that stands like this."""
+    return JobSpec(
+        payload=link.payload,
+        name=link.name,
+        id=status.id,
+        delay=link.delay,
+        max_attempts=status.max_attempts if link.max_attempts is None else link.max_attempts,
+        priority=status.priority if link.priority is None else link.priority,
+        ordering_key=link.ordering_key,
+        backoff=link.backoff,
+    )
 
 
 def new_job(

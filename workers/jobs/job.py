@@ -158,6 +158,11 @@ class NewJob:
             return self.limit_key.holding_key
         return self.ordering_key if self.fair_key is None else FAIR_MARK + self.fair_key
 
+    @property
+    def belongs_to_others(self) -> bool:
+        """Whether what becomes of the job may depend on those of its call."""
+        return self.deduplication is not None or bool(self.follows)
+
     def _check_keys(self) -> None:
         given = [key for key in (self.ordering_key, self.limit_key, self.fair_key) if key is not None]
         if len(given) > 1:
