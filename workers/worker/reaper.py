@@ -70,7 +70,7 @@ class Reaper:
         self._events = events or Emitter(observers, queue=storage.queue, worker_id=name)
         reader = JobReader(storage, payload_serde or JsonSerde(), JsonSerde())
         self._failed = None if on_failed is None else FailedJobs(reader, on_failed)
-        self._reads = bool(observers) or self._failed is not None
+        self._reads = self._events.has_observers or self._failed is not None
         self._news = SetAsideReporter(storage, self._events)
 
     async def run(self) -> None:
