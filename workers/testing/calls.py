@@ -52,7 +52,7 @@ _leases = st.sampled_from((MINUTE, timedelta(hours=1)))
 _retentions: st.SearchStrategy[Retention] = st.sampled_from((DROP, MINUTE, timedelta(hours=2)))
 _priorities = st.sampled_from((0, 0, 0, 1, -1))
 _keys = st.sampled_from((HoldingKeys(), HoldingKeys(), HoldingKeys(), HoldingKeys(ordering_key="key")))
-_keys = st.sampled_from(
+_limited_keys = st.sampled_from(
     (
         HoldingKeys(),
         HoldingKeys(ordering_key="key"),
@@ -203,7 +203,7 @@ _on_keys: Final = st.one_of(
         delay=st.sampled_from((NOW, NOW, NOW, TICK)),
         keep=_retentions,
         priority=_priorities,
-        keys=_keys,
+        keys=_limited_keys,
         max_attempts=_attempts,
         deduplication=st.none(),
     ),
@@ -224,7 +224,7 @@ _on_keys: Final = st.one_of(
         delay=_delays,
         keep=_retentions,
         priority=_priorities,
-        keys=_keys,
+        keys=_limited_keys,
         max_attempts=_attempts,
     ),
     *_call(1, "fail", pick=_picks, keep=st.none()),
@@ -242,7 +242,7 @@ _on_keys: Final = st.one_of(
         delay=_delays,
         keep=_retentions,
         priority=_priorities,
-        keys=_keys,
+        keys=_limited_keys,
         max_attempts=_attempts,
     ),
     *_call(1, "remove", ids=_ids, running=st.booleans()),
