@@ -44,7 +44,7 @@ from workers.jobs import (
 )
 from workers.limits import Limit
 from workers.storage.abilities import ContinuesFromOutside, KeepsCrons, KeepsLimits, KnowsDependencies
-from workers.testing.calls import IDS, MINUTE, NOW, THEMES, HoldingKeys
+from workers.testing.calls import IDS, MINUTE, THEMES, HoldingKeys, JobKind
 from workers.testing.compared import compare_errors, compare_held_back, compare_record, compare_status, compare_told
 from workers.testing.driven_crons import DrivenCrons
 from workers.testing.expected_limits import ExpectedLimitedQueue
@@ -100,18 +100,8 @@ class StorageMachine(RuleBasedStateMachine):
 
     # Calls
 
-    def enqueue(
-        self,
-        ids: list[str],
-        name: str,
-        delay: timedelta,
-        keep: Retention,
-        priority: int,
-        keys: HoldingKeys,
-        max_attempts: int,
-        deduplication: Deduplication | None,
-    ) -> None:
-        jobs = [self.new_job(job_id, name, delay, keep, priority, keys, max_attempts) for job_id in ids]
+    def enqueue(self, ids: list[str], kind: JobKind, deduplication: Deduplication | None) -> None:
+        jobs = [self.new_job(job_id, kind) for job_id in ids]
         if self.harness.capabilities.deduplication:
             jobs = [replace(new, deduplication=deduplication) for new in jobs]
         self._enqueue(jobs)
@@ -122,18 +112,16 @@ class StorageMachine(RuleBasedStateMachine):
         after: list[str],
         with_them: bool,
         after_failure: AfterFailure,
-        delay: timedelta,
-        keep: Retention,
-        keys: HoldingKeys,
+        kind: JobKind,
         deduplication: Deduplication | None,
     ) -> None:
         if not self.harness.capabilities.dependencies:
             return
         # Mostly those to follow are enqueued with them, or there would rarely be one that has not ended.
         first = [one for one in after if one not in (*ids, "nobody")] if with_them else []
-        jobs = [self.new_job(one, "work", NOW, keep, 0, HoldingKeys(), 2) for one in first]
+        jobs = [self.new_job(one, JobKind(keep=kind.keep)) for one in first]
         for job_id in ids:
-            new = self.new_job(job_id, "work", delay, keep, 0, keys, 2)
+            new = self.new_job(job_id, kind)
             others = tuple(one for one in after if one != job_id)
             jobs.append(replace(new, deduplication=deduplication, after=others, after_failure=after_failure))
         self._enqueue(jobs)
@@ -147,27 +135,18 @@ class StorageMachine(RuleBasedStateMachine):
         told, expected = self.run(self.storage.enqueue(jobs)), self.expected.enqueue(jobs)
         assert told == expected, f"{told}, expected {expected}"
 
-    def new_job(
-        self,
-        job_id: str,
-        name: str,
-        delay: timedelta,
-        keep: Retention,
-        priority: int,
-        keys: HoldingKeys,
-        max_attempts: int,
-    ) -> NewJob:
+    def new_job(self, job_id: str, kind: JobKind) -> NewJob:
         """Make a job of a kind that the storage can take."""
         return NewJob(
             id=job_id,
-            name=name,
+            name=kind.name,
             payload=self.new_payload(),
-            delay=delay,
-            keep_completed=keep,
-            keep_failed=keep,
-            priority=self.allowed_priority(priority),
-            **self.kept(keys)._asdict(),
-            max_attempts=max_attempts,
+            delay=kind.delay,
+            keep_completed=kind.keep,
+            keep_failed=kind.keep,
+            priority=self.allowed_priority(kind.priority),
+            **self.kept(kind.keys)._asdict(),
+            max_attempts=kind.max_attempts,
         )
 
     def allowed_priority(self, priority: int) -> int:
@@ -203,18 +182,9 @@ class StorageMachine(RuleBasedStateMachine):
         for held in self.picked(pick):
             self.settle(Completed(claim=held, result=result, keep=keep, then=following))
 
-    def go_on(
-        self,
-        pick: int,
-        name: str,
-        delay: timedelta,
-        keep: Retention,
-        priority: int,
-        keys: HoldingKeys,
-        max_attempts: int,
-    ) -> None:
+    def go_on(self, pick: int, kind: JobKind) -> None:
         for held in self.picked(pick):
-            then = self.new_job(held.job_id, name, delay, keep, priority, keys, max_attempts)
+            then = self.new_job(held.job_id, kind)
             self.settle(Continued(claim=held, then=replace(then, chain_index=held.chain_index + 1)))
 
     def fail(self, pick: int, keep: Retention | None) -> None:
@@ -279,20 +249,11 @@ class StorageMachine(RuleBasedStateMachine):
             told = self.run(self.storage.complete(job_id, result, keep=keep))
             assert told is self.expected.complete(job_id, result, keep)
 
-    def continue_from_outside(
-        self,
-        job_id: str,
-        name: str,
-        delay: timedelta,
-        keep: Retention,
-        priority: int,
-        keys: HoldingKeys,
-        max_attempts: int,
-    ) -> None:
+    def continue_from_outside(self, job_id: str, kind: JobKind) -> None:
         if self.harness.capabilities.outside_continuations:
             known = self.expected.jobs.get(job_id)
             link = 1 if known is None else known.new.chain_index + 1
-            then = self.new_job(job_id, name, delay, keep, priority, keys, max_attempts)
+            then = self.new_job(job_id, kind)
             then = replace(then, chain_index=link)
             told = self.run(cast("ContinuesFromOutside", self.storage).continue_job(then))
             assert told is self.expected.continue_job(then)
