@@ -40,7 +40,6 @@ from workers.errors import (
     WorkersError,
 )
 from workers.flows import Children, EnqueuedFlow, FlowJob
-from workers.gates import HeldBack, Limit, LimitKey
 from workers.jobs import (
     DROP,
     AfterFailure,
@@ -61,12 +60,13 @@ from workers.jobs import (
     SetAside,
 )
 from workers.kv import ConditionalKvStore, KvStore, MemoryKvStore
+from workers.limits import HeldBack, Limit, LimitKey
 from workers.management import Management
 from workers.queue import Queue
 from workers.retry import RetryPolicy
 from workers.serde import Encoded, JsonSerde, Serde
 from workers.specs import Enqueued, JobSpec, content_id
-from workers.storage.base import Limits, Storage
+from workers.storage.base import Capabilities, Storage
 from workers.tasks import EnqueuedTask, EnqueuedTasks, InMemory, Task, Tasks, TypedTask
 from workers.tasks.queue import EnqueueOptions, QueueTasks, TaskMessage, TaskQueue
 from workers.worker import Worker
@@ -79,6 +79,7 @@ __all__ = [
     "AfterFailure",
     "AttemptContext",
     "CancelResult",
+    "Capabilities",
     "Chain",
     "ChildFailedError",
     "ChildFailure",
@@ -126,7 +127,6 @@ __all__ = [
     "LeaseLost",
     "Limit",
     "LimitKey",
-    "Limits",
     "LossReason",
     "Management",
     "ManualClock",

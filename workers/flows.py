@@ -1,4 +1,4 @@
-"""Flows: trees of jobs in which every job waits for its children, for storages with `limits.flows`.
+"""Flows: trees of jobs in which every job waits for its children, for storages with `capabilities.flows`.
 
 Theory of operation. A tree is turned into a list in which every parent stands before its children, and is checked as a
 whole before anything of it is stored. The storage inserts the list in one step.

@@ -14,8 +14,8 @@ from typing import Final, Protocol
 
 from workers.details import READ_AT_ONCE, JobDetails, JobReader
 from workers.errors import Unsupported
-from workers.gates import HeldBack, Limit
 from workers.jobs import EnqueueStatus, JobRef, JobState, JobStatus, Moved, Page, Repaired, SetAside, WorkerInfo
+from workers.limits import HeldBack, Limit
 from workers.specs import Enqueued, JobSpec
 from workers.storage.abilities import KeepsLimits, KnowsDependencies, ListsInOrder, Repairable, Strandable
 from workers.storage.base import Storage
@@ -122,7 +122,7 @@ class Management:
     async def retry(self, ids: Iterable[str]) -> Moved:
         """Queue the failed and cancelled jobs among `ids` again, with fresh attempts; return how many, and which.
 
-        On Bull each has one more attempt at least, see `Limits.fresh_retries`.
+        On Bull each has one more attempt at least, see `Capabilities.fresh_retries`.
 
         Raises:
             JobLockedError: on Bull, another program has the locks of some, which stay as they are.
@@ -264,7 +264,7 @@ class Management:
     async def list(
         self, state: JobState, *, name: str | None = None, cursor: str | None = None, limit: int = 100
     ) -> Page:
-        """Return one page of the jobs in a state, oldest first where the storage has `limits.ordered_listing`.
+        """Return one page of the jobs in a state, oldest first where the storage has `capabilities.ordered_listing`.
 
         With `name` only jobs of this name. A job that changes its state meanwhile may be missed.
 

@@ -4,41 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cached_property, partial
 from types import TracebackType
-from typing import Final, Self, Unpack
+from typing import Self, Unpack
 
-from workers.batching import Batcher
 from workers.chains import Chain, Continuation
 from workers.checks import MAX_ATTEMPTS, as_duration, as_positive, check_text, check_whole
+from workers.connection import QueueConnection, naming
 from workers.crons import Crons
 from workers.details import JobDetails, JobReader
 from workers.ends import result_of
-from workers.errors import ForeignLoop, JobEndedError, JobGoneError, StorageUnavailable, Unsupported, WorkersError
+from workers.errors import JobEndedError, JobGoneError, Unsupported
 from workers.flows import EnqueuedFlow, FlowJob, answers, flatten
-from workers.gates import HeldBack, Limit, check_limits
-from workers.homes import AtLoopEnd, Home
 from workers.jobs import CancelResult, EnqueueResult, JobState, JobStatus, NewJob
+from workers.limits import HeldBack, Limit
 from workers.management import Management
 from workers.retention import KEEP_FAILED, Retention, check_retention
 from workers.retry import RetryPolicy, check_policy
 from workers.serde import JsonSerde, Serde
-from workers.slices import in_slices, sliced
-from workers.specs import DEFAULT_NAME, Enqueued, JobOptions, JobSpec, as_ttl, new_job
+from workers.slices import in_slices
+from workers.specs import DEFAULT_NAME, Enqueued, JobOptions, JobSpec, as_ttl, check_spec, link_spec, new_job
 from workers.storage import open_storage
-from workers.storage.abilities import (
-    ContinuesFromOutside,
-    HoldsWakeUps,
-    Joinable,
-    KeepsLimits,
-    KeepsSomeLimits,
-    OfOneLoop,
-)
+from workers.storage.abilities import ContinuesFromOutside, HoldsWakeUps, Joinable
 from workers.storage.base import ANY_NAME, FlowStorage, Storage
-from workers.storage.subscribers import some_are_held
 from workers.waiting import check_timeout, end_of, wait_for_end
 from workers.worker import Worker
 from workers.worker.claiming import check_slots
@@ -46,13 +37,6 @@ from workers.worker.events import Observer
 from workers.worker.failures import OnFailed
 from workers.worker.handlers import Handler, HandlerFunction, Middleware
 from workers.worker.startup_checks import UnhandledNames
-
-BATCH: Final = 100
-"""How many concurrent enqueues go to the storage together at most."""
-PORTION: Final = 500
-"""How many jobs of one call go to the storage together at most, where nothing depends on it."""
-BATCH_BYTES: Final = 16 * 1024
-"""A larger payload is sent alone."""
 
 
 class Queue:
@@ -95,49 +79,46 @@ class Queue:
         limits: Mapping[str, Limit] | None = None,
     ) -> None:
         self.storage = storage = open_storage(storage) if isinstance(storage, str) else storage
-        self._limits: dict[str, Limit] = {}
-        self._undeclared: dict[str, Limit] = {}
-        self.declare_limits(limits or {})
+        self._connection = QueueConnection(storage, forget=self._forget_loop)
+        self._connection.declare_limits(limits or {})
         self._payload_serde = payload_serde or JsonSerde()
         self._result_serde = result_serde or JsonSerde()
         check_whole("max_attempts", max_attempts, 1, MAX_ATTEMPTS)
-        self._max_attempts = max_attempts
-        self._result_ttl = as_ttl(result_ttl)
         check_retention(keep_failed)
-        self._keep_failed = keep_failed
+        self._make_job = partial(
+            new_job,
+            serde=self._payload_serde,
+            queue=storage.queue,
+            max_attempts=max_attempts,
+            result_ttl=as_ttl(result_ttl),
+            keep_failed=keep_failed,
+            limits=self._connection.limits,
+        )
         check_policy("retry", retry)
         check_slots(concurrency, overtime)
         if worker_id is not None:
             check_text("worker id", worker_id)
-        self._retry = retry
         self._concurrency = concurrency
-        self._overtime = overtime
         self._lease = as_positive("lease", lease)
-        self._worker_id = worker_id
         self._grace = as_duration("grace", grace)
         self._middlewares = tuple(middlewares)
         self._observers = tuple(observers)
-        self._on_failed = on_failed
+        self._make_worker = partial(Worker, worker_id=worker_id, overtime=overtime, retry=retry, on_failed=on_failed)
         self._handlers: Mapping[str, HandlerFunction | Handler] = {}
         self._unhandled = UnhandledNames(storage.queue)
         self._worker: Worker | None = None
         self._running: asyncio.Task[None] | None = None
-        self._connected = False
-        self._home: Home | None = None  # where the storage was connected
-        self._at_loop_end: AtLoopEnd | None = None
-        self._connecting = asyncio.Lock()
-        self._enqueues = Batcher(storage.enqueue, BATCH)
         self._reader = JobReader(storage, self._payload_serde, self._result_serde)
 
     @cached_property
     def crons(self) -> Crons:
         """What recurs in the queue, and what this object declares."""
-        return Crons(self.storage, self._connect)
+        return Crons(self.storage, self._connection.open)
 
     @cached_property
     def manage(self) -> Management:
         """The operator's steps."""
-        return Management(self.storage, self._connect, self._reader)
+        return Management(self.storage, self._connection.open, self._reader)
 
     def declare_limits(self, limits: Mapping[str, Limit]) -> None:
         """Keep these limits too, from the next use of the queue on; see `Queue`.
@@ -145,15 +126,7 @@ class Queue:
         Raises:
             Unsupported, ValueError, TypeError: see `Queue`.
         """
-        check_limits(limits)
-        if limits and not isinstance(self.storage, KeepsLimits):
-            raise Unsupported(f"{self.storage!r} keeps no limits; see its `limits.limit_keys`")
-        if isinstance(self.storage, KeepsSomeLimits):
-            self.storage.refuse_limits(limits)
-        if isinstance(self.storage, Joinable):
-            self.storage.bring_limits(limits)
-        self._limits.update(limits)
-        self._undeclared.update(limits)
+        self._connection.declare_limits(limits)
 
     async def held_back(self, job_id: str) -> HeldBack | None:
         """Return which limit keeps the queued job back, and until when; None for any other job.
@@ -188,7 +161,7 @@ class Queue:
         """Store the job, or report what has its id or deduplication key already; see `JobSpec`, `Storage.enqueue`.
 
         Raises:
-            Unsupported: the storage keeps no deduplication keys, or lets no job follow others; see its `limits`.
+            Unsupported: the storage keeps no deduplication keys, or lets no job follow others; see its `capabilities`.
             ValueError: an argument out of its range, a payload the serde cannot encode; `UnknownDependency`.
             TypeError: a payload of a type the serde does not know.
             StorageUnavailable: nothing is known; its `job_ids` has the id, and enqueueing that again is safe.
@@ -202,9 +175,9 @@ class Queue:
     async def enqueue_spec(self, spec: JobSpec) -> Enqueued:
         """See `enqueue`."""
         job = self._new_job(spec)
-        with _naming([job]):
-            await self._connect()
-            return self._decoded(await self._store(job))
+        with naming([job]):
+            await self._connection.open()
+            return self._decoded(await self._connection.store(job))
 
     async def enqueue_many(self, specs: Iterable[JobSpec], *, connection: object | None = None) -> list[Enqueued]:
         """Enqueue many jobs, as by `enqueue`, in one round trip or one per 500 jobs; other tasks go on meanwhile.
@@ -212,17 +185,10 @@ class Queue:
         Every job is checked before the first is stored. In a database, and with jobs that follow others or share a
         deduplication key, it is one round trip always, and all or none are stored.
         """
-        jobs: list[NewJob] = []
-        together = self.storage.limits.transactions
-        async for spec in sliced(specs):
-            jobs.append(job := self._new_job(_check_spec(spec)))
-            together = together or _belongs_to_others(job)
-        with _naming(jobs):
-            await self._connect(connection)
-            results: list[EnqueueResult] = []
-            async for some in sliced([jobs] if together else _portions(jobs)):
-                results += await self.storage.enqueue(some, connection=connection)
-                await asyncio.sleep(0)
+        jobs = await in_slices(lambda spec: self._new_job(check_spec(spec)), specs)
+        with naming(jobs):
+            await self._connection.open(connection)
+            results = await self._connection.store_many(jobs, connection)
         return await in_slices(self._decoded, results)
 
     def enqueue_on(self, connection: object, specs: Iterable[JobSpec]) -> list[Enqueued]:
@@ -231,10 +197,10 @@ class Queue:
         This needs no event loop, opens no connection and waits for no other transaction.
 
         Raises:
-            Unsupported: the storage has no `limits.transactions`.
+            Unsupported: the storage has no `capabilities.transactions`.
             TypeError, StorageError: an asynchronous connection or session; one of another database.
         """
-        jobs = [self._new_job(_check_spec(spec)) for spec in specs]
+        jobs = [self._new_job(check_spec(spec)) for spec in specs]
         if not isinstance(self.storage, Joinable):
             raise Unsupported(f"{self.storage!r} cannot join a transaction; enqueue after it has committed")
         return [self._decoded(result) for result in self.storage.enqueue_on(jobs, connection)]
@@ -244,12 +210,12 @@ class Queue:
         """Wake workers once, at the end of the block, for all that it enqueues; see `HoldsWakeUps.with_notify`.
 
         Raises:
-            Unsupported: the storage has no `limits.held_wake_ups`, or no transactions.
+            Unsupported: the storage has no `capabilities.held_wake_ups`, or no transactions.
             StorageUnavailable: the jobs are stored, and perhaps nobody was woken.
         """
         if not isinstance(self.storage, HoldsWakeUps):
-            raise Unsupported(f"{self.storage!r} wakes for each job; see its `limits.held_wake_ups`")
-        await self._connect(connection)
+            raise Unsupported(f"{self.storage!r} wakes for each job; see its `capabilities.held_wake_ups`")
+        await self._connection.open(connection)
         async with self.storage.with_notify(connection):
             yield
 
@@ -257,15 +223,15 @@ class Queue:
         """Enqueue a job and those it waits for, up to 1 000 in several queues: all or none; those that exist stay.
 
         Raises:
-            Unsupported: the storage has no `limits.flows`.
+            Unsupported: the storage has no `capabilities.flows`.
             ValueError, TypeError: as `enqueue`; more than 1 000 jobs, an id twice in one queue.
             StorageError: one of the jobs is the child of another job already.
             StorageUnavailable: nothing is known; a tree whose jobs have ids may be enqueued again.
         """
         if not isinstance(self.storage, FlowStorage):
-            raise Unsupported(f"{self.storage!r} has no flows, see its `limits`; continue jobs as chains instead")
+            raise Unsupported(f"{self.storage!r} has no flows, see its `capabilities`; continue jobs as chains instead")
         nodes = flatten([tree], self.storage.queue, self._new_job)
-        await self._connect()
+        await self._connection.open()
         [answer] = answers(nodes, await self.storage.enqueue_flow(nodes), self._result_serde.loads)
         return answer
 
@@ -294,10 +260,12 @@ class Queue:
         timeout = check_timeout(timeout)
         spec = JobSpec(payload=payload, name=name, **options)
         job = self._new_job(spec)
-        with _naming([job]):
-            await self._connect()
+        with naming([job]):
+            await self._connection.open()
             async with self._reader.explaining(job.id, job.payload):
-                return self._result_serde.loads(await end_of(self.storage, job.id, partial(self._store, job), timeout))
+                return self._result_serde.loads(
+                    await end_of(self.storage, job.id, partial(self._connection.store, job), timeout)
+                )
 
     async def get_result(self, job_id: str) -> object:
         """Return the decoded result of a completed job; None while it has none, and for ids unknown or no longer known.
@@ -306,14 +274,14 @@ class Queue:
             JobFailedError: the job failed for good; `MaxRetriesError` if with its last attempt.
             JobCancelledError: the job was cancelled, and its record is still kept.
         """
-        await self._connect()
+        await self._connection.open()
         outcome = await self.storage.result(job_id)
         async with self._reader.explaining():
             return None if outcome is None else self._result_serde.loads(result_of(job_id, outcome))
 
     async def get_job(self, job_id: str) -> JobDetails | None:
         """Return the job with its payload, result, last error and failed attempts; None if the queue knows none."""
-        await self._connect()
+        await self._connection.open()
         return await self._reader.read(job_id)
 
     async def update_result_ttl(self, job_id: str, ttl: timedelta | int) -> bool:
@@ -321,25 +289,25 @@ class Queue:
 
         Raises:
             ValueError: a duration that is not above zero.
-            Unsupported: the storage keeps all records alike; see `limits.result_ttl_updates`.
+            Unsupported: the storage keeps all records alike; see `capabilities.result_ttl_updates`.
         """
         ttl = as_ttl(ttl)
-        await self._connect()
+        await self._connection.open()
         return await self.storage.update_result_ttl(job_id, ttl)
 
     async def cancel(self, job_id: str) -> CancelResult:
         """See `Storage.cancel`."""
-        await self._connect()
+        await self._connection.open()
         return await self.storage.cancel(job_id)
 
     async def get_status(self, job_id: str) -> JobStatus | None:
         """Return the job as it stands, None if the queue does not know it, or no longer does."""
-        await self._connect()
+        await self._connection.open()
         return (await self.storage.status([job_id]))[0]
 
     async def counts(self) -> dict[JobState, int]:
         """Return how many jobs are in each state, with every state present."""
-        await self._connect()
+        await self._connection.open()
         return await self.storage.counts()
 
     async def waiting_since(self) -> datetime | None:
@@ -347,18 +315,13 @@ class Queue:
 
         See `Storage.waiting_since` for what it cannot see.
         """
-        await self._connect()
+        await self._connection.open()
         return await self.storage.waiting_since()
 
     # Chains
 
     async def start_job_chain(
-        self,
-        name: str,
-        payload: object,
-        *,
-        connection: object | None = None,
-        **options: Unpack[JobOptions],
+        self, name: str, payload: object, *, connection: object | None = None, **options: Unpack[JobOptions]
     ) -> Enqueued:
         """Enqueue the first link of a chain, as by `enqueue`; its id is the chain's.
 
@@ -382,7 +345,7 @@ class Queue:
         A running handler is told by its signal. Nothing it does has an effect any more: its lease is lost with
         `not_found`.
         """
-        await self._connect(connection)
+        await self._connection.open(connection)
         return await self.storage.remove(chain_ids, running=True, connection=connection)
 
     async def complete_job_chain(self, chain_id: str, result: object, *, connection: object | None = None) -> None:
@@ -395,13 +358,13 @@ class Queue:
         Raises:
             JobGoneError: there is no such chain.
             JobEndedError: it had ended, or the link that was to be continued.
-            Unsupported: see `limits.outside_endings`, and `limits.outside_continuations`.
+            Unsupported: see `capabilities.outside_endings`, and `capabilities.outside_continuations`.
         """
         if isinstance(result, Continuation):
             state = await self._continue_chain(chain_id, result, connection)
         else:
             encoded = self._result_serde.dumps(result)
-            await self._connect(connection)
+            await self._connection.open(connection)
             state = await self.storage.complete(chain_id, encoded, connection=connection)
         if state is None:
             raise JobGoneError(f"there is no chain {chain_id!r}: it never was, or its record is over")
@@ -412,25 +375,15 @@ class Queue:
     async def _continue_chain(self, chain_id: str, link: Continuation, connection: object | None) -> JobState | None:
         if not isinstance(self.storage, ContinuesFromOutside):
             raise Unsupported(
-                f"{self.storage!r} has no `limits.outside_continuations`; let a handler continue the chain"
+                f"{self.storage!r} has no `capabilities.outside_continuations`; let a handler continue the chain"
             )
         if link.after:
             raise ValueError(f"chain {chain_id!r}: a link from outside of a handler follows no other jobs")
         status = await self.get_status(chain_id)
         if status is None:
             return None
-        spec = JobSpec(
-            payload=link.payload,
-            name=link.name,
-            id=chain_id,
-            delay=link.delay,
-            max_attempts=status.max_attempts if link.max_attempts is None else link.max_attempts,
-            priority=status.priority if link.priority is None else link.priority,
-            ordering_key=link.ordering_key,
-            backoff=link.backoff,
-        )
-        then = replace(self._new_job(spec), chain_index=status.chain_index + 1)
-        await self._connect(connection)
+        then = replace(self._new_job(link_spec(link, status)), chain_index=status.chain_index + 1)
+        await self._connection.open(connection)
         return await self.storage.continue_job(then, connection=connection)
 
     async def wait_for_job_chain_completion(
@@ -443,7 +396,7 @@ class Queue:
             ValueError, JobFailedError, JobCancelledError, JobTimeoutError: as `enqueue_and_wait`.
         """
         timeout = check_timeout(timeout)
-        await self._connect()
+        await self._connection.open()
         async with self._reader.explaining():
             return self._result_serde.loads(await wait_for_end(self.storage, chain_id, timeout))
 
@@ -476,26 +429,22 @@ class Queue:
         """
         if self._handlers:
             self.crons.check_names(self._handlers)
-        return Worker(
+        return self._make_worker(
             self.storage,
             self._handlers,
-            worker_id=self._worker_id,
-            concurrency=self._concurrency if concurrency is None else concurrency,
-            overtime=self._overtime,
             lease=self._lease,
-            retry=self._retry,
             grace=self._grace,
-            middlewares=(*(each for each in middlewares if each not in self._middlewares), *self._middlewares),
-            observers=(*observers, *self._observers),
-            on_failed=self._on_failed,
             payload_serde=self._payload_serde,
             result_serde=self._result_serde,
+            concurrency=self._concurrency if concurrency is None else concurrency,
+            middlewares=(*(each for each in middlewares if each not in self._middlewares), *self._middlewares),
+            observers=(*observers, *self._observers),
             crons=self.crons.declared,
         )
 
     async def start(self) -> None:
         """Connect the storage and, after `execute`, run a worker. Idempotent."""
-        await self._connect()
+        await self._connection.open()
         if self._handlers and self._worker is None:
             self._worker = self.worker()
             self._running = asyncio.create_task(self._worker.run(), name=f"worker-{self.storage.queue}")
@@ -512,7 +461,7 @@ class Queue:
                 await self._running
         finally:
             self._worker = self._running = None
-            await self._disconnect()
+            await self._connection.close()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -529,75 +478,16 @@ class Queue:
         Raises:
             ForeignLoop: it is in use in another loop, which still runs.
         """
-        if self._home is not None and not (self._home.is_here or self._home.is_gone):
-            raise ForeignLoop(
-                f"the queue {self.storage.queue!r} is in use in another event loop; make a Queue and a storage for"
-                " each, or call workers.sync.Queue, which any thread may"
-            )
+        self._connection.check_loop()
 
-    async def _connect(self, connection: object | None = None) -> None:
-        """Connect the storage, unless it joins the caller's transaction, whose locks that might wait for."""
-        joins = connection is not None and isinstance(self.storage, Joinable)
-        if (joins or (self._connected and not self._undeclared)) and self._home is not None and self._home.is_here:
-            return
-        self.check_loop()
-        if self._home is not None and self._home.is_gone:
-            await self._move_out()
-        self._home = Home.here()
-        if self._at_loop_end is None:
-            self._at_loop_end = AtLoopEnd(self._disconnect)
-        if joins:
-            return
-        async with self._connecting:
-            if not self._connected:
-                await self.storage.connect()
-                self._connected = True
-            if self._undeclared and isinstance(self.storage, KeepsLimits):
-                await self.storage.declare_limits(self._undeclared)
-                self._undeclared = {}
-
-    async def _move_out(self) -> None:
+    def _forget_loop(self) -> None:
         """Forget what belonged to a loop that is gone; a worker went with it."""
-        connected, self._connected = self._connected, False
-        self._worker = self._running = self._at_loop_end = None
-        self._connecting = asyncio.Lock()
-        self._enqueues = Batcher(self.storage.enqueue, BATCH)
-        if isinstance(self.storage, OfOneLoop):
-            self.storage.forget_loop()
-        elif connected:
-            with contextlib.suppress(WorkersError):
-                await self.storage.disconnect()
-
-    async def _disconnect(self) -> None:
-        connected, self._connected, self._home = self._connected, False, None
-        if self._at_loop_end is not None:
-            self._at_loop_end.dismiss()
-            self._at_loop_end = None
-        if connected:
-            await self.storage.disconnect()
-        elif isinstance(self.storage, Joinable):
-            await self.storage.leave()
-
-    async def _store(self, job: NewJob) -> EnqueueResult:
-        # A task that holds its own transaction open must be refused alone, not together with its neighbours; so must a
-        # job that follows an unknown one. Jobs of one call that share a deduplication key are one group.
-        alone = _belongs_to_others(job) or len(job.payload) > BATCH_BYTES
-        if alone or self.storage.limits.transactions or some_are_held():
-            return (await self.storage.enqueue([job]))[0]
-        return await self._enqueues.ask(job)
+        self._worker = self._running = None
 
     def _new_job(self, spec: JobSpec) -> NewJob:
         if self._handlers:
             self._unhandled.look_at(spec.name, self._handlers)
-        return new_job(
-            spec,
-            self._payload_serde,
-            queue=self.storage.queue,
-            max_attempts=self._max_attempts,
-            result_ttl=self._result_ttl,
-            keep_failed=self._keep_failed,
-            limits=self._limits,
-        )
+        return self._make_job(spec)
 
     def _decoded(self, result: EnqueueResult) -> Enqueued:
         return Enqueued(
@@ -606,34 +496,3 @@ class Queue:
             existing_state=result.existing_state,
             result=None if result.result is None else self._result_serde.loads(result.result),
         )
-
-
-def _check_spec(spec: JobSpec) -> JobSpec:
-    """Return it.
-
-    Raises:
-        TypeError: it is none, perhaps a payload alone.
-    """
-    if not isinstance(spec, JobSpec):
-        raise TypeError(f"a job to enqueue is a JobSpec, as JobSpec(payload=...), not {type(spec).__name__}")
-    return spec
-
-
-def _belongs_to_others(job: NewJob) -> bool:
-    """Tell whether what becomes of the job may depend on those of its call."""
-    return job.deduplication is not None or bool(job.after or job.after_elsewhere)
-
-
-def _portions(jobs: Sequence[NewJob]) -> Iterator[Sequence[NewJob]]:
-    """Yield the jobs as they go to the storage together."""
-    for start in range(0, max(1, len(jobs)), PORTION):
-        yield jobs[start : start + PORTION]
-
-
-@contextlib.contextmanager
-def _naming(jobs: Iterable[NewJob]) -> Iterator[None]:
-    """Tell with a lost answer which ids it was about."""
-    try:
-        yield
-    except StorageUnavailable as error:
-        raise error.naming(job.id for job in jobs) from error

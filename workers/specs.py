@@ -10,9 +10,10 @@ from typing import Final, Literal, TypedDict
 
 from workers.checks import as_duration, check_text, new_id
 from workers.deduplication import Deduplication
-from workers.gates import LimitKey
-from workers.jobs import AfterFailure, EnqueueStatus, JobRef, JobState, NewJob, Retention
+from workers.follow_ups import NextJob
+from workers.jobs import AfterFailure, EnqueueStatus, JobRef, JobState, JobStatus, NewJob, Retention
 from workers.jobs.job import by_queue
+from workers.limits import LimitKey
 from workers.retention import KEEP_FAILED
 from workers.retry import RetryPolicy
 from workers.serde import Encoded, JsonSerde, Serde
@@ -27,10 +28,10 @@ class JobSpec:
     Give `delay`, a timedelta or seconds, or `at` (aware), not both. `result_ttl` says how long a completed job is
     kept: a timedelta or whole milliseconds, above zero; `keep_completed` says the same, or `DROP`. `keep_failed` is
     for failed and cancelled jobs. `after` has the ids of the jobs to follow, and as `JobRef` those of other queues,
-    where `limits.dependencies_across_queues` says so. `after_failure` says what becomes of the job if one of them
+    where `capabilities.dependencies_across_queues` says so. `after_failure` says what becomes of the job if one of them
     does not complete: it fails, or runs all the same. Of two jobs the one of lower `priority` runs first, from
-    -1 000 to 2 097 151; see `limits.urgent_priorities`. A `limit_key` is a key of the limit that is called as the job,
-    or a `LimitKey`; without one the limit of that name counts, where the queue has one. `fair_key`: see `NewJob`.
+    -1 000 to 2 097 151; see `capabilities.urgent_priorities`. A `limit_key` is a key of the limit that is called as the
+    job, or a `LimitKey`; without one the limit of that name counts, where the queue has one. `fair_key`: see `NewJob`.
     """
 
     payload: object = field(repr=False)
@@ -82,6 +83,31 @@ class Enqueued:
     result: object = field(default=None, repr=False)
 
 
+def check_spec(spec: JobSpec) -> JobSpec:
+    """Return it.
+
+    Raises:
+        TypeError: it is none, perhaps a payload alone.
+    """
+    if not isinstance(spec, JobSpec):
+        raise TypeError(f"a job to enqueue is a JobSpec, as JobSpec(payload=...), not {type(spec).__name__}")
+    return spec
+
+
+def link_spec(link: NextJob, status: JobStatus) -> JobSpec:
+    """Return the next link of the chain that stands like this."""
+    return JobSpec(
+        payload=link.payload,
+        name=link.name,
+        id=status.id,
+        delay=link.delay,
+        max_attempts=status.max_attempts if link.max_attempts is None else link.max_attempts,
+        priority=status.priority if link.priority is None else link.priority,
+        ordering_key=link.ordering_key,
+        backoff=link.backoff,
+    )
+
+
 def new_job(
     spec: JobSpec,
     serde: Serde,
@@ -124,7 +150,7 @@ def as_limit_key(spec: JobSpec, limits: Container[str]) -> LimitKey | None:
     """Return the key of the limit that the job waits for.
 
     Raises:
-        ValueError: it has another gate, although there is a limit on all jobs of its name.
+        ValueError: it has another key, although there is a limit on all jobs of its name.
         TypeError: the key is no text.
     """
     if isinstance(spec.limit_key, LimitKey):

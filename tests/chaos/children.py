@@ -66,11 +66,11 @@ async def produce(order: Order, ledger: Ledger) -> None:
 
 async def _enqueue(storage: Storage, order: Order, ledger: Ledger, ids: list[str], *, again: bool) -> None:
     jobs = [demands.job_of(order.seed, job_id) for job_id in ids]
-    if not storage.limits.ordering_keys:
+    if not storage.capabilities.ordering_keys:
         jobs = [replace(job, ordering_key=None) for job in jobs]
-    if not storage.limits.limit_keys:
+    if not storage.capabilities.limit_keys:
         jobs = [replace(job, limit_key=None, fair_key=None) for job in jobs]
-    if not storage.limits.dependencies:
+    if not storage.capabilities.dependencies:
         jobs = [replace(job, after=()) for job in jobs]
     tries = 0
 

@@ -98,7 +98,7 @@ def job_of(seed: str, job_id: str) -> NewJob:
         return cron.job_called(job_id.rpartition(":")[2])
     kind = kind_of(seed, job_id)
     chance = random.Random(f"{seed} {job_id} details")
-    gate, key = _gate(seed, job_id)
+    held_by, key = _held_by(seed, job_id)
     payload = {
         "id": job_id,
         "kind": kind,
@@ -116,16 +116,16 @@ def job_of(seed: str, job_id: str) -> NewJob:
         max_attempts=MORTAL_ATTEMPTS if kind is Kind.MORTAL else ENDLESS_ATTEMPTS,
         keep_completed=DROP if kind is Kind.DROPPED else timedelta(hours=1),
         priority=chance.choice([0, 0, 0, 5]),
-        ordering_key=f"key {key}" if gate == "ordered" else None,
-        limit_key=LimitKey(gate, f"{key % 3}") if gate in LIMITS else None,
-        fair_key=f"tenant {key % 3}" if gate == "fair" else None,
+        ordering_key=f"key {key}" if held_by == "ordered" else None,
+        limit_key=LimitKey(held_by, f"{key % 3}") if held_by in LIMITS else None,
+        fair_key=f"tenant {key % 3}" if held_by == "fair" else None,
         backoff=BACKOFF,
         after=others,
         after_failure=policy,
     )
 
 
-def _gate(seed: str, job_id: str) -> tuple[str | None, int]:
+def _held_by(seed: str, job_id: str) -> tuple[str | None, int]:
     """What may keep the job back, and the number of its key. A rate is that of a whole batch, so that its jobs jam."""
     batch = random.Random(f"{seed} {job_id.rpartition('-')[0]} pace")
     if batch.random() < PACED:

@@ -55,7 +55,7 @@ async def run_round(storage: str, *, kills: int, seed: str) -> Findings:
 async def _lay_down_rules(place: Place) -> Ticks | None:
     """Limits are declared and something recurs, where the storage can."""
     async with _opened(place) as storage:
-        if storage.limits.limit_keys:
+        if storage.capabilities.limit_keys:
             assert isinstance(storage, KeepsLimits)
             await storage.declare_limits(demands.LIMITS)
         return await Ticks.begin(storage) if isinstance(storage, KeepsCrons) else None
@@ -136,18 +136,21 @@ async def _nothing_left(storage: Storage) -> bool:
 
 async def _pass_judgement(place: Place, crew: Crew, findings: Findings, ticked: Mapping[str, float]) -> None:
     async with _opened(place) as storage:
-        limits = storage.limits
+        capabilities = storage.capabilities
         books = Books(
-            findings.seed, ordered=limits.ordering_keys, followed=limits.dependencies, limited=limits.limit_keys
+            findings.seed,
+            ordered=capabilities.ordering_keys,
+            followed=capabilities.dependencies,
+            limited=capabilities.limit_keys,
         )
         for path in crew.ledgers:
             books.read(ledger.lines(path))
         books.expect_ticks(ticked)
         endings = await _endings(storage, sorted(books.intended))
         findings.violations += judge(books, endings, await storage.counts())
-    if limits.crons and limits.cron_rows:
+    if capabilities.crons and capabilities.cron_rows:
         findings.did["ticks"] = len(ticked)
-    if limits.limit_keys:
+    if capabilities.limit_keys:
         findings.did["claims under a limit"] = sum(map(len, limited(books).values()))
     findings.endings.update(ending.kind for ending in endings.values())
     findings.did["jobs acknowledged"] = len(books.acknowledged.difference(ticked))

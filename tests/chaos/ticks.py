@@ -34,7 +34,7 @@ class Ticks:
         firsts = {name: start + number * TICK_EVERY / len(CRONS) for number, name in enumerate(CRONS)}
         for name, first in firsts.items():
             row = CronRow(name=name, revision=1, due=first, body=KeptCron(cron=CRONS[name]).encoded())
-            assert await keeper(storage).turn_cron(row)
+            assert await keeper(storage).replace_cron(row)
         return cls(firsts=firsts, offset=look.now - timedelta(seconds=asked))
 
     async def end(self, storage: Storage) -> dict[str, float]:

@@ -148,7 +148,7 @@ async def test_a_task_can_be_part_of_a_transaction(embedded: Federation) -> None
 
 async def test_a_task_is_enqueued_once_per_key(node: Federation) -> None:
     """On every storage that keeps keys itself, and on BullMQ by a mark in its Redis; the other is told the job's id."""
-    if not (node.tasks_queue.storage.limits.deduplication or node.task_keys):
+    if not (node.tasks_queue.storage.capabilities.deduplication or node.task_keys):
         with pytest.raises(TypeError, match="leave it out"):
             await enqueue_task(note, 1, deduplication_key="key")
         return
@@ -176,7 +176,7 @@ async def test_on_bullmq_other_modes_are_refused(
 
 async def test_a_key_is_part_of_the_transaction(embedded: Federation) -> None:
     """It is taken with the commit, and free without; what has it is told in a transaction and outside of one."""
-    if not embedded.tasks_queue.storage.limits.deduplication:
+    if not embedded.tasks_queue.storage.capabilities.deduplication:
         async with embedded.outbox.transaction() as session:
             with pytest.raises(Unsupported, match="natively"):
                 await enqueue_task(note, 1, session=session, deduplication_key="key")

@@ -21,7 +21,7 @@ from sqlalchemy import create_engine, inspect, text
 from tests.relay import Relay
 from tests.servers import PostgresProcess, ValkeyProcess, valkey
 from workers.clock import ManualClock
-from workers.storage.base import Limits, Storage
+from workers.storage.base import Capabilities, Storage
 from workers.storage.bull import BullStorage
 from workers.storage.bullmq import BullMQStorage
 from workers.storage.file import FileStorage
@@ -46,8 +46,8 @@ class SqliteHarness(Harness):
         self._clock = ManualClock()
 
     @property
-    def limits(self) -> Limits:
-        return SqlStorage(self._url).limits
+    def capabilities(self) -> Capabilities:
+        return SqlStorage(self._url).capabilities
 
     async def make(self, queue: str) -> Storage:
         return SqlStorage(self._url, queue, clock=self._clock)
@@ -107,8 +107,8 @@ class PostgresHarness(_OnServer):
     measures = True
 
     @property
-    def limits(self) -> Limits:
-        return SqlStorage(self._url).limits
+    def capabilities(self) -> Capabilities:
+        return SqlStorage(self._url).capabilities
 
     async def make(self, queue: str) -> Storage:
         return SqlStorage(self.clients_url, queue)
@@ -151,8 +151,8 @@ class FileHarness(Harness):
         self._clock = ManualClock()
 
     @property
-    def limits(self) -> Limits:
-        return FileStorage.limits
+    def capabilities(self) -> Capabilities:
+        return FileStorage.capabilities
 
     async def make(self, queue: str) -> Storage:
         return FileStorage(self._directory, queue, clock=self._clock)
@@ -178,8 +178,8 @@ class BullMQHarness(_OnServer):
         self.fills = server is not None
 
     @property
-    def limits(self) -> Limits:
-        return BullMQStorage.limits
+    def capabilities(self) -> Capabilities:
+        return BullMQStorage.capabilities
 
     async def make(self, queue: str) -> Storage:
         return BullMQStorage(self.clients_url, queue)
@@ -212,8 +212,8 @@ class RedisHarness(BullMQHarness):
     """`RedisStorage` on a real server in real time."""
 
     @property
-    def limits(self) -> Limits:
-        return RedisStorage.limits
+    def capabilities(self) -> Capabilities:
+        return RedisStorage.capabilities
 
     async def make(self, queue: str) -> Storage:
         return RedisStorage(self.clients_url, queue)
@@ -223,8 +223,8 @@ class BullHarness(BullMQHarness):
     """`BullStorage` on a real server in real time, with nobody of Node beside it."""
 
     @property
-    def limits(self) -> Limits:
-        return BullStorage.limits
+    def capabilities(self) -> Capabilities:
+        return BullStorage.capabilities
 
     async def make(self, queue: str) -> Storage:
         return BullStorage(self.clients_url, queue)

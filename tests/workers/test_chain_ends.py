@@ -165,7 +165,7 @@ async def test_a_running_chain_can_be_completed(harness: Harness) -> None:
 
 async def test_a_chain_is_continued_from_outside(harness: Harness) -> None:
     """What waits for an approval goes on with the next link, with what the link before it said of attempts."""
-    if not harness.limits.outside_continuations:
+    if not harness.capabilities.outside_continuations:
         async with Queue(await harness.open()) as queue:
             with pytest.raises(Unsupported, match="outside_continuations"):
                 await queue.complete_job_chain("chain", continue_with("ship", 1))

@@ -37,7 +37,7 @@ async def test_links_run_wherever_their_names_are_served(harness: Harness) -> No
     storage = await harness.open()
     queues = [Queue(await harness.open(storage.queue)) for _ in range(2)]
     for queue, names in zip(queues, (("first", "third"), ("second",)), strict=True):
-        served = names if harness.limits.name_filter else tuple(LINKS)
+        served = names if harness.capabilities.name_filter else tuple(LINKS)
         queue.execute({name: LINKS[name] for name in served})
     async with Queue(storage) as client, queues[0], queues[1]:
         assert (await client.start_job_chain("first", 1, id="chain")).status is EnqueueStatus.QUEUED
@@ -104,7 +104,7 @@ async def test_a_link_is_retried_as_itself(harness: Harness) -> None:
 async def test_a_link_is_as_the_one_before(harness: Harness) -> None:
     """Attempts, back-off, priority and retention go on, the ordering key does not."""
     backoff = RetryPolicy(initial=MINUTE, jitter=0)
-    key = "key" if harness.limits.ordering_keys else None
+    key = "key" if harness.capabilities.ordering_keys else None
 
     async def later(job: Job) -> Continuation:
         return continue_with("second", None, delay=HOUR)

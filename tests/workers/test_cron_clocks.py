@@ -111,7 +111,7 @@ class Shown:
 
 
 def ours(pattern: CronPattern, zone: ZoneInfo, after: int, until: int) -> list[int]:
-    """When the pattern comes, each time asked for anew, as those who turn a cron do."""
+    """When the pattern comes, each time asked for anew, as those who tick a cron do."""
     found: list[int] = []
     at = after
     while (following := pattern.next_after(at * 1_000, zone)) is not None and following < until * 1_000:

@@ -284,7 +284,7 @@ async def test_a_result_that_is_not_kept_comes_with_the_end(harness: Harness, pa
             await until(lambda: "enqueued" in watched.story)
             released.set()
             async with asyncio.timeout(PATIENCE):
-                if payload == "small" and harness.limits.results_told:
+                if payload == "small" and harness.capabilities.results_told:
                     assert await waiter == "small"
                 else:
                     with pytest.raises(JobGoneError, match="not kept"):
@@ -298,7 +298,7 @@ async def test_a_result_that_is_not_kept_comes_with_the_end(harness: Harness, pa
 )
 async def test_a_waiter_needs_no_long_retention(harness: Harness, keep: Retention | int, payload: str) -> None:
     """Twenty jobs of one id are waited for, one after the other, however shortly each is kept."""
-    if payload != LARGE and not harness.limits.results_told:
+    if payload != LARGE and not harness.capabilities.results_told:
         pytest.skip("declared: results_told")
     async with serving(harness, lambda job: job.payload) as (queue, _):
         for number in range(20):
@@ -344,7 +344,7 @@ async def test_the_time_of_a_result_can_be_changed(harness: Harness) -> None:
         await queue.enqueue_and_wait(1, id="job")
         with pytest.raises(ValueError, match="above zero"):
             await queue.update_result_ttl("job", 0)
-        if harness.limits.result_ttl_updates:
+        if harness.capabilities.result_ttl_updates:
             assert await queue.update_result_ttl("job", MINUTE)
             assert not await queue.update_result_ttl("unknown", 60_000)
 

@@ -50,7 +50,7 @@ async def test_failed_jobs_are_retried_by_id(harness: Harness) -> None:
         await queue.enqueue_many([JobSpec(payload=word, id=word) for word in ("bad", "good")])
         await run_all(queue, 2)
         assert (await queue.manage.retry(["bad", "good", "unknown"])).ids == ("bad",)
-        used = 0 if queue.storage.limits.fresh_retries else 1
+        used = 0 if queue.storage.capabilities.fresh_retries else 1
         assert (await steps.claim_one(queue.storage)).attempt == used + 1
 
 

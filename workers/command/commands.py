@@ -50,7 +50,7 @@ async def with_queue(target: str, work: Callable[[Queue], Awaitable[int]]) -> in
         CommandError: it does not exist, or a memory storage's jobs would be gone with this command.
     """
     queue = queue_of(target)
-    if queue.storage.limits.processes == "one":
+    if queue.storage.capabilities.processes == "one":
         raise CommandError(f"{queue.storage!r} keeps its jobs in the process that works; no other one sees them")
     try:
         return await work(queue)

@@ -17,8 +17,8 @@ from workers.command.problems import CommandError
 from workers.command.tables import age, as_json, heard, one_line, table
 from workers.command.targets import check_payload
 from workers.errors import JobCancelledError, JobFailedError
-from workers.gates import HeldBack
 from workers.jobs import CancelResult, JobState, JobStatus
+from workers.limits import HeldBack
 from workers.queue import Queue
 from workers.specs import DEFAULT_NAME
 
@@ -131,7 +131,7 @@ async def _list(queue: Queue, options: argparse.Namespace) -> int:
 async def _in_state(queue: Queue, state: JobState, options: argparse.Namespace) -> list[JobStatus]:
     found: list[JobStatus] = []
     cursor: str | None = None
-    name = options.name if queue.storage.limits.ordered_listing else None
+    name = options.name if queue.storage.capabilities.ordered_listing else None
     while len(found) < options.limit:
         page = await queue.manage.list(state, name=name, cursor=cursor, limit=max(options.limit, 100))
         found += [job for job in page.jobs if options.name in (None, job.name)]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from workers.command.arguments import checked, identifier
 from workers.command.commands import NOTHING, add_command
 from workers.command.tables import as_json, one_line, table
-from workers.gates import Limit
+from workers.limits import Limit
 from workers.management import Throttled
 from workers.queue import Queue
 

@@ -1,4 +1,4 @@
-"""What recurs in one queue, as `Queue.crons`: rows that workers turn (see `ticks`), or what a storage turns itself."""
+"""What recurs in one queue, as `Queue.crons`: rows that workers replace (see `ticks`), or what a storage repeats."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workers.crons.definition import Cron, CronStatus, KeptCron
 from workers.crons.ticks import first_due
 from workers.errors import StorageError, Unsupported
 from workers.jobs import CronLook, CronRow, Declared, NewJob
-from workers.storage.abilities import KeepsCrons, TurnsCrons
+from workers.storage.abilities import KeepsCrons, RepeatsJobs
 from workers.storage.base import ANY_NAME, Storage
 
 _LOG = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ _LOG = logging.getLogger(__name__)
 class Crons:
     """What recurs in one queue. Workers of the queue store what was added here when they start.
 
-    What is stored is turned by any worker of the queue, also by one whose process declared nothing. It recurs until it
+    What is stored ticks by any worker of the queue, also by one whose process declared nothing. It recurs until it
     is removed: to delete its declaration is not enough.
     """
 
@@ -68,7 +68,7 @@ class Crons:
         """Let it enqueue nothing until `resume`; False if there is none of that name.
 
         Raises:
-            Unsupported: see `limits.cron_rows`; so for `resume`.
+            Unsupported: see `capabilities.cron_rows`; so for `resume`.
         """
         return await (await self._kept()).pause(name)
 
@@ -118,9 +118,9 @@ def kept(storage: Storage) -> CronRows | CronSchedulers:
     Raises:
         Unsupported: it keeps nothing that recurs.
     """
-    if storage.limits.crons and isinstance(storage, KeepsCrons):
+    if storage.capabilities.crons and isinstance(storage, KeepsCrons):
         return CronRows(storage)
-    if storage.limits.crons and isinstance(storage, TurnsCrons):
+    if storage.capabilities.crons and isinstance(storage, RepeatsJobs):
         return CronSchedulers(storage)
     raise Unsupported(f"{type(storage).__name__} keeps nothing that recurs; enqueue by a scheduler of your own")
 
@@ -161,7 +161,7 @@ Change: TypeAlias = Callable[[KeptCron, datetime | None, datetime], tuple[KeptCr
 
 
 class CronRows:
-    """The rows of one queue. Each change is one turn of a row, from the revision that was seen."""
+    """The rows of one queue. Each change replaces a row, from the revision that was seen."""
 
     def __init__(self, storage: KeepsCrons) -> None:
         self._storage = storage
@@ -182,7 +182,7 @@ class CronRows:
                 if kept.cron.version >= cron.version:
                     return _difference(kept, cron)
                 due, changed = _due(row, kept, cron, look.now), kept.replaced(cron)
-            if await self._storage.turn_cron(_next(row, changed, due)):
+            if await self._storage.replace_cron(_next(row, changed, due)):
                 return Declared.STORED
         raise _raced(cron.name)
 
@@ -227,7 +227,7 @@ class CronRows:
             if row is None or kept is None or kept.removed:
                 return False
             changed, due = change(kept, row.due, look.now)
-            if await self._storage.turn_cron(_next(row, changed, due)):
+            if await self._storage.replace_cron(_next(row, changed, due)):
                 return True
         raise _raced(name)
 
@@ -238,7 +238,7 @@ def _due(row: CronRow, kept: KeptCron, cron: Cron, now: datetime) -> datetime | 
         return None
     if cron.recurs_as(kept.cron) and not kept.removed:
         return row.due
-    # A time that had its turn has no second one, not even if the clock stepped back since.
+    # A time that has ticked does not tick again, not even if the clock stepped back since.
     return first_due(cron, now if kept.last is None else max(now, kept.last))
 
 
@@ -265,7 +265,7 @@ def _raced(name: str) -> StorageError:
 class CronSchedulers:
     """What recurs in one queue."""
 
-    def __init__(self, storage: TurnsCrons) -> None:
+    def __init__(self, storage: RepeatsJobs) -> None:
         self._storage = storage
 
     def refuse(self, cron: Cron) -> None:
@@ -277,7 +277,7 @@ class CronSchedulers:
         self._storage.refuse_cron(cron)
 
     async def declare(self, cron: Cron) -> Declared:
-        """See `TurnsCrons.declare_cron`."""
+        """See `RepeatsJobs.declare_cron`."""
         return await self._storage.declare_cron(cron)
 
     async def pause(self, name: str) -> bool:
@@ -289,11 +289,11 @@ class CronSchedulers:
         raise Unsupported(f"{self._storage!r} cannot pause what recurs, so {name!r} cannot be resumed")
 
     async def remove(self, name: str) -> bool:
-        """See `TurnsCrons.remove_cron`."""
+        """See `RepeatsJobs.remove_cron`."""
         return await self._storage.remove_cron(name)
 
     async def job_now(self, name: str, suffix: str) -> NewJob | None:
-        """See `TurnsCrons.cron_job`."""
+        """See `RepeatsJobs.cron_job`."""
         return await self._storage.cron_job(name, suffix)
 
     async def all(self) -> list[CronStatus]:

@@ -100,7 +100,7 @@ class Cron(Recurrence):
 class CronStatus:
     """What recurs, as it stands; `due` is None while it is paused, and once it never comes again.
 
-    `last` is the last time that had its turn; None if there was none, or nobody knows.
+    `last` is the last time that ticked; None if there was none, or nobody knows.
     """
 
     cron: Recurrence
@@ -111,7 +111,7 @@ class CronStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptCron:
-    """A definition as a storage keeps it, with what became of it; `last` is the last time that had its turn."""
+    """A definition as a storage keeps it, with what became of it; `last` is the last time that ticked."""
 
     cron: Cron
     paused: bool = False

@@ -1,7 +1,7 @@
-"""The turns of what recurs: which jobs are enqueued now, and when it is due again.
+"""The ticks of what recurs: which jobs are enqueued now, and when it is due again.
 
-Theory of operation. A row says when it is due. Any worker that finds it so decides here what is enqueued, and turns the
-row from that revision to the next; the storage enqueues in the same step. So of all workers one enqueues for a time,
+Theory of operation. A row says when it is due. Any worker that finds it so decides here what is enqueued, and replaces
+the row of that revision by the next; the storage enqueues in the same step. So of all workers one enqueues for a time,
 and it makes no difference what becomes of the job. A row's due time only grows: a clock that steps back reaches it
 later, and enqueues nothing twice. `last` keeps that so when the definition changes.
 """
@@ -29,15 +29,15 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CronTurn:
-    """What `KeepsCrons.turn_cron` is called with."""
+class CronTick:
+    """What `KeepsCrons.replace_cron` is called with."""
 
     row: CronRow
     jobs: Sequence[NewJob]
 
 
-def turn(row: CronRow, now: datetime) -> CronTurn:
-    """Return the turn of a row that is due at `now`.
+def tick(row: CronRow, now: datetime) -> CronTick:
+    """Return the tick of a row that is due at `now`.
 
     Raises:
         StorageError: the row is not as this version writes it.
@@ -46,10 +46,10 @@ def turn(row: CronRow, now: datetime) -> CronTurn:
     kept = KeptCron.decoded(row.name, row.body)
     times = _times(kept.cron, row.due, now)
     following = _following(kept.cron, row.due, now)
-    # All that is over by now has had its turn, also what was skipped.
+    # All that is over by now has ticked, also what was skipped.
     body = replace(kept, last=max(now, row.due)).encoded()
     following_row = CronRow(name=row.name, revision=row.revision + 1, due=following, body=body)
-    return CronTurn(row=following_row, jobs=[kept.cron.job_at(one) for one in times])
+    return CronTick(row=following_row, jobs=[kept.cron.job_at(one) for one in times])
 
 
 def first_due(cron: Cron, after: datetime) -> datetime | None:

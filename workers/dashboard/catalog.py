@@ -12,8 +12,8 @@ from workers.dashboard.api import ANSWERED, given
 from workers.dashboard.text import short
 from workers.dashboard.visit import Refusal
 from workers.errors import StorageError, WorkersError
-from workers.gates import Limit
 from workers.jobs import JobState, JobStatus, Page, WorkerInfo
+from workers.limits import Limit
 from workers.queue import Queue
 
 T = TypeVar("T")

@@ -95,7 +95,7 @@ def fitting(line: CronLine) -> Sequence[str]:
 
 async def look_at_crons(queues: QueueCatalog) -> RecurringLook:
     """Look at what recurs in each queue whose storage keeps that."""
-    names = [name for name in queues if queues.named(name).storage.limits.crons]
+    names = [name for name in queues if queues.named(name).storage.capabilities.crons]
     found = await asyncio.gather(*(_look(queues, name) for name in names))
     return RecurringLook(
         lines=[line for each in found if not isinstance(each, str) for line in each],
@@ -124,7 +124,7 @@ def _line(name: str, queue: Queue, status: CronStatus) -> CronLine:
         timezone=cron.timezone,
         version=cron.version,
         missed=cron.missed,
-        pausable=queue.storage.limits.cron_rows,
+        pausable=queue.storage.capabilities.cron_rows,
         paused=status.paused,
         due=status.due,
         last=status.last,
@@ -138,7 +138,7 @@ def keeper(queues: QueueCatalog, name: str) -> Queue:
         Refusal: there is none, or its storage keeps nothing that recurs.
     """
     queue = queues.named(name)
-    if not queue.storage.limits.crons:
+    if not queue.storage.capabilities.crons:
         raise Refusal(409, "This queue keeps nothing that recurs.")
     return queue
 

@@ -36,7 +36,7 @@ api: Final = calls()
 
 def cron_command(verb: str, queue: Queue, name: str) -> str:
     """Return the command that does the same; in the one process that sees a queue in memory, Python does it."""
-    if queue.storage.limits.processes == "one":
+    if queue.storage.capabilities.processes == "one":
         return f"await queue.crons.{'run_now' if verb == 'run' else verb}({name!r})  # queue {queue.storage.queue!r}"
     words = shlex.join(["python", "-m", "workers", "crons", verb, "QUEUE", name])
     return f"{words}  # QUEUE: module:queue, or the URL of {queue.storage.queue!r}"

@@ -1,4 +1,4 @@
-"""What recurs, as a storage keeps it: in rows that workers turn, or as what it turns by itself."""
+"""What recurs, as a storage keeps it: in rows that workers replace, or as what it repeats by itself."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Declared(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduled:
-    """What recurs as a storage has it that turns it by itself, and when its next job is due."""
+    """What recurs as a storage has it that repeats it by itself, and when its next job is due."""
 
     cron: Recurrence
     due: datetime

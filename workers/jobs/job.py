@@ -20,7 +20,7 @@ from workers.checks import (
 )
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import ErrorInfo
-from workers.gates import FAIR_MARK, RESERVED, LimitKey, check_limit_name, limit_gate
+from workers.limits import FAIR_MARK, RESERVED, LimitKey, check_limit_name
 from workers.retention import KEEP_FAILED, Retention, check_retention
 from workers.retry import NamedBackoff, RetryPolicy
 
@@ -133,9 +133,9 @@ class NewJob:
             raise TypeError(f"job {self.id!r}: payload must be bytes, not {type(self.payload).__name__}")
         if self.ordering_key is not None:
             check_text("ordering key", self.ordering_key)
-            self._check_gate()
+            self._check_keys()
         elif self.limit_key is not None or self.fair_key is not None:
-            self._check_gate()
+            self._check_keys()
         if not timedelta(0) <= self.delay <= MAX_DELAY:
             raise ValueError(f"job {self.id!r}: delay must be from 0 to 100 years, not {self.delay}")
         check_whole(f"job {self.id!r}: priority", self.priority, MIN_PRIORITY, MAX_PRIORITY)
@@ -152,13 +152,18 @@ class NewJob:
             self._check_after()
 
     @property
-    def gate(self) -> str | None:
-        """What may keep the job back, as storages hold it; see `workers.gates`."""
+    def holding_key(self) -> str | None:
+        """What may keep the job back, as storages hold it; see `workers.limits`."""
         if self.limit_key is not None:
-            return limit_gate(self.limit_key)
+            return self.limit_key.holding_key
         return self.ordering_key if self.fair_key is None else FAIR_MARK + self.fair_key
 
-    def _check_gate(self) -> None:
+    @property
+    def belongs_to_others(self) -> bool:
+        """Whether what becomes of the job may depend on those of its call."""
+        return self.deduplication is not None or bool(self.follows)
+
+    def _check_keys(self) -> None:
         given = [key for key in (self.ordering_key, self.limit_key, self.fair_key) if key is not None]
         if len(given) > 1:
             raise ValueError(f"job {self.id!r} has one ordering key, limit key or fair key, not {len(given)}")

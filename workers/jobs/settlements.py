@@ -109,7 +109,7 @@ class Released:
 class Suspended:
     """The attempt ends until the job's children have ended: uncounted, and claimable as soon as they have.
 
-    If no child is unfinished, the attempt is an uncounted retry without a delay. Only with `limits.flows`.
+    If no child is unfinished, the attempt is an uncounted retry without a delay. Only with `capabilities.flows`.
     """
 
     claim: Claim

@@ -93,7 +93,7 @@ class SqlKvStore:
         busy_timeout: timedelta = timedelta(seconds=10),
     ) -> None:
         self._target = parse_target(target, busy_timeout)
-        if clock is not None and self._target.limits.clock == "server":
+        if clock is not None and self._target.capabilities.clock == "server":
             raise Unsupported("PostgreSQL's own clock decides what has expired; leave `clock` out")
         self._clock: Clock = clock or SystemClock()
         self._users = 0

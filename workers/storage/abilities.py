@@ -9,7 +9,6 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
-from workers.gates import HeldBack, Limit
 from workers.jobs import (
     Claim,
     CronLook,
@@ -29,6 +28,7 @@ from workers.jobs import (
     Settlement,
     SettleOutcome,
 )
+from workers.limits import HeldBack, Limit
 
 
 class Severity(StrEnum):
@@ -92,7 +92,7 @@ class Pooled(Protocol):
 
 @runtime_checkable
 class Joinable(Protocol):
-    """A storage with `limits.transactions`, whose verbs with `connection=` do not need it to be connected.
+    """A storage with `capabilities.transactions`, whose verbs with `connection=` do not need it to be connected.
 
     What must be written first, as the name of a new queue, goes over the caller's connection as well: one of the
     storage's own would wait for the locks of the caller's transaction.
@@ -148,7 +148,7 @@ class TakesNodeOptions(Protocol):
 
 @runtime_checkable
 class KnowsDependencies(Protocol):
-    """A storage with `limits.dependencies`: it tells who waits for whom, and how those ended that a job came after."""
+    """A storage with `capabilities.dependencies`: it tells who waits for whom, and how those ended."""
 
     async def followed(self, job_id: str) -> Sequence[JobRef]:
         """Return the jobs that this one still waits for; none if it does not wait for any, or is unknown."""
@@ -168,7 +168,7 @@ class KnowsDependencies(Protocol):
 
 @runtime_checkable
 class ContinuesFromOutside(Protocol):
-    """A storage with `limits.outside_continuations`."""
+    """A storage with `capabilities.outside_continuations`."""
 
     async def continue_job(self, then: NewJob, *, connection: object | None = None) -> JobState | None:
         """Let the unfinished job of this id go on as `then`, the next link of its chain, from outside of any attempt.
@@ -183,7 +183,7 @@ class ContinuesFromOutside(Protocol):
 
 @runtime_checkable
 class ListsInOrder(Protocol):
-    """A storage with `limits.ordered_listing`."""
+    """A storage with `capabilities.ordered_listing`."""
 
     async def list_in_order(
         self, state: JobState, *, name: str | None = None, cursor: str | None = None, limit: int = 100
@@ -225,7 +225,7 @@ class ExchangesJobs(Protocol):
 
 @runtime_checkable
 class TakesLeave(Protocol):
-    """A storage with `limits.farewells`, which workers tell that they have stopped."""
+    """A storage with `capabilities.farewells`, which workers tell that they have stopped."""
 
     async def farewell(self, worker_id: str) -> None:
         """List the worker no more: it has stopped, and holds no job. If it claims again, it is listed again."""
@@ -233,7 +233,7 @@ class TakesLeave(Protocol):
 
 @runtime_checkable
 class HoldsWakeUps(Protocol):
-    """A storage with `limits.held_wake_ups`: many enqueues wake those who wait once."""
+    """A storage with `capabilities.held_wake_ups`: many enqueues wake those who wait once."""
 
     def with_notify(self, connection: object | None = None) -> AbstractAsyncContextManager[None]:
         """Let enqueues in the block wake nobody until it ends, also by an error; then wake all who wait for their jobs.
@@ -249,23 +249,23 @@ class HoldsWakeUps(Protocol):
 
 @runtime_checkable
 class KeepsCrons(Protocol):
-    """A storage with `limits.crons` and `cron_rows`: it keeps rows of what recurs, beside the jobs and their fates."""
+    """A storage with `capabilities.crons` and `cron_rows`: it keeps rows of what recurs, beside the jobs."""
 
     async def crons(self, *, due: bool = False) -> CronLook:
         """Return all rows, by name; with `due` only those that are due, at most 100, the longest due first."""
 
-    async def turn_cron(self, row: CronRow, *, jobs: Sequence[NewJob] = ()) -> bool:
+    async def replace_cron(self, row: CronRow, *, jobs: Sequence[NewJob] = ()) -> bool:
         """Replace the row whose revision is the one before this, and enqueue the jobs, in one step; or change nothing.
 
         The first revision of a row is 1. Returns False if the row has another revision than expected. So of any number
-        of callers one turns a row from one revision to the next, and a call that is repeated because its answer was
+        of callers one replaces a row of one revision by the next, and a call that is repeated because its answer was
         lost has no effect.
         """
 
 
 @runtime_checkable
-class TurnsCrons(Protocol):
-    """A storage with `limits.crons`, but no `cron_rows`: it turns what recurs by itself, as other programs know it."""
+class RepeatsJobs(Protocol):
+    """A storage with `capabilities.crons`, but no `cron_rows`: it repeats jobs by itself, as other programs know it."""
 
     def refuse_cron(self, cron: Recurrence) -> None:
         """Accept what can be kept. Nothing is connected for that.
@@ -295,7 +295,7 @@ class TurnsCrons(Protocol):
 
 @runtime_checkable
 class KeepsLimits(Protocol):
-    """A storage that lets only so many jobs start in a time, or run at once; see `workers.gates.Limit`.
+    """A storage that lets only so many jobs start in a time, or run at once; see `workers.limits.Limit`.
 
     The limits are stored with the queue, so that all its processes agree. They count by the storage's clock. If that
     goes back, a bucket is empty at worst, and if it goes forward, full at best.

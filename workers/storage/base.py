@@ -37,7 +37,7 @@ ANY_NAME: Final = "*"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class Capabilities:
     """What a storage keeps, and what it cannot keep. The conformance suite reports what is declared away here."""
 
     clock: Literal["server", "machine", "client"]
@@ -111,10 +111,10 @@ class Limits:
     in the same way.
     """
     crons: bool = False
-    """Whether it keeps what recurs; see `KeepsCrons` and `TurnsCrons`."""
+    """Whether it keeps what recurs; see `KeepsCrons` and `RepeatsJobs`."""
     cron_rows: bool = True
-    """Whether it keeps that in rows which workers turn; otherwise it is a `TurnsCrons`: what recurs cannot be paused,
-    and one job stands for all times that were missed.
+    """Whether it keeps that in rows which workers replace; otherwise it is a `RepeatsJobs`: what recurs cannot be
+    paused, and one job stands for all times that were missed.
     """
     farewells: bool = False
     """Whether a worker that stops is listed no more; see `TakesLeave`. Otherwise it is until its record expires."""
@@ -138,12 +138,12 @@ class Subscription(Protocol):
 class Storage(Protocol):
     """One queue. Ids are unique in it, and each element of a batch is one atomic step.
 
-    Times are the storage's own where it has a clock (`limits.clock`). Every method may raise `StorageUnavailable`:
-    nothing is then known about its effect, and repeating the call is safe.
+    Times are the storage's own where it has a clock (`capabilities.clock`). Every method may raise
+    `StorageUnavailable`: nothing is then known about its effect, and repeating the call is safe.
     """
 
     @property
-    def limits(self) -> Limits: ...
+    def capabilities(self) -> Capabilities: ...
 
     @property
     def queue(self) -> str:
@@ -170,7 +170,7 @@ class Storage(Protocol):
         can be followed; a new generation of an ended id is another job. Time for a key by `throttle` counts from the
         enqueue here.
 
-        With `connection` (an SQLAlchemy connection or session, only with `limits.transactions`) the jobs
+        With `connection` (an SQLAlchemy connection or session, only with `capabilities.transactions`) the jobs
         become part of the caller's transaction.
 
         Raises:
@@ -184,7 +184,7 @@ class Storage(Protocol):
         Each is now processing, with a fresh token, one more attempt and a lease deadline. All of them are claimed in
         one atomic step, by priority, then first come, first served. Of the jobs of one priority with fair keys each key
         has its turn. `leases` maps the wanted names to their lease;
-        `"*"` stands for every other name. See `limits.name_filter`.
+        `"*"` stands for every other name. See `capabilities.name_filter`.
         """
 
     async def wait(self, names: Collection[str], *, timeout: timedelta) -> None:
@@ -224,8 +224,8 @@ class Storage(Protocol):
         """Queue jobs again whose lease expired, at most `limit` of them per call.
 
         A job that was recovered more than `max_stalls` times, or has no attempt left, fails with `StalledError`
-        instead. Atomic and idempotent: any number of reapers may run. Storages with `limits.recovery_passes` > 1 need
-        several calls.
+        instead. Atomic and idempotent: any number of reapers may run. Storages with `capabilities.recovery_passes` > 1
+        need several calls.
         """
 
     async def sweep(self, limit: int) -> int:
@@ -250,8 +250,8 @@ class Storage(Protocol):
 
         The payload is there until the job completes, and may be gone from then on; the result is that of a completed
         job. `failures` are the last 20 attempts that counted and failed, oldest first, also those whose worker
-        vanished: see `limits.lost_attempts_noted`. They begin anew with a generation, a link of a chain, or `retry`,
-        and may be gone when the job has completed.
+        vanished: see `capabilities.lost_attempts_noted`. They begin anew with a generation, a link of a chain, or
+        `retry`, and may be gone when the job has completed.
         """
 
     async def result(self, job_id: str) -> JobOutcome | None:
@@ -282,7 +282,7 @@ class Storage(Protocol):
     async def retry(self, ids: Sequence[str]) -> Moved:
         """Queue the failed and cancelled jobs among `ids` again, with fresh attempts, and return how many, and which.
 
-        See `limits.fresh_retries`. They follow nobody any more, and jobs that failed because of them stay as they are.
+        See `capabilities.fresh_retries`. They follow nobody any more, and jobs that failed because of them stay so.
         """
 
     async def remove(self, ids: Sequence[str], *, running: bool = False, connection: object | None = None) -> int:
@@ -317,7 +317,7 @@ class Storage(Protocol):
     async def update_result_ttl(self, job_id: str, ttl: timedelta) -> bool:
         """Keep the record of a finished job for `ttl` from now; return False for ids of other jobs.
 
-        See `limits.result_ttl_updates`.
+        See `capabilities.result_ttl_updates`.
         """
 
     def events(self) -> AbstractAsyncContextManager[Subscription]:
@@ -337,7 +337,7 @@ class Storage(Protocol):
 
         A subscriber that must not miss the end looks at `result` after entering, because events are not replayed. A
         result that is kept for less than a minute, or not at all, travels with the event `completed` if it has at most
-        4 KiB; see `limits.results_told`. Larger ones are kept for a minute, unless nothing is.
+        4 KiB; see `capabilities.results_told`. Larger ones are kept for a minute, unless nothing is.
         """
 
     # Last, because from here on `list` is this method and no longer the type.
@@ -350,7 +350,7 @@ class Storage(Protocol):
 
 @runtime_checkable
 class FlowStorage(Storage, Protocol):
-    """A storage with `limits.flows`: its queues, and others on the same server, have jobs that wait for jobs."""
+    """A storage with `capabilities.flows`: its queues, and others on the same server, have jobs that wait for jobs."""
 
     async def enqueue_flow(self, nodes: Sequence[FlowNode], claim: Claim | None = None) -> list[EnqueueResult | None]:
         """Insert the jobs of one tree, or of several trees as further children of the claimed job: all or none.

@@ -97,11 +97,11 @@ class QueueTasks:
 
     @property
     def native_deduplication(self) -> bool:
-        return self._queue.storage.limits.deduplication
+        return self._queue.storage.capabilities.deduplication
 
     @property
     def native_dependencies(self) -> bool:
-        return self._queue.storage.limits.dependencies
+        return self._queue.storage.capabilities.dependencies
 
     @property
     def serde(self) -> Serde:

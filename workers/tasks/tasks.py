@@ -9,16 +9,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeAlias, TypeVar, overload
+from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeAlias, TypeVar, Unpack, overload
 
 from workers.checks import MAX_ATTEMPTS, MAX_DELAY, as_duration, as_positive, check_text, new_id
 from workers.crons import Missed
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import Unsupported
-from workers.gates import Limit
 from workers.jobs import AfterFailure, EnqueueStatus, JobRef
 from workers.jobs.job import as_jobs
 from workers.kv.base import KvStore, encode_key, writes_conditionally
+from workers.limits import Limit
 from workers.queue import Queue
 from workers.retry import RetryPolicy, check_policy
 from workers.serde import Encoded
@@ -31,7 +31,7 @@ from workers.tasks.in_memory import InMemory, queue_in_memory
 from workers.tasks.kv_deduplication import KvDeduplication
 from workers.tasks.queue import EnqueueOptions, QueueTasks, TaskMessage, TaskQueue
 from workers.tasks.runs import TaskRuns, Times, no_data, recur
-from workers.tasks.typed import Declare, TypedTask, typed_task
+from workers.tasks.typed import Declare, TaskOptions, TypedTask, typed_task
 from workers.worker.handlers import Handler, Job
 
 P = ParamSpec("P")
@@ -241,17 +241,7 @@ class Tasks:
             raise TypeError(f"task {name!r}: validate is a plain function")
 
     def enqueue_task(
-        self,
-        task: Task,
-        data: object,
-        *,
-        deduplication_key: str | None = None,
-        deduplication_mode: DeduplicationMode = DeduplicationMode.THROTTLE,
-        delay: timedelta | float = timedelta(0),
-        priority: int = 0,
-        ordering_key: str | None = None,
-        after: Iterable[str | JobRef] = (),
-        after_failure: AfterFailure = AfterFailure.FAIL,
+        self, task: Task, data: object, **options: Unpack[TaskOptions]
     ) -> Coroutine[object, object, Enqueued]:
         """Queue one run of the task, or return `duplicate` with the id of the job that has the key.
 
@@ -267,18 +257,7 @@ class Tasks:
             ValueError: data that cannot be encoded or that `validate` refuses, a bad key or delay, another's task.
             StorageUnavailable: the queue or the store did not answer.
         """
-        batch = self.enqueue_task_many(
-            task,
-            (data,),
-            deduplication_key=deduplication_key,
-            deduplication_mode=deduplication_mode,
-            delay=delay,
-            priority=priority,
-            ordering_key=ordering_key,
-            after=after,
-            after_failure=after_failure,
-        )
-        return _only_one(batch)
+        return _only_one(self.enqueue_task_many(task, (data,), **options))
 
     def enqueue_task_many(
         self,

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from workers.crons import Cron, Missed
 from workers.deduplication import Deduplication, DeduplicationMode
-from workers.gates import WHOLE_QUEUE, Limit, LimitKey
 from workers.jobs import DROP, AfterFailure, Retention
+from workers.limits import WHOLE_QUEUE, Limit, LimitKey
 from workers.testing.expected import FINISHED
 from workers.testing.expected_crons import HOURLY
 
@@ -30,6 +30,17 @@ class HoldingKeys(NamedTuple):
     ordering_key: str | None = None
     limit_key: LimitKey | None = None
     fair_key: str | None = None
+
+
+class JobKind(NamedTuple):
+    """What is drawn for a new job, beside its id."""
+
+    name: str = "work"
+    delay: timedelta = NOW
+    keep: Retention = DROP
+    priority: int = 0
+    keys: HoldingKeys = HoldingKeys()
+    max_attempts: int = 2
 
 
 def _cron(name: str, every: timedelta | None, version: int, missed: Missed) -> Cron:
@@ -52,7 +63,7 @@ _leases = st.sampled_from((MINUTE, timedelta(hours=1)))
 _retentions: st.SearchStrategy[Retention] = st.sampled_from((DROP, MINUTE, timedelta(hours=2)))
 _priorities = st.sampled_from((0, 0, 0, 1, -1))
 _keys = st.sampled_from((HoldingKeys(), HoldingKeys(), HoldingKeys(), HoldingKeys(ordering_key="key")))
-_gates = st.sampled_from(
+_limited_keys = st.sampled_from(
     (
         HoldingKeys(),
         HoldingKeys(ordering_key="key"),
@@ -95,6 +106,17 @@ _picks = st.integers(min_value=0, max_value=7)
 """Which claim to pick: up to 4, a live one, if there is any; otherwise any of the last."""
 
 
+def _kinds(
+    keys: st.SearchStrategy[HoldingKeys],
+    *,
+    name: st.SearchStrategy[str] = _names,
+    delay: st.SearchStrategy[timedelta] = _delays,
+) -> st.SearchStrategy[JobKind]:
+    return st.builds(
+        JobKind, name=name, delay=delay, keep=_retentions, priority=_priorities, keys=keys, max_attempts=_attempts
+    )
+
+
 def _call(weight: int, verb: str, /, **arguments: st.SearchStrategy[object]) -> list[st.SearchStrategy[Call]]:
     return [st.tuples(st.just(verb), st.fixed_dictionaries(arguments)) for _ in range(weight)]
 
@@ -104,24 +126,14 @@ _on_jobs: Final = st.one_of(
         4,
         "enqueue",
         ids=_ids,
-        name=_names,
-        delay=_delays,
-        keep=_retentions,
-        priority=_priorities,
-        keys=_keys,
-        max_attempts=_attempts,
+        kind=_kinds(_keys),
         deduplication=st.none(),
     ),
     *_call(
         10,
         "enqueue",
         ids=st.lists(_id, min_size=1, max_size=2),
-        name=st.just("work"),
-        delay=st.sampled_from((NOW, NOW, TICK)),
-        keep=_retentions,
-        priority=_priorities,
-        keys=_keys,
-        max_attempts=_attempts,
+        kind=_kinds(_keys, name=st.just("work"), delay=st.sampled_from((NOW, NOW, TICK))),
         deduplication=_deduplications,
     ),
     *_call(
@@ -131,9 +143,7 @@ _on_jobs: Final = st.one_of(
         after=st.lists(st.sampled_from((*IDS, *IDS, "nobody")), min_size=1, max_size=2),
         with_them=st.sampled_from((True, True, False)),
         after_failure=st.sampled_from(AfterFailure),
-        delay=_delays,
-        keep=_retentions,
-        keys=_keys,
+        kind=st.builds(JobKind, delay=_delays, keep=_retentions, keys=_keys),
         deduplication=st.none() | _deduplications,
     ),
     *_call(
@@ -153,17 +163,7 @@ _on_jobs: Final = st.one_of(
         then=st.none() | _id,
         delay=_delays,
     ),
-    *_call(
-        3,
-        "go_on",
-        pick=_picks,
-        name=_names,
-        delay=_delays,
-        keep=_retentions,
-        priority=_priorities,
-        keys=_keys,
-        max_attempts=_attempts,
-    ),
+    *_call(3, "go_on", pick=_picks, kind=_kinds(_keys)),
     *_call(2, "fail", pick=_picks, keep=st.none() | _retentions),
     *_call(2, "retry_later", pick=_picks, delay=_delays, how=st.sampled_from(("counted", "uncounted", "snoozed"))),
     *_call(1, "stop", pick=_picks, keep=st.none() | _retentions),
@@ -176,17 +176,7 @@ _on_jobs: Final = st.one_of(
     *_call(1, "manage", verb=st.sampled_from(("retry", "promote")), ids=_ids),
     *_call(1, "remove", ids=_ids, running=st.booleans()),
     *_call(1, "complete_from_outside", job_id=_id, result=_results, keep=st.none() | _retentions),
-    *_call(
-        1,
-        "continue_from_outside",
-        job_id=_id,
-        name=_names,
-        delay=_delays,
-        keep=_retentions,
-        priority=_priorities,
-        keys=_keys,
-        max_attempts=_attempts,
-    ),
+    *_call(1, "continue_from_outside", job_id=_id, kind=_kinds(_keys)),
     *_call(1, "update_result_ttl", job_id=_id, ttl=st.sampled_from((MINUTE, timedelta(hours=2)))),
     *_call(1, "clean", state=st.sampled_from(FINISHED), older_than=_delays),
     *_call(1, "sweep", limit=st.sampled_from((1, 100))),
@@ -199,12 +189,11 @@ _on_keys: Final = st.one_of(
         8,
         "enqueue",
         ids=st.lists(_id, min_size=2, max_size=4),
-        name=st.sampled_from(("work", "work", "work", "other")),
-        delay=st.sampled_from((NOW, NOW, NOW, TICK)),
-        keep=_retentions,
-        priority=_priorities,
-        keys=_gates,
-        max_attempts=_attempts,
+        kind=_kinds(
+            _limited_keys,
+            name=st.sampled_from(("work", "work", "work", "other")),
+            delay=st.sampled_from((NOW, NOW, NOW, TICK)),
+        ),
         deduplication=st.none(),
     ),
     *_call(
@@ -216,17 +205,7 @@ _on_keys: Final = st.one_of(
         limit=st.integers(min_value=1, max_value=4),
     ),
     *_call(3, "complete", pick=_picks, result=_results, keep=st.none(), then=st.none(), delay=_delays),
-    *_call(
-        1,
-        "go_on",
-        pick=_picks,
-        name=_names,
-        delay=_delays,
-        keep=_retentions,
-        priority=_priorities,
-        keys=_gates,
-        max_attempts=_attempts,
-    ),
+    *_call(1, "go_on", pick=_picks, kind=_kinds(_limited_keys)),
     *_call(1, "fail", pick=_picks, keep=st.none()),
     *_call(
         2, "retry_later", pick=_picks, delay=st.sampled_from((NOW, TICK)), how=st.sampled_from(("counted", "snoozed"))
@@ -234,17 +213,7 @@ _on_keys: Final = st.one_of(
     *_call(2, "release", pick=_picks),
     *_call(3, "recover", limit=st.just(100), max_stalls=st.integers(min_value=0, max_value=2)),
     *_call(1, "cancel", job_id=_id),
-    *_call(
-        1,
-        "continue_from_outside",
-        job_id=_id,
-        name=_names,
-        delay=_delays,
-        keep=_retentions,
-        priority=_priorities,
-        keys=_gates,
-        max_attempts=_attempts,
-    ),
+    *_call(1, "continue_from_outside", job_id=_id, kind=_kinds(_limited_keys)),
     *_call(1, "remove", ids=_ids, running=st.booleans()),
     *_call(1, "pause_or_resume", paused=st.sampled_from((False, False, True))),
     *_call(7, "declare_limit", name=_limit_names, limit=_limits),

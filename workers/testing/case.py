@@ -39,51 +39,55 @@ GUARANTEES: Final[dict[int, str]] = {
     " what they gave until it has ended",
     26: "a failed job can be read whole: payload, error, and each failed attempt with its worker and times",
     27: "as many jobs start in a time, and run at once, as a limit lets, and no more; fair keys take turns",
-    28: "what recurs is turned once from each revision, and its jobs are enqueued in that step",
+    28: "what recurs ticks once from each revision, and its jobs are enqueued in that step",
 }
 """What the cases show, in the words of the table in `workers/README.md`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """Something that a storage may declare away in its limits, or that a harness may lack."""
+    """Something that a storage may declare away in its capabilities, or that a harness may lack."""
 
     what: str
     met: Callable[[Harness], bool]
     declared: bool = True
-    """Whether the storage declares it in its limits; otherwise it is the harness that lacks it."""
+    """Whether the storage declares it in its capabilities; otherwise it is the harness that lacks it."""
 
 
-ANY_ID: Final = Need(what="any_id", met=lambda harness: harness.limits.any_id)
-ATOMIC_CONTINUATION: Final = Need(what="atomic_continuation", met=lambda harness: harness.limits.atomic_continuation)
-BOUNDED_RECOVERY: Final = Need(what="bounded_recovery", met=lambda harness: harness.limits.bounded_recovery)
-FLOWS: Final = Need(what="flows", met=lambda harness: harness.limits.flows)
-CRONS: Final = Need(what="crons", met=lambda harness: harness.limits.crons)
-CRON_ROWS: Final = Need(what="cron_rows", met=lambda harness: harness.limits.cron_rows)
-LIMIT_KEYS: Final = Need(what="limit_keys", met=lambda harness: harness.limits.limit_keys)
-NAME_FILTER: Final = Need(what="name_filter", met=lambda harness: harness.limits.name_filter)
-ORDERING_KEYS: Final = Need(what="ordering_keys", met=lambda harness: harness.limits.ordering_keys)
-OUTSIDE_ENDINGS: Final = Need(what="outside_endings", met=lambda harness: harness.limits.outside_endings)
-URGENT_PRIORITIES: Final = Need(what="urgent_priorities", met=lambda harness: harness.limits.urgent_priorities)
+ANY_ID: Final = Need(what="any_id", met=lambda harness: harness.capabilities.any_id)
+ATOMIC_CONTINUATION: Final = Need(
+    what="atomic_continuation", met=lambda harness: harness.capabilities.atomic_continuation
+)
+BOUNDED_RECOVERY: Final = Need(what="bounded_recovery", met=lambda harness: harness.capabilities.bounded_recovery)
+FLOWS: Final = Need(what="flows", met=lambda harness: harness.capabilities.flows)
+CRONS: Final = Need(what="crons", met=lambda harness: harness.capabilities.crons)
+CRON_ROWS: Final = Need(what="cron_rows", met=lambda harness: harness.capabilities.cron_rows)
+LIMIT_KEYS: Final = Need(what="limit_keys", met=lambda harness: harness.capabilities.limit_keys)
+NAME_FILTER: Final = Need(what="name_filter", met=lambda harness: harness.capabilities.name_filter)
+ORDERING_KEYS: Final = Need(what="ordering_keys", met=lambda harness: harness.capabilities.ordering_keys)
+OUTSIDE_ENDINGS: Final = Need(what="outside_endings", met=lambda harness: harness.capabilities.outside_endings)
+URGENT_PRIORITIES: Final = Need(what="urgent_priorities", met=lambda harness: harness.capabilities.urgent_priorities)
 OUTSIDE_CONTINUATIONS: Final = Need(
-    what="outside_continuations", met=lambda harness: harness.limits.outside_continuations
+    what="outside_continuations", met=lambda harness: harness.capabilities.outside_continuations
 )
-ORDERED_LISTING: Final = Need(what="ordered_listing", met=lambda harness: harness.limits.ordered_listing)
-FAREWELLS: Final = Need(what="farewells", met=lambda harness: harness.limits.farewells)
-HELD_WAKE_UPS: Final = Need(what="held_wake_ups", met=lambda harness: harness.limits.held_wake_ups)
-RESULTS_TOLD: Final = Need(what="results_told", met=lambda harness: harness.limits.results_told)
-PRIORITY_ORDER: Final = Need(what="priority_order", met=lambda harness: harness.limits.priority_order)
-LOST_ATTEMPTS_NOTED: Final = Need(what="lost_attempts_noted", met=lambda harness: harness.limits.lost_attempts_noted)
-FRESH_RETRIES: Final = Need(what="fresh_retries", met=lambda harness: harness.limits.fresh_retries)
-RESULT_TTL_UPDATES: Final = Need(what="result_ttl_updates", met=lambda harness: harness.limits.result_ttl_updates)
-DEDUPLICATION: Final = Need(what="deduplication", met=lambda harness: harness.limits.deduplication)
-DEPENDENCIES: Final = Need(what="dependencies", met=lambda harness: harness.limits.dependencies)
+ORDERED_LISTING: Final = Need(what="ordered_listing", met=lambda harness: harness.capabilities.ordered_listing)
+FAREWELLS: Final = Need(what="farewells", met=lambda harness: harness.capabilities.farewells)
+HELD_WAKE_UPS: Final = Need(what="held_wake_ups", met=lambda harness: harness.capabilities.held_wake_ups)
+RESULTS_TOLD: Final = Need(what="results_told", met=lambda harness: harness.capabilities.results_told)
+PRIORITY_ORDER: Final = Need(what="priority_order", met=lambda harness: harness.capabilities.priority_order)
+LOST_ATTEMPTS_NOTED: Final = Need(
+    what="lost_attempts_noted", met=lambda harness: harness.capabilities.lost_attempts_noted
+)
+FRESH_RETRIES: Final = Need(what="fresh_retries", met=lambda harness: harness.capabilities.fresh_retries)
+RESULT_TTL_UPDATES: Final = Need(what="result_ttl_updates", met=lambda harness: harness.capabilities.result_ttl_updates)
+DEDUPLICATION: Final = Need(what="deduplication", met=lambda harness: harness.capabilities.deduplication)
+DEPENDENCIES: Final = Need(what="dependencies", met=lambda harness: harness.capabilities.dependencies)
 DEPENDENCIES_ACROSS: Final = Need(
-    what="dependencies_across_queues", met=lambda harness: harness.limits.dependencies_across_queues
+    what="dependencies_across_queues", met=lambda harness: harness.capabilities.dependencies_across_queues
 )
-DURABLE: Final = Need(what="durable", met=lambda harness: harness.limits.durable is not False)
-RETENTION_PER_JOB: Final = Need(what="retention_per_job", met=lambda harness: harness.limits.retention_per_job)
-WORKS_WHEN_FULL: Final = Need(what="works_when_full", met=lambda harness: harness.limits.works_when_full)
+DURABLE: Final = Need(what="durable", met=lambda harness: harness.capabilities.durable is not False)
+RETENTION_PER_JOB: Final = Need(what="retention_per_job", met=lambda harness: harness.capabilities.retention_per_job)
+WORKS_WHEN_FULL: Final = Need(what="works_when_full", met=lambda harness: harness.capabilities.works_when_full)
 RESTARTS: Final = Need(what="a server that can be restarted", met=lambda harness: harness.restarts, declared=False)
 CUTS: Final = Need(what="connections that can be cut", met=lambda harness: harness.cuts, declared=False)
 FILLS: Final = Need(what="a server that can be full", met=lambda harness: harness.fills, declared=False)

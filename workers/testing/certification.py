@@ -32,7 +32,7 @@ class Finding(StrEnum):
     NOT_SHOWN = "not shown"
     """The harness cannot do what the case needs, for example restart the server."""
     LIMIT = "limit"
-    """The storage declares in its limits that it does not keep this."""
+    """The storage declares in its capabilities that it does not keep this."""
     BROKEN = "broken"
 
 

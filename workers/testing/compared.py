@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from functools import partial
 
-from workers.gates import HeldBack
 from workers.jobs import FAILURES_KEPT, ErrorInfo, JobOutcome, JobRecord, JobRef, JobState, JobStatus
+from workers.limits import HeldBack
 from workers.testing.expected import ExpectedJob
 
 

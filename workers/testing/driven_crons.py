@@ -7,7 +7,7 @@ from typing import Final
 
 from workers.crons import Cron, Crons
 from workers.crons.book import store
-from workers.crons.ticks import CronTurn, turn
+from workers.crons.ticks import CronTick, tick
 from workers.jobs import CronRow
 from workers.storage.base import Storage
 from workers.testing.cases.crons import keeper
@@ -15,7 +15,7 @@ from workers.testing.expected import ExpectedQueue
 from workers.testing.expected_crons import ExpectedCrons
 
 REMEMBERED: Final = 6
-"""Turns that are tried again later."""
+"""Ticks that are tried again later."""
 
 
 class DrivenCrons:
@@ -27,7 +27,7 @@ class DrivenCrons:
         self._book = Crons(storage, _is_connected)
         self._queue = queue
         self._expected = ExpectedCrons()
-        self._turned: deque[CronTurn] = deque(maxlen=REMEMBERED)
+        self._ticks: deque[CronTick] = deque(maxlen=REMEMBERED)
 
     async def store(self, cron: Cron) -> None:
         """Declare it, as a process does that starts."""
@@ -44,21 +44,21 @@ class DrivenCrons:
         await self._compare()
 
     async def tick(self) -> None:
-        """Turn what is due, as a worker does; another worker that saw the same comes too late."""
+        """Tick what is due, as a worker does; another worker that saw the same comes too late."""
         look = await self._storage.crons(due=True)
-        expected = self._expected.turn(look.now)
+        expected = self._expected.tick(look.now)
         assert [row.name for row in look.rows] == [name for name, _ in expected]
         for row, (_, jobs) in zip(look.rows, expected, strict=True):
-            following = turn(row, look.now)
-            assert await self._storage.turn_cron(following.row, jobs=following.jobs)
+            following = tick(row, look.now)
+            assert await self._storage.replace_cron(following.row, jobs=following.jobs)
             self._queue.enqueue(jobs)
-            self._turned.append(following)
+            self._ticks.append(following)
         await self.tick_late()
 
     async def tick_late(self) -> None:
-        """Turn what others have turned already: nothing happens."""
-        for one in self._turned:
-            assert not await self._storage.turn_cron(one.row, jobs=one.jobs), f"{one.row} was turned twice"
+        """Replace what others have replaced already: nothing happens."""
+        for one in self._ticks:
+            assert not await self._storage.replace_cron(one.row, jobs=one.jobs), f"{one.row} was replaced twice"
         await self._compare()
 
     async def _compare(self) -> None:

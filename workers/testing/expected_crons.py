@@ -20,7 +20,7 @@ _STILL_KEPT: Final = timedelta(minutes=1)
 
 @dataclass(slots=True, kw_only=True)
 class ExpectedCron:
-    """What recurs; `last` is the end of the time that had its turns."""
+    """What recurs; `last` is the end of the time that ticked."""
 
     cron: Cron
     due: datetime | None
@@ -75,12 +75,12 @@ class ExpectedCrons:
         kept.revision += 1
         return kept
 
-    def turn(self, now: datetime) -> list[tuple[str, list[NewJob]]]:
+    def tick(self, now: datetime) -> list[tuple[str, list[NewJob]]]:
         """Turn what is due, the longest due first, and return the names with the jobs to be enqueued for each."""
         due = sorted((kept.due, name) for name, kept in self.kept.items() if kept.due is not None and kept.due <= now)
-        return [(name, self._turn(self.kept[name], at, now)) for at, name in due]
+        return [(name, self._tick(self.kept[name], at, now)) for at, name in due]
 
-    def _turn(self, kept: ExpectedCron, due: datetime, now: datetime) -> list[NewJob]:
+    def _tick(self, kept: ExpectedCron, due: datetime, now: datetime) -> list[NewJob]:
         times = [due]
         while (following := _next(kept.cron, times[-1])) <= now:
             times.append(following)

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from workers.clock import ManualClock
-from workers.storage.base import Limits, Storage
+from workers.storage.base import Capabilities, Storage
 from workers.storage.memory import MemorySpace, MemoryStorage
 
 
@@ -57,7 +57,7 @@ class Harness(ABC):
 
     @property
     @abstractmethod
-    def limits(self) -> Limits:
+    def capabilities(self) -> Capabilities:
         """The limits that the storage declares."""
 
     @abstractmethod
@@ -86,7 +86,7 @@ class Harness(ABC):
 
     async def advance(self, by: timedelta) -> None:
         """Let at least `by` pass on the storage's clock."""
-        await asyncio.sleep((by + self.limits.delay_resolution).total_seconds() + 0.01)
+        await asyncio.sleep((by + self.capabilities.delay_resolution).total_seconds() + 0.01)
 
     async def restart_server(self) -> None:
         """Stop the server and start it again with the data it promised to keep (`restarts` only)."""
@@ -152,8 +152,8 @@ class MemoryHarness(Harness):
         self.space = MemorySpace(self._clock)
 
     @property
-    def limits(self) -> Limits:
-        return MemoryStorage.limits
+    def capabilities(self) -> Capabilities:
+        return MemoryStorage.capabilities
 
     async def make(self, queue: str) -> Storage:
         return MemoryStorage(self.space, queue)

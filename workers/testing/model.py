@@ -26,7 +26,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from workers.crons import Cron
 from workers.deduplication import Deduplication
 from workers.errors import UnknownDependency
-from workers.gates import Limit
 from workers.jobs import (
     AfterFailure,
     Cancelled,
@@ -43,11 +42,12 @@ from workers.jobs import (
     Retried,
     Settlement,
 )
+from workers.limits import Limit
 from workers.storage.abilities import ContinuesFromOutside, KeepsCrons, KeepsLimits, KnowsDependencies
-from workers.testing.calls import IDS, MINUTE, NOW, THEMES, HoldingKeys
+from workers.testing.calls import IDS, MINUTE, THEMES, HoldingKeys, JobKind
 from workers.testing.compared import compare_errors, compare_held_back, compare_record, compare_status, compare_told
 from workers.testing.driven_crons import DrivenCrons
-from workers.testing.expected_gates import ExpectedGates
+from workers.testing.expected_limits import ExpectedLimitedQueue
 from workers.testing.harness import Harness
 
 T = TypeVar("T")
@@ -73,7 +73,7 @@ class StorageMachine(RuleBasedStateMachine):
         assert self.harness.moves_time, f"{type(self.harness).__name__} cannot move its clock"
         self.run(self.harness.__aenter__())
         self.storage = self.run(self.harness.open())
-        self.expected = ExpectedGates(self.harness.now(), fresh_retries=self.harness.limits.fresh_retries)
+        self.expected = ExpectedLimitedQueue(self.harness.now(), fresh_retries=self.harness.capabilities.fresh_retries)
         self.crons = DrivenCrons(self.storage, self.expected) if isinstance(self.storage, KeepsCrons) else None
         self.claims: list[Claim] = []
         self.last: Settlement | None = None
@@ -100,19 +100,9 @@ class StorageMachine(RuleBasedStateMachine):
 
     # Calls
 
-    def enqueue(
-        self,
-        ids: list[str],
-        name: str,
-        delay: timedelta,
-        keep: Retention,
-        priority: int,
-        keys: HoldingKeys,
-        max_attempts: int,
-        deduplication: Deduplication | None,
-    ) -> None:
-        jobs = [self.new_job(job_id, name, delay, keep, priority, keys, max_attempts) for job_id in ids]
-        if self.harness.limits.deduplication:
+    def enqueue(self, ids: list[str], kind: JobKind, deduplication: Deduplication | None) -> None:
+        jobs = [self.new_job(job_id, kind) for job_id in ids]
+        if self.harness.capabilities.deduplication:
             jobs = [replace(new, deduplication=deduplication) for new in jobs]
         self._enqueue(jobs)
 
@@ -122,18 +112,16 @@ class StorageMachine(RuleBasedStateMachine):
         after: list[str],
         with_them: bool,
         after_failure: AfterFailure,
-        delay: timedelta,
-        keep: Retention,
-        keys: HoldingKeys,
+        kind: JobKind,
         deduplication: Deduplication | None,
     ) -> None:
-        if not self.harness.limits.dependencies:
+        if not self.harness.capabilities.dependencies:
             return
         # Mostly those to follow are enqueued with them, or there would rarely be one that has not ended.
         first = [one for one in after if one not in (*ids, "nobody")] if with_them else []
-        jobs = [self.new_job(one, "work", NOW, keep, 0, HoldingKeys(), 2) for one in first]
+        jobs = [self.new_job(one, JobKind(keep=kind.keep)) for one in first]
         for job_id in ids:
-            new = self.new_job(job_id, "work", delay, keep, 0, keys, 2)
+            new = self.new_job(job_id, kind)
             others = tuple(one for one in after if one != job_id)
             jobs.append(replace(new, deduplication=deduplication, after=others, after_failure=after_failure))
         self._enqueue(jobs)
@@ -147,40 +135,31 @@ class StorageMachine(RuleBasedStateMachine):
         told, expected = self.run(self.storage.enqueue(jobs)), self.expected.enqueue(jobs)
         assert told == expected, f"{told}, expected {expected}"
 
-    def new_job(
-        self,
-        job_id: str,
-        name: str,
-        delay: timedelta,
-        keep: Retention,
-        priority: int,
-        keys: HoldingKeys,
-        max_attempts: int,
-    ) -> NewJob:
+    def new_job(self, job_id: str, kind: JobKind) -> NewJob:
         """Make a job of a kind that the storage can take."""
         return NewJob(
             id=job_id,
-            name=name,
+            name=kind.name,
             payload=self.new_payload(),
-            delay=delay,
-            keep_completed=keep,
-            keep_failed=keep,
-            priority=self.allowed_priority(priority),
-            **self.kept(keys)._asdict(),
-            max_attempts=max_attempts,
+            delay=kind.delay,
+            keep_completed=kind.keep,
+            keep_failed=kind.keep,
+            priority=self.allowed_priority(kind.priority),
+            **self.kept(kind.keys)._asdict(),
+            max_attempts=kind.max_attempts,
         )
 
     def allowed_priority(self, priority: int) -> int:
         """Return the priority, or 0 if the storage does not keep it."""
-        limits = self.harness.limits
-        return priority if limits.priority_order and (priority >= 0 or limits.urgent_priorities) else 0
+        capabilities = self.harness.capabilities
+        return priority if capabilities.priority_order and (priority >= 0 or capabilities.urgent_priorities) else 0
 
     def kept(self, keys: HoldingKeys) -> HoldingKeys:
         """Return those of the keys that the storage can keep."""
-        limits = self.harness.limits
-        if not limits.ordering_keys:
+        capabilities = self.harness.capabilities
+        if not capabilities.ordering_keys:
             keys = keys._replace(ordering_key=None)
-        return keys if limits.limit_keys else HoldingKeys(keys.ordering_key)
+        return keys if capabilities.limit_keys else HoldingKeys(keys.ordering_key)
 
     def new_payload(self) -> bytes:
         """Make a payload that no other job has."""
@@ -203,18 +182,9 @@ class StorageMachine(RuleBasedStateMachine):
         for held in self.picked(pick):
             self.settle(Completed(claim=held, result=result, keep=keep, then=following))
 
-    def go_on(
-        self,
-        pick: int,
-        name: str,
-        delay: timedelta,
-        keep: Retention,
-        priority: int,
-        keys: HoldingKeys,
-        max_attempts: int,
-    ) -> None:
+    def go_on(self, pick: int, kind: JobKind) -> None:
         for held in self.picked(pick):
-            then = self.new_job(held.job_id, name, delay, keep, priority, keys, max_attempts)
+            then = self.new_job(held.job_id, kind)
             self.settle(Continued(claim=held, then=replace(then, chain_index=held.chain_index + 1)))
 
     def fail(self, pick: int, keep: Retention | None) -> None:
@@ -271,34 +241,25 @@ class StorageMachine(RuleBasedStateMachine):
         assert self.run(getattr(self.storage, verb)(ids)) == getattr(self.expected, verb)(ids)
 
     def remove(self, ids: list[str], running: bool) -> None:
-        running = running and self.harness.limits.outside_endings
+        running = running and self.harness.capabilities.outside_endings
         assert self.run(self.storage.remove(ids, running=running)) == self.expected.remove(ids, running=running)
 
     def complete_from_outside(self, job_id: str, result: bytes, keep: Retention | None) -> None:
-        if self.harness.limits.outside_endings:
+        if self.harness.capabilities.outside_endings:
             told = self.run(self.storage.complete(job_id, result, keep=keep))
             assert told is self.expected.complete(job_id, result, keep)
 
-    def continue_from_outside(
-        self,
-        job_id: str,
-        name: str,
-        delay: timedelta,
-        keep: Retention,
-        priority: int,
-        keys: HoldingKeys,
-        max_attempts: int,
-    ) -> None:
-        if self.harness.limits.outside_continuations:
+    def continue_from_outside(self, job_id: str, kind: JobKind) -> None:
+        if self.harness.capabilities.outside_continuations:
             known = self.expected.jobs.get(job_id)
             link = 1 if known is None else known.new.chain_index + 1
-            then = self.new_job(job_id, name, delay, keep, priority, keys, max_attempts)
+            then = self.new_job(job_id, kind)
             then = replace(then, chain_index=link)
             told = self.run(cast("ContinuesFromOutside", self.storage).continue_job(then))
             assert told is self.expected.continue_job(then)
 
     def update_result_ttl(self, job_id: str, ttl: timedelta) -> None:
-        if self.harness.limits.result_ttl_updates:
+        if self.harness.capabilities.result_ttl_updates:
             told = self.run(self.storage.update_result_ttl(job_id, ttl))
             assert told == self.expected.update_result_ttl(job_id, ttl)
 

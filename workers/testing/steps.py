@@ -12,7 +12,6 @@ from typing import Final
 
 from workers.checks import new_id
 from workers.deduplication import Deduplication
-from workers.gates import WHOLE_QUEUE, HeldBack, Limit, LimitKey
 from workers.jobs import (
     DROP,
     Cancelled,
@@ -34,6 +33,7 @@ from workers.jobs import (
     SettleOutcome,
     SettleStatus,
 )
+from workers.limits import WHOLE_QUEUE, HeldBack, Limit, LimitKey
 from workers.retry import RetryPolicy
 from workers.storage.abilities import KeepsLimits
 from workers.storage.base import Storage, Subscription
@@ -229,7 +229,7 @@ async def recover(
     given_up: list[str] = []
     async with asyncio.timeout(PATIENCE):
         while len(requeued) + len(given_up) < expected:
-            for _ in range(harness.limits.recovery_passes):
+            for _ in range(harness.capabilities.recovery_passes):
                 recovery = await storage.recover(limit, max_stalls=max_stalls)
                 requeued += recovery.requeued
                 given_up += recovery.failed

@@ -13,7 +13,7 @@ from typing import Final, Protocol, runtime_checkable
 
 from workers.errors import StorageUnavailable
 from workers.storage import open_storage
-from workers.storage.base import Limits, Storage
+from workers.storage.base import Capabilities, Storage
 from workers.testing.harness import Harness, HarnessFailed
 from workers.testing.numbered import GivenIds, numbered
 
@@ -46,18 +46,18 @@ class UrlHarness(Harness):
         self._ids: defaultdict[str, GivenIds] = defaultdict(GivenIds)
         # Kept as long as the harness: what storages on one URL share must not vanish between two clients.
         self._first = open_storage(url)
-        if restart_command is not None and self.limits.processes != "many":
+        if restart_command is not None and self.capabilities.processes != "many":
             raise ValueError("there is no server to restart: this storage lies in the process or on this machine")
         self.restarts = self.cuts = restart_command is not None
-        self.restartable = self.limits.processes == "many"
+        self.restartable = self.capabilities.processes == "many"
 
     @property
-    def limits(self) -> Limits:
-        return self._first.limits
+    def capabilities(self) -> Capabilities:
+        return self._first.capabilities
 
     async def make(self, queue: str) -> Storage:
         storage = open_storage(self._url, queue=queue)
-        return storage if self.limits.chosen_ids else numbered(storage, self._ids[queue])
+        return storage if self.capabilities.chosen_ids else numbered(storage, self._ids[queue])
 
     async def prepare(self) -> None:
         """Connect once, creating missing tables.

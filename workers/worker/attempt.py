@@ -293,7 +293,7 @@ class Attempt:
     def children(self) -> OwnChildren:
         """See `Run.children`."""
         if self.make_children is None:
-            raise Unsupported(f"queue {self.queue!r} is on a storage without `limits.flows`: no job has children")
+            raise Unsupported(f"queue {self.queue!r} is on a storage without `capabilities.flows`: no job has children")
         return self.make_children(self.claim)
 
     async def results(self) -> Mapping[str | JobRef, EndedJob]:

@@ -96,6 +96,11 @@ class Emitter:
         self._worker_id = worker_id
         self._told_foreign = False
 
+    @property
+    def has_observers(self) -> bool:
+        """Whether anybody is told."""
+        return bool(self._observers)
+
     def emit(
         self,
         kind: WorkerEventKind,

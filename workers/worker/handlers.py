@@ -226,7 +226,7 @@ class Job:
         On SQLite the block holds the only write lock: keep it short. `progress` is refused in it.
 
         Raises:
-            Unsupported: the storage has no `limits.transactions`.
+            Unsupported: the storage has no `capabilities.transactions`.
             LeaseLost: at the end of the block: another worker has the job by now, so nothing was written.
             TransactionError: at the end of the block: it was committed or rolled back inside.
             StorageUnavailable: the database did not answer, or another transaction held its lock too long.
@@ -251,7 +251,7 @@ class Job:
         end meanwhile may be missed, or come twice. Only in handlers that are `async`.
 
         Raises:
-            Unsupported: the storage has no `limits.flows`.
+            Unsupported: the storage has no `capabilities.flows`.
             ValueError: a result cannot be decoded by the worker's serde.
         """
         return await self.run.children().read(limit, cursor)
@@ -264,7 +264,7 @@ class Job:
         and `Queue.enqueue_flow` for what else it raises.
 
         Raises:
-            Unsupported: the storage has no `limits.flows`.
+            Unsupported: the storage has no `capabilities.flows`.
             ValueError: a child without an id, or without `on_failure`.
             LeaseLost: another worker has the job by now, so nothing was added.
         """
@@ -278,7 +278,7 @@ class Job:
 
         Raises:
             WaitForChildren: to be passed on to the worker.
-            Unsupported: the storage has no `limits.flows`.
+            Unsupported: the storage has no `capabilities.flows`.
         """
         await self.run.children().wait()
 
@@ -314,8 +314,8 @@ class Job:
 
         Nothing is enqueued if this attempt ends in any other way. `id` is by default one that stays the same in each
         attempt; a job that has it already is left as it is. `max_attempts`, `priority`, `backoff` and retention default
-        to those of this job; an `ordering_key` is not passed on. See `limits.atomic_continuation`. Once per attempt.
-        It may follow others as well, as by `Queue.enqueue(after=...)`; one that nobody knows counts as gone.
+        to those of this job; an `ordering_key` is not passed on. See `capabilities.atomic_continuation`. Once per
+        attempt. It may follow others as well, as by `Queue.enqueue(after=...)`; one that nobody knows counts as gone.
 
         Raises:
             RuntimeError: it was called before, or the attempt has ended.

@@ -43,7 +43,7 @@ SWEPT_AT_ONCE = 200
 class Reaper:
     """Recovers and sweeps one queue every `interval` (default 15 s, half of the default lease), on its own clock.
 
-    On a storage with a shorter `limits.recovery_interval` it recovers that often.
+    On a storage with a shorter `capabilities.recovery_interval` it recovers that often.
 
     Any number of reapers may run on a queue. One runs beside every worker; alone, `run` it as a task and cancel it.
     `on_failed` is called with each job that it fails, see `OnFailed`; with the payload as `payload_serde` decodes it.
@@ -63,14 +63,14 @@ class Reaper:
         events: Emitter | None = None,
     ) -> None:
         self._storage = storage
-        often = min(interval, storage.limits.recovery_interval or interval)
+        often = min(interval, storage.capabilities.recovery_interval or interval)
         self._recovery_interval = often.total_seconds()
         self._passes_per_sweep = max(1, round(interval / max(often, timedelta.resolution)))
         self._max_stalls = max_stalls
         self._events = events or Emitter(observers, queue=storage.queue, worker_id=name)
         reader = JobReader(storage, payload_serde or JsonSerde(), JsonSerde())
         self._failed = None if on_failed is None else FailedJobs(reader, on_failed)
-        self._reads = bool(observers) or self._failed is not None
+        self._reads = self._events.has_observers or self._failed is not None
         self._news = SetAsideReporter(storage, self._events)
 
     async def run(self) -> None:

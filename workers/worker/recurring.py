@@ -1,4 +1,4 @@
-"""Turns what recurs in the queue when it is due: every worker does so, and one of them enqueues each time."""
+"""Ticks what recurs in the queue when it is due: every worker does so, and one of them enqueues each time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 
 from workers.crons import Cron
 from workers.crons.book import store
-from workers.crons.ticks import turn
+from workers.crons.ticks import tick
 from workers.errors import StorageError, StorageUnavailable
 from workers.jobs import CronRow
 from workers.storage.abilities import KeepsCrons
@@ -30,8 +30,8 @@ class Ticker:
         self._report = report
 
     async def run(self) -> None:
-        """Tick until cancelled. A storage without `limits.crons` is left alone."""
-        if not self._storage.limits.crons:
+        """Tick until cancelled. A storage without `capabilities.crons` is left alone."""
+        if not self._storage.capabilities.crons:
             await asyncio.Event().wait()
         while True:
             pause = LOOK_SECONDS
@@ -57,24 +57,24 @@ class Ticker:
         return bool(declared)
 
     async def tick(self) -> float:
-        """Turn what is due, and return how many seconds later to look again.
+        """Tick what is due, and return how many seconds later to look again.
 
-        What a storage turns by itself is left to it.
+        What a storage repeats by itself is left to it.
         """
         if not isinstance(self._storage, KeepsCrons):
             return LOOK_SECONDS
         look = await self._storage.crons(due=True)
-        turned = [await self._turn(self._storage, row, look.now) for row in look.rows] if look.rows else []
-        if turned:
-            return 0 if any(turned) else LOOK_SECONDS
+        ticked = [await self._tick(self._storage, row, look.now) for row in look.rows] if look.rows else []
+        if ticked:
+            return 0 if any(ticked) else LOOK_SECONDS
         return LOOK_SECONDS if look.next_due is None else (look.next_due - look.now).total_seconds()
 
-    async def _turn(self, storage: KeepsCrons, row: CronRow, now: datetime) -> bool:
-        """Turn one row, or leave it to whoever did, or can; tell whether it can be turned here."""
+    async def _tick(self, storage: KeepsCrons, row: CronRow, now: datetime) -> bool:
+        """Tick one row, or leave it to whoever did, or can; tell whether it can tick here."""
         try:
-            following = turn(row, now)
+            following = tick(row, now)
         except StorageError as error:
             self._report(error)
             return False
-        await storage.turn_cron(following.row, jobs=following.jobs)
+        await storage.replace_cron(following.row, jobs=following.jobs)
         return True

@@ -79,12 +79,12 @@ class Worker:
     attempts may run in addition, see `Job.leave_slot`. `not_ready` is called before each claim. It returns None, or
     something to await before anything is claimed, such as the return of a database that all handlers need. Leases
     (default 30 s) are renewed after a third of their time; the reaper runs every half of the default lease, and more
-    often where `limits.recovery_interval` says so. A failed attempt is repeated by the job's own back-off, else the
-    handler's, else `retry`. `backoffs` maps the names of custom back-offs of Node's jobs to functions of the attempt
-    and the job's delay. `poll_interval` bounds how long an idle worker relies on the storage to wake it; more than a
-    minute counts as one, so that lists of workers tell idle ones from dead ones. `on_failed` is called with each job
-    that fails for good here, see `OnFailed`. `crons` are stored at the start; every worker turns whatever recurs in the
-    queue.
+    often where `capabilities.recovery_interval` says so. A failed attempt is repeated by the job's own back-off, else
+    the handler's, else `retry`. `backoffs` maps the names of custom back-offs of Node's jobs to functions of the
+    attempt and the job's delay. `poll_interval` bounds how long an idle worker relies on the storage to wake it; more
+    than a minute counts as one, so that lists of workers tell idle ones from dead ones. `on_failed` is called with each
+    job that fails for good here, see `OnFailed`. `crons` are stored at the start; every worker ticks whatever recurs in
+    the queue.
     """
 
     def __init__(
@@ -112,32 +112,37 @@ class Worker:
         check_slots(concurrency, overtime)
         check_policy("retry", retry)
         check_whole("max_stalls", max_stalls, 0, MAX_ATTEMPTS)
-        lease, poll_interval = as_positive("lease", lease), as_positive("poll_interval", poll_interval)
-        grace = as_duration("grace", grace)
+        lease, self._poll_interval = as_positive("lease", lease), as_positive("poll_interval", poll_interval)
+        self._grace = as_duration("grace", grace)
         self.worker_id = new_id() if worker_id is None else worker_id
         check_text("worker id", self.worker_id)
-        table = HandlerTable(handlers)
-        crons = tuple(crons)
-        for cron in crons:
-            cron.check_as_ours()
         self._storage = storage
         self._concurrency = concurrency
-        self._poll_interval = poll_interval
-        self._grace = grace
-        watching = tuple(observers)
-        self._events = Emitter(watching, queue=storage.queue, worker_id=self.worker_id)
-        self._news = SetAsideReporter(storage, self._events)
-        self._wanted = table.leases(lease, every_name=not storage.limits.name_filter)
-        self._progress = ProgressReporter(storage, report=self._events.report)
+        self._not_ready = not_ready
+        self._stop = Stop()
+        self._events = Emitter(tuple(observers), queue=storage.queue, worker_id=self.worker_id)
         self._runner = Runner(
-            handlers=table,
+            handlers=HandlerTable(handlers),
             retry=retry or RetryPolicy(),
             payload_serde=payload_serde or JsonSerde(),
             result_serde=result_serde or JsonSerde(),
             middlewares=tuple(middlewares),
             named_backoffs=NamedBackoffs(backoffs),
         )
-        serdes = self._runner.payload_serde, self._runner.result_serde
+        self._wanted = self._runner.handlers.leases(lease, every_name=not storage.capabilities.name_filter)
+        self._slots = Slots(concurrency, overtime)
+        self._attempts: dict[str, Attempt] = {}  # by token
+        self._linger = 0.0  # how long the last claim took
+        self._found_all = False  # whether the last claim took all due jobs, and none was given back since
+        self._gave_up = False  # whether jobs stay claimed after the end
+        self._idle = True  # whether the queue was reported as drained, and nothing was claimed since
+        self._attend_attempts(on_failed)
+        self._attend_queue(lease, max_stalls, on_failed, tuple(crons))
+
+    def _attend_attempts(self, on_failed: OnFailed | None) -> None:
+        """Make what the attempts need as long as any of them lives."""
+        storage, serdes = self._storage, (self._runner.payload_serde, self._runner.result_serde)
+        self._progress = ProgressReporter(storage, report=self._events.report)
         self._failed = None if on_failed is None else FailedJobs(JobReader(storage, *serdes), on_failed)
         self._own_children = partial(OwnChildren, storage, serdes) if isinstance(storage, FlowStorage) else None
         self._predecessors = Predecessors(storage, self._runner.result_serde)
@@ -149,7 +154,6 @@ class Worker:
             report=self._events.report,
         )
         self._cancels = CancelListener(storage, look=self._leases.renew_jobs, report=self._events.report)
-        self._slots = Slots(concurrency, overtime)
         self._appetite = Appetite()
         self._exchanges = Exchanges(
             *(storage, self, self._slots, self._cancels),
@@ -160,26 +164,26 @@ class Worker:
         self._settler = Settler(
             self._exchanges.settle, limit=self._exchanges.limit, holds=self._leases.holds, report=self._events.report
         )
+
+    def _attend_queue(
+        self, lease: timedelta, max_stalls: int, on_failed: OnFailed | None, crons: Sequence[Cron]
+    ) -> None:
+        """Make what looks after the queue beside the attempts, until the worker stops."""
+        for cron in crons:
+            cron.check_as_ours()
+        self._news = SetAsideReporter(self._storage, self._events)
         self._reaper = Reaper(
-            storage,
+            self._storage,
             interval=lease / 2,
             max_stalls=max_stalls,
-            observers=watching,
             name=self.worker_id,
             on_failed=on_failed,
-            payload_serde=payload_serde,
+            payload_serde=self._runner.payload_serde,
             events=self._events,
         )
-        served = self._wanted if storage.limits.name_filter else [ANY_NAME]
-        self._unserved = UnservedNames(storage, served, interval=lease / 2, is_idle=lambda: self._idle)
-        self._ticker = Ticker(storage, crons, report=self._events.report)
-        self._attempts: dict[str, Attempt] = {}  # by token
-        self._not_ready = not_ready
-        self._stop = Stop()
-        self._linger = 0.0  # how long the last claim took
-        self._found_all = False  # whether the last claim took all due jobs, and none was given back since
-        self._gave_up = False  # whether jobs stay claimed after the end
-        self._idle = True  # whether the queue was reported as drained, and nothing was claimed since
+        served = self._wanted if self._storage.capabilities.name_filter else [ANY_NAME]
+        self._unserved = UnservedNames(self._storage, served, interval=lease / 2, is_idle=lambda: self._idle)
+        self._ticker = Ticker(self._storage, crons, report=self._events.report)
 
     @property
     def running(self) -> int:

@@ -79,7 +79,7 @@ async def _process_skews(federation: Federation, now: datetime) -> dict[str, tim
 
 
 def _goes_by_clients_clocks(federation: Federation) -> bool:
-    return federation.delivery_queue.storage.limits.clock == "client"
+    return federation.delivery_queue.storage.capabilities.clock == "client"
 
 
 def _skew(told: datetime, before: datetime) -> timedelta:

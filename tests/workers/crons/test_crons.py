@@ -1,4 +1,4 @@
-"""Definitions of what recurs, their turns, and a queue's book of them."""
+"""Definitions of what recurs, their ticks, and a queue's book of them."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ async def test_a_row_of_a_newer_version_stops_no_other(queue: Queue, clock: Manu
     await declare(queue, every(HOUR))
     unread = CronRow(name="a", revision=1, due=MIDNIGHT, body='{"job":"work"}')
     assert isinstance(queue.storage, MemoryStorage)
-    assert await queue.storage.turn_cron(unread)
+    assert await queue.storage.replace_cron(unread)
     clock.advance(HOUR)
     told: list[Exception] = []
     assert await Ticker(queue.storage, [cron("a"), cron("b")], report=told.append).tick() == 0
@@ -283,11 +283,11 @@ async def _work(job: Job) -> None:
     """Do nothing."""
 
 
-async def test_workers_store_and_turn_what_their_process_declared(
+async def test_workers_store_and_tick_what_their_process_declared(
     caplog: pytest.LogCaptureFixture, harness: Harness
 ) -> None:
     """Two of them, on each storage that keeps any: a job about every second, each once."""
-    if not harness.limits.crons:
+    if not harness.capabilities.crons:
         pytest.skip("declared: crons")
     caplog.set_level(logging.ERROR)
     ran: list[str] = []

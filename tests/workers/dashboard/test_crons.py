@@ -19,8 +19,8 @@ from workers.dashboard.cron_lines import CRON_ACTIONS
 from workers.dashboard.cron_pages import cron_command
 from workers.dashboard.site import Site
 from workers.dashboard.visit import ActionTaken
-from workers.gates import Limit
 from workers.jobs import JobState
+from workers.limits import Limit
 from workers.queue import Queue
 from workers.storage import open_storage
 from workers.testing import steps
@@ -114,7 +114,7 @@ async def test_a_storage_that_keeps_none_says_so(make_site: MakeSite, redis_url:
 
 
 async def test_what_cannot_be_paused_has_no_button(make_site: MakeSite, redis_url: str) -> None:
-    """On BullMQ it is a job scheduler, which Node's workers turn as well."""
+    """On BullMQ it is a job scheduler, which Node's workers repeat as well."""
     name = f"t-{uuid.uuid4().hex}"
     async with Queue(open_storage(f"bullmq+{redis_url}", queue=name)) as queue:
         await recurs(queue, NIGHT)

@@ -16,8 +16,8 @@ from tests.workers.dashboard.conftest import ACCOUNTS, PASSWORD, MakeSite
 from tests.workers.dashboard.test_queue_pages import HOSTILE, fail_all
 from workers.crons import Cron
 from workers.dashboard.access import Access
-from workers.gates import Limit
 from workers.jobs import JobState
+from workers.limits import Limit
 from workers.queue import Queue
 from workers.specs import JobSpec
 

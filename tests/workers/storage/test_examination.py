@@ -66,10 +66,10 @@ async def test_a_sound_server_has_no_faults(
 ) -> None:
     """Nothing is told of it, and it is known to be durable once it is connected, and not before."""
     storage = kind(shared.url, "q")
-    assert storage.limits.durable is None
+    assert storage.capabilities.durable is None
     assert await faults(storage) == []
-    assert storage.limits.durable is True
-    assert kind.limits.durable is None
+    assert storage.capabilities.durable is True
+    assert kind.capabilities.durable is None
     assert caplog.records == []
 
 
@@ -93,7 +93,7 @@ async def test_each_fault_is_found(
     storage = RedisStorage(shared.url, "q")
     [(is_severity, found)] = await faults(storage)
     assert (is_severity, said in found) == (severity.value, True)
-    assert storage.limits.durable is {"nothing-kept": False, "snapshots": None}.get(_name(settings), True)
+    assert storage.capabilities.durable is {"nothing-kept": False, "snapshots": None}.get(_name(settings), True)
 
 
 def _name(settings: Mapping[str, str]) -> str:
@@ -110,7 +110,7 @@ async def test_a_server_that_tells_nothing_is_unknown(server: Any, shared: Valke
     found = await faults(storage)
     assert [severity for severity, _ in found] == ["note", "note"]
     assert all("does not tell" in text for _, text in found)
-    assert storage.limits.durable is None
+    assert storage.capabilities.durable is None
     await storage.connect()
     await enqueue(storage, job("a"))
     assert isinstance(await claim_one(storage), Claim)
@@ -142,7 +142,7 @@ async def test_a_fault_that_comes_later_is_logged_by_the_reaper(
     await configure(server, EVICTS | {"appendonly": "no"})
     await storage.recover(10)
     assert len(caplog.records) == 2
-    assert storage.limits.durable is False
+    assert storage.capabilities.durable is False
     await storage.disconnect()
 
 
@@ -187,7 +187,7 @@ async def test_bullmq_and_bull_say_that_they_are_full(server: Any, shared: Valke
     for kind in (BullStorage, BullMQStorage):
         storage = kind(shared.url, f"full-{kind.__name__}")
         await storage.connect()
-        assert storage.limits.works_when_full is False
+        assert storage.capabilities.works_when_full is False
         await server.config_set("maxmemory", "1")
         with pytest.raises(StorageFull):
             await storage.enqueue([job("a")])

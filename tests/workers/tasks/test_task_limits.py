@@ -38,7 +38,7 @@ async def test_a_task_declares_its_limit() -> None:
 
 
 async def test_a_queue_declares_limits_by_name() -> None:
-    """Jobs of a limited name wait for it without a key; with another gate they are refused, and nothing is stored."""
+    """Jobs of a limited name wait for it without a key; with any other key they are refused, and nothing is stored."""
     queue = Queue(MemoryStorage(), limits={"send": Limit(concurrency=1)})
     await queue.enqueue(1, name="send", id="a")
     await queue.enqueue(1, name="send", id="b")

@@ -18,7 +18,7 @@ from redis.asyncio import Redis
 
 from tests.servers import ValkeyProcess, valkey
 from workers.jobs import CancelResult, Claim
-from workers.storage.base import Limits, Storage
+from workers.storage.base import Capabilities, Storage
 from workers.storage.memory import MemoryStorage
 from workers.storage.urls import SCHEMES
 from workers.testing import Finding, MemoryHarness, UrlHarness, all_cases, certify, table
@@ -219,8 +219,8 @@ async def test_a_declared_limit_is_no_fault() -> None:
 
     class Limited(MemoryHarness):
         @property
-        def limits(self) -> Limits:
-            return Limits(clock="client", durable=False, processes="one", ordering_keys=False)
+        def capabilities(self) -> Capabilities:
+            return Capabilities(clock="client", durable=False, processes="one", ordering_keys=False)
 
     certificate = await certify(Limited, [case for case in all_cases() if case.verb == "ordering"])
     assert certificate.finding(15) is Finding.LIMIT

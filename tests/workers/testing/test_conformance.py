@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.workers.harnesses import HARNESSES, OpenHarness
-from workers.storage.base import Limits
+from workers.storage.base import Capabilities
 from workers.testing import GUARANTEES, Case, Harness, MemoryHarness, all_cases, run
 from workers.testing.case import NAME_FILTER, ORDERING_KEYS
 from workers.testing.case import case as case_of_the_suite
@@ -14,7 +14,7 @@ from workers.testing.case import case as case_of_the_suite
 @pytest.mark.parametrize("open_harness", HARNESSES.values(), ids=HARNESSES.keys())
 @pytest.mark.parametrize("case", all_cases(), ids=lambda case: case.id)
 async def test_conformance(case: Case, open_harness: OpenHarness, request: pytest.FixtureRequest) -> None:
-    """The storage keeps the promise of the case, or declares in its limits that it cannot."""
+    """The storage keeps the promise of the case, or declares in its capabilities that it cannot."""
     async with open_harness(case, request) as harness:
         verdict = await run(case, harness)
     if verdict.declared is not None:
@@ -49,12 +49,12 @@ def test_cases_have_names_of_their_own() -> None:
 
 
 async def test_a_declared_edge_is_reported() -> None:
-    """A case whose needs the limits declare away is reported as declared, naming exactly those."""
+    """A case whose needs the capabilities declare away is reported as declared, naming exactly those."""
 
     class Limited(MemoryHarness):
         @property
-        def limits(self) -> Limits:
-            return Limits(clock="client", durable=False, processes="one", ordering_keys=False)
+        def capabilities(self) -> Capabilities:
+            return Capabilities(clock="client", durable=False, processes="one", ordering_keys=False)
 
     verdicts = {NAME_FILTER: 0, ORDERING_KEYS: 0}
     for case in all_cases():

@@ -20,7 +20,7 @@ from redis.asyncio import Redis
 from tests.workers.harnesses import FileHarness, RedisHarness, SqliteHarness
 from tests.workers.testing import broken_storages as broken
 from workers.clock import ManualClock
-from workers.storage.base import Limits, Storage
+from workers.storage.base import Capabilities, Storage
 from workers.storage.bull import BullStorage
 from workers.storage.bull import scripts as bull_lua
 from workers.storage.memory import MemoryStorage
@@ -115,8 +115,8 @@ class ClockedBull(ClockedRedis):
     """`BullStorage` on such a clock; what is left of its locks, which are the server's, goes by it too."""
 
     @property
-    def limits(self) -> Limits:
-        return BullStorage.limits
+    def capabilities(self) -> Capabilities:
+        return BullStorage.capabilities
 
     async def make(self, queue: str) -> Storage:
         return BullStorage(self._url, queue)
@@ -208,14 +208,14 @@ WRONG_ABOUT_JOBS: Final = (
     broken.GroupsAreSplit,
 )
 WRONG_ABOUT_KEYS: Final = (
-    broken.CronTurnedByAnybody,
+    broken.CronReplacedByAnybody,
     broken.CronJobsOfTheLate,
     broken.TokenNotTaken,
     pytest.param(broken.PlaceOfTheLost, marks=FAR_TO_FIND),
     broken.ParkedForgotten,
     pytest.param(broken.OpeningForgotten, marks=FAR_TO_FIND),
     pytest.param(broken.ChangedLimitUnseen, marks=FAR_TO_FIND),
-    pytest.param(broken.TurnsInOrder, marks=FAR_TO_FIND),
+    pytest.param(broken.FairKeysInOrder, marks=FAR_TO_FIND),
 )
 
 

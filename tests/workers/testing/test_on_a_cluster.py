@@ -14,7 +14,7 @@ from tests.workers.harnesses import RedisHarness
 from workers import Limit, StorageError
 from workers.crons import Cron
 from workers.jobs import Declared
-from workers.storage.base import Limits, Storage
+from workers.storage.base import Capabilities, Storage
 from workers.storage.bullmq import BullMQStorage
 from workers.storage.redis import RedisStorage
 from workers.testing import Case, all_cases, run
@@ -76,8 +76,8 @@ class BullMQOnACluster(OnACluster):
     """`BullMQStorage` on a cluster."""
 
     @property
-    def limits(self) -> Limits:
-        return BullMQStorage.limits
+    def capabilities(self) -> Capabilities:
+        return BullMQStorage.capabilities
 
     async def make(self, queue: str) -> Storage:
         return BullMQStorage(self._url, queue, prefix="{bull}")
@@ -89,7 +89,7 @@ class BullMQOnACluster(OnACluster):
     [pytest.param(case, marks=() if case.id in IN_EVERY_RUN else pytest.mark.full, id=case.id) for case in all_cases()],
 )
 async def test_conformance_on_a_cluster(case: Case, harness: type[OnACluster], servers: Cluster) -> None:
-    """The storage keeps the promise of the case there, too, or declares in its limits that it cannot."""
+    """The storage keeps the promise of the case there, too, or declares in its capabilities that it cannot."""
     await servers.ready()
     async with harness(servers) as opened:
         verdict = await run(case, opened)

@@ -29,7 +29,7 @@ MINUTE = timedelta(minutes=1)
 class Hasty(MemoryStorage):
     """Wants to be recovered often."""
 
-    limits = replace(MemoryStorage.limits, recovery_interval=timedelta(milliseconds=1))  # type: ignore[misc]  # final
+    capabilities = replace(MemoryStorage.capabilities, recovery_interval=timedelta(milliseconds=1))  # type: ignore[misc]  # final
 
 
 async def test_one_pass_recovers_everything_that_expired() -> None:

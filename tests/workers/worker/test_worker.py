@@ -175,7 +175,7 @@ async def test_where_names_cannot_be_filtered_an_unknown_one_fails(monkeypatch: 
     """On a storage without a name filter the worker takes every job, and fails the ones it does not know for good."""
 
     storage = MemoryStorage()
-    monkeypatch.setattr(MemoryStorage, "limits", dataclasses.replace(storage.limits, name_filter=False))
+    monkeypatch.setattr(MemoryStorage, "capabilities", dataclasses.replace(storage.capabilities, name_filter=False))
     await steps.enqueue(storage, steps.job("theirs", name="sms"))
     async with running(Worker(storage, {"mail": done})):
         ended = await outcome(storage, "theirs")

@@ -166,11 +166,11 @@ def encode_job(job: NewJob, dialect: Dialect) -> Sequence[object]:
 def _encode_content(job: NewJob, raw: str | None, others: Mapping[str, object]) -> Sequence[object]:
     """Return everything but the id; `raw` is the id if the options name it, `others` are those that we do not know."""
     if job.follows:
-        raise Unsupported(f"job {job.id!r}: Bull lets no job follow others; see BullStorage.limits")
-    if job.gate is not None:
-        raise Unsupported(f"job {job.id!r}: Bull has no ordering, limit or fair keys; see BullStorage.limits")
+        raise Unsupported(f"job {job.id!r}: Bull lets no job follow others; see BullStorage.capabilities")
+    if job.holding_key is not None:
+        raise Unsupported(f"job {job.id!r}: Bull has no ordering, limit or fair keys; see BullStorage.capabilities")
     if job.priority < 0:
-        raise Unsupported(f"job {job.id!r}: Bull has no priority above 0; see BullStorage.limits")
+        raise Unsupported(f"job {job.id!r}: Bull has no priority above 0; see BullStorage.capabilities")
     if job.delay > LONGEST_DELAY:
         raise Unsupported(
             f"job {job.id!r}: Bull 1.x breaks on delays of more than {LONGEST_DELAY.days} days;"

@@ -54,7 +54,7 @@ from workers.jobs import (
 )
 from workers.retention import LEAST_TO_READ, TOLD_BYTES
 from workers.storage.abilities import Exchange
-from workers.storage.base import ANY_NAME, Limits
+from workers.storage.base import ANY_NAME, Capabilities
 from workers.storage.bull import codec
 from workers.storage.bull.codec import (
     TOKEN_HEAD_BYTES,
@@ -130,7 +130,7 @@ class BullStorage(ScriptedStorage):
     """
 
     ids_at_once = 50  # each id is searched for along the whole line
-    limits = Limits(
+    capabilities = Capabilities(
         clock="server",
         durable=None,
         works_when_full=False,
@@ -180,7 +180,7 @@ class BullStorage(ScriptedStorage):
         self._stranded = StrandedJobs(self._lua)
         grace = GRACES[self._dialect] if grace is None else grace
         self._recoverer = Recoverer(self._lua, self._quarantine, self._dialect, grace)
-        self.limits = replace(self.limits, chosen_ids=self._dialect == "C")
+        self.capabilities = replace(self.capabilities, chosen_ids=self._dialect == "C")
         super().__init__(queue, server, BullSubscribers(self._lua, self._inspector.ends), allow_eviction=allow_eviction)
         self._results = Batcher(self._inspector.results, RESULTS_AT_ONCE)
         self._ownership = Ownership(partial(self._lua.run, "owner"))

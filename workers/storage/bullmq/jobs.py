@@ -59,9 +59,9 @@ REQUESTS_KEPT: Final = 1_000
 that they may have missed some.
 """
 
-NO_ORDERING_KEYS: Final = "BullMQ has no ordering, limit or fair keys; see BullMQStorage.limits"
-NO_DEPENDENCIES: Final = "BullMQ lets no job follow others; see BullMQStorage.limits"
-NO_URGENT_PRIORITIES: Final = "BullMQ has no priority above 0; see BullMQStorage.limits"
+NO_ORDERING_KEYS: Final = "BullMQ has no ordering, limit or fair keys; see BullMQStorage.capabilities"
+NO_DEPENDENCIES: Final = "BullMQ lets no job follow others; see BullMQStorage.capabilities"
+NO_URGENT_PRIORITIES: Final = "BullMQ has no priority above 0; see BullMQStorage.capabilities"
 WAITING: Final = frozenset({JobState.QUEUED, JobState.SCHEDULED, JobState.WAITING, JobState.FAILING})
 
 
@@ -69,7 +69,7 @@ def unknown_to_bullmq(job: NewJob) -> str | None:
     """Return what BullMQ has no word for in the job; None if it has words for all."""
     if job.follows:
         return NO_DEPENDENCIES
-    if job.gate is not None:
+    if job.holding_key is not None:
         return NO_ORDERING_KEYS
     return NO_URGENT_PRIORITIES if job.priority < 0 else None
 

@@ -11,8 +11,8 @@ from contextlib import suppress
 from typing import Final
 
 from workers.errors import Unsupported
-from workers.gates import WHOLE_QUEUE, HeldBack, Limit, check_limits, read_rate
 from workers.jobs import JobState, JobStatus
+from workers.limits import WHOLE_QUEUE, HeldBack, Limit, check_limits, read_rate
 from workers.storage.bullmq.access import QueueAccess
 from workers.storage.bullmq.scripts import LIMITS
 from workers.storage.on_redis.node_values import moment, number, to_ms, whole

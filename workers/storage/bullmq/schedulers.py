@@ -313,7 +313,7 @@ class JobSchedulers:
         self._lua = queue.lua
 
     async def declare(self, cron: Recurrence) -> Declared:
-        """See `TurnsCrons.declare_cron`."""
+        """See `RepeatsJobs.declare_cron`."""
         refuse_cron(cron)
         for _ in range(RACES):
             seen = await self._look(cron.name)
@@ -324,7 +324,7 @@ class JobSchedulers:
         raise StorageError(f"cron {cron.name!r} was changed by others {RACES} times meanwhile; try again")
 
     async def scheduled(self) -> list[Scheduled]:
-        """See `TurnsCrons.scheduled`. Repeatable jobs of BullMQ 5 that have no scheduler are left out."""
+        """See `RepeatsJobs.scheduled`. Repeatable jobs of BullMQ 5 that have no scheduler are left out."""
         [found] = await self._queue.ask([("ZRANGE", self._lua["repeat"], 0, -1, "WITHSCORES")])
         due = sorted(zip(found[::2], found[1::2], strict=True))
         hashes: list[Reply] = []
@@ -338,11 +338,11 @@ class JobSchedulers:
         ]
 
     async def remove(self, name: str) -> bool:
-        """See `TurnsCrons.remove_cron`."""
+        """See `RepeatsJobs.remove_cron`."""
         return not await self._run(self._lua.remove_scheduler(name))
 
     async def job(self, name: str, suffix: str) -> NewJob | None:
-        """See `TurnsCrons.cron_job`."""
+        """See `RepeatsJobs.cron_job`."""
         seen = await self._look(name)
         if not seen.due or not seen.fields:
             return None
@@ -401,7 +401,7 @@ class JobSchedulers:
 
 
 def refuse_cron(cron: Recurrence) -> None:
-    """See `TurnsCrons.refuse_cron`."""
+    """See `RepeatsJobs.refuse_cron`."""
     why = None
     if cron.missed is not Missed.ONCE:
         why = "BullMQ lets one job stand for all times that were missed: leave `missed` out"

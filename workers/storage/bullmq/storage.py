@@ -28,7 +28,6 @@ from redis.asyncio import Redis
 
 from workers.checks import check_text, check_whole
 from workers.errors import Unsupported
-from workers.gates import HeldBack, Limit
 from workers.jobs import (
     CancelResult,
     ChildrenPage,
@@ -56,8 +55,9 @@ from workers.jobs import (
     SettleOutcome,
     WorkerInfo,
 )
+from workers.limits import HeldBack, Limit
 from workers.storage.abilities import Exchange, ServerFault
-from workers.storage.base import Limits
+from workers.storage.base import Capabilities
 from workers.storage.bullmq.access import Library, QueueAccess
 from workers.storage.bullmq.claims import Claims, JobLogs
 from workers.storage.bullmq.codec import bullmq_job
@@ -128,7 +128,7 @@ class BullMQStorage:
         ValueError: a queue name with a colon, an impossible number of stalls or of minutes of metrics.
     """
 
-    limits: Limits = Limits(
+    capabilities: Capabilities = Capabilities(
         clock="client",
         durable=None,
         works_when_full=False,
@@ -210,7 +210,7 @@ class BullMQStorage:
 
     async def connect(self) -> None:
         await self._server.open()
-        self.limits = self._server.seen.known(type(self).limits)
+        self.capabilities = self._server.seen.known(type(self).capabilities)
         try:
             await self._library.check()
         except BaseException:
@@ -316,7 +316,7 @@ class BullMQStorage:
 
     async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
         await self._server.examine()
-        self.limits = self._server.seen.known(type(self).limits)
+        self.capabilities = self._server.seen.known(type(self).capabilities)
         await self._library.ownership.check_now_and_then()
         await self._library.look_for_metrics()
         return await self._claims.recover(max_stalls)
@@ -400,7 +400,7 @@ class BullMQStorage:
         return await self._inspector.clean(state, older_than, limit)
 
     async def update_result_ttl(self, job_id: str, ttl: timedelta) -> bool:
-        raise Unsupported("BullMQ keeps results by the age of the whole queue; see BullMQStorage.limits")
+        raise Unsupported("BullMQ keeps results by the age of the whole queue; see BullMQStorage.capabilities")
 
     @asynccontextmanager
     async def events(self) -> AsyncIterator[BufferedSubscription]:

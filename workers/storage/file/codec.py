@@ -13,17 +13,17 @@
     ["o", id, other id, state, error, result]    it came after that one, which ended so; the result in base64, or null
     ["m", key]                                   a deduplication key is free
     ["m", key, job id, mode, until or null]      a deduplication key stands for a job
-    ["c", name, revision, due or null, body]     a cron's row was turned
+    ["c", name, revision, due or null, body]     a cron's row was replaced
     ["l", name]                                  a limit is gone
     ["l", name, rate, concurrency, burst, version]   a limit is declared
-    ["b", gate]                                  the bucket of a gate is full
-    ["b", gate, full at]                         the bucket of a gate will be full
+    ["b", key]                                  the bucket of a key is full
+    ["b", key, full at]                         the bucket of a key will be full
 
 `events` are digits, by position in `EVENTS`. Times and durations are integers of microseconds, times since 1970;
 `"drop"` is the retention without a record. Payloads, results and progress are blobs of the frame, in the order of the
 entries; an entry holds their length, null for no result. The last values of a job are the length of its progress, its
-failed attempts, and its turn, a time and a serial; those that it has not are null, or missing at the end. What may keep
-a job back is one text, an ordering key or another gate (`workers.gates`).
+failed attempts, and where it was moved back to, a time and a serial; those that it has not are null, or missing at the
+end. What may keep a job back is one text, its holding key (`workers.limits`).
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from datetime import datetime, timedelta
 from typing import Final, TypeAlias
 
 from workers.deduplication import DeduplicationMode
-from workers.gates import fair_key_of, limit_key_of, ordering_key_of
 from workers.jobs import DROP, ErrorInfo, JobEventKind, JobState, NewJob, Retention
+from workers.limits import fair_key_of, limit_key_of, ordering_key_of
 from workers.retention import told_with_the_end
 from workers.retry import RetryPolicy
-from workers.storage.file.crons import CronTurned, read_cron
+from workers.storage.file.crons import CronReplaced, read_cron
 from workers.storage.file.frames import Entry, Frame
 from workers.storage.file.limits import BucketChanged, LimitDeclared, read_bucket, read_limit
 from workers.storage.file.values import (
@@ -64,7 +64,7 @@ from workers.storage.file.waits import (
     read_wait,
 )
 from workers.storage.memory.line import KeyHolder
-from workers.storage.memory.lines import StoredJob, Turn
+from workers.storage.memory.lines import StoredJob
 
 EVENTS: Final = tuple(JobEventKind)
 """In the order of their digits: a new kind may only be added at the end."""
@@ -108,7 +108,7 @@ class JobChanged:
     kept_until: datetime | None
     last_error: ErrorInfo | None
     failures: str | None
-    turn: Turn | None
+    moved_back: tuple[datetime, int] | None
     result: bytes | None = field(repr=False)
     progress: bytes | None = field(repr=False)
 
@@ -138,7 +138,7 @@ class JobChanged:
             finished_at=self.finished_at,
             last_error=self.last_error,
             failures=self.failures,
-            turn=self.turn,
+            moved_back=self.moved_back,
             result=self.result,
             progress=self.progress,
         )
@@ -186,7 +186,7 @@ Change: TypeAlias = (
     | WaitBegun
     | WaitShortened
     | OutcomeLearned
-    | CronTurned
+    | CronReplaced
     | LimitDeclared
     | BucketChanged
 )
@@ -316,7 +316,7 @@ def _job(added: bool, values: Iterator[object], blobs: _Blobs) -> JobChanged:
         result=None if (length := next(values)) is None else blobs.take(integer_of(length)),
         progress=None if (length := next(values, None)) is None else blobs.take(integer_of(length)),
         failures=optional_text_of(next(values, None)),
-        turn=None if (at := next(values, None)) is None else (moment_of(at), integer_of(next(values))),
+        moved_back=None if (at := next(values, None)) is None else (moment_of(at), integer_of(next(values))),
     )
 
 
@@ -345,11 +345,11 @@ def _state_values(job: StoredJob, kept_until: datetime | None) -> tuple[object, 
 def _last_values(job: StoredJob) -> tuple[object, ...]:
     """Return what most jobs have none of."""
     length = None if job.progress is None else len(job.progress)
-    if job.turn is None:
+    if job.moved_back is None:
         if job.failures is None:
             return () if length is None else (length,)
         return length, job.failures
-    at, serial = job.turn
+    at, serial = job.moved_back
     return length, job.failures, number_of(at), serial
 
 
@@ -363,7 +363,7 @@ def _new_values(new: NewJob) -> tuple[object, ...]:
         _keep_value(new.keep_completed),
         _keep_value(new.keep_failed),
         new.priority,
-        new.gate,
+        new.holding_key,
         backoff
         and (backoff.initial // MICROSECOND, backoff.multiplier, backoff.maximum // MICROSECOND, backoff.jitter),
         new.chain_index,
@@ -380,9 +380,9 @@ def _new(job_id: str, values: Iterator[object], blobs: _Blobs) -> NewJob:
         keep_completed=_keep(next(values)),
         keep_failed=_keep(next(values)),
         priority=integer_of(next(values)),
-        ordering_key=None if (gate := optional_text_of(next(values))) is None else ordering_key_of(gate),
-        limit_key=None if gate is None else limit_key_of(gate),
-        fair_key=None if gate is None else fair_key_of(gate),
+        ordering_key=None if (key := optional_text_of(next(values))) is None else ordering_key_of(key),
+        limit_key=None if key is None else limit_key_of(key),
+        fair_key=None if key is None else fair_key_of(key),
         backoff=_backoff(next(values)),
         chain_index=integer_of(next(values)),
     )

@@ -11,7 +11,7 @@ from workers.storage.file.values import integer_of, number_of, text_of, time_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CronTurned:
+class CronReplaced:
     """The row of a cron, in the place of the one before it."""
 
     row: CronRow
@@ -21,11 +21,11 @@ def cron_entry(row: CronRow) -> Entry:
     return ("c", row.name, row.revision, number_of(row.due), row.body)
 
 
-def read_cron(values: Iterator[object]) -> CronTurned:
+def read_cron(values: Iterator[object]) -> CronReplaced:
     row = CronRow(
         name=text_of(next(values)),
         revision=integer_of(next(values)),
         due=time_of(next(values)),
         body=text_of(next(values)),
     )
-    return CronTurned(row=row)
+    return CronReplaced(row=row)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from workers.gates import Limit
+from workers.limits import Limit
 from workers.storage.file.frames import Entry
 from workers.storage.file.values import integer_of, number_of, optional_integer_of, optional_text_of, text_of, time_of
 
@@ -21,9 +21,9 @@ class LimitDeclared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketChanged:
-    """When the bucket of the gate is full again, None for a full one."""
+    """When the bucket of the key is full again, None for a full one."""
 
-    gate: str
+    key: str
     full_at: datetime | None
 
 
@@ -31,8 +31,8 @@ def limit_entry(name: str, limit: Limit | None) -> Entry:
     return ("l", name) if limit is None else ("l", name, limit.rate, limit.concurrency, limit.burst, limit.version)
 
 
-def bucket_entry(gate: str, full_at: datetime | None) -> Entry:
-    return ("b", gate) if full_at is None else ("b", gate, number_of(full_at))
+def bucket_entry(key: str, full_at: datetime | None) -> Entry:
+    return ("b", key) if full_at is None else ("b", key, number_of(full_at))
 
 
 def read_limit(values: Iterator[object]) -> LimitDeclared:
@@ -50,4 +50,4 @@ def read_limit(values: Iterator[object]) -> LimitDeclared:
 
 
 def read_bucket(values: Iterator[object]) -> BucketChanged:
-    return BucketChanged(gate=text_of(next(values)), full_at=time_of(next(values, None)))
+    return BucketChanged(key=text_of(next(values)), full_at=time_of(next(values, None)))

@@ -24,7 +24,7 @@ from workers.storage.file.codec import (
     queue_entry,
     worker_entry,
 )
-from workers.storage.file.crons import CronTurned, cron_entry
+from workers.storage.file.crons import CronReplaced, cron_entry
 from workers.storage.file.frames import Entry
 from workers.storage.file.limits import BucketChanged, LimitDeclared, bucket_entry, limit_entry
 from workers.storage.file.table import Changes, FileTable
@@ -124,11 +124,11 @@ class FileState(QueueSteps):
                 yield outcome_entry(job_id, dependency, self.table.outcomes(job_id)[dependency])
 
     def _standing(self, crons: Iterable[str], limits: Iterable[str], buckets: Iterable[str]) -> Iterator[Entry]:
-        """Yield what is known of these crons, limits and gates of buckets."""
-        gates = self.table.gates
+        """Yield what is known of these crons, limits and buckets of keys."""
+        kept = self.table.limits
         yield from (cron_entry(self.cron_rows[name]) for name in crons)
-        yield from (limit_entry(name, gates.limits.get(name)) for name in limits)
-        yield from (bucket_entry(gate, gates.full_at(gate)) for gate in buckets)
+        yield from (limit_entry(name, kept.declared.get(name)) for name in limits)
+        yield from (bucket_entry(key, kept.full_at(key)) for key in buckets)
 
     def written(self) -> None:
         """Forget the changes that `step` returned: they are on their way into the journal."""
@@ -155,7 +155,7 @@ class FileState(QueueSteps):
     def snapshot(self) -> Iterator[tuple[list[Entry], list[bytes]]]:
         """Yield the whole state, as the entries and blobs of the frames of a journal."""
         jobs = self.table.everyone()
-        gates = self.table.gates
+        limits = self.table.limits
         workers = [worker_entry(worker_id, at) for worker_id, at in self.seen.items()]
         yield [queue_entry(self._name), pause_entry(self.paused), *workers], []
         for start in range(0, len(jobs), _SNAPSHOT_JOBS):
@@ -167,7 +167,7 @@ class FileState(QueueSteps):
         holders = self.table.every_holder()
         if holders:
             yield [key_entry(key, holder) for key, holder in holders], []
-        standing = list(self._standing(self.cron_rows, gates.limits, gates.buckets()))
+        standing = list(self._standing(self.cron_rows, limits.declared, limits.buckets()))
         if standing:
             yield standing, []
 
@@ -201,7 +201,7 @@ class FileState(QueueSteps):
                 self._note_seen(change.id, change.at)
             case WaitBegun() | WaitShortened() | OutcomeLearned():
                 self._note_wait(change)
-            case CronTurned() | LimitDeclared() | BucketChanged():
+            case CronReplaced() | LimitDeclared() | BucketChanged():
                 self._note_standing(change)
             case KeyGiven():
                 self.table.restore_holder(change.key, change.holder)
@@ -210,14 +210,14 @@ class FileState(QueueSteps):
             case QueueNamed():
                 self._check_name(change.queue)
 
-    def _note_standing(self, change: CronTurned | LimitDeclared | BucketChanged) -> None:
+    def _note_standing(self, change: CronReplaced | LimitDeclared | BucketChanged) -> None:
         match change:
-            case CronTurned():
+            case CronReplaced():
                 super().keep_cron(change.row)
             case LimitDeclared():
                 self.table.restore_limit(change.name, change.limit)
             case BucketChanged():
-                self.table.restore_bucket(change.gate, change.full_at)
+                self.table.restore_bucket(change.key, change.full_at)
 
     def _check_name(self, queue: str) -> None:
         if queue != self._name:

@@ -13,7 +13,7 @@ path.
 steps there. What a step changed becomes one frame at the end of the journal (`frames`, `codec`). A frame has the new
 state of every job that the step touched, not the verb that was called. So reading a journal needs no rules, and gives
 the same result in every process and version. One frame is one step: a completion, its result, its expiry and its
-continuation are in the journal together or not at all; so are a cron's row and the jobs of its turn, and a claim and
+continuation are in the journal together or not at all; so are a cron's row and the jobs of its tick, and a claim and
 the tokens that it took. A frame counts when it is whole and its checksum is right.
 
 *Order of writes.* A step is taken under an exclusive `flock` of the directory: (1) read what others appended since the
@@ -62,7 +62,6 @@ from typing import Final, TypeVar
 from workers.checks import check_text
 from workers.clock import Clock, ManualClock, SystemClock
 from workers.errors import StorageUnavailable, WorkersError
-from workers.gates import HeldBack, Limit, check_limits
 from workers.jobs import (
     CancelResult,
     Claim,
@@ -86,7 +85,8 @@ from workers.jobs import (
     SettleOutcome,
     WorkerInfo,
 )
-from workers.storage.base import Limits
+from workers.limits import HeldBack, Limit, check_limits
+from workers.storage.base import Capabilities
 from workers.storage.file.state import FileState
 from workers.storage.file.thread import POLL, QUEUE_NUMBER, FileThread, acquire, release
 from workers.storage.rules import refuse_other_queues, refuse_transaction
@@ -103,7 +103,7 @@ class FileStorage:
     blocked.
     """
 
-    limits: Final = Limits(
+    capabilities: Final = Capabilities(
         clock="machine",
         durable=True,
         processes="machine",
@@ -356,9 +356,9 @@ class FileStorage:
     async def crons(self, *, due: bool = False) -> CronLook:
         return await self._read(lambda state, now: state.crons(due, now))
 
-    async def turn_cron(self, row: CronRow, *, jobs: Sequence[NewJob] = ()) -> bool:
+    async def replace_cron(self, row: CronRow, *, jobs: Sequence[NewJob] = ()) -> bool:
         refuse_other_queues(jobs, "FileStorage")
-        return await self._write(lambda state, now: state.turn_cron(row, jobs, now))
+        return await self._write(lambda state, now: state.replace_cron(row, jobs, now))
 
     # Running steps
 

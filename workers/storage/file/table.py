@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 
-from workers.gates import WHOLE_QUEUE, Limit
 from workers.jobs import AfterFailure, JobEventKind, JobOutcome, JobState, NewJob
 from workers.lifecycle import Step
+from workers.limits import WHOLE_QUEUE, Limit
 from workers.storage.memory.dependents import DependentTable
 from workers.storage.memory.line import KeyHolder
 from workers.storage.memory.lines import StoredJob
@@ -86,8 +86,8 @@ class FileTable(DependentTable):
     def limit_changed(self, name: str) -> None:
         self._changes.limits.add(name)
 
-    def bucket_changed(self, gate: str) -> None:
-        self._changes.buckets.add(gate)
+    def bucket_changed(self, key: str) -> None:
+        self._changes.buckets.add(key)
 
     def changed(self, job_id: str) -> None:
         self._changes.jobs.setdefault(job_id, [])
@@ -127,19 +127,20 @@ class FileTable(DependentTable):
         known = self._jobs.get(job_id)
         if known is not None and not anew:
             job.outcomes = known.outcomes
-        if known is not None and known.state is job.state is JobState.PROCESSING and known.new.gate == job.new.gate:
+        key = job.new.holding_key
+        if known is not None and known.state is job.state is JobState.PROCESSING and known.new.holding_key == key:
             self._jobs[job_id] = self.by_state[JobState.PROCESSING][job_id] = job
             return  # it has its place still, for which nobody has to be woken
         self.forget(job_id)
         self._jobs[job_id] = self.by_state[job.state][job_id] = job
-        serial = job.serial if job.turn is None else max(job.serial, job.turn[1])
+        serial = job.serial if job.moved_back is None else max(job.serial, job.moved_back[1])
         self._next_serial = max(self._next_serial, serial + 1)
         if job.waits:
             self._line_up(job)
         elif kept_until is not None:
             self._expiring.add((kept_until,), job_id)
-        elif job.state is JobState.PROCESSING and job.new.gate is not None:
-            self.gates.began(job.new.gate)
+        elif job.state is JobState.PROCESSING and key is not None:
+            self.limits.began(key)
 
     def left(self, job_id: str) -> Iterable[str]:
         """Return the jobs that the waiting one still follows."""
@@ -178,25 +179,25 @@ class FileTable(DependentTable):
         self._step_out(job)
         self._delayed.discard(job_id)
         self._expiring.discard(job_id)
-        if job.state is JobState.PROCESSING and WHOLE_QUEUE in self.gates.limits:
+        if job.state is JobState.PROCESSING and WHOLE_QUEUE in self.limits.declared:
             self.on_claimable()
-        gate = job.new.gate
-        if gate is not None and not job.finished:
+        key = job.new.holding_key
+        if key is not None and not job.finished:
             if job.state is JobState.PROCESSING:
-                self.gates.ended(gate)
-            self._unpark(gate)
+                self.limits.ended(key)
+            self._unpark(key)
 
     # Limits
 
     def restore_limit(self, name: str, limit: Limit | None) -> None:
         """Keep the limit, or none of that name, as was written elsewhere."""
         if limit is None:
-            self.gates.limits.pop(name, None)
+            self.limits.declared.pop(name, None)
         else:
-            self.gates.limits[name] = limit
+            self.limits.declared[name] = limit
         self._look_again(name)
 
-    def restore_bucket(self, gate: str, full_at: datetime | None) -> None:
-        """Set when the bucket of the gate is full, None for now, as was written elsewhere."""
-        self.gates.restore_bucket(gate, full_at)
-        self._changes.buckets.discard(gate)
+    def restore_bucket(self, key: str, full_at: datetime | None) -> None:
+        """Set when the bucket of the key is full, None for now, as was written elsewhere."""
+        self.limits.restore_bucket(key, full_at)
+        self._changes.buckets.discard(key)

@@ -14,9 +14,9 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from workers.gates import QUEUE_GATE, WHOLE_QUEUE
 from workers.jobs import DROP, ErrorInfo, JobEventKind, JobRecord, JobState, JobStatus, NewJob, Retention
 from workers.lifecycle import Step, after
+from workers.limits import QUEUE_KEY, WHOLE_QUEUE
 from workers.retention import kept_for_waiters, told_with_the_end
 from workers.storage.failures import decode_failures
 from workers.storage.memory.line import Line, is_over
@@ -56,8 +56,8 @@ class JobTable(LineTable):
         """Make every scheduled or failing job ready that is due by `now`."""
         while (head := self._delayed.head()) is not None and is_over(head[0], now):
             self._come_due(self._jobs[head[1]])
-        for gate in self.gates.opened(now):
-            self._unpark(gate)
+        for key in self.limits.opened(now):
+            self._unpark(key)
 
     def drop_expired(self, now: datetime) -> Iterator[str]:
         """Drop the records and holders that are over at `now`, yielding each id or key once it is gone."""
@@ -65,7 +65,7 @@ class JobTable(LineTable):
             self.expire(self._jobs[head[1]])
             yield head[1]
         yield from self.free_what_is_over(now)
-        yield from self.gates.sweep(now)
+        yield from self.limits.sweep(now)
 
     def debounce(self, job: StoredJob, new: NewJob, now: datetime) -> None:
         """Give the waiting job the payload of `new`, and let it wait as long as `new` would."""
@@ -75,8 +75,8 @@ class JobTable(LineTable):
         job.run_at, job.serial = now + new.delay, self._next_serial
         self._next_serial += 1
         self._line_up(job)
-        if job.new.gate is not None:
-            self._unpark(job.new.gate)
+        if job.new.holding_key is not None:
+            self._unpark(job.new.holding_key)
         self.changed(job.new.id)
 
     # Steps into the queue
@@ -120,7 +120,7 @@ class JobTable(LineTable):
     # Claiming
 
     def take(self, names: Collection[str], limit: int, now: datetime) -> Iterator[StoredJob]:
-        """Yield ready jobs in order, each processing by then. Jobs whose gate is closed are parked.
+        """Yield ready jobs in order, each processing by then. Jobs whose key is closed are parked.
 
         After it has parked many it ends, although there may be more that are ready.
         """
@@ -128,13 +128,13 @@ class JobTable(LineTable):
         to_park = MOST_PARKED
         heads = [(head, name) for name in self._wanted(names) if (head := self._ready[name].head()) is not None]
         heapq.heapify(heads)
-        while heads and limit > 0 and to_park > 0 and self.gates.queue_closed_until(now) is None:
+        while heads and limit > 0 and to_park > 0 and self.limits.queue_closed_until(now) is None:
             (_, job_id), name = heads[0]
             job = self._jobs[job_id]
             self._step_out(job)
-            if (gate := job.new.gate) is not None and self._is_closed(gate, closed, now):
+            if (key := job.new.holding_key) is not None and self._is_closed(key, closed, now):
                 to_park -= 1
-                self._park(job, gate)
+                self._park(job, key)
             else:
                 limit -= 1
                 yield self._start(job, now)
@@ -150,12 +150,12 @@ class JobTable(LineTable):
         job.attempts += 1
         job.settled_by = None
         self.let_go(job.new.id, claimed=True)
-        if WHOLE_QUEUE in self.gates.limits:
-            self.gates.take_token(QUEUE_GATE, now)
-        if (gate := job.new.gate) is not None:
-            self.gates.began(gate)
-            self.gates.take_token(gate, now)
-            self._let_next_pass(job, gate, now)
+        if WHOLE_QUEUE in self.limits.declared:
+            self.limits.take_token(QUEUE_KEY, now)
+        if (key := job.new.holding_key) is not None:
+            self.limits.began(key)
+            self.limits.take_token(key, now)
+            self._let_next_pass(job, key, now)
         self._publisher.publish(JobEventKind.ACTIVE, job.new.id)
         return job
 
@@ -192,7 +192,7 @@ class JobTable(LineTable):
     def _go_on(self, job: StoredJob, new: NewJob, now: datetime) -> None:
         job.new, job.run_at, job.serial = new, now + new.delay, self._next_serial
         job.attempts = job.stalls = job.uncounted = 0
-        job.last_error = job.failures = job.turn = None
+        job.last_error = job.failures = job.moved_back = None
         self._next_serial += 1
         self._line_up(job)
         self._publisher.publish(JobEventKind.QUEUED, new.id)
@@ -248,11 +248,11 @@ class JobTable(LineTable):
         # A request to cancel survives a crash of the worker it was meant for, but not the settlement of the attempt.
         job.cancel_requested = job.cancel_requested and stalled
         job.token = job.worker_id = job.deadline = None
-        if WHOLE_QUEUE in self.gates.limits:
+        if WHOLE_QUEUE in self.limits.declared:
             self.on_claimable()
-        if (gate := job.new.gate) is not None:
-            self.gates.ended(gate)
-            self._unpark(gate)
+        if (key := job.new.holding_key) is not None:
+            self.limits.ended(key)
+            self._unpark(key)
 
     def _finish(self, job: StoredJob, now: datetime, keep: Retention) -> None:
         self.let_go(job.new.id)
@@ -299,8 +299,8 @@ class JobTable(LineTable):
         self._step(job, step)
         self._step_out(job)
         self._delayed.discard(job.new.id)
-        if job.new.gate is not None:
-            self._unpark(job.new.gate)
+        if job.new.holding_key is not None:
+            self._unpark(job.new.holding_key)
 
     def _step(self, job: StoredJob, step: Step) -> None:
         target = after(job.state, step)

@@ -16,7 +16,6 @@ from typing import Final
 
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import LossReason
-from workers.gates import QUEUE_GATE, WHOLE_QUEUE, HeldBack, Limit, LimitKey, check_limits, limit_key_of
 from workers.jobs import (
     Cancelled,
     CancelResult,
@@ -48,6 +47,7 @@ from workers.jobs import (
     check_retention,
 )
 from workers.lifecycle import Step
+from workers.limits import QUEUE_KEY, HeldBack, Limit, check_limits, limit_key_of
 from workers.storage.base import ANY_NAME
 from workers.storage.failures import lost_attempt, noted_failure, with_failure
 from workers.storage.memory.dependents import DependentTable
@@ -97,7 +97,7 @@ class QueueSteps:
         self.table.declare_limits(limits)
 
     def declared_limits(self) -> dict[str, Limit]:
-        return dict(self.table.gates.limits)
+        return dict(self.table.limits.declared)
 
     def remove_limit(self, name: str) -> bool:
         return self.table.remove_limit(name)
@@ -108,11 +108,11 @@ class QueueSteps:
     def _held_back(self, job: StoredJob | None, now: datetime) -> HeldBack | None:
         if job is None or job.state is not JobState.QUEUED:
             return None
-        own = limit_key_of(job.new.gate)
-        for gate, key in ((job.new.gate, own), (QUEUE_GATE, LimitKey(WHOLE_QUEUE))):
-            closed = None if gate is None or key is None else self.table.gates.closed_until(gate, now)
-            if key is not None and closed is not None:
-                return HeldBack(*key, None if closed is WHEN_ONE_ENDS else closed)
+        for key in (job.new.holding_key, QUEUE_KEY):
+            own = limit_key_of(key)
+            closed = None if key is None or own is None else self.table.limits.closed_until(key, now)
+            if own is not None and closed is not None:
+                return HeldBack(*own, None if closed is WHEN_ONE_ENDS else closed)
         return None
 
     def pause(self, paused: bool) -> None:
@@ -131,7 +131,7 @@ class QueueSteps:
             rows = [self.cron_rows[name] for _, name in names]
         return CronLook(now=now, rows=rows, next_due=min(dates.values(), default=None))
 
-    def turn_cron(self, row: CronRow, jobs: Sequence[NewJob], now: datetime) -> bool:
+    def replace_cron(self, row: CronRow, jobs: Sequence[NewJob], now: datetime) -> bool:
         known = self.cron_rows.get(row.name)
         if row.revision != (1 if known is None else known.revision + 1):
             return False
@@ -217,7 +217,7 @@ class QueueSteps:
             return None
         due = self.table.next_due()
         if self.table.claimable(names):
-            closed = self.table.gates.queue_closed_until(now)
+            closed = self.table.limits.queue_closed_until(now)
             if closed is None:
                 return timedelta(0)
             if closed is not WHEN_ONE_ENDS:

@@ -16,7 +16,6 @@ from typing import Final
 
 from workers.checks import check_text
 from workers.clock import Clock, ManualClock, SystemClock
-from workers.gates import HeldBack, Limit
 from workers.jobs import (
     CancelResult,
     Claim,
@@ -39,7 +38,8 @@ from workers.jobs import (
     SettleOutcome,
     WorkerInfo,
 )
-from workers.storage.base import Limits
+from workers.limits import HeldBack, Limit
+from workers.storage.base import Capabilities
 from workers.storage.memory.dependents import DependentTable
 from workers.storage.memory.steps import QueueSteps
 from workers.storage.rules import refuse_other_queues, refuse_transaction
@@ -52,7 +52,7 @@ class MemoryStorage:
     With a `ManualClock`, `wait` wakes for delayed jobs when the clock is advanced; its timeout is real time.
     """
 
-    limits: Final = Limits(
+    capabilities: Final = Capabilities(
         clock="machine",
         durable=False,
         processes="one",
@@ -104,8 +104,8 @@ class MemoryStorage:
     async def crons(self, *, due: bool = False) -> CronLook:
         return self._queue.crons(due, self._now())
 
-    async def turn_cron(self, row: CronRow, *, jobs: Sequence[NewJob] = ()) -> bool:
-        return self._queue.turn_cron(row, jobs, self._now())
+    async def replace_cron(self, row: CronRow, *, jobs: Sequence[NewJob] = ()) -> bool:
+        return self._queue.replace_cron(row, jobs, self._now())
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
         return self._queue.claim(worker_id, leases, limit, self._now())

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias
 
 from workers.errors import StorageError, StorageUnavailable
 from workers.storage.abilities import ServerFault, Severity
-from workers.storage.base import Limits
+from workers.storage.base import Capabilities
 from workers.storage.redis_urls import take_parameter
 
 Command: TypeAlias = tuple[str | bytes | int | float, ...]
@@ -73,10 +73,10 @@ class Examination:
         """Whether scripts may say that they run on a full server; assumed of one that does not tell its version."""
         return self.version is None or self.version >= ALLOWS_OOM
 
-    def known(self, limits: Limits) -> Limits:
-        """Return the limits with what is known of this server."""
-        works_when_full = limits.works_when_full and self.works_when_full
-        return replace(limits, durable=self.durable, works_when_full=works_when_full)
+    def known(self, capabilities: Capabilities) -> Capabilities:
+        """Return the capabilities with what is known of this server."""
+        works_when_full = capabilities.works_when_full and self.works_when_full
+        return replace(capabilities, durable=self.durable, works_when_full=works_when_full)
 
     def faults(self, *, allow_eviction: bool) -> list[ServerFault]:
         """Return what is wrong, the gravest first."""

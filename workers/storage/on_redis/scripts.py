@@ -9,7 +9,7 @@ from importlib.resources import files
 from typing import Final, TypeAlias
 
 CONFIRMED: Final = frozenset(
-    {"enqueue", "enqueue_once", "turn_cron", "settle", "cancel", "complete", "retry", "remove"}
+    {"enqueue", "enqueue_once", "replace_cron", "settle", "cancel", "complete", "retry", "remove"}
     | {"promote", "drain", "clean", "keep"}
 )
 """The scripts whose change replicas confirm before it is acknowledged, where that is asked for; see `redis_urls`."""

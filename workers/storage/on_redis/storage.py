@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from workers.storage.abilities import ServerFault
-    from workers.storage.base import Limits
+    from workers.storage.base import Capabilities
     from workers.storage.on_redis.scripts import ScriptCall
     from workers.storage.on_redis.server import RedisServer
     from workers.storage.on_redis.subscribers import ChannelSubscribers
@@ -77,7 +77,7 @@ class ScriptedStorage(ABC):
     ids_at_once: int = AT_ONCE
     """How many jobs one script of an operator handles at most."""
 
-    limits: Limits
+    capabilities: Capabilities
     """What is known of the server comes with `connect`."""
 
     exchanges_at_once: Final = 2
@@ -89,7 +89,7 @@ class ScriptedStorage(ABC):
         self._server = server
         self._allow_eviction = allow_eviction
         self._subscribers = subscribers
-        self._declared = self.limits
+        self._declared = self.capabilities
         self._unread = Unread[str | bytes | int]()
 
     @abstractmethod
@@ -170,12 +170,12 @@ class ScriptedStorage(ABC):
 
     async def connect(self) -> None:
         await self._server.open()
-        self.limits = self._server.seen.known(self._declared)
+        self.capabilities = self._server.seen.known(self._declared)
 
     async def examine(self) -> None:
         """Look at the server again, unless that was done a moment ago: another may have taken its place."""
         await self._server.examine()
-        self.limits = self._server.seen.known(self._declared)
+        self.capabilities = self._server.seen.known(self._declared)
 
     def faults(self) -> list[ServerFault]:
         return self._server.seen.faults(allow_eviction=self._allow_eviction)

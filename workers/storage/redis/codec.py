@@ -17,7 +17,6 @@ import msgpack
 
 from workers.deduplication import DeduplicationMode
 from workers.errors import StorageError, UnknownDependency
-from workers.gates import fair_key_of, limit_key_of, ordering_key_of
 from workers.jobs import (
     DROP,
     MESSAGE_CHARACTERS,
@@ -39,6 +38,7 @@ from workers.jobs import (
     Retried,
     Settlement,
 )
+from workers.limits import fair_key_of, limit_key_of, ordering_key_of
 from workers.retry import RetryPolicy
 from workers.storage.failures import decode_failures, noted_failure
 from workers.storage.on_redis.messages import STATES, duration, moment, pack, unpack
@@ -98,7 +98,7 @@ def _decoded_lease(microseconds: int) -> timedelta:
 
 def encode_job(job: NewJob) -> Packed:
     """Return the job as `add.lua` takes it."""
-    name, key = job.name.encode(), (job.gate or "").encode()
+    name, key = job.name.encode(), (job.holding_key or "").encode()
     rest = b"".join(
         (
             _REST.pack(
@@ -170,7 +170,7 @@ class RedisRecord(NamedTuple):
     keep_completed: int
     keep_failed: int
     name: bytes
-    gate: bytes
+    key: bytes
     chain_index: int
     finish: int
 
@@ -185,13 +185,13 @@ def decode_record(record: bytes) -> RedisRecord:
     name = record[at + 2 : finish]
     at = finish
     finish += 2 + _LENGTH.unpack_from(record, at)[0]
-    gate = record[at + 2 : finish]
+    key = record[at + 2 : finish]
     chain_index = 0
     if version == _LINKED_RECORD:
         chain_index = _LINK.unpack_from(record, finish)[0]
         finish += _LINK.size
     return RedisRecord(
-        place, created, priority, max_attempts, keep_completed, keep_failed, name, gate, chain_index, finish
+        place, created, priority, max_attempts, keep_completed, keep_failed, name, key, chain_index, finish
     )
 
 
@@ -204,7 +204,7 @@ def decode_new_job(job_id: str, packed: bytes) -> NewJob:
     """
     record = decode_record(packed)
     backoff, payload = _decode_body(packed, record.finish)
-    gate = record.gate.decode() or None
+    key = record.key.decode() or None
     return NewJob(
         id=job_id,
         name=record.name.decode(),
@@ -213,9 +213,9 @@ def decode_new_job(job_id: str, packed: bytes) -> NewJob:
         keep_completed=_decoded_retention(record.keep_completed),
         keep_failed=_decoded_retention(record.keep_failed),
         priority=record.priority,
-        ordering_key=ordering_key_of(gate),
-        limit_key=limit_key_of(gate),
-        fair_key=fair_key_of(gate),
+        ordering_key=ordering_key_of(key),
+        limit_key=limit_key_of(key),
+        fair_key=fair_key_of(key),
         backoff=backoff,
         chain_index=record.chain_index,
     )

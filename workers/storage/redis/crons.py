@@ -26,11 +26,11 @@ async def crons(lua: RedisScripts, *, due: bool) -> CronLook:
     )
 
 
-async def turn_cron(lua: RedisScripts, row: CronRow, jobs: Sequence[NewJob]) -> bool:
-    """See `KeepsCrons.turn_cron`."""
+async def replace_cron(lua: RedisScripts, row: CronRow, jobs: Sequence[NewJob]) -> bool:
+    """See `KeepsCrons.replace_cron`."""
     due = 0 if row.due is None else (row.due - _EPOCH) // timedelta(microseconds=1)
     packed = pack((bytes_of(row.name), row.revision, due, bytes_of(row.body)))
-    return bool(await lua.run("turn_cron", packed, pack([codec.encode_job(job) for job in jobs])))
+    return bool(await lua.run("replace_cron", packed, pack([codec.encode_job(job) for job in jobs])))
 
 
 def _decoded(packed: Sequence[Reply]) -> CronRow:

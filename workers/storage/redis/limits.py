@@ -1,10 +1,10 @@
-"""The limits of a queue on Redis; `lua/gates.lua` has their format."""
+"""The limits of a queue on Redis; `lua/holding.lua` has their format."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from workers.gates import QUEUE_GATE, WHOLE_QUEUE, HeldBack, Limit, LimitKey, check_limits, limit_key_of
+from workers.limits import HeldBack, Limit, LimitKey, check_limits, limit_key_of
 from workers.storage.on_redis.messages import duration, moment, pack, unpack
 from workers.storage.on_redis.wire import Reply
 from workers.storage.redis.codec import Packed, bytes_of, text_of
@@ -17,8 +17,8 @@ async def declare(lua: RedisScripts, limits: Mapping[str, Limit]) -> None:
     await lua.run("declare", pack({name.encode(): _encoded(limit) for name, limit in limits.items()}), 0)
 
 
-async def make_gates(lua: RedisScripts) -> None:
-    """Let the queue have gates, before its first job with one is enqueued; the other scripts look whether it has."""
+async def make_holding(lua: RedisScripts) -> None:
+    """Let the queue have limit and fair keys, before its first job with one; the other scripts look whether it may."""
     await lua.run("declare", pack({}), 0)
 
 
@@ -40,9 +40,8 @@ async def held_back(lua: RedisScripts, ids: Sequence[str]) -> list[HeldBack | No
 
 
 def _held_back(found: Sequence[Reply]) -> HeldBack:
-    gate, opens = text_of(found[0]), float(found[1])
-    key = limit_key_of(gate) if gate != QUEUE_GATE else LimitKey(WHOLE_QUEUE)
-    return HeldBack(*(key or LimitKey(gate)), moment(opens) if opens else None)
+    key, opens = text_of(found[0]), float(found[1])
+    return HeldBack(*(limit_key_of(key) or LimitKey(key)), moment(opens) if opens else None)
 
 
 def _encoded(limit: Limit) -> Packed:

@@ -18,7 +18,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(("clean", "pause", "paused", "keep", "progress", "wake", "farewell", "unread"), ()),
     **dict.fromkeys(("cancel", "complete", "remove", "drain", "promote"), ("dependents",)),
     "crons": ("recurring",),
-    "turn_cron": ("recurring", "add"),
+    "replace_cron": ("recurring", "add"),
     "enqueue": ("add",),
     "enqueue_once": ("marks", "add"),
     "enqueue_after": ("dependents", "marks", "after", "add"),
@@ -33,20 +33,20 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "sweep": ("holders",),
 }
 """Every script, and the files it needs beside `batched.lua`, `states.lua`, `foreign.lua`, `keys.lua`, `queue.lua`
-and `gates.lua`, with which all begin. `repair` is not listed: it mends what keeps the others from starting.
+and `holding.lua`, with which all begin. `repair` is not listed: it mends what keeps the others from starting.
 """
 
 
-def _gating(name: str) -> tuple[str, ...]:
-    """Return the part of the one script that may make the gates of a queue."""
-    return ("gating",) if name == "declare" else ()
+def _declaring(name: str) -> tuple[str, ...]:
+    """Return the part of the one script that lets a queue have limits."""
+    return ("limiting",) if name == "declare" else ()
 
 
 @cache
 def scripts() -> Mapping[str, Script]:
     """Return every script, by its name."""
     working = {
-        name: assembled(__package__, "keys", "queue", *_gating(name), "gates", *parts, name)
+        name: assembled(__package__, "keys", "queue", *_declaring(name), "holding", *parts, name)
         for name, parts in PARTS.items()
     }
     return working | {"repair": assembled(__package__, "keys", "quarantine", "repair")}
@@ -60,7 +60,7 @@ def loaded_scripts() -> Sequence[Script]:
 ON_A_FULL_SERVER: Final = "#!lua flags=allow-oom\n"
 TOO_OLD: Final = f"{FULL}; a server of Redis 7 or newer would let workers work it off"
 DRAINING: Final = frozenset(PARTS) - {
-    *("enqueue", "enqueue_once", "turn_cron", "settle", "complete", "go_on", "progress", "declare")
+    *("enqueue", "enqueue_once", "replace_cron", "settle", "complete", "go_on", "progress", "declare")
 }
 """The scripts that run on a full server. Each adds at most a few hundred bytes per job that is there already. What
 settlements add is looked at first, see `room.py`."""

@@ -11,7 +11,7 @@ Theory of operation. All keys of a queue begin with `{<prefix>:<queue>}`, which 
 | `:leases` | sorted set | processing jobs by the end of their lease |
 | `:completed`, `:failed`, `:cancelled` | sorted set | records by when they expire |
 | `:marks` | hash | deduplication keys, and the jobs that have to release one |
-| `:gates`, `:passing` | hash, sorted set | limits, and the fronts of fair keys; running jobs by their limit's key |
+| `:keys`, `:passing` | hash, sorted set | limits, and the fronts of fair keys; running jobs by their limit's key |
 | `:crons`, `:crons_due` | hash, sorted set | what recurs, and by when it is due |
 | `:filling`, `:opening` | sorted set | keys of limits by when their bucket is full, and by when parked jobs go on |
 | `:waiting` | sorted set | jobs that wait for others, by when they were enqueued |
@@ -43,7 +43,6 @@ from redis.asyncio import Redis
 from workers.batching import Batcher
 from workers.checks import check_text
 from workers.errors import StorageFull
-from workers.gates import HeldBack, Limit
 from workers.jobs import (
     UNCOUNTED_RETRIES,
     CancelResult,
@@ -70,7 +69,8 @@ from workers.jobs import (
     WorkerInfo,
     check_retention,
 )
-from workers.storage.base import ANY_NAME, Limits
+from workers.limits import HeldBack, Limit
+from workers.storage.base import ANY_NAME, Capabilities
 from workers.storage.on_redis.batches import AT_ONCE, in_steps, portions
 from workers.storage.on_redis.claiming import claimed
 from workers.storage.on_redis.examination import Care, take_eviction
@@ -132,7 +132,7 @@ class RedisStorage(ScriptedStorage):
         StorageError: a target that is no Redis URL.
     """
 
-    limits = Limits(
+    capabilities = Capabilities(
         clock="server",
         durable=None,
         processes="many",
@@ -162,7 +162,7 @@ class RedisStorage(ScriptedStorage):
         server = RedisServer(target, timeout, base=keys, scripts=loaded_scripts, text=False, care=care)
         self._lua = RedisScripts(server, keys)
         super().__init__(queue, server, RedisSubscribers(self._lua), allow_eviction=allow_eviction)
-        self._gated = False  # whether this storage has let the queue have gates
+        self._may_hold = False  # whether this storage has let the queue have limit keys and fair keys
         self._quarantine = RedisQuarantine(self._lua, self.enqueue)
         self._held_wakes = HeldWakes()
         self._results = Batcher(partial(inspect.ends, self._lua), RESULTS_AT_ONCE)
@@ -201,9 +201,9 @@ class RedisStorage(ScriptedStorage):
         refuse_other_queues(jobs, "RedisStorage")
         for job in jobs:
             check_fits_redis(job.id, job.payload)
-        if not self._gated and any(job.limit_key is not None or job.fair_key is not None for job in jobs):
-            await declared_limits.make_gates(self._lua)
-            self._gated = True
+        if not self._may_hold and any(job.limit_key is not None or job.fair_key is not None for job in jobs):
+            await declared_limits.make_holding(self._lua)
+            self._may_hold = True
         results: list[EnqueueResult] = []
         keys = [job.deduplication.key for job in jobs if job.deduplication is not None]
         follow = any(job.after for job in jobs)
@@ -356,11 +356,11 @@ class RedisStorage(ScriptedStorage):
     async def crons(self, *, due: bool = False) -> CronLook:
         return await kept_crons.crons(self._lua, due=due)
 
-    async def turn_cron(self, row: CronRow, *, jobs: Sequence[NewJob] = ()) -> bool:
+    async def replace_cron(self, row: CronRow, *, jobs: Sequence[NewJob] = ()) -> bool:
         refuse_other_queues(jobs, "RedisStorage")
         for job in jobs:
             check_fits_redis(job.id, job.payload)
-        return await kept_crons.turn_cron(self._lua, row, jobs)
+        return await kept_crons.replace_cron(self._lua, row, jobs)
 
     async def declare_limits(self, limits: Mapping[str, Limit]) -> None:
         await declared_limits.declare(self._lua, limits)

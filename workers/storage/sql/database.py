@@ -19,7 +19,6 @@ from weakref import WeakSet
 
 from sqlalchemy import Connection, RootTransaction, text
 
-from workers.gates import Limit
 from workers.homes import ForkLock
 from workers.jobs import (
     Claim,
@@ -32,6 +31,7 @@ from workers.jobs import (
     Settlement,
     SettleOutcome,
 )
+from workers.limits import Limit
 from workers.storage.abilities import Admission, Exchange
 from workers.storage.sql import schema
 from workers.storage.sql.caller import Caller, when_committed
@@ -99,7 +99,7 @@ class Database(Protocol):
     ) -> Step[Exchange] | None:
         """Settle and claim in one transaction; None, with nothing done, if that would be more work than apart."""
 
-    def turn_cron(self, begin: Begin, row: CronRow, jobs: Sequence[NewJob]) -> Future[bool]: ...
+    def replace_cron(self, begin: Begin, row: CronRow, jobs: Sequence[NewJob]) -> Future[bool]: ...
 
     async def settle_with(
         self, connection: object, begin: Begin, settlements: Sequence[Settlement]

@@ -2,8 +2,9 @@
 
 Theory of operation. Queues share the tables and are told apart by a small integer. A job's row is small and changes
 often. Its payload is in `workers_payloads` and is written once, then replaced by the result when the job completes.
-`state` is finer than the public state: `held` is a queued job whose gate is closed: its ordering key is busy, its limit
-lets no more start, or its fair key had its turn. The column `ordering_key` has the gate, see `workers.gates`.
+`state` is finer than the public state: `held` is a queued job that its holding key keeps back: its ordering key is
+busy, its limit lets no more start, or another of its fair key comes first. The column `ordering_key` has the holding
+key, see `workers.limits`.
 
 Every transition finds its rows through a partial index that holds just the rows in question, in the order wanted, so
 that no step grows with the backlog: `ready` and `ready_by_name` in claim order, `delayed` by due time, `leases` by
@@ -42,7 +43,7 @@ VERSION: Final = 10
 
 metadata: Final = MetaData()
 _FUNCTIONS: Final = (
-    "postgres/gates.sql",
+    "postgres/limits.sql",
     "postgres/steps.sql",
     "postgres/keys.sql",
     "postgres/dependents.sql",

@@ -15,7 +15,6 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from workers.checks import check_text
 from workers.clock import Clock, ManualClock, SystemClock
 from workers.errors import StorageUnavailable, Unsupported, WorkersError
-from workers.gates import HeldBack, Limit
 from workers.jobs import (
     CancelResult,
     Claim,
@@ -40,8 +39,9 @@ from workers.jobs import (
     WorkerInfo,
     check_retention,
 )
+from workers.limits import HeldBack, Limit
 from workers.storage.abilities import Admission, Exchange
-from workers.storage.base import Limits
+from workers.storage.base import Capabilities
 from workers.storage.rules import bounded_count, check_claim
 from workers.storage.sql import schema
 from workers.storage.sql.caller import Sessions, checked
@@ -96,7 +96,7 @@ class SqlStorage:
         check_text("queue name", queue)
         self._target = parse_target(target, busy_timeout)
         self._name = queue
-        if clock is not None and self.limits.clock == "server":
+        if clock is not None and self.capabilities.clock == "server":
             raise Unsupported("PostgreSQL's own clock decides what is due; leave `clock` out")
         self._clock: Clock = clock or SystemClock()
         self._users = 0
@@ -113,8 +113,8 @@ class SqlStorage:
         return f"SqlStorage({self._target.url!r}, queue={self._name!r})"
 
     @property
-    def limits(self) -> Limits:
-        return self._target.limits
+    def capabilities(self) -> Capabilities:
+        return self._target.capabilities
 
     @property
     def queue(self) -> str:
@@ -359,8 +359,8 @@ class SqlStorage:
     async def crons(self, *, due: bool = False) -> CronLook:
         return await self._read(partial(crons.crons, due=due))
 
-    async def turn_cron(self, row: CronRow, *, jobs: Sequence[NewJob] = ()) -> bool:
-        return await outcome(self._writable().turn_cron(self._transaction, row, jobs))
+    async def replace_cron(self, row: CronRow, *, jobs: Sequence[NewJob] = ()) -> bool:
+        return await outcome(self._writable().replace_cron(self._transaction, row, jobs))
 
     async def declare_limits(self, limits: Mapping[str, Limit]) -> None:
         await self._write(partial(declare, limits=dict(limits)))
@@ -469,7 +469,7 @@ class SqlStorage:
         return Transaction(connection=connection, queue=self._id, clock=self._now, quiet=quiet)
 
     def _now(self, connection: Executor) -> int:
-        if self.limits.clock == "server":
+        if self.capabilities.clock == "server":
             return int(connection.execute(_POSTGRES_CLOCK).scalar_one())
         return milliseconds(self._clock.now())
 

@@ -11,7 +11,7 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from workers.errors import StorageError, Unsupported
-from workers.storage.base import Limits
+from workers.storage.base import Capabilities
 from workers.storage.sql.database import Database
 from workers.storage.sql.sqlite.database import SqliteTarget
 
@@ -20,7 +20,7 @@ class Target(Protocol):
     """The database that a storage is on, before anybody connects."""
 
     @property
-    def limits(self) -> Limits: ...
+    def capabilities(self) -> Capabilities: ...
 
     @property
     def url(self) -> str:

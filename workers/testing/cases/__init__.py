@@ -24,7 +24,7 @@ MODULES: Final = (
         "cancel",
         "flows",
     ),
-    *("deduplication", "chains", "dependencies", "dependencies_across", "outcomes", "progress"),
+    *("deduplication", "chains", "dependencies", "dependencies_across", "follow_ups", "outcomes", "progress"),
     *("inspect", "records", "manage", "events", "identifiers", "payloads", "bad_input", "isolation", "restart", "full"),
 )
 

@@ -97,7 +97,7 @@ async def impossible_leases_are_refused(harness: Harness) -> None:
 async def the_farthest_times_are_kept(harness: Harness) -> None:
     """The longest delay, and leases and retentions of 100 years, work; a retry may ask for any time at all."""
     storage = await harness.open()
-    await enqueue(storage, job("scheduled", delay=harness.limits.longest_delay), job("there", keep=MAX_DELAY))
+    await enqueue(storage, job("scheduled", delay=harness.capabilities.longest_delay), job("there", keep=MAX_DELAY))
     held = await claim_one(storage, lease=MAX_DELAY)
     assert held.job_id == "there"
     assert (await storage.renew([held])).lost == {}
@@ -158,7 +158,7 @@ async def any_number_is_a_limit(harness: Harness) -> None:
         assert (await storage.list(JobState.QUEUED, limit=limit)).jobs == ()
         assert await storage.clean(JobState.COMPLETED, older_than=timedelta.min, limit=limit) == 0
         assert await storage.sweep(limit) == 0
-        if harness.limits.bounded_recovery:
+        if harness.capabilities.bounded_recovery:
             assert (await storage.recover(limit)).requeued == ()
     for limit in (1 << 31, 1 << 63, 1 << 70):
         claims = await claim(storage, limit)

@@ -186,7 +186,7 @@ async def a_cancelled_job_can_be_retried(harness: Harness) -> None:
     await apply(storage, stopped(running))
     assert await storage.retry(["waiting", "running"]) == 2
     again = await status(storage, "waiting")
-    made = 0 if harness.limits.fresh_retries else 1
+    made = 0 if harness.capabilities.fresh_retries else 1
     assert (again.state, again.attempt, again.finished_at, again.last_error) == (JobState.QUEUED, made, None, None)
     assert (await storage.counts())[JobState.CANCELLED] == 0
     claims = {held.job_id: held for held in await claim(storage, 5)}

@@ -1,4 +1,4 @@
-"""What recurs: rows that one of many callers turns, and the jobs of that turn."""
+"""What recurs: rows that one of many callers replaces, and the jobs of that tick."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ async def look(storage: Storage, *, due: bool = False) -> CronLook:
     return await keeper(storage).crons(due=due)
 
 
-async def turn(storage: Storage, row: CronRow, *jobs: NewJob) -> bool:
-    """Turn a row."""
-    return await keeper(storage).turn_cron(row, jobs=jobs)
+async def replace_row(storage: Storage, row: CronRow, *jobs: NewJob) -> bool:
+    """Replace a row."""
+    return await keeper(storage).replace_cron(row, jobs=jobs)
 
 
 def row(name: str, revision: int, due: datetime | None, body: str = "{}") -> CronRow:
@@ -41,57 +41,57 @@ async def a_row_is_kept_as_it_was_given(harness: Harness) -> None:
     due = (await look(storage)).now.replace(microsecond=123_000) + HOUR
     rows = [row("a", 1, due, '{"text": "\\u0000 \u00e4 \U0001f600"}'), row("b \u00e4:%{x}", 1, None)]
     for one in reversed(rows):
-        assert await turn(storage, one)
+        assert await replace_row(storage, one)
     found = await look(storage)
     assert (list(found.rows), found.next_due) == (rows, due)
 
 
 @case(guarantees=(28,), needs=(CRONS, CRON_ROWS))
-async def a_row_is_turned_once_from_each_revision(harness: Harness) -> None:
+async def a_row_is_replaced_once_from_each_revision(harness: Harness) -> None:
     """Of twenty callers one does it, and only its jobs are enqueued; a repeated call has no effect."""
     storage = await harness.open()
     other = await harness.open(storage.queue)
     now = (await look(storage)).now
-    assert await turn(storage, row("a", 1, now))
+    assert await replace_row(storage, row("a", 1, now))
     for revision in (2, 3):
-        turned = await asyncio.gather(
+        replaced = await asyncio.gather(
             *(
-                turn(one, row("a", revision, now), job(f"{revision}-{number}"))
+                replace_row(one, row("a", revision, now), job(f"{revision}-{number}"))
                 for number in range(10)
                 for one in (storage, other)
             )
         )
-        assert sum(turned) == 1
+        assert sum(replaced) == 1
         assert len(await claim(storage, 30)) == 1
-    assert not await turn(storage, row("a", 3, now), job("late"))
-    assert not await turn(storage, row("a", 9, now), job("early"))
-    assert not await turn(storage, row("unknown", 2, now), job("none"))
+    assert not await replace_row(storage, row("a", 3, now), job("late"))
+    assert not await replace_row(storage, row("a", 9, now), job("early"))
+    assert not await replace_row(storage, row("unknown", 2, now), job("none"))
     assert await claim(storage, 30) == []
 
 
 @case(guarantees=(28,), needs=(CRONS, CRON_ROWS))
-async def the_jobs_of_a_turn_are_jobs_as_any(harness: Harness) -> None:
-    """They wake whoever waits. One whose id is known is not enqueued again; the row is turned all the same."""
+async def the_jobs_of_a_tick_are_jobs_as_any(harness: Harness) -> None:
+    """They wake whoever waits. One whose id is known is not enqueued again; the row is replaced all the same."""
     storage = await harness.open()
     now = (await look(storage)).now
-    assert await turn(storage, row("a", 1, now))
+    assert await replace_row(storage, row("a", 1, now))
     waiting = asyncio.create_task(next_claim(storage))
     await asyncio.sleep(0)
-    assert await turn(storage, row("a", 2, now), job("first"))
+    assert await replace_row(storage, row("a", 2, now), job("first"))
     claimed = await waiting
     assert claimed.job_id == "first"
-    assert await turn(storage, row("a", 3, now), job("first"), job("second"))
+    assert await replace_row(storage, row("a", 3, now), job("first"), job("second"))
     assert ids(await claim(storage, 10)) == ["second"]
     await settle(storage, completed(claimed))
     assert await state(storage, "first") is JobState.COMPLETED
 
 
 @case(guarantees=(28,), needs=(CRONS, CRON_ROWS))
-async def a_paused_queue_gets_the_jobs_of_a_turn(harness: Harness) -> None:
+async def a_paused_queue_gets_the_jobs_of_a_tick(harness: Harness) -> None:
     """They wait, as all others do."""
     storage = await harness.open()
     await storage.pause()
-    assert await turn(storage, row("a", 1, None), job("first"))
+    assert await replace_row(storage, row("a", 1, None), job("first"))
     assert await claim(storage) == []
     await storage.resume()
     assert (await claim_one(storage)).job_id == "first"
@@ -103,8 +103,8 @@ async def what_is_due_is_found(harness: Harness) -> None:
     storage = await harness.open()
     now = (await look(storage)).now.replace(microsecond=0)
     for name, hours in (("late", 3), ("soon", 1), ("between", 2)):
-        assert await turn(storage, row(name, 1, now + hours * HOUR))
-    assert await turn(storage, row("never", 1, None))
+        assert await replace_row(storage, row(name, 1, now + hours * HOUR))
+    assert await replace_row(storage, row("never", 1, None))
     assert (await look(storage, due=True)).rows == []
     assert (await look(storage, due=True)).next_due == now + HOUR
     await harness.advance(2 * HOUR + timedelta(minutes=1))
@@ -118,9 +118,9 @@ async def rows_belong_to_their_queue(harness: Harness) -> None:
     """Another queue of the same database has none of them, and may have one of the same name."""
     storage, other = await harness.open(), await harness.open()
     now = (await look(storage)).now
-    assert await turn(storage, row("a", 1, now), job("mine"))
+    assert await replace_row(storage, row("a", 1, now), job("mine"))
     assert (await look(other)).rows == []
-    assert await turn(other, row("a", 1, now), job("theirs"))
+    assert await replace_row(other, row("a", 1, now), job("theirs"))
     assert ids(await claim(storage, 10)) == ["mine"]
 
 
@@ -128,7 +128,7 @@ async def rows_belong_to_their_queue(harness: Harness) -> None:
 async def rows_outlive_the_storage_object(harness: Harness) -> None:
     """And whatever becomes of their jobs."""
     storage = await harness.open()
-    assert await turn(storage, row("a", 1, None), job("first"))
+    assert await replace_row(storage, row("a", 1, None), job("first"))
     await storage.remove(["first"])
     again = await harness.open(storage.queue)
     assert [one.revision for one in (await look(again)).rows] == [1]

@@ -372,14 +372,14 @@ async def keys_are_seen_by_later_clients(harness: Harness) -> None:
 
 @case(guarantees=(24,))
 async def a_storage_without_keys_says_so(harness: Harness) -> None:
-    """Where `limits.deduplication` is declared away, a key is refused with `Unsupported`, and nothing is inserted."""
+    """Without `capabilities.deduplication` a key is refused with `Unsupported`, and nothing is inserted."""
     storage = await harness.open()
     jobs = [job("plain"), job("keyed", deduplication=_simple())]
     try:
         answers = await storage.enqueue(jobs)
     except Unsupported:
-        assert not harness.limits.deduplication
+        assert not harness.capabilities.deduplication
         assert await storage.status(["plain", "keyed"]) == [None, None]
     else:
-        assert harness.limits.deduplication
+        assert harness.capabilities.deduplication
         assert [answer.status for answer in answers] == [EnqueueStatus.QUEUED] * 2

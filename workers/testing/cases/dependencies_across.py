@@ -54,11 +54,11 @@ async def _error(storage: Storage, job_id: str) -> str:
 
 @case(guarantees=(25,), needs=(DEPENDENCIES,))
 async def a_storage_of_one_queue_says_so(harness: Harness) -> None:
-    """Where `limits.dependencies_across_queues` is not declared, such a job is refused, and nothing is stored."""
+    """Where `capabilities.dependencies_across_queues` is not declared, such a job is refused, and nothing is stored."""
     storage, parts = await harness.open(), await harness.open()
     await enqueue(parts, job("part"))
     refused = await _refusal(storage, _follower("whole", JobRef(parts.queue, "part")))
-    if harness.limits.dependencies_across_queues:
+    if harness.capabilities.dependencies_across_queues:
         assert refused is None
         assert await state(storage, "whole") is JobState.WAITING
     else:

@@ -182,7 +182,7 @@ async def a_delayed_job_runs_when_it_is_due(harness: Harness) -> None:
 async def the_longest_delay_is_kept(harness: Harness) -> None:
     """The longest delay that the storage takes (100 years unless it declares less) is kept and does not overflow."""
     storage = await harness.open()
-    longest = harness.limits.longest_delay
+    longest = harness.capabilities.longest_delay
     await enqueue(storage, job("far", delay=longest))
     far = await status(storage, "far")
     assert far.state is JobState.SCHEDULED

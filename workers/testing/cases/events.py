@@ -144,7 +144,7 @@ async def a_small_result_travels_with_the_end(harness: Harness) -> None:
     other = await harness.open(storage.queue)
     results = {"soon": b"", "now": b"x" * 4_096, "chain": b"\x00 \n:%\xff", "outside": b'"1"'}
     for name, result in results.items():
-        if name == "outside" and not harness.limits.outside_endings:
+        if name == "outside" and not harness.capabilities.outside_endings:
             continue
         await enqueue(storage, job(name, keep=harness.moment if name == "soon" else DROP))
         async with other.subscribe(name) as subscription:
@@ -174,14 +174,14 @@ async def a_large_result_waits_to_be_read(harness: Harness) -> None:
         await apply(storage, completed(dropped, large, keep=DROP))
         assert (await _end_told(subscription)).result is None
     ended = [short.job_id, chosen.job_id]
-    if harness.limits.outside_endings:
+    if harness.capabilities.outside_endings:
         await storage.complete(outside.job_id, large)
         ended.append(outside.job_id)
     assert await state(storage, "dropped") is None
     await harness.advance(harness.moment * 2)
     for name in ended:
         assert await storage.result(name) == JobOutcome(kind=OutcomeKind.COMPLETED, result=large)
-    if harness.moves_time and harness.limits.retention_per_job:
+    if harness.moves_time and harness.capabilities.retention_per_job:
         await harness.advance(timedelta(minutes=1))
         assert [await storage.result(name) for name in ended] == [None] * len(ended)
 

@@ -14,17 +14,17 @@ from workers.testing.steps import apply, claim, claim_one, completed, enqueue, j
 
 @case(guarantees=(24,))
 async def a_storage_without_flows_says_so(harness: Harness) -> None:
-    """Where `limits.flows` is declared away, a flow is refused with `Unsupported`, and nothing is inserted."""
+    """Without `capabilities.flows` a flow is refused with `Unsupported`, and nothing is inserted."""
     storage = await harness.open()
     tree = FlowJob(payload=None, id="parent", children=[FlowJob(payload=None, id="child")])
     async with Queue(storage) as queue:
         try:
             answer = await queue.enqueue_flow(tree)
         except Unsupported:
-            assert not harness.limits.flows
+            assert not harness.capabilities.flows
             assert await storage.status(["parent", "child"]) == [None, None]
         else:
-            assert harness.limits.flows
+            assert harness.capabilities.flows
             assert [one.status for one in (answer, *answer.children)] == [EnqueueStatus.QUEUED] * 2
 
 

@@ -50,7 +50,7 @@ async def _takes(storage: Storage, name: str) -> bool:
 
 async def _possible(harness: Harness, storage: Storage) -> list[str]:
     """Return the nasty ids that the storage takes."""
-    return [name for name in NASTY if harness.limits.any_id or await _takes(storage, name)]
+    return [name for name in NASTY if harness.capabilities.any_id or await _takes(storage, name)]
 
 
 @case(guarantees=(9,), needs=(ANY_ID,))
@@ -62,7 +62,7 @@ async def no_text_is_refused(harness: Harness) -> None:
 
 @case(guarantees=(9, 24))
 async def a_refused_id_is_unsupported(harness: Harness) -> None:
-    """Where `limits.any_id` is declared away, some ids are `Unsupported`: none is inserted, and no verb finds one."""
+    """Without `capabilities.any_id` some ids are `Unsupported`: none is inserted, and no verb finds one."""
     storage = await harness.open()
     for name in set(NASTY) - set(await _possible(harness, storage)):
         try:

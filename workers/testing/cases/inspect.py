@@ -30,7 +30,7 @@ from workers.testing.steps import (
 
 def _states(harness: Harness) -> list[JobState]:
     """Return the states in which the storage can have jobs."""
-    return [one for one in JobState if one is not JobState.WAITING or harness.limits.dependencies]
+    return [one for one in JobState if one is not JobState.WAITING or harness.capabilities.dependencies]
 
 
 async def _one_in_each_state(harness: Harness, storage: Storage) -> None:
@@ -42,7 +42,7 @@ async def _one_in_each_state(harness: Harness, storage: Storage) -> None:
     succeeding, hopeless, failing, _ = await claim(storage, len(started))
     await apply(storage, completed(succeeding), failed(hopeless), retried(failing, HOUR))
     await enqueue(storage, job("a-scheduled", delay=HOUR), job("a-queued", priority=3))
-    if harness.limits.dependencies:
+    if harness.capabilities.dependencies:
         await enqueue(storage, replace(job("a-waiting"), after=("a-processing",)))
 
 

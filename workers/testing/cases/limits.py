@@ -7,8 +7,8 @@ from datetime import timedelta
 from typing import Final
 
 from workers.errors import Unsupported
-from workers.gates import HeldBack, Limit, LimitKey
 from workers.jobs import Claim, JobState, NewJob
+from workers.limits import HeldBack, Limit, LimitKey
 from workers.storage.abilities import KeepsLimits
 from workers.storage.base import Storage
 from workers.testing.case import LIMIT_KEYS, MEASURES, MOVES_TIME, NAME_FILTER, case
@@ -432,15 +432,15 @@ async def a_turn_is_never_forgotten(harness: Harness) -> None:
 
 @case(guarantees=(24,))
 async def a_storage_without_limits_says_so(harness: Harness) -> None:
-    """Where `limits.limit_keys` is declared away, such keys are refused with `Unsupported`, and nothing is inserted."""
+    """Without `capabilities.limit_keys` such keys are refused with `Unsupported`, and nothing is inserted."""
     storage = await harness.open()
     for keyed in (job("keyed", limit_key=A), job("fair", fair_key="a")):
         try:
             await enqueue(storage, job("plain"), keyed)
         except Unsupported:
-            assert not harness.limits.limit_keys
+            assert not harness.capabilities.limit_keys
             assert await storage.status(["plain", keyed.id]) == [None, None]
         else:
-            assert harness.limits.limit_keys
+            assert harness.capabilities.limit_keys
             assert await storage.remove(["plain", keyed.id]) == 2
-    assert isinstance(storage, KeepsLimits) or not harness.limits.limit_keys
+    assert isinstance(storage, KeepsLimits) or not harness.capabilities.limit_keys

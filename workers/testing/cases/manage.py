@@ -65,7 +65,7 @@ async def a_retried_job_has_no_past(harness: Harness) -> None:
     """Lost leases and uncounted retries from before an operator's `retry` do not count against the job."""
     storage = await harness.open()
     await enqueue(storage, job("job", max_attempts=9))
-    for made in (0, 0 if harness.limits.fresh_retries else 1):
+    for made in (0, 0 if harness.capabilities.fresh_retries else 1):
         for _ in range(UNCOUNTED_RETRIES // 2 + 1):
             await apply(storage, retried(await claim_one(storage), counted=False))
         for _ in range(2):

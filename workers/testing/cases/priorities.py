@@ -198,11 +198,11 @@ async def a_storage_without_urgent_priorities_says_so(harness: Harness) -> None:
     try:
         await enqueue(storage, job("plain"), job("urgent", priority=-1))
     except Unsupported:
-        assert not harness.limits.urgent_priorities
+        assert not harness.capabilities.urgent_priorities
         assert await storage.status(["plain", "urgent"]) == [None, None]
         await enqueue(storage, job("chain"))
         held = await claim_one(storage)
         assert (await settle(storage, continued(held, priority=-1))).status is SettleStatus.ERROR
         assert await state(storage, "chain") is JobState.PROCESSING
     else:
-        assert harness.limits.urgent_priorities
+        assert harness.capabilities.urgent_priorities

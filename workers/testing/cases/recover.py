@@ -50,7 +50,7 @@ async def live_leases_are_left_alone(harness: Harness) -> None:
     dead = await crash(harness, storage, limit=3)
     recovery = await recover(harness, storage, 3)
     assert sorted(recovery.requeued) == sorted(ids(dead))
-    for _ in range(harness.limits.recovery_passes):
+    for _ in range(harness.capabilities.recovery_passes):
         assert (await storage.recover(100)).requeued == ()
     await apply(storage, *(completed(held) for held in live))
 
@@ -61,7 +61,7 @@ async def one_pass_is_enough_after_others(harness: Harness) -> None:
     storage = await harness.open()
     await enqueue(storage, job("job"))
     await claim(storage, 1, lease=harness.moment)
-    for _ in range(harness.limits.recovery_passes - 1):
+    for _ in range(harness.capabilities.recovery_passes - 1):
         await storage.recover(100)
     await harness.advance(harness.moment)
     assert (await storage.recover(100)).requeued == ("job",)
@@ -87,7 +87,7 @@ async def any_number_of_reapers_recover_a_job_once(harness: Harness) -> None:
     await enqueue(storage, *(job(f"job-{number}") for number in range(60)))
     await crash(harness, storage, limit=60)
     brought_back: Counter[str] = Counter()
-    for _ in range(harness.limits.recovery_passes):
+    for _ in range(harness.capabilities.recovery_passes):
         for recovery in await asyncio.gather(*(reaper.recover(100) for reaper in reapers)):
             assert recovery.failed == ()
             brought_back.update(recovery.requeued)

@@ -32,7 +32,7 @@ async def a_renewed_lease_outlives_the_first(harness: Harness) -> None:
     held = await claim_one(storage, lease=harness.moment)
     assert await storage.renew([replace(held, lease=LEASE)]) == Renewal()
     await harness.advance(harness.moment)
-    for _ in range(harness.limits.recovery_passes + 1):
+    for _ in range(harness.capabilities.recovery_passes + 1):
         recovery = await storage.recover(100)
         assert (recovery.requeued, recovery.failed) == ((), ())
     assert await state(storage, "kept") is JobState.PROCESSING

@@ -220,8 +220,8 @@ async def what_ended_leaves_nothing(harness: Harness) -> None:
 
 async def _every_fate(harness: Harness, storage: Storage, word: str) -> None:
     """Let jobs be lost, retried, completed, failed, cancelled, removed, cleaned and drained; sweep what is left."""
-    keep = harness.moment if harness.limits.retention_per_job else DROP
-    keys = [f"{word}-{number}" if harness.limits.ordering_keys else None for number in range(10)]
+    keep = harness.moment if harness.capabilities.retention_per_job else DROP
+    keys = [f"{word}-{number}" if harness.capabilities.ordering_keys else None for number in range(10)]
     await enqueue(
         storage,
         *(

@@ -226,7 +226,7 @@ async def a_late_settle_that_nobody_overtook_counts(harness: Harness) -> None:
     await enqueue(storage, job("late"))
     (held,) = await crash(harness, storage)
     await apply(storage, completed(held, b"late"))
-    for _ in range(harness.limits.recovery_passes + 1):
+    for _ in range(harness.capabilities.recovery_passes + 1):
         assert (await storage.recover(100)).requeued == ()
     assert await state(storage, "late") is JobState.COMPLETED
 

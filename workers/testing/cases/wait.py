@@ -192,7 +192,7 @@ async def an_idle_wait_does_not_spin(harness: Harness) -> None:
     """
     empty, delayed, remote, busy, paused = [await harness.open() for _ in range(5)]
     await enqueue(delayed, job(delay=HOUR))
-    await enqueue(remote, job(delay=remote.limits.longest_delay))
+    await enqueue(remote, job(delay=remote.capabilities.longest_delay))
     await enqueue(busy, job())
     await claim_one(busy)
     await paused.pause()

@@ -214,7 +214,7 @@ async def test_a_number_is_found_under_either_id(storage: BullMQStorage, client:
 
 
 async def test_ordering_keys_and_ttl_updates_are_refused(storage: BullMQStorage) -> None:
-    """What the limits declare away is refused, not ignored."""
+    """What the capabilities declare away is refused, not ignored."""
     with pytest.raises(Unsupported, match="ordering"):
         await storage.enqueue([job("a", ordering_key="k")])
     with pytest.raises(Unsupported):

@@ -113,7 +113,7 @@ async def test_the_first_time_of_a_period_is_after_the_first_period(storage: Bul
 
 
 async def test_what_is_declared_again_stays_as_it_is(storage: BullMQStorage, other: BullMQStorage, client: Any) -> None:
-    """To the byte, whoever declares it; and after a turn there is one next job."""
+    """To the byte, whoever declares it; and after a tick there is one next job."""
     await storage.declare_cron(hourly())
     await storage.declare_cron(cron("yearly"))
     before = await content(storage, client)
@@ -208,7 +208,7 @@ async def test_a_new_version_while_the_job_is_claimed(storage: BullMQStorage, cl
     assert await waiting(storage) == [following]
 
 
-@pytest.mark.parametrize("change", ["turned", "declared", "removed", "declared and removed"])
+@pytest.mark.parametrize("change", ["ticked", "declared", "removed", "declared and removed"])
 async def test_nothing_is_stored_over_what_changed_meanwhile(
     redis_url: str, storage: BullMQStorage, client: Any, change: str
 ) -> None:
@@ -220,7 +220,7 @@ async def test_nothing_is_stored_over_what_changed_meanwhile(
         if change != "declared and removed":
             await storage.declare_cron(hourly())
         seen = await late._look("night")
-        if change == "turned":
+        if change == "ticked":
             await storage.promote(await waiting(storage))
             await storage.claim("w", leases=LEASES, limit=5)
         elif change == "declared":

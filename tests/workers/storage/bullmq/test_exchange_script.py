@@ -226,7 +226,7 @@ async def test_a_job_that_changes_while_it_runs_is_in_a_line_whatever_happens(
     statuses = [outcome.status for outcome in turn.outcomes]
     assert statuses == [SettleStatus.APPLIED, SettleStatus.ERROR, SettleStatus.APPLIED]
     assert await client.lrange(f"{base}active", 0, -1) == ["b"]
-    recoveries = [await storage.recover(10) for _ in range(storage.limits.recovery_passes)]
+    recoveries = [await storage.recover(10) for _ in range(storage.capabilities.recovery_passes)]
     assert recoveries[-1].requeued == ("b",)
     again = await steps.claim_one(storage)
     assert (await steps.settle(storage, steps.completed(again))).status is SettleStatus.ERROR

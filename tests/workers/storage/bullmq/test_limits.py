@@ -13,8 +13,8 @@ from tests.patience import PATIENCE_SECONDS
 from tests.workers.storage.bullmq.steps import LEASES
 from workers import Limit, LimitKey, NewJob, Queue, Tasks
 from workers.errors import StorageError, Unsupported
-from workers.gates import HeldBack
 from workers.jobs import Completed
+from workers.limits import HeldBack
 from workers.storage.bullmq import BullMQStorage
 from workers.storage.bullmq import waiting as bullmq_wait
 

@@ -36,7 +36,7 @@ async def _removed(storage: BullMQStorage, client: Any, key: str) -> None:
 
 async def _recovered(storage: BullMQStorage, client: Any, key: str) -> None:
     await client.delete(f"{key}:lock")
-    passes = [await storage.recover(10) for _ in range(storage.limits.recovery_passes)]
+    passes = [await storage.recover(10) for _ in range(storage.capabilities.recovery_passes)]
     assert [recovery.requeued for recovery in passes] == [(), (key.rpartition(":")[2],)]
 
 

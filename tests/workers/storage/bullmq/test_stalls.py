@@ -27,7 +27,7 @@ async def _add_foreign(storage: BullMQStorage, client: Any, job_id: str = "their
 
 async def _lose(storage: BullMQStorage, client: Any, held: Claim) -> None:
     await client.delete(f"bull:{storage.queue}:{held.job_id}:lock")
-    for _ in range(storage.limits.recovery_passes):
+    for _ in range(storage.capabilities.recovery_passes):
         await storage.recover(10)
 
 
@@ -120,8 +120,8 @@ async def test_nodes_own_checks_do_not_keep_ours_back(storage: BullMQStorage, cl
 
 async def test_a_crashed_workers_job_is_back_within_its_lease_and_five_seconds(storage: BullMQStorage) -> None:
     """A reaper comes often enough for that, although the leases of its own worker are much longer."""
-    assert storage.limits.recovery_interval is not None
-    assert storage.limits.recovery_interval < timedelta(seconds=5)
+    assert storage.capabilities.recovery_interval is not None
+    assert storage.capabilities.recovery_interval < timedelta(seconds=5)
     await storage.enqueue([job("a", max_attempts=2)])
     await storage.claim("vanished", leases={"*": timedelta(seconds=1)}, limit=1)
     async with running(Worker(storage, {"*": done}, lease=timedelta(minutes=10))):

@@ -20,7 +20,7 @@ def test_it_is_a_storage(redis_url: str) -> None:
     """The type checker and `limits` agree on what this is."""
     storage: Storage = BullMQStorage(redis_url, "q")
     assert storage.queue == "q"
-    assert (storage.limits.clock, storage.limits.recovery_passes) == ("client", 2)
+    assert (storage.capabilities.clock, storage.capabilities.recovery_passes) == ("client", 2)
 
 
 async def test_a_client_without_text_replies_is_refused(redis_url: str) -> None:

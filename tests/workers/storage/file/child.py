@@ -67,14 +67,14 @@ async def fill(storage: FileStorage) -> None:
     say("waiting", sum((await storage.counts()).values()))
 
 
-async def turn(storage: FileStorage) -> None:
-    """Turns a cron from revision to revision, each with a job of its own; prints what it turned, until it is killed."""
+async def tick(storage: FileStorage) -> None:
+    """Ticks a cron from revision to revision, each with a job of its own; prints what ticked, until it is killed."""
     rows = (await storage.crons()).rows
     revision = rows[0].revision if rows else 0
     while True:
         revision += 1
         row = CronRow(name="cron", revision=revision, due=None, body=f"body {revision}")
-        assert await storage.turn_cron(row, jobs=[NewJob(id=f"tick-{revision}", name="work", payload=b"{}")])
+        assert await storage.replace_cron(row, jobs=[NewJob(id=f"tick-{revision}", name="work", payload=b"{}")])
         say(revision)
 
 
@@ -86,7 +86,7 @@ async def start(storage: FileStorage) -> None:
 
 
 VERBS: dict[str, Callable[[FileStorage], Awaitable[None]]] = {
-    verb.__name__: verb for verb in (complete, enqueue, race, fill, turn, start)
+    verb.__name__: verb for verb in (complete, enqueue, race, fill, tick, start)
 }
 
 

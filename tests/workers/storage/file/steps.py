@@ -14,7 +14,7 @@ from pathlib import Path
 from tests import warm
 from workers.storage.file import FileStorage
 from workers.storage.file.codec import Change, WorkerSeen, decode
-from workers.storage.file.crons import CronTurned
+from workers.storage.file.crons import CronReplaced
 from workers.storage.file.frames import Frame
 from workers.storage.file.limits import BucketChanged, LimitDeclared
 from workers.storage.file.state import FileState
@@ -52,7 +52,7 @@ async def described(storage: FileStorage) -> dict[str, object]:
         # When a worker was seen is written every 30 s only.
         found = [replace(change, at=None) if isinstance(change, WorkerSeen) else change for change in changes]
         # Lines are not written: they have to follow from what is.
-        lines = {"fronts": dict(state.table._fronts), "running": dict(state.table.gates._running)}
+        lines = {"fronts": dict(state.table._fronts), "running": dict(state.table.limits._running)}
         return {f"{type(change).__name__} {_subject(change)}": change for change in found} | lines
 
     return await storage._read(describe)
@@ -61,12 +61,12 @@ async def described(storage: FileStorage) -> dict[str, object]:
 def _subject(change: Change) -> str:
     """What the change is about."""
     match change:
-        case CronTurned():
+        case CronReplaced():
             return change.row.name
         case LimitDeclared():
             return change.name
         case BucketChanged():
-            return change.gate
+            return change.key
         case OutcomeLearned():
             return f"{change.id} {change.dependency}"
         case _:

@@ -18,7 +18,6 @@ from tests.workers.storage.file.steps import LEASES, MINUTE, described, journal_
 from workers.clock import ManualClock
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import UnknownDependency
-from workers.gates import Limit, LimitKey
 from workers.jobs import (
     DROP,
     TERMINAL_EVENTS,
@@ -35,6 +34,7 @@ from workers.jobs import (
     Released,
     Retried,
 )
+from workers.limits import Limit, LimitKey
 from workers.storage.file import FileStorage
 from workers.storage.file import journal as file_journal
 from workers.testing.steps import ERROR, PATIENCE, background, ids, job, next_claim
@@ -121,7 +121,7 @@ class RandomSteps:
         found = await storage.crons()
         revision = found.rows[0].revision + 1 if found.rows else 1
         row = CronRow(name="cron", revision=revision, due=self._clock.now(), body="{}")
-        await storage.turn_cron(row, jobs=[job(self._source.choice(self._ids))])
+        await storage.replace_cron(row, jobs=[job(self._source.choice(self._ids))])
 
 
 async def test_two_copies_and_a_fresh_one_always_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

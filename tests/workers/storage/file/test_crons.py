@@ -1,4 +1,4 @@
-"""What recurs, in a journal: a turn and its jobs are there together, whatever becomes of the process and the file."""
+"""What recurs, in a journal: a tick and its jobs are there together, whatever becomes of the process and the file."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ async def test_what_recurs_survives_a_restart_and_a_compaction(tmp_path: Path, m
     await again.stop()
 
 
-async def test_a_torn_turn_has_not_happened(tmp_path: Path) -> None:
-    """Cut at any byte of a turn, the journal has neither the turned row nor its jobs; turned again, it has both."""
+async def test_a_torn_tick_has_not_happened(tmp_path: Path) -> None:
+    """Cut at any byte of a tick, the journal has neither the new row nor its jobs; once more, it has both."""
     storage = await reopened(tmp_path / "whole")
-    await storage.turn_cron(row(1))
+    await storage.replace_cron(row(1))
     before = journal_of(tmp_path / "whole").stat().st_size
-    await storage.turn_cron(row(2), jobs=[job("first"), job("second")])
+    await storage.replace_cron(row(2), jobs=[job("first"), job("second")])
     await storage.disconnect()
     whole = journal_of(tmp_path / "whole").read_bytes()
     for cut in range(before, len(whole) + 1):
@@ -75,17 +75,17 @@ async def test_a_torn_turn_has_not_happened(tmp_path: Path) -> None:
         there = cut == len(whole)
         assert (await storage.crons()).rows == [row(2 if there else 1)]
         assert await ticks(storage) == (["first", "second"] if there else [])
-        assert await storage.turn_cron(row(2), jobs=[job("first"), job("second")]) is not there
+        assert await storage.replace_cron(row(2), jobs=[job("first"), job("second")]) is not there
         assert await ticks(storage) == ["first", "second"]
         await storage.disconnect()
 
 
-async def test_a_killed_process_leaves_whole_turns(tmp_path: Path) -> None:
-    """After each kill, all that was acknowledged is there, and each turn that is there has its job."""
+async def test_a_killed_process_leaves_whole_ticks(tmp_path: Path) -> None:
+    """After each kill, all that was acknowledged is there, and each tick that is there has its job."""
     source = random.Random(7)
     acknowledged = 0
     for _ in range(5):
-        process = child("turn", tmp_path)
+        process = child("tick", tmp_path)
         with killed_at_the_end(process):
             for _ in range(source.randrange(1, 60)):
                 acknowledged = int(await line(process))
@@ -97,30 +97,30 @@ async def test_a_killed_process_leaves_whole_turns(tmp_path: Path) -> None:
         await storage.disconnect()
 
 
-async def test_two_processes_turn_a_row_once(tmp_path: Path) -> None:
-    """Each hears what the other turned, also where that one replaced the journal; what is late changes nothing."""
+async def test_two_processes_replace_a_row_once(tmp_path: Path) -> None:
+    """Each hears what the other wrote, also where that one replaced the journal; what is late changes nothing."""
     here, there = FileStorage(tmp_path, fsync=False), await reopened(tmp_path)
     await here.connect()
-    assert await here.turn_cron(row(1))
+    assert await here.replace_cron(row(1))
     for revision in range(2, 6):
-        turned = [
-            await one.turn_cron(row(revision), jobs=[job(f"{revision}-{number}")])
+        replaced = [
+            await one.replace_cron(row(revision), jobs=[job(f"{revision}-{number}")])
             for number, one in enumerate((here, there) if revision % 2 else (there, here))
         ]
-        assert turned == [True, False]
+        assert replaced == [True, False]
     assert await ticks(there) == ["2-0", "3-0", "4-0", "5-0"]
     assert (await here.crons()).rows == (await there.crons()).rows == [row(5)]
     await here.disconnect()
     await there.disconnect()
 
 
-async def test_a_turn_whose_job_is_refused_has_not_happened(tmp_path: Path) -> None:
-    """The row stays as it was, here and on the disk, and the next turn works."""
+async def test_a_tick_whose_job_is_refused_has_not_happened(tmp_path: Path) -> None:
+    """The row stays as it was, here and on the disk, and the next tick works."""
     storage = await reopened(tmp_path)
     with pytest.raises(UnknownDependency):
-        await storage.turn_cron(row(1), jobs=[job("first"), replace(job("second"), after=("unknown",))])
+        await storage.replace_cron(row(1), jobs=[job("first"), replace(job("second"), after=("unknown",))])
     assert (await storage.crons()).rows == []
-    assert await storage.turn_cron(row(1), jobs=[job("third")])
+    assert await storage.replace_cron(row(1), jobs=[job("third")])
     await storage.disconnect()
     storage = await reopened(tmp_path)
     assert (await storage.crons()).rows == [row(1)]
@@ -133,14 +133,14 @@ async def test_a_row_outlives_its_jobs(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(file_journal, "SLACK_BYTES", 5_000)
     storage = await reopened(tmp_path)
     for revision in range(1, 200):
-        assert await storage.turn_cron(row(revision), jobs=[job(f"tick-{revision}")])
+        assert await storage.replace_cron(row(revision), jobs=[job(f"tick-{revision}")])
         (claim,) = await storage.claim("w", leases=LEASES, limit=1)
         await storage.settle([Completed(claim=claim, result=b"", keep=DROP)])
     assert journal_of(tmp_path).stat().st_size < 15_000
     await storage.disconnect()
     storage = await reopened(tmp_path)
     assert (await storage.crons()).rows == [row(199)]
-    assert not await storage.turn_cron(row(199), jobs=[job("again")])
+    assert not await storage.replace_cron(row(199), jobs=[job("again")])
     await storage.disconnect()
 
 
@@ -150,7 +150,7 @@ async def test_times_are_kept_to_the_microsecond(tmp_path: Path) -> None:
     storage = FileStorage(tmp_path, clock=clock)
     await storage.connect()
     due = clock.now() + timedelta(hours=1, microseconds=1_001)
-    await storage.turn_cron(replace(row(1), due=due))
+    await storage.replace_cron(replace(row(1), due=due))
     await storage.disconnect()
     await storage.connect()
     assert (await storage.crons()).next_due == due

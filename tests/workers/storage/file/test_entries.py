@@ -34,7 +34,7 @@ STATE = ["queued", 0, 0, 1, 0, 0, 0, None, None, None, None, False, None, None, 
     ],
     ids=[
         *("unknown-kind", "unknown-event", "breaks-off", "number-for-text", "no-time", "unknown-state"),
-        *("result-missing", "negative-length", "bytes-left-over", "half-a-turn", "cron-breaks-off", "no-due-time"),
+        *("result-missing", "negative-length", "bytes-left-over", "half-moved-back", "cron-breaks-off", "no-due-time"),
         *("no-rate", "limit-breaks-off", "no-time-of-a-bucket", "no-list"),
     ],
 )

@@ -11,8 +11,8 @@ import pytest
 
 from tests.workers.storage.file.steps import child, described, journal_of, killed_at_the_end, line, reopened
 from workers.clock import ManualClock
-from workers.gates import HeldBack, Limit, LimitKey
 from workers.jobs import Completed, Released
+from workers.limits import HeldBack, Limit, LimitKey
 from workers.storage.file import FileStorage
 from workers.storage.file import journal as file_journal
 from workers.testing.faults import counting
@@ -215,11 +215,11 @@ async def test_a_bucket_swept_elsewhere_is_forgotten_here(tmp_path: Path) -> Non
     for at in range(20):
         await producer.enqueue([job(f"j{at}", limit_key=LimitKey("api", str(at)))])
         assert await started(worker) == [f"j{at}"]
-    assert len(await producer._read(lambda state, now: state.table.gates.buckets())) == 20
+    assert len(await producer._read(lambda state, now: state.table.limits.buckets())) == 20
     clock.advance(timedelta(hours=2))
     while await worker.sweep(100):
         pass
-    assert await producer._read(lambda state, now: state.table.gates.buckets()) == []
+    assert await producer._read(lambda state, now: state.table.limits.buckets()) == []
     await worker.disconnect()
     await producer.disconnect()
 
@@ -236,9 +236,9 @@ async def test_a_bucket_that_fills_earlier_elsewhere_does_so_here(tmp_path: Path
     assert await started(there) == []
     await there.pause()  # which writes what it has noted
     await there.resume()
-    assert await here._read(lambda state, now: state.table.gates.full_at(next(iter(state.table.gates.buckets())))) == (
-        clock.now() + timedelta(hours=1)
-    )
+    assert await here._read(
+        lambda state, now: state.table.limits.full_at(next(iter(state.table.limits.buckets())))
+    ) == (clock.now() + timedelta(hours=1))
     clock.advance(timedelta(hours=1))
     assert await started(here) == ["a1"]
     await here.disconnect()

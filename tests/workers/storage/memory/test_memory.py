@@ -10,8 +10,8 @@ import pytest
 
 from workers.clock import ManualClock, SystemClock
 from workers.errors import StorageUnavailable, Unsupported
-from workers.gates import Limit, LimitKey
 from workers.jobs import DROP, Completed, Continued, JobEvent, JobEventKind, JobState, Released, Retried
+from workers.limits import Limit, LimitKey
 from workers.storage.base import Storage
 from workers.storage.memory import MemorySpace, MemoryStorage
 from workers.storage.memory.jobs import MOST_PARKED
@@ -229,7 +229,7 @@ async def test_names_keys_and_jobs_leave_no_trace() -> None:
     table = storage._queue.table
     assert set(await storage.counts()) == set(JobState)
     assert not any((await storage.counts()).values())
-    assert (table._jobs, table._ready, table._parked, table._fronts, table.gates._running) == ({}, {}, {}, {}, {})
+    assert (table._jobs, table._ready, table._parked, table._fronts, table.limits._running) == ({}, {}, {}, {}, {})
     assert len(table._delayed._heap) < 200
 
 

@@ -11,8 +11,8 @@ from sqlalchemy import Engine, text
 from tests.workers.storage.exchanging import brought, exchange_on, held
 from tests.workers.storage.sql.steps import carried_out, claimed_when_back
 from workers.errors import StorageError
-from workers.gates import Limit
 from workers.jobs import Claim, Completed, JobState, NewJob, SettleStatus
+from workers.limits import Limit
 from workers.storage.sql import SqlStorage
 from workers.testing import steps
 from workers.testing.steps import until

@@ -17,8 +17,8 @@ from tests.workers.storage.sql.steps import change, connected, on_sqlite
 from tests.workers.worker.transactions.ledgers import worked
 from workers import JobSpec, LimitKey, Queue
 from workers.errors import JobGoneError, TransactionError
-from workers.gates import Limit
 from workers.jobs import JobOutcome, JobState, OutcomeKind
+from workers.limits import Limit
 from workers.storage.sql import SqlStorage
 from workers.sync import SyncQueue
 from workers.testing.steps import job, until

@@ -269,8 +269,8 @@ def test_limits_and_repr(postgres_url: str) -> None:
     """Type checkers accept it as a `Storage`; the clock is the server's, and no password is shown."""
     storage: Storage = SqlStorage("postgresql://user:s3cret@host:1/name?sslkey=s3cret", "mail")
     assert repr(storage) == "SqlStorage('postgresql://host:1/name', queue='mail')"
-    assert storage.limits.clock == "server"
-    assert (storage.limits.processes, storage.limits.wakeup_latency) == ("many", timedelta(0))
+    assert storage.capabilities.clock == "server"
+    assert (storage.capabilities.processes, storage.capabilities.wakeup_latency) == ("many", timedelta(0))
     with pytest.raises(Unsupported, match="clock"):
         SqlStorage(postgres_url, clock=ManualClock())
 

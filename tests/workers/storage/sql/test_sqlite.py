@@ -458,7 +458,7 @@ def test_importing_the_package_needs_no_sqlalchemy() -> None:
 
 
 def test_it_is_a_storage(tmp_path: Path) -> None:
-    """Type checkers accept it as a `Storage`, and its limits declare transactions."""
+    """Type checkers accept it as a `Storage`, and its capabilities declare transactions."""
     storage: Storage = SqlStorage(f"sqlite:///{tmp_path}/jobs.db", "mail")
     assert storage.queue == "mail"
-    assert storage.limits.transactions
+    assert storage.capabilities.transactions

@@ -48,15 +48,15 @@ from tests.workers.testing.broken_storages.telling import (
     SpinningWait,
     UnheardRequests,
 )
-from tests.workers.testing.broken_storages.turning import (
+from tests.workers.testing.broken_storages.ticking import (
     ChangedLimitUnseen,
     CronJobsOfTheLate,
-    CronTurnedByAnybody,
+    CronReplacedByAnybody,
+    FairKeysInOrder,
     OpeningForgotten,
     ParkedForgotten,
     PlaceOfTheLost,
     TokenNotTaken,
-    TurnsInOrder,
 )
 
 __all__ = [
@@ -69,10 +69,11 @@ __all__ = [
     "ContinuedByAnybody",
     "ContinuedWithOldAttempts",
     "CronJobsOfTheLate",
-    "CronTurnedByAnybody",
+    "CronReplacedByAnybody",
     "DoubleRecovery",
     "EnqueueRace",
     "ExpiresWithNeighbours",
+    "FairKeysInOrder",
     "FarewellUnheard",
     "FirstPayloadStays",
     "FollowsNobody",
@@ -107,7 +108,6 @@ __all__ = [
     "SweepsNeighbours",
     "ThrottleEndsWithItsJob",
     "TokenNotTaken",
-    "TurnsInOrder",
     "UnheardRequests",
     "UrgentLast",
 ]

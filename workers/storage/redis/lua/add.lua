@@ -53,7 +53,7 @@ local function add(jobs, take_key, follow)
       end
       if not state then
         local line, standing = delay > 0 and scheduled or ready, member(name, priority, place, id)
-        local passes = not gated or string.byte(key) ~= GATE or gates().lines_up(key, name, standing, delay)
+        local passes = not limited or string.byte(key) ~= RESERVED or holding().lines_up(key, name, standing, delay)
         if passes == true then
           line[#line + 1] = delay > 0 and place or 0
           line[#line + 1] = standing

@@ -18,9 +18,9 @@ if redis.call('HEXISTS', META, 'paused') == 1 then
   return cmsgpack.pack({ {}, {} })
 end
 ready_what_is_due(math.max(limit, DUE_AT_ONCE))
-local whole_queue = gated and gates().limits()['*']
+local whole_queue = limited and holding().limits()['*']
 if whole_queue then
-  limit = math.min(limit, (gates().room(QUEUE_GATE)))
+  limit = math.min(limit, (holding().room(QUEUE_KEY)))
 end
 
 local function of_name(name, count)
@@ -81,19 +81,19 @@ end
 local answer, taken, bytes = {}, 0, 0
 local runs, deadlines, granted, came_up = {}, {}, {}, false
 
--- Tell whether the job passes the gate, or park it.
-local function passes(one, gate)
-  if string.sub(gate, 2, 2) == 'F' then
-    local front = gates().front(gate, one.name)
+-- Tell whether the job of this key may start, or park it.
+local function passes(one, key)
+  if string.sub(key, 2, 2) == 'F' then
+    local front = holding().front(key, one.name)
     if not front or front == one.member then
       return true
     end
-    gates().park(gate, one.member)
+    holding().park(key, one.member)
     return false
   end
-  local room, opens = gates().room(gate)
+  local room, opens = holding().room(key)
   if room <= 0 then
-    gates().park(gate, one.member, opens)
+    holding().park(key, one.member, opens)
   end
   return room > 0
 end
@@ -108,9 +108,9 @@ local function grant(one, record, job, run)
   runs[#runs + 1] = write_run(run)
   deadlines[#deadlines + 1] = now + lease
   deadlines[#deadlines + 1] = one.id
-  if gated and string.byte(job.key) == GATE then
-    gates().pass(job.key, one.id)
-    came_up = gates().next(job.key, one.name, limit - taken) or came_up
+  if limited and string.byte(job.key) == RESERVED then
+    holding().pass(job.key, one.id)
+    came_up = holding().next(job.key, one.name, limit - taken) or came_up
   elseif job.key ~= '' then
     redis.call('HSET', BUSY, job.key, one.id)
     granted[job.key] = true
@@ -144,7 +144,7 @@ local function sort_out(line, count)
       aside = true
     elseif (run or job).place ~= one.place or (run and (run.state == STATE.processing or LINE_OF[run.state])) then
       aside = true -- the job has left this place; a second member must not run it twice
-    elseif gated and string.byte(job.key) == GATE then
+    elseif limited and string.byte(job.key) == RESERVED then
       if passes(one, job.key) then
         grant(one, records[at], job, run or fresh_run(one.place))
       else
@@ -173,7 +173,7 @@ while taken < limit and rounds < HELD_ROUNDS and bytes <= ENOUGH_BYTES do
   end
 end
 if whole_queue and taken > 0 then
-  gates().pass(QUEUE_GATE, nil, taken)
+  holding().pass(QUEUE_KEY, nil, taken)
 end
 batched('HSET', RUNS, runs)
 batched('ZADD', LEASES, deadlines)

@@ -30,8 +30,8 @@ local function continue(id, job, run, new)
     line_up({ name = name, priority = priority, key = key }, place, id)
   else
     redis.call('ZADD', SCHEDULED, place, member(name, priority, place, id))
-    if gated and string.byte(key) == GATE then
-      gates().is_late(key)
+    if limited and string.byte(key) == RESERVED then
+      holding().is_late(key)
     end
     wake(name)
   end

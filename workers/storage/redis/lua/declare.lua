@@ -1,6 +1,6 @@
 -- ARGV[2]: limits by name, each as in GATES; [3]: 1 to remove them. Answers how many there were to remove.
 local given, removed, changed = cmsgpack.unpack(ARGV[2]), 0, {}
-local limits = gates().limits()
+local limits = holding().limits()
 for name, limit in pairs(given) do
   local kept = limits[name]
   if ARGV[3] == '1' then
@@ -18,7 +18,7 @@ for _, limit in pairs(limits) do
 end
 redis.call('HSET', GATES, 'limits', cmsgpack.pack(limits), 'slowest', string.format('%.0f', slowest))
 for _, name in ipairs(changed) do
-  gates().look_again(name)
+  holding().look_again(name)
 end
 finish()
 return removed

@@ -98,8 +98,8 @@ local function know_dependents()
       line_up(job, run.place, id)
     else
       redis.call('ZADD', SCHEDULED, run.place, member(job.name, job.priority, run.place, id))
-      if gated and string.byte(job.key) == GATE then
-        gates().is_late(job.key)
+      if limited and string.byte(job.key) == RESERVED then
+        holding().is_late(job.key)
       end
       wake(job.name)
     end

@@ -26,8 +26,8 @@ for _, line in ipairs({ WAITING, READY, HELD, SCHEDULED, FAILING }) do
     local job = read_job(record)
     if job and job.key ~= '' then
       keys[job.key] = true
-      if gated and string.byte(job.key) == GATE then
-        gates().no_front(job.key, job.name)
+      if limited and string.byte(job.key) == RESERVED then
+        holding().no_front(job.key, job.name)
       end
     end
   end

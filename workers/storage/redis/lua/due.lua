@@ -20,12 +20,12 @@ local function ready_what_is_due(limit)
   for _, line in ipairs({ SCHEDULED, FAILING }) do
     local due = redis.call('ZRANGEBYSCORE', line, '-inf', now, 'LIMIT', 0, limit)
     if #due > 0 then
-      local fair = gated and fair_keys(line, due) or {}
+      local fair = limited and fair_keys(line, due) or {}
       local standing = {}
       for at, value in ipairs(due) do
         local read = read_member(value)
         if fair[at] and read then
-          if gates().stand(fair[at], read.name, value) then
+          if holding().stand(fair[at], read.name, value) then
             wake(read.name)
           end
         else
@@ -40,7 +40,7 @@ local function ready_what_is_due(limit)
       batched('ZADD', READY, standing)
     end
   end
-  if gated then
-    gates().open(limit)
+  if limited then
+    holding().open(limit)
   end
 end

@@ -7,7 +7,7 @@ local COMPLETED, FAILED, CANCELLED = BASE .. ':completed', BASE .. ':failed', BA
 local WORKERS, SLEEPERS = BASE .. ':workers', BASE .. ':sleepers'
 local WAITING, AFTER, DEPENDENTS = BASE .. ':waiting', BASE .. ':after', BASE .. ':dependents'
 local GATES, PASSING, FILLING, OPENING = BASE .. ':gates', BASE .. ':passing', BASE .. ':filling', BASE .. ':opening'
-local QUEUE_GATE = '\30Q'
+local QUEUE_KEY = '\30Q'
 local CRONS, CRONS_DUE = BASE .. ':crons', BASE .. ':crons_due'
 local MARKS, THROTTLED, QUARANTINE = BASE .. ':marks', BASE .. ':throttled', BASE .. ':quarantine'
 

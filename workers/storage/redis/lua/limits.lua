@@ -1,2 +1,2 @@
 -- Answers the limits by name, each as in GATES.
-return cmsgpack.pack(gated and gates().limits() or {})
+return cmsgpack.pack(limited and holding().limits() or {})

@@ -1,8 +1,8 @@
 -- Look for work before a wait. ARGV[2...]: the names to wait for. Answers nothing when a claim for them may succeed.
 -- Otherwise they are noted as asleep, and the answer is the time until the next delayed job is due, -1 for none.
 local room, opens = 1
-if gated then
-  room, opens = gates().room(QUEUE_GATE)
+if limited then
+  room, opens = holding().room(QUEUE_KEY)
 end
 if room > 0 and redis.call('HEXISTS', META, 'paused') == 0 then
   for at = 2, #ARGV do
@@ -26,7 +26,7 @@ if redis.call('HEXISTS', META, 'paused') == 0 then
   if room <= 0 and opens then
     due = math.max(0, opens - now)
   end
-  for _, line in ipairs(gated and { SCHEDULED, FAILING, OPENING } or { SCHEDULED, FAILING }) do
+  for _, line in ipairs(limited and { SCHEDULED, FAILING, OPENING } or { SCHEDULED, FAILING }) do
     local first = tonumber(redis.call('ZRANGE', line, 0, 0, 'WITHSCORES')[2])
     if first and (due < 0 or first - now < due) then
       due = math.max(0, first - now)

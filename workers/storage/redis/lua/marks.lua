@@ -15,8 +15,8 @@ local function debounce(id, record, known, new, size)
   run.state, run.place = STATE.scheduled, place
   redis.call('HSET', RUNS, id, write_run(run))
   redis.call('ZADD', SCHEDULED, place, member(job.name, job.priority, place, id))
-  if gated and string.byte(job.key) == GATE then
-    gates().is_late(job.key)
+  if limited and string.byte(job.key) == RESERVED then
+    holding().is_late(job.key)
   end
   wake(job.name)
   return STATE.scheduled

@@ -2,7 +2,7 @@
 -- the end.
 
 -- A wrong type found in the middle of a step would leave the step half done, so the types are checked first.
-local marked, followed, gated = false, false, false
+local marked, followed, limited = false, false, false
 for at = 1, #KEPT do
   local found = redis.call('TYPE', KEPT[at]).ok
   if found ~= 'none' then
@@ -10,7 +10,7 @@ for at = 1, #KEPT do
       return damaged(foreign(KEPT[at], kind_of(at)))
     end
     marked = marked or at == HASHES
-    gated = gated or at == HASHES - 1
+    limited = limited or at == HASHES - 1
     followed = at == #KEPT
   end
 end
@@ -21,7 +21,7 @@ if followed then
   end
 end
 
-if gated then
+if limited then
   local broken = foreign(PASSING, 'zset') or foreign(FILLING, 'zset') or foreign(OPENING, 'zset')
   if broken then
     return damaged(broken)
@@ -216,10 +216,10 @@ local function wake_everybody()
   waking_all = true
 end
 
--- What gates.lua does about limits and fair keys: the keys that begin with this byte. Where there are no GATES, they are
+-- What holding.lua does about limits and fair keys: the keys that begin with this byte. Where there are no GATES, they are
 -- taken for ordering keys.
-local GATE = 30
-local gates
+local RESERVED = 30
+local holding
 
 -- Tell the worker of the job to look.
 local function request_cancel(id)
@@ -268,9 +268,9 @@ end
 
 local function line_up(job, place, id)
   local standing = member(job.name, job.priority, place, id)
-  if not gated or string.byte(job.key) ~= GATE then
+  if not limited or string.byte(job.key) ~= RESERVED then
     redis.call('ZADD', READY, 0, standing)
-  elseif not gates().stand(job.key, job.name, standing) then
+  elseif not holding().stand(job.key, job.name, standing) then
     return
   end
   wake(job.name)
@@ -278,8 +278,8 @@ end
 
 -- Make one held job of each name ready for an ordering key, unless a job of the key is processing.
 local function free(key)
-  if gated and string.byte(key) == GATE then
-    return gates().free(key)
+  if limited and string.byte(key) == RESERVED then
+    return holding().free(key)
   end
   local prefix = text(key)
   local from = '[' .. prefix
@@ -311,8 +311,8 @@ local function step_out(job, place, id)
   redis.call('ZREM', FAILING, standing)
   if job.key ~= '' then
     redis.call('ZREM', HELD, text(job.key) .. standing)
-    if gated and string.byte(job.key) == GATE then
-      gates().no_front(job.key, job.name, standing)
+    if limited and string.byte(job.key) == RESERVED then
+      holding().no_front(job.key, job.name, standing)
     end
     if not is_busy(job.key) then
       free(job.key)
@@ -397,15 +397,15 @@ local function conclude(id, record, job, run, state, keep)
   end
 end
 
--- End an attempt: the lease and the gate are free.
+-- End an attempt: the lease and the key are free.
 local function let_go(id, job)
   unleased[#unleased + 1] = id
-  if gated and gates().limits()['*'] then
+  if limited and holding().limits()['*'] then
     wake_everybody()
   end
   if job.key ~= '' then
-    if gated and string.byte(job.key) == GATE then
-      gates().ended(job.key, id)
+    if limited and string.byte(job.key) == RESERVED then
+      holding().ended(job.key, id)
     else
       redis.call('HDEL', BUSY, job.key)
     end

@@ -50,8 +50,8 @@ local function retry(id, record, job, run, delay, fault, counted, snoozed, noted
     run.state, run.cancel, run.worker = failed and STATE.failing or STATE.scheduled, 0, ''
     redis.call('HSET', RUNS, id, write_run(run))
     redis.call('ZADD', failed and FAILING or SCHEDULED, run.place, member(job.name, job.priority, run.place, id))
-    if gated and string.byte(job.key) == GATE then
-      gates().is_late(job.key)
+    if limited and string.byte(job.key) == RESERVED then
+      holding().is_late(job.key)
     end
     wake(job.name)
   else

@@ -22,7 +22,7 @@ for _, line in ipairs({ COMPLETED, FAILED, CANCELLED }) do
   batched('ZREM', line, over)
   left = left - #over
 end
-if gated and left > 0 then
+if limited and left > 0 then
   local full = redis.call('ZRANGEBYSCORE', FILLING, '-inf', now, 'LIMIT', 0, left)
   batched('ZREM', FILLING, full)
   left = left - #full

@@ -155,8 +155,8 @@ class PostgresDatabase:
     async def enqueue_with(self, connection: object, begin: Begin, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         return await self.change_with(connection, begin, partial(steps.enqueue, jobs=jobs))
 
-    def turn_cron(self, begin: Begin, row: CronRow, jobs: Sequence[NewJob]) -> Future[bool]:
-        return self.change(begin, partial(crons.turn_cron, row=row, jobs=jobs, enqueue=steps.enqueue))
+    def replace_cron(self, begin: Begin, row: CronRow, jobs: Sequence[NewJob]) -> Future[bool]:
+        return self.change(begin, partial(crons.replace_cron, row=row, jobs=jobs, enqueue=steps.enqueue))
 
     def claim(self, begin: Begin, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> Step[list[Claim]]:
         ask = partial(steps.claiming, worker_id=worker_id, leases=leases, limit=limit, lost=self._lost_claims)

@@ -45,18 +45,18 @@ _SETTLED: Final = (
 )
 SETTLE = text(f"SELECT * FROM {_SETTLED}")  # noqa: S608 - constants
 # No function that calls both: `migrate` would have to run once more. PostgreSQL calls a function after those whose
-# results it is given, so the claim's limit refers to what comes before it, by conditions that never hold. Only `gated`
-# is meant: a claim may wait for the lock of a gate, and must not while it holds those of a settlement.
-_EXCHANGE_LIMIT: Final = "CASE WHEN ended.gated OR ended.outcomes = '-' THEN 0 ELSE CAST(:limit AS integer) END"
+# results it is given, so the claim's limit refers to what comes before it, by conditions that never hold. Only
+# `limited` is meant: a claim may wait for the lock of a limit, and must not while it holds those of a settlement.
+_EXCHANGE_LIMIT: Final = "CASE WHEN ended.limited OR ended.outcomes = '-' THEN 0 ELSE CAST(:limit AS integer) END"
 _ENDED: Final = (
     "SELECT string_agg(s.place || ' ' || s.outcome, ',') AS outcomes,"  # noqa: S608 - constants
     " array_agg(s.place) FILTER (WHERE s.outcome = 'applied') AS applied,"
     " EXISTS (SELECT FROM workers_gates g WHERE g.queue = :queue)"
-    " OR EXISTS (SELECT FROM workers_limits l WHERE l.queue = :queue) AS gated"
+    " OR EXISTS (SELECT FROM workers_limits l WHERE l.queue = :queue) AS limited"
     f" FROM {_SETTLED} s"
 )
 EXCHANGE = text(
-    f"SELECT ended.outcomes, ended.gated, claimed.* FROM ({_ENDED}) ended"  # noqa: S608 - constants
+    f"SELECT ended.outcomes, ended.limited, claimed.* FROM ({_ENDED}) ended"  # noqa: S608 - constants
     f" LEFT JOIN LATERAL {_CLAIMED.format(limit=_EXCHANGE_LIMIT)} claimed ON true"
 )
 # What follows the jobs that have ended is enqueued between the two, for the same reason, and the claim may bring it.
@@ -68,9 +68,9 @@ _FOLLOWING: Final = (
     f" CROSS JOIN LATERAL workers_enqueue(:queue, {', '.join(f'a.{name}' for name in JOBS)}, :sure, :wake)"
     " WHERE a.ids IS NOT NULL"
 )
-_FOLLOWED_LIMIT: Final = _EXCHANGE_LIMIT.replace("ended.gated", "ended.gated OR followed.inserted < 0")
+_FOLLOWED_LIMIT: Final = _EXCHANGE_LIMIT.replace("ended.limited", "ended.limited OR followed.inserted < 0")
 FOLLOWED_EXCHANGE = text(
-    f"SELECT ended.outcomes, ended.gated, claimed.* FROM ({_ENDED}) ended"  # noqa: S608 - constants
+    f"SELECT ended.outcomes, ended.limited, claimed.* FROM ({_ENDED}) ended"  # noqa: S608 - constants
     f" CROSS JOIN LATERAL ({_FOLLOWING}) followed"
     f" LEFT JOIN LATERAL {_CLAIMED.format(limit=_FOLLOWED_LIMIT)} claimed ON true"
 )

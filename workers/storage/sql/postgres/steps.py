@@ -160,7 +160,7 @@ def _enqueue_values(transaction: Transaction, jobs: Sequence[NewJob]) -> dict[st
         "max_attempts": [job.max_attempts for job in jobs],
         "keep_completed": [encode_retention(job.keep_completed) for job in jobs],
         "keep_failed": [encode_retention(job.keep_failed) for job in jobs],
-        "keys": [None if job.gate is None else encode_text(job.gate) for job in jobs],
+        "keys": [None if job.holding_key is None else encode_text(job.holding_key) for job in jobs],
         "backoffs": [encode_backoff(job.backoff) for job in jobs],
         "payloads": [job.payload for job in jobs],
         "chain_indexes": [job.chain_index for job in jobs],
@@ -188,7 +188,7 @@ def exchanging(
     limit: int,
     lost: LostClaims,
 ) -> Asking[Exchange]:
-    """See `ExchangesJobs.settle_and_claim`; of settlements of one statement. Nothing is claimed where a gate is."""
+    """See `ExchangesJobs.settle_and_claim`; of settlements of one statement. Nothing is claimed where limits are."""
     first, outcomes = _distinct(settlements)
     chosen = list(first.values())
     if not chosen:
@@ -215,7 +215,7 @@ def exchanging(
             yield partial(settle, settlements=[Released(claim=claim) for claim in claims])
             raise
     told_apart = [_outcome(settlement, first, outcomes[settlement.claim.token]) for settlement in settlements]
-    return Exchange(outcomes=told_apart, claims=None if rows[0].gated else claims)
+    return Exchange(outcomes=told_apart, claims=None if rows[0].limited else claims)
 
 
 def _claim_values(
@@ -469,7 +469,7 @@ def _then(job: NewJob) -> str:
             "max_attempts": job.max_attempts,
             "keep_completed": encode_retention(job.keep_completed),
             "keep_failed": encode_retention(job.keep_failed),
-            "key": None if job.gate is None else encode_text(job.gate),
+            "key": None if job.holding_key is None else encode_text(job.holding_key),
             "backoff": encode_backoff(job.backoff),
             "chain_index": job.chain_index,
         }

@@ -268,9 +268,9 @@ DECLARE
     v_gated boolean;
     v_room record;
     v_paused integer;
-    v_own text[] := '{}';  -- gates that this claim has locked
-    v_taken text[] := '{}';  -- the gate of each job taken
-    v_passes text[];  -- gates of limits, each with a name, that jobs of this round have passed
+    v_own text[] := '{}';  -- keys that this claim has locked
+    v_taken text[] := '{}';  -- the key of each job taken
+    v_passes text[];  -- keys of limits, each with a name, that jobs of this round have passed
     v_met text[];
     v_turns text[] := '{}';  -- fair keys, each with a name, that had a turn and have no front
     v_turned text[] := '{}';

@@ -66,8 +66,8 @@ def _held(transaction: Transaction, settlements: Sequence[Cancelled]) -> dict[st
     rows: dict[int, RowMapping] = {}
     tokens = {settlement.claim.token: decode_token(settlement.claim.token) for settlement in settlements}
     for batch in batches([seq for seq, _ in tokens.values()]):
-        place = {"queue": transaction.queue, "seqs": list(batch)}
-        rows.update((row["seq"], row) for row in transaction.connection.execute(_HELD, place).mappings())
+        bound = {"queue": transaction.queue, "seqs": list(batch)}
+        rows.update((row["seq"], row) for row in transaction.connection.execute(_HELD, bound).mappings())
     held = {}
     for settlement in settlements:
         claim = settlement.claim

@@ -17,7 +17,7 @@ from sqlalchemy.pool import NullPool
 
 from workers.errors import StorageError
 from workers.homes import ForkLock
-from workers.storage.base import Limits
+from workers.storage.base import Capabilities
 from workers.storage.sql.errors import translate
 from workers.storage.sql.postgres.database import PATIENT, PROMPT, PostgresDatabase
 from workers.storage.sql.postgres.driver.listener import LOOKS_EACH
@@ -74,8 +74,8 @@ class PostgresTarget:
         return cls(url, busy_timeout, notify)
 
     @property
-    def limits(self) -> Limits:
-        return Limits(
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
             clock="server",
             durable=True,
             processes="many",

@@ -3,7 +3,7 @@
 Theory of operation. Of one ordering key at most one job is processing. The key's other jobs are set aside (`held`) when
 a claim meets them, so that no claim reads past them twice. When a job of the key leaves the queue or stops processing,
 the first held job of each name becomes ready again. So a key with held jobs always has one that is ready or processing.
-Other gates are in `limits`.
+Other keys are in `limits`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from workers.storage.sql.rows import (
     missing_payload,
     moment,
 )
-from workers.storage.sql.sqlite.limits import ClaimGates, is_gate
-from workers.storage.sql.sqlite.limits import claimable_in as gates_claimable_in
+from workers.storage.sql.sqlite.limits import ClaimLimits, is_limited
+from workers.storage.sql.sqlite.limits import claimable_in as limits_claimable_in
 from workers.storage.sql.steps.ends import why_lost
 
 _NAMES_AT_ONCE: Final = 100
@@ -79,7 +79,7 @@ _SEE = text(
 
 
 _Candidate: TypeAlias = tuple[int, int, int, str | None, str]
-"""The priority, time, number, gate and name of a job that is ready."""
+"""The priority, time, number, key and name of a job that is ready."""
 
 
 @cache
@@ -95,20 +95,20 @@ def of_names(count: int) -> TextClause:
 def claim(transaction: Transaction, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
     """See `Storage.claim`."""
     see(transaction, [worker_id])
-    place = {"queue": transaction.queue}
+    bound = {"queue": transaction.queue}
     if limit < 1 or not leases:
         return []
-    paused, gated = transaction.connection.execute(_STANDING, place).one()
+    paused, limited = transaction.connection.execute(_STANDING, bound).one()
     if paused:
         return []
     promote_due(transaction, limit)
-    if gated:
-        gates = ClaimGates(transaction)
-        gates.open_what_is_due()
-        limit = gates.room(limit)
+    if limited:
+        limits = ClaimLimits(transaction)
+        limits.open_what_is_due()
+        limit = limits.room(limit)
     seqs = _take(transaction, leases, limit)
-    if gated:
-        gates.write_queue(len(seqs))
+    if limited:
+        limits.write_queue(len(seqs))
     claims = {
         claim.token: claim
         for lease, chosen in _by_lease(transaction, seqs, leases).items()
@@ -132,9 +132,9 @@ def see(transaction: Transaction, workers: Iterable[str]) -> None:
 
 def promote_due(transaction: Transaction, limit: int) -> None:
     """Make due jobs ready: at least `limit` of them, in the order in which they became due."""
-    place = {"queue": transaction.queue, "now": transaction.now}
-    if transaction.connection.execute(_IS_DUE, place).first() is not None:
-        transaction.connection.execute(_PROMOTE, {**place, "limit": max(limit, 2 * BATCH)})
+    bound = {"queue": transaction.queue, "now": transaction.now}
+    if transaction.connection.execute(_IS_DUE, bound).first() is not None:
+        transaction.connection.execute(_PROMOTE, {**bound, "limit": max(limit, 2 * BATCH)})
 
 
 def _take(transaction: Transaction, names: Iterable[str], limit: int) -> list[int]:
@@ -146,20 +146,20 @@ def _take(transaction: Transaction, names: Iterable[str], limit: int) -> list[in
     taken: list[int] = []
     keys: set[str] = set()
     wanted = list(names)
-    gates: ClaimGates | None = None
+    limits: ClaimLimits | None = None
     rounds = _ROUNDS
     while rounds:
-        candidates = _candidates(transaction, wanted, limit if not keys and gates is None else limit + BATCH)
-        if gates is None and any(row[3] is not None and is_gate(row[3]) for row in candidates):
-            gates = ClaimGates(transaction)
+        candidates = _candidates(transaction, wanted, limit if not keys and limits is None else limit + BATCH)
+        if limits is None and any(row[3] is not None and is_limited(row[3]) for row in candidates):
+            limits = ClaimLimits(transaction)
         fresh = [row for row in candidates if row[2] not in taken]
-        held = _sort_out(transaction, fresh, taken, keys, limit, gates)
+        held = _sort_out(transaction, fresh, taken, keys, limit, limits)
         for batch in batches(held):
             transaction.connection.execute(_HOLD, {"seqs": list(batch)})
-        came_up = gates is not None and gates.come_up(limit - len(taken))
+        came_up = limits is not None and limits.come_up(limit - len(taken))
         if len(taken) < limit and (came_up or held):
             rounds -= not came_up
-        elif gates is None or not gates.looks_on():
+        elif limits is None or not limits.looks_on():
             break
     return taken
 
@@ -170,22 +170,22 @@ def _sort_out(
     taken: list[int],
     keys: set[str],
     limit: int,
-    gates: ClaimGates | None,
+    limits: ClaimLimits | None,
 ) -> list[int]:
     """Return the candidates to hold; the others are added to `taken`, up to `limit`.
 
     `keys` are those known to be busy; more are added here.
     """
-    unknown = {key for _, _, _, key, _ in candidates if key is not None and not is_gate(key)} - keys
+    unknown = {key for _, _, _, key, _ in candidates if key is not None and not is_limited(key)} - keys
     for batch in batches(list(unknown)):
         busy = transaction.connection.execute(_BUSY_KEYS, {"queue": transaction.queue, "keys": list(batch)})
         keys.update(busy.scalars())
     held: list[int] = []
     for _, _, seq, key, name in candidates:
-        if key is not None and gates is not None and is_gate(key):
-            if len(taken) >= limit and not gates.had_turn(key, name):
+        if key is not None and limits is not None and is_limited(key):
+            if len(taken) >= limit and not limits.was_served(key, name):
                 continue
-            (taken if gates.passes(seq, key, name) else held).append(seq)
+            (taken if limits.passes(seq, key, name) else held).append(seq)
         elif key is not None and key in keys:
             held.append(seq)
         elif len(taken) < limit:
@@ -196,13 +196,13 @@ def _sort_out(
 
 
 def _candidates(transaction: Transaction, names: Sequence[str], limit: int) -> list[_Candidate]:
-    place = {"queue": transaction.queue, "limit": limit}
+    bound = {"queue": transaction.queue, "limit": limit}
     if ANY_NAME in names:
-        return [tuple(row) for row in transaction.connection.execute(_OF_ANY_NAME, place)]
+        return [tuple(row) for row in transaction.connection.execute(_OF_ANY_NAME, bound)]
     found: list[_Candidate] = []
     for start in range(0, len(names), _NAMES_AT_ONCE):
         some = names[start : start + _NAMES_AT_ONCE]
-        values = {**place, **{"name" + str(n): name for n, name in enumerate(some)}}
+        values = {**bound, **{"name" + str(n): name for n, name in enumerate(some)}}
         found += [tuple(row) for row in transaction.connection.execute(of_names(len(some)), values)]
     return sorted(found, key=lambda row: row[:3])[:limit]
 
@@ -259,18 +259,18 @@ def claimable_in(transaction: Transaction, names: Collection[str]) -> timedelta 
 
     A delayed job of another name counts too: the claim that it causes makes it ready, so it causes no second one.
     """
-    connection, place = transaction.connection, {"queue": transaction.queue}
-    paused, gated = connection.execute(_STANDING, place).one()
+    connection, bound = transaction.connection, {"queue": transaction.queue}
+    paused, limited = connection.execute(_STANDING, bound).one()
     if paused:
         return None
     if ANY_NAME in names:
-        ready = connection.execute(_HAS_READY, place).first()
+        ready = connection.execute(_HAS_READY, bound).first()
     else:
-        ready = connection.execute(_HAS_READY_OF, {**place, "names": list(names)}).first()
-    opens = gates_claimable_in(transaction, ready is not None) if gated else None
-    if (ready is not None and not gated) or opens == timedelta(0):
+        ready = connection.execute(_HAS_READY_OF, {**bound, "names": list(names)}).first()
+    opens = limits_claimable_in(transaction, ready is not None) if limited else None
+    if (ready is not None and not limited) or opens == timedelta(0):
         return timedelta(0)
-    due = connection.execute(_NEXT_DUE, place).scalar()
+    due = connection.execute(_NEXT_DUE, bound).scalar()
     until_due = None if due is None else max(0, due - transaction.now) * timedelta(milliseconds=1)
     return opens if until_due is None else until_due if opens is None else min(opens, until_due)
 
@@ -317,6 +317,6 @@ def progress(transaction: Transaction, reports: Sequence[ProgressReport]) -> Non
     """See `Storage.progress`."""
     for report in reports:
         seq, secret = decode_token(report.claim.token)
-        place = {"queue": transaction.queue, "seq": seq, "id": report.claim.job_id, "token": secret}
-        if transaction.connection.execute(_REPORT, {**place, "progress": report.value}).rowcount:
+        bound = {"queue": transaction.queue, "seq": seq, "id": report.claim.job_id, "token": secret}
+        if transaction.connection.execute(_REPORT, {**bound, "progress": report.value}).rowcount:
             transaction.announce(JobEventKind.PROGRESS, [report.claim.job_id])

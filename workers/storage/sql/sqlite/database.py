@@ -47,7 +47,7 @@ from workers.jobs import (
     SettleOutcome,
 )
 from workers.storage.abilities import Exchange
-from workers.storage.base import Limits
+from workers.storage.base import Capabilities
 from workers.storage.sql.caller import Caller, Callers, real_path, run_on, translated
 from workers.storage.sql.database import Begin
 from workers.storage.sql.direct import Executor
@@ -106,8 +106,8 @@ class SqliteDatabase:
     async def enqueue_with(self, connection: object, begin: Begin, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         return await self.change_with(connection, begin, partial(enqueue.enqueue, jobs=jobs))
 
-    def turn_cron(self, begin: Begin, row: CronRow, jobs: Sequence[NewJob]) -> Future[bool]:
-        return self.change(begin, partial(crons.turn_cron, row=row, jobs=jobs, enqueue=enqueue.enqueue))
+    def replace_cron(self, begin: Begin, row: CronRow, jobs: Sequence[NewJob]) -> Future[bool]:
+        return self.change(begin, partial(crons.replace_cron, row=row, jobs=jobs, enqueue=enqueue.enqueue))
 
     def claim(self, begin: Begin, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> Future[list[Claim]]:
         return self.change(begin, partial(claim.claim, worker_id=worker_id, leases=leases, limit=limit))
@@ -305,7 +305,7 @@ class SqliteTarget:
     path: str
     busy_timeout: timedelta
 
-    limits: ClassVar[Limits] = Limits(
+    capabilities: ClassVar[Capabilities] = Capabilities(
         dependencies_across_queues=True,
         clock="machine",
         durable=True,

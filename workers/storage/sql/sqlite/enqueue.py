@@ -62,8 +62,8 @@ def _insert(transaction: Transaction, jobs: Sequence[NewJob]) -> None:
     if not jobs:
         return
     first = next_seq(transaction)
-    place = {"queue": transaction.queue, "now": transaction.now}
-    rows = [{**place, "seq": seq, "id": job.id, **fields(transaction, job)} for seq, job in enumerate(jobs, first)]
+    bound = {"queue": transaction.queue, "now": transaction.now}
+    rows = [{**bound, "seq": seq, "id": job.id, **fields(transaction, job)} for seq, job in enumerate(jobs, first)]
     transaction.connection.execute(_INSERT, rows)
     payloads = [{"seq": seq, "data": job.payload} for seq, job in enumerate(jobs, first)]
     transaction.connection.execute(_INSERT_PAYLOAD, payloads)
@@ -81,7 +81,7 @@ def fields(transaction: Transaction, job: NewJob) -> dict[str, int | str | None]
         "max_attempts": job.max_attempts,
         "keep_completed": encode_retention(job.keep_completed),
         "keep_failed": encode_retention(job.keep_failed),
-        "ordering_key": job.gate,
+        "ordering_key": job.holding_key,
         "backoff": encode_backoff(job.backoff),
         "chain_index": job.chain_index,
     }

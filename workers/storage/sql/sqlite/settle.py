@@ -251,8 +251,8 @@ def settle(transaction: Transaction, settlements: Sequence[Settlement]) -> list[
     tokens = [decode_token(settlement.claim.token) for settlement in settlements]
     attempts: dict[int, _Attempt] = {}
     for batch in batches([seq for seq, _ in tokens]):
-        place = {"queue": transaction.queue, "seqs": list(batch)}
-        rows = transaction.connection.execute(_ROWS, place).mappings()
+        bound = {"queue": transaction.queue, "seqs": list(batch)}
+        rows = transaction.connection.execute(_ROWS, bound).mappings()
         attempts.update((row["seq"], _Attempt(**row)) for row in rows)
     work = _Writes(transaction.now)
     outcomes: list[SettleOutcome | None] = []

@@ -28,8 +28,8 @@ _REPLACE = text(
 
 def crons(transaction: Transaction, due: bool) -> CronLook:
     """See `KeepsCrons.crons`."""
-    place = {"queue": transaction.queue, "now": transaction.now, "limit": CRONS_AT_ONCE}
-    found = transaction.connection.execute(_DUE if due else _ALL, place).all()
+    bound = {"queue": transaction.queue, "now": transaction.now, "limit": CRONS_AT_ONCE}
+    found = transaction.connection.execute(_DUE if due else _ALL, bound).all()
     rows = [
         CronRow(
             name=transaction.decode(row.name),
@@ -39,17 +39,17 @@ def crons(transaction: Transaction, due: bool) -> CronLook:
         )
         for row in found
     ]
-    next_due = transaction.connection.execute(_NEXT_DUE, place).scalar()
+    next_due = transaction.connection.execute(_NEXT_DUE, bound).scalar()
     return CronLook(now=moment(transaction.now), rows=rows, next_due=None if next_due is None else moment(next_due))
 
 
-def turn_cron(
+def replace_cron(
     transaction: Transaction,
     row: CronRow,
     jobs: Sequence[NewJob],
     enqueue: Callable[[Transaction, Sequence[NewJob]], object],
 ) -> bool:
-    """See `KeepsCrons.turn_cron`; `enqueue` is the database's step."""
+    """See `KeepsCrons.replace_cron`; `enqueue` is the database's step."""
     values = {
         "queue": transaction.queue,
         "name": transaction.encode(row.name),

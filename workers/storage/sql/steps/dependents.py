@@ -107,8 +107,8 @@ class End(NamedTuple):
 def begin(transaction: Transaction, rows: Sequence[RowMapping]) -> None:
     """Mark the rows of jobs that follow others, and delete what earlier links of theirs were told."""
     for batch in batches(rows):
-        place = {"queue": transaction.queue, "ids": [row["id"] for row in batch]}
-        transaction.connection.execute(_WIPE, place)
+        bound = {"queue": transaction.queue, "ids": [row["id"] for row in batch]}
+        transaction.connection.execute(_WIPE, bound)
         transaction.connection.execute(_BEGIN, {"seqs": [row["seq"] for row in batch]})
 
 
@@ -143,9 +143,9 @@ def learn_ends(transaction: Transaction, dependencies: Sequence[Mapping[str, obj
 
 def outcomes(transaction: Transaction, job_id: str) -> dict[JobRef, JobOutcome | None]:
     """See `KnowsDependencies.outcomes`."""
-    place = {"queue": transaction.queue, "id": transaction.encode(job_id)}
+    bound = {"queue": transaction.queue, "id": transaction.encode(job_id)}
     found: dict[JobRef, JobOutcome | None] = {}
-    for row in transaction.connection.execute(_OUTCOMES, place):
+    for row in transaction.connection.execute(_OUTCOMES, bound):
         other = JobRef(transaction.decode(row.other_queue), transaction.decode(row.other_id))
         found[other] = None
         if row.ended != REMOVED:
@@ -267,8 +267,8 @@ def _rows(
         by_queue.setdefault(queue, {})[transaction.encode(one.id if isinstance(one, JobRef) else one)] = one
     for queue, encoded in sorted(by_queue.items()):
         for batch in batches(sorted(encoded)):
-            place = {"queue": queue, "now": transaction.now, "ids": list(batch)}
-            for row in transaction.connection.execute(query, place).mappings():
+            bound = {"queue": queue, "now": transaction.now, "ids": list(batch)}
+            for row in transaction.connection.execute(query, bound).mappings():
                 yield encoded[row["id"]], row
 
 
@@ -323,11 +323,11 @@ class _Graph:
 
     def _wait(self, job: NewJob, left: Sequence[Followed]) -> None:
         seq = self._found[job.id]["seq"]
-        place = {"seq": seq, "fails": int(job.after_failure is AfterFailure.FAIL)}
+        bound = {"seq": seq, "fails": int(job.after_failure is AfterFailure.FAIL)}
         rows = [self._found[one] for one in left]
         self._transaction.connection.execute(_WAIT, {"seq": seq, "delay": duration(job.delay)})
         self._transaction.connection.execute(
-            _FOLLOW, [{**place, "queue": row["queue"], "job_id": row["id"]} for row in rows]
+            _FOLLOW, [{**bound, "queue": row["queue"], "job_id": row["id"]} for row in rows]
         )
         self._marked.update(row["seq"] for row in rows)
 
@@ -374,12 +374,12 @@ def _failure(transaction: Transaction, seq: int, keep: int, error: ErrorInfo) ->
 
 def tell_end(transaction: Transaction, job_id: str, ended: RowState, error: str | None = None) -> None:
     """Tell the dependents how a job ended that is about to be deleted with its end; `job_id` as the database has it."""
-    place = {"queue": transaction.queue, "job_id": job_id, "ended": ended.value, "error": error}
+    bound = {"queue": transaction.queue, "job_id": job_id, "ended": ended.value, "error": error}
     if transaction.dialect == "postgresql":
-        transaction.connection.execute(_RELEASE_POSTGRES, place)
+        transaction.connection.execute(_RELEASE_POSTGRES, bound)
     else:
-        learn_last(transaction, place)
-        transaction.connection.execute(_NOTE_END, place)
+        learn_last(transaction, bound)
+        transaction.connection.execute(_NOTE_END, bound)
 
 
 def resolve(transaction: Transaction) -> None:

@@ -15,7 +15,6 @@ from typing import Any, Final
 from sqlalchemy import Row, text
 
 from workers.errors import LossReason
-from workers.gates import FAIR_MARK
 from workers.jobs import (
     UNCOUNTED_RETRIES,
     Claim,
@@ -27,6 +26,7 @@ from workers.jobs import (
     SettleOutcome,
     SettleStatus,
 )
+from workers.limits import FAIR_MARK
 from workers.storage.failures import lost_attempt, noted_failure, with_failure
 from workers.storage.rules import stalled_error
 from workers.storage.sql.rows import (
@@ -149,8 +149,8 @@ def note_failures(transaction: Transaction, settlements: Sequence[Settlement]) -
     by_seq = {decode_token(token)[0]: settlement for token, settlement in failing.items()}
     changes = []
     for batch in batches(list(by_seq)):
-        place = {"queue": transaction.queue, "seqs": list(batch)}
-        for row in transaction.connection.execute(_HELD[transaction.dialect], place):
+        bound = {"queue": transaction.queue, "seqs": list(batch)}
+        for row in transaction.connection.execute(_HELD[transaction.dialect], bound):
             settlement = by_seq[row.seq]
             claim = settlement.claim
             holds = row.token == decode_token(claim.token)[1] and transaction.decode(row.id) == claim.job_id
@@ -190,9 +190,9 @@ _GIVE_UP = text(
 
 def recover(transaction: Transaction, limit: int, *, max_stalls: int) -> Recovery:
     """See `Storage.recover`."""
-    place = {"queue": transaction.queue, "now": transaction.now, "limit": limit}
+    bound = {"queue": transaction.queue, "now": transaction.now, "limit": limit}
     requeued, failed, dropped = [], [], []
-    rows = _stalled_rows(transaction, transaction.connection.execute(_EXPIRED, place).all())
+    rows = _stalled_rows(transaction, transaction.connection.execute(_EXPIRED, bound).all())
     for row in rows:
         if row.stalls < max_stalls and row.attempts < row.max_attempts:
             requeued.append(row)
@@ -237,8 +237,8 @@ def _stalled_rows(transaction: Transaction, expired: Sequence[Row[Any]]) -> list
         transaction.connection.execute(_LOCK_KEYS, {"queue": transaction.queue, "seqs": seqs})
     rows: list[Row[Any]] = []
     for batch in batches(seqs):
-        place = {"seqs": list(batch), "now": transaction.now}
-        rows += transaction.connection.execute(_STALLED[transaction.dialect], place)
+        bound = {"seqs": list(batch), "now": transaction.now}
+        rows += transaction.connection.execute(_STALLED[transaction.dialect], bound)
     return rows
 
 

@@ -110,16 +110,16 @@ class Keys:
         keys = list({self._transaction.encode(one.key) for one in asked})
         if self._transaction.dialect == "postgresql":
             debounced = {self._transaction.encode(one.key) for one in asked if _is_debounce(one)}
-            place = {"queue": self._transaction.queue, "keys": keys, "debounced": list(debounced)}
-            rows = self._transaction.connection.execute(_TAKE_POSTGRES, place).mappings().all()
+            bound = {"queue": self._transaction.queue, "keys": keys, "debounced": list(debounced)}
+            rows = self._transaction.connection.execute(_TAKE_POSTGRES, bound).mappings().all()
             taken = {row["key"] for row in rows if not row["own"]}
             self._own = [key for key in keys if key not in taken]
             self._note(rows)
             return
         for batch in batches(keys):
-            place = {"queue": self._transaction.queue, "now": self._transaction.now, "keys": list(batch)}
+            bound = {"queue": self._transaction.queue, "now": self._transaction.now, "keys": list(batch)}
             for statement in (_HAD, _THROTTLED):
-                self._note(self._transaction.connection.execute(statement, place).mappings().all())
+                self._note(self._transaction.connection.execute(statement, bound).mappings().all())
 
     def _note(self, rows: Sequence[RowMapping]) -> None:
         for row in rows:
@@ -166,8 +166,8 @@ class Keys:
         self._give({key: job for key, job in firsts.items() if job is not None})
         self._debounce()
         if self._own:
-            place = {"queue": self._transaction.queue, "keys": self._own}
-            self._transaction.connection.execute(_LET_GO_POSTGRES, place)
+            bound = {"queue": self._transaction.queue, "keys": self._own}
+            self._transaction.connection.execute(_LET_GO_POSTGRES, bound)
 
     def _give(self, firsts: Mapping[str, NewJob]) -> None:
         given: list[dict[str, int | str]] = []
@@ -230,8 +230,8 @@ def _is_debounce(deduplication: Deduplication) -> bool:
 
 def sweep_keys(transaction: Transaction, limit: int) -> int:
     """Delete up to `limit` throttled keys whose time is over; return how many."""
-    place = {"queue": transaction.queue, "now": transaction.now, "limit": limit}
-    over = transaction.connection.execute(_OVER[transaction.dialect], place).scalars().all()
+    bound = {"queue": transaction.queue, "now": transaction.now, "limit": limit}
+    over = transaction.connection.execute(_OVER[transaction.dialect], bound).scalars().all()
     for batch in batches(over):
         transaction.connection.execute(_FORGET, {"queue": transaction.queue, "keys": list(batch)})
     return len(over)

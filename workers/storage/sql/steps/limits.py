@@ -1,13 +1,13 @@
 """The limits of a queue, and what keeps jobs back: the steps that both databases share.
 
-Theory of operation. A job's gate (`workers.gates`) is in the column `ordering_key`. Claims set the jobs of a closed
-gate aside (`held`) as they meet them, as those of a busy ordering key. When an attempt ends, the first held job of each
-name becomes ready, and the next claim decides. A gate that a token opens is noted in `workers_gates` with that time, at
-which a claim does the same; so is each gate of a limit that has changed.
+Theory of operation. A job's holding key (`workers.limits`) is in the column `ordering_key`. Claims set the jobs of a
+closed key aside (`held`) as they meet them, as those of a busy ordering key. When an attempt ends, the first held job
+of each name becomes ready, and the next claim decides. A key that a token opens is noted in `workers_gates` with that
+time, at which a claim does the same; so is each key of a limit that has changed.
 
 Of a fair key one job of each name is the front, and the claim that takes it brings the next forward, with a new number,
 behind all that are ready. The others are held as claims meet them, but for one that is more urgent than the front. Only
-claims write fronts and buckets: on PostgreSQL under the lock of the gate, so that no other transaction is waited for.
+claims write fronts and buckets: on PostgreSQL under the lock of the key, so that no other transaction is waited for.
 """
 
 from __future__ import annotations
@@ -18,14 +18,12 @@ from typing import Final
 
 from sqlalchemy import RowMapping, text
 
-from workers.gates import (
+from workers.limits import (
     LIMIT_MARK,
-    QUEUE_GATE,
+    QUEUE_KEY,
     SEPARATOR,
-    WHOLE_QUEUE,
     HeldBack,
     Limit,
-    LimitKey,
     check_limits,
     limit_key_of,
 )
@@ -44,18 +42,18 @@ _HELD_BY = text(
     "SELECT DISTINCT ordering_key FROM workers_jobs WHERE queue = :queue AND state = 'held'"
     " AND substr(ordering_key, 1, :length) = :prefix"
 )
-_LOCK_GATES = text(
+_LOCK_KEYS = text(
     "SELECT pg_advisory_xact_lock(key) FROM (SELECT DISTINCT workers_key(:queue, gate) AS key"
-    " FROM unnest(CAST(:gates AS text[])) AS gate ORDER BY 1) keys"
+    " FROM unnest(CAST(:keys AS text[])) AS gate ORDER BY 1) keys"
 )
 _OPEN_AT = text(
-    "INSERT INTO workers_gates (queue, gate, name, opens_at) VALUES (:queue, :gate, '', :opens_at)"
+    "INSERT INTO workers_gates (queue, gate, name, opens_at) VALUES (:queue, :key, '', :opens_at)"
     " ON CONFLICT (queue, gate, name) DO UPDATE SET opens_at = excluded.opens_at"
 )
-_FULL_AT = text("SELECT full_at FROM workers_gates WHERE queue = :queue AND gate = :gate AND name = ''")
+_FULL_AT = text("SELECT full_at FROM workers_gates WHERE queue = :queue AND gate = :key AND name = ''")
 _RUNNING = text(
     "SELECT count(*) FROM (SELECT 1 FROM workers_jobs WHERE queue = :queue AND state = 'processing'"
-    " AND ordering_key = :gate LIMIT :most) running"
+    " AND ordering_key = :key LIMIT :most) running"
 )
 _ALL_RUNNING = text(
     "SELECT count(*) FROM (SELECT 1 FROM workers_jobs WHERE queue = :queue AND state = 'processing'"
@@ -76,10 +74,10 @@ _STALE = locking(
     " (SELECT 1 FROM workers_jobs WHERE seq = front AND state = 'ready') LIMIT :limit",
     SKIP,
 )
-_GONE = text("DELETE FROM workers_gates WHERE queue = :queue AND gate = :gate AND name = :name")
+_GONE = text("DELETE FROM workers_gates WHERE queue = :queue AND gate = :key AND name = :name")
 
 WHEN_ONE_ENDS: Final = datetime.max.replace(tzinfo=UTC)
-"""The time at which a gate opens that as many jobs have passed as may run at once."""
+"""Until when a key is closed of which as many jobs run as may at once."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -90,7 +88,7 @@ def microseconds(moment: datetime) -> int:
 
 
 class Buckets:
-    """The limits of a queue and the buckets of their gates, as they are at the beginning of a transaction."""
+    """The limits of a queue and the buckets of their keys, as they are at the beginning of a transaction."""
 
     def __init__(self, transaction: Transaction) -> None:
         self._transaction = transaction
@@ -99,37 +97,37 @@ class Buckets:
         self.running: dict[str, int] = {}
         self._full: dict[str, datetime | None] = {}
 
-    def limit_of(self, gate: str) -> Limit | None:
-        key = LimitKey(WHOLE_QUEUE) if gate == QUEUE_GATE else limit_key_of(gate)
-        return None if key is None else self.limits.get(key.limit)
+    def limit_of(self, key: str) -> Limit | None:
+        own = limit_key_of(key)
+        return None if own is None else self.limits.get(own.limit)
 
-    def closed_until(self, gate: str) -> datetime | None:
-        """Return until when no job passes the gate, None if it is open."""
-        limit = self.limit_of(gate)
+    def closed_until(self, key: str) -> datetime | None:
+        """Return until when no job of the key may start, None if one may."""
+        limit = self.limit_of(key)
         if limit is None:
             return None
-        if limit.concurrency is not None and self._running(gate, limit.concurrency) >= limit.concurrency:
+        if limit.concurrency is not None and self._running(key, limit.concurrency) >= limit.concurrency:
             return WHEN_ONE_ENDS
-        return limit.opens_at(limit.known(self.full_at(gate), self.now), self.now)
+        return limit.opens_at(limit.known(self.full_at(key), self.now), self.now)
 
-    def _running(self, gate: str, most: int) -> int:
-        if gate not in self.running:
-            place = {"queue": self._transaction.queue, "gate": self._transaction.encode(gate), "most": most}
-            statement = _ALL_RUNNING if gate == QUEUE_GATE else _RUNNING
-            self.running[gate] = self._transaction.connection.execute(statement, place).scalar_one()
-        return self.running[gate]
+    def _running(self, key: str, most: int) -> int:
+        if key not in self.running:
+            bound = {"queue": self._transaction.queue, "key": self._transaction.encode(key), "most": most}
+            statement = _ALL_RUNNING if key == QUEUE_KEY else _RUNNING
+            self.running[key] = self._transaction.connection.execute(statement, bound).scalar_one()
+        return self.running[key]
 
-    def full_at(self, gate: str) -> datetime | None:
-        """Return when the gate's bucket is full again; None for one of which nothing is kept."""
-        if gate not in self._full:
-            place = {"queue": self._transaction.queue, "gate": self._transaction.encode(gate)}
-            found = self._transaction.connection.execute(_FULL_AT, place).scalar()
-            self._full[gate] = None if found is None else _EPOCH + found * _MICROSECOND
-        return self._full[gate]
+    def full_at(self, key: str) -> datetime | None:
+        """Return when the key's bucket is full again; None for one of which nothing is kept."""
+        if key not in self._full:
+            bound = {"queue": self._transaction.queue, "key": self._transaction.encode(key)}
+            found = self._transaction.connection.execute(_FULL_AT, bound).scalar()
+            self._full[key] = None if found is None else _EPOCH + found * _MICROSECOND
+        return self._full[key]
 
-    def note(self, gate: str, full_at: datetime) -> None:
+    def note(self, key: str, full_at: datetime) -> None:
         """Note that the bucket is full then; the caller writes it."""
-        self._full[gate] = full_at
+        self._full[key] = full_at
 
 
 def declare(transaction: Transaction, limits: Mapping[str, Limit]) -> bool:
@@ -166,8 +164,8 @@ def _decoded(row: RowMapping) -> Limit:
 
 def remove(transaction: Transaction, name: str) -> bool:
     """See `KeepsLimits.remove_limit`."""
-    place = {"queue": transaction.queue, "name": transaction.encode(name)}
-    gone = transaction.connection.execute(_FORGET, place).rowcount
+    bound = {"queue": transaction.queue, "name": transaction.encode(name)}
+    gone = transaction.connection.execute(_FORGET, bound).rowcount
     if gone:
         _look_again(transaction, name)
     return bool(gone)
@@ -176,13 +174,13 @@ def remove(transaction: Transaction, name: str) -> bool:
 def _look_again(transaction: Transaction, name: str) -> None:
     """Let the next claim look at the jobs that the limit kept back."""
     prefix = transaction.encode(f"{LIMIT_MARK}{name}{SEPARATOR}")
-    place = {"queue": transaction.queue, "prefix": prefix, "length": len(prefix)}
-    held = transaction.connection.execute(_HELD_BY, place).scalars().all()
+    bound = {"queue": transaction.queue, "prefix": prefix, "length": len(prefix)}
+    held = transaction.connection.execute(_HELD_BY, bound).scalars().all()
     if transaction.dialect == "postgresql" and held:
-        transaction.connection.execute(_LOCK_GATES, {"queue": transaction.queue, "gates": list(held)})
-    for gate in held:
-        place = {"queue": transaction.queue, "gate": gate, "opens_at": transaction.now * 1000}
-        transaction.connection.execute(_OPEN_AT, place)
+        transaction.connection.execute(_LOCK_KEYS, {"queue": transaction.queue, "keys": list(held)})
+    for key in held:
+        bound = {"queue": transaction.queue, "key": key, "opens_at": transaction.now * 1000}
+        transaction.connection.execute(_OPEN_AT, bound)
     transaction.wake = True
 
 
@@ -193,27 +191,28 @@ def held_back(transaction: Transaction, ids: Sequence[str]) -> list[HeldBack | N
         return [None] * len(ids)
     found: dict[str, HeldBack | None] = {}
     for batch in batches([transaction.encode(job_id) for job_id in ids]):
-        place = {"queue": transaction.queue, "now": transaction.now, "ids": list(batch)}
-        for job_id, gate in transaction.connection.execute(_QUEUED, place):
-            own = None if gate is None else transaction.decode(gate)
+        bound = {"queue": transaction.queue, "now": transaction.now, "ids": list(batch)}
+        for job_id, key in transaction.connection.execute(_QUEUED, bound):
+            own = None if key is None else transaction.decode(key)
             found[transaction.decode(job_id)] = _held_back(buckets, own)
     return [found.get(job_id) for job_id in ids]
 
 
-def _held_back(buckets: Buckets, gate: str | None) -> HeldBack | None:
-    for one, key in ((gate, limit_key_of(gate)), (QUEUE_GATE, LimitKey(WHOLE_QUEUE))):
-        closed = None if one is None or key is None else buckets.closed_until(one)
-        if key is not None and closed is not None:
-            return HeldBack(*key, None if closed is WHEN_ONE_ENDS else closed)
+def _held_back(buckets: Buckets, key: str | None) -> HeldBack | None:
+    for one in (key, QUEUE_KEY):
+        own = limit_key_of(one)
+        closed = None if one is None or own is None else buckets.closed_until(one)
+        if own is not None and closed is not None:
+            return HeldBack(*own, None if closed is WHEN_ONE_ENDS else closed)
     return None
 
 
-def sweep_gates(transaction: Transaction, limit: int) -> int:
+def sweep_buckets(transaction: Transaction, limit: int) -> int:
     """Delete up to `limit` buckets that are full, and fronts that are gone; return how many."""
-    place = {"queue": transaction.queue, "now": transaction.now * 1000, "limit": limit}
-    gone = [(gate, "") for gate in transaction.connection.execute(_FULL[transaction.dialect], place).scalars()]
-    place["limit"] = limit - len(gone)
-    gone += [(row.gate, row.name) for row in transaction.connection.execute(_STALE[transaction.dialect], place)]
-    for gate, name in gone:
-        transaction.connection.execute(_GONE, {"queue": transaction.queue, "gate": gate, "name": name})
+    bound = {"queue": transaction.queue, "now": transaction.now * 1000, "limit": limit}
+    gone = [(key, "") for key in transaction.connection.execute(_FULL[transaction.dialect], bound).scalars()]
+    bound["limit"] = limit - len(gone)
+    gone += [(row.gate, row.name) for row in transaction.connection.execute(_STALE[transaction.dialect], bound)]
+    for key, name in gone:
+        transaction.connection.execute(_GONE, {"queue": transaction.queue, "key": key, "name": name})
     return len(gone)

@@ -94,8 +94,8 @@ def _find(transaction: Transaction, ids: Sequence[str]) -> list[RowMapping]:
     """Return the visible jobs among `ids`."""
     found: list[RowMapping] = []
     for batch in batches([transaction.encode(job_id) for job_id in dict.fromkeys(ids)]):
-        place = {"queue": transaction.queue, "now": transaction.now, "ids": list(batch)}
-        found += transaction.connection.execute(_FIND[transaction.dialect], place).mappings()
+        bound = {"queue": transaction.queue, "now": transaction.now, "ids": list(batch)}
+        found += transaction.connection.execute(_FIND[transaction.dialect], bound).mappings()
     return found
 
 
@@ -109,8 +109,8 @@ def _find_to_end(transaction: Transaction, ids: Sequence[str]) -> list[RowMappin
     locked: set[int] = set()
     while True:
         for batch in batches([transaction.encode(job_id) for job_id in dict.fromkeys(ids)]):
-            place = {"queue": transaction.queue, "ids": list(batch)}
-            locked.update(transaction.connection.execute(_KEYED, place).scalars())
+            bound = {"queue": transaction.queue, "ids": list(batch)}
+            locked.update(transaction.connection.execute(_KEYED, bound).scalars())
         if locked:
             transaction.connection.execute(_LOCK_KEYS, {"queue": transaction.queue, "seqs": list(locked)})
         found = _find(transaction, ids)
@@ -209,7 +209,7 @@ def _go_on(transaction: Transaction, seq: int, then: NewJob) -> None:
         "max_attempts": then.max_attempts,
         "keep_completed": encode_retention(then.keep_completed),
         "keep_failed": encode_retention(then.keep_failed),
-        "ordering_key": None if then.gate is None else transaction.encode(then.gate),
+        "ordering_key": None if then.holding_key is None else transaction.encode(then.holding_key),
         "backoff": encode_backoff(then.backoff),
         "chain_index": then.chain_index,
     }
@@ -256,9 +256,9 @@ def last_seq(transaction: Transaction) -> int:
 
 def drain(transaction: Transaction, *, last: int, limit: int) -> int:
     """Remove up to `limit` waiting jobs numbered up to `last`, and return how many; 0 when none is left."""
-    place = {"queue": transaction.queue, "last": last, "limit": limit}
+    bound = {"queue": transaction.queue, "last": last, "limit": limit}
     for statement in _WAITING:
-        waiting = transaction.connection.execute(statement[transaction.dialect], place).all()
+        waiting = transaction.connection.execute(statement[transaction.dialect], bound).all()
         if waiting:
             transaction.ends = True
             delete(transaction, [row.seq for row in waiting])
@@ -271,8 +271,8 @@ def clean(transaction: Transaction, state: JobState, older_than: timedelta, limi
     """See `Storage.clean`."""
     check_cleanable(state)
     before = transaction.now - duration(older_than)
-    place = {"queue": transaction.queue, "now": transaction.now, "state": state.value, "before": before}
-    old = transaction.connection.execute(_OLD[transaction.dialect], {**place, "limit": limit}).scalars().all()
+    bound = {"queue": transaction.queue, "now": transaction.now, "state": state.value, "before": before}
+    old = transaction.connection.execute(_OLD[transaction.dialect], {**bound, "limit": limit}).scalars().all()
     delete(transaction, old)
     return len(old)
 

@@ -26,7 +26,7 @@ from workers.storage.sql.rows import (
 )
 from workers.storage.sql.steps.ends import delete
 from workers.storage.sql.steps.enqueue import sweep_keys
-from workers.storage.sql.steps.limits import sweep_gates
+from workers.storage.sql.steps.limits import sweep_buckets
 
 EVENTS_KEPT: Final = timedelta(minutes=1)
 """How long SQLite's event log keeps an event for processes that have yet to look."""
@@ -127,8 +127,8 @@ def status(transaction: Transaction, ids: Sequence[str]) -> list[JobStatus | Non
     """See `Storage.status`."""
     found: dict[str, JobStatus] = {}
     for batch in batches([transaction.encode(job_id) for job_id in ids]):
-        place = {"queue": transaction.queue, "now": transaction.now, "ids": list(batch)}
-        for row in transaction.connection.execute(_STATUS, place).mappings():
+        bound = {"queue": transaction.queue, "now": transaction.now, "ids": list(batch)}
+        for row in transaction.connection.execute(_STATUS, bound).mappings():
             status = _status(row, transaction)
             found[status.id] = status
     return [found.get(job_id) for job_id in ids]
@@ -158,8 +158,8 @@ def read(transaction: Transaction, ids: Sequence[str]) -> list[JobRecord | None]
     """See `Storage.read`."""
     found: dict[str, JobRecord] = {}
     for batch in batches([transaction.encode(job_id) for job_id in ids]):
-        place = {"queue": transaction.queue, "now": transaction.now, "ids": list(batch)}
-        for row in transaction.connection.execute(_RECORD, place).mappings():
+        bound = {"queue": transaction.queue, "now": transaction.now, "ids": list(batch)}
+        for row in transaction.connection.execute(_RECORD, bound).mappings():
             status = _status(row, transaction)
             completed = status.state is JobState.COMPLETED  # its result has taken the place of the payload
             found[status.id] = JobRecord(
@@ -173,11 +173,11 @@ def read(transaction: Transaction, ids: Sequence[str]) -> list[JobRecord | None]
 
 def result(transaction: Transaction, job_id: str) -> JobOutcome | None:
     """See `Storage.result`."""
-    place = {"queue": transaction.queue, "id": transaction.encode(job_id)}
+    bound = {"queue": transaction.queue, "id": transaction.encode(job_id)}
     if transaction.dialect == "postgresql":
-        row = transaction.connection.execute(_OUTCOME_POSTGRES, place).first()
+        row = transaction.connection.execute(_OUTCOME_POSTGRES, bound).first()
     else:
-        row = transaction.connection.execute(_OUTCOME, {**place, "now": transaction.now}).first()
+        row = transaction.connection.execute(_OUTCOME, {**bound, "now": transaction.now}).first()
     if row is None:
         return None
     if row.state == RowState.COMPLETED:
@@ -189,9 +189,9 @@ def result(transaction: Transaction, job_id: str) -> JobOutcome | None:
 
 def counts(transaction: Transaction) -> dict[JobState, int]:
     """See `Storage.counts`."""
-    place = {"queue": transaction.queue, "now": transaction.now}
+    bound = {"queue": transaction.queue, "now": transaction.now}
     found = dict.fromkeys(JobState, 0)
-    for state, jobs in transaction.connection.execute(_COUNTS, place):
+    for state, jobs in transaction.connection.execute(_COUNTS, bound):
         found[JobState(state)] += jobs
     return found
 
@@ -199,15 +199,15 @@ def counts(transaction: Transaction) -> dict[JobState, int]:
 def page(transaction: Transaction, state: JobState, name: str | None, cursor: str | None, limit: int) -> Page:
     """See `ListsInOrder.list_in_order`."""
     seq, statements = read_cursor(cursor), _LIST[state]
-    place: dict[str, object] = {
+    bound: dict[str, object] = {
         "queue": transaction.queue,
         "now": transaction.now,
         "seq": seq,
         "limit": limit + 1,
     }
     if name is not None:
-        statements, place["name"] = _LIST_NAMED[state], transaction.encode(name)
-    rows = [row for statement in statements for row in transaction.connection.execute(statement, place).mappings()]
+        statements, bound["name"] = _LIST_NAMED[state], transaction.encode(name)
+    rows = [row for statement in statements for row in transaction.connection.execute(statement, bound).mappings()]
     rows.sort(key=lambda row: int(row["seq"]))
     more = len(rows) > limit
     rows = rows[:limit]
@@ -219,41 +219,41 @@ def page(transaction: Transaction, state: JobState, name: str | None, cursor: st
 
 def waiting_since(transaction: Transaction) -> datetime | None:
     """See `Storage.waiting_since`."""
-    place = {"queue": transaction.queue, "now": transaction.now}
-    return optional_moment(transaction.connection.execute(_SINCE, place).scalar())
+    bound = {"queue": transaction.queue, "now": transaction.now}
+    return optional_moment(transaction.connection.execute(_SINCE, bound).scalar())
 
 
 def workers(transaction: Transaction) -> list[WorkerInfo]:
     """See `Storage.workers`."""
-    place = {"queue": transaction.queue}
-    claims = {row.worker: row.claims for row in transaction.connection.execute(_CLAIMS, place)}
+    bound = {"queue": transaction.queue}
+    claims = {row.worker: row.claims for row in transaction.connection.execute(_CLAIMS, bound)}
     return [
         WorkerInfo(id=transaction.decode(worker), seen_at=moment(seen_at), claims=claims.get(worker, 0))
-        for worker, seen_at in transaction.connection.execute(_SEEN, place)
+        for worker, seen_at in transaction.connection.execute(_SEEN, bound)
     ]
 
 
 def farewell(transaction: Transaction, worker_id: str) -> None:
     """See `TakesLeave.farewell`."""
-    place = {"queue": transaction.queue, "worker": transaction.encode(worker_id)}
-    transaction.connection.execute(_GONE, place)
+    bound = {"queue": transaction.queue, "worker": transaction.encode(worker_id)}
+    transaction.connection.execute(_GONE, bound)
 
 
 def sweep(transaction: Transaction, limit: int) -> int:
     """See `Storage.sweep`. Events that no process needs any more are removed too, uncounted."""
-    connection, place = transaction.connection, {"queue": transaction.queue, "now": transaction.now}
+    connection, bound = transaction.connection, {"queue": transaction.queue, "now": transaction.now}
     left = limit
     transaction.ends = True  # statements of others may have ended some
     for state in (RowState.COMPLETED, RowState.FAILED, RowState.CANCELLED):
         ended = (
-            connection.execute(_ENDED[transaction.dialect], {**place, "state": state.value, "limit": left})
+            connection.execute(_ENDED[transaction.dialect], {**bound, "state": state.value, "limit": left})
             .scalars()
             .all()
         )
         delete(transaction, ended)
         left -= len(ended)
     left -= sweep_keys(transaction, left)
-    left -= sweep_gates(transaction, left)
+    left -= sweep_buckets(transaction, left)
     before = transaction.now - duration(WORKER_RECORD)
     left -= connection.execute(_UNSEEN, {"queue": transaction.queue, "before": before, "limit": left}).rowcount
     connection.execute(_OLD_LISTENERS, {"now": transaction.now})

@@ -78,9 +78,9 @@ class EventLog:
         if not transaction.events:
             return
         process = self._process if own else NOBODY
-        place = {"queue": transaction.queue, "process": process, "now": transaction.now}
+        bound = {"queue": transaction.queue, "process": process, "now": transaction.now}
         events = transaction.events
-        if transaction.connection.execute(_LISTENED, place).first() is None:
+        if transaction.connection.execute(_LISTENED, bound).first() is None:
             events = [event for event in events if event[0] is JobEventKind.CANCEL_REQUESTED]
         if not events:
             return
@@ -149,8 +149,8 @@ class EventLog:
             return False
         asked = False
         while True:
-            place = {"seq": self._position, "process": self._process, "limit": BATCH}
-            rows = connection.execute(_LATER, place).all()
+            bound = {"seq": self._position, "process": self._process, "limit": BATCH}
+            rows = connection.execute(_LATER, bound).all()
             for seq, queue, kind, job_id, result in rows:
                 self._position = seq
                 asked |= self._subscribers.tell(queue, [(JobEventKind(kind), job_id, result)], wake=False)

@@ -1,7 +1,7 @@
--- Limits and fair keys on PostgreSQL; see `../steps/limits.py`. A gate begins with the character 30. Only claims call these
--- functions, and they hold the advisory lock of the gate.
+-- Limits and fair keys on PostgreSQL; see `../steps/limits.py`. A key begins with the character 30. Only claims call these
+-- functions, and they hold the advisory lock of the key.
 
--- Return how many jobs may pass the gate, beside `p_taken` that this claim has taken, and when it opens if a token does
+-- Return how many jobs may pass the key, beside `p_taken` that this claim has taken, and when it opens if a token does
 -- that. `p_now` is in microseconds.
 CREATE OR REPLACE FUNCTION workers_room(
     p_queue integer, p_gate text, p_taken integer, p_now bigint, OUT room integer, OUT opens_at bigint
@@ -49,7 +49,7 @@ BEGIN
     opens_at := v_full - (v_limit.capacity - 1) * v_limit.gap;
 END $$;
 
--- Take tokens from the gate's bucket.
+-- Take tokens from the key's bucket.
 CREATE OR REPLACE FUNCTION workers_take_tokens(p_queue integer, p_gate text, p_count integer, p_now bigint)
 RETURNS void LANGUAGE sql
 AS $$
@@ -72,11 +72,11 @@ BEGIN
     END IF;
 END $$;
 
--- Return a fair key, or any gate, and a name as one text.
+-- Return a fair key, or any key, and a name as one text.
 CREATE OR REPLACE FUNCTION workers_turn(p_gate text, p_name text) RETURNS text LANGUAGE sql IMMUTABLE
 AS $$ SELECT length(p_gate) || p_gate || p_name $$;
 
--- Look at the gate again at that time.
+-- Look at the key again at that time.
 CREATE OR REPLACE FUNCTION workers_open_later(p_queue integer, p_gate text, p_at bigint) RETURNS void LANGUAGE sql
 AS $$
     INSERT INTO workers_gates (queue, gate, name, opens_at) SELECT p_queue, p_gate, '', p_at WHERE p_at IS NOT NULL
@@ -116,7 +116,7 @@ BEGIN
     RETURN false;
 END $$;
 
--- Let the next jobs of the gate come up, at most `p_wanted` of the name; return whether some did.
+-- Let the next jobs of the key come up, at most `p_wanted` of the name; return whether some did.
 CREATE OR REPLACE FUNCTION workers_come_up(
     p_queue integer, p_gate text, p_name text, p_taken integer, p_wanted integer, p_now bigint
 ) RETURNS boolean LANGUAGE plpgsql
@@ -166,7 +166,7 @@ BEGIN
     RETURN cardinality(v_seqs) > 0;
 END $$;
 
--- Let jobs come up whose gate has opened; gates that others have locked are left for the next claim.
+-- Let jobs come up whose key has opened; keys that others have locked are left for the next claim.
 CREATE OR REPLACE FUNCTION workers_open_gates(p_queue integer, p_now bigint) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off SET jit = off
 AS $$

@@ -1,8 +1,8 @@
-"""Gates: what keeps jobs back until others of them have ended, until time has passed, or until others had their turn.
+"""Limits, and the keys that keep jobs back: until others have ended, time has passed, or others were served.
 
-A job has one gate at most: its ordering key, the key of a limit, or a fair key. Storages keep it as one text, in the
-place of the ordering key. The marks in front of the others are what no ordering key may begin with. A version that
-knows no limits takes any gate for an ordering key, and runs one of its jobs at a time.
+A job has one holding key at most: its ordering key, the key of a limit, or a fair key. Storages keep it as one text, in
+the field of the ordering key. The marks in front of the others are what no ordering key may begin with. A version that
+knows no limits takes any of them for an ordering key, and runs one of its jobs at a time.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ WHOLE_QUEUE: Final = "*"
 """The name of the limit on all jobs of a queue together."""
 
 RESERVED: Final = "\x1e"
-"""What every gate but an ordering key begins with."""
+"""What every holding key but an ordering key begins with."""
 LIMIT_MARK: Final = RESERVED + "L"
 FAIR_MARK: Final = RESERVED + "F"
-QUEUE_GATE: Final = RESERVED + "Q"
+QUEUE_KEY: Final = RESERVED + "Q"
+"""What holds back all jobs of a queue, by the limit `WHOLE_QUEUE`."""
 SEPARATOR: Final = "\x1f"
-"""What is between the name of a limit and the key in a gate."""
+"""What is between the name of a limit and its key."""
 
 MOST_STARTS: Final = 1_000_000
 MOST_AT_ONCE: Final = 1_000_000
@@ -37,7 +38,7 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How many jobs may start in a time, and how many may run at once, of all those that have its gate.
+    """How many jobs may start in a time, and how many may run at once, of all those that it holds.
 
     `rate` is `10/s`, `100/m` or `1/30s`. It is kept by a bucket of tokens: each start takes one, also that of a retry
     or after a snooze, and none is given back. The bucket fills at the rate, up to `burst` tokens (default: the count of
@@ -109,6 +110,11 @@ class LimitKey(NamedTuple):
     limit: str
     key: str = ""
 
+    @property
+    def holding_key(self) -> str:
+        """The holding key of its jobs."""
+        return f"{LIMIT_MARK}{self.limit}{SEPARATOR}{self.key}"
+
 
 class HeldBack(NamedTuple):
     """The limit that keeps a queued job back, and until when; None: until another job of its key ends."""
@@ -143,7 +149,7 @@ def read_rate(rate: str) -> tuple[int, timedelta]:
 
 
 def check_limit_name(name: str) -> None:
-    """Accept the names of jobs, less those that a gate could not be told apart by.
+    """Accept the names of jobs, less those that would blur a holding key.
 
     Raises:
         ValueError: it is not 1 to 512 bytes, or has a separator in it.
@@ -166,24 +172,21 @@ def check_limits(limits: Mapping[str, Limit]) -> None:
             raise TypeError(f"limit {name!r} is a Limit, such as Limit('10/s'), not {limit!r}")
 
 
-def limit_gate(key: LimitKey) -> str:
-    """Return the gate of the jobs with this key."""
-    return f"{LIMIT_MARK}{key.limit}{SEPARATOR}{key.key}"
-
-
-def limit_key_of(gate: str | None) -> LimitKey | None:
-    """Return the key of a limit that the gate stands for; None for any other gate."""
-    if gate is None or not gate.startswith(LIMIT_MARK):
+def limit_key_of(key: str | None) -> LimitKey | None:
+    """Return the key of a limit that the holding key stands for; None for any other."""
+    if key == QUEUE_KEY:
+        return LimitKey(WHOLE_QUEUE)
+    if key is None or not key.startswith(LIMIT_MARK):
         return None
-    limit, _, key = gate[len(LIMIT_MARK) :].partition(SEPARATOR)
-    return LimitKey(limit, key)
+    limit, _, own = key[len(LIMIT_MARK) :].partition(SEPARATOR)
+    return LimitKey(limit, own)
 
 
-def fair_key_of(gate: str | None) -> str | None:
-    """Return the fair key that the gate stands for; None for any other gate."""
-    return gate[len(FAIR_MARK) :] if gate is not None and gate.startswith(FAIR_MARK) else None
+def fair_key_of(key: str | None) -> str | None:
+    """Return the fair key that the holding key stands for; None for any other."""
+    return key[len(FAIR_MARK) :] if key is not None and key.startswith(FAIR_MARK) else None
 
 
-def ordering_key_of(gate: str | None) -> str | None:
-    """Return the ordering key that the gate is; None for any other gate."""
-    return None if gate is None or gate.startswith(RESERVED) else gate
+def ordering_key_of(key: str | None) -> str | None:
+    """Return the ordering key that the holding key is; None for any other."""
+    return None if key is None or key.startswith(RESERVED) else key

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.gates import Limit, LimitKey, fair_key_of, limit_gate, limit_key_of, ordering_key_of
 from workers.jobs import NewJob
+from workers.limits import Limit, LimitKey, fair_key_of, limit_key_of, ordering_key_of
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -64,11 +64,12 @@ def test_a_bucket_gives_no_more_than_its_rate(steps: list[int], burst: int) -> N
 
 
 @given(st.text(max_size=20), st.text(min_size=1, max_size=20))
-def test_gates_are_told_apart(key: str, other: str) -> None:
-    """A gate leads back to the key it was made of, and to no other kind of key."""
-    gate = limit_gate(LimitKey("send", key))
-    assert (limit_key_of(gate), fair_key_of(gate), ordering_key_of(gate)) == (LimitKey("send", key), None, None)
-    fair = NewJob(id="a", name="b", payload=b"", fair_key=other).gate
+def test_holding_keys_are_told_apart(key: str, other: str) -> None:
+    """A holding key leads back to the key it was made of, and to no other kind of key."""
+    limited = LimitKey("send", key)
+    held = limited.holding_key
+    assert (limit_key_of(held), fair_key_of(held), ordering_key_of(held)) == (limited, None, None)
+    fair = NewJob(id="a", name="b", payload=b"", fair_key=other).holding_key
     assert (limit_key_of(fair), fair_key_of(fair), ordering_key_of(fair)) == (None, other, None)
 
 
@@ -82,7 +83,7 @@ def test_gates_are_told_apart(key: str, other: str) -> None:
         {"fair_key": ""},
     ],
 )
-def test_a_job_has_one_gate(keys: dict[str, str]) -> None:
+def test_a_job_has_one_holding_key(keys: dict[str, str]) -> None:
     """Two of them, or one that could be taken for another, are refused."""
     with pytest.raises(ValueError, match=r"key|limit"):
         NewJob(id="a", name="b", payload=b"", **keys)  # type: ignore[arg-type] # one of three keys each

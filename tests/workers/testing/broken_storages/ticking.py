@@ -1,4 +1,4 @@
-"""Storages that are wrong about limits, about whose turn it is, and about what recurs."""
+"""Storages that are wrong about limits, about which fair key is next, and about what recurs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from workers.storage.memory import MemorySpace
 from workers.storage.memory.lines import StoredJob
 
 
-class CronTurnedByAnybody(Fallible):
+class CronReplacedByAnybody(Fallible):
     """Replaces the row and enqueues the jobs, whatever the revision is."""
 
-    async def turn_cron(self, row: CronRow, *, jobs: Sequence[NewJob] = ()) -> bool:
+    async def replace_cron(self, row: CronRow, *, jobs: Sequence[NewJob] = ()) -> bool:
         self._queue.keep_cron(row)
         await self.enqueue(jobs)
         return True
@@ -24,9 +24,9 @@ class CronTurnedByAnybody(Fallible):
 class CronJobsOfTheLate(Fallible):
     """Enqueues the jobs in one step, and looks at the revision in the next."""
 
-    async def turn_cron(self, row: CronRow, *, jobs: Sequence[NewJob] = ()) -> bool:
+    async def replace_cron(self, row: CronRow, *, jobs: Sequence[NewJob] = ()) -> bool:
         await self.enqueue(jobs)
-        return await super().turn_cron(row)
+        return await super().replace_cron(row)
 
 
 class TokenNotTaken(Fallible):
@@ -34,17 +34,17 @@ class TokenNotTaken(Fallible):
 
     def __init__(self, space: MemorySpace | None = None, queue: str = "default", *, clock: Clock | None = None) -> None:
         super().__init__(space, queue, clock=clock)
-        setattr(self._table.gates, "take_token", lambda gate, now: None)  # noqa: B010 - mypy knows no other way
+        setattr(self._table.limits, "take_token", lambda key, now: None)  # noqa: B010 - mypy knows no other way
 
 
 class PlaceOfTheLost(Fallible):
     """Keeps the place of a job whose lease expired, although it is recovered."""
 
     async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
-        gates = self._table.gates
-        running = dict(gates._running)
+        limits = self._table.limits
+        running = dict(limits._running)
         recovery = await super().recover(limit, max_stalls=max_stalls)
-        gates._running.update(running)
+        limits._running.update(running)
         return recovery
 
 
@@ -53,7 +53,7 @@ class ParkedForgotten(Fallible):
 
     def __init__(self, space: MemorySpace | None = None, queue: str = "default", *, clock: Clock | None = None) -> None:
         super().__init__(space, queue, clock=clock)
-        setattr(self._table, "_unpark", lambda gate: None)  # noqa: B010 - as above
+        setattr(self._table, "_unpark", lambda key: None)  # noqa: B010 - as above
 
 
 class OpeningForgotten(Fallible):
@@ -61,7 +61,7 @@ class OpeningForgotten(Fallible):
 
     def __init__(self, space: MemorySpace | None = None, queue: str = "default", *, clock: Clock | None = None) -> None:
         super().__init__(space, queue, clock=clock)
-        setattr(self._table.gates, "open_later", lambda gate, until: None)  # noqa: B010 - as above
+        setattr(self._table.limits, "open_later", lambda key, until: None)  # noqa: B010 - as above
 
 
 class ChangedLimitUnseen(Fallible):
@@ -72,13 +72,13 @@ class ChangedLimitUnseen(Fallible):
         setattr(self._table, "_look_again", lambda name: None)  # noqa: B010 - as above
 
 
-class TurnsInOrder(Fallible):
+class FairKeysInOrder(Fallible):
     """Lets the next job of a fair key keep the place that its enqueue gave it."""
 
     def __init__(self, space: MemorySpace | None = None, queue: str = "default", *, clock: Clock | None = None) -> None:
         super().__init__(space, queue, clock=clock)
         setattr(self._table, "_bring_forward", self._bring_forward)  # noqa: B010 - as above
 
-    def _bring_forward(self, job: StoredJob, gate: str, now: datetime) -> None:
+    def _bring_forward(self, job: StoredJob, key: str, now: datetime) -> None:
         self._table._step_out(job)
         self._table._line_up(job)

@@ -1,4 +1,4 @@
-"""The expected content of a queue in which limits keep jobs back and fair keys take turns.
+"""The expected content of a queue in which limits keep jobs back, and fair keys share.
 
 What may be claimed is said at best, and what has to be at worst: see `ExpectedLimits`. A storage parks the jobs that it
 keeps back, and one claim need not see those that come up in it. So of jobs with a limit key or a fair key a claim may
@@ -12,9 +12,9 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TypeAlias
 
-from workers.gates import WHOLE_QUEUE, HeldBack, Limit, LimitKey
 from workers.jobs import AfterFailure, Claim, JobState, NewJob
 from workers.lifecycle import Step, after
+from workers.limits import WHOLE_QUEUE, HeldBack, Limit, LimitKey
 from workers.storage.rules import dependency_error
 from workers.testing.expected import BEGINS_ANEW, ExpectedJob, ExpectedQueue
 
@@ -161,21 +161,21 @@ class ExpectedGraph(ExpectedQueue):
         job.new = replace(job.new, payload=new.payload, delay=new.delay)
 
 
-Turn: TypeAlias = tuple[str, str]
-"""A fair key, or the gate of a limit, and a name."""
+KeyedName: TypeAlias = tuple[str, str]
+"""A holding key, and a name."""
 
 
-class ExpectedGates(ExpectedGraph):
-    """A queue, its limits, and whose turn it is in it."""
+class ExpectedLimitedQueue(ExpectedGraph):
+    """A queue, its limits, and which fair key is next."""
 
     def __init__(self, now: datetime, *, fresh_retries: bool = True) -> None:
         super().__init__(now, fresh_retries=fresh_retries)
         self.limits = ExpectedLimits()
         self._starts = 0
         self._queued: dict[str, int] = {}  # by job, after how many starts it was queued
-        self._left: dict[Turn, int] = {}  # after how many starts one of these was last taken out of the line
-        self._started: dict[Turn, int] = {}  # which start was the last of these
-        self._met: set[str] = set()  # the gates of the jobs that started in this claim
+        self._left: dict[KeyedName, int] = {}  # after how many starts one of these was last taken out of the line
+        self._started: dict[KeyedName, int] = {}  # which start was the last of these
+        self._met: set[str] = set()  # the keys of the jobs that started in this claim
 
     def claimed(self, claims: Sequence[Claim], worker_id: str, leases: Mapping[str, timedelta], limit: int) -> None:
         self._met.clear()
@@ -190,54 +190,54 @@ class ExpectedGates(ExpectedGraph):
         job = self.jobs.get(job_id)
         if job is None or job.state is not JobState.QUEUED:
             return None, None
-        best, worst = self._own_gate(job)
-        queue_best, queue_worst = self._queue_gate()
+        best, worst = self._own_limit(job)
+        queue_best, queue_worst = self._queue_limit()
         return best or queue_best, worst or queue_worst
 
-    def _own_gate(self, job: ExpectedJob) -> tuple[HeldBack | None, HeldBack | None]:
+    def _own_limit(self, job: ExpectedJob) -> tuple[HeldBack | None, HeldBack | None]:
         key = job.new.limit_key
         if key is None:
             return None, None
         running = sum(one.new.limit_key == key for one in self._running())
         return self.limits.holds_back(key, running, self.now)
 
-    def _queue_gate(self) -> tuple[HeldBack | None, HeldBack | None]:
+    def _queue_limit(self) -> tuple[HeldBack | None, HeldBack | None]:
         return self.limits.holds_back(LimitKey(WHOLE_QUEUE), len(self._running()), self.now)
 
     def _running(self) -> list[ExpectedJob]:
         return [job for job in self.jobs.values() if job.state is JobState.PROCESSING]
 
     def _surely_passes(self, job: ExpectedJob) -> bool:
-        return self._own_gate(job)[1] is None and self._queue_gate()[1] is None
+        return self._own_limit(job)[1] is None and self._queue_limit()[1] is None
 
     def _claimable(self, names: Collection[str]) -> list[ExpectedJob]:
-        if self._queue_gate()[0] is not None:
+        if self._queue_limit()[0] is not None:
             return []
-        return [job for job in super()._claimable(names) if self._own_gate(job)[0] is None]
+        return [job for job in super()._claimable(names) if self._own_limit(job)[0] is None]
 
     def _left_behind(self, names: Collection[str]) -> list[ExpectedJob]:
-        may_come_later = (job for job in super()._left_behind(names) if _gate(job) is None)
+        may_come_later = (job for job in super()._left_behind(names) if _key(job) is None)
         return [job for job in may_come_later if self._surely_passes(job)]
 
     def _precedes(self, one: ExpectedJob, other: ExpectedJob) -> bool:
-        gate = _gate(one)
-        if gate is None:
-            return super()._precedes(one, other) or self._had_its_turn(other, one)
-        if gate in self._met:
+        key = _key(one)
+        if key is None:
+            return super()._precedes(one, other) or self._was_served(other, one)
+        if key in self._met:
             return False
         if one.new.limit_key is not None:
             return super()._precedes(one, other) and self._surely_passes(one)
-        return one.new.priority < other.new.priority or self._had_its_turn(other, one)
+        return one.new.priority < other.new.priority or self._was_served(other, one)
 
-    def _had_its_turn(self, job: ExpectedJob, waiting: ExpectedJob) -> bool:
-        """Tell whether the job's fair key had a turn when the other one was ready, which is still due."""
-        started = self._started.get(_turn(job))
+    def _was_served(self, job: ExpectedJob, waiting: ExpectedJob) -> bool:
+        """Tell whether the job's fair key was served while the other one was ready, and still is."""
+        started = self._started.get(_keyed_name(job))
         fresh = not (job.attempts or job.moved or job.settled_by)
         if job.new.fair_key is None or started is None or not fresh or job.new.priority != waiting.new.priority:
             return False
-        if _turn(job) == _turn(waiting):
+        if _keyed_name(job) == _keyed_name(waiting):
             return False
-        left = -1 if waiting.new.fair_key is None else self._left.get(_turn(waiting), -1)
+        left = -1 if waiting.new.fair_key is None else self._left.get(_keyed_name(waiting), -1)
         return self._queued[waiting.new.id] < started and left < started
 
     def _begin(
@@ -249,25 +249,25 @@ class ExpectedGates(ExpectedGraph):
 
     def _step(self, job: ExpectedJob, step: Step) -> None:
         if job.state is JobState.QUEUED:
-            self._left[_turn(job)] = self._starts
+            self._left[_keyed_name(job)] = self._starts
         super()._step(job, step)
         self._queued[job.new.id] = self._starts
 
     def _start(self, job: ExpectedJob, claim: Claim, worker_id: str, leases: Mapping[str, timedelta]) -> None:
         super()._start(job, claim, worker_id, leases)
         self._starts += 1
-        self._started[_turn(job)] = self._starts
+        self._started[_keyed_name(job)] = self._starts
         self.limits.start(LimitKey(WHOLE_QUEUE), self.now)
         if job.new.limit_key is not None:
             self.limits.start(job.new.limit_key, self.now)
-        if (gate := _gate(job)) is not None:
-            self._met.add(gate)
+        if (key := _key(job)) is not None:
+            self._met.add(key)
 
 
-def _gate(job: ExpectedJob) -> str | None:
-    """Return the gate of a job with a limit key or a fair key."""
-    return None if job.new.ordering_key is not None else job.new.gate
+def _key(job: ExpectedJob) -> str | None:
+    """Return the holding key of a job with a limit key or a fair key."""
+    return None if job.new.ordering_key is not None else job.new.holding_key
 
 
-def _turn(job: ExpectedJob) -> Turn:
-    return job.new.gate or "", job.new.name
+def _keyed_name(job: ExpectedJob) -> KeyedName:
+    return job.new.holding_key or "", job.new.name

@@ -1,2 +1,2 @@
 -- From this script on there are GATES.
-gated = true
+limited = true
