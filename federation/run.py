@@ -79,12 +79,10 @@ async def run(
     adopt(federation)
     try:
         tasks = declared_tasks(settings.federation_tasks) if workers else NO_TASKS
-        await require_schema(federation.database)
-        if membership is not None:
-            await require_connections(federation.database, federation.delivery_queue.storage, processes=membership.of)
+        await _require_reach(federation, membership)
         if node:
             await _look_at_host(federation)
-        server, listener = _node_server(federation) if node else (None, None)
+        served = _node_server(federation) if node else None
         observers: list[Observer] = [metrics] if metrics else []
         if membership is not None:
             observers.append(_Introducing(membership, settings))
@@ -95,7 +93,6 @@ async def run(
             else None
         )
         other = beside(federation) if beside is not None else None
-        parts: list[Part | None] = [server, federation_workers, other]
         async with (
             monitored(
                 metrics,
@@ -109,20 +106,37 @@ async def run(
             _joined(membership, Endpoints(federation.readiness, metrics), federation_workers),
         ):
             set_aside_loaded()
-            with _stopping_on_signals([part for part in parts if part is not None]):
-                async with asyncio.TaskGroup() as group:
-                    if server is not None and listener is not None:
-                        group.create_task(server.serve(sockets=[listener]), name="node")
-                        log.info("node_serving", url=settings.better_auth_url, port=settings.federation_port)
-                    if other is not None:
-                        group.create_task(other.serve(), name="beside")
-                    if federation_workers is not None:
-                        federation_workers.start()
-                        group.create_task(federation_workers.wait(), name="workers")
+            await _until_stopped(settings, served, federation_workers, other)
     finally:
         release()
         await federation.close()
     log.info("stopped")
+
+
+async def _require_reach(federation: Federation, membership: Membership | None) -> None:
+    await require_schema(federation.database)
+    if membership is not None:
+        await require_connections(federation.database, federation.delivery_queue.storage, processes=membership.of)
+
+
+async def _until_stopped(
+    settings: Settings,
+    served: tuple[NodeServer, socket.socket] | None,
+    workers: FederationWorkers | None,
+    other: Beside | None,
+) -> None:
+    parts: list[Part | None] = [served[0] if served else None, workers, other]
+    with _stopping_on_signals([part for part in parts if part is not None]):
+        async with asyncio.TaskGroup() as group:
+            if served is not None:
+                server, listener = served
+                group.create_task(server.serve(sockets=[listener]), name="node")
+                log.info("node_serving", url=settings.better_auth_url, port=settings.federation_port)
+            if other is not None:
+                group.create_task(other.serve(), name="beside")
+            if workers is not None:
+                workers.start()
+                group.create_task(workers.wait(), name="workers")
 
 
 @asynccontextmanager
@@ -162,9 +176,7 @@ async def _look_at_host(federation: Federation) -> None:
 
 
 def _metrics() -> ProcessMetrics:
-    from federation.monitoring.prometheus import (
-        ProcessMetrics,
-    )  # here: only this needs the extra
+    from federation.monitoring.prometheus import ProcessMetrics  # here: only this needs the extra
 
     return ProcessMetrics()
 

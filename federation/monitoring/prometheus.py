@@ -38,119 +38,115 @@ class ProcessMetrics:
     """The `Metrics` of a process, and an observer of its workers; gauges keep the last values they were given."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        ProcessCollector(registry=registry)
-        self._events = Counter(
-            "federation_worker_events", "Events of workers by kind.", ["queue", "kind"], registry=registry
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self._of_workers()
+        self._of_deliveries()
+        self._of_recurring_jobs()
+        self._of_the_database()
+        self._inbound = self._counter(
+            "federation_inbound_requests",
+            "Requests to the inbound side by endpoint and class of status.",
+            "endpoint",
+            "status",
         )
+        self._refreshed = self._gauge(
+            "federation_refreshed_timestamp_seconds",
+            "When the gauges read from a queue, or from the database, were last right.",
+            "source",
+        )
+        self._under_way: dict[str, set[tuple[str, str]]] = {}
+
+    def _counter(self, name: str, tells: str, *labels: str) -> Counter:
+        return Counter(name, tells, labels, registry=self.registry)
+
+    def _gauge(self, name: str, tells: str, *labels: str) -> Gauge:
+        return Gauge(name, tells, labels, registry=self.registry)
+
+    def _of_workers(self) -> None:
+        self._events = self._counter("federation_worker_events", "Events of workers by kind.", "queue", "kind")
         self._seconds = Histogram(
             "federation_attempt_seconds",
             "How long attempts took.",
             ["queue", "outcome"],
             buckets=SECONDS,
-            registry=registry,
+            registry=self.registry,
         )
-        self._in_flight = Gauge(
-            "federation_attempts_in_flight", "Attempts under way in this process.", ["queue"], registry=registry
+        self._in_flight = self._gauge("federation_attempts_in_flight", "Attempts under way in this process.", "queue")
+        self._jobs = self._gauge("federation_jobs", "Jobs by state.", "queue", "state")
+        self._oldest = self._gauge(
+            "federation_oldest_ready_seconds",
+            "At least how long ago the oldest job that could run was enqueued or became due.",
+            "queue",
         )
-        self._deliveries = Counter(
+
+    def _of_deliveries(self) -> None:
+        self._deliveries = self._counter(
             "federation_delivery_attempts",
             "Attempts at deliveries by outcome, code and route.",
-            ["outcome", "code", "route"],
-            registry=registry,
+            "outcome",
+            "code",
+            "route",
         )
         # They exist from the start, at 0: if a series begins with its first increment, `increase` does not see that.
         for code, outcome in OWN_FAULTS.items():
             self._deliveries.labels(outcome.value, code, "direct")
-        self._relays = Counter(
-            "federation_relays",
-            "How often peers were asked to relay, by whether one did.",
-            ["outcome"],
-            registry=registry,
+        self._relays = self._counter(
+            "federation_relays", "How often peers were asked to relay, by whether one did.", "outcome"
         )
-        self._refusals = Counter(
-            "federation_relay_refusals", "Peers that did not relay, by code.", ["code"], registry=registry
+        self._refusals = self._counter("federation_relay_refusals", "Peers that did not relay, by code.", "code")
+        self._released = self._counter(
+            "federation_deliveries_released", "Held deliveries that this process had sent again."
         )
-        self._inbound = Counter(
-            "federation_inbound_requests",
-            "Requests to the inbound side by endpoint and class of status.",
-            ["endpoint", "status"],
-            registry=registry,
-        )
-        self._released = Counter(
-            "federation_deliveries_released", "Held deliveries that this process had sent again.", registry=registry
-        )
-        self._failed = Counter(
+        self._failed = self._counter(
             "federation_deliveries_failed",
             "Deliveries that this process gave up because they failed, but for those that the blacklist forbids.",
-            registry=registry,
         )
-        self._expired = Counter(
+        self._expired = self._counter(
             "federation_deliveries_expired",
             "Deliveries that this process gave up because they were held until too old.",
-            registry=registry,
         )
-        self._strangers = Counter(
+        self._strangers = self._counter(
             "federation_jobs_of_other_nodes",
             "Jobs of another node or database that were in the delivery queue, and went back.",
-            registry=registry,
         )
-        self._scheduled = Counter(
-            "federation_scheduler_runs",
-            "Runs of recurring jobs by this process.",
-            ["task", "outcome"],
-            registry=registry,
+
+    def _of_recurring_jobs(self) -> None:
+        self._scheduled = self._counter(
+            "federation_scheduler_runs", "Runs of recurring jobs by this process.", "task", "outcome"
         )
-        self._last_success = Gauge(
+        self._last_success = self._gauge(
             "federation_scheduler_last_success_timestamp_seconds",
             "When a recurring job last succeeded, in whichever process, as far as this one knows.",
-            ["task"],
-            registry=registry,
+            "task",
         )
-        self._jobs = Gauge("federation_jobs", "Jobs by state.", ["queue", "state"], registry=registry)
-        self._oldest = Gauge(
-            "federation_oldest_ready_seconds",
-            "At least how long ago the oldest job that could run was enqueued or became due.",
-            ["queue"],
-            registry=registry,
-        )
-        self._servers = Gauge("federation_servers", "Registered servers by state.", ["state"], registry=registry)
-        self._rules = Gauge("federation_blacklist_rules", "Rules of the blacklist in force.", registry=registry)
-        self._links = Gauge("federation_links", "Servers by the state of their link.", ["state"], registry=registry)
-        self._owed = Gauge(
+
+    def _of_the_database(self) -> None:
+        self._servers = self._gauge("federation_servers", "Registered servers by state.", "state")
+        self._rules = self._gauge("federation_blacklist_rules", "Rules of the blacklist in force.")
+        self._links = self._gauge("federation_links", "Servers by the state of their link.", "state")
+        self._owed = self._gauge(
             "federation_deliveries_owed",
             "Deliveries of ours that are not over, 20 000 ready and 20 000 held ones at most.",
-            registry=registry,
         )
-        self._held = Gauge(
+        self._held = self._gauge(
             "federation_deliveries_held",
             "Deliveries that wait without a job by what they wait for, of the 20 000 oldest.",
-            ["reason"],
-            registry=registry,
+            "reason",
         )
-        self._oldest_owed = Gauge(
+        self._oldest_owed = self._gauge(
             "federation_oldest_owed_seconds",
             "Age of the oldest delivery that is not over by its state; of a released one since its release.",
-            ["state"],
-            registry=registry,
+            "state",
         )
-        self._oldest_sendable = Gauge(
+        self._oldest_sendable = self._gauge(
             "federation_oldest_owed_while_up_seconds",
             "Age of the oldest delivery that is not over to a server whose link is up.",
-            registry=registry,
         )
-        self._jobless = Gauge(
+        self._jobless = self._gauge(
             "federation_deliveries_without_job",
             "Deliveries owed for a while and not known to have a job, among the 20 000 oldest.",
-            registry=registry,
         )
-        self._refreshed = Gauge(
-            "federation_refreshed_timestamp_seconds",
-            "When the gauges read from a queue, or from the database, were last right.",
-            ["source"],
-            registry=registry,
-        )
-        self._under_way: dict[str, set[tuple[str, str]]] = {}
 
     def __call__(self, event: WorkerEvent) -> None:
         self._events.labels(event.queue, event.kind.value).inc()
