@@ -1,8 +1,7 @@
 """The application's tables and the sessions that reach them; `db.migrate.upgrade` creates and updates the schema."""
 
-from db.among import among
 from db.analytics import AcceptedKey, RelayCandidate, ServerScorecard
-from db.columns import FederationTable, HostTable, new_id, new_timed_id
+from db.columns import FederationTable, HostTable, among, new_id, new_timed_id
 from db.deliveries import (
     AttemptNote,
     AttemptOutcome,

@@ -15,7 +15,7 @@ import structlog
 from federation.admin.deliveries.bulk_jobs import INTERVAL, BulkJobs
 from federation.base.connections import require_connections
 from federation.base.errors import ConfigurationError
-from federation.base.queues.names_and_retries import DELIVERY_QUEUE_NAME
+from federation.base.queues.queue import DELIVERY_QUEUE_NAME
 from federation.base.settings.reach import HOST_ADVICE, missing_host_tables, require_schema
 from federation.base.settings.settings import Settings
 from federation.monitoring.endpoints import Endpoints

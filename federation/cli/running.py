@@ -122,7 +122,7 @@ def upgrade(settings: Settings, *, host_tables: bool = False) -> Upgraded:
         HostTablesError: tables of the host's own are in the way of ours.
     """
     from db import migrate
-    from federation.base.queues.names_and_retries import QUEUE_NAMES
+    from federation.base.queues.queue import QUEUE_NAMES
     from federation.base.queues.storages import open_storage
     from workers.storage.sql import SqlStorage
 

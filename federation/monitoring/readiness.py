@@ -13,8 +13,8 @@ import structlog
 from sqlalchemy import text
 
 from db import Database
+from federation.base.cache import SingleFlight
 from federation.base.settings.reach import HOST_ADVICE, host_lacks, missing_host_tables, schema_of
-from federation.base.single_flight import SingleFlight
 from federation.servers.blacklist import Blacklist
 from workers import Queue
 

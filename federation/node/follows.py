@@ -37,7 +37,7 @@ from federation.protocol.activities import (
     UnfollowActivity,
     unfollow_activity,
 )
-from federation.protocol.times import EPOCH
+from federation.protocol.encodings import EPOCH
 from federation.sealed.peers.follow_news import Direction, Pair, take_follow, take_unfollow
 from federation.sealed.peers.registry import KnownServer, Registry
 

@@ -27,8 +27,8 @@ from federation.node.clients import Clients
 from federation.node.heavy import HEAVY_BYTES, HeavyWork
 from federation.node.refusals import Refusal, incomplete_database, try_later
 from federation.node.standing import ClientStanding, turned_away
+from federation.protocol.encodings import parse_json
 from federation.protocol.errors import NotJson, UrlError
-from federation.protocol.json_text import parse_json
 from federation.protocol.skimming import Leaf, Members, skim
 from federation.protocol.urls import canonical_origin
 

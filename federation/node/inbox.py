@@ -28,10 +28,9 @@ from federation.protocol.activities import (
     UnfollowActivity,
 )
 from federation.protocol.errors import EnvelopeError, KeyMaterialError, NotJson, ProtocolError, UrlError
-from federation.protocol.keys import KeyRing, OwnKeys, decode_key
+from federation.protocol.keys import KeyRing, OwnKeys, decode_key, verify_signature
 from federation.protocol.relaying import ORIGIN_HEADER
 from federation.protocol.sealing import Envelope, open_with_any
-from federation.protocol.signing import verify_signature
 from federation.protocol.skimming import read_model
 from federation.protocol.urls import canonical_origin
 from federation.sealed.peers.registry import KnownServer, Registry

@@ -12,7 +12,7 @@ from federation.base.database_clock import DatabaseClock
 from federation.base.errors import ConfigurationError
 from federation.base.meter import NO_METER, Meter, Metrics
 from federation.base.own_keys import own_key_ring
-from federation.base.queues.names_and_retries import (
+from federation.base.queues.queue import (
     DELIVERY_QUEUE_NAME,
     DISCOVERY_QUEUE_NAME,
     HEALTH_CHECK_QUEUE_NAME,

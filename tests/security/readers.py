@@ -24,15 +24,14 @@ from federation.protocol.activities import (
     parse_method,
 )
 from federation.protocol.discovery import parse_discover_document, shows_key
+from federation.protocol.encodings import dump_json, format_moment, parse_json, parse_moment
 from federation.protocol.errors import ProtocolError
-from federation.protocol.json_text import dump_json, parse_json
+from federation.protocol.keys import sign_message, verify_signature
 from federation.protocol.models import parse_model, validate
 from federation.protocol.refusals import refusal_code
 from federation.protocol.relaying import Ping, ProxyRequest, RelayedRequest, TargetedRequest, relay_target
 from federation.protocol.rotation import ConfirmRequest, Proofs, RotationRequest, solved
 from federation.protocol.sealing import Envelope, open_with_any, seal
-from federation.protocol.signing import sign_message, verify_signature
-from federation.protocol.times import format_moment, parse_moment
 from federation.protocol.urls import canonical_origin, host_of
 from federation.sealed.outbound.post_ack import post_ack_mismatch
 from federation.servers.blacklist_rules import canonical_rule, rules_covering

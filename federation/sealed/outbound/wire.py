@@ -19,8 +19,7 @@ from federation.http.guard import AddressGuard
 from federation.protocol.acks import Ack
 from federation.protocol.activities import DeliveryRequest, delivery_headers, parse_method
 from federation.protocol.errors import KeyMaterialError, UrlError
-from federation.protocol.keys import KeyRing, OwnKeys, pair_known_by
-from federation.protocol.signing import sign_message
+from federation.protocol.keys import KeyRing, OwnKeys, pair_known_by, sign_message
 from federation.protocol.urls import canonical_origin
 from federation.sealed.codes import ABOUT_KEYS, CODES
 from federation.sealed.outbound.ack_checks import AckChecks, Answer

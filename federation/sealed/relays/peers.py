@@ -10,8 +10,7 @@ from typing import Final
 import structlog
 
 from db import Database
-from federation.base.cache import LoadingCache
-from federation.base.single_flight import SingleFlight
+from federation.base.cache import LoadingCache, SingleFlight
 from federation.http.client import FederationClient
 from federation.http.errors import OutboundError
 from federation.protocol.discovery import shows_key

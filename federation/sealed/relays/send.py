@@ -25,8 +25,8 @@ from federation.http.guard import parse_target
 from federation.http.response import Response
 from federation.http.threat_policy import NetworkErrorCode, get_threat_policy
 from federation.protocol.acks import find_ack, parse_ack_body
+from federation.protocol.encodings import parse_json
 from federation.protocol.errors import ProtocolError
-from federation.protocol.json_text import parse_json
 from federation.protocol.keys import KeyRing, decode_key, pair_known_by
 from federation.protocol.relaying import MAX_RELAYED_BYTES, RELAY_PATH, proxy_request, relayed_request
 from federation.sealed.peers.registry import Registry
