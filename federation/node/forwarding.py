@@ -21,7 +21,7 @@ from starlette.responses import Response
 
 from federation.http.errors import BlockedUrl, NetworkError, OutboundError
 from federation.http.gates import FederationFetch
-from federation.http.response import Response as Answer
+from federation.http.messages import Response as Answer
 from federation.http.threat_policy import NetworkErrorCode
 from federation.node.admission import PerRelayingOrigin
 from federation.node.inbox import Inbox

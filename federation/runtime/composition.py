@@ -48,8 +48,7 @@ from federation.delivery.wire import Wire, Wires
 from federation.http.client import FederationClient
 from federation.http.gates import FederationFetch, SendThroughPeer
 from federation.http.guard import AddressGuard
-from federation.http.pool import ConnectionPool
-from federation.http.pool_limits import pool_limits
+from federation.http.pool import ConnectionPool, pool_limits
 from federation.monitoring.endpoints import Endpoints
 from federation.monitoring.readiness import Readiness, node_checks, serving_checks
 from federation.monitoring.writes import WriteTrials
@@ -64,8 +63,7 @@ from federation.sealed.peers.long_range_probes import LongRangeProbes, ProbePlan
 from federation.sealed.peers.own_identity import OwnIdentity
 from federation.sealed.peers.probe import Probe
 from federation.sealed.peers.registry import Registry
-from federation.sealed.relays.peers import RelayPeers
-from federation.sealed.relays.ranking import RelayRanking
+from federation.sealed.relays.peers import RelayPeers, RelayRanking
 from federation.sealed.relays.send import PeerRelay
 from federation.servers.blacklist import Blacklist
 from federation.servers.links import Links

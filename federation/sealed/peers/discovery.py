@@ -16,7 +16,7 @@ from federation.base.cache import SingleFlight
 from federation.http.client import NO_HEADERS
 from federation.http.errors import BlockedUrl, NetworkError, OutboundError
 from federation.http.gates import FederationFetch, Fetched
-from federation.http.response import NOT_JUDGED, Response, asks_for_rest
+from federation.http.messages import NOT_JUDGED, Response, asks_for_rest
 from federation.http.threat_policy import NetworkErrorCode
 from federation.protocol.discovery import (
     MAX_DISCOVER_BYTES,

@@ -21,7 +21,7 @@ from sqlmodel import col
 from db import Database, LinkState, Server, ServerLink
 from federation.http.errors import BlockedUrl, BodyTooLarge, NetworkError
 from federation.http.gates import FederationFetch
-from federation.http.response import Response
+from federation.http.messages import Response
 from federation.protocol.encodings import parse_json
 from federation.protocol.errors import ProtocolError
 from federation.protocol.keys import KeyRing, OwnKeys, decode_key

@@ -1,27 +1,117 @@
-"""Which peers to ask for a relay: healthy ones of different domains, or else sick ones that turn out to be well."""
+"""Which peers to ask for a relay: healthy ones of different domains, or else sick ones that turn out to be well.
+
+Those that the nightly analytics ranked come first. The others are considered by what they did, never by what a stranger
+can repeat: first those that accepted a delivery directly, then the rest, each group by the time of first contact. So a
+server gains nothing by introducing itself again, and a new network, in which nobody has delivered yet, finds relays all
+the same. The servers of one owner, however many, never fill a selection: the first of every domain comes before the
+second of any.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 import structlog
+from sqlalchemy import ColumnElement, Row, Select, and_, case, or_, select
+from sqlmodel import col
 
-from db import Database
+from db import Database, RelayCandidate, Server, ServerLink
 from federation.base.cache import LoadingCache, SingleFlight
 from federation.http.client import FederationClient
 from federation.http.errors import OutboundError
+from federation.http.threat_policy import NetworkErrorCode, get_threat_policy
 from federation.protocol.discovery import shows_key
 from federation.protocol.errors import UrlError
 from federation.protocol.urls import canonical_origin
 from federation.sealed.peers.registry import Registry
-from federation.sealed.relays.domains import first_of_each_domain, registrable_domain
-from federation.sealed.relays.order import MAX_CONSIDERED, healthy_by_merit, sick_by_merit
-from workers.clock import monotonic
+from federation.sealed.relays.domains import first_of_each_domain, registrable_domain, spread_over_domains
+from workers.clock import Clock, SystemClock, monotonic
 
 log = structlog.get_logger(__name__)
+
+MAX_RANKED: Final = 50
+MAX_AGE: Final = timedelta(days=7)
+"""An older ranking says little about today."""
+TTL: Final = timedelta(minutes=1)
+MAX_CONSIDERED: Final = 50
+_ROWS_READ: Final = 1000
+"""How many rows are read: to be alone in a selection, an owner needs a thousand servers, all known for longer."""
+
+
+class RelayRanking:
+    """Callable: returns the peers that a delivery could go through, the best first.
+
+    The ranking is at most a minute old, and empty without analytics of the last week.
+    """
+
+    def __init__(self, database: Database, *, clock: Clock | None = None) -> None:
+        self._database = database
+        self._clock = clock or SystemClock()
+        self._ranking = LoadingCache(self._load, ttl=TTL, max_entries=1)
+
+    async def __call__(self) -> Sequence[str]:
+        return await self._ranking.get("")
+
+    async def close(self) -> None:
+        """Stop reading, and wait until nothing is being read any more."""
+        await self._ranking.close()
+
+    async def _load(self, _key: str) -> Sequence[str]:
+        oldest = (self._clock.now() - MAX_AGE).date()
+        query = (
+            select(col(RelayCandidate.server_url))
+            .where(col(RelayCandidate.as_of) >= oldest)
+            .order_by(col(RelayCandidate.rank))
+            .limit(MAX_RANKED)
+        )
+        async with self._database.read() as session:
+            return list((await session.execute(query)).scalars())
+
+
+async def healthy_by_merit(database: Database) -> Sequence[str]:
+    """Return the registered URLs of healthy servers, best first, 50 at most."""
+    return await _considered(database, _HEALTHY)
+
+
+async def sick_by_merit(database: Database) -> Sequence[str]:
+    """Return the registered URLs of unhealthy servers that a direct probe may find well, best first, 50 at most."""
+    return await _considered(database, _SICK)
+
+
+async def _considered(database: Database, query: Select[*tuple[Any, ...]]) -> Sequence[str]:
+    urls: dict[str, str] = {}  # by origin: rows of the original implementation may be spelled otherwise
+    for row in await database.rows(query, {}):
+        if origin := _origin(row):
+            urls.setdefault(origin, row.url)
+    return [urls[origin] for origin in spread_over_domains(urls)[:MAX_CONSIDERED]]
+
+
+def _origin(row: Row[*tuple[Any, ...]]) -> str | None:
+    try:
+        return canonical_origin(row.url)
+    except UrlError:
+        return None
+
+
+def _by_merit(which: ColumnElement[bool]) -> Select[*tuple[Any, ...]]:
+    delivered = and_(col(ServerLink.acknowledged), col(ServerLink.relayed).is_(False))
+    return (
+        select(col(Server.url))
+        .outerjoin(ServerLink, col(ServerLink.server_url) == col(Server.url))
+        .where(which)
+        .order_by(case((delivered, 0), else_=1), col(Server.created_at), col(Server.url))
+        .limit(_ROWS_READ)
+    )
+
+
+_HOPELESS: Final = [code for code in NetworkErrorCode if not get_threat_policy(code).direct_health_checkable]
+_REASON = col(Server.unhealthy_reason)
+_HEALTHY: Final = _by_merit(col(Server.is_healthy).is_(True))
+_SICK: Final = _by_merit(and_(col(Server.is_healthy).is_(False), or_(_REASON.is_(None), _REASON.not_in(_HOPELESS))))
+
 
 MAX_CANDIDATES: Final = 3
 MAX_SWEPT: Final = 20

@@ -22,7 +22,7 @@ from federation.http.client import FederationClient
 from federation.http.errors import NetworkError, OutboundError, RelayFailed
 from federation.http.gates import Fetched, OutboundRequest
 from federation.http.guard import parse_target
-from federation.http.response import Response
+from federation.http.messages import Response
 from federation.http.threat_policy import NetworkErrorCode, get_threat_policy
 from federation.protocol.acks import find_ack, parse_ack_body
 from federation.protocol.encodings import parse_json

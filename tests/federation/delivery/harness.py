@@ -24,7 +24,7 @@ from federation.delivery.wire import Wires
 from federation.protocol.activities import follow_activity, post_activity
 from federation.runtime.composition import Federation
 from federation.runtime.workers import log_event
-from federation.sealed.outbound.ack_checks import AckChecks, Chance, one_in_some
+from federation.sealed.outbound.answers import AckChecks, Chance, one_in_some
 from federation.sealed.outbound.wire import DELIVERY_TIMEOUT, SealedWire
 from federation.sealed.peers.discovery import SharedDiscovery
 from federation.sealed.peers.health_checks import health_check_id
