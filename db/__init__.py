@@ -28,7 +28,7 @@ from db.servers import (
     ServerHealthEvent,
     ServerLink,
 )
-from db.session import Database
+from db.session import Database, one_at_a_time
 from db.sightings import DatabaseIdentity, QueueSighting, SightingKind
 from db.url import DatabaseUrlError
 
@@ -83,4 +83,5 @@ __all__ = [
     "create_host_tables",
     "new_id",
     "new_timed_id",
+    "one_at_a_time",
 ]

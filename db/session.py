@@ -12,13 +12,14 @@ every change of threads waits for the interpreter lock.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, Row, Select, event, func, select
+from sqlalchemy import URL, BigInteger, Connection, Engine, Row, Select, cast, event, func, select
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.pool import ConnectionPoolEntry
@@ -257,3 +258,17 @@ class Database:
             yield
         finally:
             self._tasks_writing.discard(task)
+
+
+async def one_at_a_time(session: AsyncSession, *subject: str) -> None:
+    """Make every other transaction that asks for the same *subject* wait here until this one ends.
+
+    What the first one commits is visible to the queries of the next. The tables of existing nodes have no unique
+    constraint on what a peer may repeat, and may hold repetitions already, so none can be added. SQLite needs no lock:
+    its write transactions exclude each other from their first statement on.
+    """
+    if session.get_bind().dialect.name != "postgresql":
+        return
+    digest = hashlib.sha256("\0".join(subject).encode()).digest()
+    key = int.from_bytes(digest[:8], "big", signed=True)
+    await session.execute(select(func.pg_advisory_xact_lock(cast(key, BigInteger))))

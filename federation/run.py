@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 import structlog
 
+from db import Database
+from db.engines import POSTGRES_CONNECTIONS
 from federation.admin.deliveries.bulk_jobs import INTERVAL, BulkJobs
-from federation.base.connections import require_connections
 from federation.base.errors import ConfigurationError
 from federation.base.queues.queue import DELIVERY_QUEUE_NAME
 from federation.base.settings.reach import HOST_ADVICE, missing_host_tables, require_schema
@@ -27,6 +28,9 @@ from federation.runtime.ticks import Tick
 from federation.runtime.workers import NO_TASKS, FederationWorkers
 from federation.tasks import declared_tasks
 from workers import Observer, Queue, WorkerEvent, WorkerEventKind
+from workers.storage.abilities import Admission, Pooled
+from workers.storage.base import Storage
+from workers.storage.sql import admission
 from workers.supervisor import Introduction, Membership
 
 if TYPE_CHECKING:
@@ -207,9 +211,8 @@ def _stopping_on_signals(parts: Sequence[Part]) -> Iterator[None]:
 
 def _node_server(federation: Federation) -> tuple[NodeServer, socket.socket]:
     # Imported here, because only this needs the `node` extra.
-    from federation.node.clients import Clients
+    from federation.node.clients import Clients, ClientStanding
     from federation.node.server import NodeServer
-    from federation.node.standing import ClientStanding
 
     settings, standing = federation.settings, ClientStanding()
     clients = Clients(settings.federation_trusted_proxies)
@@ -226,3 +229,28 @@ def _listen(settings: Settings) -> socket.socket:
         raise ConfigurationError(
             [f"FEDERATION_BIND, FEDERATION_PORT: cannot listen on {address[0]}:{address[1]}: {error.strerror}"]
         ) from error
+
+
+async def require_connections(database: Database, queue: Storage, *, processes: int) -> None:
+    """Check that `processes` can have all connections that their pools may open, to the database and to the queue.
+
+    Other processes, such as the inbound side, are not counted: nobody here knows how many there are.
+
+    Raises:
+        ConfigurationError: a server admits fewer; the message has the arithmetic.
+        SQLAlchemyError, StorageUnavailable: one did not answer.
+    """
+    pooled = queue if isinstance(queue, Pooled) and queue.connections else None
+    if not database.is_sqlite:
+        async with database.read() as session:
+            found = await (await session.connection()).run_sync(admission)
+        each = POSTGRES_CONNECTIONS + (pooled.connections if pooled is not None else 0)
+        _require("DATABASE_URL", found, processes, each)
+    elif pooled is not None:
+        _require("QUEUE_URL", await pooled.admission(), processes, pooled.connections)
+
+
+def _require(variable: str, found: Admission, processes: int, each: int) -> None:
+    shortage = found.shortage(processes, each=each)
+    if shortage is not None:
+        raise ConfigurationError([f"--processes {processes}, {variable}: {shortage}"])

@@ -20,6 +20,7 @@ from federation.node.admission import (
     DISCOVER_PER_CLIENT,
     RELAY_PER_CLIENT,
     ROTATION_PER_CLIENT,
+    BlacklistGate,
     PerClient,
     PerNetwork,
     PerOrigin,
@@ -27,24 +28,20 @@ from federation.node.admission import (
     ProxyAdmission,
     too_large_to_relay,
 )
-from federation.node.blacklist import BlacklistGate
 from federation.node.callback import Callback
-from federation.node.clients import Clients
-from federation.node.discover import MAX_DISCOVER_REQUEST_BYTES, Discover
+from federation.node.clients import Clients, ClientStanding
+from federation.node.discover import MAX_DISCOVER_REQUEST_BYTES, Discover, KeyCheck
 from federation.node.follows import FOLLOWS_PATH, FollowsInbox
 from federation.node.forwarding import Forwarder
 from federation.node.front import Front
 from federation.node.heavy import HeavyWork
 from federation.node.inbox import Inbox
-from federation.node.key_check import KeyCheck
 from federation.node.limits import Limit, Windows
 from federation.node.monitoring import MonitoringRoutes
 from federation.node.posts import POSTS_PATH, PostsInbox
-from federation.node.proxy import ProxyEndpoint
+from federation.node.proxy import ProxyEndpoint, TargetedInbox
 from federation.node.registration import Registration
 from federation.node.rotation import RotationConfirm, RotationStart
-from federation.node.standing import ClientStanding
-from federation.node.targeted import TargetedInbox
 from federation.protocol.activities import DELIVERY_MEMBERS, MAX_REQUEST_BYTES
 from federation.protocol.keys import KeyRing
 from federation.protocol.relaying import MAX_RELAYED_BYTES, RELAY_PATH, ProxyRequest, TargetedRequest

@@ -23,10 +23,9 @@ from sqlalchemy.orm import Session, aliased
 from sqlmodel import col
 from starlette.responses import Response
 
-from db import Block, Database, Follow, User
+from db import Block, Database, Follow, User, one_at_a_time
 from federation.node.front import Inbound
 from federation.node.inbox import Inbox, Received, unknown_server
-from federation.node.locks import one_at_a_time
 from federation.node.refusals import FrameworkRefusal, Refusal
 from federation.protocol.acks import follow_ack
 from federation.protocol.activities import (

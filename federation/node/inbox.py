@@ -14,8 +14,7 @@ from typing import Final, Generic, TypeAlias, TypeVar
 from starlette.datastructures import Headers
 from starlette.responses import Response
 
-from federation.node.admission import PerOrigin
-from federation.node.blacklist import BlacklistGate
+from federation.node.admission import BlacklistGate, PerOrigin
 from federation.node.front import Inbound
 from federation.node.heavy import HeavyWork
 from federation.node.refusals import FrameworkRefusal, Refusal, json_response

@@ -50,16 +50,14 @@ from federation.http.gates import FederationFetch, SendThroughPeer
 from federation.http.guard import AddressGuard
 from federation.http.pool import ConnectionPool, pool_limits
 from federation.monitoring.endpoints import Endpoints
-from federation.monitoring.readiness import Readiness, node_checks, serving_checks
-from federation.monitoring.writes import WriteTrials
+from federation.monitoring.readiness import Readiness, WriteTrials, node_checks, serving_checks
 from federation.node.unnamed_proxies import UnnamedProxies
 from federation.sealed.outbound.activities import Producers
 from federation.sealed.outbound.wire import SealedWire
 from federation.sealed.peers.discovery import Discovery, SharedDiscovery
 from federation.sealed.peers.discovery_queue import DiscoveryProcessor, QueuedDiscovery
-from federation.sealed.peers.health_checks import HealthCheckProcessor, HealthSchedule
+from federation.sealed.peers.health_checks import HealthCheckProcessor, HealthSchedule, LongRangeProbes, ProbePlan
 from federation.sealed.peers.key_rotation import KeyRotation
-from federation.sealed.peers.long_range_probes import LongRangeProbes, ProbePlan
 from federation.sealed.peers.own_identity import OwnIdentity
 from federation.sealed.peers.probe import Probe
 from federation.sealed.peers.registry import Registry
@@ -75,7 +73,7 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
     from federation.base.queues.task_keys import TaskKeys
-    from federation.node.standing import ClientStanding
+    from federation.node.clients import ClientStanding
 
 MARKS_NAME: Final = "federation-tasks-keys"
 """Takes the place of a queue's name in Redis keys; no queue of ours has this name."""
@@ -387,10 +385,9 @@ class Federation:
         # Imported here, because only nodes that serve need the `node` extra.
         from federation.node.admission import deliveries_limit
         from federation.node.app import NodeParts, create_node_app
-        from federation.node.clients import Clients
+        from federation.node.clients import Clients, ClientStanding
         from federation.node.limits import MemoryWindows, RedisWindows
         from federation.node.monitoring import MonitoringRoutes
-        from federation.node.standing import ClientStanding
 
         self.settings.require_identity()
         assert self.own_url is not None

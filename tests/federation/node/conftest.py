@@ -22,9 +22,8 @@ from federation.http.gates import FederationFetch
 from federation.http.guard import AddressGuard
 from federation.node.admission import DELIVERIES
 from federation.node.app import FOLLOWS_PATH, POSTS_PATH, NodeParts, create_node_app
-from federation.node.clients import Clients, Network
+from federation.node.clients import Clients, ClientStanding, Network
 from federation.node.limits import Limit, MemoryWindows, Windows
-from federation.node.standing import ClientStanding
 from federation.protocol.keys import OwnKeys, generate_own_keys
 from federation.protocol.relaying import RELAY_PATH
 from federation.sealed.peers.discovery import Discovery
