@@ -1,8 +1,7 @@
 """The application's tables and the sessions that reach them; `db.migrate.upgrade` creates and updates the schema."""
 
-from db.among import among
 from db.analytics import AcceptedKey, RelayCandidate, ServerScorecard
-from db.columns import DEFAULT_WIRE, FederationTable, HostTable, new_id, new_timed_id
+from db.columns import DEFAULT_WIRE, FederationTable, HostTable, among, new_id, new_timed_id
 from db.deliveries import (
     AttemptNote,
     AttemptOutcome,
@@ -29,7 +28,7 @@ from db.servers import (
     ServerHealthEvent,
     ServerLink,
 )
-from db.session import Database
+from db.session import Database, one_at_a_time
 from db.sightings import DatabaseIdentity, QueueSighting, SightingKind
 from db.url import DatabaseUrlError
 
@@ -85,4 +84,5 @@ __all__ = [
     "create_host_tables",
     "new_id",
     "new_timed_id",
+    "one_at_a_time",
 ]

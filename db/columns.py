@@ -1,14 +1,21 @@
-"""Column types and the two table bases: what is ours to migrate, and what belongs to the host application."""
+"""Column types, and the two table bases: what is ours to migrate, and what belongs to the host application."""
+
+from __future__ import annotations
 
 import secrets
 import time
 import uuid
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from sqlalchemy import DateTime, Dialect, Text
-from sqlalchemy.orm import registry
+from sqlalchemy import DateTime, Dialect, Text, bindparam
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.orm import Mapped, registry
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.elements import ColumnElement
+from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator
 from sqlmodel import SQLModel
 
@@ -81,3 +88,34 @@ def new_timed_id() -> str:
     milliseconds, random = time.time_ns() // 1_000_000, secrets.randbits(74)
     high, low = random >> 62, random & (1 << 62) - 1
     return str(uuid.UUID(int=milliseconds << 80 | 0x7 << 76 | high << 64 | 0b10 << 62 | low))
+
+
+class _Among(FunctionElement[bool]):
+    """Whether its first clause is among the elements of its second one.
+
+    It has no type: what is Boolean would be compared with 1 on SQLite, which then uses no index.
+    """
+
+    inherit_cache = True
+
+
+@compiles(_Among)
+def _one_by_one(element: _Among, compiler: SQLCompiler, **options: Any) -> str:
+    column, texts = element.clauses
+    return compiler.process(column.in_(bindparam(texts.key, expanding=True)), **options)
+
+
+@compiles(_Among, "postgresql")
+def _as_array(element: _Among, compiler: SQLCompiler, **options: Any) -> str:
+    column, texts = (compiler.process(clause, **options) for clause in element.clauses)
+    return f"{column} = ANY ({texts})"
+
+
+def among(column: ColumnElement[Any] | Mapped[Any], name: str) -> ColumnElement[bool]:
+    """Make the condition that the column, a text, is in the list that is the statement's parameter `name`.
+
+    SQLAlchemy's `in_` writes a parameter for each element. Then a statement has another text for each length, which
+    PostgreSQL parses and plans anew each time, so there the list is one array. A delivery asks several such questions.
+    SQLite has no arrays, but prepares a text in microseconds.
+    """
+    return _Among(column, bindparam(name, type_=ARRAY(Text())))

@@ -33,19 +33,19 @@ class Follow(FederationTable, table=True):
         Index("follows_followingServerUrl_idx", "following_server_url"),
     )
 
-    # Written by sealed/outbound/writes (our users' follows), node/follows (others'), once.
+    # Written by sealed/outbound/activities (our users' follows), node/follows (others'), once.
     id: str = Field(default_factory=new_id, sa_type=Text, primary_key=True)
     follower_id: str = Field(sa_type=Text)
     following_id: str = Field(sa_type=Text)
     # Written by node/follows; sealed/outbound/follows, when the follow is acknowledged.
     accepted: bool = Field(default=False, sa_column_kwargs={"server_default": false()})
-    # Written by sealed/outbound/writes, node/follows, once.
+    # Written by sealed/outbound/activities, node/follows, once.
     created_at: datetime = Field(sa_type=UtcDateTime)
     follower_server_url: str | None = Field(default=None, sa_type=Text)
     following_server_url: str | None = Field(default=None, sa_type=Text)
     # Written by node/follows; sealed/outbound/follows, when the follow is acknowledged.
     acknowledged: bool = Field(default=False, sa_column_kwargs={"server_default": false()})
-    # Written by sealed/outbound/writes, once.
+    # Written by sealed/outbound/activities, once.
     requester_signature: str | None = Field(default=None, sa_type=Text)
     # Written by the original Node implementation alone.
     responder_signature: str | None = Field(default=None, sa_type=Text)

@@ -47,7 +47,7 @@ class DeliveryTotal(FederationTable, table=True):
 
     __tablename__ = "delivery_totals"
 
-    # Written by rollups/totals, all of it each time.
+    # Written by rollups/job, all of it each time.
     state: DeliveryState = Field(sa_type=TextEnum(DeliveryState), primary_key=True)
     held_reason: str = Field(sa_type=Text, primary_key=True)
     deliveries: int = Field(sa_type=BigInteger)

@@ -3,28 +3,109 @@
 One `Database` per process and event loop. A transaction begins with its first statement, not when the block is
 entered; on SQLite it then holds the only write lock until the block ends, so nothing slow (the network, a queue)
 belongs inside.
+
+Steps are statements that follow each other without a word to the event loop in between. SQLAlchemy's asynchronous
+connections change greenlets at each statement, and its SQLite driver changes threads as well, several times. Under load
+every change of threads waits for the interpreter lock.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from datetime import UTC, datetime
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
-from sqlalchemy import URL, Connection, Row, Select, event, func, select
+from sqlalchemy import URL, BigInteger, Connection, Engine, Row, Select, cast, event, func, select
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.pool import ConnectionPoolEntry
+from sqlalchemy.util import greenlet_spawn
 
 from db.alone import Alone
-from db.engines import async_engines
+from db.engines import SQLITE_READERS, async_engines, sqlite_engines, unwrapped
 from db.identity import OwnDatabase
-from db.steps import Greenlets, SqliteThreads, Steps
 from db.url import parse_url
 
 T = TypeVar("T")
+Query: TypeAlias = Select[*tuple[Any, ...]]
+Rows: TypeAlias = Sequence[Row[*tuple[Any, ...]]]
+
+
+class Steps(Protocol):
+    """Transactions and queries that await nothing."""
+
+    async def transact(self, work: Callable[[Connection], T]) -> T:
+        """Commit what `work` does, or undo it if it raises."""
+
+    async def rows(self, query: Query, values: Mapping[str, object] | None) -> Rows:
+        """Return what one query finds among what was committed."""
+
+    async def close(self) -> None:
+        """Release everything; nothing may be asked of it any more. A second call does nothing."""
+
+
+class Greenlets:
+    """All steps in one greenlet, which an asynchronous driver's waiting suspends."""
+
+    def __init__(self, writer: AsyncEngine, reader: AsyncEngine) -> None:
+        self._writer = writer.sync_engine
+        self._queries = unwrapped(reader).sync_engine
+
+    async def transact(self, work: Callable[[Connection], T]) -> T:
+        return await greenlet_spawn(_transact, self._writer, work)
+
+    async def rows(self, query: Query, values: Mapping[str, object] | None) -> Rows:
+        return await greenlet_spawn(_rows, self._queries, query, values)
+
+    async def close(self) -> None:
+        """Do nothing: the engines are their owner's."""
+
+
+class SqliteThreads:
+    """All steps in one visit to a thread: one that writes, and some that read.
+
+    A process writes through the only connection of `turns` as well. Holding it is the process's turn to write, so that
+    transactions queue up in order instead of polling for the file's lock.
+    """
+
+    def __init__(self, url: URL, *, turns: AsyncEngine) -> None:
+        self._turns = turns
+        self._writer, self._reader = sqlite_engines(url)
+        self._writing, self._reading = _threads(1), _threads(SQLITE_READERS)
+
+    async def transact(self, work: Callable[[Connection], T]) -> T:
+        async with self._turns.connect():
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._writing, _transact, self._writer, work)
+
+    async def rows(self, query: Query, values: Mapping[str, object] | None) -> Rows:
+        return await asyncio.get_running_loop().run_in_executor(self._reading, _rows, self._reader, query, values)
+
+    async def close(self) -> None:
+        for threads in (self._writing, self._reading):
+            await asyncio.to_thread(threads.shutdown)
+        self._writer.dispose()
+        self._reader.dispose()
+
+
+def _threads(most: int) -> ThreadPoolExecutor:
+    """Make threads that start when they are needed."""
+    return ThreadPoolExecutor(most, thread_name_prefix="sqlite")
+
+
+def _transact(engine: Engine, work: Callable[[Connection], T]) -> T:
+    with engine.begin() as connection:
+        return work(connection)
+
+
+def _rows(engine: Engine, query: Query, values: Mapping[str, object] | None) -> Rows:
+    with engine.connect() as connection:
+        return connection.execute(query, values).all()
+
 
 _TIME: Final = select(func.clock_timestamp())
 
@@ -177,3 +258,17 @@ class Database:
             yield
         finally:
             self._tasks_writing.discard(task)
+
+
+async def one_at_a_time(session: AsyncSession, *subject: str) -> None:
+    """Make every other transaction that asks for the same *subject* wait here until this one ends.
+
+    What the first one commits is visible to the queries of the next. The tables of existing nodes have no unique
+    constraint on what a peer may repeat, and may hold repetitions already, so none can be added. SQLite needs no lock:
+    its write transactions exclude each other from their first statement on.
+    """
+    if session.get_bind().dialect.name != "postgresql":
+        return
+    digest = hashlib.sha256("\0".join(subject).encode()).digest()
+    key = int.from_bytes(digest[:8], "big", signed=True)
+    await session.execute(select(func.pg_advisory_xact_lock(cast(key, BigInteger))))

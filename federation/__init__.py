@@ -19,11 +19,10 @@ if TYPE_CHECKING:
     from federation import sync
     from federation.base.errors import ConfigurationError
     from federation.base.queues.job_data import FederationDeliveryJob, HealthCheckJob
-    from federation.base.queues.names_and_retries import DELIVERY_QUEUE_NAME, HEALTH_CHECK_QUEUE_NAME
-    from federation.base.queues.queue import JobQueue
+    from federation.base.queues.queue import DELIVERY_QUEUE_NAME, HEALTH_CHECK_QUEUE_NAME, JobQueue
     from federation.http.threat_policy import get_threat_policy
+    from federation.protocol.keys import sign_message, verify_signature
     from federation.protocol.sealing import decrypt_payload, encrypt_payload
-    from federation.protocol.signing import sign_message, verify_signature
     from federation.service import (
         close_federation,
         discover_and_register,
@@ -88,10 +87,10 @@ _HOMES = {
     "get_threat_policy": "federation.http.threat_policy",
     "decrypt_payload": "federation.protocol.sealing",
     "encrypt_payload": "federation.protocol.sealing",
-    "sign_message": "federation.protocol.signing",
-    "verify_signature": "federation.protocol.signing",
-    "DELIVERY_QUEUE_NAME": "federation.base.queues.names_and_retries",
-    "HEALTH_CHECK_QUEUE_NAME": "federation.base.queues.names_and_retries",
+    "sign_message": "federation.protocol.keys",
+    "verify_signature": "federation.protocol.keys",
+    "DELIVERY_QUEUE_NAME": "federation.base.queues.queue",
+    "HEALTH_CHECK_QUEUE_NAME": "federation.base.queues.queue",
     "JobQueue": "federation.base.queues.queue",
     "FederationDeliveryJob": "federation.base.queues.job_data",
     "HealthCheckJob": "federation.base.queues.job_data",

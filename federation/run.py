@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 import structlog
 
+from db import Database
+from db.engines import POSTGRES_CONNECTIONS
 from federation.admin.deliveries.bulk_jobs import INTERVAL, BulkJobs
-from federation.base.connections import require_connections
 from federation.base.errors import ConfigurationError
-from federation.base.queues.names_and_retries import DELIVERY_QUEUE_NAME
+from federation.base.queues.queue import DELIVERY_QUEUE_NAME
 from federation.base.settings.reach import HOST_ADVICE, missing_host_tables, require_schema
 from federation.base.settings.settings import Settings
 from federation.monitoring.endpoints import Endpoints
@@ -27,6 +28,9 @@ from federation.runtime.ticks import Tick
 from federation.runtime.workers import NO_TASKS, FederationWorkers
 from federation.tasks import declared_tasks
 from workers import Observer, Queue, WorkerEvent, WorkerEventKind
+from workers.storage.abilities import Admission, Pooled
+from workers.storage.base import Storage
+from workers.storage.sql import admission
 from workers.supervisor import Introduction, Membership
 
 if TYPE_CHECKING:
@@ -79,12 +83,10 @@ async def run(
     adopt(federation)
     try:
         tasks = declared_tasks(settings.federation_tasks) if workers else NO_TASKS
-        await require_schema(federation.database)
-        if membership is not None:
-            await require_connections(federation.database, federation.delivery_queue.storage, processes=membership.of)
+        await _require_reach(federation, membership)
         if node:
             await _look_at_host(federation)
-        server, listener = _node_server(federation) if node else (None, None)
+        served = _node_server(federation) if node else None
         observers: list[Observer] = [metrics] if metrics else []
         if membership is not None:
             observers.append(_Introducing(membership, settings))
@@ -95,7 +97,6 @@ async def run(
             else None
         )
         other = beside(federation) if beside is not None else None
-        parts: list[Part | None] = [server, federation_workers, other]
         async with (
             monitored(
                 metrics,
@@ -109,20 +110,37 @@ async def run(
             _joined(membership, Endpoints(federation.readiness, metrics), federation_workers),
         ):
             set_aside_loaded()
-            with _stopping_on_signals([part for part in parts if part is not None]):
-                async with asyncio.TaskGroup() as group:
-                    if server is not None and listener is not None:
-                        group.create_task(server.serve(sockets=[listener]), name="node")
-                        log.info("node_serving", url=settings.better_auth_url, port=settings.federation_port)
-                    if other is not None:
-                        group.create_task(other.serve(), name="beside")
-                    if federation_workers is not None:
-                        federation_workers.start()
-                        group.create_task(federation_workers.wait(), name="workers")
+            await _until_stopped(settings, served, federation_workers, other)
     finally:
         release()
         await federation.close()
     log.info("stopped")
+
+
+async def _require_reach(federation: Federation, membership: Membership | None) -> None:
+    await require_schema(federation.database)
+    if membership is not None:
+        await require_connections(federation.database, federation.delivery_queue.storage, processes=membership.of)
+
+
+async def _until_stopped(
+    settings: Settings,
+    served: tuple[NodeServer, socket.socket] | None,
+    workers: FederationWorkers | None,
+    other: Beside | None,
+) -> None:
+    parts: list[Part | None] = [served[0] if served else None, workers, other]
+    with _stopping_on_signals([part for part in parts if part is not None]):
+        async with asyncio.TaskGroup() as group:
+            if served is not None:
+                server, listener = served
+                group.create_task(server.serve(sockets=[listener]), name="node")
+                log.info("node_serving", url=settings.better_auth_url, port=settings.federation_port)
+            if other is not None:
+                group.create_task(other.serve(), name="beside")
+            if workers is not None:
+                workers.start()
+                group.create_task(workers.wait(), name="workers")
 
 
 @asynccontextmanager
@@ -162,9 +180,7 @@ async def _look_at_host(federation: Federation) -> None:
 
 
 def _metrics() -> ProcessMetrics:
-    from federation.monitoring.prometheus import (
-        ProcessMetrics,
-    )  # here: only this needs the extra
+    from federation.monitoring.prometheus import ProcessMetrics  # here: only this needs the extra
 
     return ProcessMetrics()
 
@@ -195,9 +211,8 @@ def _stopping_on_signals(parts: Sequence[Part]) -> Iterator[None]:
 
 def _node_server(federation: Federation) -> tuple[NodeServer, socket.socket]:
     # Imported here, because only this needs the `node` extra.
-    from federation.node.clients import Clients
+    from federation.node.clients import Clients, ClientStanding
     from federation.node.server import NodeServer
-    from federation.node.standing import ClientStanding
 
     settings, standing = federation.settings, ClientStanding()
     clients = Clients(settings.federation_trusted_proxies)
@@ -214,3 +229,28 @@ def _listen(settings: Settings) -> socket.socket:
         raise ConfigurationError(
             [f"FEDERATION_BIND, FEDERATION_PORT: cannot listen on {address[0]}:{address[1]}: {error.strerror}"]
         ) from error
+
+
+async def require_connections(database: Database, queue: Storage, *, processes: int) -> None:
+    """Check that `processes` can have all connections that their pools may open, to the database and to the queue.
+
+    Other processes, such as the inbound side, are not counted: nobody here knows how many there are.
+
+    Raises:
+        ConfigurationError: a server admits fewer; the message has the arithmetic.
+        SQLAlchemyError, StorageUnavailable: one did not answer.
+    """
+    pooled = queue if isinstance(queue, Pooled) and queue.connections else None
+    if not database.is_sqlite:
+        async with database.read() as session:
+            found = await (await session.connection()).run_sync(admission)
+        each = POSTGRES_CONNECTIONS + (pooled.connections if pooled is not None else 0)
+        _require("DATABASE_URL", found, processes, each)
+    elif pooled is not None:
+        _require("QUEUE_URL", await pooled.admission(), processes, pooled.connections)
+
+
+def _require(variable: str, found: Admission, processes: int, each: int) -> None:
+    shortage = found.shortage(processes, each=each)
+    if shortage is not None:
+        raise ConfigurationError([f"--processes {processes}, {variable}: {shortage}"])

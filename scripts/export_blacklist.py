@@ -21,7 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from db import Database, DatabaseUrlError
 from federation.admin.blacklist import export_csv
-from federation.admin.blacklist.whole_file import whole_file
+from federation.admin.blacklist.importing import whole_file
 from federation.base.errors import ConfigurationError
 from federation.base.settings.settings import Settings
 

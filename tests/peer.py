@@ -25,11 +25,10 @@ from typing import Self
 from federation.protocol.acks import ACK_METHOD, ack_response, follow_ack, post_ack
 from federation.protocol.activities import ActivityMethod, DeliveryRequest
 from federation.protocol.errors import EnvelopeError
-from federation.protocol.keys import OwnKeys, decode_key
+from federation.protocol.keys import OwnKeys, decode_key, sign_message, verify_signature
 from federation.protocol.possession import DECRYPT_FAILED, PONG, names_first, pong
 from federation.protocol.relaying import PING, RELAY_PATH, TARGETED
 from federation.protocol.sealing import Envelope, open_envelope, seal
-from federation.protocol.signing import sign_message, verify_signature
 from federation.runtime.composition import Federation
 from tests.federation.protocol.vectors import A, B
 from tests.misbehaving import Behaviour, Canned, Exchange, MisbehavingServer, Received, respond_with

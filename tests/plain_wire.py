@@ -12,7 +12,7 @@ from federation.delivery.errors import RetryableFailure
 from federation.delivery.wire import Effect, Sending
 from federation.http.errors import NetworkError
 from federation.http.gates import FederationFetch
-from federation.http.response import asks_for_rest
+from federation.http.messages import asks_for_rest
 from federation.protocol.urls import canonical_origin
 
 PLAIN_JOB: Final = "deliver-plain"

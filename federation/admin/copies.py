@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sqlalchemy import URL
 
-from federation.base.queues.names_and_retries import TASKS_QUEUE_NAME
+from federation.base.queues.queue import TASKS_QUEUE_NAME
 from workers import StorageError
 from workers.storage.sql import SqlStorage
 

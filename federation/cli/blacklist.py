@@ -171,7 +171,7 @@ def export(
     With --json the CSV needs a file, and the document says what is in it; `blacklist list --json` prints the rules.
     """
     from federation.admin import blacklist
-    from federation.admin.blacklist.whole_file import whole_file
+    from federation.admin.blacklist.importing import whole_file
 
     if as_json and output is None:
         fail("say where the CSV goes: --output FILE; for the rules as JSON there is `federation blacklist list --json`")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Final
 from urllib.parse import urlsplit
@@ -12,10 +13,9 @@ from federation import interrupts
 from federation.cli.dashboard import beside
 from federation.cli.options import AsJson, DashboardPort, MemoryLimit, MetricsPort, Processes, ShowPayloads, group
 from federation.cli.output import print_json, print_lines
-from federation.cli.problems import fail
+from federation.cli.problems import asked_for_json, fail
 from federation.cli.queues import list_workers
 from federation.cli.session import LogLevel, load_settings, number_lines, start_logging
-from federation.cli.supervising import supervise
 
 if TYPE_CHECKING:
     from federation.base.settings.settings import Settings
@@ -122,7 +122,7 @@ def upgrade(settings: Settings, *, host_tables: bool = False) -> Upgraded:
         HostTablesError: tables of the host's own are in the way of ours.
     """
     from db import migrate
-    from federation.base.queues.names_and_retries import QUEUE_NAMES
+    from federation.base.queues.queue import QUEUE_NAMES
     from federation.base.queues.storages import open_storage
     from workers.storage.sql import SqlStorage
 
@@ -229,5 +229,32 @@ def _run(
     interrupts.run(
         run(settings, workers=deliver, node=serve, metrics_port=metrics_port, membership=membership, beside=opened)
     )
+    if as_json:
+        print_json({"stopped": True})
+
+
+def supervise(processes: str, *, memory_limit: str | None, metrics_port: int | None, as_json: bool) -> None:
+    """Run this command in several processes until stopped, and end with the supervisor's status.
+
+    This process loads neither settings nor anything that works: it stays small, and the children see what is wrong.
+    """
+    import structlog
+
+    from workers.supervisor import Command, Plan, Supervisor, parse_bytes, parse_processes
+
+    start_logging(LogLevel.INFO)
+    log = structlog.get_logger("federation.supervisor")
+    plan = Plan(
+        processes=parse_processes(processes),
+        memory_limit=None if memory_limit is None else parse_bytes(memory_limit),
+        metrics_port=metrics_port,
+    )
+    command = Command(arguments=(sys.executable, *sys.orig_argv[1:]))
+    log.info("supervisor_started", processes=plan.processes)
+    status = interrupts.run(Supervisor(command, plan, report=log.log).run())
+    if status == 1 and asked_for_json():
+        fail("the processes died in a loop, or had to be killed; the log says more", status=status)
+    if status:
+        sys.exit(status)
     if as_json:
         print_json({"stopped": True})

@@ -3,27 +3,134 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import re
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from types import MappingProxyType, TracebackType
-from typing import Self
+from typing import Final, Self
 
 import httpx
 
-from federation.http.encoding import inflated
-from federation.http.errors import TRANSPORT_FAILURES, network_error
+from federation.http.errors import TRANSPORT_FAILURES, BodyTooLarge, network_error
 from federation.http.guard import AddressGuard
-from federation.http.injected import InjectedTransport
+from federation.http.messages import Carrier, Request, Response
 from federation.http.pool import ConnectionPool
-from federation.http.request import Carrier, Request
-from federation.http.response import Response
+
+
+class InjectedTransport:
+    """Carries requests over an httpx transport, such as `respx`'s or `httpx.MockTransport`, not our own connections.
+
+    So an application's tests answer for other servers.
+
+    It calls the transport directly and leaves out httpx's client above it, with its redirects, cookies, proxies and
+    authentication: none of that may happen here.
+    """
+
+    def __init__(self, transport: httpx.AsyncBaseTransport) -> None:
+        self._transport = transport
+
+    async def exchange(self, request: Request, began: Callable[[], None]) -> Response:
+        """Return the whole response; see `Carrier`."""
+        headers = {**request.framing, **request.headers}
+        stream = httpx.ByteStream(request.body or b"")  # httpx adds no headers for a stream
+        response = await self._transport.handle_async_request(
+            httpx.Request(request.method, request.target.url, headers=headers, stream=stream)
+        )
+        try:
+            began()
+            body = await _read_body(response, request)
+        finally:
+            await response.aclose()
+        encoding = response.headers.get("content-encoding")
+        return Response(status=response.status_code, headers=response.headers, body=body, encoding=encoding)
+
+    async def aclose(self) -> None:
+        """Close the transport."""
+        await self._transport.aclose()
+
+
+async def _read_body(response: httpx.Response, request: Request) -> bytes:
+    origin, most = request.target.origin, request.max_bytes
+    announced = response.headers.get("content-length", "")
+    if announced.isdecimal() and (len(announced) > 18 or int(announced) > most):
+        raise BodyTooLarge(f"{origin} announces a body of {announced:.20} bytes, more than {most} bytes")
+    stream = response.stream
+    assert isinstance(stream, httpx.AsyncByteStream)
+    body = bytearray()
+    async for chunk in stream:
+        body += chunk
+        if len(body) > most:
+            raise BodyTooLarge(f"{origin} sends a body, more than {most} bytes")
+    return bytes(body)
+
+
+MAX_LAYERS: Final = 2
+"""An application and the CDN before it may each compress once."""
+_MAX_SHOWN: Final = 40
+_UNSHOWABLE: Final = re.compile(r"[^!-~ ]")
+_GZIP: Final = (16 + zlib.MAX_WBITS,)
+_DEFLATE: Final = (zlib.MAX_WBITS, -zlib.MAX_WBITS)  # RFC 9110 means zlib's format, and some servers send it bare
+_WINDOWS: Final = {"gzip": _GZIP, "x-gzip": _GZIP, "deflate": _DEFLATE}
+
+
+def inflated(response: Response, request: Request) -> Response:
+    """Return the response with the body that was meant, of a server or CDN that compressed although asked not to.
+
+    It is inflated in memory, up to the size that a body may have, and not a byte further: a megabyte may stand for
+    gigabytes. If its encoding cannot be undone, the body stays, and the encoding is fit to be shown: some servers name
+    one and do not use it. Streams in one row and what follows a stream are not read: readers differ on what they mean.
+
+    Raises:
+        BodyTooLarge: it inflates to more than `request.max_bytes`.
+    """
+    names = [name.strip().lower() for name in (response.encoding or "").split(",")]
+    layers = [name for name in names if name not in ("", "identity")]
+    if not response.body or not layers:
+        return replace(response, encoding=None)
+    if len(layers) > MAX_LAYERS or not _WINDOWS.keys() >= set(layers):
+        return _left(response)
+    body = response.body
+    try:
+        for name in reversed(layers):
+            body = _inflated(body, _WINDOWS[name], request)
+    except zlib.error:
+        return _left(response)
+    return replace(response, body=body, encoding=None)
+
+
+def _left(response: Response) -> Response:
+    return replace(response, encoding=_UNSHOWABLE.sub("?", (response.encoding or "")[:_MAX_SHOWN]))
+
+
+def _inflated(body: bytes, windows: tuple[int, ...], request: Request) -> bytes:
+    """Inflate *body*, which is a single whole stream in one of the formats.
+
+    Raises:
+        BodyTooLarge: see `inflated`.
+        zlib.error: it is no such stream.
+    """
+    most = request.max_bytes
+    for window in windows:
+        inflater = zlib.decompressobj(window)
+        try:
+            found = inflater.decompress(body, most + 1)
+        except zlib.error:
+            continue
+        if len(found) > most:
+            raise BodyTooLarge(f"{request.target.origin} sends a body that inflates to more than {most} bytes")
+        if inflater.eof and not inflater.unused_data:
+            return found
+    raise zlib.error("no single stream that is whole")
+
 
 DEFAULT_TIMEOUT = timedelta(seconds=10)
 MAX_BODY_BYTES = 1024 * 1024
 
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
-# `identity` because what is compressed costs both sides more than it saves; see `encoding` for those who do it anyway.
+# `identity` because what is compressed costs both sides more than it saves; see `inflated` for those who do it anyway.
 _OWN_HEADERS = {"User-Agent": "federation-delivery", "Accept": "*/*", "Accept-Encoding": "identity"}
 
 

@@ -13,7 +13,7 @@ from federation.base.logs import crash
 from federation.http.client import DEFAULT_TIMEOUT, NO_HEADERS, FederationClient
 from federation.http.errors import NetworkError, RelayFailed
 from federation.http.guard import parse_target
-from federation.http.response import Response
+from federation.http.messages import Response
 from federation.http.threat_policy import NO_OVERRIDES, NetworkErrorCode, PolicyOverride, get_threat_policy
 from workers.clock import monotonic
 

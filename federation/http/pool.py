@@ -19,12 +19,11 @@ from typing import Final
 import aiohappyeyeballs
 import httpx
 
+from federation.base.settings.settings import Settings
 from federation.http.connection import Connection
 from federation.http.errors import ServerDisconnected
-from federation.http.guard import AddressGuard, Target
-from federation.http.names import Resolver, SystemResolver, VettedNames
-from federation.http.request import Request
-from federation.http.response import Response
+from federation.http.guard import AddressGuard, Resolver, SystemResolver, Target, VettedNames
+from federation.http.messages import Request, Response
 from federation.http.tls import TlsConnection
 
 _NEXT_ADDRESS_SECONDS: Final = 0.25
@@ -197,3 +196,21 @@ def _address_info(address: str, port: int) -> aiohappyeyeballs.AddrInfoType:
     if ":" in address:
         return socket.AF_INET6, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (address, port, 0, 0)
     return socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (address, port)
+
+
+SPARE_CONNECTIONS: Final = 60
+"""For the inbound side (16 callbacks, 24 forwards), a sweep (10) and producers, in addition to the workers' own."""
+
+
+def pool_limits(settings: Settings) -> PoolLimits:
+    """Return limits with room for every attempt and probe at once: waiting for one would count against the server."""
+    attempts = (
+        settings.federation_delivery_concurrency
+        + 2 * settings.federation_overtime  # deliveries and discoveries each have that much room
+        + settings.federation_health_concurrency
+        + settings.federation_discovery_concurrency
+    )
+    return PoolLimits(
+        connections=attempts + SPARE_CONNECTIONS,
+        connections_per_server=settings.federation_per_server + settings.federation_health_concurrency + 1,
+    )

@@ -16,16 +16,39 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from db import Database
+from federation.base.errors import ConfigurationError
 from federation.monitoring.endpoints import Endpoints
-from federation.monitoring.listener import MetricsListener
 from federation.monitoring.numbers import DatabaseNumbers, read_numbers
 from federation.monitoring.readiness import Readiness
 from workers import JobState, Queue, WorkersError
+from workers.supervisor.http_port import HttpPort
 
 if TYPE_CHECKING:
     from federation.monitoring.prometheus import ProcessMetrics
 
 log = structlog.get_logger(__name__)
+
+
+class MetricsListener(HttpPort):
+    """An `HttpPort` that the option `--metrics-port` opens."""
+
+    async def start(self, address: str, port: int) -> None:
+        """Open the port.
+
+        Raises:
+            ConfigurationError: the port is taken, or the address is not this machine's.
+        """
+        try:
+            await super().start(address, port)
+        except OSError as error:
+            raise ConfigurationError([port_problem(address, port, error)]) from error
+        log.info("metrics_serving", address=address, port=port)
+
+
+def port_problem(address: str, port: int, error: OSError) -> str:
+    """Say which settings chose the port that cannot be opened."""
+    return f"--metrics-port, FEDERATION_METRICS_BIND: cannot listen on {address}:{port}: {error.strerror}"
+
 
 INTERVAL: Final = timedelta(seconds=15)
 JITTER: Final = 0.1

@@ -5,6 +5,7 @@ No label is ever a server's: labels come from sets that are part of the program,
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Final
@@ -12,9 +13,59 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 from db import AttemptOutcome, RunOutcome
-from federation.monitoring.labels import OWN_FAULTS, code_label, endpoint_label, status_label
+from federation.http.threat_policy import NetworkErrorCode
 from federation.monitoring.numbers import DatabaseNumbers, age
 from workers import JobState, WorkerEvent, WorkerEventKind
+
+ATTEMPT_CODES: Final = frozenset(
+    {
+        *(code.value for code in NetworkErrorCode),
+        *("BLACKLISTED", "BLOCKED_URL", "BODY_TOO_LARGE", "DATABASE", "DISCOVERY", "DISCOVERY_REFUSED"),
+        *("FOREIGN_ANSWER", "INTERNAL", "INVALID_ACK"),
+        *("INVALID_ACK_SIGNATURE", "INVALID_JOB", "INVALID_PAYLOAD", "KEY_MATERIAL", "NO_ACK"),
+        *("NO_OWN_KEYS", "NO_OWN_URL", "NO_PUBLIC_KEY", "NO_RECEIVER", "PARKED", "STALLED"),
+    }
+)
+OWN_FAULTS: Final = {
+    "DATABASE": AttemptOutcome.RETRYABLE,
+    "INTERNAL": AttemptOutcome.RETRYABLE,
+    "NO_OWN_KEYS": AttemptOutcome.PERMANENT,
+    "NO_OWN_URL": AttemptOutcome.PERMANENT,
+}
+"""Codes of attempts that fail on this side, with their outcome. An operator is woken for these."""
+ENDPOINTS: Final = frozenset(
+    {
+        "/discover",
+        "/discover/rotate/init",
+        "/discover/rotate/confirm",
+        "/api/auth/social/follows",
+        "/api/auth/social/posts",
+        "/proxy",
+    }
+)
+OTHER: Final = "other"
+
+_HTTP_CODE: Final = re.compile(r"HTTP_([1-5])[0-9]{2}")
+
+
+def code_label(code: str | None) -> str:
+    """Return one of about thirty labels: the code, `HTTP_4xx` for all of a class, `other` for unknown ones, `none`."""
+    if code is None:
+        return "none"
+    if match := _HTTP_CODE.fullmatch(code):
+        return f"HTTP_{match[1]}xx"
+    return code if code in ATTEMPT_CODES else OTHER
+
+
+def endpoint_label(path: str) -> str:
+    """Return the path if it is an endpoint's, otherwise `other`."""
+    return path if path in ENDPOINTS else OTHER
+
+
+def status_label(status: int) -> str:
+    """Return the class of an HTTP status, such as `4xx`."""
+    return f"{status // 100}xx" if 100 <= status <= 599 else OTHER
+
 
 # From a quick acknowledgment to the delivery deadline.
 SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 30)
@@ -38,119 +89,115 @@ class ProcessMetrics:
     """The `Metrics` of a process, and an observer of its workers; gauges keep the last values they were given."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        ProcessCollector(registry=registry)
-        self._events = Counter(
-            "federation_worker_events", "Events of workers by kind.", ["queue", "kind"], registry=registry
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self._of_workers()
+        self._of_deliveries()
+        self._of_recurring_jobs()
+        self._of_the_database()
+        self._inbound = self._counter(
+            "federation_inbound_requests",
+            "Requests to the inbound side by endpoint and class of status.",
+            "endpoint",
+            "status",
         )
+        self._refreshed = self._gauge(
+            "federation_refreshed_timestamp_seconds",
+            "When the gauges read from a queue, or from the database, were last right.",
+            "source",
+        )
+        self._under_way: dict[str, set[tuple[str, str]]] = {}
+
+    def _counter(self, name: str, tells: str, *labels: str) -> Counter:
+        return Counter(name, tells, labels, registry=self.registry)
+
+    def _gauge(self, name: str, tells: str, *labels: str) -> Gauge:
+        return Gauge(name, tells, labels, registry=self.registry)
+
+    def _of_workers(self) -> None:
+        self._events = self._counter("federation_worker_events", "Events of workers by kind.", "queue", "kind")
         self._seconds = Histogram(
             "federation_attempt_seconds",
             "How long attempts took.",
             ["queue", "outcome"],
             buckets=SECONDS,
-            registry=registry,
+            registry=self.registry,
         )
-        self._in_flight = Gauge(
-            "federation_attempts_in_flight", "Attempts under way in this process.", ["queue"], registry=registry
+        self._in_flight = self._gauge("federation_attempts_in_flight", "Attempts under way in this process.", "queue")
+        self._jobs = self._gauge("federation_jobs", "Jobs by state.", "queue", "state")
+        self._oldest = self._gauge(
+            "federation_oldest_ready_seconds",
+            "At least how long ago the oldest job that could run was enqueued or became due.",
+            "queue",
         )
-        self._deliveries = Counter(
+
+    def _of_deliveries(self) -> None:
+        self._deliveries = self._counter(
             "federation_delivery_attempts",
             "Attempts at deliveries by outcome, code and route.",
-            ["outcome", "code", "route"],
-            registry=registry,
+            "outcome",
+            "code",
+            "route",
         )
         # They exist from the start, at 0: if a series begins with its first increment, `increase` does not see that.
         for code, outcome in OWN_FAULTS.items():
             self._deliveries.labels(outcome.value, code, "direct")
-        self._relays = Counter(
-            "federation_relays",
-            "How often peers were asked to relay, by whether one did.",
-            ["outcome"],
-            registry=registry,
+        self._relays = self._counter(
+            "federation_relays", "How often peers were asked to relay, by whether one did.", "outcome"
         )
-        self._refusals = Counter(
-            "federation_relay_refusals", "Peers that did not relay, by code.", ["code"], registry=registry
+        self._refusals = self._counter("federation_relay_refusals", "Peers that did not relay, by code.", "code")
+        self._released = self._counter(
+            "federation_deliveries_released", "Held deliveries that this process had sent again."
         )
-        self._inbound = Counter(
-            "federation_inbound_requests",
-            "Requests to the inbound side by endpoint and class of status.",
-            ["endpoint", "status"],
-            registry=registry,
-        )
-        self._released = Counter(
-            "federation_deliveries_released", "Held deliveries that this process had sent again.", registry=registry
-        )
-        self._failed = Counter(
+        self._failed = self._counter(
             "federation_deliveries_failed",
             "Deliveries that this process gave up because they failed, but for those that the blacklist forbids.",
-            registry=registry,
         )
-        self._expired = Counter(
+        self._expired = self._counter(
             "federation_deliveries_expired",
             "Deliveries that this process gave up because they were held until too old.",
-            registry=registry,
         )
-        self._strangers = Counter(
+        self._strangers = self._counter(
             "federation_jobs_of_other_nodes",
             "Jobs of another node or database that were in the delivery queue, and went back.",
-            registry=registry,
         )
-        self._scheduled = Counter(
-            "federation_scheduler_runs",
-            "Runs of recurring jobs by this process.",
-            ["task", "outcome"],
-            registry=registry,
+
+    def _of_recurring_jobs(self) -> None:
+        self._scheduled = self._counter(
+            "federation_scheduler_runs", "Runs of recurring jobs by this process.", "task", "outcome"
         )
-        self._last_success = Gauge(
+        self._last_success = self._gauge(
             "federation_scheduler_last_success_timestamp_seconds",
             "When a recurring job last succeeded, in whichever process, as far as this one knows.",
-            ["task"],
-            registry=registry,
+            "task",
         )
-        self._jobs = Gauge("federation_jobs", "Jobs by state.", ["queue", "state"], registry=registry)
-        self._oldest = Gauge(
-            "federation_oldest_ready_seconds",
-            "At least how long ago the oldest job that could run was enqueued or became due.",
-            ["queue"],
-            registry=registry,
-        )
-        self._servers = Gauge("federation_servers", "Registered servers by state.", ["state"], registry=registry)
-        self._rules = Gauge("federation_blacklist_rules", "Rules of the blacklist in force.", registry=registry)
-        self._links = Gauge("federation_links", "Servers by the state of their link.", ["state"], registry=registry)
-        self._owed = Gauge(
+
+    def _of_the_database(self) -> None:
+        self._servers = self._gauge("federation_servers", "Registered servers by state.", "state")
+        self._rules = self._gauge("federation_blacklist_rules", "Rules of the blacklist in force.")
+        self._links = self._gauge("federation_links", "Servers by the state of their link.", "state")
+        self._owed = self._gauge(
             "federation_deliveries_owed",
             "Deliveries of ours that are not over, 20 000 ready and 20 000 held ones at most.",
-            registry=registry,
         )
-        self._held = Gauge(
+        self._held = self._gauge(
             "federation_deliveries_held",
             "Deliveries that wait without a job by what they wait for, of the 20 000 oldest.",
-            ["reason"],
-            registry=registry,
+            "reason",
         )
-        self._oldest_owed = Gauge(
+        self._oldest_owed = self._gauge(
             "federation_oldest_owed_seconds",
             "Age of the oldest delivery that is not over by its state; of a released one since its release.",
-            ["state"],
-            registry=registry,
+            "state",
         )
-        self._oldest_sendable = Gauge(
+        self._oldest_sendable = self._gauge(
             "federation_oldest_owed_while_up_seconds",
             "Age of the oldest delivery that is not over to a server whose link is up.",
-            registry=registry,
         )
-        self._jobless = Gauge(
+        self._jobless = self._gauge(
             "federation_deliveries_without_job",
             "Deliveries owed for a while and not known to have a job, among the 20 000 oldest.",
-            registry=registry,
         )
-        self._refreshed = Gauge(
-            "federation_refreshed_timestamp_seconds",
-            "When the gauges read from a queue, or from the database, were last right.",
-            ["source"],
-            registry=registry,
-        )
-        self._under_way: dict[str, set[tuple[str, str]]] = {}
 
     def __call__(self, event: WorkerEvent) -> None:
         self._events.labels(event.queue, event.kind.value).inc()

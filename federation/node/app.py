@@ -6,6 +6,8 @@ framework's dependency and validation machinery: every bound and every error her
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from fastapi import FastAPI
 
 from db import Database
@@ -18,6 +20,7 @@ from federation.node.admission import (
     DISCOVER_PER_CLIENT,
     RELAY_PER_CLIENT,
     ROTATION_PER_CLIENT,
+    BlacklistGate,
     PerClient,
     PerNetwork,
     PerOrigin,
@@ -25,24 +28,20 @@ from federation.node.admission import (
     ProxyAdmission,
     too_large_to_relay,
 )
-from federation.node.blacklist import BlacklistGate
 from federation.node.callback import Callback
-from federation.node.clients import Clients
-from federation.node.discover import MAX_DISCOVER_REQUEST_BYTES, Discover
+from federation.node.clients import Clients, ClientStanding
+from federation.node.discover import MAX_DISCOVER_REQUEST_BYTES, Discover, KeyCheck
 from federation.node.follows import FOLLOWS_PATH, FollowsInbox
 from federation.node.forwarding import Forwarder
 from federation.node.front import Front
 from federation.node.heavy import HeavyWork
 from federation.node.inbox import Inbox
-from federation.node.key_check import KeyCheck
 from federation.node.limits import Limit, Windows
 from federation.node.monitoring import MonitoringRoutes
 from federation.node.posts import POSTS_PATH, PostsInbox
-from federation.node.proxy import ProxyEndpoint
+from federation.node.proxy import ProxyEndpoint, TargetedInbox
 from federation.node.registration import Registration
 from federation.node.rotation import RotationConfirm, RotationStart
-from federation.node.standing import ClientStanding
-from federation.node.targeted import TargetedInbox
 from federation.protocol.activities import DELIVERY_MEMBERS, MAX_REQUEST_BYTES
 from federation.protocol.keys import KeyRing
 from federation.protocol.relaying import MAX_RELAYED_BYTES, RELAY_PATH, ProxyRequest, TargetedRequest
@@ -55,121 +54,132 @@ from federation.sealed.peers.registry import Registry
 from federation.servers.links import Links
 
 
-def create_node_app(
-    *,
-    own_url: str,
-    keys: KeyRing,
-    database: Database,
-    registry: Registry,
-    links: Links,
-    fetch: FederationFetch,
-    guard: AddressGuard,
-    discovery: DiscoverServer,
-    windows: Windows,
-    clients: Clients,
-    per_client: Limit = DELIVERIES,
-    per_origin: Limit = DELIVERIES,
-    standing: ClientStanding | None = None,
-    meter: Meter = NO_METER,
-    monitoring: MonitoringRoutes | None = None,
-) -> FastAPI:
-    """Create an ASGI application that serves as *own_url*, in canonical form.
-
-    It opens and closes nothing that it is given.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeParts:
+    """What an inbound side that serves as *own_url*, in canonical form, is made of. It opens and closes none of them.
 
     *fetch* and *discovery* should send through the same *guard*. *per_client* and *per_origin* limit follows and posts;
-    *standing* turns away clients whose requests are refused again and again. Where `user`, `posts` or `blocks` is
-    missing, or a column of them, follows and posts are refused with its name.
+    *standing* turns away clients whose requests are refused again and again.
     """
-    gate = BlacklistGate(registry)
-    heavy = HeavyWork()
+
+    own_url: str
+    keys: KeyRing
+    database: Database
+    registry: Registry
+    links: Links
+    fetch: FederationFetch
+    guard: AddressGuard
+    discovery: DiscoverServer
+    windows: Windows
+    clients: Clients
+    per_client: Limit = DELIVERIES
+    per_origin: Limit = DELIVERIES
+    standing: ClientStanding = field(default_factory=ClientStanding)
+    meter: Meter = NO_METER
+    monitoring: MonitoringRoutes | None = None
+
+
+def create_node_app(node: NodeParts) -> FastAPI:
+    """Create an ASGI application of these parts.
+
+    Where `user`, `posts` or `blocks` is missing, or a column of them, follows and posts are refused with its name.
+    """
+    gate, heavy = BlacklistGate(node.registry), HeavyWork()
     front = Front(
         gate=gate,
-        gaps=lambda: gaps(database),
-        clients=clients,
-        standing=standing or ClientStanding(),
+        gaps=lambda: gaps(node.database),
+        clients=node.clients,
+        standing=node.standing,
         heavy=heavy,
-        meter=meter,
+        meter=node.meter,
     )
     inbox = Inbox(
-        keys=keys,
-        registry=registry,
+        keys=node.keys,
+        registry=node.registry,
         gate=gate,
-        heard=links.look_soon,
-        per_origin=PerOrigin(per_origin, windows=windows),
+        heard=node.links.look_soon,
+        per_origin=PerOrigin(node.per_origin, windows=node.windows),
         heavy=heavy,
     )
-    follows = FollowsInbox(inbox=inbox, database=database, registry=registry)
-    posts = PostsInbox(own_url=own_url, inbox=inbox, database=database)
-
-    identity = OwnIdentity(keys, database)
-    callback = Callback(fetch)
-    discover = Discover(
-        own_url=own_url,
-        identity=identity,
-        database=database,
-        registration=Registration(
-            own_url=own_url,
-            identity=identity,
-            registry=registry,
-            claims=Claims(own_url=own_url, ring=keys, registry=registry, fetch=fetch),
-            heard=links.look_soon,
-            callback=callback,
-            guard=guard,
-            admit_new=PerNetwork(windows=windows),
-        ),
-        key_check=KeyCheck(keys=keys, database=database, callback=callback, guard=guard, gate=gate),
-    )
-
-    rotation_start = RotationStart(keys=keys, database=database, windows=windows)
-    rotation_confirm = RotationConfirm(keys=keys, database=database, registry=registry, heard=links.look_now)
-    forwarder = Forwarder(
-        own_url=own_url,
-        inbox=inbox,
-        registry=registry,
-        discover=discovery,
-        fetch=fetch,
-        admit=PerRelayingOrigin(windows=windows),
-    )
-    targeted = TargetedInbox(own_url=own_url, inbox=inbox, follows=follows, posts=posts)
-    proxy = ProxyEndpoint(forwarder=forwarder, targeted=targeted)
-    discover_admission = PerClient(DISCOVER_PER_CLIENT, clients=clients, windows=windows)
-    relay_admission = ProxyAdmission(per_client=PerClient(RELAY_PER_CLIENT, clients=clients, windows=windows))
-    delivery_admission = PerClient(per_client, clients=clients, windows=windows)
-
     # The framework's documentation pages load scripts from elsewhere, and would not describe the wire protocol.
     app = FastAPI(title="Federation node", openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
-    app.add_route("/discover", front.endpoint(discover.show, max_bytes=0), methods=["GET"])
-    app.add_route(
-        "/discover",
-        front.endpoint(discover.answer, max_bytes=MAX_DISCOVER_REQUEST_BYTES, admit=discover_admission),
-        methods=["POST"],
+    _add_discovery(app, node, front, gate)
+    _add_rotation(app, node, front)
+    _add_deliveries(app, node, front, inbox)
+    if node.monitoring is not None:
+        node.monitoring.add_to(app)
+    return app
+
+
+def _per_client(node: NodeParts, limit: Limit) -> PerClient:
+    return PerClient(limit, clients=node.clients, windows=node.windows)
+
+
+def _add_discovery(app: FastAPI, node: NodeParts, front: Front, gate: BlacklistGate) -> None:
+    identity, callback = OwnIdentity(node.keys, node.database), Callback(node.fetch)
+    discover = Discover(
+        own_url=node.own_url,
+        identity=identity,
+        database=node.database,
+        registration=Registration(
+            own_url=node.own_url,
+            identity=identity,
+            registry=node.registry,
+            claims=Claims(own_url=node.own_url, ring=node.keys, registry=node.registry, fetch=node.fetch),
+            heard=node.links.look_soon,
+            callback=callback,
+            guard=node.guard,
+            admit_new=PerNetwork(windows=node.windows),
+        ),
+        key_check=KeyCheck(keys=node.keys, database=node.database, callback=callback, guard=node.guard, gate=gate),
     )
-    rotation_admission = PerClient(ROTATION_PER_CLIENT, clients=clients, windows=windows)
-    for path, rotation in ((ROTATE_INIT_PATH, rotation_start), (ROTATE_CONFIRM_PATH, rotation_confirm)):
-        endpoint = front.endpoint(rotation, max_bytes=MAX_DISCOVER_REQUEST_BYTES, admit=rotation_admission)
+    admit = _per_client(node, DISCOVER_PER_CLIENT)
+    answer = front.endpoint(discover.answer, max_bytes=MAX_DISCOVER_REQUEST_BYTES, admit=admit)
+    app.add_route("/discover", front.endpoint(discover.show, max_bytes=0), methods=["GET"])
+    app.add_route("/discover", answer, methods=["POST"])
+
+
+def _add_rotation(app: FastAPI, node: NodeParts, front: Front) -> None:
+    start = RotationStart(keys=node.keys, database=node.database, windows=node.windows)
+    confirm = RotationConfirm(keys=node.keys, database=node.database, registry=node.registry, heard=node.links.look_now)
+    admit = _per_client(node, ROTATION_PER_CLIENT)
+    for path, rotation in ((ROTATE_INIT_PATH, start), (ROTATE_CONFIRM_PATH, confirm)):
+        endpoint = front.endpoint(rotation, max_bytes=MAX_DISCOVER_REQUEST_BYTES, admit=admit)
         app.add_route(path, endpoint, methods=["POST"])
+
+
+def _add_deliveries(app: FastAPI, node: NodeParts, front: Front, inbox: Inbox) -> None:
+    """Add what servers send to us, and what they send through us."""
+    follows = FollowsInbox(inbox=inbox, database=node.database, registry=node.registry)
+    posts = PostsInbox(own_url=node.own_url, inbox=inbox, database=node.database)
+    admit = _per_client(node, node.per_client)
     for path, deliveries in ((FOLLOWS_PATH, follows), (POSTS_PATH, posts)):
         endpoint = front.endpoint(
             deliveries,
             max_bytes=MAX_REQUEST_BYTES,
-            admit=delivery_admission,
+            admit=admit,
             reads=DELIVERY_MEMBERS,
             vouch=inbox.vouch,
             counts=True,
             proves=True,
         )
         app.add_route(path, endpoint, methods=["POST"])
+    forwarder = Forwarder(
+        own_url=node.own_url,
+        inbox=inbox,
+        registry=node.registry,
+        discover=node.discovery,
+        fetch=node.fetch,
+        admit=PerRelayingOrigin(windows=node.windows),
+    )
+    targeted = TargetedInbox(own_url=node.own_url, inbox=inbox, follows=follows, posts=posts)
     endpoint = front.endpoint(
-        proxy,
+        ProxyEndpoint(forwarder=forwarder, targeted=targeted),
         max_bytes=MAX_RELAYED_BYTES,
-        admit=relay_admission,
+        admit=ProxyAdmission(per_client=_per_client(node, RELAY_PER_CLIENT)),
         too_large=too_large_to_relay,
         reads=members_of(ProxyRequest) | members_of(TargetedRequest),
         vouch=inbox.vouch,
         counts=True,
     )
     app.add_route(RELAY_PATH, endpoint, methods=["POST"])
-    if monitoring is not None:
-        monitoring.add_to(app)
-    return app

@@ -23,10 +23,9 @@ from sqlalchemy.orm import Session, aliased
 from sqlmodel import col
 from starlette.responses import Response
 
-from db import Block, Database, Follow, User
+from db import Block, Database, Follow, User, one_at_a_time
 from federation.node.front import Inbound
 from federation.node.inbox import Inbox, Received, unknown_server
-from federation.node.locks import one_at_a_time
 from federation.node.refusals import FrameworkRefusal, Refusal
 from federation.protocol.acks import follow_ack
 from federation.protocol.activities import (
@@ -37,7 +36,7 @@ from federation.protocol.activities import (
     UnfollowActivity,
     unfollow_activity,
 )
-from federation.protocol.times import EPOCH
+from federation.protocol.encodings import EPOCH
 from federation.sealed.peers.follow_news import Direction, Pair, take_follow, take_unfollow
 from federation.sealed.peers.registry import KnownServer, Registry
 

@@ -21,14 +21,14 @@ from starlette.responses import Response
 
 from federation.http.errors import BlockedUrl, NetworkError, OutboundError
 from federation.http.gates import FederationFetch
-from federation.http.response import Response as Answer
+from federation.http.messages import Response as Answer
 from federation.http.threat_policy import NetworkErrorCode
 from federation.node.admission import PerRelayingOrigin
 from federation.node.inbox import Inbox
 from federation.node.refusals import Refusal, invalid_proxy_data, try_later
 from federation.protocol.acks import ACK_METHOD, MAX_ACK_BYTES
+from federation.protocol.encodings import dump_json, parse_json
 from federation.protocol.errors import NotJson, UrlError
-from federation.protocol.json_text import dump_json, parse_json
 from federation.protocol.relaying import RELAY_PATH, ProxyRequest, SealedPayload, relay_target, targeted_request
 from federation.sealed.peers.discovery import DiscoverServer, DiscoveryError
 from federation.sealed.peers.registry import KnownServer, Registry

@@ -20,15 +20,13 @@ from db.errors import is_outage
 from federation.base.errors import Unreachable
 from federation.base.logs import crash
 from federation.base.meter import NO_METER, Meter
-from federation.node.admission import Admit, everybody
-from federation.node.blacklist import BODY_MEMBERS, BlacklistGate
+from federation.node.admission import BODY_MEMBERS, Admit, BlacklistGate, everybody
 from federation.node.bodies import BodyReader, TooLarge, framework_too_large
-from federation.node.clients import Clients
+from federation.node.clients import Clients, ClientStanding, turned_away
 from federation.node.heavy import HEAVY_BYTES, HeavyWork
 from federation.node.refusals import Refusal, incomplete_database, try_later
-from federation.node.standing import ClientStanding, turned_away
+from federation.protocol.encodings import parse_json
 from federation.protocol.errors import NotJson, UrlError
-from federation.protocol.json_text import parse_json
 from federation.protocol.skimming import Leaf, Members, skim
 from federation.protocol.urls import canonical_origin
 

@@ -14,8 +14,7 @@ from typing import Final, Generic, TypeAlias, TypeVar
 from starlette.datastructures import Headers
 from starlette.responses import Response
 
-from federation.node.admission import PerOrigin
-from federation.node.blacklist import BlacklistGate
+from federation.node.admission import BlacklistGate, PerOrigin
 from federation.node.front import Inbound
 from federation.node.heavy import HeavyWork
 from federation.node.refusals import FrameworkRefusal, Refusal, json_response
@@ -28,10 +27,9 @@ from federation.protocol.activities import (
     UnfollowActivity,
 )
 from federation.protocol.errors import EnvelopeError, KeyMaterialError, NotJson, ProtocolError, UrlError
-from federation.protocol.keys import KeyRing, OwnKeys, decode_key
+from federation.protocol.keys import KeyRing, OwnKeys, decode_key, verify_signature
 from federation.protocol.relaying import ORIGIN_HEADER
 from federation.protocol.sealing import Envelope, open_with_any
-from federation.protocol.signing import verify_signature
 from federation.protocol.skimming import read_model
 from federation.protocol.urls import canonical_origin
 from federation.sealed.peers.registry import KnownServer, Registry

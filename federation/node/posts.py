@@ -17,10 +17,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlmodel import col
 from starlette.responses import Response
 
-from db import Database, Post, User
+from db import Database, Post, User, one_at_a_time
 from federation.node.front import Inbound
 from federation.node.inbox import Inbox, Received
-from federation.node.locks import one_at_a_time
 from federation.node.refusals import Refusal
 from federation.protocol.acks import post_ack
 from federation.protocol.activities import ActivityMethod, PostActivity

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from starlette.responses import Response
 
 from federation.base.settings.reach import enumerated
-from federation.protocol.json_text import dump_json
+from federation.protocol.encodings import dump_json
 
 RETRY_PAUSE = timedelta(seconds=5)
 """When to come back after a refusal that is not the sender's fault."""

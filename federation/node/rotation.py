@@ -19,11 +19,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlmodel import col
 from starlette.responses import Response
 
-from db import Database, RotateChallengeToken, Server
+from db import Database, RotateChallengeToken, Server, one_at_a_time
 from federation.node.front import Inbound
 from federation.node.inbox import HeardOf
 from federation.node.limits import Limit, Windows
-from federation.node.locks import one_at_a_time
 from federation.node.refusals import Refusal, invalid_member, json_response
 from federation.protocol.errors import EnvelopeError, KeyMaterialError, NotJson, PayloadError, UrlError
 from federation.protocol.keys import KeyRing, decode_key

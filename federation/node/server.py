@@ -32,8 +32,7 @@ from starlette.responses import Response
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from federation.node.clients import Clients
-from federation.node.standing import ClientStanding, turned_away
+from federation.node.clients import Clients, ClientStanding, turned_away
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,13 +11,11 @@ from datetime import datetime
 from typing import Literal
 
 from federation.protocol.activities import ActivityMethod
+from federation.protocol.encodings import dump_json, format_moment, parse_json
 from federation.protocol.errors import AckMissing
-from federation.protocol.json_text import dump_json, parse_json
-from federation.protocol.keys import KeyRing
+from federation.protocol.keys import KeyRing, sign_message, verify_signature
 from federation.protocol.models import Identifier, Moment, ServerUrl, WireModel
 from federation.protocol.sealing import Envelope, open_with_any, seal
-from federation.protocol.signing import sign_message, verify_signature
-from federation.protocol.times import format_moment
 
 ACK_METHOD = "PROXY_RESPONSE"
 

@@ -5,28 +5,90 @@ A sender builds a text once, then signs and seals that same text: there is no ca
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Final, Literal
+from urllib.parse import urlsplit
 
 import msgspec
-from pydantic import BeforeValidator, JsonValue
+from pydantic import AfterValidator, BeforeValidator, FailFast, Field, JsonValue
 
-from federation.protocol.content import Content
+from federation.protocol.encodings import dump_json, encode_text, format_moment, parse_json, parse_moment
 from federation.protocol.errors import NotJson, PayloadError, UrlError
-from federation.protocol.json_text import dump_json, encode_text, parse_json
 from federation.protocol.models import (
     MAX_PAYLOAD_BYTES,
     Identifier,
     Moment,
     ServerUrl,
+    Text,
     WireModel,
 )
 from federation.protocol.sealing import ENVELOPE_MEMBERS, Envelope
 from federation.protocol.skimming import Leaf, Members
-from federation.protocol.times import format_moment, parse_moment
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*:")
+_SCHEMES_WITH_HOST = frozenset({"http", "https", "ws", "wss", "ftp"})
+
+
+def _absolute(url: str) -> str:
+    """Accept what JavaScript's `new URL` parses without a base: any scheme, and a host where the scheme needs one.
+
+    `javascript:` passes, as with every peer; whoever renders a post follows http and https only.
+    """
+    match = _SCHEME.match(url.strip())
+    if match is None:
+        raise ValueError("must be an absolute URL")
+    if match[0][:-1].lower() in _SCHEMES_WITH_HOST and not url.strip()[match.end() :].strip("/\\"):
+        raise ValueError("must name a host")
+    urlsplit(url)  # raises ValueError on a malformed IPv6 host
+    return url
+
+
+def _finite(number: int | float) -> int | float:
+    try:
+        finite = math.isfinite(float(number))
+    except OverflowError:  # an integer that JavaScript would read as Infinity
+        finite = False
+    if not finite:
+        raise ValueError("must be finite")
+    return number
+
+
+AbsoluteUrl = Annotated[Text, AfterValidator(_absolute)]
+Count = Annotated[int | float, Field(ge=0), AfterValidator(_finite)]
+
+
+class TextBlock(WireModel):
+    type: Literal["text"]
+    value: Annotated[Text, Field(min_length=1)]
+
+
+class ImageBlock(WireModel):
+    type: Literal["image", "video"]
+    url: AbsoluteUrl
+    size: Count
+    index: Count
+
+
+class AudioBlock(WireModel):
+    type: Literal["audio"]
+    url: AbsoluteUrl
+    size: Count
+
+
+class LinkBlock(WireModel):
+    type: Literal["link"]
+    url: AbsoluteUrl
+
+
+Block = Annotated[TextBlock | ImageBlock | AudioBlock | LinkBlock, Field(discriminator="type")]
+# FailFast: a megabyte of wrong blocks must not become a megabyte of errors.
+Content = Annotated[list[Block], Field(min_length=1), FailFast()]
+
 
 MAX_REQUEST_BYTES = 4 * 1024 * 1024
 """The largest body of a delivery that a receiver accepts; a sealed payload of `MAX_PAYLOAD_BYTES` fits."""

@@ -6,8 +6,8 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator
 
+from federation.protocol.encodings import dump_json, parse_json
 from federation.protocol.errors import KeyMaterialError, ProtocolError, UrlError
-from federation.protocol.json_text import dump_json, parse_json
 from federation.protocol.keys import OwnKeys, decode_key, is_sealing_key, is_signing_key
 from federation.protocol.models import ServerUrl, WireModel, validate
 from federation.protocol.urls import canonical_origin

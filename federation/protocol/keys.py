@@ -1,4 +1,4 @@
-"""Key material: our own two pairs from the environment, other servers' public keys from the wire.
+"""Key material, our own two pairs from the environment, other servers' public keys from the wire; and signatures.
 
 Secrets stay out of reprs, errors and pickles: a pair prints only its public half, and refuses to be copied.
 """
@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 from typing import NoReturn, Protocol, SupportsIndex
 
 from nacl import bindings
+from nacl.exceptions import CryptoError
 
-from federation.protocol.base64_text import decode_base64_sized, encode_base64
+from federation.protocol.encodings import decode_base64_sized, encode_base64, encode_text
 from federation.protocol.errors import KeyMaterialError
 
 PUBLIC_KEY_BYTES = 32
 SIGNING_SECRET_BYTES = 64
+SIGNATURE_BYTES = 64
 SIGNING_SEED_BYTES = 32
 ENCRYPTION_SECRET_BYTES = 32
 
@@ -201,3 +203,31 @@ def _decode(variable: str, text: str, size: int, problems: list[str]) -> bytes |
     except ValueError as error:
         problems.append(f"{variable}: {error}")
         return None
+
+
+def sign_message(text: str, secret: bytes) -> str:
+    """Sign *text* with *secret*, 64 bytes in NaCl's layout, and return the signature in base64.
+
+    Raises:
+        KeyMaterialError: the secret has another size.
+        PayloadError: the text has lone surrogates and therefore no UTF-8 form.
+    """
+    if len(secret) != SIGNING_SECRET_BYTES:
+        raise KeyMaterialError([f"signing secret: expected {SIGNING_SECRET_BYTES} bytes, got {len(secret)}"])
+    return encode_base64(bindings.crypto_sign(encode_text(text), secret)[:SIGNATURE_BYTES])
+
+
+def verify_signature(text: str, signature: object, public_key: str | bytes) -> bool:
+    """Tell whether *signature* is *public_key*'s over *text*. Malformed values simply do not verify.
+
+    *signature* and a textual key are strict base64; a key in bytes is raw.
+    """
+    try:
+        raw_signature = decode_base64_sized(signature, SIGNATURE_BYTES)
+        raw_key = public_key if isinstance(public_key, bytes) else decode_base64_sized(public_key, PUBLIC_KEY_BYTES)
+        if len(raw_key) != PUBLIC_KEY_BYTES:  # libsodium would read past the end
+            return False
+        bindings.crypto_sign_open(raw_signature + encode_text(text), raw_key)
+    except (ValueError, CryptoError):
+        return False
+    return True

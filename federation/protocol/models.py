@@ -10,9 +10,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails
 
+from federation.protocol.encodings import parse_json, parse_moment
 from federation.protocol.errors import NotJson, PayloadError
-from federation.protocol.json_text import parse_json
-from federation.protocol.times import parse_moment
 
 MAX_PAYLOAD_BYTES = 2 * 1024 * 1024
 """The largest plaintext we seal, or parse after opening; a relay carries about 143 KiB."""

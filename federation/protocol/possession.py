@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from federation.protocol.acks import ACK_METHOD
+from federation.protocol.encodings import dump_json, parse_json
 from federation.protocol.errors import NotJson, UrlError
-from federation.protocol.json_text import dump_json, parse_json
+from federation.protocol.keys import sign_message, verify_signature
 from federation.protocol.relaying import PING, targeted_request
 from federation.protocol.sealing import seal
-from federation.protocol.signing import sign_message, verify_signature
 from federation.protocol.urls import canonical_origin
 
 PONG: Final = "pong"

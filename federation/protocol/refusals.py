@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from federation.protocol.encodings import parse_json
 from federation.protocol.errors import ProtocolError
-from federation.protocol.json_text import parse_json
 
 MAX_REFUSAL_BYTES: Final = 64 * 1024
 _CODE: Final = re.compile(r"[A-Z0-9_]{1,64}")

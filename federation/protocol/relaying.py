@@ -12,12 +12,11 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, JsonValue
 
+from federation.protocol.encodings import dump_json
 from federation.protocol.errors import UrlError
-from federation.protocol.json_text import dump_json
-from federation.protocol.keys import OwnKeys
+from federation.protocol.keys import OwnKeys, sign_message
 from federation.protocol.models import ServerUrl, Text, WireModel
 from federation.protocol.sealing import Envelope, seal
-from federation.protocol.signing import sign_message
 from federation.protocol.urls import canonical_origin
 
 RELAY_PATH: Final = "/proxy"

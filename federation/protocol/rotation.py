@@ -10,12 +10,11 @@ from typing import Annotated, Final
 from pydantic import Field, JsonValue
 
 from federation.protocol.discovery import MAX_DISCOVER_BYTES, SealingKeyText, SigningKeyText
+from federation.protocol.encodings import dump_json, parse_json
 from federation.protocol.errors import PayloadError
-from federation.protocol.json_text import dump_json, parse_json
-from federation.protocol.keys import KeyRing, OwnKeys
+from federation.protocol.keys import KeyRing, OwnKeys, sign_message, verify_signature
 from federation.protocol.models import ServerUrl, Text, WireModel, validate
 from federation.protocol.sealing import Envelope, open_envelope, open_with_any, seal
-from federation.protocol.signing import sign_message, verify_signature
 
 ROTATE_INIT_PATH: Final = "/discover/rotate/init"
 ROTATE_CONFIRM_PATH: Final = "/discover/rotate/confirm"

@@ -16,9 +16,8 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from nacl import bindings
 from nacl.exceptions import CryptoError
 
-from federation.protocol.base64_text import decode_base64, decode_base64_sized, encode_base64
+from federation.protocol.encodings import decode_base64, decode_base64_sized, encode_base64, encode_text
 from federation.protocol.errors import EnvelopeError, KeyMaterialError
-from federation.protocol.json_text import encode_text
 from federation.protocol.keys import ENCRYPTION_SECRET_BYTES, PUBLIC_KEY_BYTES, KeyRing, OwnKeys
 
 ENVELOPE_MEMBERS = ("ephemeralPublicKey", "iv", "ciphertext", "authTag")

@@ -25,8 +25,8 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, Union, get_args, g
 
 import msgspec
 
+from federation.protocol.encodings import parse_json
 from federation.protocol.errors import NotJson, PayloadError
-from federation.protocol.json_text import parse_json
 from federation.protocol.models import MAX_PAYLOAD_BYTES, ModelT, WireModel, validate
 
 SHORT_BYTES: Final = 64 * 1024

@@ -12,7 +12,7 @@ from federation.base.database_clock import DatabaseClock
 from federation.base.errors import ConfigurationError
 from federation.base.meter import NO_METER, Meter, Metrics
 from federation.base.own_keys import own_key_ring
-from federation.base.queues.names_and_retries import (
+from federation.base.queues.queue import (
     DELIVERY_QUEUE_NAME,
     DISCOVERY_QUEUE_NAME,
     HEALTH_CHECK_QUEUE_NAME,
@@ -48,24 +48,20 @@ from federation.delivery.wire import Wire, Wires
 from federation.http.client import FederationClient
 from federation.http.gates import FederationFetch, SendThroughPeer
 from federation.http.guard import AddressGuard
-from federation.http.pool import ConnectionPool
-from federation.http.pool_limits import pool_limits
+from federation.http.pool import ConnectionPool, pool_limits
 from federation.monitoring.endpoints import Endpoints
-from federation.monitoring.readiness import Readiness, node_checks, serving_checks
-from federation.monitoring.writes import WriteTrials
+from federation.monitoring.readiness import Readiness, WriteTrials, node_checks, serving_checks
 from federation.node.unnamed_proxies import UnnamedProxies
 from federation.sealed.outbound.activities import Producers
 from federation.sealed.outbound.wire import SealedWire
 from federation.sealed.peers.discovery import Discovery, SharedDiscovery
 from federation.sealed.peers.discovery_queue import DiscoveryProcessor, QueuedDiscovery
-from federation.sealed.peers.health_checks import HealthCheckProcessor, HealthSchedule
+from federation.sealed.peers.health_checks import HealthCheckProcessor, HealthSchedule, LongRangeProbes, ProbePlan
 from federation.sealed.peers.key_rotation import KeyRotation
-from federation.sealed.peers.long_range_probes import LongRangeProbes, ProbePlan
 from federation.sealed.peers.own_identity import OwnIdentity
 from federation.sealed.peers.probe import Probe
 from federation.sealed.peers.registry import Registry
-from federation.sealed.relays.peers import RelayPeers
-from federation.sealed.relays.ranking import RelayRanking
+from federation.sealed.relays.peers import RelayPeers, RelayRanking
 from federation.sealed.relays.send import PeerRelay
 from federation.servers.blacklist import Blacklist
 from federation.servers.links import Links
@@ -77,7 +73,7 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
     from federation.base.queues.task_keys import TaskKeys
-    from federation.node.standing import ClientStanding
+    from federation.node.clients import ClientStanding
 
 MARKS_NAME: Final = "federation-tasks-keys"
 """Takes the place of a queue's name in Redis keys; no queue of ours has this name."""
@@ -124,6 +120,17 @@ class Federation:
         self.identity = OwnIdentity(self.keys, self.database) if self.keys is not None else None
         self.guard = AddressGuard(settings.dev_allowed_hostnames)
         self.client = client or FederationClient(self.guard, ConnectionPool(self.guard, limits=pool_limits(settings)))
+        # In this order: each part is made of those before it.
+        self._make_queues()
+        self._make_servers()
+        self._make_outbox(new_id, wires)
+        self._make_processors(wires)
+        self._make_held()
+        self._make_probes()
+        self._make_checks()
+
+    def _make_queues(self) -> None:
+        settings = self.settings
         self.job_origin = OwnJobOrigin(self.database, self.own_url)
         self.delivery_queue = delivery_queue(
             settings,
@@ -137,10 +144,14 @@ class Federation:
         )
         self.sightings = Sightings(self.database, queue_place(settings), meter=self.meter, clock=self.clock)
         self.health_check_queue = health_check_queue(settings, self._open_storage(HEALTH_CHECK_QUEUE_NAME))
+        self.discovery_queue = discovery_queue(self._open_storage(DISCOVERY_QUEUE_NAME))
+        self.tasks_queue = tasks_queue(self._open_storage(TASKS_QUEUE_NAME))
+
+    def _make_servers(self) -> None:
         self.schedule_health_check = HealthSchedule(
             self.health_check_queue,
-            first_delay=settings.federation_health_first_delay,
-            step=settings.federation_health_step,
+            first_delay=self.settings.federation_health_first_delay,
+            step=self.settings.federation_health_step,
         )
         self.blacklist = Blacklist(self.database, clock=self.clock)
         self.registry = Registry(
@@ -164,13 +175,13 @@ class Federation:
             clock=self.clock,
         )
         self.key_rotation = self._key_rotation()
-        self.discovery_queue = discovery_queue(self._open_storage(DISCOVERY_QUEUE_NAME))
         self.queued_discovery = QueuedDiscovery(self.discovery_queue, self.registry)
         self.discovery_processor = DiscoveryProcessor(self.discovery)
-        self.tasks_queue = tasks_queue(self._open_storage(TASKS_QUEUE_NAME))
         self.probe = Probe(self.registry, self.fetch, self.links, own_url=self.own_url)
-        sealed = self._sealed_wire()
-        self.wires = Wires(sealed, *wires(self))
+
+    def _make_outbox(self, new_id: Callable[[], str], wires: OtherWires) -> None:
+        self._sealed = self._sealed_wire()
+        self.wires = Wires(self._sealed, *wires(self))
         self.outbox = Outbox(
             self.database,
             self.delivery_queue,
@@ -183,10 +194,13 @@ class Federation:
         self.sweeper = OutboxSweeper(
             self.database,
             self.delivery_queue,
-            min_age=settings.federation_outbox_interval,
-            longest_pause=longest_delivery_pause(settings),
+            min_age=self.settings.federation_outbox_interval,
+            longest_pause=longest_delivery_pause(self.settings),
             clock=self.clock,
         )
+
+    def _make_processors(self, wires: OtherWires) -> None:
+        settings = self.settings
         self.payloads = Payloads(self.database)
         self.ledger = Ledger(self.database, add_jobs=self.delivery_queue.add_bulk, clock=self.clock)
         self.attempts = AttemptLog(self.database, meter=self.meter)
@@ -197,12 +211,9 @@ class Federation:
         self.shared_delivery_processor = self._delivery_processor(
             Wires(self._sealed_wire(self.queued_discovery), *wires(self))
         )
-        self.write_trials = WriteTrials(self.database)
-        checks = node_checks(
-            database=self.database, writes=self.write_trials, queue=self.delivery_queue, blacklist=self.blacklist
-        )
-        self.readiness = Readiness(checks)
-        self.serving_readiness = Readiness(serving_checks(checks, self.database))
+
+    def _make_held(self) -> None:
+        settings = self.settings
         self.held = HeldDeliveries(
             self.database,
             self.delivery_queue,
@@ -229,6 +240,9 @@ class Federation:
             send_canary=self.releaser.send_canary,
             newly_held=self.held.newly_held,
         )
+
+    def _make_probes(self) -> None:
+        settings = self.settings
         self.probe_plan = ProbePlan(
             checks=settings.federation_health_checks,
             quick_first=settings.federation_health_first_delay,
@@ -243,14 +257,22 @@ class Federation:
             plan=self.probe_plan,
             clock=self.clock,
         )
-        self.unnamed_proxies = UnnamedProxies(
-            self.database, named=settings.federation_trusted_proxies, clock=self.clock
-        )
         self.health_check_processor = HealthCheckProcessor(
             registry=self.registry,
             probe=self.probe,
             schedule=self.schedule_health_check,
             checks=settings.federation_health_checks,
+        )
+
+    def _make_checks(self) -> None:
+        self.write_trials = WriteTrials(self.database)
+        checks = node_checks(
+            database=self.database, writes=self.write_trials, queue=self.delivery_queue, blacklist=self.blacklist
+        )
+        self.readiness = Readiness(checks)
+        self.serving_readiness = Readiness(serving_checks(checks, self.database))
+        self.unnamed_proxies = UnnamedProxies(
+            self.database, named=self.settings.federation_trusted_proxies, clock=self.clock
         )
 
     def _key_rotation(self) -> KeyRotation | None:
@@ -363,8 +385,8 @@ class Federation:
         """
         # Imported here, because only nodes that serve need the `node` extra.
         from federation.node.admission import deliveries_limit
-        from federation.node.app import create_node_app
-        from federation.node.clients import Clients
+        from federation.node.app import NodeParts, create_node_app
+        from federation.node.clients import Clients, ClientStanding
         from federation.node.limits import MemoryWindows, RedisWindows
         from federation.node.monitoring import MonitoringRoutes
 
@@ -373,25 +395,27 @@ class Federation:
         assert self.keys is not None
         clients = Clients(self.settings.federation_trusted_proxies, unnamed=self.unnamed_proxies)
         return create_node_app(
-            own_url=self.own_url,
-            keys=self.keys,
-            database=self.database,
-            registry=self.registry,
-            links=self.links,
-            fetch=self.fetch,
-            guard=self.guard,
-            discovery=self.discovery,
-            windows=RedisWindows(self.redis) if self.redis is not None else MemoryWindows(),
-            clients=clients,
-            per_client=deliveries_limit(self.settings.federation_inbound_per_client),
-            per_origin=deliveries_limit(self.settings.federation_inbound_per_origin),
-            standing=standing,
-            meter=self.meter,
-            monitoring=MonitoringRoutes(
-                Endpoints(self.serving_readiness, self.metrics),
+            NodeParts(
+                own_url=self.own_url,
+                keys=self.keys,
+                database=self.database,
+                registry=self.registry,
+                links=self.links,
+                fetch=self.fetch,
+                guard=self.guard,
+                discovery=self.discovery,
+                windows=RedisWindows(self.redis) if self.redis is not None else MemoryWindows(),
                 clients=clients,
-                readers=self.settings.federation_metrics_clients,
-            ),
+                per_client=deliveries_limit(self.settings.federation_inbound_per_client),
+                per_origin=deliveries_limit(self.settings.federation_inbound_per_origin),
+                standing=standing or ClientStanding(),
+                meter=self.meter,
+                monitoring=MonitoringRoutes(
+                    Endpoints(self.serving_readiness, self.metrics),
+                    clients=clients,
+                    readers=self.settings.federation_metrics_clients,
+                ),
+            )
         )
 
     async def close(self) -> None:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import ClassVar, Final
 
 from federation.base.settings.settings import Settings
-from federation.http.pool_limits import pool_limits
+from federation.http.pool import pool_limits
 from federation.runtime.composition import Federation
 from workers.background import background
 from workers.homes import AtLoopEnd, Home, keep_inherited

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -27,72 +27,67 @@ PAUSE: Final = timedelta(milliseconds=5)
 
 def recurring_jobs(federation: Federation) -> tuple[RecurringJob, ...]:
     """Return the recurring jobs of this node."""
+    return (*_of_every_node(federation), *_of_some_nodes(federation))
+
+
+def _of_every_node(federation: Federation) -> Iterator[RecurringJob]:
+    settings, database = federation.settings, federation.database
+    yield RecurringJob(
+        name="outbox-sweep",
+        does="adds the jobs of ready deliveries that have none, and moves held ones on whose time has come",
+        interval=settings.federation_outbox_interval,
+        run=_outbox_sweep(federation),
+    )
+    yield RecurringJob(
+        name="long-range-probes",
+        does="probes servers that have been down for hours",
+        interval=settings.federation_probe_interval,
+        run=federation.long_range_probes,
+    )
+    yield RecurringJob(
+        name="purge",
+        does="deletes settled deliveries, attempts, rotations, news of follows and unused registrations in time",
+        interval=timedelta(hours=1),
+        run=Purge(
+            database,
+            wires=[SealedPurge(database)],
+            sweeps=federation.sweeps,
+            keep_attempts=settings.federation_keep_attempts,
+            clock=federation.clock,
+        ),
+    )
+    yield RecurringJob(
+        name="rollups",
+        does="counts attempts by minute, and deliveries by server and state, for those who look",
+        interval=INTERVAL,
+        run=Rollups(database, clock=federation.clock),
+    )
+    ours = (federation.delivery_queue, federation.health_check_queue, federation.discovery_queue)
+    yield RecurringJob(
+        name="storage-sweep",
+        does="removes expired jobs and results, also from queues that no worker works on",
+        interval=timedelta(minutes=10),
+        run=_storage_sweep([*ours, federation.tasks_queue]),
+    )
+
+
+def _of_some_nodes(federation: Federation) -> Iterator[RecurringJob]:
     settings = federation.settings
-    jobs = [
-        RecurringJob(
-            name="outbox-sweep",
-            does="adds the jobs of ready deliveries that have none, and moves held ones on whose time has come",
-            interval=settings.federation_outbox_interval,
-            run=_outbox_sweep(federation),
-        ),
-        RecurringJob(
-            name="long-range-probes",
-            does="probes servers that have been down for hours",
-            interval=settings.federation_probe_interval,
-            run=federation.long_range_probes,
-        ),
-        RecurringJob(
-            name="purge",
-            does="deletes settled deliveries, attempts, rotations, news of follows and unused registrations in time",
-            interval=timedelta(hours=1),
-            run=Purge(
-                federation.database,
-                wires=[SealedPurge(federation.database)],
-                sweeps=federation.sweeps,
-                keep_attempts=settings.federation_keep_attempts,
-                clock=federation.clock,
-            ),
-        ),
-        RecurringJob(
-            name="rollups",
-            does="counts attempts by minute, and deliveries by server and state, for those who look",
-            interval=INTERVAL,
-            run=Rollups(federation.database, clock=federation.clock),
-        ),
-        RecurringJob(
-            name="storage-sweep",
-            does="removes expired jobs and results, also from queues that no worker works on",
-            interval=timedelta(minutes=10),
-            run=_storage_sweep(
-                [
-                    federation.delivery_queue,
-                    federation.health_check_queue,
-                    federation.discovery_queue,
-                    federation.tasks_queue,
-                ]
-            ),
-        ),
-    ]
     if (rotation := federation.key_rotation) is not None:
-        jobs.append(
-            RecurringJob(
-                name="key-rotation",
-                does="asks servers that do not know our new keys again, and drops the old ones when nobody needs them",
-                interval=timedelta(minutes=5),
-                run=_key_rotation(rotation, settings.key_file()),
-            )
+        yield RecurringJob(
+            name="key-rotation",
+            does="asks servers that do not know our new keys again, and drops the old ones when nobody needs them",
+            interval=timedelta(minutes=5),
+            run=_key_rotation(rotation, settings.key_file()),
         )
     if settings.federation_analytics_out is not None:
-        jobs.append(
-            RecurringJob(
-                name="analytics",
-                does="computes scorecards, relay ranking and report, once a day",
-                interval=timedelta(minutes=20),
-                run=NightlyAnalytics(settings.federation_analytics_out),
-                timeout=timedelta(hours=6),
-            )
+        yield RecurringJob(
+            name="analytics",
+            does="computes scorecards, relay ranking and report, once a day",
+            interval=timedelta(minutes=20),
+            run=NightlyAnalytics(settings.federation_analytics_out),
+            timeout=timedelta(hours=6),
         )
-    return tuple(jobs)
 
 
 def _key_rotation(rotation: KeyRotation, file: Path | None) -> Callable[[], Awaitable[Mapping[str, object]]]:

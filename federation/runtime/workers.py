@@ -18,7 +18,7 @@ from federation.base.database_clock import INTERVAL as CLOCK_INTERVAL
 from federation.base.database_clock import DatabaseClock
 from federation.base.logs import crash
 from federation.base.queues.job_data import FederationDeliveryJob
-from federation.base.queues.names_and_retries import (
+from federation.base.queues.queue import (
     DELIVERY_QUEUE_NAME,
     DISCOVERY_QUEUE_NAME,
     HEALTH_CHECK_QUEUE_NAME,

@@ -7,7 +7,7 @@ from typing import Final
 
 from db import AttemptOutcome
 from federation.delivery.error_codes import TOO_LARGE, FailureClass, FailureCode
-from federation.http.response import NOT_JUDGED, asks_for_rest
+from federation.http.messages import NOT_JUDGED, asks_for_rest
 
 _PERMANENT, _RETRYABLE = AttemptOutcome.PERMANENT, AttemptOutcome.RETRYABLE
 _REJECTED: Final = FailureCode(FailureClass.REJECTED, _RETRYABLE)

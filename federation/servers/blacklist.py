@@ -26,7 +26,7 @@ from sqlalchemy.exc import TimeoutError as DatabaseTimeout
 from sqlmodel import col
 
 from db import BlacklistedServer, BlacklistRevision, Database
-from federation.base.single_flight import SingleFlight
+from federation.base.cache import SingleFlight
 from federation.servers.blacklist_rules import RuleSet
 from workers.clock import Clock, SystemClock, monotonic
 

@@ -33,7 +33,7 @@ _OF_PATHS: Final[Mapping[str, Sequence[str]]] = {
     "TLS": ("asyncio/sslproto.py", "ssl.py"),
     "cryptography": (
         *("nacl/", "cryptography/"),
-        *(f"federation/protocol/{name}.py" for name in ("sealing", "signing", "base64_text")),
+        *(f"federation/protocol/{name}.py" for name in ("sealing", "keys")),
     ),
     "Redis": (
         *("redis/", "hiredis/", "workers/storage/bullmq/server.py"),

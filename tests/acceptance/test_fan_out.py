@@ -17,7 +17,7 @@ from sqlalchemy import func, select
 from sqlmodel import col
 
 from db import DeliveryJob, DeliveryPayload
-from federation.base.queues.names_and_retries import DELIVERY_QUEUE_NAME
+from federation.base.queues.queue import DELIVERY_QUEUE_NAME
 from federation.base.settings.settings import Settings
 from federation.delivery.outbox.sweeper import OutboxSweeper
 from federation.runtime.composition import Federation

@@ -17,9 +17,9 @@ import httpx
 import pytest
 
 from db import Database
-from federation.base.connections import require_connections
 from federation.base.errors import ConfigurationError
 from federation.protocol.keys import generate_own_keys
+from federation.run import require_connections
 from tests.patience import PATIENCE_SECONDS, until
 from tests.servers import free_port
 from tests.workers.manual import ROOT

@@ -8,7 +8,7 @@ from datetime import timedelta
 import redis.asyncio
 
 from federation.base.queues.job_data import FOLLOW_JOB, FederationDeliveryJob
-from federation.base.queues.names_and_retries import DELIVERY_QUEUE_NAME, HEALTH_CHECK_QUEUE_NAME
+from federation.base.queues.queue import DELIVERY_QUEUE_NAME, HEALTH_CHECK_QUEUE_NAME
 from federation.runtime.composition import Federation
 from tests.federation.conftest import MakeSettings
 

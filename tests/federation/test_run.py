@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from federation.base.errors import ConfigurationError
-from federation.base.queues.names_and_retries import QUEUE_NAMES
+from federation.base.queues.queue import QUEUE_NAMES
 from federation.base.settings.settings import Settings, write_env_file
 from federation.cli import main
 from federation.protocol.keys import generate_own_keys

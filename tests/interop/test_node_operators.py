@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from federation.base.queues.options import OF_SCHEDULES
-from federation.base.queues.queue import JobQueue
+from federation.base.queues.queue import OF_SCHEDULES, JobQueue
 from tests.interop.peer import NodePeer
 from tests.patience import PATIENCE_SECONDS
 from workers import EnqueueStatus, StorageError, Worker

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-INSTRUMENTED: Final = ["federation.protocol", "federation.servers.blacklist_rules", "federation.http.response", "json"]
+INSTRUMENTED: Final = ["federation.protocol", "federation.servers.blacklist_rules", "federation.http.messages", "json"]
 COSTS: Final = 20
 """So many inputs of others for one of a costly reader."""
 

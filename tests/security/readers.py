@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from federation.admin.blacklist.csv_lists import CsvError, read_csv
 from federation.base.queues.job_data import FederationDeliveryJob
-from federation.http.response import Response
+from federation.http.messages import Response
 from federation.protocol.acks import Ack, FollowAck, find_ack, is_unsigned_follow_ack, parse_ack_body
 from federation.protocol.activities import (
     DeliveryRequest,
@@ -24,17 +24,16 @@ from federation.protocol.activities import (
     parse_method,
 )
 from federation.protocol.discovery import parse_discover_document, shows_key
+from federation.protocol.encodings import dump_json, format_moment, parse_json, parse_moment
 from federation.protocol.errors import ProtocolError
-from federation.protocol.json_text import dump_json, parse_json
+from federation.protocol.keys import sign_message, verify_signature
 from federation.protocol.models import parse_model, validate
 from federation.protocol.refusals import refusal_code
 from federation.protocol.relaying import Ping, ProxyRequest, RelayedRequest, TargetedRequest, relay_target
 from federation.protocol.rotation import ConfirmRequest, Proofs, RotationRequest, solved
 from federation.protocol.sealing import Envelope, open_with_any, seal
-from federation.protocol.signing import sign_message, verify_signature
-from federation.protocol.times import format_moment, parse_moment
 from federation.protocol.urls import canonical_origin, host_of
-from federation.sealed.outbound.post_ack import post_ack_mismatch
+from federation.sealed.outbound.answers import post_ack_mismatch
 from federation.servers.blacklist_rules import canonical_rule, rules_covering
 from tests.federation.protocol.vectors import FOLLOW, FOLLOW_ACK, POST, A, B
 

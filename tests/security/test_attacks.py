@@ -19,9 +19,8 @@ from db import Follow
 from federation.node.follows import FOLLOWS_PATH
 from federation.node.posts import POSTS_PATH
 from federation.protocol.activities import follow_activity, unfollow_activity
-from federation.protocol.base64_text import encode_base64
 from federation.protocol.discovery import register_request
-from federation.protocol.json_text import dump_json
+from federation.protocol.encodings import dump_json, encode_base64
 from federation.protocol.keys import OwnKeys, generate_own_keys
 from federation.runtime.composition import Federation
 from tests.acceptance.test_fresh_node import FreshNode, initialised

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from db import LinkState
 from federation.admin.why import Explanation
 from federation.admin.words import counted
-from federation.base.queues.names_and_retries import DELIVERY_QUEUE_NAME
+from federation.base.queues.queue import DELIVERY_QUEUE_NAME
 from tests.simulation.plan import HOUR, MINUTE, WEEK, Plan
 from tests.simulation.records import MishapKind, Past, moment_of
 from tests.simulation.servers import server_url

@@ -28,7 +28,7 @@ from sqlalchemy.util.concurrency import await_, in_greenlet
 from db import Database
 from db.engines import async_engines
 from db.migrate import upgrade
-from db.steps import Steps
+from db.session import Steps
 from db.url import parse_url
 from tests.simulation.loop import LoopClock
 from tests.simulation.records import moment_of, tell_time, watch

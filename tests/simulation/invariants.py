@@ -10,7 +10,7 @@ from datetime import timedelta
 from itertools import pairwise
 from typing import Final
 
-from federation.base.queues.names_and_retries import DELIVERY_QUEUE_NAME
+from federation.base.queues.queue import DELIVERY_QUEUE_NAME
 from federation.delivery.error_codes import STALLED
 from federation.delivery.rows.transitions import series_job_id
 from federation.retention import KEEP_SETTLED_ROWS

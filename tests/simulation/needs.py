@@ -6,7 +6,7 @@ import contextlib
 import math
 import sqlite3
 
-from federation.base.queues.names_and_retries import DELIVERY_QUEUE_NAME
+from federation.base.queues.queue import DELIVERY_QUEUE_NAME
 from federation.servers.link_rules import SKEW
 from tests.simulation.database import Space
 from tests.simulation.loop import Need

@@ -22,7 +22,7 @@ from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.compiler import ExpandedState, SQLCompiler
 
-from db.steps import Query, Rows
+from db.session import Query, Rows
 
 T = TypeVar("T")
 Values = Mapping[str, Any]  # of any type that a column has

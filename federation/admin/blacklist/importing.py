@@ -1,16 +1,41 @@
-"""Importing a blacklist: first a plan of what would change, then the change."""
+"""Importing a blacklist: first a plan of what would change, then the change; a file for one that is exported."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO
 
 from db import Database
 from federation.admin.blacklist.csv_lists import LineNote, ReadRules, read_csv
 from federation.admin.blacklist.rows import Entry, WantedRule, entries_by_rule, lock, replace
 from federation.base.audit import UNRECORDED, Order, Record, noted
+
+
+@contextmanager
+def whole_file(path: Path | None) -> Iterator[IO[str]]:
+    """Open a text file for writing that replaces *path* if all goes well; for None, standard output."""
+    if path is None:
+        with open(sys.stdout.fileno(), "w", encoding="utf-8", newline="", closefd=False) as out:
+            yield out
+        return
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="utf-8", newline="", dir=path.parent, prefix=f".{path.name}.", delete=False
+    ) as file:
+        try:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,8 +42,8 @@ from federation.delivery.other_nodes.sightings import proxies as proxies_seen
 from federation.http.client import FederationClient
 from federation.http.errors import NetworkError, OutboundError
 from federation.http.guard import AddressGuard
+from federation.http.messages import Response
 from federation.http.pool import ConnectionPool
-from federation.http.response import Response
 from federation.http.threat_policy import NetworkErrorCode
 from federation.protocol.discovery import parse_discover_document
 from federation.protocol.errors import ProtocolError

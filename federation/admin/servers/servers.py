@@ -25,7 +25,7 @@ from db import (
     ServerScorecard,
 )
 from federation.base.audit import Order, noted, recorded
-from federation.protocol.base64_text import decode_base64_sized
+from federation.protocol.encodings import decode_base64_sized
 from federation.protocol.urls import canonical_origin
 from federation.sealed.peers.registry import KnownServer
 from federation.servers.link_rules import LONGEST_REST

@@ -16,21 +16,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from datetime import date
 
-    from federation.analytics.report.findings import ErrorCode, Findings
+    from federation.analytics.report.findings import Day, ErrorCode, Findings
 
 
 def network(findings: Findings) -> Markup:
-    days = findings.days
-    if not days:
+    if not findings.days:
         return tag("p", "No day has been computed.", class_="intro")
-    dates = [each.day for each in days]
+    dates = [each.day for each in findings.days]
+    figures = (*_outcomes(findings.days, dates), *_traffic(findings.days, dates, findings.relaying.daily))
+    return tag("div", *figures, class_="charts")
+
+
+def _outcomes(days: Sequence[Day], dates: Sequence[date]) -> tuple[Markup, ...]:
     success = [each.success_rate for each in days]
     known, healthy = [each.servers_known for each in days], [each.servers_healthy for each in days]
     delivered = [each.delivered for each in days]
     failed = [each.attempts - each.delivered for each in days]
-    p50, p95 = [each.p50_ms for each in days], [each.p95_ms for each in days]
-    top10, relayed = [each.top10_share for each in days], findings.relaying.daily
-    figures = [
+    return (
         _figure(
             "Attempts that got through",
             "Share of each day's attempts.",
@@ -69,6 +71,13 @@ def network(findings: Findings) -> Markup:
             ),
             _numbers(dates, {"got through": delivered, "failed": failed}, _whole),
         ),
+    )
+
+
+def _traffic(days: Sequence[Day], dates: Sequence[date], relayed: Sequence[int]) -> tuple[Markup, ...]:
+    p50, p95 = [each.p50_ms for each in days], [each.p95_ms for each in days]
+    top10 = [each.top10_share for each in days]
+    return (
         _figure(
             "Latency",
             "Half of the deliveries were quicker than p50, all but one in twenty quicker than p95.",
@@ -103,8 +112,7 @@ def network(findings: Findings) -> Markup:
             ),
             _numbers(dates, {"through relays": relayed}, _whole),
         ),
-    ]
-    return tag("div", *figures, class_="charts")
+    )
 
 
 def errors(findings: Findings) -> Markup:

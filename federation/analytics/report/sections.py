@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from federation.analytics.report import wording
+from federation.analytics.report.advice import Command, listing
 from federation.analytics.report.attention import STATES, attention
 from federation.analytics.report.changed import changed, heading, turnover
 from federation.analytics.report.charts import strip, strip_title
-from federation.analytics.report.completeness import completeness
 from federation.analytics.report.definitions import definitions
-from federation.analytics.report.findings import FEWEST_ATTEMPTS
+from federation.analytics.report.findings import DAYS, FEWEST_ATTEMPTS
 from federation.analytics.report.headline import alerts, lede, tiles
-from federation.analytics.report.markup import Column, Markup, join, short, table, tag
+from federation.analytics.report.markup import Column, Markup, join, pasted, short, table, tag
 from federation.analytics.report.network_charts import errors, network, spread
-from federation.analytics.report.obligations import owed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from datetime import date
 
-    from federation.analytics.report.findings import Anomaly, Findings, RelayedServer, RelayFinding, Server
+    from federation.analytics.report.findings import Anomaly, Findings, RelayedServer, RelayFinding, Server, SetAside
 
 
 def everything(findings: Findings) -> Iterator[Markup]:
@@ -172,3 +173,98 @@ def _urls(anomaly: Anomaly) -> Markup:
     more = anomaly.servers - len(anomaly.urls)
     shown = [tag("div", short(wording.server(url), 60)) for url in anomaly.urls]
     return join(*shown, tag("div", f"and {wording.count(more)} more", class_="soft") if more > 0 else None)
+
+
+def owed(findings: Findings) -> Markup:
+    found = findings.obligations
+    if not found.owed and not found.lost_month:
+        return tag("p", "Nothing is owed, and nothing was lost in 30 days.", class_="intro")
+    parts = wording.total({"held": found.held, "to be sent": found.owed - found.held})
+    since = f", the oldest since {wording.moment(found.since)}" if found.since else ""
+    told = (
+        f"{wording.plural(found.owed, 'delivery')} owed to {wording.plural(found.owed_servers, 'server')} = {parts}"
+        f"{since}. What is held goes out by itself when its server is back. {wording.count(found.lost_week)} lost for"
+        f" good in 7 days, {wording.count(found.lost_month)} in 30: refused for good, or too old."
+    )
+    columns: list[Column[Server]] = [
+        Column("Server", lambda server: short(wording.server(server.url), 60)),
+        Column("State", lambda server: STATES.get(server.state or "", wording.NOTHING)),
+        Column("Owed", lambda server: wording.count(server.owed), number=True),
+        Column("of it held", lambda server: wording.count(server.held), number=True),
+        Column("Oldest since", lambda server: _since(server)),
+        Column("Lost, 7 days", lambda server: wording.count(server.week.lost), number=True),
+        Column("Lost, 30 days", lambda server: wording.count(server.month.lost), number=True),
+    ]
+    first = next((command for server in found.servers if server.owed and (command := listing(server.url))), None)
+    commands = [Command("federation deliveries stats"), *([first] if first else [])]
+    if found.lost_week:
+        commands += [Command(f"federation deliveries list --state {state}") for state in ("failed", "expired")]
+    return join(
+        tag("p", told, class_="intro"),
+        table(None, columns, found.servers, name="Servers to which the most is owed"),
+        _more(findings),
+        tag("p", "All of it by state and server, what waits for one server, and what was lost in 7 days:"),
+        join(*(pasted(command) for command in commands)),
+    )
+
+
+def _since(server: Server) -> str:
+    return wording.moment(server.owed_since) if server.owed_since else wording.NOTHING
+
+
+def _more(findings: Findings) -> Markup | None:
+    found = findings.obligations
+    shown = sum(server.owed for server in found.servers)
+    if found.owed == shown:
+        return None
+    left = f"{wording.count(found.owed - shown)} of the {wording.count(found.owed)} are owed to other servers."
+    return tag("p", left, class_="soft small")
+
+
+def completeness(findings: Findings) -> Markup:
+    """Return what is missing of the days, and the rows that were set aside, with the reasons."""
+    return join(tag("ul", *(tag("li", *line) for line in _lines(findings)), class_="facts"), _set_aside(findings))
+
+
+def _lines(findings: Findings) -> Iterator[tuple[Markup | str, ...]]:
+    found = findings.completeness
+    computed = DAYS - len(found.missing)
+    if found.missing:
+        yield (
+            f"{computed} of {DAYS} days are computed. Missing: {wording.days(found.missing)}. They are computed by ",
+            tag("code", f"federation analytics run --since {found.missing[0]} --until {_after(findings)} --out OUT"),
+            ", as far as the database has their attempts.",
+        )
+    else:
+        yield (f"All of the {DAYS} days are computed.",)
+    if found.early:
+        yield (f"Read before they were over, so late attempts lack: {wording.days(found.early)}.",)
+    if found.purged:
+        told = "The database has purged attempts of these days; those that were exported before are counted"
+        yield (f"{told}: {wording.days(found.purged)}.",)
+    if found.read:
+        parts = {"counted": found.attempts, "parked, so not tried": found.parked, "set aside": found.set_aside}
+        share = wording.percent(found.set_aside / found.read)
+        yield (f"{wording.count(found.read)} attempts were read = {wording.total(parts)} ({share}).",)
+
+
+def _after(findings: Findings) -> date:
+    return findings.completeness.missing[-1] + timedelta(days=1)
+
+
+def _set_aside(findings: Findings) -> Markup:
+    if not findings.quarantine:
+        return tag("p", "Every row that was read was good.", class_="intro")
+    columns: list[Column[SetAside]] = [
+        Column("Input", lambda each: short(each.source, 60)),
+        Column("Reason", lambda each: short(each.reason, 120)),
+        Column("Rows", lambda each: wording.count(each.rows), number=True),
+    ]
+    rows = wording.plural(findings.quarantined, "row")
+    attempts = wording.count(findings.completeness.set_aside)
+    total = (
+        f"{rows} of all inputs set aside, {attempts} of them attempts: of these days, or of none. They count in no"
+        " other number, and lie in quarantine/."
+    )
+    shown = table(None, columns, findings.quarantine, name="Rows set aside")
+    return join(tag("p", total, class_="intro"), shown)

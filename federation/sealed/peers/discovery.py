@@ -12,11 +12,11 @@ from typing import Final, Protocol, TypeVar
 import structlog
 from sqlalchemy.orm import Session
 
-from federation.base.single_flight import SingleFlight
+from federation.base.cache import SingleFlight
 from federation.http.client import NO_HEADERS
 from federation.http.errors import BlockedUrl, NetworkError, OutboundError
 from federation.http.gates import FederationFetch, Fetched
-from federation.http.response import NOT_JUDGED, Response, asks_for_rest
+from federation.http.messages import NOT_JUDGED, Response, asks_for_rest
 from federation.http.threat_policy import NetworkErrorCode
 from federation.protocol.discovery import (
     MAX_DISCOVER_BYTES,
@@ -24,8 +24,8 @@ from federation.protocol.discovery import (
     parse_discover_document,
     register_request,
 )
+from federation.protocol.encodings import is_json_object
 from federation.protocol.errors import ProtocolError, UrlError
-from federation.protocol.json_text import is_json_object
 from federation.protocol.possession import DECRYPT_FAILED, NO_PROOF, Proof
 from federation.protocol.relaying import ORIGIN_HEADER
 from federation.protocol.urls import canonical_origin

@@ -19,8 +19,8 @@ from typing import Final
 
 from pydantic import ValidationError
 
+from federation.base.cache import SingleFlight
 from federation.base.queues.job_data import DISCOVERY_JOB, DiscoveryJob
-from federation.base.single_flight import SingleFlight
 from federation.http.errors import BlockedUrl
 from federation.sealed.peers.discovery import (
     INTRODUCTION_PATIENCE,

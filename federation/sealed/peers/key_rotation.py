@@ -21,9 +21,9 @@ from sqlmodel import col
 from db import DEFAULT_WIRE, Database, LinkState, Server, ServerLink
 from federation.http.errors import BlockedUrl, BodyTooLarge, NetworkError
 from federation.http.gates import FederationFetch
-from federation.http.response import Response
+from federation.http.messages import Response
+from federation.protocol.encodings import parse_json
 from federation.protocol.errors import ProtocolError
-from federation.protocol.json_text import parse_json
 from federation.protocol.keys import KeyRing, OwnKeys, decode_key
 from federation.protocol.refusals import MAX_REFUSAL_BYTES
 from federation.protocol.rotation import (

@@ -12,7 +12,7 @@ import structlog
 from db import LinkState
 from federation.http.errors import OutboundError
 from federation.http.gates import FederationFetch
-from federation.http.response import Response
+from federation.http.messages import Response
 from federation.protocol.discovery import parse_discover_document
 from federation.protocol.errors import ProtocolError
 from federation.protocol.relaying import ORIGIN_HEADER

@@ -22,11 +22,11 @@ from federation.http.client import FederationClient
 from federation.http.errors import NetworkError, OutboundError, RelayFailed
 from federation.http.gates import Fetched, OutboundRequest
 from federation.http.guard import parse_target
-from federation.http.response import Response
+from federation.http.messages import Response
 from federation.http.threat_policy import NetworkErrorCode, get_threat_policy
 from federation.protocol.acks import find_ack, parse_ack_body
+from federation.protocol.encodings import parse_json
 from federation.protocol.errors import ProtocolError
-from federation.protocol.json_text import parse_json
 from federation.protocol.keys import KeyRing, decode_key, pair_known_by
 from federation.protocol.relaying import MAX_RELAYED_BYTES, RELAY_PATH, proxy_request, relayed_request
 from federation.sealed.peers.registry import Registry

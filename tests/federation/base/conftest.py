@@ -7,8 +7,7 @@ from datetime import timedelta
 import pytest
 
 from federation.base.queues.job_data import FederationDeliveryJob
-from federation.base.queues.names_and_retries import DELIVERY_QUEUE_NAME, delivery_queue
-from federation.base.queues.queue import JobQueue
+from federation.base.queues.queue import DELIVERY_QUEUE_NAME, JobQueue, delivery_queue
 from federation.base.queues.storages import open_storage
 from federation.base.settings.settings import Settings
 from workers.jobs import Claim

@@ -8,8 +8,7 @@ from datetime import timedelta
 import pytest
 
 from federation.base.errors import ConfigurationError
-from federation.base.queues.names_and_retries import DELIVERY_QUEUE_NAME, delivery_queue
-from federation.base.queues.queue import JobQueue
+from federation.base.queues.queue import DELIVERY_QUEUE_NAME, JobQueue, delivery_queue
 from tests.federation.base.conftest import DATA, claimed, opened
 from workers.checks import MAX_DELAY
 from workers.errors import Unsupported

@@ -8,13 +8,13 @@ from typing import cast
 
 from redis.asyncio import Redis
 
-from federation.base.queues.names_and_retries import (
+from federation.base.queues.queue import (
     DELIVERY_QUEUE_NAME,
     HEALTH_CHECK_QUEUE_NAME,
+    JobQueue,
     delivery_queue,
     health_check_queue,
 )
-from federation.base.queues.queue import JobQueue
 from federation.base.settings.settings import Settings
 from federation.sealed.peers.health_checks import HealthSchedule
 from tests.federation.base.conftest import DATA, claimed, opened

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from federation.base.single_flight import SingleFlight
+from federation.base.cache import SingleFlight
 
 
 async def test_closing_ends_what_nobody_waits_for_any_more() -> None:

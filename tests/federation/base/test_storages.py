@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from federation.base.errors import ConfigurationError
-from federation.base.queues.names_and_retries import health_check_queue
+from federation.base.queues.queue import health_check_queue
 from federation.base.queues.redis import redis_client
 from federation.base.queues.storages import bullmq_url, keyless_redis_url, open_storage
 from federation.base.settings.settings import Settings

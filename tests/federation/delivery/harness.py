@@ -16,7 +16,7 @@ from sqlmodel import col
 
 from db import DeliveryAttempt, DeliveryJob, Follow, Server, new_id
 from federation.base.queues.job_data import POST_JOB, FederationDeliveryJob
-from federation.base.queues.names_and_retries import DELIVERY_QUEUE_NAME, delivery_backoff
+from federation.base.queues.queue import DELIVERY_QUEUE_NAME, delivery_backoff
 from federation.delivery.attempt.host_limits import Room
 from federation.delivery.attempt.processor import DeliveryProcessor
 from federation.delivery.other_nodes.give_back import ForeignJobs
@@ -24,7 +24,7 @@ from federation.delivery.wire import Wires
 from federation.protocol.activities import follow_activity, post_activity
 from federation.runtime.composition import Federation
 from federation.runtime.workers import log_event
-from federation.sealed.outbound.ack_checks import AckChecks, Chance, one_in_some
+from federation.sealed.outbound.answers import AckChecks, Chance, one_in_some
 from federation.sealed.outbound.wire import DELIVERY_TIMEOUT, SealedWire
 from federation.sealed.peers.discovery import SharedDiscovery
 from federation.sealed.peers.health_checks import health_check_id

@@ -11,8 +11,7 @@ from sqlalchemy import select, update
 from sqlmodel import col
 
 from db import Database, DeliveryJob, DeliveryState, HoldReason, ServerLink, new_id
-from federation.base.queues.names_and_retries import delivery_queue
-from federation.base.queues.queue import JobQueue
+from federation.base.queues.queue import JobQueue, delivery_queue
 from federation.base.settings.settings import Settings
 from federation.delivery.held.release import Releaser
 from federation.delivery.held.sweep import HeldDeliveries

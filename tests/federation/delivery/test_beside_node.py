@@ -11,7 +11,7 @@ from sqlmodel import col
 
 from db import DeliveryJob
 from federation.base.queues.job_data import POST_JOB
-from federation.base.queues.names_and_retries import DELIVERY_QUEUE_NAME
+from federation.base.queues.queue import DELIVERY_QUEUE_NAME
 from federation.runtime.composition import Federation
 from tests.federation.conftest import MakeSettings
 from tests.federation.delivery.harness import Site, post_payload

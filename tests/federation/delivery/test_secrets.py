@@ -23,7 +23,7 @@ from federation.delivery.attempt.processor import Report
 from federation.http.client import FederationClient
 from federation.http.guard import AddressGuard
 from federation.http.pool import ConnectionPool
-from federation.node.standing import ClientStanding
+from federation.node.clients import ClientStanding
 from federation.protocol.keys import generate_own_keys
 from federation.runtime.composition import Federation
 from federation.sealed.peers.registry import KnownServer

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from db import Server, ServerHealthEvent
 from federation.admin import blacklist
-from federation.base.queues.names_and_retries import health_check_queue
+from federation.base.queues.queue import health_check_queue
 from federation.base.settings.settings import Settings
 from federation.protocol.keys import generate_own_keys
 from federation.runtime.composition import Federation

@@ -10,7 +10,7 @@ from sqlmodel import col
 
 from db import BlacklistedServer, Server
 from federation.runtime.composition import Federation
-from federation.sealed.peers.long_range_probes import JITTER, MAX_SERVERS, ProbePlan
+from federation.sealed.peers.health_checks import JITTER, MAX_SERVERS, ProbePlan
 from federation.sealed.peers.registry import KnownServer
 from tests.misbehaving import respond
 from tests.peer import Peer, acquaint

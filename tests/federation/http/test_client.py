@@ -13,6 +13,7 @@ import pytest
 import respx
 
 from federation.http.client import FederationClient
+from federation.http.connection import ResponseHeaders
 from federation.http.errors import (
     BlockedUrl,
     BodyTooLarge,
@@ -23,8 +24,7 @@ from federation.http.errors import (
     classify,
 )
 from federation.http.guard import AddressGuard
-from federation.http.reading import ResponseHeaders
-from federation.http.response import Response
+from federation.http.messages import Response
 from federation.http.threat_policy import NetworkErrorCode as Code
 
 URL = "https://b.example/api/auth/social/posts"

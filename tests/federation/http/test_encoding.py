@@ -10,8 +10,7 @@ import httpx
 import pytest
 import respx
 
-from federation.http.client import MAX_BODY_BYTES, FederationClient
-from federation.http.encoding import MAX_LAYERS
+from federation.http.client import MAX_BODY_BYTES, MAX_LAYERS, FederationClient
 from federation.http.errors import BodyTooLarge
 from federation.http.guard import AddressGuard
 from tests.misbehaving import MisbehavingServer, respond

@@ -11,7 +11,7 @@ import pytest
 
 from federation.http.client import FederationClient
 from federation.http.errors import NetworkError
-from federation.http.response import Response
+from federation.http.messages import Response
 from tests.federation.http.conftest import LOOPBACK
 from tests.simulation.loop import VirtualLoop
 

@@ -11,11 +11,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from federation.http.client import FederationClient
+from federation.http.connection import MAX_HEAD_BYTES, MAX_INTERIM, ResponseReader
 from federation.http.errors import BodyTooLarge, NetworkError
 from federation.http.guard import AddressGuard
+from federation.http.messages import Request
 from federation.http.pool import ConnectionPool, PoolLimits
-from federation.http.reading import MAX_HEAD_BYTES, MAX_INTERIM, ResponseReader
-from federation.http.request import Request
 from federation.http.threat_policy import NetworkErrorCode as Code
 from tests.federation.http.conftest import LOOPBACK, SHORT
 from tests.misbehaving import Behaviour, Exchange, MisbehavingServer, Received, respond

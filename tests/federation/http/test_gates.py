@@ -14,7 +14,7 @@ from federation.http.client import FederationClient
 from federation.http.errors import BlockedUrl, BodyTooLarge, NetworkError, RelayFailed
 from federation.http.gates import FederationFetch, Fetched, OutboundRequest
 from federation.http.guard import AddressGuard
-from federation.http.response import Response
+from federation.http.messages import Response
 from federation.http.threat_policy import NetworkErrorCode as Code
 from federation.http.threat_policy import PolicyOverride
 

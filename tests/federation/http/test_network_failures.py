@@ -11,8 +11,8 @@ import pytest
 from federation.http.client import FederationClient
 from federation.http.errors import BodyTooLarge, NetworkError, classify
 from federation.http.guard import AddressGuard, parse_target
+from federation.http.messages import Request
 from federation.http.pool import ConnectionPool, PoolLimits
-from federation.http.request import Request
 from federation.http.threat_policy import NetworkErrorCode as Code
 from tests.federation.http.conftest import LOOPBACK, SHORT, ScriptedResolver
 from tests.misbehaving import (

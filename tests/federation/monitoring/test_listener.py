@@ -14,8 +14,7 @@ import pytest
 
 from federation.base.errors import ConfigurationError
 from federation.monitoring.endpoints import Endpoints
-from federation.monitoring.listener import MetricsListener
-from federation.monitoring.monitor import monitored
+from federation.monitoring.monitor import MetricsListener, monitored
 from federation.monitoring.prometheus import ProcessMetrics
 from federation.runtime.composition import Federation
 from tests.patience import PATIENCE_SECONDS, eventually

@@ -28,10 +28,9 @@ from db import (
 from federation.codes import CODES, LOGGED_CODES
 from federation.delivery.error_codes import STALLED, FailureClass
 from federation.monitoring.endpoints import HEALTH_PATH, READY_PATH
-from federation.monitoring.labels import ATTEMPT_CODES, ENDPOINTS, OWN_FAULTS, code_label
 from federation.monitoring.monitor import watch
 from federation.monitoring.numbers import age, read_numbers
-from federation.monitoring.prometheus import ProcessMetrics
+from federation.monitoring.prometheus import ATTEMPT_CODES, ENDPOINTS, OWN_FAULTS, ProcessMetrics, code_label
 from federation.runtime.composition import Federation
 from tests.federation import rows_read
 from tests.patience import PATIENCE_SECONDS

@@ -17,8 +17,7 @@ from sqlalchemy import make_url
 from structlog.testing import capture_logs
 
 from db import Database
-from federation.monitoring.readiness import NotReady, Readiness
-from federation.monitoring.writes import WriteTrials
+from federation.monitoring.readiness import NotReady, Readiness, WriteTrials
 from federation.runtime.composition import Federation
 from tests.federation.conftest import MakeSettings, alter
 from tests.patience import PATIENCE_SECONDS, eventually, until
@@ -159,7 +158,7 @@ import asyncio, os, resource, sys
 from datetime import timedelta
 from db import Database
 from federation.monitoring.readiness import NotReady
-from federation.monitoring.writes import WriteTrials
+from federation.monitoring.readiness import WriteTrials
 
 async def told(trials, wanted):
     while True:

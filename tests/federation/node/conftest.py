@@ -21,10 +21,9 @@ from federation.http.client import FederationClient
 from federation.http.gates import FederationFetch
 from federation.http.guard import AddressGuard
 from federation.node.admission import DELIVERIES
-from federation.node.app import FOLLOWS_PATH, POSTS_PATH, create_node_app
-from federation.node.clients import Clients, Network
+from federation.node.app import FOLLOWS_PATH, POSTS_PATH, NodeParts, create_node_app
+from federation.node.clients import Clients, ClientStanding, Network
 from federation.node.limits import Limit, MemoryWindows, Windows
-from federation.node.standing import ClientStanding
 from federation.protocol.keys import OwnKeys, generate_own_keys
 from federation.protocol.relaying import RELAY_PATH
 from federation.sealed.peers.discovery import Discovery
@@ -133,19 +132,21 @@ async def serving(
         discovery = Discovery(own_url=OWN_URL, identity=identity, fetch=fetch, registry=registry, links=links)
         stack.push_async_callback(discovery.close)
         app = create_node_app(
-            own_url=OWN_URL,
-            keys=keys,
-            database=database,
-            registry=registry,
-            links=links,
-            fetch=fetch,
-            guard=LOOPBACK,
-            discovery=discovery,
-            windows=windows or MemoryWindows(),
-            clients=Clients(proxies),
-            per_client=per_client,
-            per_origin=per_origin,
-            standing=standing,
+            NodeParts(
+                own_url=OWN_URL,
+                keys=keys,
+                database=database,
+                registry=registry,
+                links=links,
+                fetch=fetch,
+                guard=LOOPBACK,
+                discovery=discovery,
+                windows=windows or MemoryWindows(),
+                clients=Clients(proxies),
+                per_client=per_client,
+                per_origin=per_origin,
+                standing=standing or ClientStanding(),
+            )
         )
         transport = httpx.ASGITransport(app=app, client=(client_address, 1))
         own = await stack.enter_async_context(httpx.AsyncClient(transport=transport, base_url=OWN_URL))

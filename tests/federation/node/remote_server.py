@@ -16,12 +16,11 @@ from federation.protocol.activities import (
     follow_activity,
     post_activity,
 )
-from federation.protocol.json_text import dump_json
-from federation.protocol.keys import OwnKeys
+from federation.protocol.encodings import dump_json
+from federation.protocol.keys import OwnKeys, sign_message
 from federation.protocol.models import parse_model
 from federation.protocol.relaying import proxy_request, targeted_request
 from federation.protocol.sealing import seal
-from federation.protocol.signing import sign_message
 
 WRITTEN_AT = datetime(2026, 1, 2, 3, 4, 5, 678000, tzinfo=UTC)
 

@@ -11,7 +11,7 @@ import pytest
 
 from federation.node.app import FOLLOWS_PATH, POSTS_PATH
 from federation.protocol.activities import MAX_REQUEST_BYTES
-from federation.protocol.base64_text import encode_base64
+from federation.protocol.encodings import encode_base64
 from tests.federation.node.conftest import Node, serving
 from tests.federation.node.remote_server import RemoteServer
 

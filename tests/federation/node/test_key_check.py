@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from federation.protocol.json_text import dump_json
+from federation.protocol.encodings import dump_json
 from federation.protocol.keys import OwnKeys, fingerprint, generate_own_keys
 from federation.protocol.sealing import seal
 from tests.federation.node.conftest import Node

@@ -13,12 +13,10 @@ from sqlalchemy import select, update
 from sqlmodel import col
 
 from db import Server
-from federation.protocol.base64_text import encode_base64
 from federation.protocol.discovery import register_request
-from federation.protocol.json_text import dump_json
-from federation.protocol.keys import OwnKeys, generate_own_keys
+from federation.protocol.encodings import dump_json, encode_base64
+from federation.protocol.keys import OwnKeys, generate_own_keys, verify_signature
 from federation.protocol.possession import possession_nonce
-from federation.protocol.signing import verify_signature
 from tests.federation.node.conftest import OWN_URL, Node
 from tests.federation.node.remote_server import RemoteServer
 from tests.misbehaving import respond

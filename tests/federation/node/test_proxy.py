@@ -9,8 +9,8 @@ from ipaddress import ip_network
 import httpx
 import pytest
 
+from federation.node.clients import ClientStanding
 from federation.node.limits import MemoryWindows
-from federation.node.standing import ClientStanding
 from federation.protocol.relaying import MAX_RELAYED_BYTES, RELAY_PATH
 from tests.federation.node.conftest import Node, serving
 from tests.federation.node.remote_server import RemoteServer

@@ -13,12 +13,10 @@ from sqlalchemy import select, update
 from sqlmodel import col
 
 from db import RotateChallengeToken, Server
-from federation.protocol.base64_text import encode_base64
-from federation.protocol.json_text import dump_json
-from federation.protocol.keys import OwnKeys, generate_own_keys
+from federation.protocol.encodings import dump_json, encode_base64
+from federation.protocol.keys import OwnKeys, generate_own_keys, sign_message
 from federation.protocol.rotation import ROTATE_CONFIRM_PATH, ROTATE_INIT_PATH
 from federation.protocol.sealing import Envelope, open_envelope, seal
-from federation.protocol.signing import sign_message
 from tests.federation.node.conftest import Node, on_both_databases, serving
 from tests.federation.node.remote_server import RemoteServer
 

@@ -18,9 +18,8 @@ from fastapi import FastAPI
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 
-from federation.node.clients import Clients
+from federation.node.clients import REFUSALS, WINDOW, Clients, ClientStanding
 from federation.node.server import ConnectionLimits, NodeServer
-from federation.node.standing import REFUSALS, WINDOW, ClientStanding
 from tests.patience import PATIENCE_SECONDS, until
 
 SOON = timedelta(milliseconds=200)

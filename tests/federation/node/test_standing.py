@@ -7,7 +7,7 @@ from ipaddress import ip_network
 from structlog.testing import capture_logs
 
 from federation.node.app import FOLLOWS_PATH
-from federation.node.standing import KEEP_PROVED, MAX_CLIENTS, REFUSALS, WINDOW, ClientStanding
+from federation.node.clients import KEEP_PROVED, MAX_CLIENTS, REFUSALS, WINDOW, ClientStanding
 from tests.federation.node.conftest import Node, serving
 from tests.federation.node.remote_server import RemoteServer
 

@@ -13,7 +13,7 @@ import pytest
 from db import Block, User
 from federation.node.app import FOLLOWS_PATH, POSTS_PATH
 from federation.protocol.activities import unfollow_activity
-from federation.protocol.json_text import dump_json
+from federation.protocol.encodings import dump_json
 from tests.federation.node.conftest import OWN_URL, Node, on_both_databases
 from tests.federation.node.remote_server import RemoteServer
 

@@ -23,9 +23,9 @@ from federation.protocol.acks import (
     post_ack,
 )
 from federation.protocol.errors import AckMissing, EnvelopeError, NotJson, PayloadError
+from federation.protocol.keys import sign_message
 from federation.protocol.models import parse_model
 from federation.protocol.sealing import seal
-from federation.protocol.signing import sign_message
 from tests.federation.protocol.vectors import FOLLOW_ACK, A, B
 
 MOMENT = datetime(2026, 1, 2, 3, 4, 6, tzinfo=UTC)

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from federation.protocol.base64_text import encode_base64
 from federation.protocol.discovery import DiscoverDocument
+from federation.protocol.encodings import encode_base64
 from federation.protocol.errors import PayloadError
 from federation.protocol.keys import generate_own_keys
 from federation.protocol.models import validate

@@ -8,6 +8,7 @@ import pytest
 
 from federation.protocol.activities import ActivityMethod, DeliveryRequest, delivery_headers
 from federation.protocol.errors import UrlError
+from federation.protocol.keys import sign_message, verify_signature
 from federation.protocol.relaying import (
     MAX_RELAYED_BYTES,
     RelayedRequest,
@@ -17,7 +18,6 @@ from federation.protocol.relaying import (
     targeted_request,
 )
 from federation.protocol.sealing import Envelope, open_envelope, seal
-from federation.protocol.signing import sign_message, verify_signature
 from tests.federation.protocol.vectors import A, B
 
 TARGET = "https://b.example"

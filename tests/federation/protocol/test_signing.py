@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from federation.protocol.errors import KeyMaterialError, PayloadError
-from federation.protocol.signing import sign_message, verify_signature
+from federation.protocol.keys import sign_message, verify_signature
 from tests.federation.protocol.vectors import FOLLOW, MESSAGES, A, B, Message
 
 A_KEY = A.env["FEDERATION_PUBLIC_KEY"]

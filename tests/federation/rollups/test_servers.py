@@ -23,9 +23,8 @@ from db import (
 )
 from federation.admin.overview import owed
 from federation.rollups import job
-from federation.rollups.job import Rollups
+from federation.rollups.job import DeliveryTotals, Rollups
 from federation.rollups.servers import ServerSummaries
-from federation.rollups.totals import DeliveryTotals
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 A, B, C, D = (f"https://{name}.example" for name in "abcd")

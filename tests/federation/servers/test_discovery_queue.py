@@ -13,7 +13,7 @@ from sqlalchemy import select
 
 from db import DeliveryJob, Server
 from federation.base.queues.job_data import DISCOVERY_JOB
-from federation.base.queues.names_and_retries import DISCOVERY_QUEUE_NAME
+from federation.base.queues.queue import DISCOVERY_QUEUE_NAME
 from federation.http.errors import BlockedUrl
 from federation.runtime.composition import Federation
 from federation.runtime.workers import FederationWorkers

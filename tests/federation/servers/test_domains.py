@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from federation.sealed.relays.domains import first_of_each_domain, registrable_domain, spread_over_domains
+from federation.sealed.relays.peers import first_of_each_domain, registrable_domain, spread_over_domains
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from sqlalchemy import select
 
 from db import Server
 from federation.base.own_keys import begin_rotation
-from federation.protocol.json_text import dump_json
+from federation.protocol.encodings import dump_json
 from federation.protocol.rotation import ROTATE_CONFIRM_PATH, ROTATE_INIT_PATH
 from federation.protocol.sealing import seal
 from tests.acceptance.site import post

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from federation.analytics.figures.keys import KEY, key_anomalies
 from federation.analytics.frames import ACCEPTED_KEYS, KEY_ANOMALIES, LINKS, SERVERS, Window
-from federation.protocol.base64_text import decode_base64_sized
+from federation.protocol.encodings import decode_base64_sized
 from tests.federation.analytics.rows import WINDOW, columns, fingerprint, frame, key, server
 
 

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlmodel import col
 
 from db import AttemptOutcome, Database, DeliveryJob, DeliveryPayload, DeliveryState
-from federation.base.queues.names_and_retries import delivery_queue
+from federation.base.queues.queue import delivery_queue
 from federation.base.settings.settings import Settings
 from federation.delivery.ledger.entries import Begin, Begun, Ended
 from federation.delivery.ledger.ledger import Ledger

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from db import Database
 from db.url import parse_url
-from federation.base.queues.names_and_retries import delivery_queue
+from federation.base.queues.queue import delivery_queue
 from federation.base.settings.settings import Settings
 from federation.delivery.outbox.outbox import Outbox
 from federation.runtime.composition import Federation

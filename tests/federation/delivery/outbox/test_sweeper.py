@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import select, text, update
 
 from db import Database, DeliveryAttempt, DeliveryJob, DeliveryState, HoldReason
-from federation.base.queues.names_and_retries import delivery_queue
+from federation.base.queues.queue import delivery_queue
 from federation.base.settings.settings import Settings
 from federation.delivery.held.sweep_times import Sweeps
 from federation.delivery.outbox import sweeper as module

@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from federation.sealed.outbound import ack_checks
-from federation.sealed.outbound.ack_checks import MAX_ANSWERERS, ONE_IN, AckChecks, Answer, one_in_some
+from federation.sealed.outbound import answers
+from federation.sealed.outbound.answers import MAX_ANSWERERS, ONE_IN, AckChecks, Answer, one_in_some
 
 SINCE = datetime(2026, 1, 2, tzinfo=UTC)
 URL = "https://b.example"
@@ -90,7 +90,7 @@ def test_what_cannot_be_found_out_accuses_nobody(checks: AckChecks) -> None:
 
 def test_beyond_so_many_servers_chance_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever delivers to more would check each acknowledgment otherwise; what is remembered is bounded."""
-    monkeypatch.setattr(ack_checks, "MAX_REMEMBERED", 3)
+    monkeypatch.setattr(answers, "MAX_REMEMBERED", 3)
     drawn = [False]
     checks = AckChecks(lambda: drawn[0])
     urls = [f"https://{number}.example" for number in range(5)]

@@ -20,7 +20,7 @@ from federation.http.guard import AddressGuard
 from federation.http.pool import ConnectionPool
 from federation.protocol.acks import ack_response, find_ack, post_ack
 from federation.runtime.composition import Federation
-from federation.sealed.outbound.post_ack import post_ack_mismatch
+from federation.sealed.outbound.answers import post_ack_mismatch
 from tests.federation.delivery.harness import Fate, Site, follow_payload, job_data, post_payload
 from tests.federation.delivery.test_acks import ACCEPTABLE, UNPROVEN
 from tests.federation.protocol.vectors import A, B

@@ -10,8 +10,8 @@ from sqlmodel import col
 from db import Server
 from federation.http.gates import Fetched
 from federation.protocol.activities import ActivityMethod, DeliveryRequest, delivery_headers
+from federation.protocol.keys import sign_message
 from federation.protocol.sealing import seal
-from federation.protocol.signing import sign_message
 from federation.runtime.composition import Federation
 from tests.federation.delivery.harness import post_payload
 from tests.federation.protocol.vectors import A

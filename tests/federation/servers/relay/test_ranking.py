@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from db import Database, RelayCandidate
-from federation.sealed.relays.ranking import MAX_AGE, RelayRanking
+from federation.sealed.relays.peers import MAX_AGE, RelayRanking
 
 TODAY = datetime.now(UTC).date()
 

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from db import BlacklistedServer, Follow
 from federation.admin import blacklist
 from federation.http.errors import BlockedUrl
-from federation.protocol.times import parse_moment
+from federation.protocol.encodings import parse_moment
 from federation.runtime.composition import Federation
 from federation.sealed.outbound.activities import ServerRefused
 from federation.sealed.peers.discovery import DiscoveryError

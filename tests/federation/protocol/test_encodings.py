@@ -8,8 +8,8 @@ from contextlib import suppress
 
 import pytest
 
+from federation.protocol.encodings import parse_json
 from federation.protocol.errors import NotJson
-from federation.protocol.json_text import parse_json
 
 
 @pytest.fixture
