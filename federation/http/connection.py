@@ -104,7 +104,7 @@ class ResponseReader:
     def release(self) -> None:
         """Forget the parser, once nothing is fed any more: both hold each other, and with them request and response.
 
-        Garbage collections would have to find them, and come seldom; see `process.set_aside_loaded`.
+        Garbage collections would have to find them, and come seldom; see `runtime.nodes.set_aside_loaded`.
         """
         del self._parser
 
