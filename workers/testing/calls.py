@@ -143,7 +143,7 @@ _on_jobs: Final = st.one_of(
         after=st.lists(st.sampled_from((*IDS, *IDS, "nobody")), min_size=1, max_size=2),
         with_them=st.sampled_from((True, True, False)),
         after_failure=st.sampled_from(AfterFailure),
-        kind=st.builds(JobKind, delay=_delays, keep=_retentions, keys=_keys),
+        kind=st.tuples(st.just("work"), _delays, _retentions, st.just(0), _keys).map(lambda drawn: JobKind(*drawn)),
         deduplication=st.none() | _deduplications,
     ),
     *_call(

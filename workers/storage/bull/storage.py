@@ -78,7 +78,6 @@ from workers.storage.on_redis.ownership import Ownership
 from workers.storage.on_redis.scripts import ScriptCall
 from workers.storage.on_redis.server import RedisServer, parse_url
 from workers.storage.on_redis.storage import (
-    HEAD,
     RESULTS_AT_ONCE,
     ScriptedStorage,
     Settling,
@@ -267,19 +266,10 @@ class BullStorage(ScriptedStorage):
             return []
         await self._ownership.check_now_and_then()
         await self._unread.give_back(self._give_back)
-        return [*await claimed(self._claim(worker_id, leases, limit), self.settle)]
+        return await claimed(self._claim(worker_id, leases, limit), self.settle)
 
-    async def _claim(self, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> list[BullClaim]:
-        claims: list[BullClaim] = []
-        while limit > len(claims):
-            arguments, claims_of = self._claiming(worker_id, leases, limit - len(claims))
-            with self._unread.claiming(arguments[HEAD]):
-                answer = await self._quarantine.run("claim", *arguments)
-            brought = claims_of(unpack(answer))
-            claims += brought
-            if len(brought) < AT_ONCE:
-                break
-        return claims
+    async def _run_claim(self, arguments: tuple[str | bytes | int, ...]) -> Reply:
+        return await self._quarantine.run("claim", *arguments)
 
     def _claiming(
         self, worker_id: str, leases: Mapping[str, timedelta], limit: int

@@ -148,6 +148,21 @@ class ScriptedStorage(ABC):
             released = [(job_id, token, RELEASED) for job_id, token in zip(found[::2], found[1::2], strict=True)]
             await self._run("settle", pack(released), UNCOUNTED_RETRIES)
 
+    async def _claim(self, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
+        claims: list[Claim] = []
+        while limit > len(claims):
+            arguments, claims_of = self._claiming(worker_id, leases, limit - len(claims))
+            with self._unread.claiming(arguments[HEAD]):
+                answer = await self._run_claim(arguments)
+            brought = claims_of(unpack(answer))
+            claims += brought
+            if len(brought) < AT_ONCE:
+                break
+        return claims
+
+    async def _run_claim(self, arguments: tuple[str | bytes | int, ...]) -> Reply:
+        return await self._run("claim", *arguments)
+
     async def _exchange(self, settlements: Sequence[Settlement], claiming: Claiming) -> Exchange:
         encoded, outcomes = self._settling(settlements)
         wanted, claims = claiming

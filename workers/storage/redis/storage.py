@@ -78,7 +78,6 @@ from workers.storage.on_redis.messages import STATES, duration, moment, pack, un
 from workers.storage.on_redis.scripts import ScriptCall
 from workers.storage.on_redis.server import RedisServer, parse_url
 from workers.storage.on_redis.storage import (
-    HEAD,
     OUTCOMES,
     RESULTS_AT_ONCE,
     Claiming,
@@ -233,18 +232,6 @@ class RedisStorage(ScriptedStorage):
             return []
         await self._unread.give_back(self._give_back)
         return await claimed(self._claim(worker_id, leases, limit), self.settle)
-
-    async def _claim(self, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
-        claims: list[Claim] = []
-        while limit > len(claims):
-            arguments, claims_of = self._claiming(worker_id, leases, limit - len(claims))
-            with self._unread.claiming(arguments[HEAD]):
-                answer = await self._lua.run("claim", *arguments)
-            brought = claims_of(unpack(answer))
-            claims += brought
-            if len(brought) < AT_ONCE:
-                break
-        return claims
 
     def _claiming(self, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> Claiming:
         wanted: list[object] = [duration(leases[ANY_NAME]) if ANY_NAME in leases else 0]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import cached_property
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from sqlalchemy import TextClause, bindparam, text
 
@@ -17,6 +17,7 @@ from workers.jobs import (
     DROP,
     MESSAGE_CHARACTERS,
     STACK_CHARACTERS,
+    Claim,
     ErrorInfo,
     JobEventKind,
     JobRef,
@@ -207,6 +208,36 @@ def missing_payload(payload: bytes | None) -> ErrorInfo | None:
     if payload is not None:
         return None
     return ErrorInfo(type="CorruptRecord", message="its payload is missing from workers_payloads; enqueue it again")
+
+
+def claim_of(
+    row: Any,  # of any types that columns have
+    *,
+    job_id: str,
+    name: str,
+    secret: bytes,
+    worker_id: str,
+    lease: timedelta,
+) -> Claim:
+    """Return the claim of a job whose row says that it is processing."""
+    return Claim(
+        job_id=job_id,
+        name=name,
+        payload=row.payload or b"",
+        token=encode_token(row.seq, secret),
+        worker_id=worker_id,
+        lease=lease,
+        attempt=row.attempts,
+        max_attempts=row.max_attempts,
+        created_at=moment(row.created_at),
+        keep_completed=decode_retention(row.keep_completed),
+        keep_failed=decode_retention(row.keep_failed),
+        priority=row.priority,
+        backoff=decode_backoff(row.backoff),
+        chain_index=row.chain_index,
+        last_error=decode_error(row.error),
+        stalled=missing_payload(row.payload),
+    )
 
 
 def encode_text(text: str) -> str:

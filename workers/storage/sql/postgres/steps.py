@@ -44,18 +44,13 @@ from workers.storage.sql.postgres import statements, stops
 from workers.storage.sql.postgres.driver.loop_step import Asking, run_blocking
 from workers.storage.sql.rows import (
     Transaction,
-    decode_backoff,
-    decode_error,
-    decode_retention,
+    claim_of,
     decode_token,
     duration,
     encode_backoff,
     encode_error,
     encode_retention,
     encode_text,
-    encode_token,
-    missing_payload,
-    moment,
     public_state,
 )
 from workers.storage.sql.steps import dependents
@@ -244,27 +239,9 @@ def _claims(
 ) -> list[Claim]:
     claims = []
     for row in sorted(rows, key=lambda row: int(row.place)):
-        name = transaction.decode(row.name)
-        claims.append(
-            Claim(
-                job_id=transaction.decode(row.id),
-                name=name,
-                payload=row.payload or b"",
-                token=encode_token(row.seq, secret),
-                worker_id=worker_id,
-                lease=leases[name] if name in leases else leases[ANY_NAME],
-                attempt=row.attempts,
-                max_attempts=row.max_attempts,
-                created_at=moment(row.created_at),
-                keep_completed=decode_retention(row.keep_completed),
-                keep_failed=decode_retention(row.keep_failed),
-                priority=row.priority,
-                backoff=decode_backoff(row.backoff),
-                chain_index=row.chain_index,
-                last_error=decode_error(row.error),
-                stalled=missing_payload(row.payload),
-            )
-        )
+        job_id, name = transaction.decode(row.id), transaction.decode(row.name)
+        lease = leases[name] if name in leases else leases[ANY_NAME]
+        claims.append(claim_of(row, job_id=job_id, name=name, secret=secret, worker_id=worker_id, lease=lease))
     return claims
 
 

@@ -22,15 +22,10 @@ from workers.storage.sql.rows import (
     BATCH,
     Transaction,
     batches,
-    decode_backoff,
-    decode_error,
-    decode_retention,
+    claim_of,
     decode_token,
     duration,
-    encode_token,
     expanding,
-    missing_payload,
-    moment,
 )
 from workers.storage.sql.sqlite.limits import ClaimLimits, is_limited
 from workers.storage.sql.sqlite.limits import claimable_in as limits_claimable_in
@@ -224,24 +219,7 @@ def _grant(transaction: Transaction, worker_id: str, lease: timedelta, seqs: Seq
     values = {"token": secret, "worker": worker_id, "lease_until": transaction.now + duration(lease)}
     for batch in batches(seqs):
         for row in transaction.connection.execute(_CLAIM, {**values, "seqs": list(batch)}):
-            yield Claim(
-                job_id=row.id,
-                name=row.name,
-                payload=row.payload or b"",
-                token=encode_token(row.seq, secret),
-                worker_id=worker_id,
-                lease=lease,
-                attempt=row.attempts,
-                max_attempts=row.max_attempts,
-                created_at=moment(row.created_at),
-                keep_completed=decode_retention(row.keep_completed),
-                keep_failed=decode_retention(row.keep_failed),
-                priority=row.priority,
-                backoff=decode_backoff(row.backoff),
-                chain_index=row.chain_index,
-                last_error=decode_error(row.error),
-                stalled=missing_payload(row.payload),
-            )
+            yield claim_of(row, job_id=row.id, name=row.name, secret=secret, worker_id=worker_id, lease=lease)
 
 
 # `priority >= -1000` is always true, but makes the planner choose the right index.
