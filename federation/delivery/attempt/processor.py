@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
-from functools import partial
+from datetime import timedelta
 from typing import Final
 
 import structlog
@@ -38,6 +36,7 @@ from federation.delivery.attempt.decision import (
     ours,
 )
 from federation.delivery.attempt.host_limits import Busy, Room
+from federation.delivery.attempt.report import BrokenWire, Report
 from federation.delivery.error_codes import BLACKLISTED, INVALID_JOB, FailureClass
 from federation.delivery.errors import Held, NotNow, PermanentFailure, RetryableFailure, Superseded
 from federation.delivery.ledger.attempt_log import AttemptLog, AttemptRecord
@@ -45,9 +44,9 @@ from federation.delivery.ledger.entries import Abandoned, Begin, Begun, Ended, N
 from federation.delivery.ledger.ledger import Ledger
 from federation.delivery.other_nodes.give_back import ForeignJobs
 from federation.delivery.rows.payloads import Payloads
-from federation.delivery.wire import Effect, Sending, Trace, Wire, Wires, code_of
+from federation.delivery.wire import Effect, Wire, Wires, code_of
 from federation.servers.blacklist import Blacklist
-from federation.servers.link_rules import Hold, Link
+from federation.servers.link_rules import Hold
 from federation.servers.links import Links
 from workers import Job
 from workers.clock import Clock, SystemClock, monotonic
@@ -59,39 +58,6 @@ CHECK_AGAIN_SECONDS: Final = 0.25
 """An attempt that waited longer for its turn asks again whether it may be sent."""
 TYPICAL_BYTES: Final = 8 * 1024
 """The assumed memory of an attempt whose text is not read yet."""
-
-
-@dataclass(slots=True)
-class Report:
-    """What the engine has learned of one attempt so far.
-
-    `started_at` and `started` say when it began, by the wall clock and by the loop's clock; `attempt` is its number in
-    its job. `link` is what was known of the server when `checked`, by the loop's clock. `begun`: the attempt may go on,
-    and belongs to `series` if there is a row; then `payload` is its text. `first_byte`: how long the server may take to
-    begin its answer. `seen` is the wire's.
-    """
-
-    delivery: FederationDeliveryJob
-    wire: Wire
-    started_at: datetime
-    started: float
-    attempt: int = 1
-    payload: str = field(default="", repr=False)
-    link: Link | None = None
-    checked: float = 0.0
-    begun: bool = False
-    series: Series | None = None
-    first_byte: timedelta | None = None
-    seen: Trace = field(default_factory=Trace)
-
-    @property
-    def is_repeat(self) -> bool:
-        """Whether an attempt at the delivery was made before, so that the server may have the activity."""
-        return self.attempt > 1 or (self.series is not None and self.series.attempts > 1)
-
-
-class BrokenWire(Exception):
-    """A wire raised what no wire should."""
 
 
 class DeliveryProcessor:
@@ -299,7 +265,7 @@ class DeliveryProcessor:
             BrokenWire: it raised what no wire should.
         """
         try:
-            return await report.wire.send(self._sending(job, report))
+            return await report.wire.send(report.sending(job.name, self._refuse_blacklisted))
         except (PermanentFailure, RetryableFailure) as failure:
             if failure.failure_class is None and code_of(report.wire, failure.code) is None:
                 raise BrokenWire(f"its code {failure.code[:100]!r} has no class") from failure
@@ -309,23 +275,6 @@ class DeliveryProcessor:
             if task is None or task.cancelling():
                 raise
             raise BrokenWire("it cancelled itself") from error
-
-    def _sending(self, job: Job, report: Report) -> Sending:
-        delivery = report.delivery
-        assert report.link is not None  # it was looked at before the attempt began
-        return Sending(
-            job_name=job.name,
-            delivery_id=delivery.delivery_job_id,
-            server_url=delivery.server_url,
-            target_url=delivery.target_url,
-            payload=report.payload,
-            started_at=report.started_at,
-            link=report.link,
-            is_repeat=report.is_repeat,
-            first_byte=report.first_byte,
-            seen=report.seen,
-            refuse_blacklisted=partial(self._refuse_blacklisted, delivery),
-        )
 
     async def _note_arrival(self, job: Job, report: Report, effect: Effect | None) -> None:
         """Note that the server has it: in its link first, then in the ledger, with what that changes here."""
@@ -348,7 +297,7 @@ class DeliveryProcessor:
         outcome = AttemptOutcome.PERMANENT if is_permanent else AttemptOutcome.RETRYABLE
         is_last = is_permanent or job.attempt >= job.max_attempts
         took = monotonic() - report.started  # to decide its fate, the server may be looked at
-        series, is_invalid = report.series, _class_of(report, failure) is FailureClass.INVALID
+        series, is_invalid = report.series, report.class_of(failure) is FailureClass.INVALID
         fate = FAILED if is_last else AGAIN
         if series is not None and not is_invalid:
             fate = await self._fate(job, report, series, failure, is_last=is_last)
@@ -385,7 +334,7 @@ class DeliveryProcessor:
         is_last: bool,
     ) -> Fate:
         """Report the failure to the server's link, then decide what becomes of the row."""
-        server_url, kind, code = report.delivery.server_url, _class_of(report, failure), failure.code
+        server_url, kind, code = report.delivery.server_url, report.class_of(failure), failure.code
         links = self._links_of(report)
         if kind is FailureClass.UNAVAILABLE:
             if is_last or series.canary_at is not None:
@@ -429,7 +378,7 @@ class DeliveryProcessor:
     async def _may_recover(self, job: Job, report: Report, code: str) -> bool | None:
         """Ask the wire whether the refusal may end by itself; None if it broke off over that."""
         try:
-            return await report.wire.may_recover(self._sending(job, report), code)
+            return await report.wire.may_recover(report.sending(job.name, self._refuse_blacklisted), code)
         except SQLAlchemyError:
             raise
         except Exception as error:
@@ -499,14 +448,6 @@ def _row_of(data: object) -> str | None:
     """Return the row that malformed job data belongs to, if it names one that a database can be asked for."""
     row = data.get("deliveryJobId") if isinstance(data, dict) else None
     return row if isinstance(row, str) and row.isprintable() else None
-
-
-def _class_of(report: Report, failure: PermanentFailure | RetryableFailure) -> FailureClass:
-    """Return the class that the failure names, or that its code has."""
-    if failure.failure_class is not None:
-        return failure.failure_class
-    told = code_of(report.wire, failure.code)
-    return FailureClass.OURS if told is None else told.failure_class
 
 
 def _retryable(error: Exception, delivery_id: str) -> RetryableFailure:
