@@ -13,16 +13,19 @@ anything but its failures has a bug: the delivery is held as a fault of ours, an
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import ClassVar, Final, Protocol, Self
+from typing import ClassVar, Final, Protocol, Self, TypeVar
 
 from sqlalchemy import Connection
 
 from db import AttemptNote
 from federation.delivery.error_codes import ENGINE_CODES, FailureCode
 from federation.servers.link_rules import Link
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -135,17 +138,38 @@ class Wire(Protocol):
         """Ask the server for which nothing is held whether it is back. None: only a delivery can tell."""
 
 
+class BrokenWire(Exception):
+    """A wire raised what no wire should."""
+
+
+async def asked(answer: Awaitable[T]) -> T:
+    """Return what a wire answers.
+
+    Raises:
+        BrokenWire: it cancelled itself, which would end whoever asks.
+    """
+    try:
+        return await answer
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise BrokenWire("it cancelled itself") from error
+
+
 class Wires:
     """The wires of a node. `default` is that of all names of jobs that no other claims.
 
     Raises:
-        ValueError: two claim one name.
+        ValueError: two claim one name, or one beside the default claims none.
     """
 
     def __init__(self, default: Wire, *others: Wire) -> None:
         self._default: Final = default
         self._by_name: Final[dict[str, Wire]] = {}
         for wire in others:
+            if not wire.job_names or wire.name == default.name:
+                raise ValueError(f"the wire {wire.name} claims no jobs, or has the name of another")
             for name in wire.job_names:
                 if name in self._by_name:
                     raise ValueError(f"two wires claim jobs named {name!r}: {self._by_name[name].name}, {wire.name}")
@@ -174,7 +198,7 @@ class Wires:
         """Ask the server by the link's wire whether it is back. None: only a delivery can tell, or the wire is gone."""
         wires = (self._default, *self._by_name.values())
         wire = next((wire for wire in wires if wire.name == link.wire), None)
-        return None if wire is None else await wire.is_well(link.server_url)
+        return None if wire is None else await asked(wire.is_well(link.server_url))
 
 
 def code_of(wire: Wire, code: str) -> FailureCode | None:

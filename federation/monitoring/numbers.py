@@ -169,6 +169,7 @@ def _with_links(rows: Subquery) -> FromClause:
 _CLOSED: Final = (
     select(col(ServerLink.server_url))
     .where(or_(col(ServerLink.state) != LinkState.UP, col(ServerLink.operator_hold).is_(True)))
+    .distinct()
     .subquery("closed")
 )
 _IS_UP: Final = _CLOSED.c.server_url.is_(None)

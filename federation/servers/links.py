@@ -93,7 +93,7 @@ class Links:
 
     async def close(self) -> None:
         """Stop reading, by any wire, and wait until nothing is being read any more."""
-        for links in self._by_wire.values():
+        for links in list(self._by_wire.values()):
             await links._cache.close()
 
     async def succeeded(self, server_url: str, *, relayed: bool = False) -> None:
@@ -288,6 +288,7 @@ class Links:
         now = self._clock.now()
 
         def change(connection: Connection) -> list[tuple[Link, Link]]:
+            connection.execute(_ALL_OF, {"url": server_url})  # nobody adds one now: see `locked`
             wires = {self._wire, *connection.execute(_WIRES_OF, {"url": server_url}).scalars()}
             changed = [_changed(connection, server_url, wire, rule, now) for wire in sorted(wires)]
             also(connection)
@@ -296,7 +297,7 @@ class Links:
         try:
             changed = await self._database.transact(change)
         finally:
-            for links in self._by_wire.values():
+            for links in list(self._by_wire.values()):
                 links.forget(server_url)
         for before, after in changed:
             await self.of(after.wire)._note_change(before, after, OPERATOR)
@@ -342,13 +343,15 @@ class Links:
     async def _acknowledge(self, urls: Sequence[str]) -> list[Link]:
         """Note the first acknowledged delivery of servers of which nothing was known, in one statement."""
         now = self._clock.now()
-        links = [replace(self._blank(url, now), acknowledged=True, last_success_at=now) for url in urls]
 
-        def insert(connection: Connection) -> None:
+        def insert(connection: Connection) -> list[Link]:
+            held = set(connection.execute(_HELD_AMONG, {"urls": urls}).scalars())
+            blanks = [replace(self._blank(url, now), operator_hold=url in held) for url in urls]
+            links = [replace(link, acknowledged=True, last_success_at=now) for link in blanks]
             connection.execute(_inserts(connection.dialect.name).acknowledged, [_values(link) for link in links])
+            return links
 
-        await self._database.transact(insert)
-        return links
+        return await self._database.transact(insert)
 
     async def _load(self, urls: Sequence[str]) -> list[Link]:
         links = [_link(row) for row in await self._database.rows(_KNOWN, {"urls": urls})]
@@ -379,7 +382,8 @@ def locked(connection: Connection, server_url: str, now: datetime, *, wire: str 
     key = {"url": server_url, "by": wire}
     row = connection.execute(_LOCKED, key).one_or_none()
     if row is None:
-        is_held = connection.execute(_HELD_BY_OPERATOR, {"url": server_url}).first() is not None
+        others = connection.execute(_ALL_OF, {"url": server_url}).all()
+        is_held = any(other.operator_hold for other in others)
         blank = _values(Link(server_url=server_url, wire=wire, since=now, operator_hold=is_held))
         connection.execute(_inserts(connection.dialect.name).blank, blank)
         row = connection.execute(_LOCKED, key).one()
@@ -425,7 +429,13 @@ _LOCKED = (
     select(_TABLE).where(_TABLE.c.server_url == bindparam("url"), _TABLE.c.wire == bindparam("by")).with_for_update()
 )
 _WIRES_OF = select(_TABLE.c.wire).where(_TABLE.c.server_url == bindparam("url"))
-_HELD_BY_OPERATOR = _WIRES_OF.where(col(ServerLink.operator_hold).is_(True))
+# Locked, so that an operator who changes all links of a server knows all of them.
+_ALL_OF = (
+    select(_TABLE.c.wire, _TABLE.c.operator_hold)
+    .where(_TABLE.c.server_url == bindparam("url"))
+    .order_by(_TABLE.c.wire)
+    .with_for_update()
+)
 _STORED = (
     update(_TABLE)
     .where(_TABLE.c.server_url == bindparam("new_server_url"), _TABLE.c.wire == bindparam("new_wire"))
@@ -482,6 +492,9 @@ def _inserts(dialect: str) -> _Inserts:
 
 
 _KNOWN = select(*(_TABLE.c[name] for name in _COLUMNS)).where(among(_TABLE.c.server_url, "urls"))
+_HELD_AMONG = select(_TABLE.c.server_url).where(
+    among(_TABLE.c.server_url, "urls"), col(ServerLink.operator_hold).is_(True)
+)
 _CLOSED = select(_TABLE.c.server_url).where(
     among(_TABLE.c.server_url, "urls"),
     or_(

@@ -10,7 +10,6 @@ job without a row is simply tried as often as the queue says.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from datetime import timedelta
 from typing import Final
@@ -36,7 +35,7 @@ from federation.delivery.attempt.decision import (
     ours,
 )
 from federation.delivery.attempt.host_limits import Busy, Room
-from federation.delivery.attempt.report import BrokenWire, Report
+from federation.delivery.attempt.report import Report
 from federation.delivery.error_codes import BLACKLISTED, INVALID_JOB, FailureClass
 from federation.delivery.errors import Held, NotNow, PermanentFailure, RetryableFailure, Superseded
 from federation.delivery.ledger.attempt_log import AttemptLog, AttemptRecord
@@ -44,7 +43,7 @@ from federation.delivery.ledger.entries import Abandoned, Begin, Begun, Ended, N
 from federation.delivery.ledger.ledger import Ledger
 from federation.delivery.other_nodes.give_back import ForeignJobs
 from federation.delivery.rows.payloads import Payloads
-from federation.delivery.wire import Effect, Wire, Wires, code_of
+from federation.delivery.wire import BrokenWire, Effect, Wire, Wires, asked, code_of
 from federation.servers.blacklist import Blacklist
 from federation.servers.link_rules import Hold
 from federation.servers.links import Links
@@ -178,10 +177,7 @@ class DeliveryProcessor:
         except ValidationError as error:
             problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'data'}: {e['msg']}" for e in error.errors()[:5])
         else:
-            server_url = await wire.name_of(delivery.server_url)
-            if server_url == delivery.server_url:
-                return delivery
-            return delivery.model_copy(update={"server_url": server_url})
+            return await _named(delivery, wire)
         if (row := _row_of(job.payload)) is not None:
             await self._ledger.gone(row)
         raise PermanentFailure(INVALID_JOB, f"the data of job {job.id!r} is malformed: {problems}")
@@ -265,16 +261,11 @@ class DeliveryProcessor:
             BrokenWire: it raised what no wire should.
         """
         try:
-            return await report.wire.send(report.sending(job.name, self._refuse_blacklisted))
+            return await asked(report.wire.send(report.sending(job.name, self._refuse_blacklisted)))
         except (PermanentFailure, RetryableFailure) as failure:
             if failure.failure_class is None and code_of(report.wire, failure.code) is None:
                 raise BrokenWire(f"its code {failure.code[:100]!r} has no class") from failure
             raise
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            raise BrokenWire("it cancelled itself") from error
 
     async def _note_arrival(self, job: Job, report: Report, effect: Effect | None) -> None:
         """Note that the server has it: in its link first, then in the ledger, with what that changes here."""
@@ -378,7 +369,7 @@ class DeliveryProcessor:
     async def _may_recover(self, job: Job, report: Report, code: str) -> bool | None:
         """Ask the wire whether the refusal may end by itself; None if it broke off over that."""
         try:
-            return await report.wire.may_recover(report.sending(job.name, self._refuse_blacklisted), code)
+            return await asked(report.wire.may_recover(report.sending(job.name, self._refuse_blacklisted), code))
         except SQLAlchemyError:
             raise
         except Exception as error:
@@ -442,6 +433,18 @@ class DeliveryProcessor:
             return None
         self._attempts.count(record)
         return record
+
+
+async def _named(delivery: FederationDeliveryJob, wire: Wire) -> FederationDeliveryJob:
+    """Return the delivery with its server's name as the wire spells it; as it is, if the wire breaks off over that."""
+    try:
+        server_url = await asked(wire.name_of(delivery.server_url))
+    except SQLAlchemyError:
+        raise
+    except Exception as error:
+        _log_crash(error, delivery.delivery_job_id)
+        return delivery
+    return delivery if server_url == delivery.server_url else delivery.model_copy(update={"server_url": server_url})
 
 
 def _row_of(data: object) -> str | None:

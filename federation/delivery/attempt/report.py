@@ -15,10 +15,6 @@ from federation.delivery.wire import Sending, Trace, Wire, code_of
 from federation.servers.link_rules import Link
 
 
-class BrokenWire(Exception):
-    """A wire raised what no wire should."""
-
-
 @dataclass(slots=True)
 class Report:
     """What the engine has learned of one attempt so far.

@@ -16,11 +16,10 @@ from dataclasses import replace
 from typing import Final, Protocol, TypeVar, cast
 
 import structlog
-from sqlalchemy.exc import DataError, IntegrityError
+from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 
 from db import Database
 from federation.base.logs import crash
-from federation.delivery.errors import EffectFailed
 from federation.delivery.ledger.attempt_log import AttemptRecord
 from federation.delivery.ledger.entries import Abandoned, Begin, Begun, Ended, Entry, Gone, NotBegun
 from federation.delivery.ledger.postgres_fast_path import UsualEntry, may_be_usual, write_usual
@@ -41,8 +40,8 @@ the loop idle, as slots are filled again while ends are stored: 15 ms took away 
 CROWD: Final = 4
 """A group with more entries than this counts as load."""
 
-_REFUSED: Final = (DataError, IntegrityError, UnicodeError, EffectFailed)
-"""Errors that blame an entry, not the database. A text without a UTF-8 form raises the last one, unwrapped."""
+_REFUSED: Final = (DataError, IntegrityError)
+"""Errors of the database that blame an entry; so does all that is none, such as a text without a UTF-8 form."""
 
 
 _Entry = TypeVar("_Entry", Entry, UsualEntry)
@@ -58,7 +57,7 @@ def _batcher(write: Callable[[Sequence[_Entry]], Awaitable[Sequence[object]]]) -
     return Batcher(
         write,
         MAX_GROUP,
-        is_common=lambda error: not isinstance(error, _REFUSED),
+        is_common=lambda error: isinstance(error, SQLAlchemyError) and not isinstance(error, _REFUSED),
         linger=LINGER_SECONDS,
         crowd=CROWD,
         skips_cancelled=False,

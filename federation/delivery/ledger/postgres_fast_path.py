@@ -80,7 +80,9 @@ def _second(entry: UsualEntry, results: Mapping[str, object]) -> NotBegun | None
 
 
 def _begins(entries: Sequence[Begin]) -> str:
-    return _json([{"id": e.delivery_id, "job": e.job_id, "number": e.attempt, "at": e.at} for e in entries])
+    return _json(
+        [{"id": e.delivery_id, "job": e.job_id, "number": e.attempt, "at": e.at, "wire": e.wire} for e in entries]
+    )
 
 
 def _arrivals(entries: Sequence[Gone], kinds: Sequence[type[Effect]]) -> str:
@@ -147,10 +149,10 @@ _TYPES: Final = {
 _COLUMNS: Final = tuple(field.name for field in fields(AttemptRecord))
 _USUAL: Final = f"""
 WITH b AS MATERIALIZED (
-    SELECT id, job, number, at AT TIME ZONE 'UTC' AS at
-    FROM json_to_recordset(CAST(%(begins)s AS json)) AS j(id text, job text, number integer, at timestamptz)
+    SELECT id, job, number, wire, at AT TIME ZONE 'UTC' AS at
+    FROM json_to_recordset(CAST(%(begins)s AS json)) AS j(id text, job text, number integer, at timestamptz, wire text)
 ), locked AS MATERIALIZED (
-    SELECT id, state, settled_at, job_id, job_name, sending, released_at, canary_at
+    SELECT id, state, settled_at, job_id, job_name, wire, sending, released_at, canary_at
     FROM delivery_jobs WHERE id = ANY (ARRAY(SELECT id FROM b)) ORDER BY id FOR UPDATE
 ), begun AS (
     UPDATE delivery_jobs AS d
@@ -158,7 +160,8 @@ WITH b AS MATERIALIZED (
         first_attempted_at = coalesce(d.first_attempted_at, b.at)
     FROM locked JOIN b ON b.id = locked.id
     WHERE d.id = locked.id AND locked.state = 'ready' AND locked.settled_at IS NULL AND locked.job_id = b.job
-        AND locked.job_name IS NOT NULL AND (locked.sending IS NULL OR locked.sending = b.number)
+        AND locked.wire = b.wire AND locked.job_name IS NOT NULL
+        AND (locked.sending IS NULL OR locked.sending = b.number)
     RETURNING d.id, d.series, d.attempts, d.holds, d.alone, d.first_attempted_at, d.canary_at,
         d.payload_id,
         CASE WHEN d.payload_id IS NULL THEN d.payload END AS payload,

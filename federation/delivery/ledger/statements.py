@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from sqlalchemy import Connection, Row, Select, bindparam, delete, func, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from db import AttemptNote, AttemptOutcome, DeliveryState, HoldReason, among
+from db.errors import is_outage
 from federation.delivery.error_codes import STALLED
 from federation.delivery.errors import EffectFailed
 from federation.delivery.ledger.attempt_log import AttemptRecord, stalled_attempt, write_attempts
@@ -35,9 +36,12 @@ from federation.delivery.ledger.entries import (
 from federation.delivery.rows.payloads import release
 from federation.delivery.rows.transitions import TABLE, OwedRow, forget_older, next_in_order, places_of
 from federation.delivery.wire import Effect
+from federation.servers.link_rules import Hold
 
 FIRST_SUSPECTS: Final = 256
 """How many suspects, deliveries that were under way in too many crashes, run together at first."""
+UNKNOWN_WIRE_PAUSE: Final = timedelta(hours=1)
+"""How long a delivery is held that a process took for another wire's, as it does not know its own."""
 FATAL_ALONE: Final = 3
 """How often a delivery may crash a worker that does nothing else."""
 
@@ -89,6 +93,11 @@ class Group:
                 results[index] = NotBegun(exists=row is not None)
                 continue
             del rows[entry.delivery_id]  # no other job of this group may act for it
+            if row.job_id is not None and row.wire != entry.wire:  # this process does not know how to send it
+                later = Hold(reason=HoldReason.OURS, until=entry.at + UNKNOWN_WIRE_PAUSE)
+                held.append(replace(entry, hold=later))
+                results[index] = NotBegun(exists=True, held=HoldReason.OURS)
+                continue
             series = _series(row, entry.job_id, entry.at)
             if row.job_id is None or row.job_name is None:
                 adopted.append(entry)
@@ -165,9 +174,9 @@ class Group:
         for kind, effects in kinds.items():
             try:
                 found |= dict(zip(effects, kind.apply(self._connection, list(effects.values())), strict=True))
-            except SQLAlchemyError:
-                raise
             except Exception as error:
+                if isinstance(error, SQLAlchemyError) and is_outage(error):
+                    raise
                 raise EffectFailed(kind.__name__, error) from error
         return found
 
@@ -316,7 +325,7 @@ def _holds(row: Row[*tuple[Any, ...]], entry: Ended) -> int:
 
 _ROWS = among(TABLE.c.id, "rows")
 _LOOKED_AT = (
-    *("id", "state", "settled_at", "job_id", "job_name", "server_url", "payload_id", "ordering_key", "series"),
+    *("id", "state", "settled_at", "job_id", "job_name", "server_url", "wire", "payload_id", "ordering_key", "series"),
     *("attempts", "sending", "first_attempted_at", "last_attempted_at", "canary_at", "released_at", "holds", "alone"),
     "suspect",
 )

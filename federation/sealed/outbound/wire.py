@@ -201,8 +201,8 @@ class SealedWire:
         if may_not_know(fetched):
             fetched = await self._as_another(attempt, server, pair) or fetched
         require_taken(attempt, fetched.response, self._clock.now(), ours=self._own_url)
-        await self._note_health(server, fetched)
         ack = acknowledgment(attempt, fetched.response)
+        await self._note_health(server, fetched)
         if ack is None:
             return received_follow(sending.payload, sending.server_url) if sending.job_name == FOLLOW_JOB else None
         if sending.job_name == FOLLOW_JOB:

@@ -140,6 +140,51 @@ async def test_a_server_that_fails_one_wire_is_sent_what_goes_by_another(
         assert not (await plain.find(peer.url)).operator_hold
 
 
+async def test_an_operators_hold_lasts_for_a_wire_that_got_through_before_it_was_known(federation: Federation) -> None:
+    """The first delivery by it that arrives makes its link; and so does whatever else is told of it."""
+    await federation.links.hold("https://b.example")
+    for wire in ("first", "second"):
+        links = federation.links.of(wire)
+        if wire == "first":
+            await links._first_successes.ask("https://b.example")
+        else:
+            await links.unavailable("https://b.example", "TIMEOUT")
+        assert (await links.find("https://b.example")).operator_hold
+
+
+async def test_a_process_that_does_not_know_a_wire_leaves_its_deliveries_alone(
+    settings: Settings, ssl_context: ssl.SSLContext, peer: Peer
+) -> None:
+    """An older version beside a newer one, or after it: to the sealed wire each of them would be no activity at all."""
+    async with node(settings, ssl_context, lambda node: PlainWire(node.fetch)) as site:
+        delivery = await owe(site, peer)
+        site.processor = Site(site.federation).processor
+        fate = await site.outcome(delivery)
+
+    assert fate.row is not None
+    assert (fate.row.state, fate.row.held_reason, fate.row.attempts) == (DeliveryState.HELD, HoldReason.OURS, 0)
+    assert fate.log == []
+
+
+class Nameless(PlainWire):
+    """A wire that breaks off over the names of servers."""
+
+    async def name_of(self, server_url: str) -> str:
+        raise LookupError("a bug")
+
+    async def send(self, sending: Sending) -> Effect | None:
+        return None
+
+
+async def test_a_wire_that_knows_no_names_delivers_by_those_it_is_given(
+    settings: Settings, ssl_context: ssl.SSLContext, peer: Peer
+) -> None:
+    async with node(settings, ssl_context, lambda node: Nameless(node.fetch)) as site:
+        fate = await site.outcome(await owe(site, peer))
+
+    assert (fate.row, fate.codes) == (None, [None])
+
+
 class CannotTell(PlainWire):
     """A wire that breaks off when it is asked whether a refusal may end."""
 
