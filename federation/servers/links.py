@@ -209,11 +209,7 @@ class Links:
     async def hold(self, server_url: str, *, also: Also = nothing_else) -> None:
         """Hold deliveries to the server, by any wire, until `release`, as an operator wants."""
         now = self._clock.now()
-
-        def held(link: Link) -> Link:
-            return replace(link, operator_hold=True, release_at=None, since=now)
-
-        await self._change_all(server_url, held, also)
+        await self._change_all(server_url, partial(replace, operator_hold=True, release_at=None, since=now), also)
 
     async def release(self, server_url: str, *, also: Also = nothing_else) -> None:
         """Send what is held for the server, by any wire, whatever is known of it, as an operator wants."""
@@ -346,8 +342,8 @@ class Links:
 
         def insert(connection: Connection) -> list[Link]:
             held = set(connection.execute(_HELD_AMONG, {"urls": urls}).scalars())
-            blanks = [replace(self._blank(url, now), operator_hold=url in held) for url in urls]
-            links = [replace(link, acknowledged=True, last_success_at=now) for link in blanks]
+            told = partial(replace, acknowledged=True, last_success_at=now)
+            links = [told(self._blank(url, now), operator_hold=url in held) for url in urls]
             connection.execute(_inserts(connection.dialect.name).acknowledged, [_values(link) for link in links])
             return links
 
