@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlmodel import col
 
 from db import (
+    DEFAULT_WIRE,
     BlacklistedServer,
     Database,
     DeliveryJob,
@@ -168,8 +169,10 @@ def _with_links(rows: Subquery) -> FromClause:
 
 _CLOSED: Final = (
     select(col(ServerLink.server_url))
-    .where(or_(col(ServerLink.state) != LinkState.UP, col(ServerLink.operator_hold).is_(True)))
-    .distinct()
+    .where(
+        col(ServerLink.wire) == DEFAULT_WIRE,  # one for each server, else what waits would count for each wire
+        or_(col(ServerLink.state) != LinkState.UP, col(ServerLink.operator_hold).is_(True)),
+    )
     .subquery("closed")
 )
 _IS_UP: Final = _CLOSED.c.server_url.is_(None)

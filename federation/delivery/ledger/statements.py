@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from sqlalchemy import Connection, Row, Select, bindparam, delete, func, select, update
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from db import AttemptNote, AttemptOutcome, DeliveryState, HoldReason, among
 from db.errors import is_outage
@@ -175,7 +175,7 @@ class Group:
             try:
                 found |= dict(zip(effects, kind.apply(self._connection, list(effects.values())), strict=True))
             except Exception as error:
-                if isinstance(error, SQLAlchemyError) and is_outage(error):
+                if isinstance(error, SQLAlchemyError) and (is_outage(error) or isinstance(error, IntegrityError)):
                     raise
                 raise EffectFailed(kind.__name__, error) from error
         return found
