@@ -267,22 +267,25 @@ class MisbehavingServer:
         # A plain function, so that asyncio makes no task of its own that logs the cancellation.
         task = asyncio.create_task(self._serve_connection(Exchange(reader, writer)))
         self._serving.add(task)
-        task.add_done_callback(self._serving.discard)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._serving.discard(task)
+            if task.cancelled() or task.exception() is not None:
+                # It may not have taken a step, or has a bug; nor does it wait for a client that reads no more.
+                writer.transport.abort()
+
+        task.add_done_callback(ended)
 
     async def _serve_connection(self, exchange: Exchange) -> None:
         self.connections += 1
-        try:
-            with suppress(OSError, asyncio.IncompleteReadError):
-                while not exchange.writer.is_closing():
-                    request = await _read_request(exchange.reader)
-                    if (behaviour := self.unscripted(request)) is None:
-                        self.requests.append(request)
-                        behaviour = self._choose(request)
-                    await behaviour(request, exchange)
-            exchange.close()
-        except asyncio.CancelledError:
-            exchange.writer.transport.abort()  # do not wait for a client that reads no more
-            raise
+        with suppress(OSError, asyncio.IncompleteReadError):
+            while not exchange.writer.is_closing():
+                request = await _read_request(exchange.reader)
+                if (behaviour := self.unscripted(request)) is None:
+                    self.requests.append(request)
+                    behaviour = self._choose(request)
+                await behaviour(request, exchange)
+        exchange.close()
 
     def _choose(self, request: Received) -> Behaviour:
         if self.upcoming:

@@ -22,8 +22,9 @@ from federation.http.guard import AddressGuard
 from federation.http.pool import ConnectionPool
 from federation.runtime.composition import Federation
 from tests.federation.delivery.harness import Site
+from tests.misbehaving import respond
 from tests.peer import Peer, acquaint
-from tests.plain_wire import PLAIN_JOB, PlainWire
+from tests.plain_wire import PLAIN_JOB, PLAIN_PATH, PlainWire
 
 
 @asynccontextmanager
@@ -119,6 +120,7 @@ async def test_a_server_that_fails_one_wire_is_sent_what_goes_by_another(
         federation = site.federation
         plain = federation.links.of("plain")
         await acquaint(federation, peer)
+        peer.server.routes[PLAIN_PATH] = respond(202)
         await plain.exhausted(peer.url, "TIMEOUT", first_attempted_at=federation.clock.now())
 
         held = await owe(site, peer)
@@ -132,6 +134,8 @@ async def test_a_server_that_fails_one_wire_is_sent_what_goes_by_another(
         assert (row.state, row.held_reason, row.wire) == (DeliveryState.HELD, HoldReason.SERVER, "plain")
         assert not await federation.releaser.send_canary(peer.url)
         assert await federation.releaser.send_canary(peer.url, "plain")
+        assert (await site.outcome(f"{held}.1", row=held)).row is None
+        assert (await plain.find(peer.url)).state is LinkState.UP
 
         await federation.links.hold(peer.url)
         for links in (federation.links, plain, federation.links.of("unheard of")):
