@@ -52,7 +52,7 @@ class Purge:
     It deletes settled deliveries after 7 days, and writes down which were lost; attempts after `keep_attempts`; what
     was written down of losses, of what operators did and of changes of health after a year, but not the last change of
     a server's, expired blacklist rules, shared texts without a row, which are left when somebody deletes rows by hand,
-    and what the `wires` have kept for themselves. It works in batches: one transaction must not hold SQLite's write
+    and what wires have kept for themselves. It works in batches: one transaction must not hold SQLite's write
     lock for long. With `sweeps` it deletes nothing while these leave open whether the clock can be believed.
     """
 
@@ -60,13 +60,13 @@ class Purge:
         self,
         database: Database,
         *,
-        wires: Sequence[PurgeWire] = (),
+        of_wires: Sequence[PurgeWire] = (),
         sweeps: Sweeps | None = None,
         keep_attempts: timedelta = KEEP_ATTEMPTS,
         clock: Clock | None = None,
     ) -> None:
         self._database = database
-        self._wires = wires
+        self._of_wires = of_wires
         self._sweeps = sweeps
         self._keep_attempts = keep_attempts
         self._clock = clock or SystemClock()
@@ -92,7 +92,7 @@ class Purge:
             "actions": await self._delete(AdminAction, col(AdminAction.at) < now - KEEP_HISTORY),
             "bulk_jobs": await self._delete(BulkJob, col(BulkJob.created_at) < now - KEEP_HISTORY),
             "losses": await self._delete(DeliveryLoss, col(DeliveryLoss.lost_at) < now - KEEP_HISTORY),
-            **{kind: count for purge in self._wires for kind, count in (await purge(now)).items()},
+            **{kind: count for purge in self._of_wires for kind, count in (await purge(now)).items()},
         }
 
     async def _delete(self, model: type[_Kept], expired: ColumnElement[bool]) -> int:

@@ -44,7 +44,7 @@ async def _purge() -> Mapping[str, object]:
     database = Database(settings.database_url.get_secret_value())
     try:
         await require_schema(database)
-        purge = Purge(database, wires=[SealedPurge(database)], keep_attempts=settings.federation_keep_attempts)
+        purge = Purge(database, of_wires=[SealedPurge(database)], keep_attempts=settings.federation_keep_attempts)
         return await purge()
     finally:
         await database.close()

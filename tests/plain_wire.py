@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from federation.delivery.error_codes import FailureClass, FailureCode
-from federation.delivery.errors import RetryableFailure
+from federation.delivery.errors import PermanentFailure, RetryableFailure
 from federation.delivery.wire import Effect, Sending
-from federation.http.errors import NetworkError
+from federation.http.errors import BlockedUrl, BodyTooLarge, NetworkError
 from federation.http.gates import FederationFetch
 from federation.http.messages import asks_for_rest
 from federation.protocol.urls import canonical_origin
@@ -29,7 +29,8 @@ class PlainWire:
         self._fetch = fetch
 
     def check(self, payload: str) -> None:
-        if not isinstance(json.loads(payload).get("id"), str):
+        activity = json.loads(payload)
+        if not isinstance(activity, dict) or not isinstance(activity.get("id"), str):
             raise ValueError("payload: id is missing")
 
     async def name_of(self, server_url: str) -> str:
@@ -39,8 +40,18 @@ class PlainWire:
         seen, body, limit = sending.seen, sending.payload.encode(), timedelta(seconds=15)
         try:
             fetched = await self._fetch(
-                sending.target_url, method="POST", headers=JSON, body=body, timeout=limit, first_byte=sending.first_byte
+                sending.target_url,
+                method="POST",
+                headers=JSON,
+                body=body,
+                timeout=limit,
+                first_byte=sending.first_byte,
+                skip_health_update=True,  # the registry's, of servers with keys
             )
+        except BlockedUrl as error:
+            raise PermanentFailure("BLOCKED_URL", str(error)) from None
+        except BodyTooLarge as error:
+            raise PermanentFailure("BODY_TOO_LARGE", str(error)) from None
         except NetworkError as error:
             seen.answered = False
             raise RetryableFailure(error.code, str(error)) from None

@@ -7,8 +7,8 @@ What it sees on the way it writes into `Trace`, so that the record of an attempt
 acknowledgment changes in the application's tables is an `Effect`: the ledger writes it in the transaction in which the
 row goes. Blacklist, order, links and what becomes of a row are the engine's alone.
 
-A new wire is a package with a class like this, and a line in the composition root. A wire that breaks off with
-anything but its failures has a bug: the delivery is held as a fault of ours, and its server is not blamed.
+A new wire is a package with a class like this, and a line in the composition root. A wire that never answers, or breaks
+off with anything but its failures, has a bug: the delivery is held as a fault of ours, and its server is not blamed.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ from federation.delivery.error_codes import ENGINE_CODES, FailureCode
 from federation.servers.link_rules import Link
 
 T = TypeVar("T")
+
+LONGEST_ANSWER: Final = timedelta(minutes=5)
+"""A wire has limits of its own, far below this one: who waits for it keeps a slot, and a lease, and others out."""
 
 
 @dataclass(slots=True)
@@ -146,10 +149,15 @@ async def asked(answer: Awaitable[T]) -> T:
     """Return what a wire answers.
 
     Raises:
-        BrokenWire: it cancelled itself, which would end whoever asks.
+        BrokenWire: it takes longer than `LONGEST_ANSWER`, or cancelled itself, which would end whoever asks.
     """
     try:
-        return await answer
+        async with asyncio.timeout(LONGEST_ANSWER.total_seconds()) as limit:
+            return await answer
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        raise BrokenWire(f"it gave no answer within {LONGEST_ANSWER}") from error
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is None or task.cancelling():
@@ -161,19 +169,23 @@ class Wires:
     """The wires of a node. `default` is that of all names of jobs that no other claims.
 
     Raises:
-        ValueError: two claim one name, or one beside the default claims none.
+        ValueError: two claim one name, or have one, or one beside the default claims none.
     """
 
     def __init__(self, default: Wire, *others: Wire) -> None:
         self._default: Final = default
         self._by_name: Final[dict[str, Wire]] = {}
+        self._by_own_name: Final[dict[str, Wire]] = {default.name: default}
         for wire in others:
-            if not wire.job_names or wire.name == default.name:
-                raise ValueError(f"the wire {wire.name} claims no jobs, or has the name of another")
+            if not wire.job_names:
+                raise ValueError(f"the wire {wire.name} claims no jobs, so it would send none: give it `job_names`")
             for name in wire.job_names:
                 if name in self._by_name:
                     raise ValueError(f"two wires claim jobs named {name!r}: {self._by_name[name].name}, {wire.name}")
                 self._by_name[name] = wire
+            if wire.name in self._by_own_name:
+                raise ValueError(f"two wires are called {wire.name!r}, and would share the links to servers")
+            self._by_own_name[wire.name] = wire
 
     def of(self, job_name: str) -> Wire:
         """Return the wire by which jobs of this name are sent."""
@@ -182,7 +194,7 @@ class Wires:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of all wires."""
-        return tuple({wire.name: None for wire in (self._default, *self._by_name.values())})
+        return tuple(self._by_own_name)
 
     def check(self, job_name: str, payload: str) -> str:
         """Check what is to be owed, and return the name of its wire.
@@ -196,8 +208,7 @@ class Wires:
 
     async def is_well(self, link: Link) -> bool | None:
         """Ask the server by the link's wire whether it is back. None: only a delivery can tell, or the wire is gone."""
-        wires = (self._default, *self._by_name.values())
-        wire = next((wire for wire in wires if wire.name == link.wire), None)
+        wire = self._by_own_name.get(link.wire)
         return None if wire is None else await asked(wire.is_well(link.server_url))
 
 

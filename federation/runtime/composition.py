@@ -123,8 +123,9 @@ class Federation:
         # In this order: each part is made of those before it.
         self._make_queues()
         self._make_servers()
-        self._make_outbox(new_id, wires)
-        self._make_processors(wires)
+        others = wires(self)
+        self._make_outbox(new_id, others)
+        self._make_processors(others)
         self._make_held()
         self._make_probes()
         self._make_checks()
@@ -179,9 +180,9 @@ class Federation:
         self.discovery_processor = DiscoveryProcessor(self.discovery)
         self.probe = Probe(self.registry, self.fetch, self.links, own_url=self.own_url)
 
-    def _make_outbox(self, new_id: Callable[[], str], wires: OtherWires) -> None:
+    def _make_outbox(self, new_id: Callable[[], str], others: Sequence[Wire]) -> None:
         self._sealed = self._sealed_wire()
-        self.wires = Wires(self._sealed, *wires(self))
+        self.wires = Wires(self._sealed, *others)
         self.outbox = Outbox(
             self.database,
             self.delivery_queue,
@@ -199,7 +200,7 @@ class Federation:
             clock=self.clock,
         )
 
-    def _make_processors(self, wires: OtherWires) -> None:
+    def _make_processors(self, others: Sequence[Wire]) -> None:
         settings = self.settings
         self.payloads = Payloads(self.database)
         self.ledger = Ledger(self.database, add_jobs=self.delivery_queue.add_bulk, clock=self.clock)
@@ -209,7 +210,7 @@ class Federation:
         self.room = Room(per_server=settings.federation_per_server, most=settings.federation_overtime)
         self.delivery_processor = self._delivery_processor(self.wires)
         self.shared_delivery_processor = self._delivery_processor(
-            Wires(self._sealed_wire(self.queued_discovery), *wires(self))
+            Wires(self._sealed_wire(self.queued_discovery), *others)
         )
 
     def _make_held(self) -> None:

@@ -50,7 +50,7 @@ def _of_every_node(federation: Federation) -> Iterator[RecurringJob]:
         interval=timedelta(hours=1),
         run=Purge(
             database,
-            wires=[SealedPurge(database)],
+            of_wires=[SealedPurge(database)],
             sweeps=federation.sweeps,
             keep_attempts=settings.federation_keep_attempts,
             clock=federation.clock,

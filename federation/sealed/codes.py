@@ -23,7 +23,7 @@ CODES: Final[Mapping[str, FailureCode]] = {
     **dict.fromkeys(("NO_OWN_KEYS", "NO_OWN_URL"), FailureCode(FailureClass.OURS, _PERMANENT, is_own=True)),
 }
 
-ABOUT_KEYS: Final = frozenset({"HTTP_400", "HTTP_401", "HTTP_403"})
+MAY_BE_ABOUT_KEYS: Final = frozenset({"HTTP_400", "HTTP_401", "HTTP_403"})
 """Refusals that may be about who we are or which key we sealed to: then `/discover` is looked at first."""
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from sqlalchemy import select
 from sqlmodel import col
 
-from db import DeliveryAttempt, LinkState, Server, ServerLink
+from db import DEFAULT_WIRE, DeliveryAttempt, LinkState, Server, ServerLink
 from federation.admin.deliveries.deliveries import AttemptRow, last_attempts
 from federation.protocol.keys import KeyRing
 
@@ -77,9 +77,12 @@ def meaning(problem: str) -> str:
     return _MEANING.get(problem, "it could not be reached")
 
 
+_IS_MISMATCH = (col(ServerLink.state) == LinkState.MISMATCH) & (col(ServerLink.wire) == DEFAULT_WIRE)
+
+
 async def survey(federation: Federation) -> Survey:
     """Return what is known of all servers that are not blacklisted. No server is asked."""
-    mismatched = select(col(ServerLink.server_url)).where(col(ServerLink.state) == LinkState.MISMATCH)
+    mismatched = select(col(ServerLink.server_url)).where(_IS_MISMATCH)
     async with federation.database.read() as session:
         rows = (await session.execute(select(col(Server.url), col(Server.knows_key)).order_by(col(Server.url)))).all()
         theirs = [*(await session.execute(mismatched.order_by(col(ServerLink.server_url)))).scalars()]

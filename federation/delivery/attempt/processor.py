@@ -275,7 +275,10 @@ class DeliveryProcessor:
         shared = report.series is not None and report.series.shared
         changed = await self._ledger.gone(delivery.delivery_job_id, effect=effect, attempt=record, shared=shared)
         if effect is not None and not changed:
-            effect.log_missed(delivery_id=delivery.delivery_job_id)
+            try:
+                effect.log_missed(delivery_id=delivery.delivery_job_id)
+            except Exception as error:  # it has arrived, and its row is gone
+                _log_crash(error, delivery.delivery_job_id)
 
     async def _fail(self, job: Job, report: Report, failure: PermanentFailure | RetryableFailure) -> None:
         """Record the attempt, and commit the row's fate.

@@ -2,9 +2,9 @@
 
 Theory of operation. The database keeps the order, so it holds on every queue: of the deliveries of one key to one
 server, all but the oldest are held for `order`. A transaction that adds one takes the key's lock, looks which ones
-exist, and inserts the new one behind them; the transaction that ends the oldest makes the next one ready
-(`rows.next_in_order`). On SQLite the only write lock is that lock. Positions are counted, not dated, because a clock
-may be set back.
+exist, and inserts the new one behind them; the transaction that ends the oldest makes the next one ready, by
+`transitions.next_in_order`. On SQLite the only write lock is that lock. Positions are counted, not dated, because a
+clock may be set back.
 """
 
 from __future__ import annotations

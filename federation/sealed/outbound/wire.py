@@ -24,7 +24,7 @@ from federation.protocol.errors import KeyMaterialError, UrlError
 from federation.protocol.keys import KeyRing, OwnKeys, decode_key, pair_known_by, sign_message
 from federation.protocol.sealing import Envelope, SealingKey
 from federation.protocol.urls import canonical_origin
-from federation.sealed.codes import ABOUT_KEYS, CODES
+from federation.sealed.codes import CODES, MAY_BE_ABOUT_KEYS
 from federation.sealed.outbound.answers import (
     NO_KEY,
     AckChecks,
@@ -217,7 +217,7 @@ class SealedWire:
         That takes a look at its `/discover`: every ten minutes one, by any process. Deliveries that were sent before a
         look had its effect get another try.
         """
-        if code not in ABOUT_KEYS:
+        if code not in MAY_BE_ABOUT_KEYS:
             return False
         server_url = sending.server_url
         if await self._links.looked(server_url, interval=LOOK_INTERVAL, takes=LOOK_TAKES):

@@ -15,7 +15,7 @@ from federation.codes import CODES, FORGERIES, LOGGED_CODES, OWN_FAULTS
 from federation.delivery import error_codes
 from federation.delivery.error_codes import HTTP_CODE, STALLED, FailureClass
 from federation.http.threat_policy import NetworkErrorCode
-from federation.sealed.codes import ABOUT_KEYS, class_of_status
+from federation.sealed.codes import MAY_BE_ABOUT_KEYS, class_of_status
 
 SOURCES = Path(federation.__file__).parent
 FAILURES = {"PermanentFailure": AttemptOutcome.PERMANENT, "RetryableFailure": AttemptOutcome.RETRYABLE}
@@ -153,4 +153,4 @@ def test_a_refusal_is_json(is_json: bool, kind: FailureClass, asks_to_wait: bool
 
 def test_refusals_that_may_be_a_misunderstanding() -> None:
     """Those by which servers say that they do not know the sender, or cannot read what it sealed."""
-    assert {"HTTP_400", "HTTP_401", "HTTP_403"} == ABOUT_KEYS
+    assert {"HTTP_400", "HTTP_401", "HTTP_403"} == MAY_BE_ABOUT_KEYS

@@ -42,7 +42,7 @@ HOUR = timedelta(hours=1)
 
 
 def everything(database: Database, *, clock: Clock | None = None) -> Purge:
-    return Purge(database, wires=[SealedPurge(database)], clock=clock)
+    return Purge(database, of_wires=[SealedPurge(database)], clock=clock)
 
 
 def settled(name: str, age: timedelta | None) -> DeliveryJob:

@@ -7,6 +7,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import ClassVar
 
 import pytest
@@ -14,6 +15,7 @@ from sqlalchemy import Connection
 
 from db import DeliveryJob, DeliveryState, HoldReason, LinkState, new_id
 from federation.base.settings.settings import Settings
+from federation.delivery import wire as module
 from federation.delivery.error_codes import FailureClass
 from federation.delivery.errors import Held, PermanentFailure, RetryableFailure, Superseded
 from federation.delivery.wire import Effect, Fragment, Sending, Wire
@@ -66,6 +68,26 @@ async def test_a_wire_refuses_what_it_could_never_deliver(settings: Settings, ss
 async def test_two_wires_that_claim_one_name_are_refused_at_start(settings: Settings) -> None:
     with pytest.raises(ValueError, match=f"two wires claim jobs named '{PLAIN_JOB}'"):
         Federation(settings, wires=lambda node: [PlainWire(node.fetch), PlainWire(node.fetch)])
+
+
+class Idle(PlainWire):
+    """A wire that claims no jobs."""
+
+    job_names = ()
+
+
+class Namesake(PlainWire):
+    """A wire with the name of the one that has all other jobs."""
+
+    name = "sealed"
+
+
+@pytest.mark.parametrize(("wire", "problem"), [(Idle, "claims no jobs"), (Namesake, "two wires are called 'sealed'")])
+def test_a_wire_that_could_not_be_told_from_another_is_refused_at_start(
+    settings: Settings, wire: type[PlainWire], problem: str
+) -> None:
+    with pytest.raises(ValueError, match=problem):
+        Federation(settings, wires=lambda node: [wire(node.fetch)])
 
 
 class Broken(PlainWire):
@@ -168,6 +190,25 @@ async def test_a_process_that_does_not_know_a_wire_leaves_its_deliveries_alone(
     assert fate.row is not None
     assert (fate.row.state, fate.row.held_reason, fate.row.attempts) == (DeliveryState.HELD, HoldReason.OURS, 0)
     assert fate.log == []
+
+
+class Hanging(PlainWire):
+    """A wire that forgot to limit how long it waits."""
+
+    async def send(self, sending: Sending) -> Effect | None:
+        await asyncio.Event().wait()
+        return None
+
+
+async def test_a_wire_that_never_answers_keeps_its_slot_for_minutes_and_no_longer(
+    settings: Settings, ssl_context: ssl.SSLContext, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LONGEST_ANSWER", timedelta(seconds=0.05))
+    async with node(settings, ssl_context, lambda node: Hanging(node.fetch)) as site:
+        fate = await site.outcome(await owe(site, peer))
+
+    assert fate.row is not None
+    assert (fate.row.held_reason, set(fate.codes)) == (HoldReason.OURS, {"INTERNAL"})
 
 
 class Nameless(PlainWire):
