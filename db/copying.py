@@ -87,7 +87,8 @@ def _require_schema(connection: Connection, which: str) -> None:
     if version.current != version.expected or missing(connection, FederationTable.metadata):
         raise CopyError(
             f"{which} does not have the tables of this version (it is at migration {version.current}, they are of"
-            f" {version.expected}): run `federation upgrade` with it as DATABASE_URL"
+            f" {version.expected}): "
+            + (version.remedy if version.is_unpublished else "run `federation upgrade` with it as DATABASE_URL")
         )
 
 

@@ -53,6 +53,18 @@ class SchemaVersion:
         """Tell whether tables or columns of this version are missing; a newer version's database has them all."""
         return self.current is None or self.current < self.expected  # revisions are numbers of four digits
 
+    @property
+    def is_unpublished(self) -> bool:
+        """Tell whether it is of a version before the first release, whose databases none upgrades."""
+        return self.current is not None and self.current < _FIRST
+
+    @property
+    def remedy(self) -> str:
+        """What to do about a database that is behind."""
+        if self.is_unpublished:
+            return "send what it owes with the version that made it, then set DATABASE_URL to a new database"
+        return "run `federation upgrade`"
+
 
 def upgrade(url: str, *, host_tables: bool = False) -> tuple[str, ...]:
     """Give the database every table, column and index of this version; existing rows and columns are untouched.
@@ -86,11 +98,11 @@ def upgrade(url: str, *, host_tables: bool = False) -> tuple[str, ...]:
 def _refuse_unpublished(connection: Connection) -> None:
     from alembic.util import CommandError
 
-    current = schema_version(connection).current
-    if current is not None and current < _FIRST:
+    version = schema_version(connection)
+    if version.is_unpublished:
         raise CommandError(
-            f"the database is at migration {current}, which is of a version before 0.3, and cannot be upgraded; nothing"
-            " was changed: send what it owes with that version, then set DATABASE_URL to a new database"
+            f"the database is at migration {version.current}, which is of a version before 0.3, and cannot be upgraded;"
+            f" nothing was changed: {version.remedy}"
         )
 
 

@@ -25,6 +25,7 @@ from db import Database, DeliveryJob, DeliveryState, FederationTable, Follow, Se
 from db.engines import migration_engine
 from db.migrate import schema_version, upgrade
 from db.url import parse_url
+from federation.base.settings.reach import Schema
 from tests import warm
 from tests.db.original import TABLES, create_original
 from tests.patience import PATIENCE_SECONDS
@@ -318,7 +319,12 @@ def test_a_database_of_a_version_before_the_first_release_is_refused(database_ur
             upgrade(database_url)
         with engine.begin() as connection:
             assert inspect(connection).get_table_names() == ["federation_alembic_version"]
-            assert schema_version(connection).current == revision
+            version = schema_version(connection)
+    assert (version.current, version.is_behind) == (revision, True)
+    problem = Schema(version=version, missing=()).problem
+    assert problem is not None
+    assert "a new database" in problem
+    assert "federation upgrade" not in problem  # which refuses
 
 
 def test_an_unreachable_server_is_an_operational_error_without_the_password() -> None:

@@ -102,6 +102,8 @@ async def database(federation: Federation) -> Found:
     schema = await schema_of(federation.database)
     if schema.problem is not None:
         advice = "federation upgrade" if schema.version.is_behind else "restore the database from a backup"
+        if schema.version.is_unpublished:
+            advice = schema.version.remedy
         return failure(schema.problem, advice)
     if await _knows_us_as_another(federation):
         text = f"{federation.database!r} has this node in its registry, as one of the others"
