@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -10,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from federation.base.settings.settings import write_env_file
 from federation.base.terminal import mind_crashes
+from federation.cli.dashboard import needing_the_extra
+from federation.protocol.keys import generate_own_keys
 from tests.federation.cli.conftest import Command
 from tests.patience import PATIENCE_SECONDS
 
@@ -30,7 +34,7 @@ class Absent:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 sys.meta_path.insert(0, Absent())
 from federation.cli import main
-main(["upgrade"])
+main(sys.argv[1:])
 """
 NOUNS = ["servers", "deliveries", "blacklist", "queues", "scheduler", "workers", "node", "db", "keys", "users"]
 
@@ -113,7 +117,7 @@ def test_every_noun_lists_its_commands(command: Command, noun: str) -> None:
 def test_a_missing_extra_is_named(tmp_path: Path, package: str, queues: dict[str, str], extra: str) -> None:
     """Where a setting asks for a package that is not installed, one line says what to install."""
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT.format(package=package)],
+        [sys.executable, "-c", WITHOUT.format(package=package), "upgrade"],
         cwd=tmp_path,
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **queues},
         capture_output=True,
@@ -122,3 +126,47 @@ def test_a_missing_extra_is_named(tmp_path: Path, package: str, queues: dict[str
     )
     assert done.stderr == f"federation: this needs more packages: pip install 'federation-delivery[{extra}]'\n"
     assert done.returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "package", "extra"),
+    [
+        (["dashboard"], "jinja2", "dashboard"),
+        (["dashboard"], "argon2", "dashboard"),
+        (["dashboard"], "fastapi", "dashboard"),
+        (["run", "--dashboard-port", "1"], "uvicorn", "dashboard"),
+        (["node", "serve"], "fastapi", "node"),
+        (["node", "serve"], "uvicorn", "node"),
+        (["workers", "run", "--metrics-port", "1"], "prometheus_client", "metrics"),
+        (["analytics", "run", "--out", "x"], "pyspark", "analytics"),
+        (["analytics", "run", "--out", "x"], "pyarrow", "analytics"),
+    ],
+)
+def test_the_extra_of_a_part_is_named_by_what_is_missing(
+    tmp_path: Path, migrated_file: Path, arguments: list[str], package: str, extra: str
+) -> None:
+    """A part that cannot start names the extra that has the package, in one line."""
+    shutil.copy(migrated_file, tmp_path / "federation.sqlite3")
+    write_env_file(tmp_path / ".env", {"BETTER_AUTH_URL": "http://127.0.0.1:1", **generate_own_keys().to_env()})
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT.format(package=package), *arguments],
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+    )
+    needs = f"the dashboard needs the package {package!r}" if extra == "dashboard" else "this needs more packages"
+    assert done.stderr.splitlines()[-1] == f"federation: {needs}: pip install 'federation-delivery[{extra}]'"
+    assert done.returncode == 2
+
+
+def test_a_dashboard_misses_only_what_it_uses(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A package of another part is called by that part's extra; of a module of ours nobody says that pip has it."""
+    with pytest.raises(SystemExit), needing_the_extra():
+        raise ModuleNotFoundError("", name="pyspark.sql")
+    assert capsys.readouterr().err.endswith("'pyspark.sql': pip install 'federation-delivery[analytics]'\n")
+    with pytest.raises(ModuleNotFoundError), needing_the_extra():
+        raise ModuleNotFoundError("", name="federation.gone")
