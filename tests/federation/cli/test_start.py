@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from federation.cli.dashboard import needing_the_extra
 from federation.protocol.keys import generate_own_keys
 from tests.federation.cli.conftest import Command
 from tests.patience import PATIENCE_SECONDS
+from workers.version import of_commit
 
 ROOT = Path(__file__).parents[3]
 HEAVY = {"sqlalchemy", "httptools", "alembic", "nacl", "structlog", "rich", "bullmq", "redis", "apscheduler"}
@@ -58,20 +58,17 @@ def test_help_loads_no_part_of_the_application(arguments: list[str]) -> None:
     assert not HEAVY & set(done.stderr.split())
 
 
-def test_the_version_is_that_of_the_installed_package() -> None:
-    """As the package's metadata has it; nothing of the application is loaded for it, and no node is needed."""
+def test_the_version_is_that_of_the_commit() -> None:
+    """Nothing of the application is loaded for it, and no node is needed."""
     done = run("--version")
-    assert (done.returncode, done.stdout) == (0, f"federation {version('federation-delivery')}\n")
+    assert (done.returncode, done.stdout) == (0, f"federation {of_commit()}\n")
     assert not HEAVY & set(done.stderr.split())
 
 
-def test_a_checkout_that_nobody_installed_has_no_version(
+def test_a_copy_that_nobody_installed_has_no_version(
     command_anywhere: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unknown(name: str) -> str:
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr("federation.cli.app.version", unknown)
+    monkeypatch.setattr("workers.version.version", lambda: None)
     assert command_anywhere("--version").stdout == "federation (not installed)\n"
 
 
