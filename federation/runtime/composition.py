@@ -27,23 +27,19 @@ from federation.base.queues.redis import BLOCKING_TIMEOUT, redis_client
 from federation.base.queues.storages import bullmq_url, is_plain, keyless_redis_url, open_storage, queue_place
 from federation.base.settings.settings import Settings
 from federation.base.settings.types import JobPayload
-from federation.delivery.attempt.crash_suspects import Apart
-from federation.delivery.attempt.database_watch import DatabaseWatch
-from federation.delivery.attempt.host_limits import Room
+from federation.delivery.attempt.concurrency import Apart, DatabaseWatch, Room
 from federation.delivery.attempt.processor import DeliveryProcessor
+from federation.delivery.delivery_queue import DeliveryQueue, ForeignJobs, OwnJobOrigin
 from federation.delivery.held.probes import LinkProbes
 from federation.delivery.held.release import Releaser
 from federation.delivery.held.sweep import HeldDeliveries
 from federation.delivery.held.sweep_times import Sweeps
 from federation.delivery.ledger.attempt_log import AttemptLog
 from federation.delivery.ledger.ledger import Ledger
-from federation.delivery.other_nodes.give_back import ForeignJobs
-from federation.delivery.other_nodes.origin import OwnJobOrigin
-from federation.delivery.other_nodes.sightings import Sightings
 from federation.delivery.outbox.outbox import Outbox
-from federation.delivery.outbox.queue import DeliveryQueue
 from federation.delivery.outbox.sweeper import OutboxSweeper
-from federation.delivery.rows.payloads import Payloads
+from federation.delivery.rows import Payloads
+from federation.delivery.sightings import Sightings
 from federation.delivery.wire import Wire, Wires
 from federation.http.client import FederationClient
 from federation.http.gates import FederationFetch, SendThroughPeer

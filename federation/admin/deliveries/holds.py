@@ -14,7 +14,7 @@ from db import DeliveryJob, DeliveryState, HoldReason, LinkState, ServerLink
 from federation.admin.deliveries import deliveries
 from federation.admin.deliveries.deliveries import is_in
 from federation.base.audit import UNRECORDED, Order, Record, noted, recorded
-from federation.delivery.rows.transitions import OwedRow, made_ready
+from federation.delivery.rows import OwedRow, made_ready
 from federation.servers.links import Also, nothing_else
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 from db import AttemptNote, AttemptOutcome, DeliveryState, HoldReason
 from federation.base.logs import crash
 from federation.base.queues.job_data import FederationDeliveryJob
-from federation.delivery.attempt.crash_suspects import Apart
-from federation.delivery.attempt.database_watch import DatabaseWatch
+from federation.delivery.attempt.concurrency import Apart, Busy, DatabaseWatch, Room
 from federation.delivery.attempt.decision import (
     AGAIN,
     FAILED,
@@ -34,15 +33,14 @@ from federation.delivery.attempt.decision import (
     fate_of,
     ours,
 )
-from federation.delivery.attempt.host_limits import Busy, Room
 from federation.delivery.attempt.report import Report
+from federation.delivery.delivery_queue import ForeignJobs
 from federation.delivery.error_codes import BLACKLISTED, INVALID_JOB, FailureClass
 from federation.delivery.errors import Held, NotNow, PermanentFailure, RetryableFailure, Superseded
 from federation.delivery.ledger.attempt_log import AttemptLog, AttemptRecord
 from federation.delivery.ledger.entries import Abandoned, Begin, Begun, Ended, NotBegun, Series
 from federation.delivery.ledger.ledger import Ledger
-from federation.delivery.other_nodes.give_back import ForeignJobs
-from federation.delivery.rows.payloads import Payloads
+from federation.delivery.rows import Payloads
 from federation.delivery.wire import BrokenWire, Effect, Wire, Wires, asked, code_of
 from federation.servers.blacklist import Blacklist
 from federation.servers.link_rules import Hold

@@ -20,9 +20,18 @@ from sqlalchemy.orm import Session
 
 from db import Database, new_timed_id
 from federation.base.queues.queue import JobQueue
-from federation.delivery.outbox.after_commit import Pending, follow_commit, pending_of, set_pending
-from federation.delivery.outbox.insert import BATCH, CheckPayload, Owing, Planned, batches
-from federation.delivery.rows.transitions import READY, OwedRow
+from federation.delivery.outbox.insert import (
+    BATCH,
+    CheckPayload,
+    Owing,
+    Pending,
+    Planned,
+    batches,
+    follow_commit,
+    pending_of,
+    set_pending,
+)
+from federation.delivery.rows import READY, OwedRow
 from workers.clock import Clock
 
 log = structlog.get_logger(__name__)

@@ -25,8 +25,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
 from db.borrowed import DbApiConnection, borrowed, in_transaction, is_dbapi_connection
-from federation.delivery.outbox.after_commit import Pending, follow_commit, pending_of, set_pending
-from federation.delivery.outbox.insert import Planned
+from federation.delivery.outbox.insert import Pending, Planned, follow_commit, pending_of, set_pending
 from federation.delivery.outbox.outbox import Outbox
 from workers.background import background
 

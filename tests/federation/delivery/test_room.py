@@ -10,7 +10,7 @@ from datetime import timedelta
 import pytest
 
 from db import DeliveryState, HoldReason
-from federation.delivery.attempt.host_limits import (
+from federation.delivery.attempt.concurrency import (
     LONGEST_PAUSE,
     MAX_REMEMBERED,
     SHORTEST_PAUSE,
