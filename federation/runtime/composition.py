@@ -41,8 +41,7 @@ from federation.delivery.outbox.sweeper import OutboxSweeper
 from federation.delivery.rows import Payloads
 from federation.delivery.sightings import Sightings
 from federation.delivery.wire import Wire, Wires
-from federation.http.client import FederationClient
-from federation.http.gates import FederationFetch, SendThroughPeer
+from federation.http.client import FederationClient, FederationFetch, SendThroughPeer
 from federation.http.guard import AddressGuard
 from federation.http.pool import ConnectionPool, pool_limits
 from federation.monitoring.endpoints import Endpoints

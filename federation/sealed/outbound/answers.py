@@ -18,7 +18,7 @@ from typing import Final
 from federation.delivery.error_codes import STORED_ALREADY, FailureClass
 from federation.delivery.errors import PermanentFailure, RetryableFailure
 from federation.delivery.wire import Sending, Trace
-from federation.http.gates import Fetched
+from federation.http.client import Fetched
 from federation.http.messages import Response
 from federation.protocol.acks import Ack, PostAck, find_ack, is_unsigned_follow_ack, parse_ack_body
 from federation.protocol.activities import ActivityMethod, FollowActivity, NamedPostActivity, parse_method
