@@ -20,7 +20,7 @@ from federation.delivery.outbox.insert import Owing, Planned
 from federation.delivery.outbox.ordering import cancelled_unsent
 from federation.delivery.outbox.outbox import Outbox
 from federation.protocol.activities import PostActivity, follow_activity, post_activity, unfollow_activity
-from federation.protocol.models import parse_model
+from federation.protocol.encodings import parse_model
 from federation.protocol.urls import canonical_origin, peer_registry_url
 from federation.sealed.peers.discovery import Discovery, Shown
 from federation.sealed.peers.follow_news import Direction, Pair, time_to_tell
