@@ -113,7 +113,7 @@ class DeliveryJob(FederationTable, table=True):
 
     # Who writes a column, by module of `federation`: delivery/outbox/insert makes the row, for producers.
     # delivery/ledger/statements counts and ends attempts, for workers; delivery/ledger/postgres_fast_path does the same
-    # to most rows, on PostgreSQL. delivery/held/sweep holds, expires and fails what is held. delivery/rows
+    # to most rows, on PostgreSQL. delivery/held/sweeper holds, expires and fails what is held. delivery/rows
     # makes ready what was held. delivery/outbox/sweeper replaces lost jobs. delivery/held/release chooses canaries.
     # admin/deliveries/bulk is `federation deliveries retry`.
     # Written by delivery/outbox/insert, once.
@@ -124,7 +124,7 @@ class DeliveryJob(FederationTable, table=True):
     attempts: int = Field(default=0, sa_column_kwargs={"server_default": text("0")})
     # Written by delivery/ledger/statements, admin/deliveries/bulk.
     last_attempted_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
-    # Written by delivery/ledger/statements, delivery/held/sweep, delivery/rows, admin/deliveries/bulk.
+    # Written by delivery/ledger/statements, delivery/held/sweeper, delivery/rows, admin/deliveries/bulk.
     next_attempt_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     # Written by delivery/outbox/insert, once.
     created_at: datetime = Field(sa_type=UtcDateTime)
@@ -136,17 +136,17 @@ class DeliveryJob(FederationTable, table=True):
     """The protocol by which it is sent, as its job's name says."""
     # Written by delivery/outbox/insert, delivery/outbox/sweeper, delivery/rows, admin/deliveries/bulk.
     queued_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
-    # Written by delivery/ledger/statements, delivery/held/sweep, delivery/rows, admin/deliveries/bulk.
+    # Written by delivery/ledger/statements, delivery/held/sweeper, delivery/rows, admin/deliveries/bulk.
     settled_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
-    # Written by delivery/ledger/statements, delivery/held/sweep, admin/deliveries/bulk.
+    # Written by delivery/ledger/statements, delivery/held/sweeper, admin/deliveries/bulk.
     outcome: AttemptOutcome | None = Field(default=None, sa_type=TextEnum(AttemptOutcome))
     """Of the attempt with which it was given up; null while it is owed."""
     last_error: str | None = Field(default=None, sa_type=Text)
     # Written by delivery/outbox/insert, once.
     payload_id: str | None = Field(default=None, sa_type=Text)
-    # Written by delivery/ledger/statements, delivery/held/sweep, admin/deliveries/bulk.
+    # Written by delivery/ledger/statements, delivery/held/sweeper, admin/deliveries/bulk.
     error_code: str | None = Field(default=None, sa_type=Text)
-    # Written by delivery/outbox/insert, delivery/ledger/statements, delivery/held/sweep, delivery/rows,
+    # Written by delivery/outbox/insert, delivery/ledger/statements, delivery/held/sweeper, delivery/rows,
     # admin/deliveries/bulk.
     state: DeliveryState = Field(
         default=DeliveryState.READY, sa_type=TextEnum(DeliveryState), sa_column_kwargs={"server_default": "ready"}

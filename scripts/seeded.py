@@ -47,7 +47,7 @@ NEAREST: Final = {
     "federation/delivery/outbox/ordering": "delivery/test_order sealed/outbound/activities",
     "federation/delivery/outbox/sweeper": "delivery/outbox",
     "federation/delivery/held/sweep_times": "delivery/test_sweeps",
-    "federation/delivery/held/sweep": "delivery/test_holding delivery/test_outage delivery/test_apart",
+    "federation/delivery/held/sweeper": "delivery/test_holding delivery/test_outage delivery/test_apart",
     "federation/delivery/held/release": "delivery/test_release delivery/test_canaries",
     "federation/delivery/held/probes": "health delivery/test_canaries delivery/test_misunderstandings",
     "federation/sealed/peers": "health delivery/test_canaries delivery/test_misunderstandings",

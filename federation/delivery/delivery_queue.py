@@ -148,7 +148,7 @@ FIRST_PAUSE: Final = timedelta(minutes=1)
 LONGEST_PAUSE: Final = timedelta(hours=1)
 
 
-class ForeignJobs:
+class OtherNodesJobs:
     """Tells jobs of other nodes from ours, as far as jobs name their node, and notes each of them in `sightings`."""
 
     def __init__(self, origin: OwnJobOrigin, sightings: Sightings, clock: Clock | None = None) -> None:

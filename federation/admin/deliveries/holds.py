@@ -103,7 +103,7 @@ async def expire(federation: Federation, *, order: Order | None = None) -> int:
         await federation.sweeps.believe(federation.clock.now())
         await federation.delivery_queue.start()
         total = 0
-        while count := await federation.held.expire():
+        while count := await federation.held_sweeper.expire():
             total += count
             await federation.database.transact(partial(record.add, number=count))
     return total

@@ -2,23 +2,23 @@
 
 Theory of operation. While the database does not answer, no delivery is claimed (`DatabaseWatch`).
 
-An attempt that waits for its server (`Room`) needs memory, not CPU. So after `QUICK` it leaves its slot to
+An attempt that waits for its server (`HostLimits`) needs memory, not CPU. So after `QUICK` it leaves its slot to
 another attempt and goes on in overtime. A server that answered this process quickly the last time may have `per_server`
 attempts at once. Any other server gets one at a time: if it is known to be slow, outside the slots from the beginning;
 if it is new, after `NEW`. Both times are longer where all servers take long: `SLOWER` times what an attempt usually
-takes. If all turns at a server are taken, an attempt waits in line, under the same rule. No server
-may have more than a fifth of the room, so a long backlog to a new one waits a moment in the slots. An attempt that gets
-no answer ends the wait of all behind it: their deliveries are held for a while, and so are those for which there is no
-room left. So a server that hangs costs no slot anything, and takes room for one attempt at a time.
+takes. If all turns at a server are taken, an attempt waits in line, under the same rule. No server may have more than a
+fifth of the room, so a long backlog to a new one waits a moment in the slots. An attempt that gets no answer ends the
+wait of all behind it: their deliveries are held for a while, and so are those for which there is no room left. So a
+server that hangs costs no slot anything, and takes room for one attempt at a time.
 
 A server that gave no answer the last time is suspect. It gets only `SUSPECT_FIRST_BYTE` to begin its answer, not the
 whole deadline, so that a thousand such servers pass through the room quickly.
 
-Deliveries that may crash the process are kept apart from all others (`Apart`), so that few can have caused a crash.
-There are two sides, and only attempts of one side are inside at a time. An attempt from the other side waits until the
-last one inside has left. While it waits, no further attempt of the inner side enters, so neither side waits longer than
-an attempt may take. The last one to leave lets in all that wait, in one step: they count as inside before they run.
-Nearly always there are none, and entering costs an addition.
+Suspects, deliveries that may crash the process, are kept apart from all others (`CrashSuspects`), so that few can have
+caused a crash. There are two sides, and only attempts of one side are inside at a time. An attempt from the other side
+waits until the last one inside has left. While it waits, no further attempt of the inner side enters, so neither side
+waits longer than an attempt may take. The last one to leave lets in all that wait, in one step: they count as inside
+before they run. Nearly always there are no suspects, and entering costs an addition.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Turn:
         return SUSPECT_FIRST_BYTE if self.suspect else None
 
 
-class Room:
+class HostLimits:
     """Turns at servers for the attempts of one process, and room for `most` of them outside the worker's slots."""
 
     def __init__(
@@ -300,8 +300,8 @@ class Room:
         return Busy(server.url, pause * random.uniform(1 - SPREAD, 1 + SPREAD))  # noqa: S311 - guards nothing
 
 
-class Apart:
-    """Admits the attempts of one side at a time."""
+class CrashSuspects:
+    """Admits attempts at suspects, or at all other deliveries, but never both at a time."""
 
     def __init__(self) -> None:
         self._inside = 0

@@ -1,4 +1,4 @@
-"""Owing a delivery: what is written for it, by statements alone, on the caller's connection.
+"""What is inserted for a delivery that is owed, by statements alone, on the caller's connection.
 
 Theory of operation. The caller may be a coroutine with an `AsyncSession` or synchronous code with a `Session`.
 SQLAlchemy's asynchronous sessions are synchronous ones inside (`AsyncSession.run_sync`), so both run the same code
@@ -60,7 +60,7 @@ class Planned:
             )
 
 
-class Owing:
+class OutboxInserter:
     """Writes what is owed into the caller's transaction. `joins` says that the queue lives in that database, too."""
 
     def __init__(

@@ -64,7 +64,7 @@ _Change: TypeAlias = Callable[[], Awaitable[tuple[int, Sequence[OwedRow]]]]
 """Returns how many rows changed, and those that are ready now."""
 
 
-class HeldDeliveries:
+class HeldSweeper:
     """Sweeps held rows. One process at a time should; several do no harm. With a `max_age` of None nothing expires."""
 
     def __init__(
