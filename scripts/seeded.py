@@ -40,15 +40,14 @@ NEAREST: Final = {
     "federation/sealed/codes": "delivery/test_codes delivery/test_statuses",
     "federation/delivery/attempt/processor": "delivery/test_outage delivery/test_trouble delivery/test_attempt_log"
     " delivery/test_blacklist delivery/test_canaries delivery/test_room",
-    "federation/delivery/attempt/crash_suspects": "delivery/test_apart",
-    "federation/delivery/attempt/database_watch": "delivery/test_database_away",
+    "federation/delivery/attempt/concurrency": "delivery/test_apart delivery/test_database_away",
     "federation/delivery/ledger/statements": "delivery/test_group delivery/test_attempt_log delivery/test_ends"
     " delivery/test_apart",
-    "federation/delivery/rows/transitions": "delivery/test_holding delivery/test_release delivery/test_order",
+    "federation/delivery/rows": "delivery/test_holding delivery/test_release delivery/test_order",
     "federation/delivery/outbox/ordering": "delivery/test_order sealed/outbound/activities",
     "federation/delivery/outbox/sweeper": "delivery/outbox",
     "federation/delivery/held/sweep_times": "delivery/test_sweeps",
-    "federation/delivery/held/sweep": "delivery/test_holding delivery/test_outage delivery/test_apart",
+    "federation/delivery/held/sweeper": "delivery/test_holding delivery/test_outage delivery/test_apart",
     "federation/delivery/held/release": "delivery/test_release delivery/test_canaries",
     "federation/delivery/held/probes": "health delivery/test_canaries delivery/test_misunderstandings",
     "federation/sealed/peers": "health delivery/test_canaries delivery/test_misunderstandings",

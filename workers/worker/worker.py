@@ -48,15 +48,13 @@ from workers.serde import JsonSerde, Serde
 from workers.storage.base import ANY_NAME, FlowStorage, Storage
 from workers.worker.attempt import Attempt, Ending, Runner
 from workers.worker.cancels import CancelListener
-from workers.worker.claiming import Appetite, Exchanges, Slots, check_slots
 from workers.worker.events import Emitter, Observer, ProgressReporter, WorkerEventKind
+from workers.worker.exchanges import Appetite, Exchanges, Settler, Slots, check_slots
 from workers.worker.failures import FailedJobs, NamedBackoffs, OnFailed
 from workers.worker.handlers import Handler, HandlerFunction, HandlerTable, Middleware, SignalReason
 from workers.worker.leases import LeaseKeeper
-from workers.worker.reaper import Reaper, SetAsideReporter
-from workers.worker.recurring import Ticker
+from workers.worker.maintenance import Reaper, SetAsideReporter, Ticker
 from workers.worker.relatives import OwnChildren, Predecessors
-from workers.worker.settler import Settler
 from workers.worker.shutdown import Stop, all_done, cancel_all, first_failure, take_leave
 from workers.worker.startup_checks import UnservedNames, connect_if_fit
 from workers.worker.transactions import OwnTransaction

@@ -27,7 +27,7 @@ from db import Database, DeliveryState, among
 from federation.base.queues.queue import JobQueue
 from federation.delivery.held.sweep_times import Sweeps
 from federation.delivery.ledger.attempt_log import stalled_attempt, write_attempts
-from federation.delivery.rows.transitions import TABLE, OwedRow, series_job_id
+from federation.delivery.rows import TABLE, OwedRow, series_job_id
 from workers import JobState, JobStatus
 from workers.clock import Clock, SystemClock
 
