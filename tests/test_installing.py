@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 INSTALL = re.compile(r"pip3? install (.*)")
 BY_NAME = re.compile(r"""(?:^|[\s'"])federation[-_]delivery\b""")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-DEPLOYED = frozenset({"bullmq", "metrics", "node", "postgres"})
+DEPLOYED = frozenset({"bullmq", "dashboard", "metrics", "node", "postgres"})
 
 
 @pytest.fixture(scope="module")
