@@ -27,6 +27,7 @@ from tests.federation.deploy.commands import refusal, unknown_variables
 from tests.federation.deploy.places import COMPOSE, DEPLOY, PROMETHEUS, ROOT, approve, tool
 from tests.servers import free_port
 from workers.dashboard.accounts import hash_password
+from workers.version import GIVEN
 
 OURS = ("upgrade", "worker", "node", "dashboard")
 RESERVED = 3
@@ -195,6 +196,16 @@ def test_the_image_is_made_of_what_there_is() -> None:
         == {"bullmq", "dashboard", "metrics", "node", "postgres"}
         <= project["project"]["optional-dependencies"].keys()
     )
+
+
+def test_the_image_has_the_version_of_its_commit() -> None:
+    """The build is told: it sees no history. As the manual has it, and the file itself, from the file that knows."""
+    (argument,) = arguments("ARG")
+    name = argument.rstrip("=")
+    assert f'{GIVEN}="${name}"' in " ".join(arguments("RUN"))
+    told = f'--build-arg {name}="$(python3 workers/version.py)" .'
+    assert told in (DEPLOY / "README.md").read_text()
+    assert told in (COMPOSE / "Dockerfile").read_text()
 
 
 def test_compose_takes_the_file(tmp_path: Path) -> None:
