@@ -146,7 +146,7 @@ BUGS: Final = (
     ),
     Bug("next in order never released", "transitions.next_in_order", returns("[]")),
     # Sweeps
-    Bug("due holds are never released", "HeldDeliveries._release_due", returns("0")),
+    Bug("due holds are never released", "HeldSweeper._release_due", returns("0")),
     Bug(
         "holds are released before their time",
         "sweep._DUE",
@@ -154,22 +154,22 @@ BUGS: Final = (
     ),
     Bug(
         "servers that are back are forgotten",
-        "HeldDeliveries._look_at_servers",
+        "HeldSweeper._look_at_servers",
         swap("await links.release_held(row.server_url)", "pass"),
     ),
     Bug(
         "blacklist not checked for what is held",
-        "HeldDeliveries._look_at_servers",
+        "HeldSweeper._look_at_servers",
         swap("await self._blacklist.covering(row.server_url) is not None", "False"),
     ),
-    Bug("expiry after a day", "HeldDeliveries._expire_batch", swap("now - self._max_age", "now - self._max_age / 7")),
-    Bug("suspects all at once", "HeldDeliveries._release_suspects", swap("max(widest, 1)", "1_000")),
+    Bug("expiry after a day", "HeldSweeper._expire_batch", swap("now - self._max_age", "now - self._max_age / 7")),
+    Bug("suspects all at once", "HeldSweeper._release_suspects", swap("max(widest, 1)", "1_000")),
     Bug(
         "suspects beside those under way",
-        "HeldDeliveries._release_suspects",
+        "HeldSweeper._release_suspects",
         swap("connection.execute(_SUSPECTS_UNDER_WAY).first() is not None", "False"),
     ),
-    Bug("news of held deliveries bring no look", "HeldDeliveries.newly_held", returns("[]")),
+    Bug("news of held deliveries bring no look", "HeldSweeper.newly_held", returns("[]")),
     Bug("the sweeper adds nothing that is missing", "OutboxSweeper._add_missing", returns("0")),
     Bug("the sweeper never begins a new series", "OutboxSweeper._renewed", returns("[]")),
     Bug("a lost queue is not noticed", "OutboxSweeper.lacks_jobs", returns("False")),
@@ -367,7 +367,7 @@ BUGS: Final = (
     Bug("claims go on without a database", "DatabaseWatch.not_ready", returns("None")),
     Bug(
         "suspects run beside others",
-        "Apart.enter",
+        "CrashSuspects.enter",
         swap("not self._inside or (self._suspects_inside is suspect and not self._waiting[not suspect])", "True"),
     ),
     Bug("the database's clock is the machine's", "DatabaseClock.now", swap("self._measured is None", "True")),

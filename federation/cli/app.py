@@ -18,6 +18,7 @@ from typer.main import get_command
 
 from federation.cli import (
     actions,
+    activities,
     analytics,
     blacklist,
     dashboard,
@@ -79,6 +80,7 @@ app.command("upgrade")(database.upgrade_tables)
 app.command("doctor")(doctor)
 app.command("why")(servers.why)
 app.command("dashboard")(dashboard.dashboard)
+activities.add_to(app)
 app.add_typer(servers.app, name="servers")
 held.add_commands(deliveries.app)
 app.add_typer(deliveries.app, name="deliveries")

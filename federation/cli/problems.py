@@ -146,6 +146,7 @@ def _kind(error: BaseException) -> Kind:
 
     from db.errors import is_outage
     from db.host import HostTablesError
+    from db.poolers import LentSessionsError
     from db.url import DatabaseUrlError
     from federation.analytics.errors import AnalyticsError
     from federation.base.errors import ConfigurationError, NoNodeHere, Unreachable
@@ -157,6 +158,7 @@ def _kind(error: BaseException) -> Kind:
     if isinstance(error, SQLAlchemyError) and is_outage(error):
         return Kind.UNREACHABLE
     kinds: list[tuple[tuple[type[BaseException], ...], Kind]] = [
+        ((LentSessionsError,), Kind.REFUSED),
         ((NoNodeHere,), Kind.NO_NODE_HERE),
         ((ConfigurationError,), Kind.SETTINGS),
         ((Unreachable, StorageUnavailable), Kind.UNREACHABLE),

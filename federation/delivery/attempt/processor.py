@@ -21,8 +21,7 @@ from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 from db import AttemptNote, AttemptOutcome, DeliveryState, HoldReason
 from federation.base.logs import crash
 from federation.base.queues.job_data import FederationDeliveryJob
-from federation.delivery.attempt.crash_suspects import Apart
-from federation.delivery.attempt.database_watch import DatabaseWatch
+from federation.delivery.attempt.concurrency import Busy, CrashSuspects, DatabaseWatch, HostLimits
 from federation.delivery.attempt.decision import (
     AGAIN,
     FAILED,
@@ -34,15 +33,14 @@ from federation.delivery.attempt.decision import (
     fate_of,
     ours,
 )
-from federation.delivery.attempt.host_limits import Busy, Room
 from federation.delivery.attempt.report import Report
+from federation.delivery.delivery_queue import OtherNodesJobs
 from federation.delivery.error_codes import BLACKLISTED, INVALID_JOB, FailureClass
 from federation.delivery.errors import Held, NotNow, PermanentFailure, RetryableFailure, Superseded
 from federation.delivery.ledger.attempt_log import AttemptLog, AttemptRecord
 from federation.delivery.ledger.entries import Abandoned, Begin, Begun, Ended, NotBegun, Series
 from federation.delivery.ledger.ledger import Ledger
-from federation.delivery.other_nodes.give_back import ForeignJobs
-from federation.delivery.rows.payloads import Payloads
+from federation.delivery.rows import Payloads
 from federation.delivery.wire import BrokenWire, Effect, Wire, Wires, asked, code_of
 from federation.servers.blacklist import Blacklist
 from federation.servers.link_rules import Hold
@@ -79,10 +77,10 @@ class DeliveryProcessor:
         payloads: Payloads,
         ledger: Ledger,
         attempts: AttemptLog,
-        room: Room,
-        apart: Apart,
+        host_limits: HostLimits,
+        crash_suspects: CrashSuspects,
         database_watch: DatabaseWatch,
-        foreign: ForeignJobs,
+        other_nodes_jobs: OtherNodesJobs,
         clock: Clock | None = None,
     ) -> None:
         self._wires = wires
@@ -91,10 +89,10 @@ class DeliveryProcessor:
         self._payloads = payloads
         self._ledger = ledger
         self._attempts = attempts
-        self._room = room
-        self._apart = apart
+        self._host_limits = host_limits
+        self._crash_suspects = crash_suspects
         self._database_watch = database_watch
-        self._foreign = foreign
+        self._other_nodes_jobs = other_nodes_jobs
         self._clock = clock or SystemClock()
 
     async def __call__(self, job: Job) -> None:
@@ -125,17 +123,17 @@ class DeliveryProcessor:
     async def _run(self, job: Job) -> None:
         wire = self._wires.of(job.name)
         delivery = await self._parse(job, wire)
-        await self._foreign.give_back(job, delivery)
+        await self._other_nodes_jobs.give_back(job, delivery)
         report = Report(delivery, wire, started_at=self._clock.now(), started=monotonic(), attempt=job.attempt)
         if await self._is_held(job, report):
             return
         try:
-            async with self._room.turn(
+            async with self._host_limits.turn(
                 delivery.server_url, size=len(delivery.payload) or TYPICAL_BYTES, leave_slot=job.leave_slot
             ) as turn:
                 report.first_byte = turn.first_byte
                 try:
-                    async with self._apart.enter(suspect=delivery.suspect):
+                    async with self._crash_suspects.enter(suspect=delivery.suspect):
                         await self._attempt(job, report)
                 finally:
                     turn.answered, turn.waited = report.seen.answered, report.seen.waited

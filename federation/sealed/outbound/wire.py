@@ -15,8 +15,8 @@ from federation.base.queues.job_data import FOLLOW_JOB, POST_JOB
 from federation.delivery.error_codes import FailureClass
 from federation.delivery.errors import PermanentFailure, RetryableFailure
 from federation.delivery.wire import Sending
+from federation.http.client import FederationFetch, Fetched
 from federation.http.errors import BlockedUrl, BodyTooLarge, NetworkError, OutboundError
-from federation.http.gates import FederationFetch, Fetched
 from federation.http.guard import AddressGuard
 from federation.protocol.acks import Ack
 from federation.protocol.activities import DeliveryRequest, delivery_headers, parse_method

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -19,9 +20,11 @@ from workers.queue import Queue
 from workers.storage.sql import SqlStorage
 
 
-async def started(*arguments: str, accounts: str = "") -> asyncio.subprocess.Process:
+async def started(
+    *arguments: str, accounts: str = "", program: Sequence[str] = (warm.PYTHON, "-m", "workers.dashboard")
+) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
-        *(warm.PYTHON, "-m", "workers.dashboard", *arguments),
+        *(*program, *arguments),
         env={**os.environ, "WORKERS_DASHBOARD_ACCOUNTS": accounts},
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
