@@ -72,7 +72,7 @@ BUGS: Final = (
     Bug(
         "a delivered attempt is not in the log",
         "DeliveryProcessor._note_arrival",
-        swap("attempt=record", "attempt=None"),
+        swap("attempt=None if series is None else record", "attempt=None"),
     ),
     Bug(
         "the last attempt says nothing of being it",
@@ -119,7 +119,7 @@ BUGS: Final = (
     Bug("what failed frees nobody of its key", "Group._end", without("self._freed.append(row)")),
     Bug("suspects are never narrowed down", "statements._narrowed", returns("suspect")),
     Bug("a delivered row is not removed", "Group._remove", swap('{"rows": ids}', '{"rows": []}')),
-    Bug("held without a series of its own", "transitions._READY", swap("TABLE.c.series + 1", "TABLE.c.series")),
+    Bug("held without a series of its own", "rows._READY", swap("TABLE.c.series + 1", "TABLE.c.series")),
     Bug(
         "a begun row stays counted as waiting",
         "statements._BEGUN",
@@ -136,7 +136,7 @@ BUGS: Final = (
     ),
     Bug(
         "the youngest of a key is next",
-        "transitions._FIRST",
+        "rows._FIRST",
         swap("TABLE.c.ordering_position", "TABLE.c.ordering_position.desc()"),
     ),
     Bug(
@@ -144,12 +144,12 @@ BUGS: Final = (
         "ordering._cancel_unsent",
         swap("last is None or last.job_name != job_name or last.attempts", "last is None or last.job_name != job_name"),
     ),
-    Bug("next in order never released", "transitions.next_in_order", returns("[]")),
+    Bug("next in order never released", "rows.next_in_order", returns("[]")),
     # Sweeps
     Bug("due holds are never released", "HeldSweeper._release_due", returns("0")),
     Bug(
         "holds are released before their time",
-        "sweep._DUE",
+        "held.sweeper._DUE",
         swap('TABLE.c.next_attempt_at <= bindparam("now")', "TABLE.c.next_attempt_at.is_not(None)"),
     ),
     Bug(

@@ -74,6 +74,14 @@ class Attempt:
     def seen(self) -> Trace:
         return self.sending.seen
 
+    def note(self, fetched: Fetched) -> None:
+        """Note what came back, in place of what came before."""
+        self.seen.answered = not fetched.proxied
+        self.seen.status = fetched.response.status
+        self.seen.response_bytes = len(fetched.response.body)
+        self.seen.relayed_by = fetched.peer
+        self.answerer = fetched.response.answerer
+
 
 def may_not_know(fetched: Fetched) -> bool:
     """Tell whether the refusal may be about the key that signed."""
