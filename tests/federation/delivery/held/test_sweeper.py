@@ -14,7 +14,7 @@ from federation.admin import blacklist
 from federation.delivery.held import sweeper as holding
 from federation.delivery.held.sweeper import LONGEST_PAUSES
 from federation.servers.link_rules import HEARD_INTERVAL
-from tests.federation.delivery.held import URL, Node, StandsStill
+from tests.federation.delivery.node import URL, Node, StandsStill
 from tests.federation.rows_read import watched
 from workers.clock import ManualClock, SystemClock
 
