@@ -91,7 +91,7 @@ def enqueue_delivery(
     *,
     ordering_key: str | None = None,
 ) -> str:
-    """Owe a delivery from the moment `session` commits, and return its id. See `Outbox.enqueue_delivery`.
+    """Owe a delivery from the moment `session` commits, and return its id. See `federation.enqueue_delivery`.
 
     Raises:
         TypeError: no synchronous session or connection; the message names the call that accepts it.

@@ -24,7 +24,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
-from workers.checks import MAX_ATTEMPTS, as_duration, as_positive, check_text, check_whole, new_id
+from workers.checks import MAX_ATTEMPTS, as_duration, as_lease, as_positive, check_text, check_whole, new_id
 from workers.clock import monotonic
 from workers.crons import Cron
 from workers.details import JobReader
@@ -110,7 +110,7 @@ class Worker:
         check_slots(concurrency, overtime)
         check_policy("retry", retry)
         check_whole("max_stalls", max_stalls, 0, MAX_ATTEMPTS)
-        lease, self._poll_interval = as_positive("lease", lease), as_positive("poll_interval", poll_interval)
+        lease, self._poll_interval = as_lease("lease", lease), as_positive("poll_interval", poll_interval)
         self._grace = as_duration("grace", grace)
         self.worker_id = new_id() if worker_id is None else worker_id
         check_text("worker id", self.worker_id)

@@ -277,13 +277,7 @@ class BulkDeliveries:
         self, jobs: Mapping[str, str], conditions: Sequence[ColumnElement[bool]], record: Record
     ) -> set[str]:
         """Delete those of the rows that still name these jobs and meet the conditions. Return which."""
-        gone = (
-            delete(TABLE)
-            .where(*conditions)
-            .returning(
-                *(TABLE.c[name] for name in ("id", "job_id", "payload_id", "state", "server_url", "ordering_key"))
-            )
-        )
+        gone = delete(TABLE).where(*conditions).returning(*_DROPPED)
 
         def delete_rows(connection: Connection) -> tuple[Sequence[Row[*tuple[Any, ...]]], Sequence[OwedRow]]:
             dialect = connection.dialect.name
