@@ -5,7 +5,7 @@ A delivered delivery has no row. Ready and held ones are owed; failed and expire
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -240,6 +240,18 @@ async def stats(database: Database, selection: Selection, *, servers: int = 10) 
             held_servers = (await session.execute(held)).scalar_one()
         by_server = [ServerCount(**row._mapping) for row in await session.execute(_by_server(selection, servers))]
     return replace(found, held_servers=held_servers, servers=tuple(by_server))
+
+
+async def by_unknown_wires(database: Database, selection: Selection, wires: Collection[str]) -> dict[str, int]:
+    """Count those of the selected deliveries that are owed by wires which are none of these: nothing sends them."""
+    wire = col(DeliveryJob.wire)
+    counts = (
+        select(wire, func.count().label("number"))
+        .where(*selection.conditions(), is_in(OPEN), wire.not_in(wires))
+        .group_by(wire)
+        .order_by(wire)
+    )
+    return {row.wire: row.number for row in await database.rows(counts)}
 
 
 def summed(groups: Iterable[Group]) -> DeliveryStats:
