@@ -13,8 +13,7 @@ from federation.admin.deliveries.bulk_jobs import INTERVAL, BulkJobs
 from federation.base.errors import ConfigurationError
 from federation.base.queues.queue import JobQueue
 from federation.delivery.errors import PermanentFailure
-from federation.http.client import DEFAULT_TIMEOUT, NO_HEADERS
-from federation.http.gates import Fetched
+from federation.http.client import DEFAULT_TIMEOUT, NO_HEADERS, Fetched
 from federation.protocol.acks import Ack
 from federation.runtime.nodes import get_federation, release
 from federation.runtime.workers import FederationWorkers, RunningWorker
@@ -167,7 +166,18 @@ async def enqueue_delivery(
     *,
     ordering_key: str | None = None,
 ) -> str:
-    """Owe a delivery from the moment `session` commits, and return its id. See `Outbox.enqueue_delivery`."""
+    """Owe a delivery from the moment `session` commits, and return its id. See `Outbox.enqueue_delivery`.
+
+    For posts and follows of local users call `publish_post` and `request_follow`, which write the payload, and address
+    it. A payload of your own is JSON text with `method` and `federationUrl`, this node's own URL. That of a post,
+    `FEDERATE_POST`, goes to `/api/auth/social/posts` on its server, and has a `post` with all of these, or its server
+    refuses it for good, with `INVALID_FEDERATED_POST_PAYLOAD`:
+
+    - `id` and `authorId`: text; a server takes each id of ours once;
+    - `published`: a time in ISO 8601; `isPrivate`: true or false;
+    - `content`: at least one block, each with its `type` and what that requires: `text` a `value` that is not empty;
+      `link` a `url`; `audio` a `url` and a `size`; `image` and `video` a `url`, a `size` and an `index`.
+    """
     return await get_federation().outbox.enqueue_delivery(
         session, name, target_url, server_url, payload, ordering_key=ordering_key
     )

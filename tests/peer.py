@@ -1,5 +1,7 @@
 """A peer node on loopback: opens and verifies what it is sent, applies each activity once, answers with signed acks.
 
+It refuses what is no post, as our node does.
+
     async with Peer() as peer:
         await acquaint(federation, peer)           # both know the other's keys, without discovery
         peer.render = inline                       # another shape of acknowledgment
@@ -23,8 +25,9 @@ from types import TracebackType
 from typing import Self
 
 from federation.protocol.acks import ACK_METHOD, ack_response, follow_ack, post_ack
-from federation.protocol.activities import ActivityMethod, DeliveryRequest
-from federation.protocol.errors import EnvelopeError
+from federation.protocol.activities import ActivityMethod, DeliveryRequest, PostActivity
+from federation.protocol.encodings import parse_model
+from federation.protocol.errors import EnvelopeError, PayloadError
 from federation.protocol.keys import OwnKeys, decode_key, sign_message, verify_signature
 from federation.protocol.possession import DECRYPT_FAILED, PONG, names_first, pong
 from federation.protocol.relaying import PING, RELAY_PATH, TARGETED
@@ -37,10 +40,12 @@ DISCOVER_PATH = "/discover"
 FOLLOWS_PATH = "/api/auth/social/follows"
 POSTS_PATH = "/api/auth/social/posts"
 
+NO_POST = "no post"
 UNKNOWN_SENDER = "unknown sender"
 BAD_SIGNATURE = "bad signature"
 ANOTHER_KEY = "sealed to another key"
 _CODES = {
+    NO_POST: "INVALID_FEDERATED_POST_PAYLOAD",
     UNKNOWN_SENDER: "UNKNOWN_FEDERATION_SERVER_INTERACTION",
     BAD_SIGNATURE: "INVALID_SIGNATURE",
     ANOTHER_KEY: "INVALID_SIGNATURE",
@@ -177,7 +182,8 @@ class Recipient(ABC):
         """Apply a delivery and acknowledge it in the shape of `render`."""
         arrived = self._read(request)
         if arrived is None:
-            return json_answer({"error": self.refused[-1], "code": _CODES[self.refused[-1]]}, status=403)
+            why = self.refused[-1]
+            return json_answer({"error": why, "code": _CODES[why]}, status=400 if why == NO_POST else 403)
         self.arrived.append(arrived)
         self._applied.setdefault((arrived.sender, arrived.activity_id), arrived)
         return self.render(self._acknowledge(arrived))
@@ -223,6 +229,9 @@ class Recipient(ABC):
             plaintext = open_envelope(delivery.payload, self.keys.encryption.secret)
         except EnvelopeError:
             self.refused.append(ANOTHER_KEY)
+            return None
+        if delivery.method is ActivityMethod.FEDERATE_POST and not _is_post(plaintext):
+            self.refused.append(NO_POST)
             return None
         activity = json.loads(plaintext)
         sender = self.senders.get(activity["federationUrl"])
@@ -349,6 +358,15 @@ async def acquaint(federation: Federation, peer: Peer) -> None:
 def introduce(peer: Peer, url: str, keys: OwnKeys = A.keys) -> None:
     """The peer knows the server at `url`, which uses vector A's keys by default."""
     peer.senders[url] = Sender(public_key=keys.signing.public_text, encryption_public_key=keys.encryption.public_text)
+
+
+def _is_post(plaintext: str) -> bool:
+    """Whether a node of ours would take it."""
+    try:
+        parse_model(PostActivity, plaintext)
+    except PayloadError:
+        return False
+    return True
 
 
 def _activity_id(activity: Mapping[str, Mapping[str, str]]) -> str:

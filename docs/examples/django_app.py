@@ -1,9 +1,10 @@
-"""A Django application: notes that another server shall have. One file; `python django_app.py` serves it."""
+"""A Django application: notes that are posts, too, for the servers of whoever follows their author.
 
-import json
+One file; `python django_app.py` serves it.
+"""
+
 import os
 import socketserver
-import uuid
 from wsgiref.simple_server import WSGIServer, make_server
 
 import django
@@ -48,17 +49,13 @@ class Note(models.Model):
 
 
 def add_note(request: HttpRequest) -> JsonResponse:
-    server = request.POST["server"]
-    note = {"id": str(uuid.uuid4()), "text": request.POST["text"]}
-    post = {"method": "FEDERATE_POST", "federationUrl": os.environ["BETTER_AUTH_URL"], "post": note}
+    author, text = request.POST["author"], request.POST["text"]
     with transaction.atomic():
-        Note.objects.create(text=request.POST["text"])
-        delivery = federation.sync.enqueue_delivery(
-            connection, "deliver-post", f"{server}/api/auth/social/posts", server, json.dumps(post)
-        )
-        if request.POST["text"] == "bad":
+        Note.objects.create(text=text)
+        post = federation.sync.publish_post(connection, author_id=author, content=[{"type": "text", "value": text}])
+        if text == "bad":
             raise ValueError("the block raises: neither note nor delivery was ever there")
-    return JsonResponse({"delivery": delivery})
+    return JsonResponse({"post": post.post_id, "deliveries": post.delivery_ids})
 
 
 urlpatterns = [path("notes", add_note)]

@@ -1,8 +1,9 @@
-"""A FastAPI application: notes that another server shall have, by plain and by asynchronous endpoints."""
+"""A FastAPI application: notes that are posts, too, for the servers of whoever follows their author.
 
-import json
+It has a plain and an asynchronous endpoint.
+"""
+
 import os
-import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated
@@ -35,33 +36,26 @@ async def form(request: Request) -> dict[str, str]:
     return {name: values[0] for name, values in parse_qs((await request.body()).decode()).items()}
 
 
-def post(fields: dict[str, str]) -> str:
-    note = {"id": str(uuid.uuid4()), "text": fields["text"]}
-    return json.dumps({"method": "FEDERATE_POST", "federationUrl": os.environ["BETTER_AUTH_URL"], "post": note})
-
-
 @app.post("/notes")
-def add_note(fields: Annotated[dict[str, str], Depends(form)]) -> dict[str, str]:
+def add_note(fields: Annotated[dict[str, str], Depends(form)]) -> dict[str, object]:
     with Session(engine) as session, session.begin():
         session.execute(insert(notes).values(text=fields["text"]))
-        delivery = federation.sync.enqueue_delivery(
-            session, "deliver-post", fields["server"] + "/api/auth/social/posts", fields["server"], post(fields)
-        )
+        content = [{"type": "text", "value": fields["text"]}]
+        post = federation.sync.publish_post(session, author_id=fields["author"], content=content)
         if fields["text"] == "bad":
             raise ValueError("the block raises: neither note nor delivery was ever there")
-    return {"delivery": delivery}
+    return {"post": post.post_id, "deliveries": post.delivery_ids}
 
 
 @app.post("/async-notes")
-async def add_note_asynchronously(fields: Annotated[dict[str, str], Depends(form)]) -> dict[str, str]:
+async def add_note_asynchronously(fields: Annotated[dict[str, str], Depends(form)]) -> dict[str, object]:
     async with federation.transaction() as session:  # or an AsyncSession of your own
         await session.execute(insert(notes).values(text=fields["text"]))
-        delivery = await federation.enqueue_delivery(
-            session, "deliver-post", fields["server"] + "/api/auth/social/posts", fields["server"], post(fields)
-        )
+        content = [{"type": "text", "value": fields["text"]}]
+        post = await federation.publish_post(session, author_id=fields["author"], content=content)
         if fields["text"] == "bad":
             raise ValueError("the block raises: neither note nor delivery was ever there")
-    return {"delivery": delivery}
+    return {"post": post.post_id, "deliveries": post.delivery_ids}
 
 
 if __name__ == "__main__":

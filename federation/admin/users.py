@@ -69,7 +69,7 @@ async def list_users(database: Database, *, limit: int, after: str | None = None
     if after is not None:
         query = query.where(col(User.id) > after)
     async with database.read() as session:
-        await (await session.connection()).run_sync(_require_table)
+        await (await session.connection()).run_sync(require_table, "user")
         rows = (await session.execute(query.limit(limit + 1))).all()
     users = [
         LocalUser(
@@ -87,14 +87,19 @@ def _require_id(text: str) -> None:
         raise ValueError(f"a user's id has 1 to {MAX_ID_LENGTH} printable characters")
 
 
-def _require_table(connection: Connection) -> None:
-    lacking = [name for name in missing_of_host(connection) if name.partition(".")[0] == "user"]
+def require_table(connection: Connection, table: str) -> None:
+    """Require one of the host application's tables, with the columns that we use.
+
+    Raises:
+        ConfigurationError: names what is missing, and what makes it.
+    """
+    lacking = [name for name in missing_of_host(connection) if name.partition(".")[0] == table]
     if lacking:
         raise ConfigurationError([f"the database lacks {enumerated(lacking)}: {HOST_ADVICE}"])
 
 
 def _require_minimal(connection: Connection) -> None:
-    _require_table(connection)
+    require_table(connection, "user")
     more = columns_of_host(connection, "user")
     if more:
         has = enumerated(more)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any, Final
 
 import typer
@@ -19,6 +18,7 @@ from typer.main import get_command
 
 from federation.cli import (
     actions,
+    activities,
     analytics,
     blacklist,
     dashboard,
@@ -50,13 +50,11 @@ app = typer.Typer(
 
 
 def _show_version(asked: bool) -> None:
-    """Print which version is installed, and end; a checkout that nobody installed has none."""
+    """Print which version runs, and end."""
     if asked:
-        try:
-            installed = version("federation-delivery")
-        except PackageNotFoundError:
-            installed = "(not installed)"
-        typer.echo(f"federation {installed}")
+        from workers.version import version
+
+        typer.echo(f"federation {version() or '(not installed)'}")
         raise typer.Exit
 
 
@@ -82,6 +80,7 @@ app.command("upgrade")(database.upgrade_tables)
 app.command("doctor")(doctor)
 app.command("why")(servers.why)
 app.command("dashboard")(dashboard.dashboard)
+activities.add_to(app)
 app.add_typer(servers.app, name="servers")
 held.add_commands(deliveries.app)
 app.add_typer(deliveries.app, name="deliveries")

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from workers.supervisor import Membership
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
+LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
+"""The hosts of a node for trying things out, and those to which such a node may send."""
 
 workers = group("The delivering side.")
 node = group("The inbound side.")
@@ -41,7 +43,9 @@ def add_to(app: typer.Typer) -> None:
 def init(
     url: Annotated[
         str | None,
-        typer.Option("--url", help=f"This node's own URL, under which others know it; by default {DEFAULT_URL}."),
+        typer.Option(
+            "--url", help=f"This node's own URL, under which others know it for good; by default {DEFAULT_URL}."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -66,6 +70,8 @@ def init(
         print_lines([keys if wrote else f"{ENV_FILE} exists and stays as it is"])
     settings = Settings.load()
     settings.require_identity()
+    if not as_json:
+        print_lines(_about_the_url(settings, chosen=wanted is not None or not wrote))
     file = sqlite_file(settings.database_url.get_secret_value())
     upgraded = upgrade(settings, host_tables=file is not None and is_blank(file))
     if as_json:
@@ -84,14 +90,37 @@ def _origin(url: str) -> str:
     return origin
 
 
+def _about_the_url(settings: Settings, *, chosen: bool) -> list[str]:
+    """Tell what follows from the node's URL, where a newcomer would not expect it."""
+    from federation.protocol.urls import host_of
+
+    told = []
+    if not chosen:
+        told.append(
+            "nobody said --url, and others know a node by its URL for good: as long as it has met none, remove .env, "
+            "and `federation init --url URL` makes another"
+        )
+    if settings.better_auth_url is not None and host_of(settings.better_auth_url) in LOOPBACK:
+        told.append(
+            "only this machine reaches it, and it may send to this machine (DEV_ALLOWED_HOSTNAMES)"
+            if settings.dev_allowed_hostnames
+            else f"only this machine reaches it, and it sends nothing to this machine: set DEV_ALLOWED_HOSTNAMES, as "
+            f"{','.join(LOOPBACK)}"
+        )
+    return told
+
+
 def _write_env(own_url: str) -> bool:
     """Write the `.env` of a new node. Return False if there is one, which stays as it is."""
     from federation.base.settings.settings import DEFAULT_DATABASE_URL, ENV_FILE, write_env_file
     from federation.protocol.keys import generate_own_keys
+    from federation.protocol.urls import host_of
 
     values = {"BETTER_AUTH_URL": own_url, **generate_own_keys().to_env(), "DATABASE_URL": DEFAULT_DATABASE_URL}
     if port := urlsplit(own_url).port:
         values["FEDERATION_PORT"] = str(port)
+    if host_of(own_url) in LOOPBACK:
+        values["DEV_ALLOWED_HOSTNAMES"] = ",".join(LOOPBACK)
     try:
         write_env_file(ENV_FILE.absolute(), values)
     except FileExistsError:
@@ -202,12 +231,12 @@ def run_workers(
 
 
 @node.command("serve")
-def serve(as_json: AsJson = False) -> None:
+def serve(metrics_port: MetricsPort = None, as_json: AsJson = False) -> None:
     """Serve until stopped.
 
     Stops on SIGTERM or Ctrl-C; a second signal skips the grace.
     """
-    _run(deliver=False, serve=True, as_json=as_json)
+    _run(deliver=False, serve=True, metrics_port=metrics_port, as_json=as_json)
 
 
 def _run(

@@ -18,6 +18,7 @@ from federation.delivery.ledger.statements import FIRST_SUSPECTS
 from federation.runtime.composition import Federation
 from federation.runtime.workers import FederationWorkers, log_event
 from tests.federation.conftest import OWN_URL, MakeSettings
+from tests.federation.delivery.harness import post_payload
 from tests.federation.protocol.vectors import A
 from tests.misbehaving import hang, respond
 from tests.patience import PATIENCE_SECONDS, until
@@ -28,10 +29,7 @@ from workers.storage.base import ANY_NAME
 
 pytestmark = pytest.mark.spread("queue_settings")
 
-PAYLOAD = (
-    '{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{"id":"p","content":"s3cret",'
-    '"authorId":"alice","published":"2026-01-02T03:04:05.678Z","isPrivate":false}}'
-)
+PAYLOAD = post_payload("p", text="s3cret")
 
 Logs = Sequence[Mapping[str, object]]
 

@@ -25,13 +25,13 @@ from federation.run import run
 from federation.runtime.composition import Federation
 from tests import warm
 from tests.federation.conftest import MakeSettings
+from tests.federation.delivery.harness import post_payload
 from tests.misbehaving import hang
 from tests.patience import PATIENCE_SECONDS, until
 from tests.peer import POSTS_PATH, Peer, acquaint
 from tests.servers import ValkeyProcess, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
-PAYLOAD = '{"method":"FEDERATE_POST","federationUrl":"OWN","post":{"id":"p"}}'
 
 
 class Command:
@@ -182,7 +182,7 @@ async def test_run_serves_delivers_and_stops_in_order(folder: Folder, peer: Peer
     producer = Federation(settings.model_copy(update={"dev_allowed_hostnames": frozenset({"127.0.0.1"})}))
     async with producer.outbox.transaction() as session:
         await producer.outbox.enqueue_delivery(
-            session, "deliver-post", peer.url + POSTS_PATH, peer.url, PAYLOAD.replace("OWN", url)
+            session, "deliver-post", peer.url + POSTS_PATH, peer.url, post_payload("p", own_url=url)
         )
     await command.until(lambda: bool(peer.applied))
     await producer.close()
@@ -207,7 +207,7 @@ async def test_a_second_signal_skips_the_grace(folder: Folder, peer: Peer) -> No
     peer.server.default = hang()
     async with producer.outbox.transaction() as session:
         delivery_id = await producer.outbox.enqueue_delivery(
-            session, "deliver-post", peer.url + POSTS_PATH, peer.url, PAYLOAD
+            session, "deliver-post", peer.url + POSTS_PATH, peer.url, post_payload("p")
         )
     command = await folder.start(
         "federation.workers", DEV_ALLOWED_HOSTNAMES="127.0.0.1", FEDERATION_GRACE="1h", FEDERATION_LEASE="1h"

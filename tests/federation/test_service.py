@@ -18,12 +18,13 @@ from db import Database, DeliveryJob, Follow, Server, User, create_host_tables
 from federation.delivery.errors import PermanentFailure
 from federation.protocol.acks import Ack
 from tests.federation.conftest import OWN_URL
+from tests.federation.delivery.harness import post_payload
 from tests.federation.protocol.vectors import FOLLOW_ACK, A, B
 from tests.patience import until
 from tests.peer import POSTS_PATH, Peer, introduce
 from workers import Job
 
-PAYLOAD = '{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{"id":"p"}}'
+PAYLOAD = post_payload("p")
 
 
 @pytest.fixture(autouse=True)

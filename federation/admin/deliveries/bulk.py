@@ -58,8 +58,7 @@ from federation.admin.deliveries.deliveries import Selection, count, is_in
 from federation.base.audit import Order, Record, recorded
 from federation.base.queues.queue import JobQueue
 from federation.delivery.outbox.ordering import lock_keys
-from federation.delivery.rows.payloads import release
-from federation.delivery.rows.transitions import OPEN_STATES, TABLE, OwedRow, next_in_order, places_of
+from federation.delivery.rows import OPEN_STATES, TABLE, OwedRow, next_in_order, places_of, release
 from workers import JobState
 
 BATCH: Final = 5_000

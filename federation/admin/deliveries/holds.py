@@ -14,7 +14,7 @@ from db import DeliveryJob, DeliveryState, HoldReason, LinkState, ServerLink
 from federation.admin.deliveries import deliveries
 from federation.admin.deliveries.deliveries import is_in
 from federation.base.audit import UNRECORDED, Order, Record, noted, recorded
-from federation.delivery.rows.transitions import OwedRow, made_ready
+from federation.delivery.rows import OwedRow, made_ready
 
 if TYPE_CHECKING:
     from federation.runtime.composition import Federation
@@ -95,7 +95,7 @@ async def expire(federation: Federation, *, order: Order | None = None) -> int:
         await federation.sweeps.believe(federation.clock.now())
         await federation.delivery_queue.start()
         total = 0
-        while count := await federation.held.expire():
+        while count := await federation.held_sweeper.expire():
             total += count
             await federation.database.transact(partial(record.add, number=count))
     return total

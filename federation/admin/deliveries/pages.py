@@ -13,7 +13,7 @@ from sqlmodel import col
 from db import Database, DeliveryJob, DeliveryState
 from federation.admin.deliveries.deliveries import OPEN, DeliveryRow, Selection, delivery_rows
 from federation.admin.scans import MOST_SHOWN, ListPage, Scan, timed_cursor, timed_key
-from federation.delivery.rows.transitions import OPEN_STATES, TABLE
+from federation.delivery.rows import OPEN_STATES, TABLE
 
 
 async def page_of_deliveries(

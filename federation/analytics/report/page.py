@@ -6,6 +6,7 @@ from datetime import UTC, timedelta
 from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 
+from federation.analytics import REPORT_FILE
 from federation.analytics.data.results import write_text
 from federation.analytics.report import wording
 from federation.analytics.report.advice import Command, listing
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
     from federation.analytics.data.snapshots import Place
     from federation.analytics.report.findings import Anomaly, Findings, RelayedServer, RelayFinding, Server, SetAside
-
-REPORT_FILE: Final = "report.html"
 
 # If a stranger's text ever got past the escaping, a browser would still run and fetch nothing.
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"

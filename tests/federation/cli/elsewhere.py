@@ -16,7 +16,9 @@ from db import (
     DeliveryAttempt,
     DeliveryJob,
     DeliveryState,
+    Follow,
     HoldReason,
+    Post,
     Server,
 )
 from federation.base.queues.job_data import POST_JOB
@@ -129,6 +131,36 @@ async def expire(node: Federation, ids: list[str]) -> None:
 async def fall(node: Federation, code: str) -> None:
     """The link to the peer goes down."""
     await node.links.exhausted(PEER, code, first_attempted_at=datetime.now(UTC))
+
+
+def live_without_a_host(command: Callable[..., object]) -> None:
+    """A local user carol, whom somebody of the peer follows, and a post that came from there."""
+    command("db", "upgrade", "--host-tables")
+    command("users", "add", "carol")
+    now = datetime.now(UTC)
+
+    async def add(node: Federation) -> None:
+        async with node.database.transaction() as session:
+            session.add(
+                Follow(
+                    follower_id="bob", following_id="carol", following_server_url=PEER, accepted=True, created_at=now
+                )
+            )
+            session.add(received_post("of bob", now))
+
+    on_the_node(add)
+
+
+def received_post(text: str, at: datetime, *more: dict[str, object]) -> Post:
+    return Post(
+        id=text,
+        content=[{"type": "text", "value": text}, *more],  # type: ignore[list-item] # JSON
+        federated_author_id="bob",
+        published=at,
+        created_at=at,
+        federation_url=PEER,
+        federation_post_id=f"their {text}",
+    )
 
 
 async def rows_of(node: Federation) -> dict[str, DeliveryJob]:

@@ -34,6 +34,8 @@ ARGUMENTS: Final = {
     "keys generate": ["keys.env"],
     "keys rotate": ["--forget-old", "--yes"],
     "users add": ["alice"],
+    "follow": ["bob", PEER, "--as", "carol"],
+    "post": ["hello", "--as", "carol"],
     "db backup": ["copy.sqlite3"],
     "db copy": ["--from", "old.sqlite3"],
     "analytics run": ["--out", "analytics"],

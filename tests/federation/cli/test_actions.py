@@ -12,12 +12,12 @@ from federation.admin.deliveries.holds import release_all
 from federation.base.audit import Order, recorded
 from federation.runtime.composition import Federation
 from tests.federation.cli.conftest import Command
-from tests.federation.cli.elsewhere import PEER, give_up, know, on_the_node, owe, put_on_hold
+from tests.federation.cli.elsewhere import PEER, give_up, know, live_without_a_host, on_the_node, owe, put_on_hold
 from tests.federation.cli.every_command import every_command, typed
 
 READING = {
     *("actions list", "analytics report", "blacklist check", "blacklist export", "blacklist list", "db check"),
-    *("deliveries list", "deliveries show", "deliveries stats", "doctor", "keys show", "queues stats"),
+    *("deliveries list", "deliveries show", "deliveries stats", "doctor", "keys show", "queues stats", "received"),
     *("scheduler list", "servers list", "servers show", "users list", "why", "workers list"),
 }
 LASTING = {"run", "workers run", "node serve", "deliveries tail", "dashboard"}
@@ -40,6 +40,8 @@ def prepare(command: Command, name: str) -> None:
     ids: list[str] = on_the_node(lambda node: owe(node, 4))
     on_the_node(lambda node: give_up(node, ids[:2], "HTTP_500"))
     on_the_node(lambda node: put_on_hold(node, ids[2:3]))
+    if name in ("follow", "post"):
+        live_without_a_host(command)
     if name == "users add":
         command("db", "upgrade", "--host-tables")
     if name == "blacklist remove":
@@ -68,6 +70,8 @@ ACTING = {
     "scheduler run": ({"name": "purge"}, 1),
     "keys rotate": ({"forget_old": True}, 0),
     "users add": ({"id": "alice", "posts_to": "all"}, 1),
+    "follow": ({"id": "bob", "as": "carol"}, 1),
+    "post": ({"as": "carol"}, 1),
 }
 """What is told of each: its arguments, and how many things it changed."""
 

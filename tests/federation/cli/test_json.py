@@ -13,7 +13,7 @@ import pytest
 
 from federation.cli.problems import Kind
 from tests.federation.cli.conftest import Command
-from tests.federation.cli.elsewhere import give_up, know, on_the_node, owe, put_on_hold
+from tests.federation.cli.elsewhere import give_up, know, live_without_a_host, on_the_node, owe, put_on_hold
 from tests.federation.cli.every_command import every_command, typed
 from tests.servers import free_port
 
@@ -90,6 +90,8 @@ def prepare(command: Command, name: str) -> None:
     """What the command needs to have something to tell."""
     if name.startswith("users"):
         command("db", "upgrade", "--host-tables")
+    if name in ("follow", "post", "received"):
+        live_without_a_host(command)
     if name == "users list":
         command("users", "add", "bob")
     if name.startswith("blacklist") and name != "blacklist add":

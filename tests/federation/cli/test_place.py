@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import stat
 import subprocess
@@ -132,6 +133,36 @@ def test_an_env_file_that_is_no_text_is_told(command: Command) -> None:
     Path(".env").write_bytes(b"FEDERATION_PORTT=\xff\n")
     done = command("servers", "list")
     assert (done.status, done.stderr) == (2, "federation: .env: not a text file in UTF-8\n")
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:8451", "http://localhost:8451", "http://[::1]:8451"])
+def test_a_node_on_loopback_may_send_to_its_machine(
+    command_anywhere: Command, empty_environment: Path, url: str
+) -> None:
+    """By what `init` writes, and says; without that it says what is missing."""
+    done = command_anywhere("init", "--url", url)
+    assert "it may send to this machine (DEV_ALLOWED_HOSTNAMES)" in done.stdout
+    assert Settings.load().dev_allowed_hostnames == {"127.0.0.1", "localhost", "::1"}
+    env = Path(".env")
+    env.write_text(re.sub("DEV_ALLOWED_HOSTNAMES.*", "", env.read_text()))
+    assert "it sends nothing to this machine: set DEV_ALLOWED_HOSTNAMES" in command_anywhere("init").stdout
+
+
+def test_a_public_node_sends_nothing_to_its_machine(command_anywhere: Command, empty_environment: Path) -> None:
+    done = command_anywhere("init", "--url", "https://node.example")
+    assert "this machine" not in done.stdout
+    assert "DEV_ALLOWED_HOSTNAMES" not in Path(".env").read_text()
+
+
+def test_a_node_that_nobody_named_may_still_get_a_name(command_anywhere: Command, empty_environment: Path) -> None:
+    """As `init` says when it makes one, and only then."""
+    told = "remove .env, and `federation init --url URL` makes another"
+    assert told in command_anywhere("init").stdout
+    assert told not in command_anywhere("init").stdout
+    Path(".env").unlink()
+    assert told not in command_anywhere("init", "--url", "https://node.example").stdout
+    assert Settings.load().better_auth_url == "https://node.example"
+    assert command_anywhere("servers", "list").status == 0
 
 
 INIT = ["-m", "federation", "init"]

@@ -13,12 +13,13 @@ from db import Server, ServerHealthEvent
 from federation.runtime.composition import Federation
 from federation.runtime.workers import FederationWorkers
 from tests.federation.conftest import MakeSettings
+from tests.federation.delivery.harness import post_payload
 from tests.patience import until
 from tests.peer import POSTS_PATH, Peer, acquaint
 
 pytestmark = pytest.mark.spread("queue_settings", always=("bullmq",))
 
-PAYLOAD = '{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{"id":"p"}}'
+PAYLOAD = post_payload("p")
 
 QUICK = {
     "federation_delivery_attempts": 1,

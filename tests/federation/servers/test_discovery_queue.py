@@ -20,6 +20,7 @@ from federation.runtime.workers import FederationWorkers
 from federation.sealed.peers.discovery import DiscoveryError
 from federation.sealed.peers.discovery_queue import QueuedDiscovery
 from tests.federation.conftest import MakeSettings
+from tests.federation.delivery.harness import post_payload
 from tests.misbehaving import Exchange, Received, hang, respond
 from tests.patience import until
 from tests.peer import DISCOVER_PATH, POSTS_PATH, UNKNOWN_SENDER, Peer
@@ -53,7 +54,7 @@ async def worker(federation: Federation) -> AsyncIterator[None]:
 async def owe(federation: Federation, peer: Peer, count: int) -> None:
     async with federation.outbox.transaction() as session:
         for number in range(count):
-            payload = f'{{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{{"id":"p{number}"}}}}'
+            payload = post_payload(f"p{number}")
             await federation.outbox.enqueue_delivery(session, "deliver-post", peer.url + POSTS_PATH, peer.url, payload)
 
 

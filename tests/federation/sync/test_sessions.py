@@ -13,6 +13,7 @@ import federation
 import federation.sync
 from db import Follow, User, create_host_tables
 from tests.federation.conftest import OWN_URL
+from tests.federation.delivery.harness import post_payload
 from tests.federation.sync.conftest import Way, owed
 from tests.patience import until
 from tests.peer import POSTS_PATH, Peer, introduce
@@ -20,7 +21,7 @@ from workers import JobState
 
 SERVER = "https://b.example"
 TARGET = f"{SERVER}/api/auth/social/posts"
-PAYLOAD = '{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{"id":"p"}}'
+PAYLOAD = post_payload("p")
 
 
 class Interrupted(Exception):

@@ -41,7 +41,7 @@ from typing import Final
 
 from redis.asyncio import Redis
 
-from workers.checks import check_text
+from workers.checks import LONGEST_LEASE, check_text
 from workers.errors import StorageFull
 from workers.jobs import (
     DROP,
@@ -258,7 +258,8 @@ class RedisStorage(RedisReading, RedisLimits, RedisCrons):
 
     async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
         await self.examine()
-        *ended, told = unpack(await self._lua.run("recover", min(bounded_count(limit), AT_ONCE), max_stalls))
+        most = min(bounded_count(limit), AT_ONCE)
+        *ended, told = unpack(await self._lua.run("recover", most, max_stalls, duration(LONGEST_LEASE)))
         self._quarantine.heed(told)
         requeued, failed = ([codec.text_of(one) for one in ids] for ids in ended)
         return Recovery(requeued=tuple(requeued), failed=tuple(failed))
