@@ -14,7 +14,6 @@ from db.deliveries import (
 )
 from db.follows import Follow, FollowNews
 from db.host import Block, HostTablesError, Post, User, create_host_tables
-from db.identity import ForeignDatabase, OwnDatabase
 from db.operators import ActionSource, AdminAction, BulkJob, BulkVerb
 from db.rollups import AttemptMinute, DeliveryTotal, RollupPosition, ServerSummary
 from db.scheduling import ProcessClock, RunOutcome, SchedulerJob, Sweep
@@ -28,7 +27,7 @@ from db.servers import (
     ServerHealthEvent,
     ServerLink,
 )
-from db.session import Database, one_at_a_time
+from db.session import Database, ForeignDatabase, OwnDatabase, one_at_a_time
 from db.sightings import DatabaseIdentity, QueueSighting, SightingKind
 from db.url import DatabaseUrlError
 

@@ -17,7 +17,7 @@ class DeliveryPayload(FederationTable, table=True):
     # Written by delivery/outbox/insert, once.
     id: str = Field(default_factory=new_timed_id, sa_type=Text, primary_key=True)
     payload: str = Field(sa_type=Text, repr=False)
-    # Written by delivery/outbox/insert, delivery/rows/payloads (rows that go).
+    # Written by delivery/outbox/insert, delivery/rows (rows that go).
     refs: int
     # Written by delivery/outbox/insert, once.
     created_at: datetime = Field(sa_type=UtcDateTime)
@@ -113,7 +113,7 @@ class DeliveryJob(FederationTable, table=True):
 
     # Who writes a column, by module of `federation`: delivery/outbox/insert makes the row, for producers.
     # delivery/ledger/statements counts and ends attempts, for workers; delivery/ledger/postgres_fast_path does the same
-    # to most rows, on PostgreSQL. delivery/held/sweep holds, expires and fails what is held. delivery/rows/transitions
+    # to most rows, on PostgreSQL. delivery/held/sweeper holds, expires and fails what is held. delivery/rows
     # makes ready what was held. delivery/outbox/sweeper replaces lost jobs. delivery/held/release chooses canaries.
     # admin/deliveries/bulk is `federation deliveries retry`.
     # Written by delivery/outbox/insert, once.
@@ -124,7 +124,7 @@ class DeliveryJob(FederationTable, table=True):
     attempts: int = Field(default=0, sa_column_kwargs={"server_default": text("0")})
     # Written by delivery/ledger/statements, admin/deliveries/bulk.
     last_attempted_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
-    # Written by delivery/ledger/statements, delivery/held/sweep, delivery/rows/transitions, admin/deliveries/bulk.
+    # Written by delivery/ledger/statements, delivery/held/sweeper, delivery/rows, admin/deliveries/bulk.
     next_attempt_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     # Written by delivery/outbox/insert, once.
     created_at: datetime = Field(sa_type=UtcDateTime)
@@ -134,35 +134,35 @@ class DeliveryJob(FederationTable, table=True):
     server_url: str | None = Field(default=None, sa_type=Text)
     wire: str = Field(default=DEFAULT_WIRE, sa_type=Text, sa_column_kwargs={"server_default": DEFAULT_WIRE})
     """The protocol by which it is sent, as its job's name says."""
-    # Written by delivery/outbox/insert, delivery/outbox/sweeper, delivery/rows/transitions, admin/deliveries/bulk.
+    # Written by delivery/outbox/insert, delivery/outbox/sweeper, delivery/rows, admin/deliveries/bulk.
     queued_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
-    # Written by delivery/ledger/statements, delivery/held/sweep, delivery/rows/transitions, admin/deliveries/bulk.
+    # Written by delivery/ledger/statements, delivery/held/sweeper, delivery/rows, admin/deliveries/bulk.
     settled_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
-    # Written by delivery/ledger/statements, delivery/held/sweep, admin/deliveries/bulk.
+    # Written by delivery/ledger/statements, delivery/held/sweeper, admin/deliveries/bulk.
     outcome: AttemptOutcome | None = Field(default=None, sa_type=TextEnum(AttemptOutcome))
     """Of the attempt with which it was given up; null while it is owed."""
     last_error: str | None = Field(default=None, sa_type=Text)
     # Written by delivery/outbox/insert, once.
     payload_id: str | None = Field(default=None, sa_type=Text)
-    # Written by delivery/ledger/statements, delivery/held/sweep, admin/deliveries/bulk.
+    # Written by delivery/ledger/statements, delivery/held/sweeper, admin/deliveries/bulk.
     error_code: str | None = Field(default=None, sa_type=Text)
-    # Written by delivery/outbox/insert, delivery/ledger/statements, delivery/held/sweep, delivery/rows/transitions,
+    # Written by delivery/outbox/insert, delivery/ledger/statements, delivery/held/sweeper, delivery/rows,
     # admin/deliveries/bulk.
     state: DeliveryState = Field(
         default=DeliveryState.READY, sa_type=TextEnum(DeliveryState), sa_column_kwargs={"server_default": "ready"}
     )
     held_reason: HoldReason | None = Field(default=None, sa_type=TextEnum(HoldReason))
     held_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
-    # Written by delivery/outbox/insert, delivery/ledger/statements, delivery/rows/transitions, delivery/outbox/sweeper,
+    # Written by delivery/outbox/insert, delivery/ledger/statements, delivery/rows, delivery/outbox/sweeper,
     # admin/deliveries/bulk.
     job_id: str | None = Field(default=None, sa_type=Text)
-    # Written by delivery/rows/transitions, delivery/outbox/sweeper, admin/deliveries/bulk.
+    # Written by delivery/rows, delivery/outbox/sweeper, admin/deliveries/bulk.
     series: int = Field(default=0, sa_column_kwargs={"server_default": text("0")})
-    # Written by delivery/ledger/statements, delivery/rows/transitions, delivery/outbox/sweeper, admin/deliveries/bulk.
+    # Written by delivery/ledger/statements, delivery/rows, delivery/outbox/sweeper, admin/deliveries/bulk.
     sending: int | None = None
     first_attempted_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     """When the present series of attempts began."""
-    # Written by delivery/ledger/statements, delivery/rows/transitions, admin/deliveries/bulk.
+    # Written by delivery/ledger/statements, delivery/rows, admin/deliveries/bulk.
     released_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     """When it was released last, until it is tried."""
     # Written by delivery/held/release, delivery/ledger/statements, admin/deliveries/bulk.

@@ -17,6 +17,8 @@ from sqlalchemy.exc import DBAPIError, InvalidatePoolError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry, NullPool, PoolProxiedConnection
 
+from db.poolers import refuse_lent_sessions
+
 SQLITE_READERS: Final = 8
 """So many queries at a time, by each way of asking them."""
 
@@ -225,6 +227,8 @@ def _prepare_postgres(engine: Engine, settings: Mapping[str, str] = _SETTINGS) -
         except BaseException:
             connection.close()  # nobody else knows it yet
             raise
+
+    refuse_lent_sessions(engine)  # before the session, which would be another's, has its settings
 
 
 def _limit_silence(engine: Engine) -> None:

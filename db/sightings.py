@@ -33,7 +33,7 @@ class QueueSighting(FederationTable, table=True):
 
     __tablename__ = "queue_sightings"
 
-    # Written by delivery/other_nodes/sightings, for workers and for the inbound side.
+    # Written by delivery/sightings, for workers and for the inbound side.
     kind: SightingKind = Field(sa_type=TextEnum(SightingKind), primary_key=True)
     what: str = Field(sa_type=Text, primary_key=True)
     seen_at: datetime = Field(sa_type=UtcDateTime)

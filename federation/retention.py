@@ -23,7 +23,7 @@ from db import (
     ServerHealthEvent,
 )
 from federation.delivery.held.sweep_times import Sweeps
-from federation.delivery.rows.payloads import release
+from federation.delivery.rows import release
 from federation.servers.blacklist import purge_expired
 from workers.clock import Clock, SystemClock
 

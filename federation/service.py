@@ -13,8 +13,7 @@ from federation.admin.deliveries.bulk_jobs import INTERVAL, BulkJobs
 from federation.base.errors import ConfigurationError
 from federation.base.queues.queue import JobQueue
 from federation.delivery.errors import PermanentFailure
-from federation.http.client import DEFAULT_TIMEOUT, NO_HEADERS
-from federation.http.gates import Fetched
+from federation.http.client import DEFAULT_TIMEOUT, NO_HEADERS, Fetched
 from federation.protocol.acks import Ack
 from federation.runtime.nodes import get_federation, release
 from federation.runtime.workers import FederationWorkers, RunningWorker

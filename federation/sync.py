@@ -100,7 +100,7 @@ def enqueue_delivery(
     plain = _plain()
 
     def owe(inside: Session) -> str:
-        planned = plain.node.outbox.owing.delivery(inside, name, target_url, server_url, payload, ordering_key)
+        planned = plain.node.outbox.inserter.delivery(inside, name, target_url, server_url, payload, ordering_key)
         plain.outbox.plan(inside, planned)
         return planned.owed[0]
 
@@ -124,7 +124,7 @@ def enqueue_fanout(
     plain = _plain()
 
     def owe(inside: Session) -> tuple[str, ...]:
-        planned = plain.node.outbox.owing.fanout(inside, name, path, server_urls, payload, ordering_key)
+        planned = plain.node.outbox.inserter.fanout(inside, name, path, server_urls, payload, ordering_key)
         if planned is None:
             return ()
         plain.outbox.plan(inside, planned)
@@ -239,7 +239,7 @@ def enqueue_task(
     )
 
     def enqueue(inside: Session) -> Enqueued:
-        plain.node.outbox.owing.enter(inside)
+        plain.node.outbox.inserter.enter(inside)
         return plain.node.tasks_queue.enqueue_on(inside, [spec])[0]
 
     return plain.outbox.within(session, enqueue, "enqueue_task")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import re
 import sys
-import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
 from datetime import date
@@ -89,12 +88,12 @@ def pictures() -> Iterator[str]:
 
 
 def changelog() -> Iterator[str]:
-    """Yield where CHANGELOG.md is not in the form of Keep a Changelog, or of another version than the package."""
+    """Yield where CHANGELOG.md is not in the form of Keep a Changelog, or has a release after the one worked on."""
     parts = re.split(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)[1:]
     unreleased, *releases = parts[::2]
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    if unreleased != "Unreleased" or releases[0].partition(" - ")[0] != version:
-        yield f"CHANGELOG.md does not begin with Unreleased and {version}"
+    base = re.findall(r'^BASE: Final = "([\d.]+)"$', (ROOT / "workers" / "version.py").read_text(), re.MULTILINE)[0]
+    if unreleased != "Unreleased" or _numbers(releases[0].partition(" - ")[0]) > _numbers(base):
+        yield f"CHANGELOG.md does not begin with Unreleased and a release up to {base}"
     yield from (f"CHANGELOG.md: {each} has no date" for each in releases if not _has_date(each))
     for release, text in zip(parts[::2], parts[1::2], strict=True):
         preface, *entries = re.split(r"^### (.+)$", text, flags=re.MULTILINE)
@@ -102,6 +101,10 @@ def changelog() -> Iterator[str]:
             yield f"CHANGELOG.md: {release} has a line without a kind, or a kind without a line"
         if [kind for kind in KINDS if kind in entries[::2]] != entries[::2]:
             yield f"CHANGELOG.md: the kinds of {release} are not {', '.join(KINDS)}, each once and in this order"
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in version.split(".")]
 
 
 def _has_date(heading: str) -> bool:

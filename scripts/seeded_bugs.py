@@ -72,7 +72,7 @@ BUGS: Final = (
     Bug(
         "a delivered attempt is not in the log",
         "DeliveryProcessor._note_arrival",
-        swap("attempt=record", "attempt=None"),
+        swap("attempt=None if series is None else record", "attempt=None"),
     ),
     Bug(
         "the last attempt says nothing of being it",
@@ -119,7 +119,7 @@ BUGS: Final = (
     Bug("what failed frees nobody of its key", "Group._end", without("self._freed.append(row)")),
     Bug("suspects are never narrowed down", "statements._narrowed", returns("suspect")),
     Bug("a delivered row is not removed", "Group._remove", swap('{"rows": ids}', '{"rows": []}')),
-    Bug("held without a series of its own", "transitions._READY", swap("TABLE.c.series + 1", "TABLE.c.series")),
+    Bug("held without a series of its own", "rows._READY", swap("TABLE.c.series + 1", "TABLE.c.series")),
     Bug(
         "a begun row stays counted as waiting",
         "statements._BEGUN",
@@ -136,7 +136,7 @@ BUGS: Final = (
     ),
     Bug(
         "the youngest of a key is next",
-        "transitions._FIRST",
+        "rows._FIRST",
         swap("TABLE.c.ordering_position", "TABLE.c.ordering_position.desc()"),
     ),
     Bug(
@@ -144,32 +144,32 @@ BUGS: Final = (
         "ordering._cancel_unsent",
         swap("last is None or last.job_name != job_name or last.attempts", "last is None or last.job_name != job_name"),
     ),
-    Bug("next in order never released", "transitions.next_in_order", returns("[]")),
+    Bug("next in order never released", "rows.next_in_order", returns("[]")),
     # Sweeps
-    Bug("due holds are never released", "HeldDeliveries._release_due", returns("0")),
+    Bug("due holds are never released", "HeldSweeper._release_due", returns("0")),
     Bug(
         "holds are released before their time",
-        "sweep._DUE",
+        "held.sweeper._DUE",
         swap('TABLE.c.next_attempt_at <= bindparam("now")', "TABLE.c.next_attempt_at.is_not(None)"),
     ),
     Bug(
         "servers that are back are forgotten",
-        "HeldDeliveries._look_at_servers",
+        "HeldSweeper._look_at_servers",
         swap("await links.release_held(row.server_url)", "pass"),
     ),
     Bug(
         "blacklist not checked for what is held",
-        "HeldDeliveries._look_at_servers",
+        "HeldSweeper._look_at_servers",
         swap("await self._blacklist.covering(row.server_url) is not None", "False"),
     ),
-    Bug("expiry after a day", "HeldDeliveries._expire_batch", swap("now - self._max_age", "now - self._max_age / 7")),
-    Bug("suspects all at once", "HeldDeliveries._release_suspects", swap("max(widest, 1)", "1_000")),
+    Bug("expiry after a day", "HeldSweeper._expire_batch", swap("now - self._max_age", "now - self._max_age / 7")),
+    Bug("suspects all at once", "HeldSweeper._release_suspects", swap("max(widest, 1)", "1_000")),
     Bug(
         "suspects beside those under way",
-        "HeldDeliveries._release_suspects",
+        "HeldSweeper._release_suspects",
         swap("connection.execute(_SUSPECTS_UNDER_WAY).first() is not None", "False"),
     ),
-    Bug("news of held deliveries bring no look", "HeldDeliveries.newly_held", returns("[]")),
+    Bug("news of held deliveries bring no look", "HeldSweeper.newly_held", returns("[]")),
     Bug("the sweeper adds nothing that is missing", "OutboxSweeper._add_missing", returns("0")),
     Bug("the sweeper never begins a new series", "OutboxSweeper._renewed", returns("[]")),
     Bug("a lost queue is not noticed", "OutboxSweeper.lacks_jobs", returns("False")),
@@ -367,7 +367,7 @@ BUGS: Final = (
     Bug("claims go on without a database", "DatabaseWatch.not_ready", returns("None")),
     Bug(
         "suspects run beside others",
-        "Apart.enter",
+        "CrashSuspects.enter",
         swap("not self._inside or (self._suspects_inside is suspect and not self._waiting[not suspect])", "True"),
     ),
     Bug("the database's clock is the machine's", "DatabaseClock.now", swap("self._measured is None", "True")),

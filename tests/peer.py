@@ -26,9 +26,9 @@ from typing import Self
 
 from federation.protocol.acks import ACK_METHOD, ack_response, follow_ack, post_ack
 from federation.protocol.activities import ActivityMethod, DeliveryRequest, PostActivity
+from federation.protocol.encodings import parse_model
 from federation.protocol.errors import EnvelopeError, PayloadError
 from federation.protocol.keys import OwnKeys, decode_key, sign_message, verify_signature
-from federation.protocol.models import parse_model
 from federation.protocol.possession import DECRYPT_FAILED, PONG, names_first, pong
 from federation.protocol.relaying import PING, RELAY_PATH, TARGETED
 from federation.protocol.sealing import Envelope, open_envelope, seal

@@ -10,8 +10,8 @@ from typing import Final
 from federation.delivery.error_codes import FailureClass, FailureCode
 from federation.delivery.errors import PermanentFailure, RetryableFailure
 from federation.delivery.wire import Effect, Sending
+from federation.http.client import FederationFetch
 from federation.http.errors import BlockedUrl, BodyTooLarge, NetworkError
-from federation.http.gates import FederationFetch
 from federation.http.messages import asks_for_rest
 from federation.protocol.urls import canonical_origin
 

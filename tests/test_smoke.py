@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable
+import importlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from zipfile import ZipFile
@@ -15,13 +15,10 @@ LUA = "workers/storage/redis/lua/claim.lua"
 
 
 @pytest.fixture(scope="module")
-def smoke() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("smoke", ROOT / "scripts" / "smoke.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def smoke() -> Iterator[ModuleType]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "scripts")
+        yield importlib.import_module("smoke")
 
 
 @pytest.fixture

@@ -27,6 +27,18 @@ print("told", file=sys.stderr)
 sys.exit(3)
 """
 
+END = """
+import atexit, sys, threading
+class Last:
+    def __del__(self):
+        sys.stderr.write("finalized ")
+last = Last()
+written = open("written", "w")
+written.write("all of it")
+atexit.register(print, "at the end")
+threading.Thread(target=lambda: (threading.main_thread().join(), print("the thread"))).start()
+"""
+
 
 @pytest.mark.parametrize("how", ["-c", "-m", "script"])
 def test_a_program_finds_what_it_would_find(tmp_path: Path, how: str) -> None:
@@ -58,6 +70,34 @@ def test_an_error_is_told_and_sitecustomize_comes_first(tmp_path: Path) -> None:
     environment = {"PYTHONPATH": f"{tmp_path}:{warm.ROOT}"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert (done.returncode, done.stderr.splitlines()[-1]) == (1, "LookupError: nothing")
+
+
+@pytest.mark.parametrize("ending", ["", "sys.exit()", "sys.exit(3)", "sys.exit('why')"])
+def test_it_ends_in_order(tmp_path: Path, ending: str) -> None:
+    """Threads are waited for, functions are called, files are written: as the interpreter does before it ends."""
+    seen = []
+    for number, python in enumerate((sys.executable, warm.PYTHON)):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        command = [python, "-c", END + ending]
+        done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+        seen.append((done.returncode, done.stdout, done.stderr, (directory / "written").read_text()))
+    truly, forked = seen
+    assert forked == truly
+    assert "finalized" in forked[2]
+    assert forked[3] == "all of it"
+
+
+def test_output_that_cannot_be_written_is_told() -> None:
+    """By the interpreter, with the status that it has for this."""
+    environment = {"LC_CTYPE": "C.UTF-8"}  # nothing that has it written at once
+    with open("/dev/full", "w") as full:
+        truly, forked = (
+            subprocess.run([python, "-c", "print(1)"], stdout=full, stderr=subprocess.PIPE, text=True, env=environment)
+            for python in (sys.executable, warm.PYTHON)
+        )
+    assert (forked.returncode, forked.stderr.splitlines()[-1]) == (truly.returncode, truly.stderr.splitlines()[-1])
+    assert truly.returncode == 120
 
 
 async def test_a_signal_ends_it() -> None:

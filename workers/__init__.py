@@ -72,7 +72,7 @@ from workers.tasks.queue import EnqueueOptions, QueueTasks, TaskMessage, TaskQue
 from workers.worker import Worker
 from workers.worker.events import Observer, WorkerEvent, WorkerEventKind
 from workers.worker.handlers import AttemptContext, Handler, Job, Middleware, Signal, SignalReason
-from workers.worker.reaper import Reaper
+from workers.worker.maintenance import Reaper
 
 __all__ = [
     "DROP",

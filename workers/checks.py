@@ -15,6 +15,8 @@ MAX_CHAIN_INDEX: Final = 1_000_000
 MAX_DEPENDENCIES: Final = 1_000
 MAX_PROGRESS_BYTES: Final = 4_096
 MAX_DELAY: Final = timedelta(days=36_525)
+LONGEST_LEASE: Final = timedelta(days=1)
+"""One that ends later was given by a clock that was ahead, so it is over: most storages recover its job at once."""
 
 
 def check_text(what: str, value: str) -> None:
@@ -58,6 +60,14 @@ def as_duration(what: str, value: timedelta | float) -> timedelta:
         return timedelta(seconds=value)
     except (OverflowError, ValueError):
         raise ValueError(f"{what} is out of range: {value!r} s") from None
+
+
+def as_lease(what: str, value: timedelta | float) -> timedelta:
+    """Return a duration as `as_positive`, which is at most `LONGEST_LEASE`; else `ValueError`."""
+    found = as_positive(what, value)
+    if found > LONGEST_LEASE:
+        raise ValueError(f"{what} must be at most {LONGEST_LEASE}, not {found}: it is renewed while the job runs")
+    return found
 
 
 def as_positive(what: str, value: timedelta | float) -> timedelta:

@@ -32,8 +32,8 @@ from workers.storage.abilities import ContinuesFromOutside, HoldsWakeUps, Joinab
 from workers.storage.base import ANY_NAME, FlowStorage, Storage
 from workers.waiting import check_timeout, end_of, wait_for_end
 from workers.worker import Worker
-from workers.worker.claiming import check_slots
 from workers.worker.events import Observer
+from workers.worker.exchanges import check_slots
 from workers.worker.failures import OnFailed
 from workers.worker.handlers import Handler, HandlerFunction, Middleware
 from workers.worker.startup_checks import UnhandledNames

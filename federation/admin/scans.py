@@ -43,14 +43,6 @@ class ListPage(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """How many rows there are; if it is not exact, there are at least so many."""
-
-    number: int
-    is_exact: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Scan:
     """Rows in the order of `keys`, which an index has behind what each of `ranges` fixes.
 
@@ -80,16 +72,6 @@ class Scan:
             if read[number] == most:  # what this range has behind it was not read, and may come before all others
                 return keys, key
         return keys, None
-
-    async def count(self, database: Database) -> Estimate:
-        """Count the rows, as far as one look goes."""
-        most = MOST_SCANNED // len(self.ranges)
-        read = Counter[int]()
-        wanted = 0
-        for number, is_wanted, *_ in await database.rows(self._query(most, None)):
-            read[number] += 1
-            wanted += bool(is_wanted)
-        return Estimate(number=wanted, is_exact=all(each < most for each in read.values()))
 
     def _query(self, most: int, after: Key | None) -> Select[*tuple[Any, ...]]:
         is_wanted = true() if self.wanted is None else self.wanted

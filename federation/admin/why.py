@@ -357,7 +357,7 @@ def _is_known(told: Explanation) -> bool:
 
 async def _lacks_jobs(federation: Federation) -> bool:
     await connect(federation.delivery_queue)
-    return await federation.sweeper.lacks_jobs()
+    return await federation.outbox_sweeper.lacks_jobs()
 
 
 async def _next_probe(federation: Federation, server: ServerRow | None, link: Link) -> NextProbe | None:

@@ -22,7 +22,7 @@ import structlog
 
 from federation.base.errors import ConfigurationError
 from federation.base.settings.settings import KEY_VARIABLES, OLD_KEY_VARIABLES, Settings
-from federation.protocol.keys import KeyRing, OwnKeys, generate_own_keys
+from federation.protocol.keys import FixedKeys, KeyRing, OwnKeys, generate_own_keys
 
 log = structlog.get_logger(__name__)
 
@@ -30,16 +30,6 @@ LOOK_INTERVAL: Final = 1.0
 """Seconds between two checks of the file."""
 
 _ASSIGNMENT: Final = re.compile(r"\s*(?:export\s+)?(\w+)\s*=")
-
-
-class FixedKeys(KeyRing):
-    """Pairs that do not change, the newest first."""
-
-    def __init__(self, *pairs: OwnKeys) -> None:
-        self._pairs = pairs
-
-    def pairs(self, *, now: bool = False) -> tuple[OwnKeys, ...]:
-        return self._pairs
 
 
 class FileKeys(KeyRing):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any, Final
 
 import typer
@@ -51,13 +50,11 @@ app = typer.Typer(
 
 
 def _show_version(asked: bool) -> None:
-    """Print which version is installed, and end; a checkout that nobody installed has none."""
+    """Print which version runs, and end."""
     if asked:
-        try:
-            installed = version("federation-delivery")
-        except PackageNotFoundError:
-            installed = "(not installed)"
-        typer.echo(f"federation {installed}")
+        from workers.version import version
+
+        typer.echo(f"federation {version() or '(not installed)'}")
         raise typer.Exit
 
 

@@ -12,7 +12,7 @@ import typer
 from federation import interrupts
 from federation.cli.options import AsJson, ShowPayloads
 from federation.cli.output import print_json, print_lines
-from federation.cli.problems import fail
+from federation.cli.problems import Kind, fail
 from federation.cli.session import LogLevel, load_settings, start_logging
 
 if TYPE_CHECKING:
@@ -89,8 +89,13 @@ def beside(port: int | None, *, allow_actions: bool = False, shows_texts: bool =
 
 @contextmanager
 def needing_the_extra() -> Iterator[None]:
-    """Tell which packages are missing."""
+    """Tell which package is missing, and how to install it."""
     try:
         yield
     except ModuleNotFoundError as error:
-        fail(f"the dashboard needs the package {error.name!r}: pip install 'federation-delivery[dashboard]'")
+        from workers.extras import extra_with, install
+
+        extra = extra_with(error, part="dashboard")
+        if extra is None:
+            raise
+        fail(f"the dashboard needs the package {error.name!r}: {install(extra)}", kind=Kind.MISSING_PACKAGE)

@@ -21,20 +21,6 @@ NOT_FOUND: Final = 1
 USAGE_ERROR: Final = 2
 INTERRUPTED: Final = 130
 
-_EXTRAS: Final = {
-    "fastapi": "node",
-    "uvicorn": "node",
-    "prometheus_client": "metrics",
-    "msgpack": "redis",
-    "redis": "bullmq",
-    "bullmq": "bullmq",
-    "psycopg": "postgres",
-    "py4j": "analytics",
-    "pyarrow": "analytics",
-    "pyspark": "analytics",
-}
-"""The extra that has the missing package."""
-
 
 class Kind(StrEnum):
     """The kinds of errors, by which a program may tell them apart."""
@@ -126,6 +112,7 @@ def explain(error: BaseException) -> list[str]:
 
     from federation.base.errors import ConfigurationError
     from workers import ForeignQueue, ServerUnfit, StorageError
+    from workers.extras import extra_with, install
 
     match error:
         case BaseExceptionGroup():
@@ -143,8 +130,8 @@ def explain(error: BaseException) -> list[str]:
             return [str(error), "where a queue in a database lacks tables, `federation upgrade` makes them"]
         case SQLAlchemyError():
             return [_database_problem(error)]
-        case ModuleNotFoundError(name=str(name)) if name in _EXTRAS:
-            return [f"this needs more packages: pip install 'federation-delivery[{_EXTRAS[name]}]'"]
+        case ModuleNotFoundError() if extra := extra_with(error):
+            return [f"this needs more packages: {install(extra)}"]
         case _:
             known = _kind(error) not in (
                 Kind.BUG,
@@ -159,6 +146,7 @@ def _kind(error: BaseException) -> Kind:
 
     from db.errors import is_outage
     from db.host import HostTablesError
+    from db.poolers import LentSessionsError
     from db.url import DatabaseUrlError
     from federation.analytics.errors import AnalyticsError
     from federation.base.errors import ConfigurationError, NoNodeHere, Unreachable
@@ -170,6 +158,7 @@ def _kind(error: BaseException) -> Kind:
     if isinstance(error, SQLAlchemyError) and is_outage(error):
         return Kind.UNREACHABLE
     kinds: list[tuple[tuple[type[BaseException], ...], Kind]] = [
+        ((LentSessionsError,), Kind.REFUSED),
         ((NoNodeHere,), Kind.NO_NODE_HERE),
         ((ConfigurationError,), Kind.SETTINGS),
         ((Unreachable, StorageUnavailable), Kind.UNREACHABLE),

@@ -232,12 +232,12 @@ def run_workers(
 
 
 @node.command("serve")
-def serve(as_json: AsJson = False) -> None:
+def serve(metrics_port: MetricsPort = None, as_json: AsJson = False) -> None:
     """Serve until stopped.
 
     Stops on SIGTERM or Ctrl-C; a second signal skips the grace.
     """
-    _run(deliver=False, serve=True, as_json=as_json)
+    _run(deliver=False, serve=True, metrics_port=metrics_port, as_json=as_json)
 
 
 def _run(

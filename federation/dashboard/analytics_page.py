@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from starlette.responses import HTMLResponse, Response
 
-from federation.analytics.report.page import REPORT_FILE
+from federation.analytics import REPORT_FILE
 from workers.dashboard.rendering import MenuItem
 from workers.dashboard.site import SitePart
 from workers.dashboard.visit import Refusal, Visit

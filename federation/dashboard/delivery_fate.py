@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from db import AttemptOutcome, DeliveryState, HoldReason
 from federation.admin.attempts import LoggedAttempt
 from federation.admin.deliveries.deliveries import DeliveryRow
-from federation.delivery.rows.transitions import series_job_id
+from federation.delivery.rows import series_job_id
 from workers.dashboard.catalog import answer
 from workers.dashboard.text import ago, short, since
 from workers.errors import WorkersError

@@ -21,7 +21,7 @@ from federation.base.settings.types import parse_duration
 from federation.dashboard.delivery_fate import gone_how, job_of, what_next
 from federation.dashboard.orders import command, ordered
 from federation.dashboard.server_pages import named_server
-from federation.delivery.rows.transitions import series_job_id
+from federation.delivery.rows import series_job_id
 from workers.dashboard.rendering import MenuItem
 from workers.dashboard.site import SitePart
 from workers.dashboard.text import counted, short

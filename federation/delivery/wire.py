@@ -20,8 +20,10 @@ from datetime import datetime, timedelta
 from typing import ClassVar, Final, Protocol, Self, TypeVar
 
 from sqlalchemy import Connection
+from sqlalchemy.exc import SQLAlchemyError
 
 from db import AttemptNote
+from db.errors import is_outage
 from federation.delivery.error_codes import ENGINE_CODES, FailureCode
 from federation.servers.link_rules import Link
 
@@ -131,7 +133,8 @@ class Wire(Protocol):
 
         Raises:
             PermanentFailure, RetryableFailure: what went wrong.
-            SQLAlchemyError: the database did not do its part; the attempt does not count.
+            SQLAlchemyError: the database could not be asked; the attempt does not count. One that refused a statement
+                was asked what no wire should ask.
         """
 
     async def may_recover(self, sending: Sending, code: str, /) -> bool:
@@ -149,7 +152,9 @@ async def asked(answer: Awaitable[T]) -> T:
     """Return what a wire answers.
 
     Raises:
-        BrokenWire: it takes longer than `LONGEST_ANSWER`, or cancelled itself, which would end whoever asks.
+        BrokenWire: it takes longer than `LONGEST_ANSWER`, or cancelled itself, which would end whoever asks, or the
+            database refused a statement of its own.
+        SQLAlchemyError: the database could not be asked.
     """
     try:
         async with asyncio.timeout(LONGEST_ANSWER.total_seconds()) as limit:
@@ -158,6 +163,10 @@ async def asked(answer: Awaitable[T]) -> T:
         if not limit.expired():
             raise
         raise BrokenWire(f"it gave no answer within {LONGEST_ANSWER}") from error
+    except SQLAlchemyError as error:
+        if is_outage(error):
+            raise
+        raise BrokenWire(f"the database refused its statement: {type(error).__name__}") from error
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is None or task.cancelling():

@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from db import Database
 from federation.base.meter import NO_METER, Meter
 from federation.base.settings.reach import gaps
-from federation.http.gates import FederationFetch
+from federation.http.client import FederationFetch
 from federation.http.guard import AddressGuard
 from federation.node.admission import (
     DELIVERIES,

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Final
 
+from federation.http.client import FederationFetch
 from federation.http.errors import BodyTooLarge, NetworkError
-from federation.http.gates import FederationFetch
 from federation.node.refusals import Refusal, try_later
 from federation.protocol.urls import host_of
 

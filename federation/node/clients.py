@@ -80,6 +80,16 @@ class Clients:
             return self._behind_proxies(request.headers)
         return None if any(name in request.headers for name in _FORWARDING_HEADERS) else peer
 
+    def asker(self, request: Request) -> Address | None:
+        """Return the same as `certain_address`, but a named proxy that forwards nobody's request asks for itself.
+
+        Only for what the operator opens to a proxy's own address: whoever comes through a proxy that says nothing of
+        its clients, then, is taken for the proxy.
+        """
+        peer = _address(request.client.host if request.client else "")
+        forwards = any(name in request.headers for name in _FORWARDING_HEADERS)
+        return peer if peer is not None and not forwards else self.certain_address(request)
+
     def name(self, request: Request) -> str | None:
         """Return the same as `address`, but for private addresses, too, unless the headers show an unnamed proxy.
 

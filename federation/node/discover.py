@@ -18,9 +18,9 @@ from federation.node.front import Inbound
 from federation.node.refusals import Refusal, invalid_member, json_response
 from federation.node.registration import Registration
 from federation.protocol.discovery import SealingKeyText, SigningKeyText, own_document, parse_discover_document
+from federation.protocol.encodings import Text, WireModel, parse_model, validate
 from federation.protocol.errors import EnvelopeError, NotJson, PayloadError, UrlError
 from federation.protocol.keys import KeyRing, decode_key, fingerprint
-from federation.protocol.models import Text, WireModel, parse_model, validate
 from federation.protocol.relaying import ORIGIN_HEADER
 from federation.protocol.sealing import Envelope, open_with_any
 from federation.protocol.urls import canonical_origin

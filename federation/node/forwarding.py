@@ -19,8 +19,8 @@ from typing import Final
 import structlog
 from starlette.responses import Response
 
+from federation.http.client import FederationFetch
 from federation.http.errors import BlockedUrl, NetworkError, OutboundError
-from federation.http.gates import FederationFetch
 from federation.http.messages import Response as Answer
 from federation.http.threat_policy import NetworkErrorCode
 from federation.node.admission import PerRelayingOrigin

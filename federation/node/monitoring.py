@@ -1,7 +1,7 @@
 """`/healthz`, `/readyz` and `/metrics` on the node's own port, where the whole world may ask.
 
 The first two reveal nothing of use and cost nothing. `/metrics` answers only clients that the settings name: a
-connection from loopback proves nothing if a proxy runs on the same machine.
+connection from loopback proves nothing if a proxy runs on the same machine, unless that says whom it forwards.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class MonitoringRoutes:
         return Response(answer.body, status_code=answer.status, media_type=answer.content_type, headers=headers)
 
     async def _answer_readers(self, request: Request) -> Response:
-        client = self._clients.certain_address(request)
+        client = self._clients.asker(request)
         if client is None or not any(client in network for network in self._readers):
             raise HTTPException(404)
         return await self._answer(request)

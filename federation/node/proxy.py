@@ -20,10 +20,9 @@ from federation.node.posts import POST_MODELS, POSTS_PATH, PostsInbox, malformed
 from federation.node.refusals import Refusal, invalid_proxy_data, json_response
 from federation.protocol.acks import ACK_METHOD
 from federation.protocol.activities import DELIVERY_MEMBERS, MAX_REQUEST_BYTES, ActivityMethod
-from federation.protocol.encodings import dump_json
+from federation.protocol.encodings import MAX_PAYLOAD_BYTES, WireModel, dump_json, validate
 from federation.protocol.errors import EnvelopeError, NotJson, PayloadError, UrlError
 from federation.protocol.keys import OwnKeys
-from federation.protocol.models import MAX_PAYLOAD_BYTES, WireModel, validate
 from federation.protocol.possession import DECRYPT_FAILED, PONG, asks_for_possession, names_first, pong
 from federation.protocol.relaying import (
     ORIGIN_HEADER,

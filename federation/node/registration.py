@@ -17,8 +17,8 @@ from federation.node.callback import CALLBACK_TIMEOUT, Callback, no_document
 from federation.node.inbox import HeardOf
 from federation.node.refusals import Refusal, invalid_member, json_response
 from federation.protocol.discovery import DiscoverDocument, own_document, parse_discover_document
+from federation.protocol.encodings import validate
 from federation.protocol.errors import NotJson, PayloadError, UrlError
-from federation.protocol.models import validate
 from federation.protocol.possession import NO_PROOF, Proof
 from federation.protocol.urls import canonical_origin
 from federation.sealed.peers.claims import Claims, ShowsOurKeys

@@ -24,9 +24,9 @@ from federation.node.front import Inbound
 from federation.node.inbox import HeardOf
 from federation.node.limits import Limit, Windows
 from federation.node.refusals import Refusal, invalid_member, json_response
+from federation.protocol.encodings import ModelT, parse_model, validate
 from federation.protocol.errors import EnvelopeError, KeyMaterialError, NotJson, PayloadError, UrlError
 from federation.protocol.keys import KeyRing, decode_key
-from federation.protocol.models import ModelT, parse_model, validate
 from federation.protocol.rotation import Challenges, ConfirmRequest, Proofs, RotationRequest
 from federation.protocol.sealing import Envelope, open_with_any
 from federation.protocol.urls import canonical_origin

@@ -17,7 +17,7 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from db import Database
-from federation.delivery.other_nodes.sightings import naming, note_proxy
+from federation.delivery.sightings import naming, note_proxy
 from workers.clock import Clock, SystemClock, monotonic
 
 log = structlog.get_logger(__name__)

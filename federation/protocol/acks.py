@@ -11,10 +11,9 @@ from datetime import datetime
 from typing import Literal
 
 from federation.protocol.activities import ActivityMethod
-from federation.protocol.encodings import dump_json, format_moment, parse_json
+from federation.protocol.encodings import Identifier, Moment, ServerUrl, WireModel, dump_json, format_moment, parse_json
 from federation.protocol.errors import AckMissing
 from federation.protocol.keys import KeyRing, sign_message, verify_signature
-from federation.protocol.models import Identifier, Moment, ServerUrl, WireModel
 from federation.protocol.sealing import Envelope, open_with_any, seal
 
 ACK_METHOD = "PROXY_RESPONSE"

@@ -17,16 +17,20 @@ from urllib.parse import urlsplit
 import msgspec
 from pydantic import AfterValidator, BeforeValidator, FailFast, Field, JsonValue
 
-from federation.protocol.encodings import dump_json, encode_text, format_moment, parse_json, parse_moment
-from federation.protocol.errors import NotJson, PayloadError, UrlError
-from federation.protocol.models import (
+from federation.protocol.encodings import (
     MAX_PAYLOAD_BYTES,
     Identifier,
     Moment,
     ServerUrl,
     Text,
     WireModel,
+    dump_json,
+    encode_text,
+    format_moment,
+    parse_json,
+    parse_moment,
 )
+from federation.protocol.errors import NotJson, PayloadError, UrlError
 from federation.protocol.sealing import ENVELOPE_MEMBERS, Envelope
 from federation.protocol.skimming import Leaf, Members
 

@@ -6,10 +6,9 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator
 
-from federation.protocol.encodings import dump_json, parse_json
+from federation.protocol.encodings import ServerUrl, WireModel, dump_json, parse_json, validate
 from federation.protocol.errors import KeyMaterialError, ProtocolError, UrlError
 from federation.protocol.keys import OwnKeys, decode_key, is_sealing_key, is_signing_key
-from federation.protocol.models import ServerUrl, WireModel, validate
 from federation.protocol.urls import canonical_origin
 
 MAX_DISCOVER_BYTES: Final = 256 * 1024

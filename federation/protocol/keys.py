@@ -151,6 +151,16 @@ class KeyRing(Protocol):
         ...
 
 
+class FixedKeys(KeyRing):
+    """Pairs that do not change, the newest first."""
+
+    def __init__(self, *pairs: OwnKeys) -> None:
+        self._pairs = pairs
+
+    def pairs(self, *, now: bool = False) -> tuple[OwnKeys, ...]:
+        return self._pairs
+
+
 def pair_known_by(ring: KeyRing, public_key: str | None) -> OwnKeys | None:
     """Return the pair with that public signing key, or for None the oldest.
 

@@ -12,10 +12,9 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, JsonValue
 
-from federation.protocol.encodings import dump_json
+from federation.protocol.encodings import ServerUrl, Text, WireModel, dump_json
 from federation.protocol.errors import UrlError
 from federation.protocol.keys import OwnKeys, sign_message
-from federation.protocol.models import ServerUrl, Text, WireModel
 from federation.protocol.sealing import Envelope, seal
 from federation.protocol.urls import canonical_origin
 

@@ -10,10 +10,9 @@ from typing import Annotated, Final
 from pydantic import Field, JsonValue
 
 from federation.protocol.discovery import MAX_DISCOVER_BYTES, SealingKeyText, SigningKeyText
-from federation.protocol.encodings import dump_json, parse_json
+from federation.protocol.encodings import ServerUrl, Text, WireModel, dump_json, parse_json, validate
 from federation.protocol.errors import PayloadError
 from federation.protocol.keys import KeyRing, OwnKeys, sign_message, verify_signature
-from federation.protocol.models import ServerUrl, Text, WireModel, validate
 from federation.protocol.sealing import Envelope, open_envelope, open_with_any, seal
 
 ROTATE_INIT_PATH: Final = "/discover/rotate/init"

@@ -25,9 +25,8 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, Union, get_args, g
 
 import msgspec
 
-from federation.protocol.encodings import parse_json
+from federation.protocol.encodings import MAX_PAYLOAD_BYTES, ModelT, WireModel, parse_json, validate
 from federation.protocol.errors import NotJson, PayloadError
-from federation.protocol.models import MAX_PAYLOAD_BYTES, ModelT, WireModel, validate
 
 SHORT_BYTES: Final = 64 * 1024
 """A text up to this length that cannot be skimmed is parsed as a whole."""

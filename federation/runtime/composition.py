@@ -27,26 +27,21 @@ from federation.base.queues.redis import BLOCKING_TIMEOUT, redis_client
 from federation.base.queues.storages import bullmq_url, is_plain, keyless_redis_url, open_storage, queue_place
 from federation.base.settings.settings import Settings
 from federation.base.settings.types import JobPayload
-from federation.delivery.attempt.crash_suspects import Apart
-from federation.delivery.attempt.database_watch import DatabaseWatch
-from federation.delivery.attempt.host_limits import Room
+from federation.delivery.attempt.concurrency import CrashSuspects, DatabaseWatch, HostLimits
 from federation.delivery.attempt.processor import DeliveryProcessor
+from federation.delivery.delivery_queue import DeliveryQueue, OtherNodesJobs, OwnJobOrigin
 from federation.delivery.held.probes import LinkProbes
 from federation.delivery.held.release import Releaser
-from federation.delivery.held.sweep import HeldDeliveries
 from federation.delivery.held.sweep_times import Sweeps
+from federation.delivery.held.sweeper import HeldSweeper
 from federation.delivery.ledger.attempt_log import AttemptLog
 from federation.delivery.ledger.ledger import Ledger
-from federation.delivery.other_nodes.give_back import ForeignJobs
-from federation.delivery.other_nodes.origin import OwnJobOrigin
-from federation.delivery.other_nodes.sightings import Sightings
 from federation.delivery.outbox.outbox import Outbox
-from federation.delivery.outbox.queue import DeliveryQueue
 from federation.delivery.outbox.sweeper import OutboxSweeper
-from federation.delivery.rows.payloads import Payloads
+from federation.delivery.rows import Payloads
+from federation.delivery.sightings import Sightings
 from federation.delivery.wire import Wire, Wires
-from federation.http.client import FederationClient
-from federation.http.gates import FederationFetch, SendThroughPeer
+from federation.http.client import FederationClient, FederationFetch, SendThroughPeer
 from federation.http.guard import AddressGuard
 from federation.http.pool import ConnectionPool, pool_limits
 from federation.monitoring.endpoints import Endpoints
@@ -192,7 +187,7 @@ class Federation:
             new_id=new_id,
         )
         self.sweeps = Sweeps(self.database)
-        self.sweeper = OutboxSweeper(
+        self.outbox_sweeper = OutboxSweeper(
             self.database,
             self.delivery_queue,
             min_age=self.settings.federation_outbox_interval,
@@ -206,8 +201,8 @@ class Federation:
         self.ledger = Ledger(self.database, add_jobs=self.delivery_queue.add_bulk, clock=self.clock)
         self.attempts = AttemptLog(self.database, meter=self.meter)
         self.database_watch = DatabaseWatch(self.database)
-        self.apart = Apart()
-        self.room = Room(per_server=settings.federation_per_server, most=settings.federation_overtime)
+        self.crash_suspects = CrashSuspects()
+        self.host_limits = HostLimits(per_server=settings.federation_per_server, most=settings.federation_overtime)
         self.delivery_processor = self._delivery_processor(self.wires)
         self.shared_delivery_processor = self._delivery_processor(
             Wires(self._sealed_wire(self.queued_discovery), *others)
@@ -215,7 +210,7 @@ class Federation:
 
     def _make_held(self) -> None:
         settings = self.settings
-        self.held = HeldDeliveries(
+        self.held_sweeper = HeldSweeper(
             self.database,
             self.delivery_queue,
             links=self.links,
@@ -239,7 +234,7 @@ class Federation:
             blacklist=self.blacklist,
             is_well=self.wires.is_well,
             send_canary=self.releaser.send_canary,
-            newly_held=self.held.newly_held,
+            newly_held=self.held_sweeper.newly_held,
         )
 
     def _make_probes(self) -> None:
@@ -326,10 +321,10 @@ class Federation:
             payloads=self.payloads,
             ledger=self.ledger,
             attempts=self.attempts,
-            room=self.room,
-            apart=self.apart,
+            host_limits=self.host_limits,
+            crash_suspects=self.crash_suspects,
             database_watch=self.database_watch,
-            foreign=ForeignJobs(self.job_origin, self.sightings, self.clock),
+            other_nodes_jobs=OtherNodesJobs(self.job_origin, self.sightings, self.clock),
             clock=self.clock,
         )
 

@@ -115,7 +115,7 @@ async def _drop_old_pair(rotation: KeyRotation, file: Path) -> bool:
 
 def _outbox_sweep(federation: Federation) -> Callable[[], Awaitable[Mapping[str, object]]]:
     async def sweep() -> Mapping[str, object]:
-        return {**asdict(await federation.sweeper.sweep()), **await federation.held.sweep()}
+        return {**asdict(await federation.outbox_sweeper.sweep()), **await federation.held_sweeper.sweep()}
 
     return sweep
 

@@ -28,8 +28,8 @@ from federation.base.queues.queue import (
 from federation.delivery.errors import Held, PermanentFailure, RetryableFailure, Superseded
 from federation.delivery.held.release import LOOKS
 from federation.delivery.ledger.entries import Abandoned
-from federation.delivery.other_nodes.sightings import INTERVAL
-from federation.delivery.rows.transitions import row_of_job
+from federation.delivery.rows import row_of_job
+from federation.delivery.sightings import INTERVAL
 from federation.runtime.composition import Federation
 from federation.runtime.nodes import allow_descriptors
 from federation.runtime.recurring_jobs import recurring_jobs

@@ -30,11 +30,12 @@ Line = dict[str, Any]
 DONE: dict[str, str | None] = {"where": "completed", "result": "1", "wanted": "1"}
 
 
-def ran(began: float, ended: float | None, what: str = "completed") -> list[Line]:
+def ran(began: float, ended: float | None, what: str = "completed", **counts: int) -> list[Line]:
     began_line = {"what": "began", "id": "a", "at": began}
-    return [began_line] if ended is None else [began_line, {"what": what, "id": "a", "at": ended}]
+    return [began_line] if ended is None else [began_line, {"what": what, "id": "a", "at": ended, **counts}]
 
 
+STALE = {"made": 0, "written": 1}
 LATE: Line = {"what": "late", "at": 3.0, "seconds": 2.9}
 
 ROUNDS: dict[str, tuple[list[list[Line]], dict[str, str | None], str | None]] = {
@@ -46,6 +47,12 @@ ROUNDS: dict[str, tuple[list[list[Line]], dict[str, str | None], str | None]] = 
     "at once": ([ran(1, 4), ran(2, 3)], DONE, "while running in node"),
     "never": ([[]], DONE, "no run of it ended well"),
     "failed too often": ([[*ran(1, 2, "failed"), *ran(3, 4, "failed"), *ran(5, 6)]], DONE, "failed 2 times of 1"),
+    "forgotten": ([[*ran(1, 2, "failed"), *ran(3, 4, "failed", **STALE), *ran(5, 6)]], DONE, None),
+    "failed too often after it": (
+        [[*ran(1, 2, "failed"), *ran(3, 4, "failed", **STALE), *ran(5, 6, "failed", made=1, written=1), *ran(7, 8)]],
+        DONE,
+        "failed 3 times of 1",
+    ),
     "lapsed": ([[*ran(1, 4), LATE], ran(2, 5)], DONE, None),
 }
 

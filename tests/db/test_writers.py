@@ -69,7 +69,7 @@ def test_writers_are_found() -> None:
     """A scan that finds none agrees with everybody; these are written in different ways."""
     assert found()["delivery_jobs"]["queued_at"] >= {
         "delivery/outbox/sweeper",
-        "delivery/rows/transitions",
+        "delivery/rows",
         "admin/deliveries/bulk",
     }
     assert found()["server_registry"]["claimed_by"] == {"sealed/peers/claims"}

@@ -21,12 +21,14 @@ async function processJob(job) {
   const run = { id: String(job.jobId), data: job.data, attemptsMade: job.attemptsMade, at: seconds(), ended: null };
   runs.push(run);
   note({ what: "began", id: run.id, at: run.at, made: run.attemptsMade });
+  // Since this worker read the job, and before it took the lock, others may have written down failures.
+  const written = ledger && Number(await queue.client.hgetAsync(queue.toKey(run.id), "attemptsMade"));
   for (const value of job.data.progress ?? []) await job.progress(value);
   if (job.data.ms) await sleep(job.data.ms);
   if (job.data.hold) await new Promise((resolve) => held.set(run.id, resolve));
   run.ended = seconds();
   const failed = job.attemptsMade < (job.data.failures ?? 0);
-  note({ what: failed ? "failed" : "completed", id: run.id, at: run.ended, made: run.attemptsMade });
+  note({ what: failed ? "failed" : "completed", id: run.id, at: run.ended, made: run.attemptsMade, written });
   if (failed) throw new TypeError(job.data.message ?? "failed on purpose");
   return job.data.result;
 }

@@ -1,10 +1,11 @@
 // A producer and worker of one BullMQ queue in Node, driven by JSON lines on stdin, answering on stdout.
 // usage: node bullmq_crew.mjs <package: bullmq or bullmq-6> <redis url> <queue>
 import { appendFileSync } from "node:fs";
+import { createRequire } from "node:module";
 import { obey } from "./obey.mjs";
 
 const [name, url, queueName] = process.argv.slice(2);
-const { FlowProducer, Queue, Worker } = await import(name);
+const { FlowProducer, Queue, Worker } = createRequire(import.meta.url)(name);
 const connection = { url, maxRetriesPerRequest: null };
 const queue = new Queue(queueName, { connection });
 const flows = new FlowProducer({ connection });

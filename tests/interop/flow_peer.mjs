@@ -1,9 +1,10 @@
 // The other side of the tests of flows: a FlowProducer and workers in Node, driven as peer.mjs is.
 // usage: node flow_peer.mjs <npm package> <redis url>
+import { createRequire } from "node:module";
 import { obey } from "./obey.mjs";
 
 const [library, url] = process.argv.slice(2);
-const { FlowProducer, Queue, WaitingChildrenError, Worker } = await import(library);
+const { FlowProducer, Queue, WaitingChildrenError, Worker } = createRequire(import.meta.url)(library);
 const connection = { url, maxRetriesPerRequest: null };
 const flows = new FlowProducer({ connection });
 const queues = {};

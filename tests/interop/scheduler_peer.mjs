@@ -4,7 +4,7 @@ import { createRequire } from "node:module";
 import { obey } from "./obey.mjs";
 
 const [module, url, name] = process.argv.slice(2);
-const { Queue, Worker } = await import(module);
+const { Queue, Worker } = createRequire(import.meta.url)(module);
 const theirs = createRequire(import.meta.resolve(module));
 const cron = theirs("cron-parser");
 const parse = cron.parseExpression ?? cron.CronExpressionParser.parse.bind(cron.CronExpressionParser);

@@ -24,10 +24,9 @@ from federation.protocol.activities import (
     parse_method,
 )
 from federation.protocol.discovery import parse_discover_document, shows_key
-from federation.protocol.encodings import dump_json, format_moment, parse_json, parse_moment
+from federation.protocol.encodings import dump_json, format_moment, parse_json, parse_model, parse_moment, validate
 from federation.protocol.errors import ProtocolError
 from federation.protocol.keys import sign_message, verify_signature
-from federation.protocol.models import parse_model, validate
 from federation.protocol.refusals import refusal_code
 from federation.protocol.relaying import Ping, ProxyRequest, RelayedRequest, TargetedRequest, relay_target
 from federation.protocol.rotation import ConfirmRequest, Proofs, RotationRequest, solved

@@ -9,7 +9,7 @@ from typing import Final
 
 from db import AttemptNote
 from federation.delivery.error_codes import STALLED
-from federation.delivery.rows.transitions import row_of_job
+from federation.delivery.rows import row_of_job
 from tests.peer import DISCOVER_PATH
 from tests.simulation.records import Attempt, MishapKind, Past, Request, RowChange, moment_of
 from tests.simulation.story import moment

@@ -172,10 +172,14 @@ class Lent:
         driver.has_stop = True
         self._engines: tuple[AsyncEngine, AsyncEngine] = async_engines(parse_url(url), sqlite_driver=driver)
         self._compiling = Compiling(self._engines[0].dialect)
+        self._pools = [engine.sync_engine.pool for engine in self._engines]
 
     def database(self, space: Space, line: Line, *, on_engines: bool, has_clock: bool) -> Database:
         """The space, as long as the line is not cut. The one before is closed."""
         self._target = space, line
+        # A database listens to its pools for ever, and would close, once it is closed, what is given back to the next.
+        for engine, pool in zip(self._engines, self._pools, strict=True):
+            engine.sync_engine.pool = pool.recreate()
         steps = None if on_engines else Direct(self._connect, self._compiling)
         if has_clock:
             return _Served(self.url, space, line, engines=self._engines, steps=steps)

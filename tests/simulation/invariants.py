@@ -12,7 +12,7 @@ from typing import Final
 
 from federation.base.queues.queue import DELIVERY_QUEUE_NAME
 from federation.delivery.error_codes import STALLED
-from federation.delivery.rows.transitions import series_job_id
+from federation.delivery.rows import series_job_id
 from federation.retention import KEEP_SETTLED_ROWS
 from tests.simulation.asked import promises_kept
 from tests.simulation.attempts import attempts_agree

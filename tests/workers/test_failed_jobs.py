@@ -25,7 +25,7 @@ from workers.testing.steps import PATIENCE
 from workers.worker.events import WorkerEventKind as Kind
 from workers.worker.failures import OnFailed
 from workers.worker.handlers import HandlerFunction, Job
-from workers.worker.reaper import Reaper
+from workers.worker.maintenance import Reaper
 
 MINUTE = timedelta(minutes=1)
 LETTER = {"to": "bob"}

@@ -17,6 +17,7 @@ from workers.command import crons, jobs, limits, running, top
 from workers.command.problems import CommandError
 from workers.errors import WorkersError
 from workers.terminal import as_typed, show_escapes
+from workers.version import version
 
 WRONG: Final = 2
 INTERRUPTED: Final = 130
@@ -54,6 +55,14 @@ def _status(found: object) -> int:
     return found
 
 
+class _Version(argparse.Action):
+    """Asks for the version only where it is wanted: in a checkout that takes a while."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        print(f"workers {version() or '(not installed)'}")
+        parser.exit()
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m workers",
@@ -61,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="A queue is module:attribute in your code, such as shop.jobs:queue. Commands other than `run` also take "
         "a storage's URL, such as sqlite:///jobs.db?queue=mail or redis://127.0.0.1:6379/0?queue=mail.",
     )
+    parser.add_argument("--version", action=_Version, nargs=0, help="say which version this is, and end")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     running.add_to(commands)
     jobs.add_to(commands)

@@ -11,14 +11,24 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from workers.dashboard.access import Access, AccessError
-from workers.dashboard.accounts import Role, hash_password, make_token, parse_accounts
-from workers.dashboard.application import queue_site
-from workers.dashboard.serving import DashboardServer, listen
 from workers.errors import WorkersError
+from workers.extras import extra_with, install
 from workers.queue import Queue
 from workers.storage import open_storage
 from workers.terminal import show_escapes
+
+try:
+    from workers.dashboard.access import Access, AccessError
+    from workers.dashboard.accounts import Role, hash_password, make_token, parse_accounts
+    from workers.dashboard.application import queue_site
+    from workers.dashboard.serving import DashboardServer, listen
+except ModuleNotFoundError as error:
+    extra = extra_with(error, part="dashboard")
+    if extra is None:
+        raise
+    told = f"cannot be started: it needs the package {error.name!r}: {install(extra)}"
+    print(told, file=sys.stderr)  # noqa: T201 - a command's answer
+    sys.exit(2)
 
 PORT: Final = 8765
 ACCOUNTS_VARIABLE: Final = "WORKERS_DASHBOARD_ACCOUNTS"

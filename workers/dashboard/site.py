@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final, TypeAlias
 from urllib.parse import quote
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from workers.dashboard.access import Access, Visitor
+from workers.dashboard.access import Access, Visitor, host_of
 from workers.dashboard.api import METHODS, ROOT, Api, Teller
 from workers.dashboard.cookies import BrowserSession
 from workers.dashboard.door import Door
 from workers.dashboard.feed import INTERVAL, Feed, LiveSource
 from workers.dashboard.rendering import STATIC_TYPES, MenuItem, Templates, static_file
-from workers.dashboard.shield import Shield
 from workers.dashboard.stream import EventStream
 from workers.dashboard.throttle import LoginThrottle
 from workers.dashboard.visit import (
@@ -271,3 +271,62 @@ def _local(address: str) -> str:
     """Return the address if it is one of ours: nobody is sent to another site after a login."""
     is_path = address.startswith("/") and not address.startswith(("//", "/\\"))
     return address if is_path and address.isprintable() else "/"
+
+
+POLICY: Final = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "form-action 'self'",
+        "base-uri 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+
+_HEADERS: Final = {
+    "content-security-policy": POLICY,
+    "x-frame-options": "DENY",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+    "cache-control": "no-store",
+}
+"""Of every answer that does not say otherwise itself."""
+
+
+class Shield:
+    """ASGI middleware around the whole dashboard: what holds for every request and answer, before any page is asked.
+
+    A request has to name the dashboard by one of its own names. Every answer tells the browser to run and to load
+    nothing but the dashboard's own files, and to show it in no other site's page: if a stranger's text ever got past
+    the escaping, it would still do nothing.
+    """
+
+    def __init__(self, app: ASGIApp, *, hosts: Collection[str]) -> None:
+        self._app = app
+        self._hosts = hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on if it names one of our hosts."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def sent(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        named = host_of(Headers(scope=scope).get("host", ""))
+        if named in self._hosts:
+            await self._app(scope, receive, sent)
+            return
+        told = "This dashboard is not called that. Its own name is set where it is started.\n"
+        await PlainTextResponse(told, status_code=421)(scope, receive, sent)

@@ -54,13 +54,6 @@ def refuse_deduplication(jobs: Iterable[NewJob], storage: str) -> None:
             raise Unsupported(f"{storage} keeps no deduplication keys (job {job.id!r}); leave `deduplication` out")
 
 
-def refuse_limit_keys(jobs: Iterable[NewJob], storage: str) -> None:
-    """Accept jobs without limit keys and fair keys: this storage keeps none."""
-    for job in jobs:
-        if job.limit_key is not None or job.fair_key is not None:
-            raise Unsupported(f"{storage} keeps no limit keys and no fair keys (job {job.id!r}); leave them out")
-
-
 COPIED_BYTES: Final = 65_536
 """The largest result that is copied for each job that comes after; of a larger one only the end is told.
 

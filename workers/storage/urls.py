@@ -9,6 +9,7 @@ from urllib.parse import parse_qsl, unquote, urlencode
 from weakref import WeakValueDictionary
 
 from workers.errors import StorageError
+from workers.extras import extra_with, install
 from workers.storage.base import Storage
 from workers.storage.memory import MemorySpace, MemoryStorage
 from workers.storage.redis_urls import SCHEMES as DEPLOYMENT_SCHEMES
@@ -69,10 +70,10 @@ def _of(module: str, name: str, *, parameters: bool = True) -> Opener:
         try:
             storage: Storage = getattr(import_module(f"workers.storage.{module}"), name)(url, queue)
         except ModuleNotFoundError as error:
-            extra = _EXTRAS[url.partition("://")[0].partition("+")[0]]
-            raise StorageError(
-                f"{name} needs the package {error.name!r}: pip install 'federation-delivery[{extra}]'"
-            ) from error
+            extra = extra_with(error, part=_EXTRAS[url.partition("://")[0].partition("+")[0]])
+            if extra is None:
+                raise
+            raise StorageError(f"{name} needs the package {error.name!r}: {install(extra)}") from error
         return storage
 
     return opened

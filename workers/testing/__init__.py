@@ -2,10 +2,9 @@
 
 from workers.testing.case import GUARANTEES, Case, Need, Verdict, run
 from workers.testing.cases import all_cases
-from workers.testing.certification import CaseResult, Certificate, Finding, certify
+from workers.testing.certification import CaseResult, Certificate, Finding, as_json, certify, table
 from workers.testing.faults import Fault, Faults, RandomFaults, counting, faulty
 from workers.testing.harness import Harness, HarnessFailed, MemoryHarness
-from workers.testing.report import as_json, table
 from workers.testing.url_harness import UrlHarness
 
 __all__ = [

@@ -11,8 +11,7 @@ from workers.errors import WorkersError
 from workers.terminal import show_escapes
 from workers.testing.case import Case
 from workers.testing.cases import all_cases
-from workers.testing.certification import Certificate, certify
-from workers.testing.report import as_json, table
+from workers.testing.certification import Certificate, as_json, certify, table
 from workers.testing.url_harness import UrlHarness
 
 

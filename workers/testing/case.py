@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from inspect import signature
 from typing import Final, TypeAlias
 
 from workers.testing.harness import Harness
 
-CaseFunction: TypeAlias = Callable[[Harness], Awaitable[None]]
+CaseFunction: TypeAlias = Callable[..., Awaitable[None]]
+"""Takes what its parameters name: the `harness`, an open `storage`, and an `other` client of the same queue."""
 
 GUARANTEES: Final[dict[int, str]] = {
     1: "no acknowledged enqueue is lost",
@@ -54,40 +56,37 @@ class Need:
     """Whether the storage declares it in its capabilities; otherwise it is the harness that lacks it."""
 
 
-ANY_ID: Final = Need(what="any_id", met=lambda harness: harness.capabilities.any_id)
-ATOMIC_CONTINUATION: Final = Need(
-    what="atomic_continuation", met=lambda harness: harness.capabilities.atomic_continuation
-)
-BOUNDED_RECOVERY: Final = Need(what="bounded_recovery", met=lambda harness: harness.capabilities.bounded_recovery)
-FLOWS: Final = Need(what="flows", met=lambda harness: harness.capabilities.flows)
-CRONS: Final = Need(what="crons", met=lambda harness: harness.capabilities.crons)
-CRON_ROWS: Final = Need(what="cron_rows", met=lambda harness: harness.capabilities.cron_rows)
-LIMIT_KEYS: Final = Need(what="limit_keys", met=lambda harness: harness.capabilities.limit_keys)
-NAME_FILTER: Final = Need(what="name_filter", met=lambda harness: harness.capabilities.name_filter)
-ORDERING_KEYS: Final = Need(what="ordering_keys", met=lambda harness: harness.capabilities.ordering_keys)
-OUTSIDE_ENDINGS: Final = Need(what="outside_endings", met=lambda harness: harness.capabilities.outside_endings)
-URGENT_PRIORITIES: Final = Need(what="urgent_priorities", met=lambda harness: harness.capabilities.urgent_priorities)
-OUTSIDE_CONTINUATIONS: Final = Need(
-    what="outside_continuations", met=lambda harness: harness.capabilities.outside_continuations
-)
-ORDERED_LISTING: Final = Need(what="ordered_listing", met=lambda harness: harness.capabilities.ordered_listing)
-FAREWELLS: Final = Need(what="farewells", met=lambda harness: harness.capabilities.farewells)
-HELD_WAKE_UPS: Final = Need(what="held_wake_ups", met=lambda harness: harness.capabilities.held_wake_ups)
-RESULTS_TOLD: Final = Need(what="results_told", met=lambda harness: harness.capabilities.results_told)
-PRIORITY_ORDER: Final = Need(what="priority_order", met=lambda harness: harness.capabilities.priority_order)
-LOST_ATTEMPTS_NOTED: Final = Need(
-    what="lost_attempts_noted", met=lambda harness: harness.capabilities.lost_attempts_noted
-)
-FRESH_RETRIES: Final = Need(what="fresh_retries", met=lambda harness: harness.capabilities.fresh_retries)
-RESULT_TTL_UPDATES: Final = Need(what="result_ttl_updates", met=lambda harness: harness.capabilities.result_ttl_updates)
-DEDUPLICATION: Final = Need(what="deduplication", met=lambda harness: harness.capabilities.deduplication)
-DEPENDENCIES: Final = Need(what="dependencies", met=lambda harness: harness.capabilities.dependencies)
-DEPENDENCIES_ACROSS: Final = Need(
-    what="dependencies_across_queues", met=lambda harness: harness.capabilities.dependencies_across_queues
-)
-DURABLE: Final = Need(what="durable", met=lambda harness: harness.capabilities.durable is not False)
-RETENTION_PER_JOB: Final = Need(what="retention_per_job", met=lambda harness: harness.capabilities.retention_per_job)
-WORKS_WHEN_FULL: Final = Need(what="works_when_full", met=lambda harness: harness.capabilities.works_when_full)
+def _capability(name: str) -> Need:
+    """Make the need of what a storage declares by the field of this name."""
+    return Need(what=name, met=lambda harness: getattr(harness.capabilities, name) is not False)
+
+
+ANY_ID: Final = _capability("any_id")
+ATOMIC_CONTINUATION: Final = _capability("atomic_continuation")
+BOUNDED_RECOVERY: Final = _capability("bounded_recovery")
+FLOWS: Final = _capability("flows")
+CRONS: Final = _capability("crons")
+CRON_ROWS: Final = _capability("cron_rows")
+LIMIT_KEYS: Final = _capability("limit_keys")
+NAME_FILTER: Final = _capability("name_filter")
+ORDERING_KEYS: Final = _capability("ordering_keys")
+OUTSIDE_ENDINGS: Final = _capability("outside_endings")
+URGENT_PRIORITIES: Final = _capability("urgent_priorities")
+OUTSIDE_CONTINUATIONS: Final = _capability("outside_continuations")
+ORDERED_LISTING: Final = _capability("ordered_listing")
+FAREWELLS: Final = _capability("farewells")
+HELD_WAKE_UPS: Final = _capability("held_wake_ups")
+RESULTS_TOLD: Final = _capability("results_told")
+PRIORITY_ORDER: Final = _capability("priority_order")
+LOST_ATTEMPTS_NOTED: Final = _capability("lost_attempts_noted")
+FRESH_RETRIES: Final = _capability("fresh_retries")
+RESULT_TTL_UPDATES: Final = _capability("result_ttl_updates")
+DEDUPLICATION: Final = _capability("deduplication")
+DEPENDENCIES: Final = _capability("dependencies")
+DEPENDENCIES_ACROSS: Final = _capability("dependencies_across_queues")
+DURABLE: Final = _capability("durable")
+RETENTION_PER_JOB: Final = _capability("retention_per_job")
+WORKS_WHEN_FULL: Final = _capability("works_when_full")
 RESTARTS: Final = Need(what="a server that can be restarted", met=lambda harness: harness.restarts, declared=False)
 CUTS: Final = Need(what="connections that can be cut", met=lambda harness: harness.cuts, declared=False)
 FILLS: Final = Need(what="a server that can be full", met=lambda harness: harness.fills, declared=False)
@@ -178,5 +177,15 @@ async def run(case: Case, harness: Harness) -> Verdict:
     """
     missing = case.missing(harness)
     if not missing:
-        await case.function(harness)
+        await case.function(**await _given(case, harness))
     return Verdict(case=case, missing=missing)
+
+
+async def _given(case: Case, harness: Harness) -> dict[str, object]:
+    given: dict[str, object] = {"harness": harness}
+    wanted = signature(case.function).parameters
+    if "storage" in wanted:
+        given["storage"] = storage = await harness.open()
+        if "other" in wanted:
+            given["other"] = await harness.open(storage.queue)
+    return {name: given[name] for name in wanted}

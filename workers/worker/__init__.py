@@ -1,6 +1,6 @@
 """The running of jobs: claims, handlers and middlewares, leases, settlements, recovery, the stop."""
 
-from workers.worker.reaper import Reaper
+from workers.worker.maintenance import Reaper
 from workers.worker.worker import Worker
 
 __all__ = ["Reaper", "Worker"]

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
 
-from workers.checks import as_positive, check_callable
+from workers.checks import as_lease, as_positive, check_callable
 from workers.ends import EndedJob
 from workers.errors import ErrorInfo, LossReason, UnknownJobError, Unsupported
 from workers.flows import Children, EnqueuedFlow, FlowJob
@@ -378,9 +378,10 @@ class Handler:
     def __post_init__(self) -> None:
         check_callable("a handler", self.fn)
         check_policy("a handler's retry", self.retry)
-        for what, value in (("lease", self.lease), ("timeout", self.timeout)):
-            if value is not None:
-                object.__setattr__(self, what, as_positive(f"a handler's {what}", value))
+        if self.lease is not None:
+            object.__setattr__(self, "lease", as_lease("a handler's lease", self.lease))
+        if self.timeout is not None:
+            object.__setattr__(self, "timeout", as_positive("a handler's timeout", self.timeout))
 
 
 class HandlerTable:

@@ -24,7 +24,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
-from workers.checks import MAX_ATTEMPTS, as_duration, as_positive, check_text, check_whole, new_id
+from workers.checks import MAX_ATTEMPTS, as_duration, as_lease, as_positive, check_text, check_whole, new_id
 from workers.clock import monotonic
 from workers.crons import Cron
 from workers.details import JobReader
@@ -48,15 +48,13 @@ from workers.serde import JsonSerde, Serde
 from workers.storage.base import ANY_NAME, FlowStorage, Storage
 from workers.worker.attempt import Attempt, Ending, Runner
 from workers.worker.cancels import CancelListener
-from workers.worker.claiming import Appetite, Exchanges, Slots, check_slots
 from workers.worker.events import Emitter, Observer, ProgressReporter, WorkerEventKind
+from workers.worker.exchanges import Appetite, Exchanges, Settler, Slots, check_slots
 from workers.worker.failures import FailedJobs, NamedBackoffs, OnFailed
 from workers.worker.handlers import Handler, HandlerFunction, HandlerTable, Middleware, SignalReason
 from workers.worker.leases import LeaseKeeper
-from workers.worker.reaper import Reaper, SetAsideReporter
-from workers.worker.recurring import Ticker
+from workers.worker.maintenance import Reaper, SetAsideReporter, Ticker
 from workers.worker.relatives import OwnChildren, Predecessors
-from workers.worker.settler import Settler
 from workers.worker.shutdown import Stop, all_done, cancel_all, first_failure, take_leave
 from workers.worker.startup_checks import UnservedNames, connect_if_fit
 from workers.worker.transactions import OwnTransaction
@@ -112,7 +110,7 @@ class Worker:
         check_slots(concurrency, overtime)
         check_policy("retry", retry)
         check_whole("max_stalls", max_stalls, 0, MAX_ATTEMPTS)
-        lease, self._poll_interval = as_positive("lease", lease), as_positive("poll_interval", poll_interval)
+        lease, self._poll_interval = as_lease("lease", lease), as_positive("poll_interval", poll_interval)
         self._grace = as_duration("grace", grace)
         self.worker_id = new_id() if worker_id is None else worker_id
         check_text("worker id", self.worker_id)

@@ -58,8 +58,7 @@ from federation.admin.deliveries.deliveries import Selection, count, is_in
 from federation.base.audit import Order, Record, recorded
 from federation.base.queues.queue import JobQueue
 from federation.delivery.outbox.ordering import lock_keys
-from federation.delivery.rows.payloads import release
-from federation.delivery.rows.transitions import OPEN_STATES, TABLE, OwedRow, next_in_order, places_of
+from federation.delivery.rows import OPEN_STATES, TABLE, OwedRow, next_in_order, places_of, release
 from workers import JobState
 
 BATCH: Final = 5_000
@@ -278,13 +277,7 @@ class BulkDeliveries:
         self, jobs: Mapping[str, str], conditions: Sequence[ColumnElement[bool]], record: Record
     ) -> set[str]:
         """Delete those of the rows that still name these jobs and meet the conditions. Return which."""
-        gone = (
-            delete(TABLE)
-            .where(*conditions)
-            .returning(
-                *(TABLE.c[name] for name in ("id", "job_id", "payload_id", "state", "server_url", "ordering_key"))
-            )
-        )
+        gone = delete(TABLE).where(*conditions).returning(*_DROPPED)
 
         def delete_rows(connection: Connection) -> tuple[Sequence[Row[*tuple[Any, ...]]], Sequence[OwedRow]]:
             dialect = connection.dialect.name

@@ -1,11 +1,10 @@
-"""Actions on many deliveries or servers as jobs of the node: whoever asked for one may go away.
+"""Actions on many deliveries as jobs of the node: whoever asked for one may go away.
 
 Theory of operation. A job is a row of `bulk_jobs`, written together with its row in the audit log. Any process may run
 it, one at a time: it takes the row for a lease, and renews that while it works. If the process dies, another one takes
 the job over when the lease is over, and begins anew, which is harmless: what was done is not chosen any more, because a
 retried delivery is not given up and a dropped one is gone. What was retried and given up again since the job began is
-left alone. Servers are done in the order in which they were given, and how many are done is written in the transaction
-that changes the next one. A list of rules is in the row until it is imported, in one transaction; a second time that
+left alone. A list of rules is in the row until it is imported, in one transaction; a second time that
 changes nothing. How many things were changed is counted in the transactions that change them. Two jobs on the
 same rows do no harm for the same reason: each row is changed, and counted, by one of them.
 """
@@ -15,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
@@ -29,7 +27,7 @@ from sqlmodel import col
 
 from db import AdminAction, BulkJob, BulkVerb, DeliveryState
 from federation.admin.blacklist.importing import apply_import, plan_import
-from federation.admin.deliveries import deliveries, holds
+from federation.admin.deliveries import deliveries
 from federation.admin.deliveries.bulk import BulkDeliveries, UnderWay, retryable
 from federation.admin.deliveries.deliveries import OPEN, Selection
 from federation.base.audit import Order, Record, begin, finish
@@ -45,11 +43,10 @@ LEASE: Final = timedelta(seconds=30)
 MAX_CLAIMS: Final = 20
 """A job that was begun so often, and never ended, is given up."""
 MAX_CHOSEN: Final = 1_000
-"""How many ids or servers one job takes by name."""
+"""How many ids one job takes by name."""
 CANCELLED: Final = "cancelled"
 
 _ON_DELIVERIES: Final = (BulkVerb.RETRY, BulkVerb.DROP)
-_ON_SERVERS: Final = (BulkVerb.HOLD, BulkVerb.RELEASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,16 +88,6 @@ class BulkJobs:
         age = selection.older_than
         chosen = {**asdict(selection), "older_than": None if age is None else age.total_seconds()}
         return await self._start(verb, chosen, order)
-
-    async def start_servers(self, verb: BulkVerb, urls: Sequence[str], *, order: Order) -> int:
-        """Have deliveries to these servers held, or released. Return the number of the job, and of its audit row.
-
-        Raises:
-            ValueError: the verb is not one for servers, or they are too many.
-        """
-        if verb not in _ON_SERVERS or len(urls) > MAX_CHOSEN:
-            raise ValueError(f"{verb} takes no such servers")
-        return await self._start(verb, {"servers": list(dict.fromkeys(urls))}, order)
 
     async def start_import(self, csv: bytes, *, skip_bad: bool, order: Order) -> int:
         """Have the rules of a list imported. Return the number of the job, and of its audit row."""
@@ -175,11 +162,7 @@ class BulkJobs:
                     return
 
     async def _work(self, row: Any) -> dict[str, Any]:  # Any: a row of `bulk_jobs`
-        if row.verb in _ON_DELIVERIES:
-            return await self._change_deliveries(row)
-        if row.verb is BulkVerb.IMPORT:
-            return await self._import(row)
-        return await self._change_servers(row)
+        return await (self._import(row) if row.verb is BulkVerb.IMPORT else self._change_deliveries(row))
 
     async def _import(self, row: Any) -> dict[str, Any]:  # Any: a row of `bulk_jobs`
         file = io.BytesIO(base64.b64decode(row.chosen["csv"]))
@@ -199,21 +182,6 @@ class BulkJobs:
             await self._note_total(row.id, await deliveries.count(self._database, wanted))
         done = await (bulk.retry if is_retry else bulk.drop)(selection, under_way=under_way)
         return {name: value for name, value in asdict(done).items() if name not in ("retried", "dropped")}
-
-    async def _change_servers(self, row: Any) -> dict[str, Any]:  # Any: a row of `bulk_jobs`
-        urls = row.chosen["servers"]
-        change = holds.hold if row.verb is BulkVerb.HOLD else holds.release
-        await self._note_total(row.id, len(urls))
-        for position in range(row.position, len(urls)):
-
-            def step(connection: Connection, position: int = position) -> None:
-                moved = {"job": row.id, "was": position}
-                if connection.execute(_MOVED, moved).rowcount != 1:
-                    raise LostLease
-                Record(row.id).add(connection, 1)
-
-            await change(self._federation, urls[position], also=step)
-        return {}
 
     async def _note_total(self, job_id: int, total: int) -> None:
         values = {"job": job_id, "number": total}
@@ -270,9 +238,6 @@ _TAKEN: Final = (
     .values(token=bindparam("becomes"), leased_until=bindparam("until"))
 )
 _COUNTED: Final = update(_TABLE).where(*_THIS).values(total=bindparam("number"))
-_MOVED: Final = (
-    update(_TABLE).where(*_THIS, _TABLE.c.position == bindparam("was")).values(position=_TABLE.c.position + 1)
-)
 _ENDED: Final = (
     update(_TABLE)
     .where(*_THIS)

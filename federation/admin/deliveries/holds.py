@@ -14,8 +14,7 @@ from db import DeliveryJob, DeliveryState, HoldReason, LinkState, ServerLink
 from federation.admin.deliveries import deliveries
 from federation.admin.deliveries.deliveries import is_in
 from federation.base.audit import UNRECORDED, Order, Record, noted, recorded
-from federation.delivery.rows.transitions import OwedRow, made_ready
-from federation.servers.links import Also, nothing_else
+from federation.delivery.rows import OwedRow, made_ready
 
 if TYPE_CHECKING:
     from federation.runtime.composition import Federation
@@ -41,26 +40,20 @@ def _unwatched(_rows: int) -> None:
     pass
 
 
-async def hold(federation: Federation, url: str, *, order: Order | None = None, also: Also = nothing_else) -> int:
-    """Hold deliveries to the server until `release`. Return how many are owed to it. Attempts under way go on.
-
-    What *also* writes is part of the same transaction.
-    """
+async def hold(federation: Federation, url: str, *, order: Order | None = None) -> int:
+    """Hold deliveries to the server until `release`. Return how many are owed to it. Attempts under way go on."""
     owed = await deliveries.count(federation.database, _of(url, is_in(DeliveryState.READY), is_in(DeliveryState.HELD)))
 
     def note(connection: Connection) -> None:
         if order is not None:
             connection.execute(noted(order, affected=owed))
-        also(connection)
 
     await federation.links.hold(url, also=note)
     return owed
 
 
-async def release(federation: Federation, url: str, *, order: Order | None = None, also: Also = nothing_else) -> LetGo:
+async def release(federation: Federation, url: str, *, order: Order | None = None) -> LetGo:
     """Bring the server's link up, whatever is known of it, and release what is held for it, at the nodes' pace.
-
-    What *also* writes is part of the transaction that brings the link up.
 
     Raises:
         SQLAlchemyError, WorkersError: the database or the queue failed; repeating it does the rest.
@@ -70,7 +63,6 @@ async def release(federation: Federation, url: str, *, order: Order | None = Non
 
         def note(connection: Connection) -> None:
             record.add(connection, paced)
-            also(connection)
 
         await federation.links.release(url, also=note)
         # Deliveries that may crash workers go out by themselves, in ever smaller groups.
@@ -103,7 +95,7 @@ async def expire(federation: Federation, *, order: Order | None = None) -> int:
         await federation.sweeps.believe(federation.clock.now())
         await federation.delivery_queue.start()
         total = 0
-        while count := await federation.held.expire():
+        while count := await federation.held_sweeper.expire():
             total += count
             await federation.database.transact(partial(record.add, number=count))
     return total

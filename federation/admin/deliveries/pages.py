@@ -1,4 +1,4 @@
-"""Lists of deliveries by age, a page at a time, however many there are; and how many a selection has."""
+"""Lists of deliveries by age, a page at a time, however many there are."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from sqlmodel import col
 
 from db import Database, DeliveryJob, DeliveryState
 from federation.admin.deliveries.deliveries import OPEN, DeliveryRow, Selection, delivery_rows
-from federation.admin.scans import MOST_SHOWN, Estimate, ListPage, Scan, timed_cursor, timed_key
-from federation.delivery.rows.transitions import OPEN_STATES, TABLE
+from federation.admin.scans import MOST_SHOWN, ListPage, Scan, timed_cursor, timed_key
+from federation.delivery.rows import OPEN_STATES, TABLE
 
 
 async def page_of_deliveries(
@@ -33,15 +33,6 @@ async def page_of_deliveries(
     found = {row.id: row for row in await database.rows(delivery_rows().where(col(DeliveryJob.id).in_(ids)))}
     rows = [DeliveryRow(**found[each]._mapping) for each in ids if each in found]
     return ListPage(rows=tuple(rows), after=timed_cursor(end))
-
-
-async def estimate(database: Database, selection: Selection) -> Estimate:
-    """Count the selected deliveries by looking at less than a thousand rows: exactly, or as a least number.
-
-    Raises:
-        ValueError: more ids are selected than a page shows.
-    """
-    return await _scan(selection).count(database)
 
 
 def _scan(selection: Selection) -> Scan:

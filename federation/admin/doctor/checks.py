@@ -37,8 +37,8 @@ from federation.base.settings.reach import (
     write_problem,
 )
 from federation.base.settings.settings import Settings
-from federation.delivery.other_nodes.sightings import ADVICE, PLACES_ADVICE, naming, places, strangers
-from federation.delivery.other_nodes.sightings import proxies as proxies_seen
+from federation.delivery.sightings import ADVICE, PLACES_ADVICE, naming, places, strangers
+from federation.delivery.sightings import proxies as proxies_seen
 from federation.http.client import FederationClient
 from federation.http.errors import NetworkError, OutboundError
 from federation.http.guard import AddressGuard

@@ -16,6 +16,7 @@ from typing import Final
 from sqlalchemy.exc import SQLAlchemyError
 
 from db.errors import local_cause
+from db.poolers import LentSessionsError
 from federation.admin.doctor import checks, time_checks
 from federation.admin.doctor.checks import Found, Verdict, failure, queue_setting
 from federation.admin.doctor.given_up import given_up
@@ -116,6 +117,8 @@ async def _run(
             found = await look(federation)
     except Unreachable as error:
         found = failure(str(error), "start it, or mend the setting")
+    except LentSessionsError as error:
+        found = failure(str(error), "mend DATABASE_URL")
     except StorageUnavailable as error:
         found = failure(str(error), f"is {queue_setting(federation)} right, and the server up?")
     except StorageError as error:

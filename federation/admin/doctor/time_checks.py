@@ -133,7 +133,7 @@ def _error_of(detail: str | None) -> str:
 async def sweeps(federation: Federation) -> Found:
     last = await federation.sweeps.last()
     now = datetime.now(UTC) + await _database_skew(federation)
-    if await federation.sweeper.lacks_jobs():
+    if await federation.outbox_sweeper.lacks_jobs():
         return warning(
             "deliveries are ready, and there is no job in the queue: it has lost its data",
             "a process that delivers adds the jobs within a minute; does `federation workers run` run?",

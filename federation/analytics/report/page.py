@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from datetime import UTC
+from datetime import UTC, timedelta
 from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 
+from federation.analytics import REPORT_FILE
 from federation.analytics.data.results import write_text
-from federation.analytics.report import sections
-from federation.analytics.report.findings import DAYS
-from federation.analytics.report.markup import Markup, join, tag
+from federation.analytics.report import wording
+from federation.analytics.report.advice import Command, listing
+from federation.analytics.report.attention import STATES, attention
+from federation.analytics.report.changed import changed, heading, turnover
+from federation.analytics.report.charts import strip, strip_title
+from federation.analytics.report.definitions import definitions
+from federation.analytics.report.findings import DAYS, FEWEST_ATTEMPTS
+from federation.analytics.report.headline import alerts, lede, tiles
+from federation.analytics.report.markup import Column, Markup, join, pasted, short, table, tag
+from federation.analytics.report.network_charts import errors, network, spread
 from federation.analytics.report.wording import day_and_year, moment
 
 if TYPE_CHECKING:
-    from datetime import datetime
+    from collections.abc import Iterator, Sequence
+    from datetime import date, datetime
 
     from federation.analytics.data.snapshots import Place
-    from federation.analytics.report.findings import Findings
-
-REPORT_FILE: Final = "report.html"
+    from federation.analytics.report.findings import Anomaly, Findings, RelayedServer, RelayFinding, Server, SetAside
 
 # If a stranger's text ever got past the escaping, a browser would still run and fetch nothing.
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
@@ -44,7 +51,7 @@ def render(findings: Findings, *, made_at: datetime) -> str:
     body = tag(
         "body",
         tag("header", tag("h1", "Federation health"), tag("p", _window(findings), class_="soft small")),
-        tag("main", *sections.everything(findings)),
+        tag("main", *_everything(findings)),
         tag("footer", _origin(findings, made_at)),
     )
     return join(Markup("<!doctype html>\n"), tag("html", head, body, lang="en"), "\n")
@@ -67,3 +74,250 @@ def _origin(findings: Findings, made_at: datetime) -> str:
 
 def _text(package: str, *path: str) -> str:
     return files(package).joinpath(*path).read_text(encoding="utf-8")
+
+
+def _everything(findings: Findings) -> Iterator[Markup]:
+    parts = tuple(_parts(findings))
+    yield lede(findings)
+    yield tiles(findings)
+    yield from alerts(findings)
+    links = (tag("li", tag("a", title, href=f"#{id_}")) for id_, title, _ in parts)
+    yield tag("nav", tag("ul", *links), aria_label="Parts of this report")
+    for id_, title, content in parts:
+        yield _section(id_, title, content)
+
+
+def _parts(findings: Findings) -> Iterator[tuple[str, str, Markup]]:
+    yield "changes", heading(findings), changed(findings)
+    yield "attention", "Needs attention", join(*attention(findings))
+    yield "owed", "Owed, held, lost", owed(findings)
+    yield "turnover", "New and vanished servers", turnover(findings)
+    yield "network", "The network, day by day", network(findings)
+    yield "errors", "Why attempts fail", errors(findings)
+    yield "outages", "Outages", _outages(findings)
+    yield "busiest", "The busiest servers", _busiest(findings)
+    yield "spread", "How servers compare", spread(findings)
+    yield "servers", "Worst and best servers", _worst_and_best(findings)
+    yield "relays", "What relays saved", _relays(findings)
+    yield "keys", "Suspicious keys", _anomalies(findings)
+    yield "completeness", "How complete the data are", completeness(findings)
+    yield "definitions", "How each number is defined", definitions()
+
+
+def _section(id_: str, title: str, *content: Markup | None) -> Markup:
+    return tag("section", tag("h2", title, id=id_), *content, aria_labelledby=id_)
+
+
+def _worst_and_best(findings: Findings) -> Markup:
+    if not findings.worst:
+        return tag("p", f"No server had {FEWEST_ATTEMPTS} attempts or more.", class_="intro")
+    return join(
+        tag("p", f"By score over 30 days, of servers with {FEWEST_ATTEMPTS} attempts or more.", class_="intro"),
+        tag("div", _ranking("Worst", findings.worst), _ranking("Best", findings.best), class_="charts"),
+    )
+
+
+def _ranking(title: str, servers: Sequence[Server]) -> Markup:
+    columns: list[Column[Server]] = [
+        Column("Server", lambda server: short(wording.server(server.url), 60)),
+        Column("30 days", lambda server: strip(strip_title(server.daily), server.daily)),
+        Column("Score", lambda server: wording.score(server.month.score), number=True),
+        Column("Got through", lambda server: wording.percent(server.month.availability), number=True),
+    ]
+    return table(title, columns, servers)
+
+
+def _outages(findings: Findings) -> Markup:
+    found = findings.outages
+    if not found.failures:
+        return tag("p", "No outage began in 30 days.", class_="intro")
+    told = (
+        f"{wording.plural(found.failures, 'outage')} of {wording.plural(found.failed_servers, 'server')} began in 30"
+        f" days. The typical one of these servers is up for {wording.seconds(found.mttf_s)} before it fails (MTTF), and"
+        f" is repaired after {wording.seconds(found.mttr_s)} (MTTR)."
+    )
+    columns: list[Column[Server]] = [
+        Column("Server", lambda server: short(wording.server(server.url), 60)),
+        Column("Outages", lambda server: wording.count(server.month.failures), number=True),
+        Column("MTTF", lambda server: wording.seconds(server.month.mttf_s), number=True),
+        Column("MTTR", lambda server: wording.seconds(server.month.mttr_s), number=True),
+        Column("Longest", lambda server: wording.seconds(server.month.longest_outage_s), number=True),
+        Column("State", lambda server: STATES.get(server.state or "", wording.NOTHING)),
+    ]
+    return join(tag("p", told, class_="intro"), table("Most outages in 30 days", columns, found.servers))
+
+
+def _busiest(findings: Findings) -> Markup:
+    if not findings.week_attempts:
+        return tag("p", "Nothing was attempted in 7 days.", class_="intro")
+    top = sum(server.week.attempts for server in findings.busiest)
+    told = (
+        f"These {len(findings.busiest)} got {wording.percent(top / findings.week_attempts)} of the"
+        f" {wording.count(findings.week_attempts)} attempts of 7 days. The chart above has the share of the ten busiest"
+        " of each day, who may be others."
+    )
+    columns: list[Column[Server]] = [
+        Column("Server", lambda server: short(wording.server(server.url), 60)),
+        Column("Attempts, 7 days", lambda server: wording.count(server.week.attempts), number=True),
+        Column("Share", lambda server: wording.percent(server.week.attempts / findings.week_attempts), number=True),
+        Column("Got through", lambda server: wording.percent(server.week.availability), number=True),
+        Column("p95", lambda server: wording.milliseconds(server.week.p95_ms), number=True),
+    ]
+    return join(tag("p", told, class_="intro"), table(None, columns, findings.busiest, name="The busiest servers"))
+
+
+def _relays(findings: Findings) -> Markup:
+    return join(_saved(findings), _ranking_of_relays(findings))
+
+
+def _saved(findings: Findings) -> Markup:
+    relayed, delivered = sum(findings.relaying.daily), sum(day.delivered for day in findings.days)
+    if not relayed:
+        return tag("p", "Nothing arrived through another server in these days.", class_="intro")
+    attempts = sum(day.attempts for day in findings.days)
+    told = (
+        f"{wording.plural(relayed, 'delivery')} to {wording.plural(findings.relaying.server_count, 'server')} arrived"
+        f" through others in these days, {wording.percent(relayed / delivered)} of the {wording.count(delivered)} that"
+        f" got through. Without them {wording.percent((delivered - relayed) / attempts)} of attempts would have,"
+        f" not {wording.percent(delivered / attempts)}."
+    )
+    columns: list[Column[RelayedServer]] = [
+        Column("Server", lambda server: short(wording.server(server.url), 60)),
+        Column("Through relays", lambda server: wording.count(server.relayed), number=True),
+        Column("of all that arrived", lambda server: wording.count(server.delivered), number=True),
+        Column("Share", lambda server: wording.percent(server.relayed / server.delivered), number=True),
+    ]
+    most = table("Servers that relays reached most often", columns, findings.relaying.servers)
+    return join(tag("p", told, class_="intro"), most)
+
+
+def _ranking_of_relays(findings: Findings) -> Markup:
+    if not findings.relays:
+        return tag("p", "No server qualifies as a relay.", class_="intro")
+    columns: list[Column[RelayFinding]] = [
+        Column("Rank", lambda relay: wording.count(relay.rank)),
+        Column("Server", lambda relay: short(wording.server(relay.url))),
+        Column("Score", lambda relay: wording.NOTHING if relay.score is None else f"{relay.score:.2f}", number=True),
+        Column("Availability", lambda relay: wording.percent(relay.availability), number=True),
+        Column("p95", lambda relay: wording.milliseconds(relay.p95_ms), number=True),
+        Column("Last seen", lambda relay: wording.moment(relay.last_seen) if relay.last_seen else wording.NOTHING),
+    ]
+    shown = f"Who could relay: the first {len(findings.relays)} of {wording.plural(findings.relay_count, 'candidate')}"
+    return tag("div", table(shown, columns, findings.relays), class_="next")
+
+
+def _anomalies(findings: Findings) -> Markup:
+    if not findings.anomalies:
+        return tag("p", "None: no key is shared, malformed, or changed outside a rotation.", class_="intro")
+    counts = ", ".join(f"{wording.count(number)} {kind}" for kind, number in sorted(findings.anomaly_counts.items()))
+    columns: list[Column[Anomaly]] = [
+        Column("Kind", lambda anomaly: short(anomaly.kind, 40)),
+        Column("Key", lambda anomaly: short(anomaly.key_kind or wording.NOTHING, 40)),
+        Column("Servers", _urls),
+        Column("SHA-256", lambda anomaly: tag("code", short(anomaly.fingerprint or wording.NOTHING, 17))),
+        Column("Detail", lambda anomaly: short(anomaly.detail or wording.NOTHING, 200), wide=True),
+        Column("Found on", lambda anomaly: wording.day(anomaly.found_on) if anomaly.found_on else wording.NOTHING),
+    ]
+    intro = f"{counts}. Ask the servers' operators, by a way that does not lead over these keys, before trusting them."
+    return join(tag("p", intro, class_="intro"), table(None, columns, findings.anomalies, name="Suspicious keys"))
+
+
+def _urls(anomaly: Anomaly) -> Markup:
+    more = anomaly.servers - len(anomaly.urls)
+    shown = [tag("div", short(wording.server(url), 60)) for url in anomaly.urls]
+    return join(*shown, tag("div", f"and {wording.count(more)} more", class_="soft") if more > 0 else None)
+
+
+def owed(findings: Findings) -> Markup:
+    found = findings.obligations
+    if not found.owed and not found.lost_month:
+        return tag("p", "Nothing is owed, and nothing was lost in 30 days.", class_="intro")
+    parts = wording.total({"held": found.held, "to be sent": found.owed - found.held})
+    since = f", the oldest since {wording.moment(found.since)}" if found.since else ""
+    told = (
+        f"{wording.plural(found.owed, 'delivery')} owed to {wording.plural(found.owed_servers, 'server')} = {parts}"
+        f"{since}. What is held goes out by itself when its server is back. {wording.count(found.lost_week)} lost for"
+        f" good in 7 days, {wording.count(found.lost_month)} in 30: refused for good, or too old."
+    )
+    columns: list[Column[Server]] = [
+        Column("Server", lambda server: short(wording.server(server.url), 60)),
+        Column("State", lambda server: STATES.get(server.state or "", wording.NOTHING)),
+        Column("Owed", lambda server: wording.count(server.owed), number=True),
+        Column("of it held", lambda server: wording.count(server.held), number=True),
+        Column("Oldest since", lambda server: _since(server)),
+        Column("Lost, 7 days", lambda server: wording.count(server.week.lost), number=True),
+        Column("Lost, 30 days", lambda server: wording.count(server.month.lost), number=True),
+    ]
+    first = next((command for server in found.servers if server.owed and (command := listing(server.url))), None)
+    commands = [Command("federation deliveries stats"), *([first] if first else [])]
+    if found.lost_week:
+        commands += [Command(f"federation deliveries list --state {state}") for state in ("failed", "expired")]
+    return join(
+        tag("p", told, class_="intro"),
+        table(None, columns, found.servers, name="Servers to which the most is owed"),
+        _more(findings),
+        tag("p", "All of it by state and server, what waits for one server, and what was lost in 7 days:"),
+        join(*(pasted(command) for command in commands)),
+    )
+
+
+def _since(server: Server) -> str:
+    return wording.moment(server.owed_since) if server.owed_since else wording.NOTHING
+
+
+def _more(findings: Findings) -> Markup | None:
+    found = findings.obligations
+    shown = sum(server.owed for server in found.servers)
+    if found.owed == shown:
+        return None
+    left = f"{wording.count(found.owed - shown)} of the {wording.count(found.owed)} are owed to other servers."
+    return tag("p", left, class_="soft small")
+
+
+def completeness(findings: Findings) -> Markup:
+    """Return what is missing of the days, and the rows that were set aside, with the reasons."""
+    return join(tag("ul", *(tag("li", *line) for line in _lines(findings)), class_="facts"), _set_aside(findings))
+
+
+def _lines(findings: Findings) -> Iterator[tuple[Markup | str, ...]]:
+    found = findings.completeness
+    computed = DAYS - len(found.missing)
+    if found.missing:
+        yield (
+            f"{computed} of {DAYS} days are computed. Missing: {wording.days(found.missing)}. They are computed by ",
+            tag("code", f"federation analytics run --since {found.missing[0]} --until {_after(findings)} --out OUT"),
+            ", as far as the database has their attempts.",
+        )
+    else:
+        yield (f"All of the {DAYS} days are computed.",)
+    if found.early:
+        yield (f"Read before they were over, so late attempts lack: {wording.days(found.early)}.",)
+    if found.purged:
+        told = "The database has purged attempts of these days; those that were exported before are counted"
+        yield (f"{told}: {wording.days(found.purged)}.",)
+    if found.read:
+        parts = {"counted": found.attempts, "parked, so not tried": found.parked, "set aside": found.set_aside}
+        share = wording.percent(found.set_aside / found.read)
+        yield (f"{wording.count(found.read)} attempts were read = {wording.total(parts)} ({share}).",)
+
+
+def _after(findings: Findings) -> date:
+    return findings.completeness.missing[-1] + timedelta(days=1)
+
+
+def _set_aside(findings: Findings) -> Markup:
+    if not findings.quarantine:
+        return tag("p", "Every row that was read was good.", class_="intro")
+    columns: list[Column[SetAside]] = [
+        Column("Input", lambda each: short(each.source, 60)),
+        Column("Reason", lambda each: short(each.reason, 120)),
+        Column("Rows", lambda each: wording.count(each.rows), number=True),
+    ]
+    rows = wording.plural(findings.quarantined, "row")
+    attempts = wording.count(findings.completeness.set_aside)
+    total = (
+        f"{rows} of all inputs set aside, {attempts} of them attempts: of these days, or of none. They count in no"
+        " other number, and lie in quarantine/."
+    )
+    shown = table(None, columns, findings.quarantine, name="Rows set aside")
+    return join(tag("p", total, class_="intro"), shown)

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Self
 from pydantic import AliasGenerator, BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
-from federation.protocol.models import MAX_PAYLOAD_BYTES
+from federation.protocol.encodings import MAX_PAYLOAD_BYTES
 
 FOLLOW_JOB: Final = "deliver-follow"
 UNFOLLOW_JOB: Final = "deliver-unfollow"

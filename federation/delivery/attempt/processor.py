@@ -21,8 +21,7 @@ from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 from db import AttemptNote, AttemptOutcome, DeliveryState, HoldReason
 from federation.base.logs import crash
 from federation.base.queues.job_data import FederationDeliveryJob
-from federation.delivery.attempt.crash_suspects import Apart
-from federation.delivery.attempt.database_watch import DatabaseWatch
+from federation.delivery.attempt.concurrency import Busy, CrashSuspects, DatabaseWatch, HostLimits
 from federation.delivery.attempt.decision import (
     AGAIN,
     FAILED,
@@ -34,15 +33,14 @@ from federation.delivery.attempt.decision import (
     fate_of,
     ours,
 )
-from federation.delivery.attempt.host_limits import Busy, Room
 from federation.delivery.attempt.report import Report
+from federation.delivery.delivery_queue import OtherNodesJobs
 from federation.delivery.error_codes import BLACKLISTED, INVALID_JOB, FailureClass
 from federation.delivery.errors import Held, NotNow, PermanentFailure, RetryableFailure, Superseded
 from federation.delivery.ledger.attempt_log import AttemptLog, AttemptRecord
 from federation.delivery.ledger.entries import Abandoned, Begin, Begun, Ended, NotBegun, Series
 from federation.delivery.ledger.ledger import Ledger
-from federation.delivery.other_nodes.give_back import ForeignJobs
-from federation.delivery.rows.payloads import Payloads
+from federation.delivery.rows import Payloads
 from federation.delivery.wire import BrokenWire, Effect, Wire, Wires, asked, code_of
 from federation.servers.blacklist import Blacklist
 from federation.servers.link_rules import Hold
@@ -79,10 +77,10 @@ class DeliveryProcessor:
         payloads: Payloads,
         ledger: Ledger,
         attempts: AttemptLog,
-        room: Room,
-        apart: Apart,
+        host_limits: HostLimits,
+        crash_suspects: CrashSuspects,
         database_watch: DatabaseWatch,
-        foreign: ForeignJobs,
+        other_nodes_jobs: OtherNodesJobs,
         clock: Clock | None = None,
     ) -> None:
         self._wires = wires
@@ -91,10 +89,10 @@ class DeliveryProcessor:
         self._payloads = payloads
         self._ledger = ledger
         self._attempts = attempts
-        self._room = room
-        self._apart = apart
+        self._host_limits = host_limits
+        self._crash_suspects = crash_suspects
         self._database_watch = database_watch
-        self._foreign = foreign
+        self._other_nodes_jobs = other_nodes_jobs
         self._clock = clock or SystemClock()
 
     async def __call__(self, job: Job) -> None:
@@ -125,17 +123,17 @@ class DeliveryProcessor:
     async def _run(self, job: Job) -> None:
         wire = self._wires.of(job.name)
         delivery = await self._parse(job, wire)
-        await self._foreign.give_back(job, delivery)
+        await self._other_nodes_jobs.give_back(job, delivery)
         report = Report(delivery, wire, started_at=self._clock.now(), started=monotonic(), attempt=job.attempt)
         if await self._is_held(job, report):
             return
         try:
-            async with self._room.turn(
+            async with self._host_limits.turn(
                 delivery.server_url, size=len(delivery.payload) or TYPICAL_BYTES, leave_slot=job.leave_slot
             ) as turn:
                 report.first_byte = turn.first_byte
                 try:
-                    async with self._apart.enter(suspect=delivery.suspect):
+                    async with self._crash_suspects.enter(suspect=delivery.suspect):
                         await self._attempt(job, report)
                 finally:
                     turn.answered, turn.waited = report.seen.answered, report.seen.waited
@@ -271,9 +269,14 @@ class DeliveryProcessor:
         """Note that the server has it: in its link first, then in the ledger, with what that changes here."""
         delivery, relayed = report.delivery, report.seen.relayed_by is not None
         await self._links_of(report).succeeded(delivery.server_url, relayed=relayed)
-        record = self._log(job, report, AttemptOutcome.DELIVERED, None, None)
-        shared = report.series is not None and report.series.shared
-        changed = await self._ledger.gone(delivery.delivery_job_id, effect=effect, attempt=record, shared=shared)
+        record, series = self._record(job, report, AttemptOutcome.DELIVERED), report.series
+        changed = await self._ledger.gone(
+            delivery.delivery_job_id,
+            effect=effect,
+            attempt=None if series is None else record,
+            shared=series is not None and series.shared,
+        )
+        self._tell(job, report, record)  # not before that is committed, which may fail
         if effect is not None and not changed:
             try:
                 effect.log_missed(delivery_id=delivery.delivery_job_id)
@@ -297,10 +300,11 @@ class DeliveryProcessor:
             fate = await self._fate(job, report, series, failure, is_last=is_last)
         if fate.state is DeliveryState.FAILED:
             report.seen.note = AttemptNote.GIVEN_UP
-        record = self._log(job, report, outcome, failure.code, failure, took=took)
+        record = self._record(job, report, outcome, failure.code, took=took)
+        self._tell(job, report, record, failure)
         delivery_id = report.delivery.delivery_job_id
         if is_invalid:
-            await self._ledger.gone(delivery_id, attempt=record)
+            await self._ledger.gone(delivery_id, attempt=None if series is None else record)
             return
         if series is None:
             return
@@ -335,7 +339,8 @@ class DeliveryProcessor:
                 link = await links.find(server_url)
                 if fails_alone(code, series, link, is_last=is_last):
                     return alone(series, self._clock.now()) if is_last else AGAIN
-            await self._note_unavailable(report, series, failure, is_last=is_last)
+            # A job that its wire ends has attempts left, so this may be no more than a moment.
+            await self._note_unavailable(report, series, failure, used_up=job.attempt >= job.max_attempts)
         elif kind is FailureClass.REST:
             await links.rests(server_url, failure.at_least if isinstance(failure, RetryableFailure) else None)
         elif kind is FailureClass.REJECTED and (is_last or series.is_canary):
@@ -355,7 +360,7 @@ class DeliveryProcessor:
         return fate_of(kind, is_last=is_last, series=series, link=link, now=self._clock.now())
 
     async def _note_unavailable(
-        self, report: Report, series: Series, failure: PermanentFailure | RetryableFailure, *, is_last: bool
+        self, report: Report, series: Series, failure: PermanentFailure | RetryableFailure, *, used_up: bool
     ) -> None:
         """Count the failure against the server: once, whatever the attempt was."""
         server_url, code, links = report.delivery.server_url, failure.code, self._links_of(report)
@@ -363,7 +368,7 @@ class DeliveryProcessor:
         await links.unavailable(server_url, code, moved_to=moved_to)
         if series.is_canary:
             await links.probe_failed(server_url)
-        elif is_last:
+        elif used_up:
             await links.exhausted(server_url, code, first_attempted_at=series.first_attempted_at)
 
     def _links_of(self, report: Report) -> Links:
@@ -379,26 +384,15 @@ class DeliveryProcessor:
             _log_crash(error, report.delivery.delivery_job_id)
             return None
 
-    def _log(
-        self,
-        job: Job,
-        report: Report,
-        outcome: AttemptOutcome,
-        code: str | None,
-        error: Exception | None,
-        *,
-        took: float | None = None,
-    ) -> AttemptRecord | None:
-        """Log the attempt in one line, and return it for its delivery's next entry in the ledger.
-
-        Returns None for a job without a row: its attempt is in the attempt log already.
-        """
-        delivery = report.delivery
-        record = AttemptRecord(
-            delivery_id=delivery.delivery_job_id,
+    def _record(
+        self, job: Job, report: Report, outcome: AttemptOutcome, code: str | None = None, *, took: float | None = None
+    ) -> AttemptRecord:
+        """Return what the attempt log has of the attempt. With a row it is part of the ledger's next entry."""
+        return AttemptRecord(
+            delivery_id=report.delivery.delivery_job_id,
             job_name=job.name,
             method=report.seen.method,
-            server_url=delivery.server_url,
+            server_url=report.delivery.server_url,
             attempt=job.attempt,
             started_at=report.started_at,
             duration_ms=round((monotonic() - report.started if took is None else took) * 1000),
@@ -412,30 +406,32 @@ class DeliveryProcessor:
             remote_code=report.seen.remote_code,
             note=report.seen.note,
         )
-        level = log.info if outcome is AttemptOutcome.DELIVERED else log.warning
+
+    def _tell(self, job: Job, report: Report, record: AttemptRecord, error: Exception | None = None) -> None:
+        """Log the attempt in one line, and count it. The one of a job without a row goes to the attempt log, too."""
+        level = log.info if record.outcome is AttemptOutcome.DELIVERED else log.warning
         level(
             "delivery_attempt",
-            outcome=outcome.value,
-            delivery_id=delivery.delivery_job_id,
+            outcome=record.outcome.value,
+            delivery_id=record.delivery_id,
             job_id=job.id,
-            job_name=job.name,
-            method=report.seen.method,
-            server_url=delivery.server_url,
-            attempt=job.attempt,
+            job_name=record.job_name,
+            method=record.method,
+            server_url=record.server_url,
+            attempt=record.attempt,
             max_attempts=job.max_attempts,
-            status=report.seen.status,
-            remote_code=report.seen.remote_code,
-            relayed_by=report.seen.relayed_by,
+            status=record.http_status,
+            remote_code=record.remote_code,
+            relayed_by=record.relayed_by,
             duration_ms=record.duration_ms,
-            code=code,
+            code=record.error_code,
             note=record.note,
             error=str(error) if error else None,
         )
         if report.series is None:
             self._attempts.add(record)
-            return None
-        self._attempts.count(record)
-        return record
+        else:
+            self._attempts.count(record)
 
 
 async def _named(delivery: FederationDeliveryJob, wire: Wire) -> FederationDeliveryJob:

@@ -25,8 +25,8 @@ from sqlalchemy import Connection, Select, bindparam, func, literal_column, or_,
 from db import DEFAULT_WIRE, Database, DeliveryState, HoldReason
 from federation.base.meter import NO_METER, Meter
 from federation.base.queues.queue import JobQueue
-from federation.delivery.held.sweep import WAITS_FOR_SERVER
-from federation.delivery.rows.transitions import TABLE, OwedRow, made_ready
+from federation.delivery.held.sweeper import WAITS_FOR_SERVER
+from federation.delivery.rows import TABLE, OwedRow, made_ready
 from federation.servers.link_rules import Link
 from federation.servers.links import Links, locked, store
 from workers.clock import Clock, SystemClock

@@ -24,7 +24,7 @@ from federation.delivery.ledger.attempt_log import AttemptRecord
 from federation.delivery.ledger.entries import Abandoned, Begin, Begun, Ended, Entry, Gone, NotBegun
 from federation.delivery.ledger.postgres_fast_path import UsualEntry, may_be_usual, write_usual
 from federation.delivery.ledger.statements import Group
-from federation.delivery.rows.transitions import OwedRow, PlannedJob
+from federation.delivery.rows import OwedRow, PlannedJob
 from federation.delivery.wire import Effect
 from workers.batching import Batcher
 from workers.clock import Clock, SystemClock

@@ -24,7 +24,7 @@ from db import Database
 from federation.delivery.error_codes import STALLED
 from federation.delivery.ledger.attempt_log import LEARNED_LATE, AttemptRecord
 from federation.delivery.ledger.entries import Begin, Begun, Entry, Gone, NotBegun, Series
-from federation.delivery.rows.payloads import free
+from federation.delivery.rows import free
 from federation.delivery.wire import Effect
 
 UsualEntry: TypeAlias = Begin | Gone

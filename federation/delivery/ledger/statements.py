@@ -33,8 +33,7 @@ from federation.delivery.ledger.entries import (
     NotBegun,
     Series,
 )
-from federation.delivery.rows.payloads import release
-from federation.delivery.rows.transitions import TABLE, OwedRow, forget_older, next_in_order, places_of
+from federation.delivery.rows import TABLE, OwedRow, forget_older, next_in_order, places_of, release
 from federation.delivery.wire import Effect
 from federation.servers.link_rules import Hold
 

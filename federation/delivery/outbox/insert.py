@@ -1,27 +1,27 @@
-"""Owing a delivery: what is written for it, by statements alone, on the caller's connection.
+"""What is inserted for a delivery that is owed, by statements alone, on the caller's connection.
 
 Theory of operation. The caller may be a coroutine with an `AsyncSession` or synchronous code with a `Session`.
 SQLAlchemy's asynchronous sessions are synchronous ones inside (`AsyncSession.run_sync`), so both run the same code
 here. A `Connection` gets a session of its own for the moment of the call. Nothing here waits for anything but that
-connection.
+connection. What was planned in a session waits in its `Pending` for the commit, after which its jobs are added.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import chain, islice
 from typing import Any, Final, TypeAlias
 
-from sqlalchemy import insert, text
+from sqlalchemy import event, insert, text
 from sqlalchemy.orm import Session
 
 from db import DeliveryJob, DeliveryPayload, DeliveryState, OwnDatabase, new_timed_id
 from federation.base.database_clock import DatabaseClock
 from federation.base.queues.queue import JobQueue
 from federation.delivery.outbox.ordering import PlaceInOrder, stand
-from federation.delivery.rows.transitions import PlannedJob, delivery_job
+from federation.delivery.rows import PlannedJob, delivery_job
 from federation.protocol.urls import canonical_origin
 from workers.checks import check_text
 from workers.clock import Clock, SystemClock
@@ -60,7 +60,7 @@ class Planned:
             )
 
 
-class Owing:
+class OutboxInserter:
     """Writes what is owed into the caller's transaction. `joins` says that the queue lives in that database, too."""
 
     def __init__(
@@ -235,3 +235,48 @@ def _check_jobs(planned: Planned) -> None:
     """Build every job once, so that a value which it cannot carry is refused before anything is written."""
     for _ in planned.jobs():
         pass
+
+
+_KEY: Final = "federation.outbox"
+
+
+@dataclass(slots=True)
+class Pending:
+    """The jobs that one session's transaction will lead to."""
+
+    planned: list[Planned] = field(default_factory=list)
+
+    def take(self, session: Session) -> list[Planned]:
+        """Remove and return the jobs whose row is part of the transaction.
+
+        A savepoint that is rolled back takes its rows out of the session, and with them their jobs.
+        """
+        planned, self.planned = self.planned, []
+        return [each for each in planned if each.stored in session]
+
+
+def pending_of(session: Session) -> Pending | None:
+    """Return what the session's transaction will add, or None if nothing follows it yet."""
+    pending: Pending | None = session.info.get(_KEY)
+    return pending
+
+
+def set_pending(session: Session, pending: Pending) -> None:
+    """Attach `pending` to the session. Whoever commits the session has to take the jobs out of it."""
+    session.info[_KEY] = pending
+
+
+def follow_commit(session: Session, add: Callable[[list[Planned]], None]) -> Pending:
+    """Call `add` after each commit of the session, with the jobs that were planned in it."""
+    pending = Pending()
+    set_pending(session, pending)
+
+    @event.listens_for(session, "after_commit")
+    def committed(_session: Session) -> None:
+        if session.in_nested_transaction():  # a savepoint ended, the transaction goes on
+            return
+        planned = pending.take(session)
+        if planned:
+            add(planned)
+
+    return pending

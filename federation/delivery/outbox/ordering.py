@@ -16,8 +16,7 @@ from sqlalchemy import Connection, bindparam, delete, func, select, text
 from sqlalchemy.orm import Session
 
 from db import DEFAULT_WIRE, HoldReason, among
-from federation.delivery.rows.payloads import release
-from federation.delivery.rows.transitions import OPEN_STATES, TABLE
+from federation.delivery.rows import OPEN_STATES, TABLE, release
 from federation.servers.links import closed_among
 
 

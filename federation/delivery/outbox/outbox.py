@@ -4,7 +4,7 @@ Theory of operation. `enqueue_delivery` inserts the row and plans the job, which
 carries it. Where the queue lives in the same database, the job is inserted in the same transaction: both or neither.
 Elsewhere it is added after the commit, under the row's id, so adding it twice is harmless; a process that dies in
 between leaves a row without a job, which the sweeper finds. `enqueue_fanout` does the same for one text and many
-servers, in batches. The module `owing` writes the rows, for asynchronous and synchronous callers alike.
+servers, in batches. The module `insert` writes the rows, for asynchronous and synchronous callers alike.
 """
 
 from __future__ import annotations
@@ -20,9 +20,18 @@ from sqlalchemy.orm import Session
 
 from db import Database, new_timed_id
 from federation.base.queues.queue import JobQueue
-from federation.delivery.outbox.after_commit import Pending, follow_commit, pending_of, set_pending
-from federation.delivery.outbox.insert import BATCH, CheckPayload, Owing, Planned, batches
-from federation.delivery.rows.transitions import READY, OwedRow
+from federation.delivery.outbox.insert import (
+    BATCH,
+    CheckPayload,
+    OutboxInserter,
+    Pending,
+    Planned,
+    batches,
+    follow_commit,
+    pending_of,
+    set_pending,
+)
+from federation.delivery.rows import READY, OwedRow
 from workers.clock import Clock
 
 log = structlog.get_logger(__name__)
@@ -50,7 +59,7 @@ class Outbox:
         self._database = database
         self._queue = queue
         self.joins = joins
-        self.owing = Owing(database.own, queue, check=check, joins=joins, clock=clock, new_id=new_id)
+        self.inserter = OutboxInserter(database.own, queue, check=check, joins=joins, clock=clock, new_id=new_id)
         self._adding: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
@@ -67,7 +76,7 @@ class Outbox:
             yield session
             planned = pending.take(session.sync_session)
             if self.joins:
-                await session.run_sync(self.owing.add_jobs, planned)
+                await session.run_sync(self.inserter.add_jobs, planned)
         if not self.joins:
             await self.add(planned)
 
@@ -97,7 +106,7 @@ class Outbox:
         """
 
         def owe(inside: Session) -> str:
-            planned = self.owing.delivery(inside, name, target_url, server_url, payload, ordering_key)
+            planned = self.inserter.delivery(inside, name, target_url, server_url, payload, ordering_key)
             self.plan(inside, planned)
             return planned.owed[0]
 
@@ -126,7 +135,7 @@ class Outbox:
         """
 
         def owe(inside: Session) -> tuple[str, ...]:
-            planned = self.owing.fanout(inside, name, path, server_urls, payload, ordering_key)
+            planned = self.inserter.fanout(inside, name, path, server_urls, payload, ordering_key)
             if planned is None:
                 return ()
             self.plan(inside, planned)
@@ -212,7 +221,7 @@ class Outbox:
         if pending is not None:
             pending.planned.append(planned)
         elif self.joins:
-            self.owing.add_jobs(session, [planned])
+            self.inserter.add_jobs(session, [planned])
         else:
             follow_commit(session, self._add_soon).planned.append(planned)
 

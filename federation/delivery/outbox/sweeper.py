@@ -27,7 +27,7 @@ from db import Database, DeliveryState, among
 from federation.base.queues.queue import JobQueue
 from federation.delivery.held.sweep_times import Sweeps
 from federation.delivery.ledger.attempt_log import stalled_attempt, write_attempts
-from federation.delivery.rows.transitions import TABLE, OwedRow, series_job_id
+from federation.delivery.rows import TABLE, OwedRow, series_job_id
 from workers import JobState, JobStatus
 from workers.clock import Clock, SystemClock
 
@@ -158,13 +158,13 @@ class OutboxSweeper:
         missing += await self._renewed(over)
         if missing:
             await self._queue.add_bulk([row.job() for row in missing])
-        await self._promote([(each.row, job) for each, job in looked if job is not None])
+        await self._promote([(each, job) for each, job in looked if job is not None])
         return len(missing)
 
-    async def _promote(self, looked: Sequence[tuple[OwedRow, JobStatus]]) -> None:
+    async def _promote(self, looked: Sequence[tuple[_ReadyRow, JobStatus]]) -> None:
         latest = self._clock.now() + max(self._longest_pause, LONGEST_PAUSE)
         # The first job may wait because whoever enqueued it said so, unless it was tried.
-        retried = (job for row, job in looked if row.series or job.state is JobState.FAILING)
+        retried = (job for each, job in looked if each.row.series or each.attempted or job.state is JobState.FAILING)
         late = [job.id for job in retried if job.next_run_at is not None and job.next_run_at > latest]
         if late and (count := await self._queue.storage.promote(late)):
             log.warning("late_attempts_made_due", count=count, why="a clock that was ahead put them off")

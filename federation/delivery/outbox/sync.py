@@ -1,6 +1,6 @@
 """Owing a delivery from synchronous code: in the transaction of a `Session`, of a `Connection`, or of Django.
 
-Theory of operation. The module `owing` writes the rows, in the calling thread and on the caller's connection, so
+Theory of operation. The module `insert` writes the rows, in the calling thread and on the caller's connection, so
 nothing waits for the lock that the caller holds. Where the queue lives in the same database, the jobs are written
 there, too, and nothing is left to do. Elsewhere they are added after the commit, in the background loop, while the
 caller goes on. A session announces that its commit has happened. A connection only announces that one is about to
@@ -25,8 +25,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
 from db.borrowed import DbApiConnection, borrowed, in_transaction, is_dbapi_connection
-from federation.delivery.outbox.after_commit import Pending, follow_commit, pending_of, set_pending
-from federation.delivery.outbox.insert import Planned
+from federation.delivery.outbox.insert import Pending, Planned, follow_commit, pending_of, set_pending
 from federation.delivery.outbox.outbox import Outbox
 from workers.background import background
 
@@ -84,7 +83,7 @@ class PlainOutbox:
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
-        self._owing = outbox.owing
+        self._inserter = outbox.inserter
         self._joins = outbox.joins
         self._later = Later(outbox.add)
 
@@ -97,7 +96,7 @@ class PlainOutbox:
         pending = Pending()
         set_pending(session, pending)
         yield
-        self._owing.add_jobs(session, pending.take(session))
+        self._inserter.add_jobs(session, pending.take(session))
 
     def within(self, caller: object, work: Callable[[Session], T], call: str) -> T:
         """Run `work` with a session in the caller's transaction, and return its result. `call` names the caller.
@@ -138,7 +137,7 @@ class PlainOutbox:
         if pending is not None:
             pending.planned.append(planned)
         elif self._joins:
-            self._owing.add_jobs(session, [planned])
+            self._inserter.add_jobs(session, [planned])
         else:
             follow_commit(session, self._later.put).planned.append(planned)
 
@@ -157,7 +156,7 @@ class PlainOutbox:
             result = work(session)
             session.flush()
             if self._joins:
-                self._owing.add_jobs(session, pending.planned)
+                self._inserter.add_jobs(session, pending.planned)
         ready = [delivery_id for each in pending.planned for delivery_id, _, _ in each.deliveries]
         if ready and not self._joins:
             follow(ready)

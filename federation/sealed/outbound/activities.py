@@ -16,11 +16,11 @@ from sqlmodel import col
 
 from db import Follow, Post, User, new_id
 from federation.base.queues.job_data import FOLLOW_JOB, POST_JOB, UNFOLLOW_JOB
-from federation.delivery.outbox.insert import Owing, Planned
+from federation.delivery.outbox.insert import OutboxInserter, Planned
 from federation.delivery.outbox.ordering import cancelled_unsent
 from federation.delivery.outbox.outbox import Outbox
 from federation.protocol.activities import PostActivity, follow_activity, post_activity, unfollow_activity
-from federation.protocol.models import parse_model
+from federation.protocol.encodings import parse_model
 from federation.protocol.urls import canonical_origin, peer_registry_url
 from federation.sealed.peers.discovery import Discovery, Shown
 from federation.sealed.peers.follow_news import Direction, Pair, time_to_tell
@@ -59,7 +59,7 @@ class Produced:
     """
 
     own_url: str
-    owing: Owing
+    inserter: OutboxInserter
     clock: Clock
 
     def follow(
@@ -73,7 +73,7 @@ class Produced:
         requester_signature: str | None = None,
     ) -> RequestedFollow:
         """Write the rows of `Producers.request_follow`; the server is registered, and given by its canonical name."""
-        self.owing.enter(session)
+        self.inserter.enter(session)
         follow_id = new_id()
         pair = _told(server_url, follower_id, following_id)
         now = time_to_tell(session, pair, follow_id=follow_id, now=self.clock.now(), after=None)
@@ -96,7 +96,7 @@ class Produced:
             follower_server_url=server_url,
             requester_signature=requester_signature,
         )
-        planned = self.owing.delivery(
+        planned = self.inserter.delivery(
             session,
             FOLLOW_JOB,
             server_url + FOLLOWS_PATH,
@@ -121,7 +121,7 @@ class Produced:
             )
             .returning(col(Follow.created_at), col(Follow.id))
         )
-        self.owing.enter(session)
+        self.inserter.enter(session)
         rows = session.execute(removed).all()
         if not rows:
             return None
@@ -137,7 +137,7 @@ class Produced:
             follow_id=follow_id,
             ended_at=time_to_tell(session, pair, follow_id=follow_id, now=self.clock.now(), after=followed_at),
         )
-        planned = self.owing.delivery(session, UNFOLLOW_JOB, server_url + FOLLOWS_PATH, server_url, payload, key)
+        planned = self.inserter.delivery(session, UNFOLLOW_JOB, server_url + FOLLOWS_PATH, server_url, payload, key)
         plan(session, planned)
         return planned.owed[0]
 
@@ -174,9 +174,9 @@ class Produced:
             is_private=is_private,
         )
         parse_model(PostActivity, payload)
-        self.owing.enter(session)
+        self.inserter.enter(session)
         session.add(post)
-        planned = self.owing.fanout(session, POST_JOB, POSTS_PATH, self._audience(session, author_id), payload)
+        planned = self.inserter.fanout(session, POST_JOB, POSTS_PATH, self._audience(session, author_id), payload)
         if planned is not None:
             plan(session, planned)
         return PublishedPost(post_id=post.id, delivery_ids=() if planned is None else planned.owed)
@@ -238,7 +238,7 @@ class Producers:
         self._outbox = outbox
         self._registry = registry
         self._discovery = discovery
-        self.produced = Produced(own_url=own_url, owing=outbox.owing, clock=clock or SystemClock())
+        self.produced = Produced(own_url=own_url, inserter=outbox.inserter, clock=clock or SystemClock())
 
     async def request_follow(
         self,
@@ -360,7 +360,7 @@ class Producers:
         Raises:
             DiscoveryError: another server is registered with one of its keys.
         """
-        self._outbox.owing.enter(session)
+        self._outbox.inserter.enter(session)
         if met.shown is not None:
             self._discovery.register_within(session, met.server_url, met.shown)
         return self.produced.follow(

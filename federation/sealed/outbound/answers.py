@@ -18,13 +18,13 @@ from typing import Final
 from federation.delivery.error_codes import STORED_ALREADY, FailureClass
 from federation.delivery.errors import PermanentFailure, RetryableFailure
 from federation.delivery.wire import Sending, Trace
-from federation.http.gates import Fetched
+from federation.http.client import Fetched
 from federation.http.messages import Response
 from federation.protocol.acks import Ack, PostAck, find_ack, is_unsigned_follow_ack, parse_ack_body
 from federation.protocol.activities import ActivityMethod, FollowActivity, NamedPostActivity, parse_method
+from federation.protocol.encodings import parse_model
 from federation.protocol.errors import AckMissing, EnvelopeError, NotJson, PayloadError, UrlError
 from federation.protocol.keys import KeyRing
-from federation.protocol.models import parse_model
 from federation.protocol.refusals import refusal_code
 from federation.protocol.urls import canonical_origin
 from federation.sealed.codes import class_of_status
@@ -73,6 +73,14 @@ class Attempt:
     @property
     def seen(self) -> Trace:
         return self.sending.seen
+
+    def note(self, fetched: Fetched) -> None:
+        """Note what came back, in place of what came before."""
+        self.seen.answered = not fetched.proxied
+        self.seen.status = fetched.response.status
+        self.seen.response_bytes = len(fetched.response.body)
+        self.seen.relayed_by = fetched.peer
+        self.answerer = fetched.response.answerer
 
 
 def may_not_know(fetched: Fetched) -> bool:

@@ -13,9 +13,9 @@ from db import Follow
 from federation.delivery.errors import PermanentFailure
 from federation.delivery.wire import Fragment
 from federation.protocol.acks import Ack, FollowAck
+from federation.protocol.encodings import parse_model
 from federation.protocol.errors import ProtocolError
 from federation.protocol.keys import KeyRing
-from federation.protocol.models import parse_model
 
 log = structlog.get_logger(__name__)
 

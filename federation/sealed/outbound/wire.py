@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections import OrderedDict
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from typing import Final
 
@@ -12,17 +11,16 @@ import structlog
 
 from db import AttemptNote
 from federation.base.queues.job_data import FOLLOW_JOB, POST_JOB
-from federation.delivery.error_codes import FailureClass
+from federation.delivery.error_codes import BLACKLISTED, FailureClass
 from federation.delivery.errors import PermanentFailure, RetryableFailure
 from federation.delivery.wire import Sending
+from federation.http.client import FederationFetch, Fetched
 from federation.http.errors import BlockedUrl, BodyTooLarge, NetworkError, OutboundError
-from federation.http.gates import FederationFetch, Fetched
 from federation.http.guard import AddressGuard
 from federation.protocol.acks import Ack
 from federation.protocol.activities import DeliveryRequest, delivery_headers, parse_method
 from federation.protocol.errors import KeyMaterialError, UrlError
-from federation.protocol.keys import KeyRing, OwnKeys, decode_key, pair_known_by, sign_message
-from federation.protocol.sealing import Envelope, SealingKey
+from federation.protocol.keys import KeyRing, OwnKeys, pair_known_by, sign_message
 from federation.protocol.urls import canonical_origin
 from federation.sealed.codes import CODES, MAY_BE_ABOUT_KEYS
 from federation.sealed.outbound.answers import (
@@ -39,12 +37,14 @@ from federation.sealed.outbound.answers import (
     require_taken,
 )
 from federation.sealed.outbound.follows import FollowAnswer, read_follow_ack
+from federation.sealed.outbound.sealer import Sealer
 from federation.sealed.peers.discovery import (
     INTRODUCTION_PATIENCE,
     Discovery,
     DiscoveryError,
     DiscoveryPage,
     DiscoveryRefused,
+    ServerBlacklisted,
     ServerRests,
     SharedDiscovery,
 )
@@ -62,73 +62,6 @@ PAGE_PATIENCE: Final = timedelta(hours=24)
 LOOK_INTERVAL: Final = timedelta(minutes=10)
 LOOK_TAKES: Final = timedelta(seconds=10)
 """How long a look at a server takes to have its effect: refused deliveries that were sent before get another try."""
-
-USED_FOR: Final = timedelta(minutes=1)
-MAX_USES: Final = 10_000
-"""Far below what random nonces allow: two of so many are equal with a probability of 2 to the power of -70."""
-MAX_KEPT: Final = 1_000
-
-
-class _Kept:
-    """A key, until when it serves, and for how many more texts."""
-
-    __slots__ = ("key", "left", "until")
-
-    def __init__(self, recipient_key: str, until: float) -> None:
-        self.key = SealingKey(decode_key(recipient_key, what="encryption key"))
-        self.until = until
-        self.left = MAX_USES
-
-
-class Sealer:
-    """Seals to servers by their encryption keys, in base64, to each with a one-time key pair that serves for a minute.
-
-    Making such a pair, and what it shares with the recipient's key, costs as much as sealing thirty texts. So one pair
-    serves for what a busy server gets within a minute, each envelope with a nonce of its own. Its secret half is not
-    kept, and after that minute nothing else of it either, whether or not anything is sealed then.
-    A recipient cannot tell: to it every envelope is complete. Keys are kept by the recipient's key, of 1 000 at most,
-    so a server that has changed its key gets envelopes for the new one at once.
-    """
-
-    def __init__(self) -> None:
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()  # the oldest first
-        self._timer: asyncio.TimerHandle | None = None  # while any is kept
-
-    def seal(self, text: str, recipient_key: str) -> Envelope:
-        """Seal *text* to the server with that key.
-
-        Raises:
-            KeyMaterialError: the key is unusable.
-            PayloadError: the text has lone surrogates and therefore no UTF-8 form.
-        """
-        now = monotonic()
-        kept = self._kept.get(recipient_key)
-        if kept is None or kept.until <= now or not kept.left:
-            kept = self._renew(recipient_key, now)
-        kept.left -= 1
-        return kept.key.seal(text)
-
-    def _renew(self, recipient_key: str, now: float) -> _Kept:
-        self._kept.pop(recipient_key, None)
-        while len(self._kept) >= MAX_KEPT:
-            self._kept.popitem(last=False)
-        kept = self._kept[recipient_key] = _Kept(recipient_key, now + USED_FOR.total_seconds())
-        if self._timer is None:
-            self._forget_at(kept.until)
-        return kept
-
-    def _forget_at(self, until: float) -> None:
-        self._timer = asyncio.get_running_loop().call_at(until, self._forget)
-
-    def _forget(self) -> None:
-        """Forget all whose time is over, and come back when it is over for the next one."""
-        self._timer, now = None, monotonic()
-        while self._kept:
-            oldest = next(iter(self._kept.values()))
-            if oldest.until > now:
-                self._forget_at(oldest.until)
-                break
-            self._kept.popitem(last=False)
 
 
 class SealedWire:
@@ -200,6 +133,7 @@ class SealedWire:
         fetched = await self._post(attempt, *self._prepare(attempt, server, pair))
         if may_not_know(fetched):
             fetched = await self._as_another(attempt, server, pair) or fetched
+            attempt.note(fetched)  # one answer counts, and is the one on record
         require_taken(attempt, fetched.response, self._clock.now(), ours=self._own_url)
         ack = acknowledgment(attempt, fetched.response)
         await self._note_health(server, fetched)
@@ -257,22 +191,26 @@ class SealedWire:
             server = await self._discover(delivery.server_url)
         except BlockedUrl as error:
             raise PermanentFailure("BLOCKED_URL", f"the target may not be contacted: {error}") from error
-        except ServerRests as error:  # whoever asked has noted for how long
-            raise RetryableFailure(
-                "HTTP_429", str(error), failure_class=FailureClass.REST, at_least=SHORTEST_REST
-            ) from error
-        except DiscoveryPage as error:
-            if self._is_no_server(attempt):
-                problem = f"{error}; a page stands there for a day: is the name right?"
-                raise RetryableFailure("DISCOVERY_REFUSED", problem) from error
-            raise RetryableFailure("FOREIGN_ANSWER", str(error)) from error
-        except DiscoveryRefused as error:
-            raise RetryableFailure("DISCOVERY_REFUSED", str(error)) from error
         except (DiscoveryError, NetworkError) as error:
-            attempt.seen.answered = False
-            raise RetryableFailure("DISCOVERY", str(error)) from error
+            raise self._not_found(attempt, error) from error
         await delivery.refuse_blacklisted()  # a discovery may take long enough for an administrator to act
         return server
+
+    def _not_found(self, attempt: Attempt, error: Exception) -> PermanentFailure | RetryableFailure:
+        """Return what it means for the delivery that its server was not discovered."""
+        if isinstance(error, ServerBlacklisted):  # nobody was asked
+            return PermanentFailure(BLACKLISTED, str(error))
+        if isinstance(error, ServerRests):  # whoever asked has noted for how long
+            return RetryableFailure("HTTP_429", str(error), failure_class=FailureClass.REST, at_least=SHORTEST_REST)
+        if isinstance(error, DiscoveryPage) and self._is_no_server(attempt):
+            problem = f"{error}; a page stands there for a day: is the name right?"
+            return RetryableFailure("DISCOVERY_REFUSED", problem)
+        if isinstance(error, DiscoveryPage):
+            return RetryableFailure("FOREIGN_ANSWER", str(error))
+        if isinstance(error, DiscoveryRefused):
+            return RetryableFailure("DISCOVERY_REFUSED", str(error))
+        attempt.seen.answered = False
+        return RetryableFailure("DISCOVERY", str(error))
 
     def _is_no_server(self, attempt: Attempt) -> bool:
         """Tell whether a page has stood so long where nobody knows a server that its name may be mistyped."""
@@ -293,15 +231,17 @@ class SealedWire:
     async def _as_another(self, attempt: Attempt, server: KnownServer, pair: OwnKeys) -> Fetched | None:
         """Send the same delivery signed by our other key pair, if we have one.
 
-        Return the answer if the server accepted it. The confirmation of a rotation may have been lost on its way to us,
-        or have come while the delivery was under way.
+        Return the answer if the server accepted it; else the first one counts, whatever else comes of it. The
+        confirmation of a rotation may have been lost on its way to us, or have come while the delivery was under way.
         """
         assert self._keys is not None  # nothing was sent without them
         for other in self._keys.pairs(now=True):
             if other.signing.public == pair.signing.public:
                 continue
-            fetched = await self._post(attempt, *self._prepare(attempt, server, other))
-            if fetched.response.ok:
+            with suppress(RetryableFailure, PermanentFailure):
+                fetched = await self._post(attempt, *self._prepare(attempt, server, other))
+                if not fetched.response.ok:
+                    continue
                 if not fetched.proxied:  # a relay's word is no proof
                     await self._registry.note_knows(server.url, other.signing.public_text)
                 return fetched
@@ -346,11 +286,7 @@ class SealedWire:
             raise PermanentFailure("BODY_TOO_LARGE", str(error)) from error
         finally:
             attempt.seen.waited = monotonic() - started
-        attempt.seen.answered = not fetched.proxied
-        attempt.seen.status = fetched.response.status
-        attempt.seen.response_bytes = len(fetched.response.body)
-        attempt.seen.relayed_by = fetched.peer
-        attempt.answerer = fetched.response.answerer
+        attempt.note(fetched)
         return fetched
 
     async def _note_health(self, server: KnownServer, fetched: Fetched) -> None:

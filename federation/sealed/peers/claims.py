@@ -24,7 +24,7 @@ from sqlalchemy.orm import Session
 from sqlmodel import col
 
 from db import Follow, Server
-from federation.http.gates import FederationFetch
+from federation.http.client import FederationFetch
 from federation.protocol.discovery import DiscoverDocument
 from federation.protocol.keys import KeyRing
 from federation.protocol.possession import NO_PROOF, Proof

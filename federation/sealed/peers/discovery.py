@@ -13,9 +13,8 @@ import structlog
 from sqlalchemy.orm import Session
 
 from federation.base.cache import SingleFlight
-from federation.http.client import NO_HEADERS
+from federation.http.client import NO_HEADERS, FederationFetch, Fetched
 from federation.http.errors import BlockedUrl, NetworkError, OutboundError
-from federation.http.gates import FederationFetch, Fetched
 from federation.http.messages import NOT_JUDGED, Response, asks_for_rest
 from federation.http.threat_policy import NetworkErrorCode
 from federation.protocol.discovery import (

@@ -19,8 +19,8 @@ from sqlalchemy import ColumnElement, and_, func, or_, select, update
 from sqlmodel import col
 
 from db import DEFAULT_WIRE, Database, LinkState, Server, ServerLink
+from federation.http.client import FederationFetch
 from federation.http.errors import BlockedUrl, BodyTooLarge, NetworkError
-from federation.http.gates import FederationFetch
 from federation.http.messages import Response
 from federation.protocol.encodings import parse_json
 from federation.protocol.errors import ProtocolError

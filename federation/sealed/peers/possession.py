@@ -7,8 +7,8 @@ from datetime import timedelta
 from typing import Final
 from urllib.parse import urlsplit
 
+from federation.http.client import FederationFetch
 from federation.http.errors import OutboundError
-from federation.http.gates import FederationFetch
 from federation.protocol.errors import KeyMaterialError
 from federation.protocol.keys import decode_key
 from federation.protocol.possession import NO_PROOF, REFUTED, Proof, ping_request, possession_nonce, read_pong

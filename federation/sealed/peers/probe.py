@@ -10,8 +10,8 @@ from typing import Final
 import structlog
 
 from db import LinkState
+from federation.http.client import FederationFetch
 from federation.http.errors import OutboundError
-from federation.http.gates import FederationFetch
 from federation.http.messages import Response
 from federation.protocol.discovery import parse_discover_document
 from federation.protocol.errors import ProtocolError

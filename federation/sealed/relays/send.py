@@ -18,9 +18,8 @@ import structlog
 
 from federation.base.logs import crash
 from federation.base.meter import NO_METER, Meter
-from federation.http.client import FederationClient
+from federation.http.client import FederationClient, Fetched, OutboundRequest
 from federation.http.errors import NetworkError, OutboundError, RelayFailed
-from federation.http.gates import Fetched, OutboundRequest
 from federation.http.guard import parse_target
 from federation.http.messages import Response
 from federation.http.threat_policy import NetworkErrorCode, get_threat_policy

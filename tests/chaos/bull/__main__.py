@@ -52,7 +52,8 @@ def told(findings: Findings) -> Findings:
     say(
         f"bull {findings.version}, seed {findings.seed}: {findings.jobs} jobs, {findings.planned_failures} failures "
         f"planned, {findings.kills} killed, {findings.pauses} pauses; {verdict.runs} runs, {verdict.failed_runs} "
-        f"failed, {verdict.cut_short} cut short; {len(verdict.violations)} violations in {findings.seconds:g} s"
+        f"failed, {verdict.forgotten} forgotten, {verdict.cut_short} cut short; {len(verdict.violations)} violations "
+        f"in {findings.seconds:g} s"
     )
     verdict.tell()
     return findings

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
 
+from federation.base.settings.settings import write_env_file
 from federation.base.terminal import mind_crashes
+from federation.cli.dashboard import needing_the_extra
+from federation.protocol.keys import generate_own_keys
 from tests.federation.cli.conftest import Command
 from tests.patience import PATIENCE_SECONDS
+from workers.version import of_commit
 
 ROOT = Path(__file__).parents[3]
 HEAVY = {"sqlalchemy", "httptools", "alembic", "nacl", "structlog", "rich", "bullmq", "redis", "apscheduler"}
@@ -30,7 +34,7 @@ class Absent:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 sys.meta_path.insert(0, Absent())
 from federation.cli import main
-main(["upgrade"])
+main(sys.argv[1:])
 """
 NOUNS = ["servers", "deliveries", "blacklist", "queues", "scheduler", "workers", "node", "db", "keys", "users"]
 
@@ -54,20 +58,17 @@ def test_help_loads_no_part_of_the_application(arguments: list[str]) -> None:
     assert not HEAVY & set(done.stderr.split())
 
 
-def test_the_version_is_that_of_the_installed_package() -> None:
-    """As the package's metadata has it; nothing of the application is loaded for it, and no node is needed."""
+def test_the_version_is_that_of_the_commit() -> None:
+    """Nothing of the application is loaded for it, and no node is needed."""
     done = run("--version")
-    assert (done.returncode, done.stdout) == (0, f"federation {version('federation-delivery')}\n")
+    assert (done.returncode, done.stdout) == (0, f"federation {of_commit()}\n")
     assert not HEAVY & set(done.stderr.split())
 
 
-def test_a_checkout_that_nobody_installed_has_no_version(
+def test_a_copy_that_nobody_installed_has_no_version(
     command_anywhere: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unknown(name: str) -> str:
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr("federation.cli.app.version", unknown)
+    monkeypatch.setattr("workers.version.version", lambda: None)
     assert command_anywhere("--version").stdout == "federation (not installed)\n"
 
 
@@ -113,7 +114,7 @@ def test_every_noun_lists_its_commands(command: Command, noun: str) -> None:
 def test_a_missing_extra_is_named(tmp_path: Path, package: str, queues: dict[str, str], extra: str) -> None:
     """Where a setting asks for a package that is not installed, one line says what to install."""
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT.format(package=package)],
+        [sys.executable, "-c", WITHOUT.format(package=package), "upgrade"],
         cwd=tmp_path,
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **queues},
         capture_output=True,
@@ -122,3 +123,47 @@ def test_a_missing_extra_is_named(tmp_path: Path, package: str, queues: dict[str
     )
     assert done.stderr == f"federation: this needs more packages: pip install 'federation-delivery[{extra}]'\n"
     assert done.returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "package", "extra"),
+    [
+        (["dashboard"], "jinja2", "dashboard"),
+        (["dashboard"], "argon2", "dashboard"),
+        (["dashboard"], "fastapi", "dashboard"),
+        (["run", "--dashboard-port", "1"], "uvicorn", "dashboard"),
+        (["node", "serve"], "fastapi", "node"),
+        (["node", "serve"], "uvicorn", "node"),
+        (["workers", "run", "--metrics-port", "1"], "prometheus_client", "metrics"),
+        (["analytics", "run", "--out", "x"], "pyspark", "analytics"),
+        (["analytics", "run", "--out", "x"], "pyarrow", "analytics"),
+    ],
+)
+def test_the_extra_of_a_part_is_named_by_what_is_missing(
+    tmp_path: Path, migrated_file: Path, arguments: list[str], package: str, extra: str
+) -> None:
+    """A part that cannot start names the extra that has the package, in one line."""
+    shutil.copy(migrated_file, tmp_path / "federation.sqlite3")
+    write_env_file(tmp_path / ".env", {"BETTER_AUTH_URL": "http://127.0.0.1:1", **generate_own_keys().to_env()})
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT.format(package=package), *arguments],
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+    )
+    needs = f"the dashboard needs the package {package!r}" if extra == "dashboard" else "this needs more packages"
+    assert done.stderr.splitlines()[-1] == f"federation: {needs}: pip install 'federation-delivery[{extra}]'"
+    assert done.returncode == 2
+
+
+def test_a_dashboard_misses_only_what_it_uses(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A package of another part is called by that part's extra; of a module of ours nobody says that pip has it."""
+    with pytest.raises(SystemExit), needing_the_extra():
+        raise ModuleNotFoundError("", name="pyspark.sql")
+    assert capsys.readouterr().err.endswith("'pyspark.sql': pip install 'federation-delivery[analytics]'\n")
+    with pytest.raises(ModuleNotFoundError), needing_the_extra():
+        raise ModuleNotFoundError("", name="federation.gone")

@@ -11,6 +11,7 @@ from sqlmodel import col
 
 from db import ActionSource, BulkVerb, DeliveryJob, DeliveryState
 from federation.admin.deliveries.bulk_jobs import BulkJobs
+from federation.admin.deliveries.deliveries import Selection
 from federation.base.audit import Order
 from federation.dashboard import import_pages
 from federation.dashboard.node_site import NodeSite
@@ -61,7 +62,7 @@ async def test_every_page_can_be_used_by_everybody(
     await person.sends("/blacklist/add", *rule, page="/blacklist")
     federation.tasks_queue.crons.add(Cron(name="night", job="clean", pattern="@daily"))
     await federation.tasks_queue.crons.declare()
-    bulk = await BulkJobs(federation).start_servers(BulkVerb.HOLD, [PEER], order=ORDER)
+    bulk = await BulkJobs(federation).start_deliveries(BulkVerb.DROP, Selection(server_url=PEER), order=ORDER)
     async with served(acting.site) as url, chromium(tmp_path) as browser:
         for width in (390, 768, 1440):
             for dark in (False, True):

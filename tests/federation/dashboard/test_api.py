@@ -19,6 +19,7 @@ from db import (
     ServerLink,
 )
 from federation.admin.deliveries.bulk_jobs import BulkJobs
+from federation.admin.deliveries.deliveries import Selection
 from federation.base.audit import Order
 from federation.dashboard import delivery_calls
 from federation.dashboard.node_site import NodeSite
@@ -89,7 +90,7 @@ async def test_every_call_answers_what_the_document_says(federation: Federation,
     await program.posts("/blacklist/add", rule="*.evil.example", reason="spam", lasts="30d")
     await program.uploads("/blacklist/import", LIST, kind="text/csv")
     await program.posts("/blacklist/remove", rule="*.evil.example")
-    bulk = await BulkJobs(federation).start_servers(BulkVerb.HOLD, [PEER], order=ORDER)
+    bulk = await BulkJobs(federation).start_deliveries(BulkVerb.DROP, Selection(server_url=PEER), order=ORDER)
     await program.gets("/bulk", id=str(bulk))
     await program.posts("/bulk/cancel", id=bulk)
     log = await program.gets("/actions")

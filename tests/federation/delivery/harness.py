@@ -17,9 +17,9 @@ from sqlmodel import col
 from db import DeliveryAttempt, DeliveryJob, Follow, Server, new_id
 from federation.base.queues.job_data import POST_JOB, FederationDeliveryJob
 from federation.base.queues.queue import DELIVERY_QUEUE_NAME, delivery_backoff
-from federation.delivery.attempt.host_limits import Room
+from federation.delivery.attempt.concurrency import HostLimits
 from federation.delivery.attempt.processor import DeliveryProcessor
-from federation.delivery.other_nodes.give_back import ForeignJobs
+from federation.delivery.delivery_queue import OtherNodesJobs
 from federation.delivery.wire import Wires
 from federation.protocol.activities import follow_activity, post_activity
 from federation.runtime.composition import Federation
@@ -67,8 +67,8 @@ class Site:
     """One node with a worker on its delivery queue; `outcome` starts the worker and waits for a job to end.
 
     The worker has no row keeper: what happens to a row is the processor's doing. `timeout` is the delivery deadline,
-    `discover` replaces the node's discovery, `room` is shared with the test, `chance` draws acknowledgments of posts
-    to be checked.
+    `discover` replaces the node's discovery, `host_limits` is shared with the test, `chance` draws acknowledgments of
+    posts to be checked.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Site:
         *,
         timeout: timedelta = DELIVERY_TIMEOUT,
         discover: SharedDiscovery | None = None,
-        room: Room | None = None,
+        host_limits: HostLimits | None = None,
         chance: Chance = one_in_some,
     ) -> None:
         self.federation = federation
@@ -102,10 +102,10 @@ class Site:
             payloads=federation.payloads,
             ledger=federation.ledger,
             attempts=federation.attempts,
-            room=room or federation.room,
-            apart=federation.apart,
+            host_limits=host_limits or federation.host_limits,
+            crash_suspects=federation.crash_suspects,
             database_watch=federation.database_watch,
-            foreign=ForeignJobs(federation.job_origin, federation.sightings),
+            other_nodes_jobs=OtherNodesJobs(federation.job_origin, federation.sightings),
         )
         self.storage = federation.worker_storage(DELIVERY_QUEUE_NAME)
         self.events: list[WorkerEvent] = []

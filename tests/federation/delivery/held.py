@@ -14,7 +14,7 @@ from db import Database, DeliveryJob, DeliveryState, HoldReason, ServerLink, new
 from federation.base.queues.queue import JobQueue, delivery_queue
 from federation.base.settings.settings import Settings
 from federation.delivery.held.release import Releaser
-from federation.delivery.held.sweep import HeldDeliveries
+from federation.delivery.held.sweeper import HeldSweeper
 from federation.delivery.outbox.outbox import Outbox
 from federation.sealed.peers.registry import Registry
 from federation.servers.blacklist import Blacklist
@@ -61,8 +61,8 @@ class Node:
         """Another process on the same database and queue."""
         return Node.on(self.database, self.clock, queue=self.queue)
 
-    def held(self, *, max_age: timedelta | None = timedelta(days=7)) -> HeldDeliveries:
-        return HeldDeliveries(
+    def held(self, *, max_age: timedelta | None = timedelta(days=7)) -> HeldSweeper:
+        return HeldSweeper(
             self.database, self.queue, links=self.links, blacklist=self.blacklist, max_age=max_age, clock=self.clock
         )
 

@@ -8,7 +8,7 @@ from sqlalchemy import select
 from sqlmodel import col
 
 from db import AttemptNote, DeliveryAttempt, DeliveryJob, DeliveryState
-from federation.delivery.attempt.crash_suspects import Apart
+from federation.delivery.attempt.concurrency import CrashSuspects
 from federation.delivery.ledger.entries import Abandoned, Begin, Begun
 from federation.delivery.ledger.ledger import Ledger
 from federation.delivery.ledger.statements import FATAL_ALONE, FIRST_SUSPECTS
@@ -22,7 +22,7 @@ class Sides:
     """Attempts of both sides that stay inside until they are told to leave."""
 
     def __init__(self) -> None:
-        self.apart = Apart()
+        self.suspects = CrashSuspects()
         self.inside: list[str] = []
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._leave: dict[str, asyncio.Event] = {}
@@ -46,7 +46,7 @@ class Sides:
             await asyncio.sleep(0)
 
     async def _attempt(self, name: str, suspect: bool) -> None:
-        async with self.apart.enter(suspect=suspect):
+        async with self.suspects.enter(suspect=suspect):
             self.inside.append(name)
             await self._leave[name].wait()
             self.inside.remove(name)
@@ -155,7 +155,7 @@ async def test_one_poison_delivery_among_five_hundred_is_found(site: Site, peer:
 
     crashes = Crashes(federation, ledger, poison)
     for _ in range(100):
-        await federation.held.sweep()
+        await federation.held_sweeper.sweep()
         if not (group := await crashes.ready()):
             break
         await crashes.run(group)
@@ -179,4 +179,4 @@ async def test_a_second_group_waits_for_the_first(site: Site, peer: Peer, federa
     deliveries = await site.owe_posts(peer, FIRST_SUSPECTS + 1)
     for each in deliveries:
         await ledger.abandoned(abandoned(each))
-    assert [(await federation.held.sweep())["suspects_released"] for _ in range(2)] == [FIRST_SUSPECTS, 0]
+    assert [(await federation.held_sweeper.sweep())["suspects_released"] for _ in range(2)] == [FIRST_SUSPECTS, 0]

@@ -53,7 +53,7 @@ async def test_node_finishes_our_deliveries(federation: Federation, node: NodePe
             assert json.loads(data["payload"])["method"] == "FEDERATE_POST"
         async with federation.database.transaction() as session:  # as Node's worker does at the end of a delivery
             await session.execute(delete(DeliveryJob).where(col(DeliveryJob.id).in_(runs)))
-        await federation.sweeper.sweep()
+        await federation.outbox_sweeper.sweep()
         jobs = [await federation.delivery_queue.get_status(job_id) for job_id in (own, shared)]
         assert [job.state for job in jobs if job is not None] == [JobState.COMPLETED] * 2
     assert peer.deliveries == []

@@ -11,6 +11,7 @@ import pytest
 from db import BlacklistedServer, Database
 from federation.admin import blacklist
 from federation.runtime.composition import Federation
+from federation.sealed.peers.registry import KnownServer
 from tests.federation.delivery.harness import Site, job_data, post_payload
 from tests.misbehaving import Exchange, Received
 from tests.patience import eventually
@@ -101,6 +102,28 @@ async def test_a_rule_made_while_a_server_is_discovered_stops_the_delivery(feder
 
     assert fate.codes == ["BLACKLISTED"]
     assert peer.deliveries == []
+
+
+async def test_a_rule_made_before_a_server_is_asked_for_its_keys_is_no_fault_of_the_server(
+    federation: Federation, peer: Peer
+) -> None:
+    """Nobody was asked, so nobody failed to answer: the delivery is over, and others that wait are not sent away."""
+
+    class Forbidden:
+        async def __call__(self, server_url: str) -> KnownServer:
+            await blacklist.add(federation.database, peer.url, reason="spam")
+            federation.blacklist.recheck()
+            return await federation.discovery(server_url)
+
+        async def until_introduced(self, server_url: str) -> None:
+            """Nothing is under way."""
+
+    async with Site(federation, discover=Forbidden()) as site:
+        fate = await site.outcome(await site.owe_post(peer))
+    async with federation.host_limits.turn(peer.url, size=1, leave_slot=lambda: True) as turn:
+        assert not turn.suspect
+
+    assert (fate.codes, fate.row, peer.server.connections) == (["BLACKLISTED"], None, 0)
 
 
 async def test_an_expired_rule_stops_nothing(site: Site, peer: Peer) -> None:

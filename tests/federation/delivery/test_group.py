@@ -16,7 +16,7 @@ from db import AttemptNote, Database, DeliveryAttempt, DeliveryJob, DeliveryStat
 from federation.delivery.ledger.entries import Abandoned, Begun, NotBegun, Series
 from federation.delivery.ledger.ledger import Ledger
 from federation.delivery.ledger.statements import FIRST_SUSPECTS
-from federation.delivery.rows.transitions import PlannedJob
+from federation.delivery.rows import PlannedJob
 from federation.servers.link_rules import Hold
 from tests.federation.delivery.entries import (
     DOWN,

@@ -11,8 +11,8 @@ import pytest
 
 from db import Database, DeliveryState, HoldReason, LinkState
 from federation.admin import blacklist
-from federation.delivery.held import sweep as holding
-from federation.delivery.held.sweep import LONGEST_PAUSES
+from federation.delivery.held import sweeper as holding
+from federation.delivery.held.sweeper import LONGEST_PAUSES
 from federation.servers.link_rules import HEARD_INTERVAL
 from tests.federation.delivery.held import URL, Node, StandsStill
 from tests.federation.rows_read import watched

@@ -14,11 +14,12 @@ from db import AttemptOutcome, BlacklistedServer, DeliveryState, HoldReason, Lin
 from federation.http.client import FederationClient
 from federation.http.guard import AddressGuard
 from federation.http.pool import ConnectionPool
+from federation.protocol.keys import FixedKeys, generate_own_keys
 from federation.runtime.composition import Federation
 from tests.federation.conftest import MakeSettings
 from tests.federation.delivery.harness import Site, job_data, post_payload
 from tests.federation.protocol.vectors import A
-from tests.misbehaving import respond
+from tests.misbehaving import Behaviour, huge_body, reset_mid_body, respond
 from tests.peer import POSTS_PATH, Peer, acquaint
 from workers import JobState
 
@@ -304,3 +305,18 @@ async def test_a_target_on_another_server_is_delivered_and_noted(site: Site, pee
     assert fate.codes == ["HTTP_500"] * 5
     noted = [line for line in lines if line["event"] == "delivery_target_elsewhere"]
     assert {(line["server_url"], line["target"]) for line in noted} == {("https://alias.example", peer.url)}
+
+
+@pytest.mark.parametrize("second", [respond(500), reset_mid_body(), huge_body()], ids=["refused", "cut", "huge"])
+async def test_what_our_other_keys_get_is_not_taken_for_the_answer(
+    federation: Federation, peer: Peer, second: Behaviour
+) -> None:
+    """The refusal of the first pair is what fails the attempt, so the record has its status."""
+    await acquaint(federation, peer)
+    assert federation.keys is not None
+    federation.keys = FixedKeys(generate_own_keys(), *federation.keys.pairs())
+    peer.server.upcoming += [respond(401, body=b"{}"), second]
+    async with Site(federation) as site:
+        fate = await site.outcome(await site.owe_post(peer))
+
+    assert [(attempt.error_code, attempt.http_status) for attempt in fate.log] == [("HTTP_401", 401), (None, 200)]

@@ -10,13 +10,13 @@ from datetime import timedelta
 import pytest
 
 from db import DeliveryState, HoldReason
-from federation.delivery.attempt.host_limits import (
+from federation.delivery.attempt.concurrency import (
     LONGEST_PAUSE,
     MAX_REMEMBERED,
     SHORTEST_PAUSE,
     SUSPECT_FIRST_BYTE,
     Busy,
-    Room,
+    HostLimits,
     Turn,
 )
 from federation.protocol.keys import generate_own_keys
@@ -44,19 +44,23 @@ class Slots:
 
 
 @asynccontextmanager
-async def held(room: Room, url: str = B_URL, *, slots: Slots | None = None, size: int = 1) -> AsyncIterator[Turn]:
-    async with room.turn(url, size=size, leave_slot=(slots or Slots()).leave) as turn:
+async def held(
+    limits: HostLimits, url: str = B_URL, *, slots: Slots | None = None, size: int = 1
+) -> AsyncIterator[Turn]:
+    async with limits.turn(url, size=size, leave_slot=(slots or Slots()).leave) as turn:
         yield turn
 
 
-async def once(room: Room, url: str = B_URL, *, answered: bool | None = True, slots: Slots | None = None) -> None:
-    async with held(room, url, slots=slots) as turn:
+async def once(
+    limits: HostLimits, url: str = B_URL, *, answered: bool | None = True, slots: Slots | None = None
+) -> None:
+    async with held(limits, url, slots=slots) as turn:
         turn.answered = answered
 
 
-async def known_as_quick(room: Room, *urls: str) -> None:
+async def known_as_quick(limits: HostLimits, *urls: str) -> None:
     for url in urls:
-        await once(room, url)
+        await once(limits, url)
 
 
 async def settle() -> None:
@@ -67,37 +71,37 @@ async def settle() -> None:
 
 async def test_a_new_server_gets_one_attempt_at_a_time_and_no_slot_for_long() -> None:
     """The first leaves its slot after a moment, and so does who waits behind it."""
-    room, slots = Room(per_server=3, most=10, quick=NEVER, new=AT_ONCE, usual=AT_ONCE), Slots()
-    async with held(room, slots=slots) as turn:
-        waiting = asyncio.create_task(once(room, slots=slots))
+    limits, slots = HostLimits(per_server=3, most=10, quick=NEVER, new=AT_ONCE, usual=AT_ONCE), Slots()
+    async with held(limits, slots=slots) as turn:
+        waiting = asyncio.create_task(once(limits, slots=slots))
         await settle()
-        assert (slots.left, room.outside, waiting.done()) == (2, 2, False)
+        assert (slots.left, limits.outside, waiting.done()) == (2, 2, False)
         turn.answered = True
     await waiting
-    assert room.outside == 0
+    assert limits.outside == 0
 
 
 async def test_how_long_a_new_server_may_hold_a_slot_goes_by_what_others_take() -> None:
     """Where others take milliseconds, one that hangs does not hold a slot for as long as ten of them."""
-    room, slots = Room(per_server=1, most=10, new=AT_ONCE, usual=NEVER), Slots()
-    async with held(room, slots=slots):
+    limits, slots = HostLimits(per_server=1, most=10, new=AT_ONCE, usual=NEVER), Slots()
+    async with held(limits, slots=slots):
         await settle()
         assert slots.left == 0
     for _ in range(1000):
-        await once(room, C_URL)
-    async with held(room, "https://d.example", slots=slots):
+        await once(limits, C_URL)
+    async with held(limits, "https://d.example", slots=slots):
         while not slots.left:
             await asyncio.sleep(0.001)
 
 
 async def test_a_quick_server_has_so_many_turns_and_keeps_its_slots() -> None:
     """Beyond them attempts wait in order, in their slots."""
-    room, slots, order = Room(per_server=2, most=10, quick=NEVER), Slots(), list[int]()
-    await known_as_quick(room, B_URL)
+    limits, slots, order = HostLimits(per_server=2, most=10, quick=NEVER), Slots(), list[int]()
+    await known_as_quick(limits, B_URL)
     started = asyncio.Event()
 
     async def attempt(number: int) -> None:
-        async with held(room, slots=slots) as turn:
+        async with held(limits, slots=slots) as turn:
             order.append(number)
             await started.wait()
             turn.answered = True
@@ -113,16 +117,16 @@ async def test_a_quick_server_has_so_many_turns_and_keeps_its_slots() -> None:
 
 async def test_a_first_quick_answer_gives_the_server_all_its_turns() -> None:
     """Who waited behind the first goes on at once, as many as may."""
-    room, running = Room(per_server=2, most=10, quick=NEVER), list[int]()
+    limits, running = HostLimits(per_server=2, most=10, quick=NEVER), list[int]()
     go_on = asyncio.Event()
 
     async def attempt(number: int) -> None:
-        async with held(room) as turn:
+        async with held(limits) as turn:
             running.append(number)
             await go_on.wait()
             turn.answered = True
 
-    async with held(room) as turn:
+    async with held(limits) as turn:
         attempts = [asyncio.create_task(attempt(number)) for number in range(3)]
         await settle()
         assert running == []
@@ -135,85 +139,85 @@ async def test_a_first_quick_answer_gives_the_server_all_its_turns() -> None:
 
 async def test_an_attempt_that_takes_long_leaves_its_slot() -> None:
     """Also at a server that was quick; and the next answer decides again."""
-    room, slots = Room(per_server=1, most=10, quick=timedelta(milliseconds=1), usual=AT_ONCE), Slots()
-    async with held(room) as turn:
+    limits, slots = HostLimits(per_server=1, most=10, quick=timedelta(milliseconds=1), usual=AT_ONCE), Slots()
+    async with held(limits) as turn:
         turn.answered = True
-    room._servers[B_URL].quick = True  # as a real answer in under a millisecond would have it
-    async with held(room, slots=slots) as turn:
+    limits._servers[B_URL].quick = True  # as a real answer in under a millisecond would have it
+    async with held(limits, slots=slots) as turn:
         while not slots.left:
             await asyncio.sleep(0.001)
-        assert room.outside == 1
+        assert limits.outside == 1
         turn.answered = True
-    assert not room._servers[B_URL].quick
+    assert not limits._servers[B_URL].quick
 
 
 async def test_no_answer_ends_the_wait_of_all_behind() -> None:
     """They are told to stay away, and the server is suspect: its next attempt has less time to get an answer."""
-    room = Room(per_server=1, most=10, quick=NEVER)
-    async with held(room) as turn:
+    limits = HostLimits(per_server=1, most=10, quick=NEVER)
+    async with held(limits) as turn:
         assert turn.first_byte is None
-        waiting = [asyncio.create_task(once(room)) for _ in range(3)]
+        waiting = [asyncio.create_task(once(limits)) for _ in range(3)]
         await settle()
         turn.answered = False
     results = await asyncio.gather(*waiting, return_exceptions=True)
     assert [type(result) for result in results] == [Busy] * 3
-    async with held(room) as turn:
+    async with held(limits) as turn:
         assert turn.first_byte == SUSPECT_FIRST_BYTE
         turn.answered = True
-    async with held(room) as turn:
+    async with held(limits) as turn:
         assert turn.first_byte is None
 
 
 async def test_a_fault_of_ours_says_nothing_of_the_server() -> None:
     """It stays what it was."""
-    room = Room(per_server=1, most=10, quick=NEVER)
-    await known_as_quick(room, B_URL)
+    limits = HostLimits(per_server=1, most=10, quick=NEVER)
+    await known_as_quick(limits, B_URL)
     slots = Slots()
-    await once(room, answered=None)
-    await once(room, slots=slots)
+    await once(limits, answered=None)
+    await once(limits, slots=slots)
     assert slots.left == 0
 
 
 async def test_without_room_an_attempt_is_sent_away() -> None:
     """By number and by size; a quick server's is not."""
-    room = Room(per_server=3, most=2, most_bytes=100, quick=NEVER, new=AT_ONCE, usual=AT_ONCE)
-    await known_as_quick(room, C_URL)
+    limits = HostLimits(per_server=3, most=2, most_bytes=100, quick=NEVER, new=AT_ONCE, usual=AT_ONCE)
+    await known_as_quick(limits, C_URL)
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(held(room, "https://1.example"))
+        await stack.enter_async_context(held(limits, "https://1.example"))
         await settle()
         with pytest.raises(Busy):
-            await stack.enter_async_context(held(room, "https://2.example", size=100))
-        await stack.enter_async_context(held(room, "https://3.example", size=99))
+            await stack.enter_async_context(held(limits, "https://2.example", size=100))
+        await stack.enter_async_context(held(limits, "https://3.example", size=99))
         await settle()
         with pytest.raises(Busy):
-            await stack.enter_async_context(held(room, "https://4.example", size=0))
-        await stack.enter_async_context(held(room, C_URL))
-    assert room.outside == 0
-    await once(room, "https://4.example")
+            await stack.enter_async_context(held(limits, "https://4.example", size=0))
+        await stack.enter_async_context(held(limits, C_URL))
+    assert limits.outside == 0
+    await once(limits, "https://4.example")
 
 
 async def test_one_server_has_a_fifth_of_the_room() -> None:
-    """Beyond that a known slow one's attempts are sent away, and others find room."""
-    room = Room(per_server=1, most=10, quick=timedelta(0))
-    await once(room)  # known, and no answer is quick
-    async with held(room):
-        waiting = asyncio.create_task(once(room))
+    """Beyond that a known slow one's attempts are sent away, and others find limits."""
+    limits = HostLimits(per_server=1, most=10, quick=timedelta(0))
+    await once(limits)  # known, and no answer is quick
+    async with held(limits):
+        waiting = asyncio.create_task(once(limits))
         await settle()
         with pytest.raises(Busy):
-            await once(room)
-        await once(room, C_URL)
+            await once(limits)
+        await once(limits, C_URL)
     await waiting
 
 
 async def test_the_more_are_sent_away_the_longer_they_stay() -> None:
     """From five seconds to ten minutes, a quarter more or less."""
-    room = Room(per_server=1, most=1, quick=NEVER, new=AT_ONCE, usual=AT_ONCE)
+    limits = HostLimits(per_server=1, most=1, quick=NEVER, new=AT_ONCE, usual=AT_ONCE)
     pauses = list[timedelta]()
-    async with held(room, C_URL):
+    async with held(limits, C_URL):
         await settle()
         for _ in range(2_000):
             with pytest.raises(Busy) as busy:
-                await once(room)
+                await once(limits)
             pauses.append(busy.value.pause)
     assert SHORTEST_PAUSE * 0.75 <= pauses[0] <= SHORTEST_PAUSE * 1.25
     assert LONGEST_PAUSE * 0.75 <= pauses[-1] <= LONGEST_PAUSE * 1.25
@@ -221,53 +225,53 @@ async def test_the_more_are_sent_away_the_longer_they_stay() -> None:
 
 async def test_an_old_crowd_does_not_lengthen_pauses() -> None:
     """Once the server has answered quickly, whoever is sent away next stays as short a time as the first did."""
-    room = Room(per_server=1, most=1, quick=NEVER, new=AT_ONCE, usual=AT_ONCE)
-    async with held(room, C_URL):
+    limits = HostLimits(per_server=1, most=1, quick=NEVER, new=AT_ONCE, usual=AT_ONCE)
+    async with held(limits, C_URL):
         await settle()
         for _ in range(2_000):
             with pytest.raises(Busy):
-                await once(room)
-    await once(room)
-    await once(room, answered=False)
-    async with held(room, C_URL):
+                await once(limits)
+    await once(limits)
+    await once(limits, answered=False)
+    async with held(limits, C_URL):
         await settle()
         with pytest.raises(Busy) as busy:
-            await once(room)
+            await once(limits)
     assert busy.value.pause <= SHORTEST_PAUSE * 1.25
 
 
 async def test_a_turn_passed_to_one_who_gave_up_is_passed_on() -> None:
     """A cancelled waiter neither keeps a turn nor loses one."""
-    room = Room(per_server=1, most=10, quick=NEVER)
-    async with held(room) as turn:
-        first, second = asyncio.create_task(once(room)), asyncio.create_task(once(room))
+    limits = HostLimits(per_server=1, most=10, quick=NEVER)
+    async with held(limits) as turn:
+        first, second = asyncio.create_task(once(limits)), asyncio.create_task(once(limits))
         await settle()
         turn.answered = True
     first.cancel()  # in the very turn of the loop in which it was handed the other turn
     await second
     with pytest.raises(asyncio.CancelledError):
         await first
-    await once(room)
-    assert room.outside == 0
+    await once(limits)
+    assert limits.outside == 0
 
 
 @pytest.mark.parametrize("error", [ValueError, asyncio.CancelledError, KeyboardInterrupt])
 async def test_a_turn_comes_back_however_the_attempt_ends(error: type[BaseException]) -> None:
-    """An exception or a cancellation frees turn and room."""
-    room = Room(per_server=1, most=1, quick=NEVER)
+    """An exception or a cancellation frees turn and limits."""
+    limits = HostLimits(per_server=1, most=1, quick=NEVER)
     with pytest.raises(error):
-        async with held(room):
+        async with held(limits):
             raise error
-    await once(room)
-    assert room.outside == 0
+    await once(limits)
+    assert limits.outside == 0
 
 
 async def test_what_is_remembered_is_bounded() -> None:
     """The server that was longest not heard of is forgotten first."""
-    room = Room(per_server=1, most=10, quick=NEVER)
+    limits = HostLimits(per_server=1, most=10, quick=NEVER)
     for number in range(MAX_REMEMBERED + 5):
-        await once(room, f"https://{number}.example")
-    assert len(room._servers) == MAX_REMEMBERED
+        await once(limits, f"https://{number}.example")
+    assert len(limits._servers) == MAX_REMEMBERED
 
 
 @pytest.mark.spread("queue_settings")

@@ -178,13 +178,15 @@ async def test_an_attempt_that_a_clock_put_off_for_days_is_due(node: Node) -> No
         assert [job.id for job in (await node.queue.storage.list(state)).jobs] == [expected]
 
 
-async def test_a_later_job_that_was_put_off_for_days_is_due(node: Node) -> None:
+@pytest.mark.parametrize("series", [0, 1])
+async def test_a_tried_job_that_was_put_off_for_days_is_due(node: Node, series: int) -> None:
     """No wish delays those: it was snoozed, which is no failure."""
-    (delivery,) = await node.add_held(state=DeliveryState.READY, held_reason=None, series=1)
-    await node.change([delivery], job_id=f"{delivery}.1")
+    (delivery,) = await node.add_held(state=DeliveryState.READY, held_reason=None, series=series)
+    job = f"{delivery}.1" if series else delivery
+    await node.change([delivery], job_id=job, first_attempted_at=None if series else node.clock.now())
     row = (await node.rows())[delivery]
     delay = 3 * DAY / timedelta(milliseconds=1)
-    await node.queue.add_bulk([(row.job_name or "", row.payload, {"jobId": f"{delivery}.1", "delay": delay})])
+    await node.queue.add_bulk([(row.job_name or "", row.payload, {"jobId": job, "delay": delay})])
     node.clock.advance(MINUTE)
     await OutboxSweeper(node.database, node.queue, clock=node.clock).sweep()
-    assert [job.id for job in (await node.queue.storage.list(JobState.QUEUED)).jobs] == [f"{delivery}.1"]
+    assert [each.id for each in (await node.queue.storage.list(JobState.QUEUED)).jobs] == [job]

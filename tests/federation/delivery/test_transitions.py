@@ -99,7 +99,7 @@ class Scenes:
 
     async def swept(self, step: Step) -> None:
         async with self.recorder.step(step):
-            await self.node.held.sweep()
+            await self.node.held_sweeper.sweep()
 
     async def expired(self) -> str:
         delivery = await self.held()

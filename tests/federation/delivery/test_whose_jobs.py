@@ -19,9 +19,8 @@ from db.migrate import upgrade
 from federation.base.queues.job_data import POST_JOB
 from federation.base.queues.storages import queue_place
 from federation.base.settings.settings import Settings
-from federation.delivery.other_nodes.give_back import pause_for
-from federation.delivery.other_nodes.origin import JobOrigin
-from federation.delivery.other_nodes.sightings import MOST_ORIGINS, Sightings, places, strangers
+from federation.delivery.delivery_queue import pause_for
+from federation.delivery.sightings import MOST_ORIGINS, Sightings, places, strangers
 from federation.monitoring.prometheus import ProcessMetrics
 from federation.runtime.composition import Federation
 from tests.federation.conftest import MakeSettings
@@ -175,10 +174,8 @@ async def test_strangers_take_no_room(database: Database) -> None:
     """Names come from jobs of others: a few are kept, for a day."""
     clock = ManualClock()
     sightings = Sightings(database, "the database", clock=clock)
-    ours = JobOrigin(node="https://a.example", database="a")
     for number in range(3 * MOST_ORIGINS):
-        theirs = JobOrigin(node=f"https://{number}.example", database="b")
-        sightings.stranger(theirs, ours, delivery_id="d", pause=MINUTE)
+        sightings.stranger(f"https://{number}.example", "https://a.example", delivery_id="d", pause=MINUTE)
     await sightings.tick()
     assert len(await strangers(database, clock.now())) == MOST_ORIGINS + 1
     clock.advance(timedelta(days=2))

@@ -12,6 +12,8 @@ from typing import ClassVar
 
 import pytest
 from sqlalchemy import Connection
+from sqlalchemy.exc import IntegrityError, ProgrammingError, SQLAlchemyError
+from structlog.testing import capture_logs
 
 from db import DeliveryJob, DeliveryState, HoldReason, LinkState, new_id
 from federation.base.settings.settings import Settings
@@ -110,6 +112,8 @@ BUGS: Sequence[BaseException] = (
     RetryableFailure("UNHEARD_OF", "a code that nobody gave a class"),
     Held("delivery", HoldReason.SERVER),
     Superseded("delivery"),
+    ProgrammingError("SELECT * FROM nothing", {}, ValueError("no such table")),
+    IntegrityError("INSERT INTO something", {}, ValueError("not unique")),
 )
 
 
@@ -130,7 +134,7 @@ async def test_a_wire_with_a_bug_has_its_deliveries_held_as_ours(
     assert (fate.row.state, fate.row.held_reason) == (DeliveryState.HELD, HoldReason.OURS)
     assert set(fate.codes) == {"INTERNAL"}
     assert (link.state, link.evidence, link.rejections) == (LinkState.UP, 0, 0)
-    unusual = (asyncio.CancelledError, PermanentFailure, RetryableFailure)
+    unusual = (asyncio.CancelledError, PermanentFailure, RetryableFailure, SQLAlchemyError)
     assert ("BrokenWire" if isinstance(error, unusual) else type(error).__name__) in "".join(capfd.readouterr())
 
 
@@ -267,11 +271,36 @@ class Effectless(PlainWire):
 async def test_a_bug_beside_the_sending_holds_the_delivery_too(
     settings: Settings, ssl_context: ssl.SSLContext, peer: Peer, wire: type[PlainWire]
 ) -> None:
-    """What other attempts of the moment write is written: the ledger tries each apart."""
+    """What other attempts of the moment write is written: the ledger tries each apart. None is told as delivered."""
     async with node(settings, ssl_context, lambda node: wire(node.fetch)) as site:
-        fate = await site.outcome(await owe(site, peer))
+        with capture_logs() as logs:
+            fate = await site.outcome(await owe(site, peer))
         link = await site.federation.links.find(peer.url)
 
     assert fate.row is not None
     assert (fate.row.state, fate.row.held_reason) == (DeliveryState.HELD, HoldReason.OURS)
     assert (link.state, link.rejections) == (LinkState.UP, 0)
+    told = [entry["code"] for entry in logs if entry["event"] == "delivery_attempt"]
+    assert told == fate.codes
+
+
+class GivesUp(PlainWire):
+    """A wire that ends a job at once over a server that could not judge its delivery."""
+
+    async def send(self, sending: Sending) -> Effect | None:
+        raise PermanentFailure("HTTP_500", "away", failure_class=FailureClass.UNAVAILABLE)
+
+
+async def test_a_server_is_not_away_because_a_wire_gives_up_at_its_first_failure(
+    settings: Settings, ssl_context: ssl.SSLContext, peer: Peer
+) -> None:
+    """Its delivery waits for the next sweep. What takes the link down is evidence over time."""
+    async with node(settings, ssl_context, lambda node: GivesUp(node.fetch)) as site:
+        fate = await site.outcome(await owe(site, peer))
+        link = await site.federation.links.of("plain").find(peer.url)
+        swept = await site.federation.held_sweeper.sweep()
+
+    assert fate.row is not None
+    assert (fate.row.state, fate.row.held_reason) == (DeliveryState.HELD, HoldReason.SERVER)
+    assert (link.state, link.evidence) == (LinkState.UP, 1)
+    assert swept["servers_to_release"] == 1

@@ -14,9 +14,11 @@ from federation.base.settings.settings import write_env_file
 from federation.monitoring.prometheus import ProcessMetrics
 from federation.protocol.keys import generate_own_keys
 from tests.federation.deploy.promql import Exposed, scraped
-from tests.federation.monitoring.test_process import answer, exposes
+from tests.federation.monitoring.test_process import answer, exposes, folder
 from tests.federation.test_run import Command, Folder
 from tests.servers import free_port
+
+__all__ = ["folder"]
 
 NAMES_OF_TASKS = ("outbox-sweep", "long-range-probes", "purge", "storage-sweep")
 

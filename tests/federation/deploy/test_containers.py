@@ -6,6 +6,7 @@ import ipaddress
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -13,15 +14,24 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import SecretStr
 
+from db.engines import POSTGRES_CONNECTIONS
+from federation.base.errors import ConfigurationError
 from federation.base.settings.settings import Settings
 from federation.base.settings.types import parse_duration
+from federation.dashboard.serving import access_of
 from federation.protocol.keys import generate_own_keys
 from federation.runtime.nodes import descriptors
 from tests.federation.deploy.commands import refusal, unknown_variables
 from tests.federation.deploy.places import COMPOSE, DEPLOY, PROMETHEUS, ROOT, approve, tool
+from tests.servers import free_port
+from workers.dashboard.accounts import hash_password
+from workers.version import GIVEN
 
-OURS = ("upgrade", "worker", "node")
+OURS = ("upgrade", "worker", "node", "dashboard")
+RESERVED = 3
+"""Connections that PostgreSQL keeps for superusers."""
 PASSWORD = re.compile(r"\$\{POSTGRES_PASSWORD:\?[^}]*\}")
 
 
@@ -87,7 +97,44 @@ def test_a_service_has_no_more_rights_than_it_needs(name: str) -> None:
 def test_nothing_is_published_beyond_the_machine() -> None:
     """A TLS proxy there is before the node; database, queues and the workers' metrics are published nowhere."""
     published = {name: each["ports"] for name, each in compose()["services"].items() if "ports" in each}
-    assert published == {"node": ["127.0.0.1:8000:8000"], "prometheus": ["127.0.0.1:9090:9090"]}
+    assert published == {
+        "node": ["127.0.0.1:8000:8000"],
+        "dashboard": ["127.0.0.1:8765:8765"],
+        "prometheus": ["127.0.0.1:9090:9090"],
+    }
+
+
+def test_postgres_admits_what_the_services_may_open() -> None:
+    """At the scale that the file invites to, with one process more for each worker that is replaced, and a command."""
+    scale = re.search(r"--scale worker=(\d+)", (COMPOSE / "compose.yml").read_text())
+    assert scale is not None
+    words = service("worker")["command"]
+    processes = int(scale[1]) * (int(words[words.index("--processes") + 1]) + 1)
+    others = len({*OURS} - {"worker"})  # `upgrade` is a command
+    (admitted,) = [word.partition("=")[2] for word in service("postgres")["command"] if "max_connections=" in word]
+    assert (processes + others) * POSTGRES_CONNECTIONS + RESERVED <= int(admitted)
+
+
+@pytest.mark.parametrize("name", ["worker", "node"])
+def test_a_service_is_asked_how_it_is_at_a_port_that_it_serves(name: str) -> None:
+    """By a program that the image has, which says no where nothing answers."""
+    words = service(name)["command"]
+    port = int(words[words.index("--metrics-port") + 1]) if name == "worker" else settings(name).federation_port
+    kind, python, *arguments = service(name)["healthcheck"]["test"]
+    assert (kind, python) == ("CMD", "python")
+    assert f"'http://127.0.0.1:{port}/healthz'" in arguments[-1]
+    asked = [sys.executable, arguments[0], arguments[1].replace(f":{port}/", f":{free_port()}/")]
+    assert subprocess.run(asked, capture_output=True, check=False).returncode == 1
+
+
+def test_the_dashboard_waits_for_an_account() -> None:
+    """Without one it would not start, as it listens for others than itself; so nobody gets it unasked."""
+    its = settings("dashboard")
+    assert service("dashboard")["profiles"] == ["dashboard"]
+    with pytest.raises(ConfigurationError, match="without an account"):
+        access_of(its, allow_actions=False)
+    account = f"anna:operator:{hash_password('a long password')}"
+    access_of(its.model_copy(update={"federation_dashboard_accounts": SecretStr(account)}), allow_actions=False)
 
 
 def test_prometheus_alone_may_read_the_nodes_metrics() -> None:
@@ -146,9 +193,19 @@ def test_the_image_is_made_of_what_there_is() -> None:
     (extras,) = re.findall(r"'\.\[([a-z,]+)\]'", " ".join(arguments("RUN")))
     assert (
         set(extras.split(","))
-        == {"bullmq", "metrics", "node", "postgres"}
+        == {"bullmq", "dashboard", "metrics", "node", "postgres"}
         <= project["project"]["optional-dependencies"].keys()
     )
+
+
+def test_the_image_has_the_version_of_its_commit() -> None:
+    """The build is told: it sees no history. As the manual has it, and the file itself, from the file that knows."""
+    (argument,) = arguments("ARG")
+    name = argument.rstrip("=")
+    assert f'{GIVEN}="${name}"' in " ".join(arguments("RUN"))
+    told = f'--build-arg {name}="$(python3 workers/version.py)" .'
+    assert told in (DEPLOY / "README.md").read_text()
+    assert told in (COMPOSE / "Dockerfile").read_text()
 
 
 def test_compose_takes_the_file(tmp_path: Path) -> None:

@@ -8,18 +8,20 @@ from pathlib import Path
 
 import pytest
 
+from db.engines import POSTGRES_CONNECTIONS
 from federation.base.settings.settings import Settings
 from federation.base.settings.types import parse_duration
 from federation.runtime.nodes import descriptors
 from tests.federation.deploy.commands import refusal, unknown_variables
 from tests.federation.deploy.places import DEPLOY, SYSTEMD, approve, tool
+from tests.federation.deploy.test_containers import RESERVED
 
 UNITS = sorted(path.name for path in SYSTEMD.iterdir())
 BINARY = "/opt/federation/bin/federation"
 MOST_EXPOSED = 20
 """Of 100, as `systemd-analyze security` counts: an ordinary service has 96, these have 14."""
 OWN = frozenset({"Environment", "ExecReload", "ExecStart", "OOMPolicy"})
-"""What one unit has differently from the other."""
+"""What one unit has differently from the others."""
 
 
 def directives(unit: str) -> dict[str, list[str]]:
@@ -41,9 +43,9 @@ def settings(unit: str) -> Settings:
     return Settings.from_values(environment(unit))
 
 
-def test_there_are_two() -> None:
-    """One for each side of a node."""
-    assert UNITS == ["federation-node.service", "federation-worker.service"]
+def test_there_are_three() -> None:
+    """One for each side of a node, and one to look at both."""
+    assert UNITS == ["federation-dashboard.service", "federation-node.service", "federation-worker.service"]
 
 
 def test_commands_are_judged_by_the_real_parser() -> None:
@@ -86,10 +88,10 @@ def test_a_unit_may_open_as_many_files_as_a_node_needs(unit: str) -> None:
     assert int(directives(unit)["LimitNOFILE"][0]) >= 4 * descriptors(settings(unit)).needed
 
 
-def test_both_units_are_equally_hard() -> None:
+def test_all_units_are_equally_hard() -> None:
     """They differ in what they run, and in nothing else."""
-    one, other = ({k: v for k, v in directives(unit).items() if k not in OWN | {"Description"}} for unit in UNITS)
-    assert one == other
+    one, *others = ({k: v for k, v in directives(unit).items() if k not in OWN | {"Description"}} for unit in UNITS)
+    assert others == [one, one]
     for name, value in {
         "ProtectSystem": "strict",
         "NoNewPrivileges": "yes",
@@ -110,10 +112,19 @@ def test_the_supervisor_of_the_workers_is_told_and_left_alone() -> None:
 
 
 def test_the_node_takes_a_proxy_on_its_machine_for_one() -> None:
-    """Else what the proxy forwards would come from 127.0.0.1, and /metrics be everybody's."""
+    """Else all that the proxy forwards would come from 127.0.0.1; at the node's own port nobody reads metrics."""
     node = settings("federation-node.service")
-    assert node.federation_metrics_clients
-    assert set(node.federation_metrics_clients) <= set(node.federation_trusted_proxies)
+    assert {str(each) for each in node.federation_trusted_proxies} == {"127.0.0.1/32", "::1/128"}
+    assert not node.federation_metrics_clients
+
+
+def test_postgres_admits_what_the_units_may_open() -> None:
+    """With one process more while the worker's are replaced, and a command of the operator."""
+    (command,) = directives("federation-worker.service")["ExecStart"]
+    processes = int(command.split("--processes ")[1].split()[0]) + 1
+    (admitted,) = re.findall(r"max_connections = (\d+)", (DEPLOY / "README.md").read_text())
+    needed = (processes + len(UNITS) - 1 + 1) * POSTGRES_CONNECTIONS
+    assert needed + RESERVED <= int(admitted)
 
 
 def test_systemd_takes_the_units(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ async def test_released_and_expired_deliveries_are_counted(federation: Federatio
             row = DeliveryJob(**held, created_at=now - age, state=DeliveryState.HELD, held_reason=reason)
             row.next_attempt_at = now if reason is HoldReason.OURS else None
             session.add(row)
-    await federation.held.sweep()
+    await federation.held_sweeper.sweep()
     await federation.releaser.tick()
     assert isinstance(federation.metrics, ProcessMetrics)
     assert samples(federation.metrics, "federation_deliveries_expired_total") == {(): 1}

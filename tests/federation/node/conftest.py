@@ -17,8 +17,7 @@ import structlog.testing
 from sqlalchemy import select
 
 from db import BlacklistedServer, Database, FederationTable, Follow, HostTable, Post, User, create_host_tables
-from federation.http.client import FederationClient
-from federation.http.gates import FederationFetch
+from federation.http.client import FederationClient, FederationFetch
 from federation.http.guard import AddressGuard
 from federation.node.admission import DELIVERIES
 from federation.node.app import FOLLOWS_PATH, POSTS_PATH, NodeParts, create_node_app

@@ -16,9 +16,8 @@ from federation.protocol.activities import (
     follow_activity,
     post_activity,
 )
-from federation.protocol.encodings import dump_json
+from federation.protocol.encodings import dump_json, parse_model
 from federation.protocol.keys import OwnKeys, sign_message
-from federation.protocol.models import parse_model
 from federation.protocol.relaying import proxy_request, targeted_request
 from federation.protocol.sealing import seal
 

@@ -43,6 +43,7 @@ async def test_metrics_are_nobodys_by_default(node: Federation) -> None:
 
 
 READERS = {"federation_metrics_clients": "127.0.0.1, 10.1.0.0/16, 2001:db8::7"}
+BESIDE_PROXY = {**READERS, "federation_trusted_proxies": "127.0.0.1, ::1"}
 BEHIND_PROXY = {**READERS, "federation_trusted_proxies": "192.0.2.1"}
 
 
@@ -61,6 +62,12 @@ BEHIND_PROXY = {**READERS, "federation_trusted_proxies": "192.0.2.1"}
         (BEHIND_PROXY, "192.0.2.1", {"X-Forwarded-For": "10.1.2.3"}, 200),
         (BEHIND_PROXY, "192.0.2.1", {"X-Forwarded-For": "10.1.2.3, 203.0.113.9"}, 404),
         (BEHIND_PROXY, "192.0.2.1", {}, 404),
+        (BESIDE_PROXY, "127.0.0.1", {}, 200),
+        (BESIDE_PROXY, "::1", {}, 404),
+        (BESIDE_PROXY, "127.0.0.1", {"X-Forwarded-For": "203.0.113.9"}, 404),
+        (BESIDE_PROXY, "127.0.0.1", {"X-Forwarded-For": "127.0.0.1"}, 404),
+        (BESIDE_PROXY, "127.0.0.1", {"X-Real-IP": "127.0.0.1"}, 404),
+        (BESIDE_PROXY, "127.0.0.1", {"Via": "1.1 proxy"}, 404),
     ],
     indirect=["node"],
     ids=[
@@ -76,6 +83,12 @@ BEHIND_PROXY = {**READERS, "federation_trusted_proxies": "192.0.2.1"}
         "behind-proxy",
         "claims-through-proxy",
         "proxy-that-hides",
+        "beside-proxy",
+        "beside-proxy-unnamed",
+        "through-local-proxy",
+        "claims-through-local-proxy",
+        "through-local-proxy-real-ip",
+        "through-local-proxy-via",
     ],
 )
 async def test_metrics_are_for_those_who_are_named(

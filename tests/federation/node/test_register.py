@@ -16,9 +16,8 @@ from federation.node.callback import MAX_CALLBACKS, MAX_CALLBACKS_PER_HOST, MAX_
 from federation.node.limits import MemoryWindows
 from federation.node.refusals import Refusal
 from federation.protocol.discovery import DiscoverDocument
-from federation.protocol.encodings import dump_json
+from federation.protocol.encodings import dump_json, validate
 from federation.protocol.keys import generate_own_keys
-from federation.protocol.models import validate
 from federation.runtime.composition import Federation
 from tests.federation.node.conftest import Node, serving
 from tests.federation.node.remote_server import RemoteServer

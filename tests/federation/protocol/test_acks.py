@@ -22,9 +22,9 @@ from federation.protocol.acks import (
     parse_ack_body,
     post_ack,
 )
+from federation.protocol.encodings import parse_model
 from federation.protocol.errors import AckMissing, EnvelopeError, NotJson, PayloadError
 from federation.protocol.keys import sign_message
-from federation.protocol.models import parse_model
 from federation.protocol.sealing import seal
 from tests.federation.protocol.vectors import FOLLOW_ACK, A, B
 

@@ -21,8 +21,8 @@ from federation.protocol.activities import (
     post_activity,
     unfollow_activity,
 )
+from federation.protocol.encodings import MAX_PAYLOAD_BYTES, parse_model
 from federation.protocol.errors import PayloadError
-from federation.protocol.models import MAX_PAYLOAD_BYTES, parse_model
 from tests.federation.protocol.vectors import FOLLOW, POST
 
 MOMENT = datetime(2026, 1, 2, 3, 4, 5, 678000, tzinfo=UTC)

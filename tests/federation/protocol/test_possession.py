@@ -7,10 +7,9 @@ import json
 import pytest
 
 from federation.protocol.discovery import DiscoverDocument
-from federation.protocol.encodings import encode_base64
+from federation.protocol.encodings import encode_base64, validate
 from federation.protocol.errors import PayloadError
 from federation.protocol.keys import generate_own_keys
-from federation.protocol.models import validate
 from federation.protocol.possession import (
     NO_PROOF,
     REFUTED,

@@ -18,10 +18,9 @@ from federation.protocol.activities import (
     parse_method,
 )
 from federation.protocol.discovery import MAX_DISCOVER_BYTES
-from federation.protocol.encodings import dump_json, parse_json
+from federation.protocol.encodings import MAX_PAYLOAD_BYTES, dump_json, parse_json
 from federation.protocol.errors import EnvelopeError, NotJson, PayloadError, ProtocolError, UrlError
 from federation.protocol.keys import sign_message, verify_signature
-from federation.protocol.models import MAX_PAYLOAD_BYTES
 from federation.protocol.relaying import MAX_RELAYED_BYTES
 from federation.protocol.sealing import Envelope, open_envelope, seal
 from tests.federation.protocol.vectors import FOLLOW, POST, A, B, Message

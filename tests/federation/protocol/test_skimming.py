@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from federation.protocol.activities import DELIVERY_MEMBERS, PostActivity
-from federation.protocol.encodings import parse_json
+from federation.protocol.encodings import parse_json, parse_model
 from federation.protocol.errors import NotJson, PayloadError
-from federation.protocol.models import parse_model
 from federation.protocol.skimming import SHORT_BYTES, Leaf, Members, read_model, skim
 
 SHAPE = Members(

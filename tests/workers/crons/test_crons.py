@@ -18,7 +18,7 @@ from workers.storage.memory import MemoryStorage
 from workers.storage.urls import open_storage
 from workers.testing.harness import Harness
 from workers.testing.steps import PATIENCE
-from workers.worker.recurring import LOOK_SECONDS, Ticker
+from workers.worker.maintenance import LOOK_SECONDS, Ticker
 
 MIDNIGHT = datetime(2026, 3, 28, tzinfo=UTC)
 """The day before the clocks of Berlin go from 2:00 to 3:00, at 1:00 UTC."""

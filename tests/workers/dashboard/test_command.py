@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -17,9 +20,11 @@ from workers.queue import Queue
 from workers.storage.sql import SqlStorage
 
 
-async def started(*arguments: str, accounts: str = "") -> asyncio.subprocess.Process:
+async def started(
+    *arguments: str, accounts: str = "", program: Sequence[str] = (warm.PYTHON, "-m", "workers.dashboard")
+) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
-        *(warm.PYTHON, "-m", "workers.dashboard", *arguments),
+        *(*program, *arguments),
         env={**os.environ, "WORKERS_DASHBOARD_ACCOUNTS": accounts},
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
@@ -84,3 +89,17 @@ async def test_it_makes_accounts() -> None:
     assert out.startswith("anna:viewer:$argon2id$")
     status, out, err = await ended(await started("--make-account", "bot", "--token"))
     assert (status, out.startswith("bot:operator:sha256:"), "shown once" in err) == (0, True, True)
+
+
+def test_a_missing_package_is_named_with_its_extra() -> None:
+    """In one line, before anything is served."""
+    program = (
+        "import runpy, sys\n"
+        "sys.modules['jinja2'] = None\n"
+        "runpy.run_module('workers.dashboard', run_name='__main__', alter_sys=True)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+    assert done.stderr == (
+        "cannot be started: it needs the package 'jinja2': pip install 'federation-delivery[dashboard]'\n"
+    )
+    assert done.returncode == 2

@@ -15,8 +15,7 @@ from tests.workers.dashboard.conftest import MakeSite
 from workers.command.main import _parser
 from workers.crons import Cron
 from workers.dashboard.access import Access
-from workers.dashboard.cron_lines import CRON_ACTIONS
-from workers.dashboard.cron_pages import cron_command
+from workers.dashboard.cron_pages import CRON_ACTIONS, cron_command
 from workers.dashboard.site import Site
 from workers.dashboard.visit import ActionTaken
 from workers.jobs import JobState

@@ -18,7 +18,7 @@ from workers.dashboard.application import queue_site
 from workers.dashboard.catalog import QueueCatalog
 from workers.dashboard.charts import Layer, columns, shares
 from workers.dashboard.site import Site
-from workers.dashboard.task_counts import look_at_tasks
+from workers.dashboard.task_pages import look_at_tasks
 from workers.dashboard.visit import ActionTaken
 from workers.jobs import SILENT_AFTER, JobState
 from workers.queue import Queue

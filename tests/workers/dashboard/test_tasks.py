@@ -11,11 +11,11 @@ import pytest
 from tests.patience import eventually
 from tests.workers.conftest import harness as each_storage
 from tests.workers.dashboard.browsing import Person
-from workers.dashboard import task_counts
+from workers.dashboard import task_pages
 from workers.dashboard.access import Access
 from workers.dashboard.application import queue_site
 from workers.dashboard.catalog import QueueCatalog
-from workers.dashboard.task_counts import look_at_tasks
+from workers.dashboard.task_pages import look_at_tasks
 from workers.errors import UnrecoverableError
 from workers.jobs import JobState
 from workers.queue import Queue
@@ -70,7 +70,7 @@ async def test_names_are_counted_on_every_storage(worked: Queue) -> None:
 
 async def test_a_queue_that_has_more_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only so many are read, whatever there is; what is not known is not told."""
-    monkeypatch.setattr(task_counts, "MOST_READ", 70)
+    monkeypatch.setattr(task_pages, "MOST_READ", 70)
     async with Queue(open_storage(f"memory://{uuid.uuid4().hex}", queue="mail")) as queue:
         await queue.enqueue_many([JobSpec(payload=1, name=HOSTILE) for _ in range(25)])
         [line] = (await look_at_tasks(QueueCatalog([queue]))).lines

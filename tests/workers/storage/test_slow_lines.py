@@ -19,7 +19,7 @@ from workers.storage.bullmq import BullMQStorage
 from workers.storage.redis import RedisStorage
 from workers.testing.steps import enqueue, job, status
 from workers.worker import Worker
-from workers.worker.claiming import Appetite
+from workers.worker.exchanges import Appetite
 from workers.worker.handlers import Job
 
 SILENCE: Final = timedelta(seconds=1)

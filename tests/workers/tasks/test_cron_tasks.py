@@ -13,7 +13,7 @@ from workers.crons import Missed
 from workers.jobs import JobState
 from workers.storage.memory import MemoryStorage
 from workers.storage.urls import open_storage
-from workers.worker.recurring import Ticker
+from workers.worker.maintenance import Ticker
 
 MORNING = datetime(2026, 1, 5, tzinfo=UTC)
 

@@ -21,7 +21,7 @@ from workers.testing.steps import PATIENCE, until
 from workers.worker import Worker
 from workers.worker.events import WorkerEventKind as Kind
 from workers.worker.handlers import Job
-from workers.worker.reaper import BATCH, SWEPT_AT_ONCE, Reaper
+from workers.worker.maintenance import BATCH, SWEPT_AT_ONCE, Reaper
 
 MINUTE = timedelta(minutes=1)
 

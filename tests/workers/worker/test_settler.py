@@ -19,8 +19,8 @@ from workers.testing.faults import counting, faulty
 from workers.testing.steps import PATIENCE
 from workers.worker import Worker
 from workers.worker.events import WorkerEventKind as Kind
+from workers.worker.exchanges import Settler
 from workers.worker.handlers import Job
-from workers.worker.settler import Settler
 
 
 @asynccontextmanager

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
+from workers.batching import Batcher
 from workers.errors import StorageError
 from workers.jobs import (
     ErrorInfo,
@@ -32,12 +33,21 @@ from workers.storage.bull.codec import (
 )
 from workers.storage.bull.options import read_options
 from workers.storage.bull.scripts import BullScripts
+from workers.storage.bull.subscribers import BullSubscribers
 from workers.storage.failures import decode_failures
 from workers.storage.on_redis.batches import AT_ONCE, in_steps, portions
 from workers.storage.on_redis.messages import STATES, end_kind, pack, unpack
 from workers.storage.on_redis.node_values import decode_bytes, moment, to_ms
+from workers.storage.on_redis.storage import RESULTS_AT_ONCE, ScriptedStorage
 from workers.storage.on_redis.wire import Reply
-from workers.storage.rules import WORKER_RECORD, bounded_count, foreign_cursor, read_cursor, stalled_error
+from workers.storage.rules import (
+    WORKER_RECORD,
+    bounded_count,
+    check_cleanable,
+    foreign_cursor,
+    read_cursor,
+    stalled_error,
+)
 
 PAGE: Final = 100
 READS_PER_PAGE: Final = 10
@@ -58,49 +68,49 @@ _SOURCES: Final[Mapping[JobState, Sequence[str]]] = {
 }
 
 
-class BullInspector:
+class BullReading(ScriptedStorage):
     """The part of a Bull storage that dashboards and the reaper's sweep use."""
 
-    def __init__(self, lua: BullScripts, dialect: Dialect) -> None:
-        self._lua = lua
-        self._dialect = dialect
-        self._adopting = ("completed", 0)  # where the next sweep looks for jobs that Node has ended
+    _lua: BullScripts
+    _dialect: Dialect
 
-    def names(self, ids: Sequence[str]) -> bytes:
+    def __init__(self, queue: str, *, allow_eviction: bool) -> None:
+        super().__init__(queue, BullSubscribers(self._lua, self._ends), allow_eviction=allow_eviction)
+        self._adopting = ("completed", 0)  # where the next sweep looks for jobs that Node has ended
+        self._ended = Batcher(self._results, RESULTS_AT_ONCE)
+
+    def _packed_ids(self, ids: Sequence[str]) -> bytes:
         """Return, for scripts, the ids in Redis that each of the jobs may have."""
         packed: bytes = pack([raw_ids(job_id, self._dialect) for job_id in ids])
         return packed
 
     async def status(self, ids: Sequence[str]) -> list[JobStatus | None]:
-        """See `Storage.status`."""
         found: list[JobStatus | None] = []
         for some in portions(ids):
-            answer = unpack(await self._lua.run("read", self.names(some)))
+            answer = unpack(await self._lua.run("read", self._packed_ids(some)))
             found += [decode_status(one) if one else None for one in answer]
         return found
 
     async def read(self, ids: Sequence[str]) -> list[JobRecord | None]:
-        """See `Storage.read`."""
         found: list[JobRecord | None] = []
         while len(found) < len(ids):  # an answer breaks off when it gets too large
             some = ids[len(found) : len(found) + AT_ONCE]
-            found += [
-                decode_whole(one) if one else None for one in unpack(await self._lua.run("whole", self.names(some)))
-            ]
+            answer = unpack(await self._lua.run("whole", self._packed_ids(some)))
+            found += [decode_whole(one) if one else None for one in answer]
         return found
 
-    async def results(self, ids: Sequence[str]) -> list[JobOutcome | None]:
-        """Return how each of the jobs ended; see `Storage.result`."""
-        return [decode_outcome(one) if one else None for one in await self._results(ids)]
+    async def result(self, job_id: str) -> JobOutcome | None:
+        end = await self._ended.ask(job_id)
+        return decode_outcome(end) if end else None
 
-    async def ends(self, ids: Sequence[str]) -> list[JobEventKind | None]:
+    async def _ends(self, ids: Sequence[str]) -> list[JobEventKind | None]:
         """Return how each of the jobs ended, None for one that has not."""
         return [end_kind(one[0]) if one else None for one in await self._results(ids)]
 
     async def _results(self, ids: Sequence[str]) -> list[Reply]:
         found: list[Reply] = []
         while len(found) < len(ids):  # an answer breaks off when it gets too large
-            found += unpack(await self._lua.run("result", self.names(ids[len(found) : len(found) + AT_ONCE])))
+            found += unpack(await self._lua.run("result", self._packed_ids(ids[len(found) : len(found) + AT_ONCE])))
         return found
 
     async def counts(self) -> dict[JobState, int]:
@@ -130,7 +140,6 @@ class BullInspector:
         }
 
     async def waiting_since(self) -> datetime | None:
-        """See `Storage.waiting_since`."""
         since = await self._lua.run("since")
         return None if since is None else moment(float(since))
 
@@ -143,32 +152,7 @@ class BullInspector:
             if looked_at < AT_ONCE:
                 return cancelled
 
-    async def page(self, state: JobState, cursor: str | None, limit: int) -> Page:
-        """See `Storage.list`. The cursor is a place in the keys that hold the state.
-
-        A page ends early, with a cursor, when it looked at many jobs in another state.
-        """
-        at, scan, start = _read_cursor(cursor)
-        limit, sources = bounded_count(limit), _SOURCES[state]
-        jobs: list[JobStatus] = []
-        for _ in range(READS_PER_PAGE):
-            if at >= len(sources) or len(jobs) >= limit:
-                break
-            after, raws = await self._read(sources[at], scan, start)
-            looked_at = 0
-            for found in unpack(await self._lua.run("read", pack([[raw] for raw in raws]))):
-                if len(jobs) == limit:
-                    break
-                looked_at += 1
-                status = decode_status(found) if found else None
-                if status is not None and status.state is state:
-                    jobs.append(status)
-            at, scan, start = (at, scan, start + looked_at) if looked_at < len(raws) else (at, after, 0)
-            if after < 0 and start == 0:
-                at, scan = at + 1, 0
-        return Page(jobs=tuple(jobs), cursor=f"{at}:{scan}:{start}" if at < len(sources) else None)
-
-    async def _read(self, source: str, scan: int, start: int, width: int = PAGE) -> tuple[int, Sequence[bytes]]:
+    async def _ids(self, source: str, scan: int, start: int, width: int = PAGE) -> tuple[int, Sequence[bytes]]:
         """Return ids from `start` of what is at `scan`, and where to go on, -1 for the end."""
         after, raws = await self._lua.run("page", source, scan, start, width)
         return int(after), raws
@@ -193,23 +177,50 @@ class BullInspector:
         Each call also looks at some records for those of jobs that Node has ended, because Node knows no retention.
         """
         line, scan = self._adopting
-        after, raws = await self._read(line, scan, 0)
+        after, raws = await self._ids(line, scan, 0)
         await self._lua.run("adopt", line, pack(raws))
         self._adopting = (line, after) if after >= 0 else ("failed" if line == "completed" else "completed", 0)
         return await in_steps(lambda some: self._lua.run("sweep", some, to_ms(WORKER_RECORD)), limit)
 
-    async def clean(self, state: JobState, older_than: timedelta, limit: int) -> int:
+    async def clean(self, state: JobState, *, older_than: timedelta, limit: int = 1_000) -> int:
         """See `Storage.clean`. Records are in no order, so all are looked at."""
+        check_cleanable(state)
         limit, removed, scan = bounded_count(limit), 0, 0
         while removed < limit and scan >= 0:
             (source,), before = _SOURCES[state], removed
-            scan, raws = await self._read(source, scan, 0, SCANNED)
+            scan, raws = await self._ids(source, scan, 0, SCANNED)
             for some in portions(raws):
                 left = limit - removed
                 removed += int(await self._lua.run("clean", state.value, to_ms(older_than), left, pack(some)))
             if state is JobState.CANCELLED and scan >= 0:  # those behind have moved up
                 scan -= removed - before
         return removed
+
+    # Last, because from here on `list` is this method and no longer the type.
+    async def list(self, state: JobState, *, cursor: str | None = None, limit: int = 100) -> Page:
+        """See `Storage.list`. The cursor is a place in the keys that hold the state.
+
+        A page ends early, with a cursor, when it looked at many jobs in another state.
+        """
+        at, scan, start = _read_cursor(cursor)
+        limit, sources = bounded_count(limit), _SOURCES[state]
+        jobs: list[JobStatus] = []
+        for _ in range(READS_PER_PAGE):
+            if at >= len(sources) or len(jobs) >= limit:
+                break
+            after, raws = await self._ids(sources[at], scan, start)
+            looked_at = 0
+            for found in unpack(await self._lua.run("read", pack([[raw] for raw in raws]))):
+                if len(jobs) == limit:
+                    break
+                looked_at += 1
+                status = decode_status(found) if found else None
+                if status is not None and status.state is state:
+                    jobs.append(status)
+            at, scan, start = (at, scan, start + looked_at) if looked_at < len(raws) else (at, after, 0)
+            if after < 0 and start == 0:
+                at, scan = at + 1, 0
+        return Page(jobs=tuple(jobs), cursor=f"{at}:{scan}:{start}" if at < len(sources) else None)
 
 
 def _read_cursor(cursor: str | None) -> tuple[int, int, int]:

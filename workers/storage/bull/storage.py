@@ -20,13 +20,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from typing import Final
 
 from redis.asyncio import Redis
 
-from workers.batching import Batcher
 from workers.checks import check_text, new_id
 from workers.errors import JobLockedError, StorageError, Unsupported
 from workers.jobs import (
@@ -34,22 +33,16 @@ from workers.jobs import (
     CancelResult,
     Claim,
     EnqueueResult,
-    JobOutcome,
-    JobRecord,
     JobState,
-    JobStatus,
     Moved,
     NewJob,
-    Page,
     ProgressReport,
     Recovery,
     Repaired,
     Retention,
-    SetAside,
     Settlement,
     SettleOutcome,
     SettleStatus,
-    WorkerInfo,
     check_retention,
 )
 from workers.retention import LEAST_TO_READ, TOLD_BYTES
@@ -64,31 +57,20 @@ from workers.storage.bull.codec import (
     lease_ms,
     raw_ids,
 )
-from workers.storage.bull.inspect import BullInspector
+from workers.storage.bull.inspect import BullReading
 from workers.storage.bull.options import LONGEST_DELAY, bull_job, keep_ms
 from workers.storage.bull.quarantine import BullQuarantine
 from workers.storage.bull.recovery import GRACES, RECOVERY_INTERVAL, Recoverer, StrandedJobs, report_dropped
 from workers.storage.bull.scripts import BullScripts, loaded_scripts
-from workers.storage.bull.subscribers import BullSubscribers
 from workers.storage.on_redis.batches import AT_ONCE, portions
-from workers.storage.on_redis.claiming import claimed
 from workers.storage.on_redis.examination import Care, take_eviction
 from workers.storage.on_redis.messages import STATES, pack, unpack
 from workers.storage.on_redis.ownership import Ownership
-from workers.storage.on_redis.scripts import ScriptCall
 from workers.storage.on_redis.server import RedisServer, parse_url
-from workers.storage.on_redis.storage import (
-    RESULTS_AT_ONCE,
-    ScriptedStorage,
-    Settling,
-    cancel_result,
-    outcomes_of_codes,
-)
+from workers.storage.on_redis.storage import Settling, cancel_result, outcomes_of_codes
 from workers.storage.on_redis.wire import Reply
 from workers.storage.redis_urls import read_deployment, take_parameter
 from workers.storage.rules import (
-    check_claim,
-    check_cleanable,
     check_fits_redis,
     refuse_deduplication,
     refuse_dependencies,
@@ -104,7 +86,7 @@ LOOK_SECONDS: Final = 1.0
 """How long a waiter relies on being woken: Node does not always announce a job."""
 
 
-class BullStorage(ScriptedStorage):
+class BullStorage(BullReading):
     """One queue of Bull 1.x on Redis 6.2 or newer, or Valkey.
 
     `target` is a URL (`redis://`, `rediss://`, `unix://`, or Sentinels' as in `redis_urls`, each also with `bull+` in
@@ -150,6 +132,8 @@ class BullStorage(ScriptedStorage):
         cancelled_apart=False,
     )
 
+    _quarantine: BullQuarantine
+
     def __init__(
         self,
         target: str | Redis,
@@ -174,24 +158,16 @@ class BullStorage(ScriptedStorage):
         base, care = f"{prefix}:{queue}:".encode(), Care(allow_eviction=allow_eviction)
         server = RedisServer(target, timeout, base=base, scripts=loaded_scripts, text=False, care=care)
         self._lua = BullScripts(server, base, queue, self._dialect)
-        self._inspector = BullInspector(self._lua, self._dialect)
         self._quarantine = BullQuarantine(self._lua, self._dialect, self.enqueue, self.next_id)
         self._stranded = StrandedJobs(self._lua)
         grace = GRACES[self._dialect] if grace is None else grace
         self._recoverer = Recoverer(self._lua, self._quarantine, self._dialect, grace)
         self.capabilities = replace(self.capabilities, chosen_ids=self._dialect == "C")
-        super().__init__(queue, server, BullSubscribers(self._lua, self._inspector.ends), allow_eviction=allow_eviction)
-        self._results = Batcher(self._inspector.results, RESULTS_AT_ONCE)
+        super().__init__(queue, allow_eviction=allow_eviction)
         self._ownership = Ownership(partial(self._lua.run, "owner"))
 
     def __repr__(self) -> str:
         return f"BullStorage(queue={self._name!r}, dialect={self._dialect!r})"
-
-    async def _run(self, script: str, *arguments: str | bytes | int) -> Reply:
-        return await self._lua.run(script, *arguments)
-
-    async def _run_all(self, *calls: ScriptCall) -> list[Reply]:
-        return await self._lua.run_all(*calls)
 
     async def _look(self, names: Collection[str]) -> float | None:
         changes_in_ms = await self._lua.run("look")
@@ -199,9 +175,6 @@ class BullStorage(ScriptedStorage):
             return None
         seconds = float(changes_in_ms) / 1_000  # infinite for some scores that another program may write
         return min(seconds, LOOK_SECONDS) if seconds >= 0 else LOOK_SECONDS
-
-    def _packed_ids(self, ids: Sequence[str]) -> bytes:
-        return self._inspector.names(ids)
 
     def _held(self, claim: Claim) -> tuple[bytes, bytes, int]:
         return self._raw(claim), codec.token_of(claim), lease_ms(claim.lease)
@@ -257,16 +230,13 @@ class BullStorage(ScriptedStorage):
         return results
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
-        """See `Storage.claim`; if it is cancelled meanwhile, what it claimed is released.
+        """See `ScriptedStorage.claim`.
 
         The names cannot be chosen; a job with a name that is not in `leases` gets the longest of them.
         """
-        check_claim(worker_id, leases)
-        if not leases:
-            return []
-        await self._ownership.check_now_and_then()
-        await self._unread.give_back(self._give_back)
-        return await claimed(self._claim(worker_id, leases, limit), self.settle)
+        if leases:
+            await self._ownership.check_now_and_then()
+        return await super().claim(worker_id, leases=leases, limit=limit)
 
     async def _run_claim(self, arguments: tuple[str | bytes | int, ...]) -> Reply:
         return await self._quarantine.run("claim", *arguments)
@@ -333,12 +303,6 @@ class BullStorage(ScriptedStorage):
         await self._ownership.check_now_and_then()
         return await self._recoverer.recover(limit, max_stalls)
 
-    async def sweep(self, limit: int) -> int:
-        return await self._inspector.sweep(limit)
-
-    async def farewell(self, worker_id: str) -> None:
-        await self._lua.run("farewell", worker_id.encode())
-
     async def cancel(self, job_id: str) -> CancelResult:
         return cancel_result(await self._lua.run("cancel", self._names(job_id), *codec.encode_cancel(job_id)))
 
@@ -350,28 +314,6 @@ class BullStorage(ScriptedStorage):
         if not isinstance(claim, BullClaim):
             raise StorageError(f"job {claim.job_id!r}: this claim was made by another storage")
         return claim.raw(self._dialect)
-
-    # Reading
-
-    async def status(self, ids: Sequence[str]) -> list[JobStatus | None]:
-        return await self._inspector.status(ids)
-
-    async def read(self, ids: Sequence[str]) -> list[JobRecord | None]:
-        return await self._inspector.read(ids)
-
-    async def result(self, job_id: str) -> JobOutcome | None:
-        return await self._results.ask(job_id)
-
-    async def counts(self) -> dict[JobState, int]:
-        return await self._inspector.counts()
-
-    async def waiting_since(self) -> datetime | None:
-        return await self._inspector.waiting_since()
-
-    async def workers(self) -> list[WorkerInfo]:
-        return await self._inspector.workers()
-
-    # Management
 
     async def retry(self, ids: Sequence[str]) -> Moved:
         """See `Storage.retry`; attempts count on, as in Bull.
@@ -411,30 +353,16 @@ class BullStorage(ScriptedStorage):
         least = keep_ms(LEAST_TO_READ) if len(result) > TOLD_BYTES else 0
         return STATES.get(await self._lua.run("complete", self._names(job_id), returnvalue, exact or b"", kept, least))
 
-    def news(self) -> list[SetAside]:
-        return self._quarantine.news()
-
-    async def quarantine(self) -> list[SetAside]:
-        return await self._quarantine.entries()
-
     async def repair(self, *, drop: bool = False) -> list[Repaired]:
         """See `Repairable.repair`; jobs that are in no line are queued again, too."""
-        return [*await self._quarantine.repair(drop=drop), *await self._stranded.requeue()]
+        return [*await super().repair(drop=drop), *await self._stranded.requeue()]
 
     async def stranded(self) -> Sequence[str]:
         return await self._stranded.find()
 
-    async def clean(self, state: JobState, *, older_than: timedelta, limit: int = 1_000) -> int:
-        check_cleanable(state)
-        return await self._inspector.clean(state, older_than, limit)
-
     async def update_result_ttl(self, job_id: str, ttl: timedelta) -> bool:
         check_retention(ttl)
         return bool(await self._lua.run("keep", self._names(job_id), keep_ms(ttl)))
-
-    # Last, because from here on `list` is this method and no longer the type.
-    async def list(self, state: JobState, *, cursor: str | None = None, limit: int = 100) -> Page:
-        return await self._inspector.page(state, cursor, limit)
 
 
 def _spoken(dialect: str | None) -> Dialect | None:

@@ -111,6 +111,14 @@ _COUNTER: Final = re.compile(r"\d{1,15}\Z", re.ASCII)
 _VERSION: Final = re.compile(r"(bullmq[a-z-]*):(\d{1,9})\.", re.ASCII)
 
 
+class QueuePart:
+    """A part of a BullMQ storage: it asks the queue."""
+
+    def __init__(self, queue: QueueAccess) -> None:
+        self._queue = queue
+        self._lua = queue.lua
+
+
 class Library:
     """The part of a queue's keys that describes the queue itself; `metrics`: how many minutes are to be counted."""
 

@@ -23,7 +23,7 @@ from workers.jobs import (
     SettleStatus,
     Suspended,
 )
-from workers.storage.bullmq.access import QueueAccess
+from workers.storage.bullmq.access import QueuePart
 from workers.storage.bullmq.codec import (
     CANCEL_FIELD,
     FAILURES_FIELD,
@@ -103,12 +103,8 @@ def stop(
     return lua.stop(ending, now_ms, until_ms=None if lasts is DROP else now_ms + to_ms(lasts), was=was)
 
 
-class Endings:
+class Endings(QueuePart):
     """Makes the commands that end attempts of one queue's jobs; `now_ms` is by the clock that delays go by."""
-
-    def __init__(self, queue: QueueAccess) -> None:
-        self._queue = queue
-        self._lua = queue.lua
 
     def of(self, settlement: Settlement, now_ms: int) -> Finish | Command:
         """Return what a settlement other than a release does."""

@@ -8,7 +8,7 @@ from typing import Final
 
 from workers.errors import StorageError
 from workers.jobs import ErrorInfo, JobOutcome, JobRecord, JobState, JobStatus, OutcomeKind, Page, WorkerInfo
-from workers.storage.bullmq.access import WORKER_RECORD_MS, QueueAccess
+from workers.storage.bullmq.access import WORKER_RECORD_MS, QueuePart
 from workers.storage.bullmq.record import (
     FIELDS,
     WHOLE_FIELDS,
@@ -34,19 +34,13 @@ ACTIVE_SHOWN: Final = 10_000
 _NO_REASON: Final = ErrorInfo(type="Error", message="")
 
 
-class BullMQInspector:
+class BullMQReading(QueuePart):
     """The part of a BullMQ storage that dashboards and the reaper's sweep use."""
 
-    def __init__(self, queue: QueueAccess) -> None:
-        self._queue = queue
-        self._lua = queue.lua
-
     async def status(self, ids: Sequence[str]) -> list[JobStatus | None]:
-        """See `Storage.status`."""
         return [found.status() for found in await self._queue.find(ids)]
 
     async def read(self, ids: Sequence[str]) -> list[JobRecord | None]:
-        """See `Storage.read`."""
         found: list[JobRecord | None] = []
         for start in range(0, len(ids), WHOLE_AT_ONCE):
             some = await self._queue.find(ids[start : start + WHOLE_AT_ONCE], WHOLE_FIELDS)
@@ -54,7 +48,6 @@ class BullMQInspector:
         return found
 
     async def result(self, job_id: str) -> JobOutcome | None:
-        """See `Storage.result`."""
         [found] = await self._queue.find([job_id])
         if found.state is JobState.COMPLETED:
             return JobOutcome(kind=OutcomeKind.COMPLETED, result=decode_bytes(found.fields.get("returnvalue", "null")))
@@ -89,7 +82,6 @@ class BullMQInspector:
         }
 
     async def waiting_since(self) -> datetime | None:
-        """See `Storage.waiting_since`."""
         lines: list[Command] = [("LINDEX", self._lua[name], -1) for name in ("wait", "paused")]
         wait, paused, prioritized, delayed = await self._queue.ask(
             [*lines, ("ZRANGE", self._lua["prioritized"], 0, 0), ("ZRANGE", self._lua["delayed"], 0, 0, "WITHSCORES")]
@@ -121,32 +113,6 @@ class BullMQInspector:
             if not looked_at:
                 return cancelled
 
-    async def page(self, state: JobState, cursor: str | None, limit: int) -> Page:
-        """See `Storage.list`. The cursor is a place in the structures that hold the state.
-
-        A page ends early, with a cursor, when it looked at many jobs in another state.
-        """
-        sources = _SOURCES[state]
-        at, start = _read_cursor(cursor)
-        limit = bounded_count(limit)
-        jobs: list[JobStatus] = []
-        for _ in range(READS_PER_PAGE):
-            if at >= len(sources) or len(jobs) >= limit:
-                break
-            name, command = sources[at]
-            width = max(PAGE, limit - len(jobs))
-            [raws] = await self._queue.ask([(command, self._lua[name], start, start + width - 1)])
-            looked_at = 0
-            for found in await self._queue.records(raws, self._queue.server_ms()):
-                if len(jobs) == limit:
-                    break
-                looked_at += 1
-                status = found.status()
-                if status is not None and status.state is state:
-                    jobs.append(status)
-            at, start = (at + 1, 0) if looked_at == len(raws) < width else (at, start + looked_at)
-        return Page(jobs=tuple(jobs), cursor=f"{at}:{start}" if at < len(sources) else None)
-
     async def workers(self) -> list[WorkerInfo]:
         """See `Storage.workers`. Node workers show while they hold jobs."""
         now_ms = self._queue.server_ms()
@@ -168,7 +134,6 @@ class BullMQInspector:
         ]
 
     async def farewell(self, worker_id: str) -> None:
-        """See `TakesLeave.farewell`."""
         await self._queue.ask([self._queue.unseen(worker_id)])
 
     async def sweep(self, limit: int) -> int:
@@ -219,7 +184,6 @@ class BullMQInspector:
         return len(chosen(replies))
 
     async def pause(self) -> None:
-        """See `Storage.pause`."""
         await self._queue.ask([self._lua.pause()])
 
     async def resume(self) -> None:
@@ -228,7 +192,6 @@ class BullMQInspector:
             pass
 
     async def is_paused(self) -> bool:
-        """See `Storage.is_paused`."""
         return bool((await self._queue.ask([("HEXISTS", self._lua["meta"], "paused")]))[0])
 
     async def drain(self) -> int:
@@ -245,8 +208,7 @@ class BullMQInspector:
                 raise reply
         return sum(map(whole, replies[: len(held)])) - sum(map(whole, replies[-len(held) :]))
 
-    async def clean(self, state: JobState, older_than: timedelta, limit: int) -> int:
-        """See `Storage.clean`."""
+    async def clean(self, state: JobState, *, older_than: timedelta, limit: int = 1_000) -> int:
         check_cleanable(state)
         if limit < 1:  # the script takes that for no limit
             return 0
@@ -275,6 +237,33 @@ class BullMQInspector:
 
     def _due_score(self) -> int:
         return (self._queue.server_ms() + 1) * DELAY_SCALE - 1
+
+    # Last, because from here on `list` is this method and no longer the type.
+    async def list(self, state: JobState, *, cursor: str | None = None, limit: int = 100) -> Page:
+        """See `Storage.list`. The cursor is a place in the structures that hold the state.
+
+        A page ends early, with a cursor, when it looked at many jobs in another state.
+        """
+        sources = _SOURCES[state]
+        at, start = _read_cursor(cursor)
+        limit = bounded_count(limit)
+        jobs: list[JobStatus] = []
+        for _ in range(READS_PER_PAGE):
+            if at >= len(sources) or len(jobs) >= limit:
+                break
+            name, command = sources[at]
+            width = max(PAGE, limit - len(jobs))
+            [raws] = await self._queue.ask([(command, self._lua[name], start, start + width - 1)])
+            looked_at = 0
+            for found in await self._queue.records(raws, self._queue.server_ms()):
+                if len(jobs) == limit:
+                    break
+                looked_at += 1
+                status = found.status()
+                if status is not None and status.state is state:
+                    jobs.append(status)
+            at, start = (at + 1, 0) if looked_at == len(raws) < width else (at, start + looked_at)
+        return Page(jobs=tuple(jobs), cursor=f"{at}:{start}" if at < len(sources) else None)
 
 
 def _read_cursor(cursor: str | None) -> tuple[int, int]:

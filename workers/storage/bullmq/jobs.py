@@ -14,7 +14,7 @@ from typing import Final
 from workers.errors import StorageError, Unsupported
 from workers.jobs import DROP, CancelResult, EnqueueResult, EnqueueStatus, JobState, Moved, NewJob, Retention
 from workers.retention import chosen_for_waiters
-from workers.storage.bullmq.access import QueueAccess, meant
+from workers.storage.bullmq.access import QueuePart, meant
 from workers.storage.bullmq.codec import (
     CANCEL_FIELD,
     FAILURES_FIELD,
@@ -84,12 +84,8 @@ def refuse_unknown_to_bullmq(job: NewJob) -> None:
         raise Unsupported(f"job {job.id!r}: {what}")
 
 
-class Jobs:
+class Jobs(QueuePart):
     """The part of a BullMQ storage that changes jobs which no worker runs."""
-
-    def __init__(self, queue: QueueAccess) -> None:
-        self._queue = queue
-        self._lua = queue.lua
 
     async def enqueue(self, jobs: Sequence[NewJob], *, confirmed: bool = True) -> list[EnqueueResult]:
         """See `Storage.enqueue`; without `confirmed` replicas are not waited for."""

@@ -11,9 +11,9 @@ from contextlib import suppress
 from typing import Final
 
 from workers.errors import Unsupported
-from workers.jobs import JobState, JobStatus
+from workers.jobs import JobState
 from workers.limits import WHOLE_QUEUE, HeldBack, Limit, check_limits, read_rate
-from workers.storage.bullmq.access import QueueAccess
+from workers.storage.bullmq.inspect import BullMQReading
 from workers.storage.bullmq.scripts import LIMITS
 from workers.storage.on_redis.node_values import moment, number, to_ms, whole
 
@@ -21,34 +21,28 @@ _FIELDS: Final = ("concurrency", "max", "duration")
 _UNITS: Final = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
 
 
-def refuse_limits(limits: Mapping[str, Limit]) -> None:
-    """See `KeepsSomeLimits.refuse_limits`."""
-    for name, limit in limits.items():
-        if name != WHOLE_QUEUE:
-            raise Unsupported(f"limit {name!r}: BullMQ limits only a whole queue, which is called {WHOLE_QUEUE!r}")
-        if limit.rate is not None and limit.capacity != read_rate(limit.rate)[0]:
-            raise Unsupported(
-                f"limit {name!r}: BullMQ lets as many jobs start at once as the rate has; leave `burst` out"
-            )
-
-
-class QueueLimits:
+class BullMQLimits(BullMQReading):
     """The part of a BullMQ storage that limits the queue."""
 
-    def __init__(self, queue: QueueAccess) -> None:
-        self._queue = queue
-        self._lua = queue.lua
+    def refuse_limits(self, limits: Mapping[str, Limit]) -> None:
+        for name, limit in limits.items():
+            if name != WHOLE_QUEUE:
+                raise Unsupported(f"limit {name!r}: BullMQ limits only a whole queue, which is called {WHOLE_QUEUE!r}")
+            if limit.rate is not None and limit.capacity != read_rate(limit.rate)[0]:
+                raise Unsupported(
+                    f"limit {name!r}: BullMQ lets as many jobs start at once as the rate has; leave `burst` out"
+                )
 
-    async def declare(self, limits: Mapping[str, Limit]) -> None:
+    async def declare_limits(self, limits: Mapping[str, Limit]) -> None:
         """See `KeepsLimits.declare_limits`. What another program limited stays, unless this says more."""
         check_limits(limits)
-        refuse_limits(limits)
+        self.refuse_limits(limits)
         for limit in limits.values():
             rate = None if limit.rate is None else read_rate(limit.rate)
             counts = None if rate is None else (rate[0], to_ms(rate[1]))
             await self._queue.ask([self._lua.declare_limits(limit.version, limit.concurrency, counts)])
 
-    async def declared(self) -> dict[str, Limit]:
+    async def declared_limits(self) -> dict[str, Limit]:
         """See `KeepsLimits.declared_limits`; the limit may be another program's, of version 0."""
         (concurrency, most, duration), version = await self._queue.ask(
             [("HMGET", self._lua["meta"], *_FIELDS), ("HGET", self._lua[LIMITS], "version")]
@@ -56,7 +50,7 @@ class QueueLimits:
         limit = Limit(_rate(most, duration), concurrency=whole(concurrency) or None, version=whole(version))
         return {} if limit == Limit(version=limit.version) else {WHOLE_QUEUE: limit}
 
-    async def remove(self, name: str) -> bool:
+    async def remove_limit(self, name: str) -> bool:
         """See `KeepsLimits.remove_limit`; whoever declared it."""
         if name != WHOLE_QUEUE:
             return False
@@ -65,8 +59,8 @@ class QueueLimits:
         )
         return bool(gone)
 
-    async def held_back(self, statuses: Sequence[JobStatus | None]) -> list[HeldBack | None]:
-        """See `KeepsLimits.held_back`; `statuses` are those of the jobs."""
+    async def held_back(self, ids: Sequence[str]) -> list[HeldBack | None]:
+        statuses = await self.status(ids)
         (concurrency, most), active, started, left_ms = await self._queue.ask(
             [
                 ("HMGET", self._lua["meta"], "concurrency", "max"),

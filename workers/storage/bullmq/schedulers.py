@@ -33,7 +33,7 @@ from typing import Final
 from workers.cron import UnreadablePattern, find_zone, read_pattern
 from workers.errors import StorageError, Unsupported, WorkersError
 from workers.jobs import Declared, Missed, NewJob, Recurrence, Scheduled
-from workers.storage.bullmq.access import QueueAccess
+from workers.storage.bullmq.access import QueueAccess, QueuePart
 from workers.storage.bullmq.codec import BullMQJob, decode_options, encode_options
 from workers.storage.bullmq.record import BullMQClaim
 from workers.storage.bullmq.scripts import REMOVED_CRONS
@@ -91,12 +91,11 @@ def iterations(claims: Sequence[BullMQClaim], replies: Sequence[Reply]) -> list[
     return found
 
 
-class Schedules:
+class Schedules(QueuePart):
     """Keeps the job schedulers of one queue going."""
 
     def __init__(self, queue: QueueAccess) -> None:
-        self._queue = queue
-        self._lua = queue.lua
+        super().__init__(queue)
         self._told: set[tuple[str, str]] = set()
         self._untold: list[str] = []
         self._given_back: dict[str, int] = {}  # how long each job was not due the last time
@@ -305,16 +304,25 @@ class Seen:
         return None if self.place in _OVER else Declared.KEPT
 
 
-class JobSchedulers:
+class BullMQCrons(QueuePart):
     """The part of a BullMQ storage that knows what recurs in the queue."""
 
-    def __init__(self, queue: QueueAccess) -> None:
-        self._queue = queue
-        self._lua = queue.lua
+    def refuse_cron(self, cron: Recurrence) -> None:
+        why = None
+        if cron.missed is not Missed.ONCE:
+            why = "BullMQ lets one job stand for all times that were missed: leave `missed` out"
+        elif cron.ordering_key is not None:
+            why = "BullMQ has no ordering keys"
+        elif cron.priority < 0:
+            why = "BullMQ has no priority above 0: a lower number goes first, and 0 is the lowest"
+        elif _LIKE_A_JOB.search(cron.name):
+            why = "BullMQ takes a name that ends with a colon and a number for one of a cron's jobs"
+        if why is not None:
+            raise Unsupported(f"cron {cron.name!r}: {why}")
+        check_fits_redis(cron.name, cron.payload)
 
-    async def declare(self, cron: Recurrence) -> Declared:
-        """See `RepeatsJobs.declare_cron`."""
-        refuse_cron(cron)
+    async def declare_cron(self, cron: Recurrence) -> Declared:
+        self.refuse_cron(cron)
         for _ in range(RACES):
             seen = await self._look(cron.name)
             if (refusal := seen.refusal(cron)) is not None:
@@ -337,12 +345,10 @@ class JobSchedulers:
             if fields
         ]
 
-    async def remove(self, name: str) -> bool:
-        """See `RepeatsJobs.remove_cron`."""
+    async def remove_cron(self, name: str) -> bool:
         return not await self._run(self._lua.remove_scheduler(name))
 
-    async def job(self, name: str, suffix: str) -> NewJob | None:
-        """See `RepeatsJobs.cron_job`."""
+    async def cron_job(self, name: str, suffix: str) -> NewJob | None:
         seen = await self._look(name)
         if not seen.due or not seen.fields:
             return None
@@ -398,22 +404,6 @@ class JobSchedulers:
 
     def _key(self, name: str) -> str:
         return f"{self._lua['repeat']}:{name}"
-
-
-def refuse_cron(cron: Recurrence) -> None:
-    """See `RepeatsJobs.refuse_cron`."""
-    why = None
-    if cron.missed is not Missed.ONCE:
-        why = "BullMQ lets one job stand for all times that were missed: leave `missed` out"
-    elif cron.ordering_key is not None:
-        why = "BullMQ has no ordering keys"
-    elif cron.priority < 0:
-        why = "BullMQ has no priority above 0: a lower number goes first, and 0 is the lowest"
-    elif _LIKE_A_JOB.search(cron.name):
-        why = "BullMQ takes a name that ends with a colon and a number for one of a cron's jobs"
-    if why is not None:
-        raise Unsupported(f"cron {cron.name!r}: {why}")
-    check_fits_redis(cron.name, cron.payload)
 
 
 def encoded(cron: Recurrence) -> dict[str, str]:

@@ -18,9 +18,9 @@ of other producers read as they are, numbers too; see `encode_id` for ours.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
-from datetime import datetime, timedelta
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from datetime import timedelta
 from functools import partial
 from typing import Final
 
@@ -32,43 +32,33 @@ from workers.jobs import (
     CancelResult,
     ChildrenPage,
     Claim,
-    Declared,
     EnqueueResult,
     FlowNode,
-    JobOutcome,
-    JobRecord,
     JobState,
-    JobStatus,
     LogLine,
     Moved,
     NewJob,
-    Page,
     ProgressReport,
     Recovery,
-    Recurrence,
     Renewal,
     Repaired,
     Retention,
-    Scheduled,
     SetAside,
     Settlement,
     SettleOutcome,
-    WorkerInfo,
 )
-from workers.limits import HeldBack, Limit
 from workers.storage.abilities import Exchange, ServerFault
 from workers.storage.base import Capabilities
 from workers.storage.bullmq.access import Library, QueueAccess
 from workers.storage.bullmq.claims import Claims, JobLogs
 from workers.storage.bullmq.codec import bullmq_job
 from workers.storage.bullmq.flows import ChildrenReader, Flows
-from workers.storage.bullmq.inspect import BullMQInspector
 from workers.storage.bullmq.jobs import Jobs
-from workers.storage.bullmq.limits import QueueLimits, refuse_limits
+from workers.storage.bullmq.limits import BullMQLimits
 from workers.storage.bullmq.listener import StreamListener
 from workers.storage.bullmq.processor import as_processor
 from workers.storage.bullmq.quarantine import BullMQQuarantine
-from workers.storage.bullmq.schedulers import JobSchedulers, refuse_cron
+from workers.storage.bullmq.schedulers import BullMQCrons
 from workers.storage.bullmq.scripts import BullMQScripts
 from workers.storage.bullmq.server import (
     METRICS_PARAMETER,
@@ -100,7 +90,7 @@ MOST_METRICS: Final = 527_040
 """Minutes of a year: a script of BullMQ adds what is missing since the last one in one go."""
 
 
-class BullMQStorage:
+class BullMQStorage(BullMQLimits, BullMQCrons):
     """One BullMQ queue.
 
     `target` is a URL (`redis://`, `rediss://`, `unix://`, or as in `redis_urls`, each also with `bullmq+` in front) or
@@ -185,6 +175,7 @@ class BullMQStorage:
         lua, care = BullMQScripts(queue, prefix), Care(allow_eviction=allow_eviction, clients_clocks=True)
         self._server = BullMQServer(target, timeout, lua.base, care)
         access = QueueAccess(self._server, lua, max_foreign_stalls=stalls)
+        super().__init__(access)
         self._library = Library(access, queue, metrics)
         self._presence = Presence(access, prefix, queue)
         self._jobs = Jobs(access)
@@ -193,11 +184,8 @@ class BullMQStorage:
         self._claims = Claims(access, partial(self._jobs.enqueue, confirmed=False), self._quarantine)
         self._flows = Flows(access, prefix)
         self._children = ChildrenReader(access, prefix)
-        self._inspector = BullMQInspector(access)
         self._waiter = Waiter(access, self._presence)
         self._logs = JobLogs(access)
-        self._crons = JobSchedulers(access)
-        self._limits = QueueLimits(access)
         self._feed = StreamListener(access, access.lua["events"])
         self._cancels = StreamListener(access, access.cancels_key)
 
@@ -284,36 +272,6 @@ class BullMQStorage:
         """See `KeepsLogs.log`."""
         await self._logs.add(lines)
 
-    def refuse_cron(self, cron: Recurrence) -> None:
-        refuse_cron(cron)
-
-    async def declare_cron(self, cron: Recurrence) -> Declared:
-        return await self._crons.declare(cron)
-
-    async def scheduled(self) -> Sequence[Scheduled]:
-        return await self._crons.scheduled()
-
-    async def remove_cron(self, name: str) -> bool:
-        return await self._crons.remove(name)
-
-    async def cron_job(self, name: str, suffix: str) -> NewJob | None:
-        return await self._crons.job(name, suffix)
-
-    def refuse_limits(self, limits: Mapping[str, Limit]) -> None:
-        refuse_limits(limits)
-
-    async def declare_limits(self, limits: Mapping[str, Limit]) -> None:
-        await self._limits.declare(limits)
-
-    async def declared_limits(self) -> dict[str, Limit]:
-        return await self._limits.declared()
-
-    async def remove_limit(self, name: str) -> bool:
-        return await self._limits.remove(name)
-
-    async def held_back(self, ids: Sequence[str]) -> list[HeldBack | None]:
-        return await self._limits.held_back(await self.status(ids))
-
     async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
         await self._server.examine()
         self.capabilities = self._server.seen.known(type(self).capabilities)
@@ -321,41 +279,8 @@ class BullMQStorage:
         await self._library.look_for_metrics()
         return await self._claims.recover(max_stalls)
 
-    async def sweep(self, limit: int) -> int:
-        return await self._inspector.sweep(limit)
-
-    async def farewell(self, worker_id: str) -> None:
-        await self._inspector.farewell(worker_id)
-
     async def cancel(self, job_id: str) -> CancelResult:
         return await self._jobs.cancel(job_id)
-
-    async def status(self, ids: Sequence[str]) -> list[JobStatus | None]:
-        return await self._inspector.status(ids)
-
-    async def read(self, ids: Sequence[str]) -> list[JobRecord | None]:
-        return await self._inspector.read(ids)
-
-    async def result(self, job_id: str) -> JobOutcome | None:
-        return await self._inspector.result(job_id)
-
-    async def counts(self) -> dict[JobState, int]:
-        return await self._inspector.counts()
-
-    async def waiting_since(self) -> datetime | None:
-        return await self._inspector.waiting_since()
-
-    async def workers(self) -> list[WorkerInfo]:
-        return await self._inspector.workers()
-
-    async def pause(self) -> None:
-        await self._inspector.pause()
-
-    async def resume(self) -> None:
-        await self._inspector.resume()
-
-    async def is_paused(self) -> bool:
-        return await self._inspector.is_paused()
 
     async def retry(self, ids: Sequence[str]) -> Moved:
         return await self._jobs.retry(ids)
@@ -393,30 +318,14 @@ class BullMQStorage:
     async def promote(self, ids: Sequence[str]) -> int:
         return await self._jobs.promote(ids)
 
-    async def drain(self) -> int:
-        return await self._inspector.drain()
-
-    async def clean(self, state: JobState, *, older_than: timedelta, limit: int = 1_000) -> int:
-        return await self._inspector.clean(state, older_than, limit)
-
     async def update_result_ttl(self, job_id: str, ttl: timedelta) -> bool:
         raise Unsupported("BullMQ keeps results by the age of the whole queue; see BullMQStorage.capabilities")
 
-    @asynccontextmanager
-    async def events(self) -> AsyncIterator[BufferedSubscription]:
-        async with self._feed.subscribe(None) as subscription:
-            yield subscription
+    def events(self) -> AbstractAsyncContextManager[BufferedSubscription]:
+        return self._feed.subscribe(None)
 
-    @asynccontextmanager
-    async def cancel_requests(self) -> AsyncIterator[BufferedSubscription]:
-        async with self._cancels.cancel_requests() as subscription:
-            yield subscription
+    def cancel_requests(self) -> AbstractAsyncContextManager[BufferedSubscription]:
+        return self._cancels.cancel_requests()
 
-    @asynccontextmanager
-    async def subscribe(self, job_id: str) -> AsyncIterator[BufferedSubscription]:
-        async with self._feed.subscribe(job_id) as subscription:
-            yield subscription
-
-    # Last, because from here on `list` is this method and no longer the type.
-    async def list(self, state: JobState, *, cursor: str | None = None, limit: int = 100) -> Page:
-        return await self._inspector.page(state, cursor, limit)
+    def subscribe(self, job_id: str) -> AbstractAsyncContextManager[BufferedSubscription]:
+        return self._feed.subscribe(job_id)

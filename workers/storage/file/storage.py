@@ -52,50 +52,24 @@ it goes on or dies: they get `StorageUnavailable` after 10 s. Nothing is mirrore
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
-from workers.checks import check_text
 from workers.clock import Clock, ManualClock, SystemClock
 from workers.errors import StorageUnavailable, WorkersError
-from workers.jobs import (
-    CancelResult,
-    Claim,
-    CronLook,
-    CronRow,
-    EnqueueResult,
-    JobOutcome,
-    JobRecord,
-    JobRef,
-    JobState,
-    JobStatus,
-    Moved,
-    NewJob,
-    Page,
-    ProgressReport,
-    Recovery,
-    Released,
-    Renewal,
-    Retention,
-    Settlement,
-    SettleOutcome,
-    WorkerInfo,
-)
-from workers.limits import HeldBack, Limit, check_limits
+from workers.jobs import Claim, Released
 from workers.storage.base import Capabilities
-from workers.storage.file.state import FileState
 from workers.storage.file.thread import POLL, QUEUE_NUMBER, FileThread, acquire, release
-from workers.storage.rules import refuse_other_queues, refuse_transaction
-from workers.storage.subscribers import BufferedSubscription, HeldWakes, LoopSubscribers
+from workers.storage.memory.steps import QueueSteps
+from workers.storage.memory.storage import StepStorage, T
+from workers.storage.subscribers import BufferedSubscription, LoopSubscribers
 
-T = TypeVar("T")
 
-
-class FileStorage:
+class FileStorage(StepStorage):
     """One queue in a directory, which is made with mode 0700 when it is missing.
 
     Every acknowledged step is on the disk. With `fsync=False` it survives the death of any process, but a crash of the
@@ -119,23 +93,17 @@ class FileStorage:
     def __init__(
         self, directory: str | Path, queue: str = "default", *, clock: Clock | None = None, fsync: bool = True
     ) -> None:
-        check_text("queue name", queue)
+        super().__init__(queue)
         self._root = Path(directory).absolute()
-        self._name = queue
         self._clock: Clock = clock or SystemClock()
         self._fsync = fsync
         self._users = 0
         self._connected: FileThread | None = None
-        self._held_wakes = HeldWakes()
         if isinstance(self._clock, ManualClock):
             self._clock.watch(self._wake)
 
     def __repr__(self) -> str:
         return f"FileStorage({str(self._root)!r}, queue={self._name!r})"
-
-    @property
-    def queue(self) -> str:
-        return self._name
 
     async def connect(self) -> None:
         """See `Storage.connect`; this reads the queue's journal.
@@ -160,22 +128,6 @@ class FileStorage:
         if not self._users:
             self._connected = None
         await release(thread)
-
-    # Jobs
-
-    async def enqueue(self, jobs: Sequence[NewJob], *, connection: object | None = None) -> list[EnqueueResult]:
-        refuse_transaction(connection, "FileStorage")
-        refuse_other_queues(jobs, "FileStorage")
-        quiet = self._held_wakes.held(jobs)
-        return await self._write(lambda state, now: state.enqueue(jobs, now), quiet=quiet)
-
-    def with_notify(self, connection: object | None = None) -> AbstractAsyncContextManager[None]:
-        """See `HoldsWakeUps.with_notify`."""
-        refuse_transaction(connection, "FileStorage")
-        return self._held_wakes.hold(self._wake_for)
-
-    async def _wake_for(self, _: Collection[str]) -> None:
-        self._wake()
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
         """See `Storage.claim`; if it is cancelled meanwhile, what it claimed is released."""
@@ -214,52 +166,6 @@ class FileStorage:
                 except TimeoutError:
                     continue
 
-    async def renew(self, claims: Sequence[Claim]) -> Renewal:
-        return await self._write(lambda state, now: state.renew(claims, now)) if claims else Renewal()
-
-    async def settle(
-        self, settlements: Sequence[Settlement], *, connection: object | None = None
-    ) -> list[SettleOutcome]:
-        refuse_transaction(connection, "FileStorage")
-        if not settlements:
-            return []
-        return await self._write(lambda state, now: state.settle(settlements, now))
-
-    async def progress(self, reports: Sequence[ProgressReport]) -> None:
-        await self._write(lambda state, now: state.progress(reports, now))
-
-    async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
-        return await self._write(lambda state, now: state.recover(limit, max_stalls, now))
-
-    async def sweep(self, limit: int) -> int:
-        return await self._write(lambda state, now: state.sweep(limit, now))
-
-    async def farewell(self, worker_id: str) -> None:
-        await self._write(lambda state, now: state.farewell(worker_id))
-
-    async def cancel(self, job_id: str) -> CancelResult:
-        return await self._write(lambda state, now: state.cancel(job_id, now))
-
-    # Reading
-
-    async def status(self, ids: Sequence[str]) -> list[JobStatus | None]:
-        return await self._read(lambda state, now: state.status(ids, now))
-
-    async def read(self, ids: Sequence[str]) -> list[JobRecord | None]:
-        return await self._read(lambda state, now: state.read(ids, now))
-
-    async def result(self, job_id: str) -> JobOutcome | None:
-        return await self._read(lambda state, now: state.result(job_id, now))
-
-    async def counts(self) -> dict[JobState, int]:
-        return await self._read(lambda state, now: state.counts(now))
-
-    async def waiting_since(self) -> datetime | None:
-        return await self._read(lambda state, now: state.waiting_since(now))
-
-    async def workers(self) -> list[WorkerInfo]:
-        return await self._read(lambda state, now: state.workers())
-
     @asynccontextmanager
     async def events(self) -> AsyncIterator[BufferedSubscription]:
         with self._by_loop() as subscribers, subscribers.listening.everything() as subscription:
@@ -286,80 +192,6 @@ class FileStorage:
         """Let the thread know that somebody listens."""
         await self._read(lambda state, now: None)
 
-    # Management
-
-    async def pause(self) -> None:
-        await self._write(lambda state, now: state.pause(True))
-
-    async def resume(self) -> None:
-        await self._write(lambda state, now: state.pause(False))
-
-    async def is_paused(self) -> bool:
-        return await self._read(lambda state, now: state.paused)
-
-    async def retry(self, ids: Sequence[str]) -> Moved:
-        return await self._write(lambda state, now: state.retry(ids, now))
-
-    async def remove(self, ids: Sequence[str], *, running: bool = False, connection: object | None = None) -> int:
-        refuse_transaction(connection, "FileStorage")
-        return await self._write(lambda state, now: state.remove(ids, running, now))
-
-    async def complete(
-        self, job_id: str, result: bytes, *, keep: Retention | None = None, connection: object | None = None
-    ) -> JobState | None:
-        refuse_transaction(connection, "FileStorage")
-        return await self._write(lambda state, now: state.complete(job_id, result, keep, now))
-
-    async def continue_job(self, then: NewJob, *, connection: object | None = None) -> JobState | None:
-        refuse_transaction(connection, "FileStorage")
-        return await self._write(lambda state, now: state.continue_job(then, now))
-
-    async def promote(self, ids: Sequence[str]) -> int:
-        return await self._write(lambda state, now: state.promote(ids, now))
-
-    async def drain(self) -> int:
-        return await self._write(lambda state, now: state.drain(now))
-
-    async def clean(self, state: JobState, *, older_than: timedelta, limit: int = 1_000) -> int:
-        return await self._write(lambda jobs, now: jobs.clean(state, older_than, limit, now))
-
-    async def update_result_ttl(self, job_id: str, ttl: timedelta) -> bool:
-        return await self._write(lambda state, now: state.update_result_ttl(job_id, ttl, now))
-
-    # Limits, and what recurs
-
-    async def declare_limits(self, limits: Mapping[str, Limit]) -> None:
-        check_limits(limits)
-        await self._write(lambda state, now: state.declare_limits(limits))
-
-    async def declared_limits(self) -> dict[str, Limit]:
-        return await self._read(lambda state, now: state.declared_limits())
-
-    async def remove_limit(self, name: str) -> bool:
-        return await self._write(lambda state, now: state.remove_limit(name))
-
-    async def followed(self, job_id: str) -> list[JobRef]:
-        found = await self._read(lambda state, now: state.table.followed(job_id))
-        return [JobRef(self.queue, one) for one in found]
-
-    async def followers(self, job_id: str, *, limit: int = 1_000) -> list[JobRef]:
-        found = await self._read(lambda state, now: state.table.followers(job_id, limit))
-        return [JobRef(self.queue, one) for one in found]
-
-    async def outcomes(self, job_id: str) -> dict[JobRef, JobOutcome | None]:
-        found = await self._read(lambda state, now: state.outcomes(job_id, now))
-        return {JobRef(self.queue, one): outcome for one, outcome in found.items()}
-
-    async def held_back(self, ids: Sequence[str]) -> list[HeldBack | None]:
-        return await self._read(lambda state, now: state.held_back(ids, now))
-
-    async def crons(self, *, due: bool = False) -> CronLook:
-        return await self._read(lambda state, now: state.crons(due, now))
-
-    async def replace_cron(self, row: CronRow, *, jobs: Sequence[NewJob] = ()) -> bool:
-        refuse_other_queues(jobs, "FileStorage")
-        return await self._write(lambda state, now: state.replace_cron(row, jobs, now))
-
     # Running steps
 
     def _thread(self) -> FileThread:
@@ -368,22 +200,13 @@ class FileStorage:
         return self._connected
 
     # The clock is read under the lock: so what one process wrote is never in the future of another.
-    async def _read(self, step: Callable[[FileState, datetime], T]) -> T:
+    async def _read(self, step: Callable[[QueueSteps, datetime], T]) -> T:
         return await asyncio.wrap_future(self._thread().read(lambda state: step(state, self._clock.now())))
 
-    async def _write(self, step: Callable[[FileState, datetime], T], *, quiet: bool = False) -> T:
+    async def _write(self, step: Callable[[QueueSteps, datetime], T], *, quiet: bool = False) -> T:
         work = self._thread().write(lambda state: step(state, self._clock.now()), quiet=quiet)
         return await asyncio.wrap_future(work)
 
     def _wake(self) -> None:
         if self._connected is not None:
             self._connected.subscribers.tell(QUEUE_NUMBER, (), wake=True)
-
-    # Last, because from here on `list` is this method and no longer the type.
-    async def list_in_order(
-        self, state: JobState, *, name: str | None = None, cursor: str | None = None, limit: int = 100
-    ) -> Page:
-        return await self._read(lambda jobs, now: jobs.page(state, name, cursor, limit, now))
-
-    async def list(self, state: JobState, *, cursor: str | None = None, limit: int = 100) -> Page:
-        return await self.list_in_order(state, cursor=cursor, limit=limit)

@@ -14,6 +14,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
+from workers.checks import LONGEST_LEASE
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import LossReason
 from workers.jobs import (
@@ -292,11 +293,8 @@ class QueueSteps:
 
     def recover(self, limit: int, max_stalls: int, now: datetime) -> Recovery:
         processing = self.table.by_state[JobState.PROCESSING].values()
-        stalled = list(
-            itertools.islice(
-                (job for job in processing if job.deadline is not None and job.deadline <= now), bounded_count(limit)
-            )
-        )
+        over = (job for job in processing if job.deadline is not None and not now < job.deadline <= now + LONGEST_LEASE)
+        stalled = list(itertools.islice(over, bounded_count(limit)))
         requeued, failed = [], []
         for job in stalled:
             job.stalls += 1

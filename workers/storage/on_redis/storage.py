@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Final, TypeAlias
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from workers.errors import LossReason, StorageError, StorageFull, WorkersError
 from workers.jobs import (
@@ -23,16 +23,19 @@ from workers.jobs import (
 )
 from workers.storage.abilities import Exchange
 from workers.storage.on_redis.batches import AT_ONCE, in_steps, portions
-from workers.storage.on_redis.claiming import exchanged
+from workers.storage.on_redis.claiming import claimed, exchanged
 from workers.storage.on_redis.messages import STATES, pack, unpack
 from workers.storage.rules import check_claim, refuse_transaction, weight
 from workers.storage.unread import Unread
 
 if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
     from datetime import timedelta
 
+    from workers.jobs import Repaired, SetAside
     from workers.storage.abilities import ServerFault
     from workers.storage.base import Capabilities
+    from workers.storage.on_redis.quarantine import Quarantine
     from workers.storage.on_redis.scripts import ScriptCall
     from workers.storage.on_redis.server import RedisServer
     from workers.storage.on_redis.subscribers import ChannelSubscribers
@@ -71,8 +74,23 @@ RELEASED: Final = 4
 """The kind of a settlement that gives a job back, as scripts take it."""
 
 
+class Scripts(Protocol):
+    """The scripts of one layout, of one queue."""
+
+    server: RedisServer
+
+    async def run(self, name: str, *arguments: str | bytes | int) -> Reply:
+        """Run the script and return its answer."""
+
+    async def run_all(self, *calls: ScriptCall) -> list[Reply]:
+        """Run several scripts in one round trip, each for itself; one that failed answers a `StorageError`."""
+
+
 class ScriptedStorage(ABC):
-    """One queue: the methods that are the same whatever the layout of its keys."""
+    """One queue: the methods that are the same whatever the layout of its keys.
+
+    Its layout sets the scripts before this part is made, and the quarantine after.
+    """
 
     ids_at_once: int = AT_ONCE
     """How many jobs one script of an operator handles at most."""
@@ -82,19 +100,16 @@ class ScriptedStorage(ABC):
 
     exchanges_at_once: Final = 2
 
-    def __init__(
-        self, name: str, server: RedisServer, subscribers: ChannelSubscribers, *, allow_eviction: bool
-    ) -> None:
+    _lua: Scripts
+    _quarantine: Quarantine
+
+    def __init__(self, name: str, subscribers: ChannelSubscribers, *, allow_eviction: bool) -> None:
         self._name = name
-        self._server = server
+        self._server = self._lua.server
         self._allow_eviction = allow_eviction
         self._subscribers = subscribers
         self._declared = self.capabilities
         self._unread = Unread[str | bytes | int]()
-
-    @abstractmethod
-    async def _run(self, script: str, *arguments: str | bytes | int) -> Reply:
-        """Run the script of this layout and return its answer."""
 
     @abstractmethod
     async def _look(self, names: Collection[str]) -> float | None:
@@ -107,10 +122,6 @@ class ScriptedStorage(ABC):
     @abstractmethod
     def _held(self, claim: Claim) -> tuple[bytes, bytes, int]:
         """Return the job's id in Redis, the token and the lease, as scripts take them."""
-
-    @abstractmethod
-    async def _run_all(self, *calls: ScriptCall) -> list[Reply]:
-        """Run several scripts in one round trip, each for itself; one that failed answers a `StorageError`."""
 
     @abstractmethod
     def _settling(self, settlements: Sequence[Settlement]) -> Settling:
@@ -130,6 +141,17 @@ class ScriptedStorage(ABC):
     def queue(self) -> str:
         return self._name
 
+    async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
+        """See `Storage.claim`; if it is cancelled meanwhile, what it claimed is released.
+
+        At most 1 000 jobs at once.
+        """
+        check_claim(worker_id, leases)
+        if not leases:
+            return []
+        await self._unread.give_back(self._give_back)
+        return await claimed(self._claim(worker_id, leases, limit), self.settle)
+
     async def settle_and_claim(
         self, settlements: Sequence[Settlement], worker_id: str, *, leases: Mapping[str, timedelta], limit: int
     ) -> Exchange:
@@ -143,10 +165,10 @@ class ScriptedStorage(ABC):
 
     async def _give_back(self, head: str | bytes | int) -> None:
         """Release, uncounted, the jobs whose claims have tokens that begin with `head`."""
-        found = unpack(await self._run("unread", head))
+        found = unpack(await self._lua.run("unread", head))
         if found:
             released = [(job_id, token, RELEASED) for job_id, token in zip(found[::2], found[1::2], strict=True)]
-            await self._run("settle", pack(released), UNCOUNTED_RETRIES)
+            await self._lua.run("settle", pack(released), UNCOUNTED_RETRIES)
 
     async def _claim(self, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
         claims: list[Claim] = []
@@ -161,14 +183,14 @@ class ScriptedStorage(ABC):
         return claims
 
     async def _run_claim(self, arguments: tuple[str | bytes | int, ...]) -> Reply:
-        return await self._run("claim", *arguments)
+        return await self._lua.run("claim", *arguments)
 
     async def _exchange(self, settlements: Sequence[Settlement], claiming: Claiming) -> Exchange:
         encoded, outcomes = self._settling(settlements)
         wanted, claims = claiming
         try:
             with self._unread.claiming(wanted[HEAD]):
-                settled, brought = await self._run_all(
+                settled, brought = await self._lua.run_all(
                     ("settle", (pack(encoded), UNCOUNTED_RETRIES)), ("claim", wanted)
                 )
         except StorageFull:  # for settlements there is a way, and for claims as well
@@ -223,7 +245,7 @@ class ScriptedStorage(ABC):
         cancel_requested: set[str] = set()
         for some in portions(claims):
             workers = {one.worker_id.encode() for one in some}
-            answer = unpack(await self._run("renew", pack([self._held(one) for one in some]), *workers))
+            answer = unpack(await self._lua.run("renew", pack([self._held(one) for one in some]), *workers))
             for at, code in zip(answer[::2], answer[1::2], strict=True):
                 token = some[at - 1].token
                 if code == CANCEL_REQUESTED:
@@ -232,34 +254,31 @@ class ScriptedStorage(ABC):
                     lost[token] = OUTCOMES[code].reason or LossReason.ERROR
         return Renewal(lost=lost, cancel_requested=frozenset(cancel_requested))
 
-    @asynccontextmanager
-    async def events(self) -> AsyncIterator[BufferedSubscription]:
-        async with self._subscribers.subscribe(None) as subscription:
-            yield subscription
+    def events(self) -> AbstractAsyncContextManager[BufferedSubscription]:
+        return self._subscribers.subscribe(None)
 
-    @asynccontextmanager
-    async def cancel_requests(self) -> AsyncIterator[BufferedSubscription]:
-        async with self._subscribers.cancel_requests() as subscription:
-            yield subscription
+    def cancel_requests(self) -> AbstractAsyncContextManager[BufferedSubscription]:
+        return self._subscribers.cancel_requests()
 
-    @asynccontextmanager
-    async def subscribe(self, job_id: str) -> AsyncIterator[BufferedSubscription]:
-        async with self._subscribers.subscribe(job_id) as subscription:
-            yield subscription
+    def subscribe(self, job_id: str) -> AbstractAsyncContextManager[BufferedSubscription]:
+        return self._subscribers.subscribe(job_id)
+
+    async def farewell(self, worker_id: str) -> None:
+        await self._lua.run("farewell", worker_id.encode())
 
     async def pause(self) -> None:
-        await self._run("pause", 1)
+        await self._lua.run("pause", 1)
 
     async def resume(self) -> None:
-        await self._run("pause", 0)
+        await self._lua.run("pause", 0)
 
     async def is_paused(self) -> bool:
-        return bool(await self._run("paused"))
+        return bool(await self._lua.run("paused"))
 
     async def retry(self, ids: Sequence[str]) -> Moved:
         moved: list[str] = []
         for some in portions(ids, at_once=self.ids_at_once):
-            places = await self._run("retry", self._packed_ids(some))
+            places = await self._lua.run("retry", self._packed_ids(some))
             moved += [some[place - 1] for place in places]
         return Moved(moved)
 
@@ -271,12 +290,21 @@ class ScriptedStorage(ABC):
         return await self._each("promote", ids)
 
     async def drain(self) -> int:
-        return await in_steps(lambda some: self._run("drain", some))
+        return await in_steps(lambda some: self._lua.run("drain", some))
+
+    def news(self) -> list[SetAside]:
+        return self._quarantine.news()
+
+    async def quarantine(self) -> list[SetAside]:
+        return await self._quarantine.entries()
+
+    async def repair(self, *, drop: bool = False) -> list[Repaired]:
+        return await self._quarantine.repair(drop=drop)
 
     async def _each(self, script: str, ids: Sequence[str], *how: int) -> int:
         count = 0
         for some in portions(ids, at_once=self.ids_at_once):
-            count += int(await self._run(script, self._packed_ids(some), *how))
+            count += int(await self._lua.run(script, self._packed_ids(some), *how))
         return count
 
 

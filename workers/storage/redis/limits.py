@@ -6,37 +6,32 @@ from collections.abc import Mapping, Sequence
 
 from workers.limits import HeldBack, Limit, LimitKey, check_limits, limit_key_of
 from workers.storage.on_redis.messages import duration, moment, pack, unpack
+from workers.storage.on_redis.storage import ScriptedStorage
 from workers.storage.on_redis.wire import Reply
 from workers.storage.redis.codec import Packed, bytes_of, text_of
-from workers.storage.redis.scripts import RedisScripts
 
 
-async def declare(lua: RedisScripts, limits: Mapping[str, Limit]) -> None:
-    """See `KeepsLimits.declare_limits`."""
-    check_limits(limits)
-    await lua.run("declare", pack({name.encode(): _encoded(limit) for name, limit in limits.items()}), 0)
+class RedisLimits(ScriptedStorage):
+    """The part of a Redis storage that keeps limits."""
 
+    async def declare_limits(self, limits: Mapping[str, Limit]) -> None:
+        check_limits(limits)
+        await self._lua.run("declare", pack({name.encode(): _encoded(limit) for name, limit in limits.items()}), 0)
 
-async def make_holding(lua: RedisScripts) -> None:
-    """Let the queue have limit and fair keys, before its first job with one; the other scripts look whether it may."""
-    await lua.run("declare", pack({}), 0)
+    async def _make_holding(self) -> None:
+        """Let the queue have limit and fair keys, before its first job with one; other scripts look whether it may."""
+        await self._lua.run("declare", pack({}), 0)
 
+    async def remove_limit(self, name: str) -> bool:
+        return bool(await self._lua.run("declare", pack({bytes_of(name): _encoded(Limit())}), 1))
 
-async def remove(lua: RedisScripts, name: str) -> bool:
-    """See `KeepsLimits.remove_limit`."""
-    return bool(await lua.run("declare", pack({bytes_of(name): _encoded(Limit())}), 1))
+    async def declared_limits(self) -> dict[str, Limit]:
+        found = unpack(await self._lua.run("limits"))
+        return {text_of(name): _decoded(limit) for name, limit in found.items()} if found else {}
 
-
-async def declared(lua: RedisScripts) -> dict[str, Limit]:
-    """See `KeepsLimits.declared_limits`."""
-    found = unpack(await lua.run("limits"))
-    return {text_of(name): _decoded(limit) for name, limit in found.items()} if found else {}
-
-
-async def held_back(lua: RedisScripts, ids: Sequence[str]) -> list[HeldBack | None]:
-    """See `KeepsLimits.held_back`."""
-    found = unpack(await lua.run("held_back", pack([bytes_of(job_id) for job_id in ids])))
-    return [_held_back(one) if one else None for one in found]
+    async def held_back(self, ids: Sequence[str]) -> list[HeldBack | None]:
+        found = unpack(await self._lua.run("held_back", self._packed_ids(ids)))
+        return [_held_back(one) if one else None for one in found]
 
 
 def _held_back(found: Sequence[Reply]) -> HeldBack:

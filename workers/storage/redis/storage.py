@@ -34,62 +34,46 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from typing import Final
 
 from redis.asyncio import Redis
 
-from workers.batching import Batcher
-from workers.checks import check_text
+from workers.checks import LONGEST_LEASE, check_text
 from workers.errors import StorageFull
 from workers.jobs import (
     UNCOUNTED_RETRIES,
     CancelResult,
     Claim,
-    CronLook,
-    CronRow,
     EnqueueResult,
-    JobOutcome,
-    JobRecord,
-    JobRef,
     JobState,
-    JobStatus,
     NewJob,
-    OutcomeKind,
-    Page,
     PartlySettled,
     ProgressReport,
     Recovery,
-    Repaired,
     Retention,
-    SetAside,
     Settlement,
     SettleOutcome,
-    WorkerInfo,
     check_retention,
 )
-from workers.limits import HeldBack, Limit
 from workers.storage.base import ANY_NAME, Capabilities
 from workers.storage.on_redis.batches import AT_ONCE, in_steps, portions
-from workers.storage.on_redis.claiming import claimed
 from workers.storage.on_redis.examination import Care, take_eviction
-from workers.storage.on_redis.messages import STATES, duration, moment, pack, unpack
-from workers.storage.on_redis.scripts import ScriptCall
+from workers.storage.on_redis.messages import STATES, duration, pack, unpack
 from workers.storage.on_redis.server import RedisServer, parse_url
 from workers.storage.on_redis.storage import (
     OUTCOMES,
-    RESULTS_AT_ONCE,
     Claiming,
-    ScriptedStorage,
     Settling,
     cancel_result,
     outcomes_of_codes,
 )
 from workers.storage.on_redis.wire import Reply
-from workers.storage.redis import codec, inspect
-from workers.storage.redis import crons as kept_crons
-from workers.storage.redis import limits as declared_limits
+from workers.storage.redis import codec
+from workers.storage.redis.crons import RedisCrons
+from workers.storage.redis.inspect import RedisReading
+from workers.storage.redis.limits import RedisLimits
 from workers.storage.redis.quarantine import RedisQuarantine
 from workers.storage.redis.room import briefly, fits
 from workers.storage.redis.scripts import RedisScripts, base, loaded_scripts
@@ -97,8 +81,6 @@ from workers.storage.redis.subscribers import RedisSubscribers
 from workers.storage.rules import (
     WORKER_RECORD,
     bounded_count,
-    check_claim,
-    check_cleanable,
     check_fits_redis,
     link_is_over,
     next_elsewhere,
@@ -115,7 +97,7 @@ LOOK_SECONDS: Final = 10.0
 """How long a waiter relies on being woken; somebody may have emptied the database meanwhile."""
 
 
-class RedisStorage(ScriptedStorage):
+class RedisStorage(RedisReading, RedisLimits, RedisCrons):
     """One queue on a Redis (6.2 or newer) or Valkey server.
 
     `target` is a URL (`redis://`, `rediss://`, `unix://`, or as in `redis_urls`) or a client. A client's settings are
@@ -160,20 +142,13 @@ class RedisStorage(ScriptedStorage):
         care, keys = Care(allow_eviction=allow_eviction), base(prefix, queue)
         server = RedisServer(target, timeout, base=keys, scripts=loaded_scripts, text=False, care=care)
         self._lua = RedisScripts(server, keys)
-        super().__init__(queue, server, RedisSubscribers(self._lua), allow_eviction=allow_eviction)
+        super().__init__(queue, RedisSubscribers(self._lua), allow_eviction=allow_eviction)
         self._may_hold = False  # whether this storage has let the queue have limit keys and fair keys
         self._quarantine = RedisQuarantine(self._lua, self.enqueue)
         self._held_wakes = HeldWakes()
-        self._results = Batcher(partial(inspect.ends, self._lua), RESULTS_AT_ONCE)
 
     def __repr__(self) -> str:
         return f"RedisStorage(queue={self._name!r})"
-
-    async def _run(self, script: str, *arguments: str | bytes | int) -> Reply:
-        return await self._lua.run(script, *arguments)
-
-    async def _run_all(self, *calls: ScriptCall) -> list[Reply]:
-        return await self._lua.run_all(*calls)
 
     async def _look(self, names: Collection[str]) -> float | None:
         due = await self._lua.run("look", *(name.encode() for name in names))
@@ -181,10 +156,6 @@ class RedisStorage(ScriptedStorage):
             return None
         seconds = float(due) / 1e6  # infinite for some scores that another program may write
         return min(seconds, LOOK_SECONDS) if seconds >= 0 else LOOK_SECONDS
-
-    def _packed_ids(self, ids: Sequence[str]) -> bytes:
-        packed: bytes = pack([codec.bytes_of(job_id) for job_id in ids])
-        return packed
 
     def _held(self, claim: Claim) -> tuple[bytes, bytes, int]:
         return codec.bytes_of(claim.job_id), codec.token_of(claim), duration(claim.lease)
@@ -201,7 +172,7 @@ class RedisStorage(ScriptedStorage):
         for job in jobs:
             check_fits_redis(job.id, job.payload)
         if not self._may_hold and any(job.limit_key is not None or job.fair_key is not None for job in jobs):
-            await declared_limits.make_holding(self._lua)
+            await self._make_holding()
             self._may_hold = True
         results: list[EnqueueResult] = []
         keys = [job.deduplication.key for job in jobs if job.deduplication is not None]
@@ -221,17 +192,6 @@ class RedisStorage(ScriptedStorage):
 
     async def _wake(self, names: Collection[str]) -> None:
         await self._lua.run("wake", *(name.encode() for name in names))
-
-    async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
-        """See `Storage.claim`; if it is cancelled meanwhile, what it claimed is released.
-
-        At most 1 000 jobs at once.
-        """
-        check_claim(worker_id, leases)
-        if not leases:
-            return []
-        await self._unread.give_back(self._give_back)
-        return await claimed(self._claim(worker_id, leases, limit), self.settle)
 
     def _claiming(self, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> Claiming:
         wanted: list[object] = [duration(leases[ANY_NAME]) if ANY_NAME in leases else 0]
@@ -292,87 +252,17 @@ class RedisStorage(ScriptedStorage):
 
     async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
         await self.examine()
-        *ended, told = unpack(await self._lua.run("recover", min(bounded_count(limit), AT_ONCE), max_stalls))
+        most = min(bounded_count(limit), AT_ONCE)
+        *ended, told = unpack(await self._lua.run("recover", most, max_stalls, duration(LONGEST_LEASE)))
         self._quarantine.heed(told)
         requeued, failed = ([codec.text_of(one) for one in ids] for ids in ended)
         return Recovery(requeued=tuple(requeued), failed=tuple(failed))
 
     async def sweep(self, limit: int) -> int:
-        return await in_steps(lambda some: self._run("sweep", some, duration(WORKER_RECORD)), limit)
-
-    async def farewell(self, worker_id: str) -> None:
-        await self._lua.run("farewell", worker_id.encode())
+        return await in_steps(lambda some: self._lua.run("sweep", some, duration(WORKER_RECORD)), limit)
 
     async def cancel(self, job_id: str) -> CancelResult:
         return cancel_result(await self._lua.run("cancel", codec.bytes_of(job_id)))
-
-    # Reading
-
-    async def status(self, ids: Sequence[str]) -> list[JobStatus | None]:
-        return await inspect.status(self._lua, ids)
-
-    async def read(self, ids: Sequence[str]) -> list[JobRecord | None]:
-        return await inspect.read(self._lua, ids)
-
-    async def result(self, job_id: str) -> JobOutcome | None:
-        answer = await self._results.ask(codec.bytes_of(job_id))
-        if not answer:
-            return None
-        code, error, result = answer
-        match STATES[code]:
-            case JobState.COMPLETED:
-                return JobOutcome(kind=OutcomeKind.COMPLETED, result=result)
-            case JobState.CANCELLED:
-                return JobOutcome(kind=OutcomeKind.CANCELLED)
-            case _:
-                return JobOutcome(kind=OutcomeKind.FAILED, error=codec.decode_error(error))
-
-    async def counts(self) -> dict[JobState, int]:
-        answer: Reply = await self._lua.run("counts")
-        return dict(zip(JobState, answer, strict=True))
-
-    async def waiting_since(self) -> datetime | None:
-        place = await self._lua.run("since")
-        return None if place is None else moment(float(place))
-
-    async def workers(self) -> list[WorkerInfo]:
-        return await inspect.workers(self._lua)
-
-    # Management
-
-    async def crons(self, *, due: bool = False) -> CronLook:
-        return await kept_crons.crons(self._lua, due=due)
-
-    async def replace_cron(self, row: CronRow, *, jobs: Sequence[NewJob] = ()) -> bool:
-        refuse_other_queues(jobs, "RedisStorage")
-        for job in jobs:
-            check_fits_redis(job.id, job.payload)
-        return await kept_crons.replace_cron(self._lua, row, jobs)
-
-    async def declare_limits(self, limits: Mapping[str, Limit]) -> None:
-        await declared_limits.declare(self._lua, limits)
-
-    async def declared_limits(self) -> dict[str, Limit]:
-        return await declared_limits.declared(self._lua)
-
-    async def remove_limit(self, name: str) -> bool:
-        return await declared_limits.remove(self._lua, name)
-
-    async def followed(self, job_id: str) -> list[JobRef]:
-        return self._refs(await self._lua.run("followed", codec.bytes_of(job_id)))
-
-    async def followers(self, job_id: str, *, limit: int = 1_000) -> list[JobRef]:
-        return self._refs(await self._lua.run("followers", codec.bytes_of(job_id), bounded_count(limit)))
-
-    async def outcomes(self, job_id: str) -> dict[JobRef, JobOutcome | None]:
-        found = await inspect.outcomes(self._lua, job_id)
-        return {JobRef(self.queue, other): outcome for other, outcome in found.items()}
-
-    def _refs(self, ids: Sequence[bytes]) -> list[JobRef]:
-        return [JobRef(self.queue, codec.text_of(raw)) for raw in ids]
-
-    async def held_back(self, ids: Sequence[str]) -> list[HeldBack | None]:
-        return await declared_limits.held_back(self._lua, ids)
 
     async def complete(
         self, job_id: str, result: bytes, *, keep: Retention | None = None, connection: object | None = None
@@ -390,26 +280,9 @@ class RedisStorage(ScriptedStorage):
             raise link_is_over(then.id)
         return STATES.get(code)
 
-    def news(self) -> list[SetAside]:
-        return self._quarantine.news()
-
-    async def quarantine(self) -> list[SetAside]:
-        return await self._quarantine.entries()
-
-    async def repair(self, *, drop: bool = False) -> list[Repaired]:
-        return await self._quarantine.repair(drop=drop)
-
-    async def clean(self, state: JobState, *, older_than: timedelta, limit: int = 1_000) -> int:
-        check_cleanable(state)
-        return await inspect.clean(self._lua, state, older_than, limit)
-
     async def update_result_ttl(self, job_id: str, ttl: timedelta) -> bool:
         check_retention(ttl)
         return bool(await self._lua.run("keep", codec.bytes_of(job_id), duration(ttl)))
-
-    # Last, because from here on `list` is this method and no longer the type.
-    async def list(self, state: JobState, *, cursor: str | None = None, limit: int = 100) -> Page:
-        return await inspect.page(self._lua, state, cursor, limit)
 
 
 _OTHER_LINK: Final = -1

@@ -34,7 +34,7 @@ from sqlalchemy import (
     inspect,
     text,
 )
-from sqlalchemy.schema import CreateIndex, CreateTable
+from sqlalchemy.schema import CreateIndex, CreateTable, SchemaItem
 
 from workers.errors import StorageError
 
@@ -74,6 +74,10 @@ _Sequence = BigInteger().with_variant(Integer(), "sqlite")
 
 def _partial(name: str, *columns: str, where: str, unique: bool = False) -> Index:
     return Index(name, *columns, unique=unique, sqlite_where=text(where), postgresql_where=text(where))
+
+
+def _in_each_queue(name: str, *items: SchemaItem) -> None:
+    Table(name, metadata, Column("queue", Integer, primary_key=True, autoincrement=False), *items)
 
 
 Table("workers_schema", metadata, Column("version", Integer, primary_key=True, autoincrement=False))
@@ -157,10 +161,8 @@ Table(
 )
 
 # Keys by throttle, which stay taken whatever becomes of their job.
-Table(
+_in_each_queue(
     "workers_marks",
-    metadata,
-    Column("queue", Integer, primary_key=True, autoincrement=False),
     Column("key", Text, primary_key=True),
     Column("job_id", Text, nullable=False),
     Column("until", BigInteger, nullable=False),
@@ -169,10 +171,8 @@ Table(
 
 # The jobs that waiting ones still follow. `ended` is set, by SQLite's triggers, until the same transaction has dealt
 # with it.
-Table(
+_in_each_queue(
     "workers_dependencies",
-    metadata,
-    Column("queue", Integer, primary_key=True, autoincrement=False),
     Column("job_id", Text, primary_key=True),
     Column("dependent", _Sequence, primary_key=True, autoincrement=False),
     Column("fails", Integer, nullable=False),
@@ -184,10 +184,8 @@ Table(
 
 # How those ended that a job came after: copies, which go with the row of the job. `ended` is a state, or `removed`;
 # `result` is NULL where it was too large to be copied.
-Table(
+_in_each_queue(
     "workers_outcomes",
-    metadata,
-    Column("queue", Integer, primary_key=True, autoincrement=False),
     Column("job_id", Text, primary_key=True),
     Column("other_queue", Text, primary_key=True),
     Column("other_id", Text, primary_key=True),
@@ -197,10 +195,8 @@ Table(
 )
 
 # See `steps/limits`: the limits of a queue, `gap` being the microseconds in which a bucket gets a token.
-Table(
+_in_each_queue(
     "workers_limits",
-    metadata,
-    Column("queue", Integer, primary_key=True, autoincrement=False),
     Column("name", Text, primary_key=True),
     Column("version", Integer, nullable=False),
     Column("rate", Text),
@@ -212,10 +208,8 @@ Table(
 
 # Written by claims, and by declarations of limits. Times are microseconds since 1970: when the bucket is full, and when
 # jobs that are held are looked at again. The front of a fair key is by name, everything else by the name ''.
-Table(
+_in_each_queue(
     "workers_gates",
-    metadata,
-    Column("queue", Integer, primary_key=True, autoincrement=False),
     Column("gate", Text, primary_key=True),
     Column("name", Text, primary_key=True),
     Column("full_at", BigInteger),
@@ -226,10 +220,8 @@ Table(
 )
 
 # See `crons`: what recurs. `due` is in milliseconds since 1970.
-Table(
+_in_each_queue(
     "workers_crons",
-    metadata,
-    Column("queue", Integer, primary_key=True, autoincrement=False),
     Column("name", Text, primary_key=True),
     Column("revision", BigInteger, nullable=False),
     Column("due", BigInteger),
@@ -237,18 +229,14 @@ Table(
     _partial("workers_crons_due", "queue", "due", where="due IS NOT NULL"),
 )
 
-Table(
+_in_each_queue(
     "workers_seen",
-    metadata,
-    Column("queue", Integer, primary_key=True, autoincrement=False),
     Column("worker", Text, primary_key=True),
     Column("seen_at", BigInteger, nullable=False),
 )
 
-Table(
+_in_each_queue(
     "workers_listeners",
-    metadata,
-    Column("queue", Integer, primary_key=True, autoincrement=False),
     Column("process", Text, primary_key=True),
     Column("expires_at", BigInteger, nullable=False),
 )

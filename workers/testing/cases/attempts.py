@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from workers.jobs import UNCOUNTED_RETRIES, JobEventKind, JobState
+from workers.storage.base import Storage
 from workers.testing.case import case
 from workers.testing.harness import Harness
 from workers.testing.steps import (
@@ -25,10 +26,8 @@ from workers.testing.steps import (
 
 
 @case(guarantees=(4,))
-async def an_attempt_counts_when_it_is_claimed(harness: Harness) -> None:
+async def an_attempt_counts_when_it_is_claimed(storage: Storage, other: Storage) -> None:
     """The attempt is counted before the claim is answered, where every client can see it."""
-    storage = await harness.open()
-    other = await harness.open(storage.queue)
     await enqueue(storage, job("job"))
     assert (await status(storage, "job")).attempt == 0
     held = await claim_one(storage)
@@ -37,9 +36,8 @@ async def an_attempt_counts_when_it_is_claimed(harness: Harness) -> None:
 
 
 @case(guarantees=(4,))
-async def every_counted_run_counts_once(harness: Harness) -> None:
+async def every_counted_run_counts_once(harness: Harness, storage: Storage) -> None:
     """Counted retries and lost leases count one attempt each."""
-    storage = await harness.open()
     await enqueue(storage, job("job", max_attempts=10))
     await apply(storage, retried(await claim_one(storage)))
     (held,) = await crash(harness, storage)
@@ -50,9 +48,8 @@ async def every_counted_run_counts_once(harness: Harness) -> None:
 
 
 @case(guarantees=(4,))
-async def a_release_gives_the_attempt_back(harness: Harness) -> None:
+async def a_release_gives_the_attempt_back(storage: Storage) -> None:
     """A released attempt does not count, however often it happens, and the job is queued at once."""
-    storage = await harness.open()
     await enqueue(storage, job("job", max_attempts=2))
     for _ in range(5):
         held = await claim_one(storage)
@@ -63,9 +60,8 @@ async def a_release_gives_the_attempt_back(harness: Harness) -> None:
 
 
 @case(guarantees=(4,))
-async def uncounted_retries_are_capped(harness: Harness) -> None:
+async def uncounted_retries_are_capped(storage: Storage) -> None:
     """100 uncounted retries in a row give their attempts back, the next one counts, and then another 100 are free."""
-    storage = await harness.open()
     await enqueue(storage, job("job", max_attempts=3))
     for _ in range(UNCOUNTED_RETRIES + 1):
         held = await claim_one(storage)
@@ -78,9 +74,8 @@ async def uncounted_retries_are_capped(harness: Harness) -> None:
 
 
 @case(guarantees=(4,))
-async def a_capped_retry_can_be_the_last(harness: Harness) -> None:
+async def a_capped_retry_can_be_the_last(storage: Storage) -> None:
     """An uncounted retry that counts after all fails the job if it was the last attempt."""
-    storage = await harness.open()
     await enqueue(storage, job("job", max_attempts=1))
     for _ in range(UNCOUNTED_RETRIES):
         await apply(storage, retried(await claim_one(storage), counted=False))
@@ -93,9 +88,8 @@ async def a_capped_retry_can_be_the_last(harness: Harness) -> None:
 
 
 @case(guarantees=(4,))
-async def a_counted_retry_starts_the_row_anew(harness: Harness) -> None:
+async def a_counted_retry_starts_the_row_anew(storage: Storage) -> None:
     """After a counted retry, 100 more uncounted ones are free."""
-    storage = await harness.open()
     await enqueue(storage, job("job", max_attempts=5))
     for _ in range(60):
         await apply(storage, retried(await claim_one(storage), counted=False))
@@ -107,9 +101,8 @@ async def a_counted_retry_starts_the_row_anew(harness: Harness) -> None:
 
 
 @case(guarantees=(4,))
-async def snoozing_never_counts(harness: Harness) -> None:
+async def snoozing_never_counts(storage: Storage) -> None:
     """A snoozed job was not tried, so it may be snoozed more than 100 times in a row."""
-    storage = await harness.open()
     await enqueue(storage, job("job", max_attempts=1))
     for _ in range(UNCOUNTED_RETRIES + 5):
         held = await claim_one(storage)
@@ -119,9 +112,8 @@ async def snoozing_never_counts(harness: Harness) -> None:
 
 
 @case(guarantees=(4,))
-async def postponing_does_not_start_the_row_anew(harness: Harness) -> None:
+async def postponing_does_not_start_the_row_anew(storage: Storage) -> None:
     """A postponement between uncounted retries neither adds to the 100 nor frees 100 more."""
-    storage = await harness.open()
     await enqueue(storage, job("job", max_attempts=3))
     for number in range(UNCOUNTED_RETRIES + 1):
         if number == UNCOUNTED_RETRIES // 2:
@@ -133,9 +125,8 @@ async def postponing_does_not_start_the_row_anew(harness: Harness) -> None:
 
 
 @case(guarantees=(17, 21))
-async def a_claim_brings_the_error_of_the_attempt_before(harness: Harness) -> None:
+async def a_claim_brings_the_error_of_the_attempt_before(storage: Storage) -> None:
     """An attempt after one that failed knows its error, also after a release; the next link of a chain has none yet."""
-    storage = await harness.open()
     await enqueue(storage, job("job"))
     first = await claim_one(storage)
     assert first.last_error is None
@@ -150,9 +141,8 @@ async def a_claim_brings_the_error_of_the_attempt_before(harness: Harness) -> No
 
 
 @case(guarantees=(4, 21))
-async def a_snooze_is_no_failure(harness: Harness) -> None:
+async def a_snooze_is_no_failure(storage: Storage) -> None:
     """A snoozed job is scheduled without an error, now and when it has completed."""
-    storage = await harness.open()
     await enqueue(storage, job("job"), job("other", delay=HOUR))
     await apply(storage, snoozed(await claim_one(storage), HOUR))
     found = await status(storage, "job")
@@ -166,9 +156,8 @@ async def a_snooze_is_no_failure(harness: Harness) -> None:
 
 
 @case(guarantees=(4, 21, 26))
-async def a_snooze_hides_no_failure(harness: Harness) -> None:
+async def a_snooze_hides_no_failure(storage: Storage) -> None:
     """A job that failed and was snoozed then is failing still, with the error and the attempts it had."""
-    storage = await harness.open()
     await enqueue(storage, job("job"))
     await apply(storage, retried(await claim_one(storage)))
     (before,) = await storage.read(["job"])
@@ -182,9 +171,8 @@ async def a_snooze_hides_no_failure(harness: Harness) -> None:
 
 
 @case(guarantees=(4, 20))
-async def a_snooze_is_not_told_as_a_failure(harness: Harness) -> None:
+async def a_snooze_is_not_told_as_a_failure(storage: Storage) -> None:
     """Subscribers hear that a snoozed job is back in the queue, whether for now or for later."""
-    storage = await harness.open()
     async with storage.subscribe("job") as subscription:
         await enqueue(storage, job("job"))
         await apply(storage, snoozed(await claim_one(storage)))

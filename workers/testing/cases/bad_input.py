@@ -10,6 +10,7 @@ from typing import Final
 from workers.checks import MAX_DELAY, MAX_ID_BYTES
 from workers.errors import StorageError
 from workers.jobs import CancelResult, ErrorInfo, Failed, JobState, SettleStatus
+from workers.storage.base import Storage
 from workers.testing.case import RESULT_TTL_UPDATES, case
 from workers.testing.harness import Harness
 from workers.testing.steps import (
@@ -55,9 +56,8 @@ async def _unknown(call: Awaitable[object], nothing: object) -> None:
 
 
 @case(guarantees=(9, 24))
-async def impossible_names_are_refused(harness: Harness) -> None:
+async def impossible_names_are_refused(harness: Harness, storage: Storage) -> None:
     """Queues, workers and jobs whose name is empty, over 512 bytes or no Unicode are a `ValueError` at the call."""
-    storage = await harness.open()
     await enqueue(storage, job("there"))
     for text in IMPOSSIBLE_TEXTS:
         await _refused(harness.make(text), ValueError)
@@ -67,9 +67,8 @@ async def impossible_names_are_refused(harness: Harness) -> None:
 
 
 @case(guarantees=(9, 24))
-async def impossible_ids_are_unknown(harness: Harness) -> None:
+async def impossible_ids_are_unknown(storage: Storage) -> None:
     """Every verb that looks a job up finds none by an id that no job can have, or raises `ValueError`."""
-    storage = await harness.open()
     await enqueue(storage, job("there"))
     for text in IMPOSSIBLE_TEXTS:
         await _unknown(storage.status([text]), [None])
@@ -81,9 +80,8 @@ async def impossible_ids_are_unknown(harness: Harness) -> None:
 
 
 @case(guarantees=(4, 24))
-async def impossible_leases_are_refused(harness: Harness) -> None:
+async def impossible_leases_are_refused(storage: Storage) -> None:
     """A lease that ends as it begins, or never, is a `ValueError` and touches no job; the shortest lease works."""
-    storage = await harness.open()
     await enqueue(storage, job("there"))
     for lease in IMPOSSIBLE_DURATIONS:
         await _refused(claim(storage, lease=lease), ValueError)
@@ -94,9 +92,8 @@ async def impossible_leases_are_refused(harness: Harness) -> None:
 
 
 @case(guarantees=(16, 18, 24))
-async def the_farthest_times_are_kept(harness: Harness) -> None:
+async def the_farthest_times_are_kept(harness: Harness, storage: Storage) -> None:
     """The longest delay, and leases and retentions of 100 years, work; a retry may ask for any time at all."""
-    storage = await harness.open()
     await enqueue(storage, job("scheduled", delay=harness.capabilities.longest_delay), job("there", keep=MAX_DELAY))
     held = await claim_one(storage, lease=MAX_DELAY)
     assert held.job_id == "there"
@@ -115,9 +112,8 @@ async def the_farthest_times_are_kept(harness: Harness) -> None:
 
 
 @case(guarantees=(19, 24))
-async def any_time_may_be_waited(harness: Harness) -> None:
+async def any_time_may_be_waited(storage: Storage) -> None:
     """A wait ends at once if there is a job to claim, whatever its timeout, and also if its timeout is below zero."""
-    storage = await harness.open()
     await storage.wait(["*"], timeout=timedelta.min)
     await enqueue(storage, job("there"))
     await storage.wait(["*"], timeout=timedelta.max)
@@ -125,9 +121,8 @@ async def any_time_may_be_waited(harness: Harness) -> None:
 
 
 @case(guarantees=(22, 24))
-async def any_age_may_be_cleaned(harness: Harness) -> None:
+async def any_age_may_be_cleaned(storage: Storage) -> None:
     """Cleaning by the longest age removes nothing; cleaning by a negative age removes everything."""
-    storage = await harness.open()
     await enqueue(storage, job("done"))
     await apply(storage, completed(await claim_one(storage)))
     assert await storage.clean(JobState.COMPLETED, older_than=timedelta.max) == 0
@@ -136,9 +131,8 @@ async def any_age_may_be_cleaned(harness: Harness) -> None:
 
 
 @case(guarantees=(24,), needs=(RESULT_TTL_UPDATES,))
-async def impossible_retentions_are_refused(harness: Harness) -> None:
+async def impossible_retentions_are_refused(storage: Storage) -> None:
     """Setting a result's time to zero, to less, or to for ever raises `ValueError`, and the result lasts as before."""
-    storage = await harness.open()
     await enqueue(storage, job("done"))
     await apply(storage, completed(await claim_one(storage)))
     for ttl in IMPOSSIBLE_DURATIONS:
@@ -147,9 +141,8 @@ async def impossible_retentions_are_refused(harness: Harness) -> None:
 
 
 @case(guarantees=(17, 24))
-async def any_number_is_a_limit(harness: Harness) -> None:
+async def any_number_is_a_limit(harness: Harness, storage: Storage) -> None:
     """A limit of zero or less asks for nothing, and one beyond every number of the server asks for everything."""
-    storage = await harness.open()
     await enqueue(storage, *(job() for _ in range(4)))
     await apply(storage, completed(await claim_one(storage)))
     await crash(harness, storage)
@@ -171,18 +164,16 @@ async def any_number_is_a_limit(harness: Harness) -> None:
 
 
 @case(guarantees=(21, 24))
-async def a_foreign_cursor_is_refused(harness: Harness) -> None:
+async def a_foreign_cursor_is_refused(storage: Storage) -> None:
     """A cursor that no listing gave raises `StorageError`; it is not taken for the first page, nor for the last."""
-    storage = await harness.open()
     await enqueue(storage, job())
     for cursor in ("", "garbage", "-5", "\x00", "é", "٣", ":", "9" * 30):
         await _refused(storage.list(JobState.QUEUED, cursor=cursor), StorageError)
 
 
 @case(guarantees=(23, 24))
-async def nothing_may_be_asked_for(harness: Harness) -> None:
+async def nothing_may_be_asked_for(storage: Storage) -> None:
     """Empty batches, no names and no leases get an empty answer, at once or at the timeout."""
-    storage = await harness.open()
     await enqueue(storage, job("there"))
     assert await storage.enqueue([]) == []
     assert await storage.settle([]) == []
@@ -194,9 +185,8 @@ async def nothing_may_be_asked_for(harness: Harness) -> None:
 
 
 @case(guarantees=(21, 24))
-async def any_text_is_an_error(harness: Harness) -> None:
+async def any_text_is_an_error(storage: Storage) -> None:
     """The message of a handler's exception is read back unchanged: NUL, emoji, escapes, or nothing at all."""
-    storage = await harness.open()
     error = ErrorInfo(type="Ünï\x00Error", message="\x00 👩‍🚀 \x1b[0m \u2028 '\"\\ %s {}", stack="\r\n\x00\t")
     await enqueue(storage, job("strange"), job("silent"))
     strange, silent = await claim(storage, 2)
@@ -207,9 +197,8 @@ async def any_text_is_an_error(harness: Harness) -> None:
 
 
 @case(guarantees=(3, 23, 24))
-async def strangers_settle_nothing(harness: Harness) -> None:
+async def strangers_settle_nothing(storage: Storage) -> None:
     """A claim whose token or job no storage ever gave is lost, and its neighbours are settled."""
-    storage = await harness.open()
     await enqueue(storage, job("one"), job("other"))
     one, other = await claim(storage, 2)
     for text in ("", "garbage", "\x00", "é", "0" * 10_000, ":"):

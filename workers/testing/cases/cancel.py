@@ -8,6 +8,7 @@ from datetime import timedelta
 
 from workers.errors import LossReason, StorageUnavailable
 from workers.jobs import DROP, CancelResult, JobEventKind, JobOutcome, JobState, OutcomeKind, SettleStatus
+from workers.storage.base import Storage
 from workers.testing.case import ORDERING_KEYS, OUTSIDE_ENDINGS, RETENTION_PER_JOB, case
 from workers.testing.harness import Harness
 from workers.testing.steps import (
@@ -36,9 +37,8 @@ SETTLED = SettleStatus.ALREADY_APPLIED
 
 
 @case(guarantees=(7,))
-async def a_waiting_job_never_runs(harness: Harness) -> None:
+async def a_waiting_job_never_runs(storage: Storage) -> None:
     """A queued, prioritised, scheduled or failing job that was cancelled is so, and its outcome says it."""
-    storage = await harness.open()
     await enqueue(storage, job("failing"))
     await apply(storage, retried(await claim_one(storage), HOUR))
     await enqueue(storage, job("queued"), job("prioritised", priority=5), job("scheduled", delay=HOUR))
@@ -51,9 +51,8 @@ async def a_waiting_job_never_runs(harness: Harness) -> None:
 
 
 @case(guarantees=(7,))
-async def a_delayed_job_stays_cancelled_when_due(harness: Harness) -> None:
+async def a_delayed_job_stays_cancelled_when_due(harness: Harness, storage: Storage) -> None:
     """A cancelled job does not come back when its delay is over."""
-    storage = await harness.open()
     await enqueue(storage, job("soon", delay=harness.moment))
     assert await storage.cancel("soon") is CancelResult.CANCELLED
     await harness.advance(harness.moment)
@@ -61,9 +60,8 @@ async def a_delayed_job_stays_cancelled_when_due(harness: Harness) -> None:
 
 
 @case(guarantees=(7, 22))
-async def there_may_be_nothing_to_cancel(harness: Harness) -> None:
+async def there_may_be_nothing_to_cancel(storage: Storage) -> None:
     """Cancelling distinguishes unknown, completed, failed and cancelled jobs, and changes none of them."""
-    storage = await harness.open()
     await enqueue(storage, job("done"), job("bad"), job("gone"))
     done, bad = await claim(storage, 2)
     await apply(storage, completed(done, b"1"), failed(bad))
@@ -79,10 +77,8 @@ async def there_may_be_nothing_to_cancel(harness: Harness) -> None:
 
 
 @case(guarantees=(7,))
-async def a_running_job_is_asked_to_stop(harness: Harness) -> None:
+async def a_running_job_is_asked_to_stop(storage: Storage, other: Storage) -> None:
     """For a running job the request is recorded and reported by every renewal, until the attempt is settled."""
-    storage = await harness.open()
-    other = await harness.open(storage.queue)
     await enqueue(storage, job("running"), job("bystander"))
     running, bystander = await claim(storage, 2)
     assert await other.cancel("running") is CancelResult.PROCESSING
@@ -96,10 +92,8 @@ async def a_running_job_is_asked_to_stop(harness: Harness) -> None:
 
 
 @case(guarantees=(7, 20, 21))
-async def a_running_job_that_stops_is_cancelled(harness: Harness) -> None:
+async def a_running_job_that_stops_is_cancelled(storage: Storage, other: Storage) -> None:
     """A worker that did as it was asked leaves a cancelled job, told to subscribers; nobody can settle it again."""
-    storage = await harness.open()
-    other = await harness.open(storage.queue)
     await enqueue(storage, job("job"), job("bystander"))
     held, bystander = await claim(storage, 2)
     assert await other.cancel("job") is CancelResult.PROCESSING
@@ -116,9 +110,8 @@ async def a_running_job_that_stops_is_cancelled(harness: Harness) -> None:
 
 
 @case(guarantees=(7, 21))
-async def a_cancelled_job_is_told_with_its_time(harness: Harness) -> None:
+async def a_cancelled_job_is_told_with_its_time(harness: Harness, storage: Storage) -> None:
     """`status` tells when a job was cancelled and what its attempts had come to; `counts` and `list` know it."""
-    storage = await harness.open()
     await enqueue(storage, job("waiting", name="alpha", max_attempts=5), job("failing"), job("running"), job("bad"))
     waiting, failing, running, bad = await claim(storage, 4)
     await apply(storage, released(waiting), retried(failing, HOUR), failed(bad))
@@ -142,9 +135,8 @@ async def a_cancelled_job_is_told_with_its_time(harness: Harness) -> None:
 
 
 @case(guarantees=(7, 21))
-async def cancelled_jobs_are_listed_in_pages(harness: Harness) -> None:
+async def cancelled_jobs_are_listed_in_pages(storage: Storage) -> None:
     """Pages of cancelled jobs, and of failed ones beside them, hold every one of them exactly once."""
-    storage = await harness.open()
     names = {kind: {f"{kind}-{number}" for number in range(9)} for kind in ("failed", "cancelled")}
     await enqueue(storage, *map(job, names["failed"]))
     await apply(storage, *map(failed, await claim(storage, 9)))
@@ -163,9 +155,8 @@ async def cancelled_jobs_are_listed_in_pages(harness: Harness) -> None:
 
 
 @case(guarantees=(15,), needs=(ORDERING_KEYS,))
-async def a_stopped_job_frees_its_ordering_key(harness: Harness) -> None:
+async def a_stopped_job_frees_its_ordering_key(storage: Storage) -> None:
     """When a running job has been stopped, the next one of its ordering key runs."""
-    storage = await harness.open()
     await enqueue(storage, job("first", ordering_key="key"), job("second", ordering_key="key"))
     held = await claim_one(storage)
     assert await claim(storage) == []
@@ -175,9 +166,8 @@ async def a_stopped_job_frees_its_ordering_key(harness: Harness) -> None:
 
 
 @case(guarantees=(7, 22))
-async def a_cancelled_job_can_be_retried(harness: Harness) -> None:
+async def a_cancelled_job_can_be_retried(harness: Harness, storage: Storage) -> None:
     """`retry` queues cancelled jobs with their payload for one more attempt at least; they are cancelled no more."""
-    storage = await harness.open()
     await enqueue(storage, job("waiting", payload=b"kept", max_attempts=2), job("running", priority=1))
     await apply(storage, retried(await claim_one(storage), HOUR))
     running = await claim_one(storage)
@@ -198,9 +188,8 @@ async def a_cancelled_job_can_be_retried(harness: Harness) -> None:
 
 
 @case(guarantees=(7, 22))
-async def cancelled_records_are_cleared_away(harness: Harness) -> None:
+async def cancelled_records_are_cleared_away(harness: Harness, storage: Storage) -> None:
     """`clean` takes cancelled records apart from failed ones, `remove` takes them as any other."""
-    storage = await harness.open()
     await enqueue(storage, job("bad"))
     await apply(storage, failed(await claim_one(storage)))
     names = ("first", "second", "third")
@@ -218,9 +207,8 @@ async def cancelled_records_are_cleared_away(harness: Harness) -> None:
 
 
 @case(guarantees=(6,), needs=(RETENTION_PER_JOB,))
-async def a_cancelled_record_lasts_as_a_failed_one(harness: Harness) -> None:
+async def a_cancelled_record_lasts_as_a_failed_one(harness: Harness, storage: Storage) -> None:
     """The record goes when the retention of a failure is over, also of a job that was stopped, or as its stop said."""
-    storage = await harness.open()
     names = ("stopped", "longer", "waiting")
     short = [job(name, keep_completed=HOUR, keep_failed=harness.moment) for name in names]
     await enqueue(storage, *short[:2])
@@ -239,9 +227,8 @@ async def a_cancelled_record_lasts_as_a_failed_one(harness: Harness) -> None:
 
 
 @case(guarantees=(7, 12, 20))
-async def a_cancelled_job_may_leave_nothing(harness: Harness) -> None:
+async def a_cancelled_job_may_leave_nothing(storage: Storage) -> None:
     """One that keeps no record of a failure keeps none of a cancel; who waits for it is told all the same."""
-    storage = await harness.open()
     await enqueue(storage, job("running", keep_failed=DROP))
     held = await claim_one(storage)
     await enqueue(storage, job("waiting", keep_failed=DROP))
@@ -257,10 +244,8 @@ async def a_cancelled_job_may_leave_nothing(harness: Harness) -> None:
 
 
 @case(guarantees=(7, 20))
-async def a_request_is_told_at_once(harness: Harness) -> None:
+async def a_request_is_told_at_once(storage: Storage, other: Storage) -> None:
     """A worker that listens for cancel requests hears of one for a running job, and of nothing else."""
-    storage = await harness.open()
-    other = await harness.open(storage.queue)
     async with storage.cancel_requests() as requests, storage.cancel_requests() as others_too:
         await enqueue(other, job("waiting"), job("running"), job("done"))
         assert await other.cancel("waiting") is CancelResult.CANCELLED
@@ -273,10 +258,8 @@ async def a_request_is_told_at_once(harness: Harness) -> None:
 
 
 @case(guarantees=(7,), needs=(OUTSIDE_ENDINGS,))
-async def a_flood_of_requests_loses_none_in_silence(harness: Harness) -> None:
+async def a_flood_of_requests_loses_none_in_silence(storage: Storage, other: Storage) -> None:
     """A worker that does not read meanwhile hears of each of 1,200 requests, or that it may have missed some."""
-    storage = await harness.open()
-    other = await harness.open(storage.queue)
     names = {f"job-{number}" for number in range(1_200)}
     await enqueue(storage, *map(job, names))
     assert len(await claim(storage, len(names))) == len(names)
@@ -289,9 +272,8 @@ async def a_flood_of_requests_loses_none_in_silence(harness: Harness) -> None:
 
 
 @case(guarantees=(7,))
-async def a_request_outlives_a_crash(harness: Harness) -> None:
+async def a_request_outlives_a_crash(harness: Harness, storage: Storage) -> None:
     """A request that a worker could not act on, because it died, is reported to the worker that takes over."""
-    storage = await harness.open()
     await enqueue(storage, job("job"))
     held = await claim_one(storage, lease=harness.moment)
     assert await storage.cancel("job") is CancelResult.PROCESSING
@@ -303,9 +285,8 @@ async def a_request_outlives_a_crash(harness: Harness) -> None:
 
 
 @case(guarantees=(7,))
-async def a_request_ends_with_the_attempt(harness: Harness) -> None:
+async def a_request_ends_with_the_attempt(storage: Storage) -> None:
     """A request ends with its attempt: the next attempt of a released or retried job is not asked to cancel."""
-    storage = await harness.open()
     await enqueue(storage, job("job"))
     for end in (released, retried):
         held = await claim_one(storage)
@@ -317,9 +298,8 @@ async def a_request_ends_with_the_attempt(harness: Harness) -> None:
 
 
 @case(guarantees=(2, 7))
-async def a_cancelled_id_starts_a_new_generation(harness: Harness) -> None:
+async def a_cancelled_id_starts_a_new_generation(storage: Storage) -> None:
     """A cancelled id may be enqueued again, runs, and is no longer remembered as cancelled."""
-    storage = await harness.open()
     await enqueue(storage, job("again", payload=b"old"))
     await storage.cancel("again")
     await enqueue(storage, job("again", payload=b"new"))
@@ -332,10 +312,8 @@ async def a_cancelled_id_starts_a_new_generation(harness: Harness) -> None:
 
 
 @case(guarantees=(7,))
-async def cancel_and_claim_never_both_win(harness: Harness) -> None:
+async def cancel_and_claim_never_both_win(storage: Storage, other: Storage) -> None:
     """When cancels and claims of 60 jobs race, each job runs or is cancelled, and the canceller knows which."""
-    storage = await harness.open()
-    other = await harness.open(storage.queue)
     names = [f"job-{number}" for number in range(60)]
     await enqueue(storage, *(job(name) for name in names))
 
@@ -361,10 +339,8 @@ async def cancel_and_claim_never_both_win(harness: Harness) -> None:
 
 
 @case(guarantees=(7, 20))
-async def waiters_are_told_at_once(harness: Harness) -> None:
+async def waiters_are_told_at_once(storage: Storage, other: Storage) -> None:
     """Every waiter of a cancelled job gets the event and can read the outcome."""
-    storage = await harness.open()
-    other = await harness.open(storage.queue)
     await enqueue(storage, job("job"))
     async with storage.subscribe("job") as first, other.subscribe("job") as second:
         await other.cancel("job")

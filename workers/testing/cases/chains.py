@@ -18,6 +18,7 @@ from workers.jobs import (
     SettleStatus,
 )
 from workers.storage.abilities import ContinuesFromOutside
+from workers.storage.base import Storage
 from workers.testing.case import (
     NAME_FILTER,
     ORDERING_KEYS,
@@ -57,9 +58,8 @@ TAKEN = SettleOutcome(status=SettleStatus.LOST, reason=LossReason.TAKEN)
 
 
 @case(guarantees=(6,))
-async def a_continued_job_goes_on_as_its_next_link(harness: Harness) -> None:
+async def a_continued_job_goes_on_as_its_next_link(storage: Storage) -> None:
     """A continued job keeps id and date, gets its next link's content and fresh attempts, and ends like any job."""
-    storage = await harness.open()
     await enqueue(storage, job("chain", name="first", payload=b"1"))
     await apply(storage, retried(await claim_one(storage)))
     first = await claim_one(storage)
@@ -83,9 +83,8 @@ async def a_continued_job_goes_on_as_its_next_link(harness: Harness) -> None:
 
 
 @case(guarantees=(3, 6))
-async def continuing_again_changes_nothing(harness: Harness) -> None:
+async def continuing_again_changes_nothing(storage: Storage) -> None:
     """A repeated continuation changes nothing and says so; once the next link runs, the old claim has no effect."""
-    storage = await harness.open()
     await enqueue(storage, job("chain"))
     first = await claim_one(storage)
     step = continued(first, payload=b"2")
@@ -101,9 +100,8 @@ async def continuing_again_changes_nothing(harness: Harness) -> None:
 
 
 @case(guarantees=(3, 6))
-async def a_late_continuation_continues_nothing(harness: Harness) -> None:
+async def a_late_continuation_continues_nothing(harness: Harness, storage: Storage) -> None:
     """A continuation whose lease was lost must not replace the job that another worker holds."""
-    storage = await harness.open()
     await enqueue(storage, job("chain", payload=b"1"))
     (old,) = await crash(harness, storage)
     await recover(harness, storage, 1)
@@ -112,9 +110,8 @@ async def a_late_continuation_continues_nothing(harness: Harness) -> None:
 
 
 @case(guarantees=(6, 16))
-async def a_continuation_can_wait(harness: Harness) -> None:
+async def a_continuation_can_wait(harness: Harness, storage: Storage) -> None:
     """A continuation with a delay is scheduled, wakes a worker when it is due, and can be cancelled like any job."""
-    storage = await harness.open()
     await enqueue(storage, job("later"), job("never"))
     for held in await claim(storage, 2):
         delay = harness.moment if held.job_id == "later" else HOUR
@@ -128,10 +125,8 @@ async def a_continuation_can_wait(harness: Harness) -> None:
 
 
 @case(guarantees=(6, 19))
-async def a_continuation_wakes_waiting_workers(harness: Harness) -> None:
+async def a_continuation_wakes_waiting_workers(storage: Storage, other: Storage) -> None:
     """A worker that waits for work takes the next link."""
-    storage = await harness.open()
-    other = await harness.open(storage.queue)
     await enqueue(storage, job("chain"))
     first = await claim_one(storage)
     waiting = asyncio.create_task(next_claim(other))
@@ -142,18 +137,16 @@ async def a_continuation_wakes_waiting_workers(harness: Harness) -> None:
 
 
 @case(guarantees=(15,))
-async def a_continuation_stands_behind_those_who_wait(harness: Harness) -> None:
+async def a_continuation_stands_behind_those_who_wait(storage: Storage) -> None:
     """A continuation queues behind the jobs that wait already, so a long chain does not delay them."""
-    storage = await harness.open()
     await enqueue(storage, job("chain"), job("other"))
     await apply(storage, continued(await claim_one(storage)))
     assert ids(await claim(storage, 2)) == ["other", "chain"]
 
 
 @case(guarantees=(15,), needs=(PRIORITY_ORDER,))
-async def a_continuation_has_a_priority_of_its_own(harness: Harness) -> None:
+async def a_continuation_has_a_priority_of_its_own(storage: Storage) -> None:
     """The next link of a chain is claimed by its own priority."""
-    storage = await harness.open()
     await enqueue(storage, job("up", priority=5), job("middle", priority=5), job("down", priority=5))
     for held in await claim(storage, 3):
         if held.job_id == "middle":
@@ -164,9 +157,8 @@ async def a_continuation_has_a_priority_of_its_own(harness: Harness) -> None:
 
 
 @case(guarantees=(17,), needs=(NAME_FILTER,))
-async def a_continuation_is_claimed_by_its_own_name(harness: Harness) -> None:
+async def a_continuation_is_claimed_by_its_own_name(storage: Storage) -> None:
     """Workers of the first link's name do not get the second link, but those of its own name do."""
-    storage = await harness.open()
     await enqueue(storage, job("chain", name="first"))
     await apply(storage, continued(await claim_one(storage), name="second"))
     assert await storage.claim("w", leases={"first": LEASE}, limit=1) == []
@@ -174,9 +166,8 @@ async def a_continuation_is_claimed_by_its_own_name(harness: Harness) -> None:
 
 
 @case(guarantees=(15,), needs=(ORDERING_KEYS,))
-async def a_continuation_changes_ordering_keys(harness: Harness) -> None:
+async def a_continuation_changes_ordering_keys(storage: Storage) -> None:
     """A continuation frees the old ordering key at once and respects the new one."""
-    storage = await harness.open()
     await enqueue(storage, job("chain", ordering_key="a"), job("next of a", ordering_key="a"))
     first = await claim_one(storage)
     await enqueue(storage, job("of b", ordering_key="b"))
@@ -189,9 +180,8 @@ async def a_continuation_changes_ordering_keys(harness: Harness) -> None:
 
 
 @case(guarantees=(5,))
-async def a_continued_job_is_recovered_as_its_link(harness: Harness) -> None:
+async def a_continued_job_is_recovered_as_its_link(harness: Harness, storage: Storage) -> None:
     """A crash in the second link repeats the second link, and counts as an attempt of that link."""
-    storage = await harness.open()
     await enqueue(storage, job("chain", max_attempts=5))
     await apply(storage, continued(await claim_one(storage), payload=b"2"))
     await crash(harness, storage)
@@ -201,9 +191,8 @@ async def a_continued_job_is_recovered_as_its_link(harness: Harness) -> None:
 
 
 @case(guarantees=(2,))
-async def a_chain_is_one_id(harness: Harness) -> None:
+async def a_chain_is_one_id(storage: Storage) -> None:
     """While a chain goes on, its id is a duplicate; it ends with its last link's retention."""
-    storage = await harness.open()
     await enqueue(storage, job("chain"))
     await apply(storage, continued(await claim_one(storage), keep=DROP))
     (again,) = await storage.enqueue([job("chain")])
@@ -216,9 +205,8 @@ async def a_chain_is_one_id(harness: Harness) -> None:
 
 
 @case(guarantees=(2, 6))
-async def a_link_may_fail_without_a_record(harness: Harness) -> None:
+async def a_link_may_fail_without_a_record(storage: Storage) -> None:
     """When a link fails with `DROP`, the whole chain is gone, and its id may begin another."""
-    storage = await harness.open()
     await enqueue(storage, job("chain"))
     await apply(storage, continued(await claim_one(storage), payload=b"2"))
     await apply(storage, Failed(claim=await claim_one(storage), error=ERROR, keep=DROP))
@@ -229,9 +217,8 @@ async def a_link_may_fail_without_a_record(harness: Harness) -> None:
 
 
 @case(guarantees=(20,))
-async def a_chains_waiters_hear_its_end(harness: Harness) -> None:
+async def a_chains_waiters_hear_its_end(storage: Storage) -> None:
     """A continuation is no end: subscribers hear that the job is queued again, and later that it has completed."""
-    storage = await harness.open()
     await enqueue(storage, job("chain"))
     first = await claim_one(storage)
     async with storage.subscribe("chain") as events:
@@ -242,9 +229,8 @@ async def a_chains_waiters_hear_its_end(harness: Harness) -> None:
 
 
 @case(guarantees=(6,))
-async def a_continuation_broken_off_can_be_repeated(harness: Harness) -> None:
+async def a_continuation_broken_off_can_be_repeated(storage: Storage) -> None:
     """A continuation broken off at any moment was done as a whole or not at all, and repeating it completes it."""
-    storage = await harness.open()
     for number in range(16):
         await enqueue(storage, job(f"chain-{number}", payload=b"1"))
         step = continued(await claim_one(storage), payload=b"2", delay=HOUR)
@@ -260,9 +246,8 @@ async def a_continuation_broken_off_can_be_repeated(harness: Harness) -> None:
 
 
 @case(guarantees=(3, 22), needs=(OUTSIDE_ENDINGS,))
-async def a_job_can_be_completed_from_outside(harness: Harness) -> None:
+async def a_job_can_be_completed_from_outside(storage: Storage) -> None:
     """A job may be completed from outside at any time: waiters are told its result, and nobody runs it any more."""
-    storage = await harness.open()
     await enqueue(storage, job("failing"))
     retry = retried(await claim_one(storage), HOUR)
     await apply(storage, retry)
@@ -283,9 +268,8 @@ async def a_job_can_be_completed_from_outside(harness: Harness) -> None:
 
 
 @case(guarantees=(3, 22), needs=(OUTSIDE_ENDINGS,))
-async def a_running_job_completed_from_outside_is_lost_to_its_worker(harness: Harness) -> None:
+async def a_running_job_completed_from_outside_is_lost_to_its_worker(storage: Storage) -> None:
     """The worker of a job completed from outside is told to look and learns of it; its settlement has no effect."""
-    storage = await harness.open()
     await enqueue(storage, job("running"))
     held = await claim_one(storage)
     async with storage.cancel_requests() as requests:
@@ -299,9 +283,8 @@ async def a_running_job_completed_from_outside_is_lost_to_its_worker(harness: Ha
 
 
 @case(guarantees=(22,), needs=(OUTSIDE_ENDINGS,))
-async def what_has_ended_is_not_completed_again(harness: Harness) -> None:
+async def what_has_ended_is_not_completed_again(storage: Storage) -> None:
     """Completing from outside leaves completed and failed jobs as they are, and creates no unknown ones."""
-    storage = await harness.open()
     await enqueue(storage, job("good"))
     await apply(storage, completed(await claim_one(storage), b"1"))
     await enqueue(storage, job("bad"))
@@ -315,9 +298,8 @@ async def what_has_ended_is_not_completed_again(harness: Harness) -> None:
 
 
 @case(guarantees=(3,), needs=(OUTSIDE_ENDINGS,))
-async def of_two_endings_one_wins(harness: Harness) -> None:
+async def of_two_endings_one_wins(harness: Harness, storage: Storage) -> None:
     """A job completed by its worker and by others at once has one result, and all but one of them are told so."""
-    storage = await harness.open()
     clients = [await harness.open(storage.queue) for _ in range(3)]
     for number in range(10):
         await enqueue(storage, job(f"job-{number}"))
@@ -335,9 +317,8 @@ async def of_two_endings_one_wins(harness: Harness) -> None:
 
 
 @case(guarantees=(6, 22), needs=(OUTSIDE_ENDINGS,))
-async def a_completion_from_outside_has_a_retention(harness: Harness) -> None:
+async def a_completion_from_outside_has_a_retention(storage: Storage) -> None:
     """A job completed from outside is kept for its own retention, or the one given; with `DROP` not at all."""
-    storage = await harness.open()
     await enqueue(storage, job("own", keep=DROP), job("given"))
     await storage.complete("own", b"1")
     await storage.complete("given", b"1", keep=DROP)
@@ -345,9 +326,8 @@ async def a_completion_from_outside_has_a_retention(harness: Harness) -> None:
 
 
 @case(guarantees=(15, 22), needs=(OUTSIDE_ENDINGS, ORDERING_KEYS))
-async def an_ending_from_outside_frees_the_ordering_key(harness: Harness) -> None:
+async def an_ending_from_outside_frees_the_ordering_key(storage: Storage) -> None:
     """An ending from outside frees the ordering key for the next job, whether the first was running or waiting."""
-    storage = await harness.open()
     await enqueue(storage, *(job(str(number), ordering_key="key") for number in range(4)))
     assert ids(await claim(storage, 5)) == ["0"]
     await storage.complete("0", b"1")
@@ -358,9 +338,8 @@ async def an_ending_from_outside_frees_the_ordering_key(harness: Harness) -> Non
 
 
 @case(guarantees=(3, 22), needs=(OUTSIDE_ENDINGS,))
-async def a_running_job_can_be_removed(harness: Harness) -> None:
+async def a_running_job_can_be_removed(harness: Harness, storage: Storage) -> None:
     """A running job is removed only on request: nothing is left, its worker is told to look, and its id is free."""
-    storage = await harness.open()
     await enqueue(storage, job("running"), job("waiting", delay=HOUR))
     held = await claim_one(storage)
     assert await storage.remove(["running"]) == 0
@@ -377,9 +356,8 @@ async def a_running_job_can_be_removed(harness: Harness) -> None:
 
 
 @case(guarantees=(15, 22), needs=(OUTSIDE_CONTINUATIONS,))
-async def a_chain_goes_on_from_outside(harness: Harness) -> None:
+async def a_chain_goes_on_from_outside(storage: Storage) -> None:
     """An unfinished link is replaced by the next, with fresh attempts and no error, whatever state it was in."""
-    storage = await harness.open()
     assert isinstance(storage, ContinuesFromOutside)
     await enqueue(storage, job("failing"))
     await apply(storage, retried(await claim_one(storage), HOUR))
@@ -403,9 +381,8 @@ async def a_chain_goes_on_from_outside(harness: Harness) -> None:
 
 
 @case(guarantees=(3, 22), needs=(OUTSIDE_CONTINUATIONS,))
-async def a_running_link_continued_from_outside_is_lost_to_its_worker(harness: Harness) -> None:
+async def a_running_link_continued_from_outside_is_lost_to_its_worker(storage: Storage) -> None:
     """Its worker is told to look, and nothing that it settles has an effect on the next link."""
-    storage = await harness.open()
     assert isinstance(storage, ContinuesFromOutside)
     await enqueue(storage, job("chain"))
     held = await claim_one(storage)
@@ -422,9 +399,8 @@ async def a_running_link_continued_from_outside_is_lost_to_its_worker(harness: H
 
 
 @case(guarantees=(22,), needs=(OUTSIDE_CONTINUATIONS,))
-async def only_the_current_link_is_continued(harness: Harness) -> None:
+async def only_the_current_link_is_continued(storage: Storage) -> None:
     """What has ended stays as it is, nothing unknown begins, and of two that continue one link one does."""
-    storage = await harness.open()
     assert isinstance(storage, ContinuesFromOutside)
     await enqueue(storage, job("done"))
     await apply(storage, completed(await claim_one(storage), b"1"))

@@ -8,6 +8,7 @@ from datetime import timedelta
 
 from workers.jobs import JobState
 from workers.retry import RetryPolicy
+from workers.storage.base import Storage
 from workers.testing.case import NAME_FILTER, case
 from workers.testing.harness import Harness
 from workers.testing.steps import (
@@ -25,9 +26,8 @@ from workers.testing.steps import (
 
 
 @case(guarantees=(17, 21))
-async def a_claim_carries_the_job(harness: Harness) -> None:
+async def a_claim_carries_the_job(storage: Storage) -> None:
     """A claim carries everything about the job that a worker needs, and the job reads as processing by that worker."""
-    storage = await harness.open()
     backoff = RetryPolicy(initial=timedelta(seconds=5), multiplier=3, maximum=timedelta(minutes=9), jitter=0.25)
     new = job(payload=b'{"to":"all"}', max_attempts=7, priority=4, backoff=backoff)
     await enqueue(storage, new)
@@ -42,16 +42,14 @@ async def a_claim_carries_the_job(harness: Harness) -> None:
 
 
 @case(guarantees=(17,))
-async def an_empty_queue_gives_nothing(harness: Harness) -> None:
+async def an_empty_queue_gives_nothing(storage: Storage) -> None:
     """A claim on an empty queue returns an empty list, at once."""
-    storage = await harness.open()
     assert await claim(storage, 10) == []
 
 
 @case(guarantees=(17,))
-async def a_claim_never_exceeds_its_limit(harness: Harness) -> None:
+async def a_claim_never_exceeds_its_limit(storage: Storage) -> None:
     """A claim returns as many jobs as there are, but no more than its limit."""
-    storage = await harness.open()
     await enqueue(storage, *(job() for _ in range(7)))
     assert [len(await claim(storage, 5)) for _ in range(3)] == [5, 2, 0]
 
@@ -75,9 +73,8 @@ async def concurrent_claimers_never_share_a_job(harness: Harness) -> None:
 
 
 @case(guarantees=(3,))
-async def a_claimed_job_is_not_claimed_again(harness: Harness) -> None:
+async def a_claimed_job_is_not_claimed_again(storage: Storage) -> None:
     """While a job is processing nobody else gets it, not even the same worker."""
-    storage = await harness.open()
     await enqueue(storage, job("mine"))
     held = await claim_one(storage)
     assert await claim(storage, 10) == []
@@ -86,9 +83,8 @@ async def a_claimed_job_is_not_claimed_again(harness: Harness) -> None:
 
 
 @case(guarantees=(17,), needs=(NAME_FILTER,))
-async def only_the_names_asked_for_are_claimed(harness: Harness) -> None:
+async def only_the_names_asked_for_are_claimed(storage: Storage) -> None:
     """A claim returns only jobs of the names in `leases`, each with its own lease; the others stay queued."""
-    storage = await harness.open()
     await enqueue(storage, job("a", name="alpha"), job("b", name="beta"), job("c", name="gamma"))
     held = await storage.claim("worker", leases={"alpha": LEASE, "gamma": 2 * LEASE}, limit=10)
     assert {one.job_id: one.lease for one in held} == {"a": LEASE, "c": 2 * LEASE}
@@ -96,27 +92,23 @@ async def only_the_names_asked_for_are_claimed(harness: Harness) -> None:
 
 
 @case(guarantees=(17,))
-async def the_catch_all_covers_every_other_name(harness: Harness) -> None:
+async def the_catch_all_covers_every_other_name(storage: Storage) -> None:
     """Under `"*"` every name that is not listed is claimed with that lease; a listed name has its own."""
-    storage = await harness.open()
     await enqueue(storage, job("a", name="alpha"), job("b", name="beta"))
     held = await storage.claim("worker", leases={"alpha": 2 * LEASE, "*": LEASE}, limit=10)
     assert {one.job_id: one.lease for one in held} == {"a": 2 * LEASE, "b": LEASE}
 
 
 @case(guarantees=(17,), needs=(NAME_FILTER,))
-async def another_names_backlog_hides_nothing(harness: Harness) -> None:
+async def another_names_backlog_hides_nothing(storage: Storage) -> None:
     """A backlog of 300 jobs of other names does not keep the wanted job from being claimed."""
-    storage = await harness.open()
     await enqueue(storage, *(job(name="other") for _ in range(300)), job("wanted", name="mine"))
     assert ids(await storage.claim("worker", leases={"mine": LEASE}, limit=10)) == ["wanted"]
 
 
 @case(guarantees=(22,))
-async def a_paused_queue_gives_nothing(harness: Harness) -> None:
+async def a_paused_queue_gives_nothing(storage: Storage, other: Storage) -> None:
     """No client can claim from a paused queue; running jobs go on, and the rest can be claimed after `resume`."""
-    storage = await harness.open()
-    other = await harness.open(storage.queue)
     await enqueue(storage, job("running"), job("waiting"))
     held = await claim_one(storage)
     await storage.pause()

@@ -35,9 +35,8 @@ def row(name: str, revision: int, due: datetime | None, body: str = "{}") -> Cro
 
 
 @case(guarantees=(28,), needs=(CRONS, CRON_ROWS))
-async def a_row_is_kept_as_it_was_given(harness: Harness) -> None:
+async def a_row_is_kept_as_it_was_given(storage: Storage) -> None:
     """Whatever its name and body are; its time to the millisecond. Rows come by name."""
-    storage = await harness.open()
     due = (await look(storage)).now.replace(microsecond=123_000) + HOUR
     rows = [row("a", 1, due, '{"text": "\\u0000 \u00e4 \U0001f600"}'), row("b \u00e4:%{x}", 1, None)]
     for one in reversed(rows):
@@ -47,10 +46,8 @@ async def a_row_is_kept_as_it_was_given(harness: Harness) -> None:
 
 
 @case(guarantees=(28,), needs=(CRONS, CRON_ROWS))
-async def a_row_is_replaced_once_from_each_revision(harness: Harness) -> None:
+async def a_row_is_replaced_once_from_each_revision(storage: Storage, other: Storage) -> None:
     """Of twenty callers one does it, and only its jobs are enqueued; a repeated call has no effect."""
-    storage = await harness.open()
-    other = await harness.open(storage.queue)
     now = (await look(storage)).now
     assert await replace_row(storage, row("a", 1, now))
     for revision in (2, 3):
@@ -70,9 +67,8 @@ async def a_row_is_replaced_once_from_each_revision(harness: Harness) -> None:
 
 
 @case(guarantees=(28,), needs=(CRONS, CRON_ROWS))
-async def the_jobs_of_a_tick_are_jobs_as_any(harness: Harness) -> None:
+async def the_jobs_of_a_tick_are_jobs_as_any(storage: Storage) -> None:
     """They wake whoever waits. One whose id is known is not enqueued again; the row is replaced all the same."""
-    storage = await harness.open()
     now = (await look(storage)).now
     assert await replace_row(storage, row("a", 1, now))
     waiting = asyncio.create_task(next_claim(storage))
@@ -87,9 +83,8 @@ async def the_jobs_of_a_tick_are_jobs_as_any(harness: Harness) -> None:
 
 
 @case(guarantees=(28,), needs=(CRONS, CRON_ROWS))
-async def a_paused_queue_gets_the_jobs_of_a_tick(harness: Harness) -> None:
+async def a_paused_queue_gets_the_jobs_of_a_tick(storage: Storage) -> None:
     """They wait, as all others do."""
-    storage = await harness.open()
     await storage.pause()
     assert await replace_row(storage, row("a", 1, None), job("first"))
     assert await claim(storage) == []
@@ -98,9 +93,8 @@ async def a_paused_queue_gets_the_jobs_of_a_tick(harness: Harness) -> None:
 
 
 @case(guarantees=(28,), needs=(CRONS, CRON_ROWS, MOVES_TIME))
-async def what_is_due_is_found(harness: Harness) -> None:
+async def what_is_due_is_found(harness: Harness, storage: Storage) -> None:
     """The longest due first; what is never due, or later, is not among it, and says when the next look is worth it."""
-    storage = await harness.open()
     now = (await look(storage)).now.replace(microsecond=0)
     for name, hours in (("late", 3), ("soon", 1), ("between", 2)):
         assert await replace_row(storage, row(name, 1, now + hours * HOUR))
@@ -125,9 +119,8 @@ async def rows_belong_to_their_queue(harness: Harness) -> None:
 
 
 @case(guarantees=(28,), needs=(CRONS, CRON_ROWS))
-async def rows_outlive_the_storage_object(harness: Harness) -> None:
+async def rows_outlive_the_storage_object(harness: Harness, storage: Storage) -> None:
     """And whatever becomes of their jobs."""
-    storage = await harness.open()
     assert await replace_row(storage, row("a", 1, None), job("first"))
     await storage.remove(["first"])
     again = await harness.open(storage.queue)

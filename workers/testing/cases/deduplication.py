@@ -63,9 +63,8 @@ async def _try(storage: Storage, deduplication: Deduplication, payload: bytes = 
 
 
 @case(guarantees=(2,), needs=(DEDUPLICATION,))
-async def a_key_is_taken_while_its_job_has_not_finished(harness: Harness) -> None:
+async def a_key_is_taken_while_its_job_has_not_finished(storage: Storage) -> None:
     """By `simple` another enqueue is told the job that has the key: scheduled, queued, running or failing."""
-    storage = await harness.open()
     await enqueue(storage, job("first", delay=HOUR, deduplication=_simple()))
     assert await _try(storage, _simple()) == _duplicate("first", JobState.SCHEDULED)
     await storage.promote(["first"])
@@ -130,9 +129,8 @@ async def ends_from_outside_free_a_key(harness: Harness) -> None:
 
 
 @case(guarantees=(2,), needs=(DEDUPLICATION,))
-async def a_chain_keeps_its_key(harness: Harness) -> None:
+async def a_chain_keeps_its_key(storage: Storage) -> None:
     """The key is taken until the last link has completed."""
-    storage = await harness.open()
     await enqueue(storage, job("chain", deduplication=_simple()))
     await apply(storage, continued(await claim_one(storage)))
     assert await _try(storage, _simple()) == _duplicate("chain", JobState.QUEUED)
@@ -144,9 +142,8 @@ async def a_chain_keeps_its_key(harness: Harness) -> None:
 
 
 @case(guarantees=(2,), needs=(DEDUPLICATION,))
-async def release_recovery_and_retry_leave_keys_alone(harness: Harness) -> None:
+async def release_recovery_and_retry_leave_keys_alone(harness: Harness, storage: Storage) -> None:
     """A released or recovered job keeps its key; a failed job that is retried does not get it back."""
-    storage = await harness.open()
     await enqueue(storage, job("first", deduplication=_simple()))
     await apply(storage, released(await claim_one(storage)))
     assert await _try(storage, _simple()) == _duplicate("first", JobState.QUEUED)
@@ -173,9 +170,8 @@ async def a_hundred_producers_of_a_key_insert_one_job(harness: Harness) -> None:
 
 
 @case(guarantees=(2,), needs=(DEDUPLICATION,))
-async def a_throttled_key_is_taken_for_its_time(harness: Harness) -> None:
+async def a_throttled_key_is_taken_for_its_time(harness: Harness, storage: Storage) -> None:
     """By `throttle` the key is taken for a time from when its job is due, whatever becomes of the job."""
-    storage = await harness.open()
     await enqueue(storage, job("first", deduplication=_throttle(4 * harness.moment), keep=HOUR))
     await apply(storage, dropped(await claim_one(storage)))
     assert await _try(storage, _throttle()) == _duplicate("first", None)
@@ -188,9 +184,8 @@ async def a_throttled_key_is_taken_for_its_time(harness: Harness) -> None:
 
 
 @case(guarantees=(2,), needs=(DEDUPLICATION,))
-async def a_debounced_job_runs_with_the_last_payload(harness: Harness) -> None:
+async def a_debounced_job_runs_with_the_last_payload(harness: Harness, storage: Storage) -> None:
     """By `debounce` each enqueue replaces the waiting job's payload; once that is claimed, the next is a new job."""
-    storage = await harness.open()
     await enqueue(storage, job("first", payload=b"1", priority=3, deduplication=_debounce()))
     assert await state(storage, "first") is JobState.SCHEDULED
     assert await _try(storage, _debounce(), b"2") == _duplicate("first", JobState.SCHEDULED)
@@ -205,9 +200,8 @@ async def a_debounced_job_runs_with_the_last_payload(harness: Harness) -> None:
 
 
 @case(guarantees=(2,), needs=(DEDUPLICATION,))
-async def a_debounce_starts_the_wait_anew(harness: Harness) -> None:
+async def a_debounce_starts_the_wait_anew(harness: Harness, storage: Storage) -> None:
     """A debounced job that is due, or was promoted, waits again for the time of the last enqueue, and runs once."""
-    storage = await harness.open()
     await enqueue(storage, job("first", ordering_key="o", deduplication=_debounce(harness.moment)))
     await harness.advance(harness.moment)
     assert await _try(storage, _debounce()) == _duplicate("first", JobState.SCHEDULED)
@@ -224,9 +218,8 @@ async def a_debounce_starts_the_wait_anew(harness: Harness) -> None:
 
 
 @case(guarantees=(2,), needs=(DEDUPLICATION,))
-async def a_failed_debounced_job_is_retried_at_once(harness: Harness) -> None:
+async def a_failed_debounced_job_is_retried_at_once(storage: Storage) -> None:
     """When an operator retries a failed job that was debounced, it does not wait again, and takes no key."""
-    storage = await harness.open()
     await enqueue(storage, job("first", deduplication=_debounce()))
     await storage.promote(["first"])
     await apply(storage, failed(await claim_one(storage)))
@@ -237,9 +230,8 @@ async def a_failed_debounced_job_is_retried_at_once(harness: Harness) -> None:
 
 
 @case(guarantees=(2,), needs=(DEDUPLICATION,))
-async def a_debounced_key_is_free_when_its_job_is_gone(harness: Harness) -> None:
+async def a_debounced_key_is_free_when_its_job_is_gone(storage: Storage) -> None:
     """A debounced job that was cancelled, removed or drained no longer has its key."""
-    storage = await harness.open()
     await enqueue(storage, job("first", deduplication=_debounce()))
     await storage.cancel("first")
     await enqueue(storage, job("second", deduplication=_debounce()))
@@ -250,9 +242,8 @@ async def a_debounced_key_is_free_when_its_job_is_gone(harness: Harness) -> None
 
 
 @case(guarantees=(2,), needs=(DEDUPLICATION,))
-async def the_mode_of_the_one_that_has_the_key_decides(harness: Harness) -> None:
+async def the_mode_of_the_one_that_has_the_key_decides(storage: Storage) -> None:
     """A duplicate by another mode changes neither how long the key is taken nor the payload."""
-    storage = await harness.open()
     await enqueue(storage, job("first", payload=b"1", deduplication=_simple()))
     assert await _try(storage, _debounce(), b"2") == _duplicate("first", JobState.QUEUED)
     held = await claim_one(storage)
@@ -262,9 +253,8 @@ async def the_mode_of_the_one_that_has_the_key_decides(harness: Harness) -> None
 
 
 @case(guarantees=(2,), needs=(DEDUPLICATION,))
-async def jobs_of_one_call_with_one_key_are_a_group(harness: Harness) -> None:
+async def jobs_of_one_call_with_one_key_are_a_group(harness: Harness, storage: Storage) -> None:
     """A group is inserted as a whole, or told which job has its key; other jobs of the call are independent of it."""
-    storage = await harness.open()
     for mode in MODES:
         await enqueue(
             storage,
@@ -294,9 +284,8 @@ async def jobs_of_one_call_with_one_key_are_a_group(harness: Harness) -> None:
 
 
 @case(guarantees=(2,), needs=(DEDUPLICATION,))
-async def a_large_group_is_one(harness: Harness) -> None:
+async def a_large_group_is_one(storage: Storage) -> None:
     """A group of 1 100 jobs is inserted as a whole, and answered as a whole."""
-    storage = await harness.open()
     names = [f"job-{number:04}" for number in range(1_100)]
     await enqueue(storage, *(job(name, deduplication=_simple()) for name in names))
     again = await storage.enqueue([job(deduplication=_simple()) for _ in names])
@@ -305,9 +294,8 @@ async def a_large_group_is_one(harness: Harness) -> None:
 
 
 @case(guarantees=(2,), needs=(DEDUPLICATION,))
-async def the_first_of_a_group_has_the_key(harness: Harness) -> None:
+async def the_first_of_a_group_has_the_key(storage: Storage) -> None:
     """By `simple` the key is free once the first job of the group has finished, whatever the others do."""
-    storage = await harness.open()
     await enqueue(storage, job("a", deduplication=_simple()), job("b", deduplication=_simple()))
     await storage.remove(["b"])
     assert await _try(storage, _simple()) == _duplicate("a", JobState.QUEUED)
@@ -316,9 +304,8 @@ async def the_first_of_a_group_has_the_key(harness: Harness) -> None:
 
 
 @case(guarantees=(2,), needs=(DEDUPLICATION,))
-async def an_id_that_exists_takes_no_key(harness: Harness) -> None:
+async def an_id_that_exists_takes_no_key(storage: Storage) -> None:
     """An id is checked before the key: one that exists is answered as without a key, and the key stays free."""
-    storage = await harness.open()
     await enqueue(storage, job("there"), job("done"))
     await apply(storage, completed(await claim_one(storage), b"1"), completed(await claim_one(storage), b"2"))
     await enqueue(storage, job("waits"))
@@ -341,9 +328,8 @@ async def a_key_is_any_text(harness: Harness) -> None:
 
 
 @case(guarantees=(12,), needs=(DEDUPLICATION, MEASURES))
-async def keys_are_swept(harness: Harness) -> None:
+async def keys_are_swept(harness: Harness, storage: Storage) -> None:
     """After a sweep nothing is left of a key whose time is over, nor of one whose job has gone."""
-    storage = await harness.open()
     many = 200
     before = await harness.entries(storage)
     for key in map(str, range(many)):
@@ -371,9 +357,8 @@ async def keys_are_seen_by_later_clients(harness: Harness) -> None:
 
 
 @case(guarantees=(24,))
-async def a_storage_without_keys_says_so(harness: Harness) -> None:
+async def a_storage_without_keys_says_so(harness: Harness, storage: Storage) -> None:
     """Without `capabilities.deduplication` a key is refused with `Unsupported`, and nothing is inserted."""
-    storage = await harness.open()
     jobs = [job("plain"), job("keyed", deduplication=_simple())]
     try:
         answers = await storage.enqueue(jobs)

@@ -55,9 +55,8 @@ FINISHERS: Final = 50
 
 
 @case(guarantees=(21, 25), needs=(DEPENDENCIES,))
-async def it_is_known_who_waits_for_whom(harness: Harness) -> None:
+async def it_is_known_who_waits_for_whom(storage: Storage) -> None:
     """A storage tells whom a job still waits for, and who waits for it, until they wait no more."""
-    storage = await harness.open()
     assert isinstance(storage, KnowsDependencies)
     await enqueue(storage, job("one"), job("two"), follower("last", "one", "two"), follower("other", "two"))
     here = storage.queue
@@ -89,9 +88,8 @@ async def _because_of(storage: Storage, job_id: str, *words: str) -> None:
 
 
 @case(guarantees=(25,), needs=(DEPENDENCIES,))
-async def a_job_waits_for_all_it_follows(harness: Harness) -> None:
+async def a_job_waits_for_all_it_follows(storage: Storage) -> None:
     """A job that follows two runs when both have completed and no sooner; releases and retries are no ends."""
-    storage = await harness.open()
     await enqueue(storage, job("one"), job("other"), follower("last", "one", "other", "one"))
     assert (await storage.enqueue([follower("last", "one")]))[0].existing_state is JobState.WAITING
     one, other = await claim(storage, 5)
@@ -112,9 +110,8 @@ async def a_job_waits_for_all_it_follows(harness: Harness) -> None:
 
 
 @case(guarantees=(25,), needs=(DEPENDENCIES,))
-async def a_record_dropped_at_once_has_released(harness: Harness) -> None:
+async def a_record_dropped_at_once_has_released(storage: Storage) -> None:
     """Dependencies that leave no record release in the step that ends them, whether they complete or fail."""
-    storage = await harness.open()
     await enqueue(storage, job("done"), job("bad", keep_failed=DROP))
     await enqueue(storage, follower("after-done", "done"), follower("after-bad", "bad"))
     done, bad = await claim(storage, 2)
@@ -125,9 +122,8 @@ async def a_record_dropped_at_once_has_released(harness: Harness) -> None:
 
 
 @case(guarantees=(25,), needs=(DEPENDENCIES,))
-async def what_did_not_complete_fails_its_dependents(harness: Harness) -> None:
+async def what_did_not_complete_fails_its_dependents(harness: Harness, storage: Storage) -> None:
     """A dependency that fails, stalls, is stopped, cancelled or removed fails its dependents, and theirs, at once."""
-    storage = await harness.open()
     names = ("failed", "stopped", "stalled", "cancelled", "removed")
     for name in names:
         await enqueue(storage, job(name, max_attempts=1, priority=names.index(name)))
@@ -151,9 +147,8 @@ async def what_did_not_complete_fails_its_dependents(harness: Harness) -> None:
 
 
 @case(guarantees=(25,), needs=(DEPENDENCIES,))
-async def it_may_run_however_they_end(harness: Harness) -> None:
+async def it_may_run_however_they_end(storage: Storage) -> None:
     """With `run` a job runs when all have ended: completed, failed, cancelled, removed, or unknown from the start."""
-    storage = await harness.open()
     names = ("done", "bad", "cancelled", "removed")
     await enqueue(storage, *(job(name) for name in names), follower("last", *names, "unknown", run=True))
     done, bad = await claim(storage, 2)
@@ -165,9 +160,8 @@ async def it_may_run_however_they_end(harness: Harness) -> None:
 
 
 @case(guarantees=(25,), needs=(DEPENDENCIES,))
-async def what_had_ended_counts_at_the_enqueue(harness: Harness) -> None:
+async def what_had_ended_counts_at_the_enqueue(storage: Storage) -> None:
     """Completed ones are not waited for; failed and cancelled ones fail the job at once, or not, as it says."""
-    storage = await harness.open()
     await enqueue(storage, job("done"), job("bad"), job("gone"))
     done, bad = await claim(storage, 2)
     await apply(storage, completed(done), failed(bad))
@@ -180,9 +174,8 @@ async def what_had_ended_counts_at_the_enqueue(harness: Harness) -> None:
 
 
 @case(guarantees=(24, 25), needs=(DEPENDENCIES,))
-async def unknown_dependencies_are_refused(harness: Harness) -> None:
+async def unknown_dependencies_are_refused(storage: Storage) -> None:
     """A job cannot follow an unknown or later one, nor itself: nothing of the call is stored. Repeats may be late."""
-    storage = await harness.open()
     for jobs in (
         [job("fine"), follower("one", "unknown")],
         [follower("one", "two"), follower("two", "one")],
@@ -204,9 +197,8 @@ async def unknown_dependencies_are_refused(harness: Harness) -> None:
 
 
 @case(guarantees=(25,), needs=(DEPENDENCIES,))
-async def a_call_may_build_a_whole_graph(harness: Harness) -> None:
+async def a_call_may_build_a_whole_graph(storage: Storage) -> None:
     """Jobs follow earlier ones of their call, up to 1 000 of them; priorities hold among those that are released."""
-    storage = await harness.open()
     leaves = [job(f"leaf-{number}") for number in range(1_000)]
     await enqueue(
         storage,
@@ -223,9 +215,8 @@ async def a_call_may_build_a_whole_graph(harness: Harness) -> None:
 
 
 @case(guarantees=(25,), needs=(DEPENDENCIES,))
-async def a_long_line_of_dependents_ends_in_one_step(harness: Harness) -> None:
+async def a_long_line_of_dependents_ends_in_one_step(storage: Storage) -> None:
     """The failure of the first fails 500 that follow one another, and what follows the last runs if it may."""
-    storage = await harness.open()
     line = [job("0"), *(follower(str(number), str(number - 1)) for number in range(1, 501))]
     await enqueue(storage, *line, follower("end", "500", run=True))
     await storage.cancel("0")
@@ -235,9 +226,8 @@ async def a_long_line_of_dependents_ends_in_one_step(harness: Harness) -> None:
 
 
 @case(guarantees=(16, 25), needs=(DEPENDENCIES,))
-async def its_delay_counts_from_its_release(harness: Harness) -> None:
+async def its_delay_counts_from_its_release(harness: Harness, storage: Storage) -> None:
     """A delayed job is scheduled when it is released, for its delay from then; its place is behind those that wait."""
-    storage = await harness.open()
     await enqueue(storage, job("first"), follower("later", "first", delay=harness.moment), follower("next", "first"))
     await enqueue(storage, job("second"))
     await harness.advance(2 * harness.moment)
@@ -252,9 +242,8 @@ async def its_delay_counts_from_its_release(harness: Harness) -> None:
 
 
 @case(guarantees=(7, 22, 25), needs=(DEPENDENCIES,))
-async def a_waiting_job_is_managed_like_others(harness: Harness) -> None:
+async def a_waiting_job_is_managed_like_others(storage: Storage) -> None:
     """It is cancelled, removed, or promoted, after which it follows nobody; what comes late does not touch it."""
-    storage = await harness.open()
     names = ("cancelled", "removed", "promoted")
     await enqueue(storage, job("first"), *(follower(name, "first", delay=HOUR) for name in names))
     await enqueue(storage, *(follower(f"after-{name}", name) for name in names))
@@ -274,9 +263,8 @@ async def a_waiting_job_is_managed_like_others(harness: Harness) -> None:
 
 
 @case(guarantees=(25,), needs=(DEPENDENCIES,))
-async def two_jobs_never_wait_for_each_other(harness: Harness) -> None:
+async def two_jobs_never_wait_for_each_other(storage: Storage) -> None:
     """Of one call a job follows earlier ones; a later one is unknown to it."""
-    storage = await harness.open()
     await enqueue(storage, follower("a", "b", run=True), follower("b", "a", run=True))
     first = await claim_one(storage)
     assert first.job_id == "a"
@@ -285,9 +273,8 @@ async def two_jobs_never_wait_for_each_other(harness: Harness) -> None:
 
 
 @case(guarantees=(22, 25), needs=(DEPENDENCIES, DEDUPLICATION))
-async def a_debounced_job_is_promoted_at_once(harness: Harness) -> None:
+async def a_debounced_job_is_promoted_at_once(storage: Storage) -> None:
     """Although it would wait on when those that it follows have ended."""
-    storage = await harness.open()
     debounce = Deduplication(key="key", mode=DeduplicationMode.DEBOUNCE, ttl=HOUR)
     await enqueue(storage, job("first"), follower("last", "first", deduplication=debounce))
     assert await storage.promote(["last"]) == 1
@@ -296,9 +283,8 @@ async def a_debounced_job_is_promoted_at_once(harness: Harness) -> None:
 
 
 @case(guarantees=(21, 22, 25), needs=(DEPENDENCIES,))
-async def waiting_jobs_are_counted_listed_and_drained(harness: Harness) -> None:
+async def waiting_jobs_are_counted_listed_and_drained(storage: Storage) -> None:
     """Waiting jobs are a state of their own for readers, in pages; a drain removes them and releases none."""
-    storage = await harness.open()
     await enqueue(storage, job("running"))
     await claim_one(storage)
     await enqueue(storage, job("first"), *(follower(str(number), "first", run=True) for number in range(5)))
@@ -314,9 +300,8 @@ async def waiting_jobs_are_counted_listed_and_drained(harness: Harness) -> None:
 
 
 @case(guarantees=(7, 22, 25), needs=(DEPENDENCIES,))
-async def jobs_that_follow_one_another_are_removed_together(harness: Harness) -> None:
+async def jobs_that_follow_one_another_are_removed_together(storage: Storage) -> None:
     """In whatever order they are named, and by a drain; also if what fails with another is not kept."""
-    storage = await harness.open()
     for keep in (HOUR, DROP):
         for named in (["a", "b", "c"], ["c", "b", "a"], None):
             await enqueue(storage, job("a"))
@@ -326,9 +311,8 @@ async def jobs_that_follow_one_another_are_removed_together(harness: Harness) ->
 
 
 @case(guarantees=(25,), needs=(DEPENDENCIES, OUTSIDE_ENDINGS))
-async def endings_from_outside_release(harness: Harness) -> None:
+async def endings_from_outside_release(storage: Storage) -> None:
     """A job completed from outside releases, also one that was waiting; a running one that is removed is gone."""
-    storage = await harness.open()
     await enqueue(storage, job("one"), follower("two", "one"), follower("three", "two"), follower("four", "one"))
     assert await storage.complete("two", b"2") is JobState.WAITING
     assert (await claim(storage, 5))[1].job_id == "three"
@@ -341,9 +325,8 @@ async def endings_from_outside_release(harness: Harness) -> None:
 
 
 @case(guarantees=(25,), needs=(DEPENDENCIES,))
-async def a_chain_is_followed_to_its_end(harness: Harness) -> None:
+async def a_chain_is_followed_to_its_end(storage: Storage) -> None:
     """A job that follows a chain runs after its last link; a job that was released may itself go on as a chain."""
-    storage = await harness.open()
     await enqueue(storage, job("chain"), follower("next", "chain"), follower("last", "next"))
     await apply(storage, continued(await claim_one(storage)))
     assert await state(storage, "next") is JobState.WAITING
@@ -355,9 +338,8 @@ async def a_chain_is_followed_to_its_end(harness: Harness) -> None:
 
 
 @case(guarantees=(25,), needs=(DEPENDENCIES,))
-async def a_retried_dependency_takes_nothing_back(harness: Harness) -> None:
+async def a_retried_dependency_takes_nothing_back(storage: Storage) -> None:
     """Those that failed because of it stay so; retried themselves, they run at once; a new generation may follow it."""
-    storage = await harness.open()
     await enqueue(storage, job("first"), follower("second", "first"), follower("third", "first"))
     await apply(storage, failed(await claim_one(storage)))
     assert await storage.retry(["first", "second"]) == 2
@@ -371,9 +353,8 @@ async def a_retried_dependency_takes_nothing_back(harness: Harness) -> None:
 
 
 @case(guarantees=(15, 25), needs=(DEPENDENCIES, ORDERING_KEYS))
-async def a_waiting_job_holds_no_ordering_key(harness: Harness) -> None:
+async def a_waiting_job_holds_no_ordering_key(storage: Storage) -> None:
     """Others of its key run while it waits; once released it takes its turn."""
-    storage = await harness.open()
     await enqueue(storage, job("first"), follower("second", "first", ordering_key="key"))
     await enqueue(storage, job("other", ordering_key="key"))
     first, other = await claim(storage, 5)
@@ -385,9 +366,8 @@ async def a_waiting_job_holds_no_ordering_key(harness: Harness) -> None:
 
 
 @case(guarantees=(2, 25), needs=(DEPENDENCIES, DEDUPLICATION))
-async def a_waiting_job_holds_its_deduplication_key(harness: Harness) -> None:
+async def a_waiting_job_holds_its_deduplication_key(harness: Harness, storage: Storage) -> None:
     """A second job of the key is a duplicate while it waits; a debounce replaces its payload and it goes on waiting."""
-    storage = await harness.open()
     simple = Deduplication(key="simple")
     debounce = Deduplication(key="debounce", mode="debounce", ttl=harness.moment)  # type: ignore[arg-type]  # a word
     await enqueue(storage, job("first"), follower("one", "first", deduplication=simple))
@@ -405,10 +385,8 @@ async def a_waiting_job_holds_its_deduplication_key(harness: Harness) -> None:
 
 
 @case(guarantees=(19, 20, 25), needs=(DEPENDENCIES,))
-async def a_release_wakes_waiting_workers(harness: Harness) -> None:
+async def a_release_wakes_waiting_workers(storage: Storage, other: Storage) -> None:
     """A worker asleep gets a job that another client's settlement releases, and subscribers hear of its release."""
-    storage = await harness.open()
-    other = await harness.open(storage.queue)
     await enqueue(storage, job("first"), follower("second", "first"))
     first = await claim_one(storage)
     waiter = asyncio.create_task(next_claim(other))
@@ -420,9 +398,8 @@ async def a_release_wakes_waiting_workers(harness: Harness) -> None:
 
 
 @case(guarantees=(25,), needs=(DEPENDENCIES,))
-async def concurrent_finishers_strand_nobody(harness: Harness) -> None:
+async def concurrent_finishers_strand_nobody(harness: Harness, storage: Storage) -> None:
     """When 50 clients end the dependencies of a job at the same moment, it is released exactly once."""
-    storage = await harness.open()
     clients = [await harness.open(storage.queue) for _ in range(5)]
     names = [str(number) for number in range(FINISHERS)]
     await enqueue(storage, *map(job, names), follower("all", *names), follower("any", *names, run=True))
@@ -434,10 +411,8 @@ async def concurrent_finishers_strand_nobody(harness: Harness) -> None:
 
 
 @case(guarantees=(25,), needs=(DEPENDENCIES,))
-async def an_enqueue_beside_the_end_is_not_left_behind(harness: Harness) -> None:
+async def an_enqueue_beside_the_end_is_not_left_behind(storage: Storage, other: Storage) -> None:
     """Jobs that begin to follow another while it ends are released all the same."""
-    storage = await harness.open()
-    other = await harness.open(storage.queue)
     for number in range(10):
         await enqueue(storage, job(f"first-{number}"))
         held = await claim_one(storage)
@@ -449,9 +424,8 @@ async def an_enqueue_beside_the_end_is_not_left_behind(harness: Harness) -> None
 
 
 @case(guarantees=(12, 25), needs=(DEPENDENCIES, MEASURES))
-async def what_was_waited_for_leaves_nothing(harness: Harness) -> None:
+async def what_was_waited_for_leaves_nothing(harness: Harness, storage: Storage) -> None:
     """However they end, nothing is left of who followed whom."""
-    storage = await harness.open()
     await enqueue(storage, job("x", keep=DROP))
     await apply(storage, completed(await claim_one(storage)))
     before = await harness.entries(storage)
@@ -468,9 +442,8 @@ async def what_was_waited_for_leaves_nothing(harness: Harness) -> None:
 
 
 @case(guarantees=(25,), needs=(DEPENDENCIES,))
-async def a_late_settle_releases_nobody(harness: Harness) -> None:
+async def a_late_settle_releases_nobody(harness: Harness, storage: Storage) -> None:
     """A claim that was lost ends nothing that others wait for."""
-    storage = await harness.open()
     await enqueue(storage, job("first"), follower("second", "first"))
     (late,) = await crash(harness, storage)
     await recover(harness, storage, 1)
@@ -482,9 +455,8 @@ async def a_late_settle_releases_nobody(harness: Harness) -> None:
 
 
 @case(guarantees=(24,))
-async def a_storage_without_dependencies_says_so(harness: Harness) -> None:
+async def a_storage_without_dependencies_says_so(harness: Harness, storage: Storage) -> None:
     """Without `capabilities.dependencies` such a job is refused with `Unsupported`, and nothing is stored."""
-    storage = await harness.open()
     await enqueue(storage, job("first"))
     try:
         await storage.enqueue([job("alone"), follower("second", "first")])

@@ -6,6 +6,7 @@ import asyncio
 from datetime import timedelta
 
 from workers.jobs import EnqueueResult, EnqueueStatus, JobState, Renewal
+from workers.storage.base import Storage
 from workers.testing.case import case
 from workers.testing.harness import Harness
 from workers.testing.steps import (
@@ -40,9 +41,8 @@ async def acknowledged_jobs_are_seen_by_every_client(harness: Harness) -> None:
 
 
 @case(guarantees=(23,))
-async def a_batch_answers_in_order(harness: Harness) -> None:
+async def a_batch_answers_in_order(storage: Storage) -> None:
     """Each job of a batch gets its own answer, in the order of the batch; an empty batch gets none."""
-    storage = await harness.open()
     known = job()
     await enqueue(storage, known)
     first, second = job(), job()
@@ -57,18 +57,16 @@ async def a_batch_answers_in_order(harness: Harness) -> None:
 
 
 @case(guarantees=(2, 23))
-async def the_first_of_a_batch_wins(harness: Harness) -> None:
+async def the_first_of_a_batch_wins(storage: Storage) -> None:
     """An id that occurs twice in one batch is inserted once, as it occurred first."""
-    storage = await harness.open()
     results = await storage.enqueue([job("twice", payload=b"first"), job("twice", payload=b"second")])
     assert [result.status for result in results] == [EnqueueStatus.QUEUED, EnqueueStatus.DUPLICATE]
     assert [held.payload for held in await claim(storage, 5)] == [b"first"]
 
 
 @case(guarantees=(2, 23))
-async def a_large_batch_is_enqueued_whole(harness: Harness) -> None:
+async def a_large_batch_is_enqueued_whole(storage: Storage) -> None:
     """A batch of 1 100 jobs is 1 100 jobs for every verb that takes a batch."""
-    storage = await harness.open()
     jobs = [job(f"job-{number:04}") for number in range(1_100)]
     names = [new.id for new in jobs]
     await enqueue(storage, *jobs)
@@ -83,9 +81,8 @@ async def a_large_batch_is_enqueued_whole(harness: Harness) -> None:
 
 
 @case(guarantees=(2,))
-async def an_unfinished_id_is_a_duplicate(harness: Harness) -> None:
+async def an_unfinished_id_is_a_duplicate(storage: Storage) -> None:
     """The id of a scheduled, queued, processing or failing job is not inserted again; its state is reported."""
-    storage = await harness.open()
 
     async def again(new_id: str) -> tuple[EnqueueStatus, JobState | None]:
         result = (await storage.enqueue([job(new_id)]))[0]
@@ -102,9 +99,8 @@ async def an_unfinished_id_is_a_duplicate(harness: Harness) -> None:
 
 
 @case(guarantees=(2,))
-async def a_completed_id_answers_with_its_result(harness: Harness) -> None:
+async def a_completed_id_answers_with_its_result(storage: Storage) -> None:
     """A job whose id has completed is not run again; its stored result comes with the answer."""
-    storage = await harness.open()
     await enqueue(storage, job("done"))
     await apply(storage, completed(await claim_one(storage), b'{"sum":3}'))
     results = await storage.enqueue([job("done")])
@@ -115,9 +111,8 @@ async def a_completed_id_answers_with_its_result(harness: Harness) -> None:
 
 
 @case(guarantees=(2,))
-async def a_failed_id_starts_a_new_generation(harness: Harness) -> None:
+async def a_failed_id_starts_a_new_generation(storage: Storage) -> None:
     """A failed id may be enqueued again: fresh attempts, the new payload, and nothing left of the old record."""
-    storage = await harness.open()
     await enqueue(storage, job("again", payload=b"old", max_attempts=1))
     await apply(storage, failed(await claim_one(storage)))
     await enqueue(storage, job("again", payload=b"new", max_attempts=5))
@@ -129,9 +124,8 @@ async def a_failed_id_starts_a_new_generation(harness: Harness) -> None:
 
 
 @case(guarantees=(2,))
-async def a_dropped_id_starts_a_new_generation(harness: Harness) -> None:
+async def a_dropped_id_starts_a_new_generation(storage: Storage) -> None:
     """An id whose record vanished when it completed may be enqueued again."""
-    storage = await harness.open()
     await enqueue(storage, job("gone"))
     await apply(storage, dropped(await claim_one(storage)))
     assert await state(storage, "gone") is None
@@ -167,9 +161,8 @@ async def a_hundred_producers_start_one_generation(harness: Harness) -> None:
 
 
 @case(guarantees=(16,))
-async def a_delayed_job_runs_when_it_is_due(harness: Harness) -> None:
+async def a_delayed_job_runs_when_it_is_due(harness: Harness, storage: Storage) -> None:
     """A delayed job is scheduled until its delay is over; then it reads as queued and can be claimed."""
-    storage = await harness.open()
     await enqueue(storage, job("soon", delay=harness.moment), job("later", delay=HOUR))
     assert await state(storage, "later") is JobState.SCHEDULED
     await harness.advance(harness.moment)
@@ -179,9 +172,8 @@ async def a_delayed_job_runs_when_it_is_due(harness: Harness) -> None:
 
 
 @case(guarantees=(16, 24))
-async def the_longest_delay_is_kept(harness: Harness) -> None:
+async def the_longest_delay_is_kept(harness: Harness, storage: Storage) -> None:
     """The longest delay that the storage takes (100 years unless it declares less) is kept and does not overflow."""
-    storage = await harness.open()
     longest = harness.capabilities.longest_delay
     await enqueue(storage, job("far", delay=longest))
     far = await status(storage, "far")

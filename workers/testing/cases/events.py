@@ -32,9 +32,8 @@ KIND = JobEventKind
 
 
 @case(guarantees=(20,))
-async def a_jobs_life_is_told_in_order(harness: Harness) -> None:
+async def a_jobs_life_is_told_in_order(harness: Harness, storage: Storage) -> None:
     """A subscriber on another client hears every change of its job in order, and of no other job."""
-    storage = await harness.open()
     listener = await harness.open(storage.queue)
     async with listener.subscribe("job") as subscription:
         await enqueue(storage, job("noise", delay=HOUR), job("job"))
@@ -47,9 +46,8 @@ async def a_jobs_life_is_told_in_order(harness: Harness) -> None:
 
 
 @case(guarantees=(14, 20))
-async def every_jobs_changes_are_told(harness: Harness) -> None:
+async def every_jobs_changes_are_told(harness: Harness, storage: Storage) -> None:
     """`events` reports all jobs of the queue, and none of another queue."""
-    storage = await harness.open()
     elsewhere = await harness.open()
     async with storage.events() as subscription:
         await enqueue(elsewhere, job("elsewhere"))
@@ -61,9 +59,8 @@ async def every_jobs_changes_are_told(harness: Harness) -> None:
 
 
 @case(guarantees=(20,))
-async def a_subscription_is_confirmed_before_it_starts(harness: Harness) -> None:
+async def a_subscription_is_confirmed_before_it_starts(harness: Harness, storage: Storage) -> None:
     """What happens right after the context is entered is heard, every one of 20 times."""
-    storage = await harness.open()
     listener = await harness.open(storage.queue)
     for number in range(20):
         async with listener.subscribe(f"job-{number}") as subscription:
@@ -72,9 +69,8 @@ async def a_subscription_is_confirmed_before_it_starts(harness: Harness) -> None
 
 
 @case(guarantees=(20,))
-async def waiters_of_one_job_are_independent(harness: Harness) -> None:
+async def waiters_of_one_job_are_independent(storage: Storage) -> None:
     """Several waiters of one id each hear its end; one that leaves takes nothing from the others."""
-    storage = await harness.open()
     await enqueue(storage, job("job"))
     held = await claim_one(storage)
     async with storage.subscribe("job") as first, storage.subscribe("job") as second:
@@ -86,9 +82,8 @@ async def waiters_of_one_job_are_independent(harness: Harness) -> None:
 
 
 @case(guarantees=(20,))
-async def an_impatient_waiter_loses_nothing(harness: Harness) -> None:
+async def an_impatient_waiter_loses_nothing(storage: Storage) -> None:
     """An event that comes after a cancelled `get` is returned by the next one."""
-    storage = await harness.open()
     async with storage.subscribe("job") as subscription:
         impatient = asyncio.create_task(subscription.get())
         await asyncio.sleep(0)
@@ -100,9 +95,8 @@ async def an_impatient_waiter_loses_nothing(harness: Harness) -> None:
 
 
 @case(guarantees=(5, 20))
-async def a_recovered_job_is_told(harness: Harness) -> None:
+async def a_recovered_job_is_told(harness: Harness, storage: Storage) -> None:
     """Subscribers hear that a job which the reaper brings back is queued again."""
-    storage = await harness.open()
     await enqueue(storage, job("job"))
     await crash(harness, storage)
     async with storage.subscribe("job") as subscription:
@@ -111,10 +105,8 @@ async def a_recovered_job_is_told(harness: Harness) -> None:
 
 
 @case(guarantees=(7, 20))
-async def a_cancel_request_is_told(harness: Harness) -> None:
+async def a_cancel_request_is_told(storage: Storage, other: Storage) -> None:
     """A worker that listens hears of a cancel request before its next renewal."""
-    storage = await harness.open()
-    other = await harness.open(storage.queue)
     await enqueue(storage, job("job"))
     await claim_one(storage)
     async with storage.events() as subscription:
@@ -123,10 +115,8 @@ async def a_cancel_request_is_told(harness: Harness) -> None:
 
 
 @case(guarantees=(20,))
-async def the_result_is_there_when_the_end_is_told(harness: Harness) -> None:
+async def the_result_is_there_when_the_end_is_told(storage: Storage, other: Storage) -> None:
     """A subscriber who hears that a job completed can read its result at once."""
-    storage = await harness.open()
-    other = await harness.open(storage.queue)
     await enqueue(storage, *(job(f"job-{number}") for number in range(10)))
     for number in range(10):
         async with other.subscribe(f"job-{number}") as subscription:
@@ -135,13 +125,11 @@ async def the_result_is_there_when_the_end_is_told(harness: Harness) -> None:
 
 
 @case(guarantees=(6, 20), needs=(RESULTS_TOLD,))
-async def a_small_result_travels_with_the_end(harness: Harness) -> None:
+async def a_small_result_travels_with_the_end(harness: Harness, storage: Storage, other: Storage) -> None:
     """A result of up to 4 KiB that is soon gone, or not kept at all, is in the event.
 
     So is that of a chain's last link, and of a completion from outside.
     """
-    storage = await harness.open()
-    other = await harness.open(storage.queue)
     results = {"soon": b"", "now": b"x" * 4_096, "chain": b"\x00 \n:%\xff", "outside": b'"1"'}
     for name, result in results.items():
         if name == "outside" and not harness.capabilities.outside_endings:
@@ -163,9 +151,8 @@ async def a_small_result_travels_with_the_end(harness: Harness) -> None:
 
 
 @case(guarantees=(6, 20))
-async def a_large_result_waits_to_be_read(harness: Harness) -> None:
+async def a_large_result_waits_to_be_read(harness: Harness, storage: Storage) -> None:
     """One of more than 4 KiB is kept for a minute at least, however short its job is to be kept, unless nothing is."""
-    storage = await harness.open()
     large = b"x" * 4_097
     await enqueue(storage, *(job(name, keep=harness.moment) for name in ("short", "chosen", "outside", "dropped")))
     short, chosen, outside, dropped = await claim(storage, 4)

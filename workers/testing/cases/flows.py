@@ -6,16 +6,15 @@ from workers.errors import Unsupported
 from workers.flows import FlowJob
 from workers.jobs import EnqueueStatus, JobRef, JobState, Suspended
 from workers.queue import Queue
-from workers.storage.base import FlowStorage
+from workers.storage.base import FlowStorage, Storage
 from workers.testing.case import FLOWS, case
 from workers.testing.harness import Harness
 from workers.testing.steps import apply, claim, claim_one, completed, enqueue, job, state
 
 
 @case(guarantees=(24,))
-async def a_storage_without_flows_says_so(harness: Harness) -> None:
+async def a_storage_without_flows_says_so(harness: Harness, storage: Storage) -> None:
     """Without `capabilities.flows` a flow is refused with `Unsupported`, and nothing is inserted."""
-    storage = await harness.open()
     tree = FlowJob(payload=None, id="parent", children=[FlowJob(payload=None, id="child")])
     async with Queue(storage) as queue:
         try:
@@ -47,9 +46,8 @@ async def a_parent_waits_for_its_children(harness: Harness) -> None:
 
 
 @case(guarantees=(4, 24), needs=(FLOWS,))
-async def nobody_waits_without_an_unfinished_child(harness: Harness) -> None:
+async def nobody_waits_without_an_unfinished_child(storage: Storage) -> None:
     """A job that wants to wait for children, and has none, is claimable at once, and the attempt is not counted."""
-    storage = await harness.open()
     await enqueue(storage, job("alone"))
     await apply(storage, Suspended(claim=await claim_one(storage)))
     assert (await claim_one(storage)).attempt == 1

@@ -11,6 +11,7 @@ from workers.jobs import (
     JobState,
     SettleStatus,
 )
+from workers.storage.base import Storage
 from workers.testing.case import DEPENDENCIES, case
 from workers.testing.cases.dependencies import follower
 from workers.testing.harness import Harness
@@ -29,9 +30,8 @@ from workers.testing.steps import (
 
 
 @case(guarantees=(6, 25), needs=(DEPENDENCIES,))
-async def what_follows_a_completion_waits_for_others(harness: Harness) -> None:
+async def what_follows_a_completion_waits_for_others(storage: Storage) -> None:
     """A job that is enqueued by a completion may follow others, and runs when the last of them has completed."""
-    storage = await harness.open()
     await enqueue(storage, job("first"), job("second"), job("third"))
     first, second, third = await claim(storage, 3)
     then = follower("last", "second", "third")
@@ -44,9 +44,8 @@ async def what_follows_a_completion_waits_for_others(harness: Harness) -> None:
 
 
 @case(guarantees=(6, 25), needs=(DEPENDENCIES,))
-async def what_follows_a_completion_learns_of_ends_before(harness: Harness) -> None:
+async def what_follows_a_completion_learns_of_ends_before(storage: Storage) -> None:
     """Of the others one has completed, one failed and one is unknown: it fails, or runs however they ended."""
-    storage = await harness.open()
     await enqueue(storage, job("done"), job("bad"))
     done, bad = await claim(storage, 2)
     await apply(storage, completed(done), failed(bad))
@@ -66,9 +65,8 @@ async def what_follows_a_completion_learns_of_ends_before(harness: Harness) -> N
 
 
 @case(guarantees=(6, 25), needs=(DEPENDENCIES,))
-async def a_chain_goes_on_after_others(harness: Harness) -> None:
+async def a_chain_goes_on_after_others(harness: Harness, storage: Storage) -> None:
     """A next link waits for those that it follows, then for its delay; a repeated settlement changes nothing."""
-    storage = await harness.open()
     await enqueue(storage, job("chain"), job("part"))
     held, part = await claim(storage, 2)
     step = Continued(claim=held, then=follower("chain", "part", chain_index=1, delay=HOUR))
@@ -87,9 +85,8 @@ async def a_chain_goes_on_after_others(harness: Harness) -> None:
 
 
 @case(guarantees=(6, 25), needs=(DEPENDENCIES,))
-async def a_chain_ends_that_cannot_go_on_after_others(harness: Harness) -> None:
+async def a_chain_ends_that_cannot_go_on_after_others(storage: Storage) -> None:
     """A next link that follows a failed job, or an unknown one, fails its chain, and those who follow that."""
-    storage = await harness.open()
     await enqueue(storage, job("bad"))
     await apply(storage, failed(await claim_one(storage)))
     for number, other in enumerate(("bad", "unknown")):

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 from workers.errors import StorageFull
 from workers.jobs import CancelResult, JobState
+from workers.storage.base import Storage
 from workers.testing.case import FILLS, WORKS_WHEN_FULL, case
 from workers.testing.harness import Harness
 from workers.testing.steps import (
@@ -26,9 +27,8 @@ from workers.testing.steps import (
 
 
 @case(guarantees=(1, 11), needs=(FILLS,))
-async def a_full_server_refuses_jobs(harness: Harness) -> None:
+async def a_full_server_refuses_jobs(harness: Harness, storage: Storage) -> None:
     """A job for which there is no room is refused with `StorageFull`, and taken when there is."""
-    storage = await harness.open()
     await enqueue(storage, job("before"))
     await harness.fill()
     assert await _is_refused(storage.enqueue([job("late")]))
@@ -39,9 +39,8 @@ async def a_full_server_refuses_jobs(harness: Harness) -> None:
 
 
 @case(guarantees=(11,), needs=(FILLS, WORKS_WHEN_FULL))
-async def a_full_server_is_worked_off(harness: Harness) -> None:
+async def a_full_server_is_worked_off(harness: Harness, storage: Storage) -> None:
     """Jobs are waited for, claimed, renewed, ended in every way, recovered, paused, cancelled and removed as ever."""
-    storage = await harness.open()
     names = ("a", "b", "c", "d", "e", "f")
     await enqueue(storage, *(job(name) for name in names), job("cancelled", delay=HOUR), job("gone", delay=HOUR))
     await harness.fill()

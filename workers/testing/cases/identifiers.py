@@ -54,16 +54,14 @@ async def _possible(harness: Harness, storage: Storage) -> list[str]:
 
 
 @case(guarantees=(9,), needs=(ANY_ID,))
-async def no_text_is_refused(harness: Harness) -> None:
+async def no_text_is_refused(storage: Storage) -> None:
     """All nasty ids are taken, in one call."""
-    storage = await harness.open()
     await enqueue(storage, *map(job, NASTY))
 
 
 @case(guarantees=(9, 24))
-async def a_refused_id_is_unsupported(harness: Harness) -> None:
+async def a_refused_id_is_unsupported(harness: Harness, storage: Storage) -> None:
     """Without `capabilities.any_id` some ids are `Unsupported`: none is inserted, and no verb finds one."""
-    storage = await harness.open()
     for name in set(NASTY) - set(await _possible(harness, storage)):
         try:
             await storage.enqueue([job("plain"), job(name)])
@@ -76,9 +74,8 @@ async def a_refused_id_is_unsupported(harness: Harness) -> None:
 
 
 @case(guarantees=(9,))
-async def any_text_is_a_job_id(harness: Harness) -> None:
+async def any_text_is_a_job_id(harness: Harness, storage: Storage) -> None:
     """Nasty ids are enqueued, claimed, read, listed, settled and found again unchanged, and each is distinct."""
-    storage = await harness.open()
     names = await _possible(harness, storage)
     await enqueue(storage, *(job(name, payload=name.encode()) for name in names))
     assert {found.id for found in (await storage.list(JobState.QUEUED, limit=len(NASTY) + 1)).jobs} == set(names)
@@ -96,9 +93,8 @@ async def any_text_is_a_job_id(harness: Harness) -> None:
 
 
 @case(guarantees=(9,))
-async def any_text_can_be_retried_and_cancelled(harness: Harness) -> None:
+async def any_text_can_be_retried_and_cancelled(harness: Harness, storage: Storage) -> None:
     """Nasty ids work in the verbs that look a single job up: retry, cancel, remove and their events."""
-    storage = await harness.open()
     names = await _possible(harness, storage)
     await enqueue(storage, *(job(name) for name in names))
     await apply(storage, *(failed(held) for held in await claim(storage, len(names))))
@@ -112,9 +108,8 @@ async def any_text_can_be_retried_and_cancelled(harness: Harness) -> None:
 
 
 @case(guarantees=(9,))
-async def any_text_is_a_worker_id_or_name(harness: Harness) -> None:
+async def any_text_is_a_worker_id_or_name(storage: Storage) -> None:
     """Workers and jobs may have any text as their name, too."""
-    storage = await harness.open()
     for name in NASTY:
         await enqueue(storage, job(name=name))
         (held,) = await claim(storage, worker_id=name)
@@ -124,8 +119,7 @@ async def any_text_is_a_worker_id_or_name(harness: Harness) -> None:
 
 
 @case(guarantees=(9,), needs=(ORDERING_KEYS,))
-async def any_text_is_an_ordering_key(harness: Harness) -> None:
+async def any_text_is_an_ordering_key(storage: Storage) -> None:
     """Ordering keys may be any text, and look-alikes are different keys."""
-    storage = await harness.open()
     await enqueue(storage, *(job(ordering_key=key) for key in NASTY for _ in range(2)))
     assert len(await claim(storage, 2 * len(NASTY))) == len(NASTY)

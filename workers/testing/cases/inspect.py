@@ -47,9 +47,8 @@ async def _one_in_each_state(harness: Harness, storage: Storage) -> None:
 
 
 @case(guarantees=(21, 23))
-async def every_state_can_be_read(harness: Harness) -> None:
+async def every_state_can_be_read(harness: Harness, storage: Storage) -> None:
     """`status` tells each job's state in the order asked, and None for an id it does not know."""
-    storage = await harness.open()
     await _one_in_each_state(harness, storage)
     found = await storage.status([*(f"a-{state}" for state in _states(harness)), "unknown", "a-queued"])
     assert [one.state if one else None for one in found] == [*_states(harness), None, JobState.QUEUED]
@@ -57,9 +56,8 @@ async def every_state_can_be_read(harness: Harness) -> None:
 
 
 @case(guarantees=(21,))
-async def a_status_tells_the_truth_about_time(harness: Harness) -> None:
+async def a_status_tells_the_truth_about_time(harness: Harness, storage: Storage) -> None:
     """`created_at` is when the job was enqueued, whatever happened since; `next_run_at` is when it will be due."""
-    storage = await harness.open()
     before = harness.now()
     await enqueue(storage, job("job"), job("scheduled", delay=HOUR))
     created = (await status(storage, "job")).created_at
@@ -76,9 +74,8 @@ async def a_status_tells_the_truth_about_time(harness: Harness) -> None:
 
 
 @case(guarantees=(21,))
-async def a_status_describes_the_job(harness: Harness) -> None:
+async def a_status_describes_the_job(storage: Storage) -> None:
     """`status` has the name, priority and attempts allowed; a waiting job has no worker, no end and no error."""
-    storage = await harness.open()
     await enqueue(storage, job("job", name="alpha", priority=9, max_attempts=4))
     found = await status(storage, "job")
     assert (found.id, found.name, found.priority, found.max_attempts) == ("job", "alpha", 9, 4)
@@ -87,9 +84,8 @@ async def a_status_describes_the_job(harness: Harness) -> None:
 
 
 @case(guarantees=(21,))
-async def every_state_is_counted(harness: Harness) -> None:
+async def every_state_is_counted(harness: Harness, storage: Storage) -> None:
     """`counts` has every state, with the number of jobs in it."""
-    storage = await harness.open()
     assert await storage.counts() == dict.fromkeys(JobState, 0)
     await _one_in_each_state(harness, storage)
     await enqueue(storage, job(), job())
@@ -98,9 +94,8 @@ async def every_state_is_counted(harness: Harness) -> None:
 
 
 @case(guarantees=(16, 21))
-async def a_due_job_counts_as_queued(harness: Harness) -> None:
+async def a_due_job_counts_as_queued(harness: Harness, storage: Storage) -> None:
     """A delayed job that is due is queued for `counts` and `list` as well."""
-    storage = await harness.open()
     await enqueue(storage, job("soon", delay=harness.moment))
     await harness.advance(harness.moment)
     counts = await storage.counts()
@@ -109,9 +104,8 @@ async def a_due_job_counts_as_queued(harness: Harness) -> None:
 
 
 @case(guarantees=(21,))
-async def every_state_is_listed(harness: Harness) -> None:
+async def every_state_is_listed(harness: Harness, storage: Storage) -> None:
     """`list` returns the jobs of the state asked for, with their status."""
-    storage = await harness.open()
     await _one_in_each_state(harness, storage)
     for wanted in _states(harness):
         page = await storage.list(wanted)
@@ -120,9 +114,8 @@ async def every_state_is_listed(harness: Harness) -> None:
 
 
 @case(guarantees=(21,))
-async def a_listing_comes_in_pages(harness: Harness) -> None:
+async def a_listing_comes_in_pages(storage: Storage) -> None:
     """Pages of any size contain every job exactly once, and none is larger than asked for."""
-    storage = await harness.open()
     names = {f"job-{number}" for number in range(25)}
     await enqueue(storage, *(job(name) for name in sorted(names)))
     listed: list[str] = []
@@ -140,9 +133,8 @@ async def a_listing_comes_in_pages(harness: Harness) -> None:
 
 
 @case(guarantees=(21,))
-async def workers_are_listed(harness: Harness) -> None:
+async def workers_are_listed(harness: Harness, storage: Storage) -> None:
     """A worker that claimed is listed with the number of jobs it holds."""
-    storage = await harness.open()
     await enqueue(storage, *(job() for _ in range(3)))
     held = await claim(storage, 2, worker_id="busy")
     await claim(storage, 1, worker_id="other")
@@ -153,9 +145,8 @@ async def workers_are_listed(harness: Harness) -> None:
 
 
 @case(guarantees=(21,))
-async def an_idle_worker_is_listed(harness: Harness) -> None:
+async def an_idle_worker_is_listed(storage: Storage) -> None:
     """One that claims in vain is heard of, also while the queue is paused."""
-    storage = await harness.open()
     await claim(storage, worker_id="idle")
     await storage.pause()
     await claim(storage, worker_id="kept waiting")
@@ -163,9 +154,8 @@ async def an_idle_worker_is_listed(harness: Harness) -> None:
 
 
 @case(guarantees=(21,), needs=(FAREWELLS,))
-async def a_worker_that_stops_is_listed_no_more(harness: Harness) -> None:
+async def a_worker_that_stops_is_listed_no_more(storage: Storage) -> None:
     """From its farewell on, until it claims again; others stay on the list, and an unknown one is no error."""
-    storage = await harness.open()
     await enqueue(storage, job(), job())
     await apply(storage, *(completed(held) for held in await claim(storage, 1, worker_id="goes")))
     await claim(storage, 1, worker_id="stays")
@@ -182,9 +172,8 @@ async def _farewell(storage: Storage, worker_id: str) -> None:
 
 
 @case(guarantees=(21,))
-async def the_longest_wait_is_known(harness: Harness) -> None:
+async def the_longest_wait_is_known(harness: Harness, storage: Storage) -> None:
     """`waiting_since` is when the job that has waited longest was enqueued; one that runs, or is not due, waits not."""
-    storage = await harness.open()
     assert await storage.waiting_since() is None
     await enqueue(storage, job("later", delay=HOUR))
     assert await storage.waiting_since() is None
@@ -201,9 +190,8 @@ async def the_longest_wait_is_known(harness: Harness) -> None:
 
 
 @case(guarantees=(21,), needs=(PRIORITY_ORDER,))
-async def a_low_priority_hides_no_wait(harness: Harness) -> None:
+async def a_low_priority_hides_no_wait(harness: Harness, storage: Storage) -> None:
     """A job that everybody overtakes has waited longest."""
-    storage = await harness.open()
     await enqueue(storage, job("last", priority=9))
     await harness.advance(harness.moment)
     await enqueue(storage, job("first"))
@@ -211,9 +199,8 @@ async def a_low_priority_hides_no_wait(harness: Harness) -> None:
 
 
 @case(guarantees=(16, 21))
-async def a_due_job_waits_since_it_is_due(harness: Harness) -> None:
+async def a_due_job_waits_since_it_is_due(harness: Harness, storage: Storage) -> None:
     """A delayed job that is due has waited since then, and no longer."""
-    storage = await harness.open()
     await enqueue(storage, job("soon", delay=harness.moment))
     due = (await status(storage, "soon")).next_run_at
     await harness.advance(2 * harness.moment)
@@ -230,9 +217,8 @@ async def _waits_since(storage: Storage, job_id: str) -> None:
 
 
 @case(guarantees=(21,), needs=(ORDERED_LISTING,))
-async def the_oldest_of_a_name_are_listed_first(harness: Harness) -> None:
+async def the_oldest_of_a_name_are_listed_first(storage: Storage) -> None:
     """Jobs are listed by name, oldest first whatever their priority, page by page; a chain counts by its last link."""
-    storage = await harness.open()
     assert isinstance(storage, ListsInOrder)
     await enqueue(storage, job("chain", priority=0), job("other", name="mail", priority=1))
     await enqueue(storage, *(job(f"job-{number}", priority=9 - number) for number in range(5)))

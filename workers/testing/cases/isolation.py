@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from workers.jobs import JobEventKind, JobState, SettleStatus
+from workers.storage.base import Storage
 from workers.testing.case import case
 from workers.testing.harness import Harness
 from workers.testing.steps import (
@@ -76,9 +77,8 @@ async def similar_queue_names_are_different(harness: Harness) -> None:
 
 
 @case(guarantees=(14,))
-async def closing_one_client_leaves_the_others(harness: Harness) -> None:
+async def closing_one_client_leaves_the_others(harness: Harness, storage: Storage) -> None:
     """A client that disconnects takes nothing from others of the same or another queue: claims, waits, events."""
-    storage = await harness.open()
     same, different = await harness.open(storage.queue), await harness.open()
     await enqueue(storage, job("held"))
     held = await claim_one(storage)
@@ -93,9 +93,8 @@ async def closing_one_client_leaves_the_others(harness: Harness) -> None:
 
 
 @case(guarantees=(14,))
-async def connecting_is_counted(harness: Harness) -> None:
+async def connecting_is_counted(harness: Harness, storage: Storage) -> None:
     """A client that was connected twice works until it is disconnected twice, and can be connected again."""
-    storage = await harness.open()
     await storage.connect()
     await storage.disconnect()
     await enqueue(storage, job("job"))

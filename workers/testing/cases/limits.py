@@ -58,9 +58,8 @@ async def claimed(storage: Storage, limit: int = 10) -> list[str]:
 
 
 @case(guarantees=(27,), needs=(LIMIT_KEYS,))
-async def a_rate_is_kept(harness: Harness) -> None:
+async def a_rate_is_kept(storage: Storage) -> None:
     """As many jobs of a key start as its bucket has tokens, in their order; other keys, and other jobs, go on."""
-    storage = await harness.open()
     await declare(storage, api=Limit("1/d", burst=2))
     await enqueue(storage, *many(4, "a", A), *many(3, "b", B), job("free"))
     assert await claimed(storage) == ["a1", "a2", "b1", "b2", "free"]
@@ -69,9 +68,8 @@ async def a_rate_is_kept(harness: Harness) -> None:
 
 
 @case(guarantees=(27,), needs=(LIMIT_KEYS, MOVES_TIME))
-async def a_bucket_fills_at_its_rate(harness: Harness) -> None:
+async def a_bucket_fills_at_its_rate(harness: Harness, storage: Storage) -> None:
     """One job starts whenever the bucket gets a token; after a pause as many as it holds."""
-    storage = await harness.open()
     await declare(storage, api=Limit("4/d", burst=2))
     await enqueue(storage, *many(8, "a", A))
     assert await claimed(storage) == ["a1", "a2"]
@@ -85,9 +83,8 @@ async def a_bucket_fills_at_its_rate(harness: Harness) -> None:
 
 
 @case(guarantees=(19, 27), needs=(LIMIT_KEYS,))
-async def a_token_wakes_a_worker(harness: Harness) -> None:
+async def a_token_wakes_a_worker(harness: Harness, storage: Storage) -> None:
     """A worker asleep gets a job that waited for a token when there is one."""
-    storage = await harness.open()
     await declare(storage, api=Limit(f"1/{harness.moment // timedelta(milliseconds=1)}ms"))
     await enqueue(storage, *many(3, "a", A))
     assert (await claim_one(storage)).job_id == "a1"
@@ -102,9 +99,8 @@ async def a_token_wakes_a_worker(harness: Harness) -> None:
 
 
 @case(guarantees=(27,), needs=(LIMIT_KEYS,))
-async def a_concurrency_is_kept(harness: Harness) -> None:
+async def a_concurrency_is_kept(storage: Storage) -> None:
     """So many jobs of a key run at once; whatever ends an attempt makes room for the next."""
-    storage = await harness.open()
     await declare(storage, api=Limit(concurrency=2))
     await enqueue(storage, *many(8, "a", A), job("b1", limit_key=B))
     first, second, other = await claim(storage, 10)
@@ -123,10 +119,8 @@ async def a_concurrency_is_kept(harness: Harness) -> None:
 
 
 @case(guarantees=(19, 27), needs=(LIMIT_KEYS,))
-async def an_end_wakes_a_worker(harness: Harness) -> None:
+async def an_end_wakes_a_worker(storage: Storage, other: Storage) -> None:
     """A worker asleep gets a job that waited for another of its key, or of the queue, as soon as that ends."""
-    storage = await harness.open()
-    other = await harness.open(storage.queue)
     for limits in ({"api": Limit(concurrency=1)}, {"api": Limit(), "whole_queue": Limit(concurrency=1)}):
         await declare(storage, **limits)
         await enqueue(storage, job(limit_key=A), job(limit_key=A))
@@ -139,9 +133,8 @@ async def an_end_wakes_a_worker(harness: Harness) -> None:
 
 
 @case(guarantees=(5, 27), needs=(LIMIT_KEYS,))
-async def a_crashed_worker_frees_its_place(harness: Harness) -> None:
+async def a_crashed_worker_frees_its_place(harness: Harness, storage: Storage) -> None:
     """When a job of a limited key is recovered, the next may start in its place, and only one."""
-    storage = await harness.open()
     await declare(storage, api=Limit(concurrency=1))
     await enqueue(storage, *many(3, "a", A))
     await crash(harness, storage)
@@ -151,9 +144,8 @@ async def a_crashed_worker_frees_its_place(harness: Harness) -> None:
 
 
 @case(guarantees=(27,), needs=(LIMIT_KEYS,))
-async def every_start_takes_a_token(harness: Harness) -> None:
+async def every_start_takes_a_token(storage: Storage) -> None:
     """A retry waits for a token like the first attempt, and a released job gives none back."""
-    storage = await harness.open()
     await declare(storage, api=Limit("1/d", burst=3))
     await enqueue(storage, *many(2, "a", A))
     await apply(storage, retried(await claim_one(storage)))
@@ -163,9 +155,8 @@ async def every_start_takes_a_token(harness: Harness) -> None:
 
 
 @case(guarantees=(17, 27), needs=(LIMIT_KEYS, NAME_FILTER))
-async def a_key_may_have_several_names(harness: Harness) -> None:
+async def a_key_may_have_several_names(storage: Storage) -> None:
     """A job that no worker takes holds up no job of its key with another name."""
-    storage = await harness.open()
     await declare(storage, api=Limit(concurrency=1))
     await enqueue(storage, job("a1", limit_key=A), job("a2", name="other", limit_key=A), job("a3", limit_key=A))
     first = await claim_one(storage)
@@ -175,9 +166,8 @@ async def a_key_may_have_several_names(harness: Harness) -> None:
 
 
 @case(guarantees=(27,), needs=(LIMIT_KEYS,))
-async def the_whole_queue_may_be_limited(harness: Harness) -> None:
+async def the_whole_queue_may_be_limited(storage: Storage) -> None:
     """The limit of the whole queue counts all jobs, whatever their key."""
-    storage = await harness.open()
     await declare(storage, whole_queue=Limit("1/d", concurrency=2, burst=3))
     await enqueue(storage, job("a", limit_key=A), job("b"), job("c", ordering_key="c"), job("d", fair_key="d"))
     first, second = await claim(storage, 10)
@@ -193,9 +183,8 @@ async def the_whole_queue_may_be_limited(harness: Harness) -> None:
 
 
 @case(guarantees=(27,), needs=(LIMIT_KEYS,))
-async def both_limits_count(harness: Harness) -> None:
+async def both_limits_count(storage: Storage) -> None:
     """A job passes the limits of its key and of the queue; what one keeps back takes no token of the other."""
-    storage = await harness.open()
     await declare(storage, api=Limit("1/d"), whole_queue=Limit("1/d", burst=3))
     await enqueue(storage, *many(3, "a", A), *many(3, "b", B))
     assert await claimed(storage) == ["a1", "b1"]
@@ -204,9 +193,8 @@ async def both_limits_count(harness: Harness) -> None:
 
 
 @case(guarantees=(21, 27), needs=(LIMIT_KEYS,))
-async def a_held_back_job_says_why(harness: Harness) -> None:
+async def a_held_back_job_says_why(harness: Harness, storage: Storage) -> None:
     """A job that a limit keeps back is queued, and one can read which limit it is, and until when."""
-    storage = await harness.open()
     await declare(storage, api=Limit("1/h"), slow=Limit(concurrency=1))
     await enqueue(storage, *many(2, "a", A), *many(2, "s", LimitKey("slow")), job("free"))
     assert await held_back(storage, "a1") is None
@@ -223,10 +211,8 @@ async def a_held_back_job_says_why(harness: Harness) -> None:
 
 
 @case(guarantees=(27,), needs=(LIMIT_KEYS,))
-async def limits_are_the_queues(harness: Harness) -> None:
+async def limits_are_the_queues(storage: Storage, other: Storage) -> None:
     """A limit is stored with the queue. Of two the higher version counts, of equal ones the last; it can be removed."""
-    storage = await harness.open()
-    other = await harness.open(storage.queue)
     assert isinstance(other, KeepsLimits)
     assert await other.declared_limits() == {}
     await declare(storage, api=Limit("1/d", version=2), slow=Limit("9/h", concurrency=7, burst=3))
@@ -242,9 +228,8 @@ async def limits_are_the_queues(harness: Harness) -> None:
 
 
 @case(guarantees=(19, 27), needs=(LIMIT_KEYS,))
-async def a_changed_limit_counts_at_once(harness: Harness) -> None:
+async def a_changed_limit_counts_at_once(storage: Storage) -> None:
     """A limit that is raised, or given up, lets the jobs that it kept back start; workers asleep are woken."""
-    storage = await harness.open()
     await declare(storage, api=Limit("1/d", concurrency=1), whole_queue=Limit("1/d", burst=2))
     await enqueue(storage, *many(5, "a", A))
     assert await claimed(storage) == ["a1"]
@@ -261,9 +246,8 @@ async def a_changed_limit_counts_at_once(harness: Harness) -> None:
 
 
 @case(guarantees=(27,), needs=(LIMIT_KEYS,))
-async def an_unknown_limit_keeps_nothing_back(harness: Harness) -> None:
+async def an_unknown_limit_keeps_nothing_back(storage: Storage) -> None:
     """Jobs whose limit nobody has declared run; from its declaration on they are limited."""
-    storage = await harness.open()
     await enqueue(storage, *many(4, "a", A))
     assert ids(await claim(storage, 2)) == ["a1", "a2"]
     await declare(storage, api=Limit(concurrency=3))
@@ -271,9 +255,8 @@ async def an_unknown_limit_keeps_nothing_back(harness: Harness) -> None:
 
 
 @case(guarantees=(27,), needs=(LIMIT_KEYS,))
-async def many_throttled_jobs_are_passed(harness: Harness) -> None:
+async def many_throttled_jobs_are_passed(storage: Storage) -> None:
     """However many jobs a limit keeps back, those behind them are claimed, and then at once."""
-    storage = await harness.open()
     await declare(storage, api=Limit("1/d"))
     await enqueue(storage, *many(BACKLOG, "a", A), job("behind"))
     assert await claimed(storage) == ["a1", "behind"]
@@ -287,9 +270,8 @@ async def many_throttled_jobs_are_passed(harness: Harness) -> None:
 
 
 @case(guarantees=(22, 27), needs=(LIMIT_KEYS,))
-async def parked_jobs_can_be_drained(harness: Harness) -> None:
+async def parked_jobs_can_be_drained(storage: Storage) -> None:
     """Draining takes the jobs that a limit or a fair key keeps back, and those that come later run."""
-    storage = await harness.open()
     await declare(storage, api=Limit(concurrency=1))
     await enqueue(storage, *many(5, "a", A), *many(5, "f", fair_key="f"))
     first = {one.job_id: one for one in await claim(storage, 2)}
@@ -301,9 +283,8 @@ async def parked_jobs_can_be_drained(harness: Harness) -> None:
 
 
 @case(guarantees=(27,), needs=(LIMIT_KEYS,))
-async def a_chain_changes_its_key(harness: Harness) -> None:
+async def a_chain_changes_its_key(storage: Storage) -> None:
     """The next link of a chain is limited by its own key, and frees that of the link before."""
-    storage = await harness.open()
     await declare(storage, api=Limit(concurrency=1))
     await enqueue(storage, job("a1", limit_key=A), job("a2", limit_key=A))
     await apply(storage, continued(await claim_one(storage), limit_key=B))
@@ -311,9 +292,8 @@ async def a_chain_changes_its_key(harness: Harness) -> None:
 
 
 @case(guarantees=(27,), needs=(LIMIT_KEYS, MOVES_TIME))
-async def a_clock_that_goes_back_gives_no_tokens(harness: Harness) -> None:
+async def a_clock_that_goes_back_gives_no_tokens(harness: Harness, storage: Storage) -> None:
     """When the clock is set back an hour, no more jobs start than without, and none waits for that hour."""
-    storage = await harness.open()
     await declare(storage, api=Limit("1/m"))
     await enqueue(storage, *many(4, "a", A))
     assert await claimed(storage) == ["a1"]
@@ -326,9 +306,8 @@ async def a_clock_that_goes_back_gives_no_tokens(harness: Harness) -> None:
 
 
 @case(guarantees=(12, 27), needs=(LIMIT_KEYS, MOVES_TIME, MEASURES))
-async def keys_that_came_and_went_leave_nothing(harness: Harness) -> None:
+async def keys_that_came_and_went_leave_nothing(harness: Harness, storage: Storage) -> None:
     """What is kept of a key goes with its jobs, once its bucket is full."""
-    storage = await harness.open()
     await declare(storage, api=Limit("1/h", concurrency=1))
     await apply(storage, *[completed(one) for one in await _two_of_each(storage, 1)])
     await harness.advance(2 * DAY)
@@ -360,9 +339,8 @@ async def _sweep(storage: Storage) -> None:
 
 
 @case(guarantees=(15, 27), needs=(LIMIT_KEYS,))
-async def fair_keys_take_turns(harness: Harness) -> None:
+async def fair_keys_take_turns(storage: Storage) -> None:
     """Many jobs of one fair key do not keep back those of another, which were enqueued later."""
-    storage = await harness.open()
     await enqueue(storage, *many(BACKLOG, "a", fair_key="a"))
     assert (await claim_one(storage)).job_id == "a1"
     await enqueue(storage, *many(5, "b", fair_key="b"))
@@ -380,9 +358,8 @@ async def first_claims(storage: Storage, count: int) -> list[str]:
 
 
 @case(guarantees=(15, 27), needs=(LIMIT_KEYS,))
-async def a_batch_is_fair_too(harness: Harness) -> None:
+async def a_batch_is_fair_too(storage: Storage) -> None:
     """A claim of many jobs takes those of each fair key in turn."""
-    storage = await harness.open()
     await enqueue(storage, *many(50, "a", fair_key="a"), *many(50, "b", fair_key="b"), *many(2, "c", fair_key="c"))
     found: list[str] = []
     while len(found) < 12:
@@ -392,9 +369,8 @@ async def a_batch_is_fair_too(harness: Harness) -> None:
 
 
 @case(guarantees=(15, 27), needs=(LIMIT_KEYS,))
-async def turns_are_within_a_priority(harness: Harness) -> None:
+async def turns_are_within_a_priority(storage: Storage) -> None:
     """A job of a lower priority goes first, whatever its fair key; jobs without a key keep their place."""
-    storage = await harness.open()
     await enqueue(
         storage, job("a1", fair_key="a", priority=5), job("a2", fair_key="a", priority=5), job("x", priority=5)
     )
@@ -405,9 +381,8 @@ async def turns_are_within_a_priority(harness: Harness) -> None:
 
 
 @case(guarantees=(15, 27), needs=(LIMIT_KEYS,))
-async def an_urgent_job_waits_for_no_turn(harness: Harness) -> None:
+async def an_urgent_job_waits_for_no_turn(storage: Storage) -> None:
     """A job of a lower priority goes first, also where another job of its fair key has come before."""
-    storage = await harness.open()
     await enqueue(storage, *(job(name, fair_key="a", priority=5) for name in ("a1", "a2")))
     assert (await claim_one(storage)).job_id == "a1"
     await enqueue(storage, job("x", priority=1), job("a3", fair_key="a"), job("a4", fair_key="a", priority=5))
@@ -416,9 +391,8 @@ async def an_urgent_job_waits_for_no_turn(harness: Harness) -> None:
 
 
 @case(guarantees=(15, 27), needs=(LIMIT_KEYS,))
-async def a_turn_is_never_forgotten(harness: Harness) -> None:
+async def a_turn_is_never_forgotten(storage: Storage) -> None:
     """When the next job of a fair key is cancelled, removed, put off or retried, the one after it has its turn."""
-    storage = await harness.open()
     await enqueue(storage, *many(8, "a", fair_key="a"), job("b1", fair_key="b"))
     first = await claim_one(storage)
     assert await first_claims(storage, 1) == ["b1"]
@@ -431,9 +405,8 @@ async def a_turn_is_never_forgotten(harness: Harness) -> None:
 
 
 @case(guarantees=(24,))
-async def a_storage_without_limits_says_so(harness: Harness) -> None:
+async def a_storage_without_limits_says_so(harness: Harness, storage: Storage) -> None:
     """Without `capabilities.limit_keys` such keys are refused with `Unsupported`, and nothing is inserted."""
-    storage = await harness.open()
     for keyed in (job("keyed", limit_key=A), job("fair", fair_key="a")):
         try:
             await enqueue(storage, job("plain"), keyed)

@@ -6,6 +6,7 @@ import asyncio
 from datetime import timedelta
 
 from workers.jobs import UNCOUNTED_RETRIES, JobState
+from workers.storage.base import Storage
 from workers.testing.case import FRESH_RETRIES, ORDERING_KEYS, case
 from workers.testing.harness import Harness
 from workers.testing.steps import (
@@ -28,9 +29,8 @@ from workers.testing.steps import (
 
 
 @case(guarantees=(22,))
-async def failed_jobs_can_be_retried(harness: Harness) -> None:
+async def failed_jobs_can_be_retried(harness: Harness, storage: Storage) -> None:
     """`retry` queues failed jobs for one more attempt at least, and touches no other job."""
-    storage = await harness.open()
     await enqueue(storage, job("bad", payload=b"kept", max_attempts=2), job("done"), job("running"))
     bad, done, _ = await claim(storage, 3)
     await apply(storage, failed(bad), completed(done))
@@ -48,9 +48,8 @@ async def failed_jobs_can_be_retried(harness: Harness) -> None:
 
 
 @case(guarantees=(22,), needs=(FRESH_RETRIES,))
-async def a_retry_gives_fresh_attempts(harness: Harness) -> None:
+async def a_retry_gives_fresh_attempts(storage: Storage) -> None:
     """A job whose attempts were used up has as many again after `retry`."""
-    storage = await harness.open()
     await enqueue(storage, job("job", max_attempts=2))
     for _ in range(2):
         await apply(storage, retried(await claim_one(storage)))
@@ -61,9 +60,8 @@ async def a_retry_gives_fresh_attempts(harness: Harness) -> None:
 
 
 @case(guarantees=(4, 22))
-async def a_retried_job_has_no_past(harness: Harness) -> None:
+async def a_retried_job_has_no_past(harness: Harness, storage: Storage) -> None:
     """Lost leases and uncounted retries from before an operator's `retry` do not count against the job."""
-    storage = await harness.open()
     await enqueue(storage, job("job", max_attempts=9))
     for made in (0, 0 if harness.capabilities.fresh_retries else 1):
         for _ in range(UNCOUNTED_RETRIES // 2 + 1):
@@ -78,9 +76,8 @@ async def a_retried_job_has_no_past(harness: Harness) -> None:
 
 
 @case(guarantees=(2, 22))
-async def jobs_can_be_removed(harness: Harness) -> None:
+async def jobs_can_be_removed(storage: Storage) -> None:
     """`remove` leaves no trace of any job that is not processing, and its id is free."""
-    storage = await harness.open()
     await enqueue(storage, *(job(name) for name in ("done", "bad", "failing", "running")))
     done, bad, failing, _ = await claim(storage, 4)
     await apply(storage, completed(done), failed(bad), retried(failing, HOUR))
@@ -95,9 +92,8 @@ async def jobs_can_be_removed(harness: Harness) -> None:
 
 
 @case(guarantees=(22,))
-async def delayed_jobs_can_be_promoted(harness: Harness) -> None:
+async def delayed_jobs_can_be_promoted(storage: Storage) -> None:
     """`promote` makes scheduled and failing jobs due now, and no others."""
-    storage = await harness.open()
     await enqueue(storage, job("failing"))
     await apply(storage, retried(await claim_one(storage), HOUR))
     await enqueue(storage, job("scheduled", delay=HOUR), job("queued"), job("later", delay=HOUR))
@@ -108,9 +104,8 @@ async def delayed_jobs_can_be_promoted(harness: Harness) -> None:
 
 
 @case(guarantees=(22,))
-async def a_queue_can_be_drained(harness: Harness) -> None:
+async def a_queue_can_be_drained(storage: Storage) -> None:
     """`drain` removes every waiting job; running and finished ones stay."""
-    storage = await harness.open()
     await enqueue(storage, job("failing"), job("running"), job("done"))
     failing, running, done = await claim(storage, 3)
     await apply(storage, retried(failing, HOUR), completed(done))
@@ -123,9 +118,8 @@ async def a_queue_can_be_drained(harness: Harness) -> None:
 
 
 @case(guarantees=(15, 22), needs=(ORDERING_KEYS,))
-async def draining_forgets_ordering_keys(harness: Harness) -> None:
+async def draining_forgets_ordering_keys(storage: Storage) -> None:
     """After a drain an ordering key is as free as before its first job."""
-    storage = await harness.open()
     await enqueue(storage, *(job(f"old-{number}", ordering_key="key") for number in range(3)))
     held = await claim_one(storage)
     await claim(storage, 5)
@@ -137,9 +131,8 @@ async def draining_forgets_ordering_keys(harness: Harness) -> None:
 
 
 @case(guarantees=(12, 22))
-async def old_records_can_be_cleaned(harness: Harness) -> None:
+async def old_records_can_be_cleaned(harness: Harness, storage: Storage) -> None:
     """`clean` removes finished records of one state that are old enough, at most as many as its limit says."""
-    storage = await harness.open()
     await enqueue(storage, *(job(f"done-{number}") for number in range(5)), job("bad"))
     claims = await claim(storage, 6)
     await apply(storage, *(completed(held) for held in claims[:5]), failed(claims[5]))

@@ -52,9 +52,8 @@ def _gave(result: bytes | None) -> JobOutcome:
 
 
 @case(guarantees=(25,), needs=(DEPENDENCIES,))
-async def a_job_reads_what_those_before_it_gave(harness: Harness) -> None:
+async def a_job_reads_what_those_before_it_gave(harness: Harness, storage: Storage) -> None:
     """Of each that it came after it has the id and the result, also of one that had completed before the enqueue."""
-    storage = await harness.open()
     await enqueue(storage, job("early"), job("one"), job("two"))
     early, one, two = await claim(storage, 3)
     await apply(storage, completed(early, b"0"))
@@ -69,9 +68,8 @@ async def a_job_reads_what_those_before_it_gave(harness: Harness) -> None:
 
 
 @case(guarantees=(25,), needs=(DEPENDENCIES,))
-async def results_last_until_the_job_has_ended(harness: Harness) -> None:
+async def results_last_until_the_job_has_ended(storage: Storage) -> None:
     """They are there though the records of the jobs are gone, or never were, and each attempt reads them again."""
-    storage = await harness.open()
     await enqueue(storage, job("one"), job("two", keep_completed=DROP))
     one, two = await claim(storage, 2)
     await enqueue(storage, follower("last", "one", "two", keep_failed=HOUR))
@@ -89,9 +87,8 @@ async def results_last_until_the_job_has_ended(harness: Harness) -> None:
 
 
 @case(guarantees=(25,), needs=(DEPENDENCIES,))
-async def an_ended_job_leaves_its_results_to_nobody(harness: Harness) -> None:
+async def an_ended_job_leaves_its_results_to_nobody(storage: Storage) -> None:
     """Another job of its id, and one whose record was removed, has nothing of what the former one read."""
-    storage = await harness.open()
     await enqueue(storage, job("one"), follower("again", "one"), follower("gone", "one"))
     await apply(storage, completed(await claim_one(storage), b"1"))
     await apply(storage, *map(failed, await claim(storage, 2)))
@@ -101,9 +98,8 @@ async def an_ended_job_leaves_its_results_to_nobody(harness: Harness) -> None:
 
 
 @case(guarantees=(12, 25), needs=(DEPENDENCIES, MEASURES))
-async def results_for_others_leave_nothing(harness: Harness) -> None:
+async def results_for_others_leave_nothing(harness: Harness, storage: Storage) -> None:
     """When a job has ended, and its record is gone, no more is left than of a job that came after nobody."""
-    storage = await harness.open()
     await enqueue(storage, job("x", keep=DROP))
     await apply(storage, completed(await claim_one(storage)))
     counted = [await harness.entries(storage)]
@@ -130,9 +126,8 @@ async def results_for_others_leave_nothing(harness: Harness) -> None:
 
 
 @case(guarantees=(25,), needs=(DEPENDENCIES,))
-async def a_job_reads_why_those_before_it_did_not_complete(harness: Harness) -> None:
+async def a_job_reads_why_those_before_it_did_not_complete(storage: Storage) -> None:
     """One that runs however they end has the error of each that failed, and knows which were cancelled, or are gone."""
-    storage = await harness.open()
     await enqueue(storage, job("early"), job("bad"), job("lost", keep_failed=DROP))
     early, bad, lost = await claim(storage, 3)
     await apply(storage, failed(early))
@@ -157,9 +152,8 @@ async def a_job_reads_why_those_before_it_did_not_complete(harness: Harness) -> 
 
 
 @case(guarantees=(25,), needs=(DEPENDENCIES,))
-async def a_retry_in_between_is_not_told(harness: Harness) -> None:
+async def a_retry_in_between_is_not_told(storage: Storage) -> None:
     """A job that completed after a failure has its result alone, and no error."""
-    storage = await harness.open()
     await enqueue(storage, job("one"), follower("last", "one"))
     await apply(storage, retried(await claim_one(storage)))
     await apply(storage, completed(await claim_one(storage), b"1"))
@@ -169,9 +163,8 @@ async def a_retry_in_between_is_not_told(harness: Harness) -> None:
 
 
 @case(guarantees=(25,), needs=(DEPENDENCIES,))
-async def a_result_too_large_to_copy_is_told_of(harness: Harness) -> None:
+async def a_result_too_large_to_copy_is_told_of(storage: Storage) -> None:
     """Of a result above the bound there is the end alone; one at the bound is there."""
-    storage = await harness.open()
     await enqueue(storage, job("large"), job("larger", keep_completed=DROP), job("early"))
     large, larger, early = await claim(storage, 3)
     await apply(storage, completed(early, bytes(COPIED_BYTES + 1)))
@@ -182,9 +175,8 @@ async def a_result_too_large_to_copy_is_told_of(harness: Harness) -> None:
 
 
 @case(guarantees=(25,), needs=(DEPENDENCIES,))
-async def a_job_reads_from_as_many_as_it_may_follow(harness: Harness) -> None:
+async def a_job_reads_from_as_many_as_it_may_follow(storage: Storage) -> None:
     """A job that comes after 1 000 has the result of each."""
-    storage = await harness.open()
     names = [f"part-{number}" for number in range(1_000)]
     await enqueue(storage, *map(job, names), follower("last", *names))
     claims = [held for _ in range(4) for held in await claim(storage, 250)]
@@ -193,9 +185,8 @@ async def a_job_reads_from_as_many_as_it_may_follow(harness: Harness) -> None:
 
 
 @case(guarantees=(25,), needs=(DEPENDENCIES, OUTSIDE_ENDINGS))
-async def a_job_reads_what_was_given_from_outside(harness: Harness) -> None:
+async def a_job_reads_what_was_given_from_outside(storage: Storage) -> None:
     """The result of a job that was completed without its worker counts as any; so does that of one already running."""
-    storage = await harness.open()
     await enqueue(storage, job("runs", keep_completed=DROP))
     await claim_one(storage)
     await enqueue(storage, job("waits"), follower("last", "runs", "waits"))
@@ -205,9 +196,8 @@ async def a_job_reads_what_was_given_from_outside(harness: Harness) -> None:
 
 
 @case(guarantees=(6, 25), needs=(DEPENDENCIES,))
-async def a_later_link_reads_what_those_before_it_gave(harness: Harness) -> None:
+async def a_later_link_reads_what_those_before_it_gave(storage: Storage) -> None:
     """What a completion enqueues has the results of those before it, so has its chain, until a link is after others."""
-    storage = await harness.open()
     await enqueue(storage, job("one"), job("two"), job("three"))
     one, two, three = await claim(storage, 3)
     await apply(storage, completed(one, b"1"))
@@ -231,9 +221,8 @@ async def a_later_link_reads_what_those_before_it_gave(harness: Harness) -> None
 
 
 @case(guarantees=(25,), needs=(DEPENDENCIES, OUTSIDE_CONTINUATIONS))
-async def what_a_chain_gave_is_that_of_its_last_link(harness: Harness) -> None:
+async def what_a_chain_gave_is_that_of_its_last_link(storage: Storage) -> None:
     """A job after a chain reads the result of the last link; the chain reads the same as before a step from outside."""
-    storage = await harness.open()
     await enqueue(storage, job("one"))
     await apply(storage, completed(await claim_one(storage), b"1"))
     await enqueue(storage, follower("chain", "one"), follower("last", "chain"))

@@ -6,6 +6,7 @@ import os
 from typing import Final
 
 from workers.jobs import Completed
+from workers.storage.base import Storage
 from workers.testing.case import case
 from workers.testing.harness import Harness
 from workers.testing.steps import apply, claim, claim_one, crash, enqueue, failed, job, recover, retried
@@ -25,17 +26,15 @@ BODIES: Final = (
 
 
 @case(guarantees=(10,))
-async def any_bytes_are_a_payload(harness: Harness) -> None:
+async def any_bytes_are_a_payload(storage: Storage) -> None:
     """Payloads come back byte for byte, whatever they look like."""
-    storage = await harness.open()
     await enqueue(storage, *(job(f"job-{number}", payload=body) for number, body in enumerate(BODIES)))
     assert [held.payload for held in await claim(storage, 100)] == list(BODIES)
 
 
 @case(guarantees=(10,))
-async def any_bytes_are_a_result(harness: Harness) -> None:
+async def any_bytes_are_a_result(storage: Storage) -> None:
     """Results come back byte for byte, from `result` and with a repeated enqueue."""
-    storage = await harness.open()
     await enqueue(storage, *(job(f"job-{number}") for number in range(len(BODIES))))
     claims = await claim(storage, 100)
     await apply(storage, *(Completed(claim=held, result=body) for held, body in zip(claims, BODIES, strict=True)))
@@ -46,9 +45,8 @@ async def any_bytes_are_a_result(harness: Harness) -> None:
 
 
 @case(guarantees=(10,))
-async def sixteen_mebibytes_are_a_payload(harness: Harness) -> None:
+async def sixteen_mebibytes_are_a_payload(storage: Storage) -> None:
     """A payload of 16 MiB of random bytes, and a result of that size, come back unchanged."""
-    storage = await harness.open()
     body = os.urandom(16 << 20)
     await enqueue(storage, job("large", payload=body))
     held = await claim_one(storage)
@@ -60,9 +58,8 @@ async def sixteen_mebibytes_are_a_payload(harness: Harness) -> None:
 
 
 @case(guarantees=(10,))
-async def a_payload_survives_every_way_back(harness: Harness) -> None:
+async def a_payload_survives_every_way_back(harness: Harness, storage: Storage) -> None:
     """A retry, a crash and an operator's retry hand out the same bytes again."""
-    storage = await harness.open()
     await enqueue(storage, job("job", payload=bytes(range(256)), max_attempts=9))
     await apply(storage, retried(await claim_one(storage)))
     await crash(harness, storage)

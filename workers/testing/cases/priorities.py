@@ -9,6 +9,7 @@ from typing import Final
 from workers.checks import MAX_PRIORITY, MIN_PRIORITY
 from workers.errors import Unsupported
 from workers.jobs import JobState, SettleStatus
+from workers.storage.base import Storage
 from workers.testing.case import (
     LIMIT_KEYS,
     MEASURES,
@@ -48,9 +49,8 @@ SETTLE_IN: Final = 0.03
 
 
 @case(guarantees=(15,), needs=(PRIORITY_ORDER, URGENT_PRIORITIES))
-async def urgent_jobs_come_first(harness: Harness) -> None:
+async def urgent_jobs_come_first(storage: Storage) -> None:
     """A priority below 0 is above the default, and -1 000 above all; of one priority the oldest goes first."""
-    storage = await harness.open()
     await enqueue(storage, job("one", priority=1), job("zero"), job("soon", priority=-1), job("soon too", priority=-1))
     await enqueue(storage, job("at once", priority=MIN_PRIORITY), job("last", priority=MAX_PRIORITY))
     await enqueue(storage, job("almost", priority=MIN_PRIORITY + 1, name="other"))
@@ -61,9 +61,8 @@ async def urgent_jobs_come_first(harness: Harness) -> None:
 
 
 @case(guarantees=(15, 17), needs=(PRIORITY_ORDER, URGENT_PRIORITIES, NAME_FILTER))
-async def an_urgent_job_has_its_name(harness: Harness) -> None:
+async def an_urgent_job_has_its_name(storage: Storage) -> None:
     """A claim for some names brings the urgent jobs of these names, first, by their own lease, and no others."""
-    storage = await harness.open()
     await enqueue(storage, job("a0", name="a"), job("b0", name="b"), job("c", name="c", priority=-5))
     await enqueue(storage, job("b1", name="b", priority=-1), job("a2", name="a", priority=-2))
     leases = {"a": 2 * LEASE, "b": LEASE}
@@ -76,9 +75,8 @@ async def an_urgent_job_has_its_name(harness: Harness) -> None:
 
 
 @case(guarantees=(15, 16), needs=(PRIORITY_ORDER, URGENT_PRIORITIES))
-async def an_urgent_job_stays_urgent(harness: Harness) -> None:
+async def an_urgent_job_stays_urgent(harness: Harness, storage: Storage) -> None:
     """Released, recovered, retried, delayed, promoted, or as the next link of a chain, it goes before what waits."""
-    storage = await harness.open()
     await enqueue(storage, job("waits"), job("urgent", priority=-7), job("waits too"))
     await apply(storage, released(await claim_one(storage)))
     await crash(harness, storage)
@@ -96,9 +94,8 @@ async def an_urgent_job_stays_urgent(harness: Harness) -> None:
 
 
 @case(guarantees=(21, 22), needs=(URGENT_PRIORITIES,))
-async def urgent_jobs_are_seen_and_managed(harness: Harness) -> None:
+async def urgent_jobs_are_seen_and_managed(storage: Storage) -> None:
     """They are counted and listed, and can be cancelled, removed, retried and drained, also while delayed."""
-    storage = await harness.open()
     names = [f"job-{number}" for number in range(6)]
     await enqueue(storage, *(job(name, priority=-number - 1) for number, name in enumerate(names)))
     await enqueue(storage, job("later", priority=-9, delay=HOUR))
@@ -118,9 +115,8 @@ async def urgent_jobs_are_seen_and_managed(harness: Harness) -> None:
 
 
 @case(guarantees=(12,), needs=(URGENT_PRIORITIES, MEASURES))
-async def urgent_jobs_leave_nothing_behind(harness: Harness) -> None:
+async def urgent_jobs_leave_nothing_behind(harness: Harness, storage: Storage) -> None:
     """When they have come, gone and been cancelled, the storage holds what it held before."""
-    storage = await harness.open()
     await enqueue(storage, job(priority=-1))
     await apply(storage, completed(await claim_one(storage), keep=harness.moment))
     await harness.advance(harness.moment)
@@ -137,9 +133,8 @@ async def urgent_jobs_leave_nothing_behind(harness: Harness) -> None:
 
 
 @case(guarantees=(19,), needs=(URGENT_PRIORITIES, NAME_FILTER))
-async def an_urgent_job_wakes(harness: Harness) -> None:
+async def an_urgent_job_wakes(harness: Harness, storage: Storage) -> None:
     """A worker that waits for its name gets it, at once or as soon as it is due; a wait for it does not begin."""
-    storage = await harness.open()
     producer = await harness.open(storage.queue)
     leases = {"mine": LEASE}
     for job_id, delay in (("now", timedelta(0)), ("due", harness.moment)):
@@ -156,9 +151,8 @@ async def an_urgent_job_wakes(harness: Harness) -> None:
 
 
 @case(guarantees=(15,), needs=(PRIORITY_ORDER, URGENT_PRIORITIES, ORDERING_KEYS))
-async def an_urgent_job_of_a_key_is_the_next(harness: Harness) -> None:
+async def an_urgent_job_of_a_key_is_the_next(storage: Storage) -> None:
     """It does not overtake the job of its ordering key that runs, but all that wait for it."""
-    storage = await harness.open()
     await enqueue(storage, *(job(name, ordering_key="a") for name in ("first", "second", "third")))
     held = await claim_one(storage)
     assert await claim(storage, 10) == []
@@ -175,9 +169,8 @@ async def an_urgent_job_of_a_key_is_the_next(harness: Harness) -> None:
 
 
 @case(guarantees=(15, 27), needs=(PRIORITY_ORDER, URGENT_PRIORITIES, LIMIT_KEYS))
-async def an_urgent_job_of_a_fair_key_is_its_next(harness: Harness) -> None:
+async def an_urgent_job_of_a_fair_key_is_its_next(storage: Storage) -> None:
     """When the next of a fair key has had its turn, its urgent job goes before all others, of any key."""
-    storage = await harness.open()
     await enqueue(storage, *(job(f"a{at}", fair_key="a") for at in range(1, 4)), job("b1", fair_key="b"))
     await enqueue(storage, job("urgent", fair_key="a", priority=-1))
     found: list[str] = []
@@ -189,12 +182,11 @@ async def an_urgent_job_of_a_fair_key_is_its_next(harness: Harness) -> None:
 
 
 @case(guarantees=(24,))
-async def a_storage_without_urgent_priorities_says_so(harness: Harness) -> None:
+async def a_storage_without_urgent_priorities_says_so(harness: Harness, storage: Storage) -> None:
     """Where they are declared away, they are refused with `Unsupported`: of a batch nothing is inserted.
 
     The next link of a chain that has one is not stored either, and its attempt goes on.
     """
-    storage = await harness.open()
     try:
         await enqueue(storage, job("plain"), job("urgent", priority=-1))
     except Unsupported:

@@ -35,10 +35,8 @@ async def progress_of(storage: Storage, job_id: str) -> bytes | None:
 
 
 @case(guarantees=(21,))
-async def it_is_read_by_others(harness: Harness) -> None:
+async def it_is_read_by_others(storage: Storage, other: Storage) -> None:
     """The progress that a claim reports is in the status of its job, for other clients too, byte for byte."""
-    storage = await harness.open()
-    other = await harness.open(storage.queue)
     await enqueue(storage, job("one"), job("two"), job("silent"))
     one, two, _ = await claim(storage, 3)
     await storage.progress([report(one, b'{"done":0.5}'), report(two, MOST)])
@@ -48,9 +46,8 @@ async def it_is_read_by_others(harness: Harness) -> None:
 
 
 @case(guarantees=(21,))
-async def the_last_report_counts(harness: Harness) -> None:
+async def the_last_report_counts(storage: Storage) -> None:
     """A later report replaces an earlier one, in one call or in two; a call without reports changes nothing."""
-    storage = await harness.open()
     await enqueue(storage, job("job"))
     held = await claim_one(storage)
     await storage.progress([report(held, b"1"), report(held, b"2")])
@@ -61,10 +58,8 @@ async def the_last_report_counts(harness: Harness) -> None:
 
 
 @case(guarantees=(20, 21))
-async def it_is_told_to_subscribers(harness: Harness) -> None:
+async def it_is_told_to_subscribers(storage: Storage, other: Storage) -> None:
     """A subscriber on another client hears of progress and can read it then."""
-    storage = await harness.open()
-    other = await harness.open(storage.queue)
     await enqueue(storage, job("job"))
     held = await claim_one(storage)
     async with other.subscribe("job") as subscription:
@@ -74,9 +69,8 @@ async def it_is_told_to_subscribers(harness: Harness) -> None:
 
 
 @case(guarantees=(3, 21))
-async def an_old_token_reports_nothing(harness: Harness) -> None:
+async def an_old_token_reports_nothing(harness: Harness, storage: Storage) -> None:
     """A claim that lost its job, or settled it, can no longer report progress, and does not keep others from it."""
-    storage = await harness.open()
     await enqueue(storage, job("lost"), job("done"), job("live"))
     (lost,) = await crash(harness, storage)
     await recover(harness, storage, 1)
@@ -91,9 +85,8 @@ async def an_old_token_reports_nothing(harness: Harness) -> None:
 
 
 @case(guarantees=(21,))
-async def it_outlives_the_attempt(harness: Harness) -> None:
+async def it_outlives_the_attempt(harness: Harness, storage: Storage) -> None:
     """Released, retried, recovered and finished jobs keep the progress reported last, beside their result or error."""
-    storage = await harness.open()
     await enqueue(storage, job("job", max_attempts=5))
     for end in (released, retried):
         held = await claim_one(storage)
@@ -113,9 +106,8 @@ async def it_outlives_the_attempt(harness: Harness) -> None:
 
 
 @case(guarantees=(2, 12))
-async def it_goes_with_the_record(harness: Harness) -> None:
+async def it_goes_with_the_record(storage: Storage) -> None:
     """A new generation of a failed job begins without progress, by another enqueue or by an operator's retry."""
-    storage = await harness.open()
     await enqueue(storage, job("again"), job("retried"))
     for held in await claim(storage, 2):
         await storage.progress([report(held, b"99")])

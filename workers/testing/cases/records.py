@@ -45,9 +45,8 @@ async def _fail_once(storage: Storage, worker_id: str = "worker") -> Claim:
 
 
 @case(guarantees=(26,))
-async def a_failed_job_can_be_read_whole(harness: Harness) -> None:
+async def a_failed_job_can_be_read_whole(harness: Harness, storage: Storage) -> None:
     """Payload, last error with its stack, and each attempt with its worker, times and error."""
-    storage = await harness.open()
     payload = b'{"to": "bob"}'
     await enqueue(storage, job("job", payload=payload, max_attempts=2))
     first = await claim_one(storage, worker_id="one")
@@ -66,9 +65,8 @@ async def a_failed_job_can_be_read_whole(harness: Harness) -> None:
 
 
 @case(guarantees=(21, 26))
-async def every_job_can_be_read(harness: Harness) -> None:
+async def every_job_can_be_read(storage: Storage) -> None:
     """`read` answers in the order asked, None for an unknown id; a payload until the job completes, then its result."""
-    storage = await harness.open()
     await enqueue(storage, job("done", payload=b"[1]"))
     await apply(storage, completed(await claim_one(storage), b"[2]"))
     await enqueue(storage, job("waits", payload=b"\xff\x00"))
@@ -84,9 +82,8 @@ async def every_job_can_be_read(harness: Harness) -> None:
 
 
 @case(guarantees=(26,))
-async def many_large_jobs_are_read(harness: Harness) -> None:
+async def many_large_jobs_are_read(storage: Storage) -> None:
     """However much they hold together, every job asked for is answered."""
-    storage = await harness.open()
     names = [f"job-{number}" for number in range(40)]
     payload = b'"' + b"x" * 100_000 + b'"'
     await enqueue(storage, *(job(name, payload=payload) for name in names))
@@ -96,9 +93,8 @@ async def many_large_jobs_are_read(harness: Harness) -> None:
 
 
 @case(guarantees=(26,), needs=(LOST_ATTEMPTS_NOTED,))
-async def lost_attempts_are_noted(harness: Harness) -> None:
+async def lost_attempts_are_noted(harness: Harness, storage: Storage) -> None:
     """An attempt whose worker vanished is among those that failed, with that worker, whether or not it was the last."""
-    storage = await harness.open()
     await enqueue(storage, job("job", max_attempts=2))
     for _ in range(2):
         await crash(harness, storage)
@@ -110,9 +106,8 @@ async def lost_attempts_are_noted(harness: Harness) -> None:
 
 
 @case(guarantees=(12, 26))
-async def the_last_failures_are_kept(harness: Harness) -> None:
+async def the_last_failures_are_kept(storage: Storage) -> None:
     """Of a job that fails again and again, the last 20 attempts are kept, and little of each error."""
-    storage = await harness.open()
     await enqueue(storage, job("job", max_attempts=100))
     long = replace(ERROR, message="x" * 2_000)
     for _ in range(FAILURES_KEPT + 3):
@@ -124,9 +119,8 @@ async def the_last_failures_are_kept(harness: Harness) -> None:
 
 
 @case(guarantees=(4, 26))
-async def what_does_not_count_is_no_failed_attempt(harness: Harness) -> None:
+async def what_does_not_count_is_no_failed_attempt(storage: Storage) -> None:
     """An uncounted retry, and a job that was snoozed, leave no failed attempt behind."""
-    storage = await harness.open()
     await enqueue(storage, job("job"))
     await apply(storage, retried(await claim_one(storage), counted=False))
     await apply(storage, snoozed(await claim_one(storage)))
@@ -136,9 +130,8 @@ async def what_does_not_count_is_no_failed_attempt(harness: Harness) -> None:
 
 
 @case(guarantees=(26,))
-async def failures_begin_anew(harness: Harness) -> None:
+async def failures_begin_anew(storage: Storage) -> None:
     """A retry by an operator, a new generation and the next link of a chain have no failed attempts yet."""
-    storage = await harness.open()
     await enqueue(storage, job("job"))
     await _fail_once(storage)
     await apply(storage, failed(await claim_one(storage)))
@@ -154,9 +147,8 @@ async def failures_begin_anew(harness: Harness) -> None:
 
 
 @case(guarantees=(3, 26))
-async def only_the_holder_is_noted(harness: Harness) -> None:
+async def only_the_holder_is_noted(storage: Storage) -> None:
     """A settlement by a claim that lost its job, or a repeated one, adds no failed attempt."""
-    storage = await harness.open()
     await enqueue(storage, job("job"))
     held = await _fail_once(storage)
     await storage.settle([retried(held), retried(held)])

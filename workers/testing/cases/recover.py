@@ -27,9 +27,8 @@ from workers.testing.steps import (
 
 
 @case(guarantees=(5,))
-async def a_crashed_workers_jobs_come_back(harness: Harness) -> None:
+async def a_crashed_workers_jobs_come_back(harness: Harness, storage: Storage) -> None:
     """Jobs whose lease expired are queued again, claimable by anyone, with the attempt counted."""
-    storage = await harness.open()
     await enqueue(storage, *(job(f"job-{number}") for number in range(3)))
     await crash(harness, storage, limit=3)
     recovery = await recover(harness, storage, 3)
@@ -42,9 +41,8 @@ async def a_crashed_workers_jobs_come_back(harness: Harness) -> None:
 
 
 @case(guarantees=(5, 18))
-async def live_leases_are_left_alone(harness: Harness) -> None:
+async def live_leases_are_left_alone(harness: Harness, storage: Storage) -> None:
     """Only expired leases are recovered, among any number of live ones."""
-    storage = await harness.open()
     await enqueue(storage, *(job(f"job-{number}") for number in range(6)))
     live = await claim(storage, 3)
     dead = await crash(harness, storage, limit=3)
@@ -56,9 +54,8 @@ async def live_leases_are_left_alone(harness: Harness) -> None:
 
 
 @case(guarantees=(5,))
-async def one_pass_is_enough_after_others(harness: Harness) -> None:
+async def one_pass_is_enough_after_others(harness: Harness, storage: Storage) -> None:
     """Passes before a lease ends count: the first one after its end brings the job back."""
-    storage = await harness.open()
     await enqueue(storage, job("job"))
     await claim(storage, 1, lease=harness.moment)
     for _ in range(harness.capabilities.recovery_passes - 1):
@@ -68,9 +65,8 @@ async def one_pass_is_enough_after_others(harness: Harness) -> None:
 
 
 @case(guarantees=(5, 18))
-async def each_name_has_its_own_lease(harness: Harness) -> None:
+async def each_name_has_its_own_lease(harness: Harness, storage: Storage) -> None:
     """Of the jobs claimed in one call, those come back whose own lease has expired, and no others."""
-    storage = await harness.open()
     await enqueue(storage, job("short", name="short"), job("long", name="long"))
     claims = await storage.claim("worker", leases={"short": harness.moment, "long": LEASE}, limit=2)
     assert sorted(ids(claims)) == ["long", "short"]
@@ -80,9 +76,8 @@ async def each_name_has_its_own_lease(harness: Harness) -> None:
 
 
 @case(guarantees=(5,))
-async def any_number_of_reapers_recover_a_job_once(harness: Harness) -> None:
+async def any_number_of_reapers_recover_a_job_once(harness: Harness, storage: Storage) -> None:
     """Five reapers on five clients at the same time bring 60 jobs back, each once and with one stall."""
-    storage = await harness.open()
     reapers = [await harness.open(storage.queue) for _ in range(5)]
     await enqueue(storage, *(job(f"job-{number}") for number in range(60)))
     await crash(harness, storage, limit=60)
@@ -97,9 +92,8 @@ async def any_number_of_reapers_recover_a_job_once(harness: Harness) -> None:
 
 
 @case(guarantees=(5,))
-async def recovery_is_batched(harness: Harness) -> None:
+async def recovery_is_batched(harness: Harness, storage: Storage) -> None:
     """Many jobs come back in as many calls as one job does, not in one call per job."""
-    storage = await harness.open()
     await enqueue(storage, *(job() for _ in range(200)))
     await crash(harness, storage, limit=200)
     recovered = await recover(harness, storage, 1)
@@ -107,18 +101,16 @@ async def recovery_is_batched(harness: Harness) -> None:
 
 
 @case(guarantees=(5,), needs=(BOUNDED_RECOVERY,))
-async def recovery_keeps_to_its_limit(harness: Harness) -> None:
+async def recovery_keeps_to_its_limit(harness: Harness, storage: Storage) -> None:
     """One recovery never brings back more jobs than its limit, and the next ones bring the rest."""
-    storage = await harness.open()
     await enqueue(storage, *(job() for _ in range(50)))
     await crash(harness, storage, limit=50)
     assert [len((await recover(harness, storage, 1, limit=20)).requeued) for _ in range(3)] == [20, 20, 10]
 
 
 @case(guarantees=(5,))
-async def a_backlog_does_not_hide_crashed_jobs(harness: Harness) -> None:
+async def a_backlog_does_not_hide_crashed_jobs(harness: Harness, storage: Storage) -> None:
     """Crashed jobs are brought back even if the backlog is never empty, and run before it."""
-    storage = await harness.open()
     await enqueue(storage, job("crashed"), *(job() for _ in range(300)))
     await crash(harness, storage)
     await enqueue(storage, *(job() for _ in range(50)))
@@ -127,9 +119,8 @@ async def a_backlog_does_not_hide_crashed_jobs(harness: Harness) -> None:
 
 
 @case(guarantees=(5,))
-async def a_reaper_needs_no_memory(harness: Harness) -> None:
+async def a_reaper_needs_no_memory(harness: Harness, storage: Storage) -> None:
     """A reaper that starts after the crash, on a client of its own, finds the jobs."""
-    storage = await harness.open()
     await enqueue(storage, job("job"))
     await crash(harness, storage)
     await harness.shut(storage)
@@ -139,9 +130,8 @@ async def a_reaper_needs_no_memory(harness: Harness) -> None:
 
 
 @case(guarantees=(4,))
-async def the_last_attempt_lost_fails_the_job(harness: Harness) -> None:
+async def the_last_attempt_lost_fails_the_job(harness: Harness, storage: Storage) -> None:
     """A job that kills its worker in its last attempt ends as failed with `StalledError` and never runs again."""
-    storage = await harness.open()
     await enqueue(storage, job("killer", max_attempts=2))
     await crash(harness, storage)
     await recover(harness, storage, 1)
@@ -152,9 +142,8 @@ async def the_last_attempt_lost_fails_the_job(harness: Harness) -> None:
 
 
 @case(guarantees=(4,))
-async def a_job_stalled_too_often_fails(harness: Harness) -> None:
+async def a_job_stalled_too_often_fails(harness: Harness, storage: Storage) -> None:
     """A job recovered more often than `max_stalls` ends as failed with `StalledError`, whatever attempts are left."""
-    storage = await harness.open()
     await enqueue(storage, job("staller", max_attempts=50))
     for _ in range(2):
         await crash(harness, storage)
@@ -165,9 +154,8 @@ async def a_job_stalled_too_often_fails(harness: Harness) -> None:
 
 
 @case(guarantees=(4, 20))
-async def a_job_given_up_is_told(harness: Harness) -> None:
+async def a_job_given_up_is_told(harness: Harness, storage: Storage) -> None:
     """Those who wait for a job whose workers vanish hear that it failed, even if its record is not kept."""
-    storage = await harness.open()
     await enqueue(storage, job("kept", max_attempts=1), job("dropped", max_attempts=1, keep=DROP))
     for expected in ("kept", "dropped"):
         await crash(harness, storage)

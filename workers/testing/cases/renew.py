@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from workers.errors import LossReason
 from workers.jobs import JobState, Renewal
+from workers.storage.base import Storage
 from workers.testing.case import case
 from workers.testing.harness import Harness
 from workers.testing.steps import (
@@ -25,9 +26,8 @@ from workers.testing.steps import (
 
 
 @case(guarantees=(18,))
-async def a_renewed_lease_outlives_the_first(harness: Harness) -> None:
+async def a_renewed_lease_outlives_the_first(harness: Harness, storage: Storage) -> None:
     """A renewed claim is not recovered when its first lease would have ended, by any number of passes."""
-    storage = await harness.open()
     await enqueue(storage, job("kept"))
     held = await claim_one(storage, lease=harness.moment)
     assert await storage.renew([replace(held, lease=LEASE)]) == Renewal()
@@ -40,9 +40,8 @@ async def a_renewed_lease_outlives_the_first(harness: Harness) -> None:
 
 
 @case(guarantees=(18, 23))
-async def many_claims_are_renewed_at_once(harness: Harness) -> None:
+async def many_claims_are_renewed_at_once(storage: Storage) -> None:
     """Of a batch of renewals, only the lost ones are reported lost; the others hold."""
-    storage = await harness.open()
     await enqueue(storage, *(job() for _ in range(20)))
     claims = await claim(storage, 20)
     await apply(storage, completed(claims[3]), completed(claims[7]))
@@ -55,9 +54,8 @@ async def many_claims_are_renewed_at_once(harness: Harness) -> None:
 
 
 @case(guarantees=(5, 18))
-async def each_claim_is_renewed_by_its_own_lease(harness: Harness) -> None:
+async def each_claim_is_renewed_by_its_own_lease(harness: Harness, storage: Storage) -> None:
     """Leases of different lengths that are renewed in one call end at different times."""
-    storage = await harness.open()
     await enqueue(storage, job("long"), job("short"), job("also long"))
     long, short, also_long = await claim(storage, 3)
     renewal = await storage.renew([long, replace(short, lease=harness.moment), also_long])
@@ -68,9 +66,8 @@ async def each_claim_is_renewed_by_its_own_lease(harness: Harness) -> None:
 
 
 @case(guarantees=(3,))
-async def a_lost_lease_is_reported_with_its_reason(harness: Harness) -> None:
+async def a_lost_lease_is_reported_with_its_reason(harness: Harness, storage: Storage) -> None:
     """A claim learns whether its job was taken, was completed or is unknown."""
-    storage = await harness.open()
     await enqueue(storage, job("job"))
     (old,) = await crash(harness, storage)
     await recover(harness, storage, 1)
@@ -86,9 +83,8 @@ async def a_lost_lease_is_reported_with_its_reason(harness: Harness) -> None:
 
 
 @case(guarantees=(3,))
-async def a_released_claim_is_lost(harness: Harness) -> None:
+async def a_released_claim_is_lost(storage: Storage) -> None:
     """A worker cannot renew a claim after giving its job back."""
-    storage = await harness.open()
     await enqueue(storage, job())
     held = await claim_one(storage)
     await apply(storage, released(held))
@@ -96,9 +92,8 @@ async def a_released_claim_is_lost(harness: Harness) -> None:
 
 
 @case(guarantees=(18,))
-async def an_expired_lease_nobody_took_is_still_good(harness: Harness) -> None:
+async def an_expired_lease_nobody_took_is_still_good(harness: Harness, storage: Storage) -> None:
     """A lease that ran out is still renewed as long as no reaper has recovered its job."""
-    storage = await harness.open()
     await enqueue(storage, job("late"))
     (held,) = await crash(harness, storage)
     assert await storage.renew([replace(held, lease=LEASE)]) == Renewal()

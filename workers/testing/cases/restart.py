@@ -108,9 +108,8 @@ async def _a_subscription_goes_on(harness: Harness, disturb: Disturbance, patien
 
 
 @case(guarantees=(7, 11), needs=(RESTARTS,))
-async def cancel_requests_are_heard_after_a_restart(harness: Harness) -> None:
+async def cancel_requests_are_heard_after_a_restart(harness: Harness, storage: Storage) -> None:
     """A worker that listened before the restart hears of the cancel requests made after it."""
-    storage = await harness.open()
     await enqueue(storage, job("running"))
     await claim_one(storage)
     async with storage.cancel_requests() as requests:
@@ -137,10 +136,8 @@ async def _first_request(storage: Storage) -> JobEvent:
 
 
 @case(guarantees=(7, 11), needs=(CUTS,))
-async def no_cancel_request_is_lost_in_silence(harness: Harness) -> None:
+async def no_cancel_request_is_lost_in_silence(harness: Harness, storage: Storage, other: Storage) -> None:
     """A worker whose connections are cut hears of a request made meanwhile, or that it may have missed one."""
-    storage = await harness.open()
-    other = await harness.open(storage.queue)
     await enqueue(storage, job("running"))
     await claim_one(storage)
     async with storage.cancel_requests() as requests:
@@ -206,9 +203,8 @@ async def a_subscription_survives_a_silence(harness: Harness) -> None:
 
 
 @case(guarantees=(3, 11), needs=(SWALLOWS,))
-async def what_was_claimed_and_not_read_is_given_back(harness: Harness) -> None:
+async def what_was_claimed_and_not_read_is_given_back(harness: Harness, storage: Storage) -> None:
     """When the answer to a claim stops after half, its job is there at the next claim, and no attempt is counted."""
-    storage = await harness.open()
     await enqueue(storage, job("large", payload=b"x" * 1_000_000))
     await harness.swallow_answers(500_000)
     async with asyncio.timeout(SILENCE):
@@ -233,9 +229,8 @@ async def _frozen(harness: Harness) -> AsyncIterator[None]:
 
 
 @case(guarantees=(1, 2, 11), needs=(FREEZES,))
-async def what_a_frozen_server_was_told_is_unknown(harness: Harness) -> None:
+async def what_a_frozen_server_was_told_is_unknown(harness: Harness, storage: Storage) -> None:
     """Each enqueue at a server that freezes is answered, or unavailable in time; repeated, its job is there once."""
-    storage = await harness.open()
     names = [f"job-{number:02}" for number in range(50)]
     producing = [asyncio.create_task(storage.enqueue([job(name)])) for name in names]
     async with background(*producing):
@@ -251,9 +246,8 @@ async def what_a_frozen_server_was_told_is_unknown(harness: Harness) -> None:
 
 
 @case(guarantees=(11,), needs=(FREEZES,))
-async def a_frozen_server_is_an_absent_one(harness: Harness) -> None:
+async def a_frozen_server_is_an_absent_one(harness: Harness, storage: Storage) -> None:
     """While the server is frozen, verbs raise `StorageUnavailable` in time; when it goes on, so do the same clients."""
-    storage = await harness.open()
     await enqueue(storage, job("held"))
     held = await claim_one(storage)
     async with _frozen(harness):
@@ -272,9 +266,8 @@ async def a_frozen_server_is_an_absent_one(harness: Harness) -> None:
 
 
 @case(guarantees=(11,), needs=(FREEZES,))
-async def clients_can_leave_a_frozen_server(harness: Harness) -> None:
+async def clients_can_leave_a_frozen_server(harness: Harness, storage: Storage) -> None:
     """Whoever has asked a frozen server something, and waits no longer, can disconnect."""
-    storage = await harness.open()
     async with _frozen(harness):
         asking = [asyncio.create_task(storage.enqueue([job()])) for _ in range(3)]
         await asyncio.sleep(0.05)
@@ -286,9 +279,8 @@ async def clients_can_leave_a_frozen_server(harness: Harness) -> None:
 
 
 @case(guarantees=(1, 3, 6, 11), needs=(DURABLE,))
-async def a_reopened_queue_is_as_it_was(harness: Harness) -> None:
+async def a_reopened_queue_is_as_it_was(harness: Harness, storage: Storage) -> None:
     """When all clients were closed and new ones opened, all is there: jobs, claims, results, cancels, the pause."""
-    storage = await harness.open()
     await enqueue(storage, job("done"), job("bad"), job("held"), job("retried"), job("cancelled"), job("queued"))
     await enqueue(storage, job("scheduled", delay=HOUR))
     claims = {held.job_id: held for held in await claim(storage, 4)}
@@ -313,9 +305,8 @@ async def a_reopened_queue_is_as_it_was(harness: Harness) -> None:
 
 
 @case(guarantees=(1, 11), needs=(DURABLE, OUTSIDE_CONTINUATIONS))
-async def a_link_from_outside_is_there_when_reopened(harness: Harness) -> None:
+async def a_link_from_outside_is_there_when_reopened(harness: Harness, storage: Storage) -> None:
     """A chain that went on from outside is claimed as its new link by whoever opens the queue afterwards."""
-    storage = await harness.open()
     await enqueue(storage, job("chain"))
     assert isinstance(storage, ContinuesFromOutside)
     await storage.continue_job(job("chain", name="next", payload=b"2", chain_index=1))
@@ -325,9 +316,8 @@ async def a_link_from_outside_is_there_when_reopened(harness: Harness) -> None:
 
 
 @case(guarantees=(1, 11, 25), needs=(DURABLE, DEPENDENCIES))
-async def a_link_that_waits_is_there_when_reopened(harness: Harness) -> None:
+async def a_link_that_waits_is_there_when_reopened(harness: Harness, storage: Storage) -> None:
     """A chain that went on after others waits for them in whatever client opens the queue afterwards."""
-    storage = await harness.open()
     await enqueue(storage, job("chain"), job("part"))
     held, part = await claim(storage, 2)
     then = replace(job("chain", name="next", payload=b"2", chain_index=1), after=("part",))

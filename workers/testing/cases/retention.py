@@ -55,9 +55,8 @@ async def _swept(harness: Harness, storage: Storage, job_id: str) -> None:
 
 
 @case(guarantees=(6, 12), needs=(RETENTION_PER_JOB,))
-async def results_expire_one_by_one(harness: Harness) -> None:
+async def results_expire_one_by_one(harness: Harness, storage: Storage) -> None:
     """Each record goes when its own retention is over, and nothing else goes with it."""
-    storage = await harness.open()
     await enqueue(storage, job("short", keep=harness.moment), job("long"), job("bad", keep=harness.moment))
     claims = {held.job_id: held for held in await claim(storage, 3)}
     await apply(storage, completed(claims["short"], b"1"), completed(claims["long"], b"2"), failed(claims["bad"]))
@@ -72,9 +71,8 @@ async def results_expire_one_by_one(harness: Harness) -> None:
 
 
 @case(guarantees=(2, 6), needs=(RETENTION_PER_JOB,))
-async def an_expired_id_is_free(harness: Harness) -> None:
+async def an_expired_id_is_free(harness: Harness, storage: Storage) -> None:
     """When its retention is over, an id may be enqueued again, swept or not."""
-    storage = await harness.open()
     await enqueue(storage, job("again", keep=harness.moment))
     await apply(storage, completed(await claim_one(storage), b"old"))
     await harness.advance(harness.moment)
@@ -86,9 +84,8 @@ async def an_expired_id_is_free(harness: Harness) -> None:
 
 
 @case(guarantees=(6,), needs=(RETENTION_PER_JOB,))
-async def an_expired_record_is_gone_unswept(harness: Harness) -> None:
+async def an_expired_record_is_gone_unswept(harness: Harness, storage: Storage) -> None:
     """A record whose time is over reads as gone at that moment, however late the sweep."""
-    storage = await harness.open()
     await enqueue(storage, job("done", keep=harness.moment), job("bad", keep=harness.moment))
     done, bad = await claim(storage, 2)
     await apply(storage, completed(done), failed(bad))
@@ -104,9 +101,8 @@ async def an_expired_record_is_gone_unswept(harness: Harness) -> None:
 
 
 @case(guarantees=(6,), needs=(RETENTION_PER_JOB,))
-async def a_settlement_may_choose_the_retention(harness: Harness) -> None:
+async def a_settlement_may_choose_the_retention(harness: Harness, storage: Storage) -> None:
     """`keep` of a settlement overrides the job's own retention: longer, shorter, or `DROP`."""
-    storage = await harness.open()
     await enqueue(storage, job("longer", keep=harness.moment), job("shorter"), job("bad", keep=HOUR))
     claims = {held.job_id: held for held in await claim(storage, 3)}
     await apply(
@@ -122,9 +118,8 @@ async def a_settlement_may_choose_the_retention(harness: Harness) -> None:
 
 
 @case(guarantees=(6, 12))
-async def jobs_may_drop_themselves(harness: Harness) -> None:
+async def jobs_may_drop_themselves(storage: Storage) -> None:
     """A job that keeps nothing leaves nothing, completed or failed."""
-    storage = await harness.open()
     await enqueue(storage, job("done", keep=DROP), job("bad", keep=DROP))
     claims = {held.job_id: held for held in await claim(storage, 2)}
     await apply(storage, completed(claims["done"]), failed(claims["bad"]))
@@ -133,10 +128,8 @@ async def jobs_may_drop_themselves(harness: Harness) -> None:
 
 
 @case(guarantees=(2, 6, 12, 20))
-async def a_failure_may_leave_no_record(harness: Harness) -> None:
+async def a_failure_may_leave_no_record(storage: Storage, other: Storage) -> None:
     """A job failed with `DROP`, whatever its own retention, is reported as failed and gone; its id is free at once."""
-    storage = await harness.open()
-    other = await harness.open(storage.queue)
     await enqueue(storage, job("kept"), job("gone"))
     claims = {held.job_id: held for held in await claim(storage, 2)}
     await apply(storage, failed(claims["kept"]))
@@ -153,9 +146,8 @@ async def a_failure_may_leave_no_record(harness: Harness) -> None:
 
 
 @case(guarantees=(12,), needs=(RETENTION_PER_JOB,))
-async def a_sweep_is_bounded(harness: Harness) -> None:
+async def a_sweep_is_bounded(harness: Harness, storage: Storage) -> None:
     """A sweep removes at most its limit of all kinds together and returns how many, until nothing is left."""
-    storage = await harness.open()
     await enqueue(storage, *(job(f"job-{number}", keep=harness.moment) for number in range(25)))
     claims = await claim(storage, 25)
     await apply(storage, *(completed(held) for held in claims[:13]), *(failed(held) for held in claims[13:]))
@@ -170,9 +162,8 @@ async def a_sweep_is_bounded(harness: Harness) -> None:
 
 
 @case(guarantees=(12,), needs=(MOVES_TIME,))
-async def worker_records_expire(harness: Harness) -> None:
+async def worker_records_expire(harness: Harness, storage: Storage) -> None:
     """A worker's record does not last for ever."""
-    storage = await harness.open()
     await claim(storage, worker_id="seen once")
     await harness.advance(timedelta(days=2))
     await storage.sweep(1_000)
@@ -180,9 +171,8 @@ async def worker_records_expire(harness: Harness) -> None:
 
 
 @case(guarantees=(6, 22), needs=(RESULT_TTL_UPDATES,))
-async def a_results_time_can_be_changed(harness: Harness) -> None:
+async def a_results_time_can_be_changed(harness: Harness, storage: Storage) -> None:
     """`update_result_ttl` counts from now, for finished jobs only."""
-    storage = await harness.open()
     await enqueue(storage, job("shorter"), job("longer", keep=HOUR), job("running"))
     shorter, longer, _ = await claim(storage, 3)
     await apply(storage, completed(shorter), completed(longer, b"1"))
@@ -196,9 +186,8 @@ async def a_results_time_can_be_changed(harness: Harness) -> None:
 
 
 @case(guarantees=(6,), needs=(RETENTION_PER_JOB,))
-async def a_stalled_jobs_error_expires_too(harness: Harness) -> None:
+async def a_stalled_jobs_error_expires_too(harness: Harness, storage: Storage) -> None:
     """The record of a job that the reaper failed lasts as long as that of any failed job."""
-    storage = await harness.open()
     await enqueue(storage, job("short", max_attempts=1, keep=harness.moment), job("long", max_attempts=1))
     await crash(harness, storage, limit=2)
     assert sorted((await recover(harness, storage, 2)).failed) == ["long", "short"]
@@ -208,9 +197,8 @@ async def a_stalled_jobs_error_expires_too(harness: Harness) -> None:
 
 
 @case(guarantees=(12,), needs=(MEASURES,))
-async def what_ended_leaves_nothing(harness: Harness) -> None:
+async def what_ended_leaves_nothing(harness: Harness, storage: Storage) -> None:
     """Of jobs of every fate, their names and ordering keys, no more is left after three rounds than after one."""
-    storage = await harness.open()
     await _every_fate(harness, storage, "first")
     before = await harness.entries(storage)
     await _every_fate(harness, storage, "second")

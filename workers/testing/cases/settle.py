@@ -47,10 +47,8 @@ NOT_FOUND = SettleOutcome(status=SettleStatus.LOST, reason=LossReason.NOT_FOUND)
 
 
 @case(guarantees=(6,))
-async def completing_stores_the_result(harness: Harness) -> None:
+async def completing_stores_the_result(storage: Storage, other: Storage) -> None:
     """A completed job has its result, its end and no next run; every client sees it."""
-    storage = await harness.open()
-    other = await harness.open(storage.queue)
     await enqueue(storage, job("done"))
     assert await settle(storage, completed(await claim_one(storage), b'"ok"')) == APPLIED
     assert await other.result("done") == JobOutcome(kind=OutcomeKind.COMPLETED, result=b'"ok"')
@@ -62,9 +60,8 @@ async def completing_stores_the_result(harness: Harness) -> None:
 
 
 @case(guarantees=(21,))
-async def failing_stores_the_error(harness: Harness) -> None:
+async def failing_stores_the_error(storage: Storage) -> None:
     """A failed job has its error with type, message and stack, and is not claimed again."""
-    storage = await harness.open()
     await enqueue(storage, job("bad"))
     assert await settle(storage, failed(await claim_one(storage))) == APPLIED
     assert await storage.result("bad") == JobOutcome(kind=OutcomeKind.FAILED, error=ERROR)
@@ -75,9 +72,8 @@ async def failing_stores_the_error(harness: Harness) -> None:
 
 
 @case(guarantees=(16, 21))
-async def a_retry_waits_for_its_delay(harness: Harness) -> None:
+async def a_retry_waits_for_its_delay(harness: Harness, storage: Storage) -> None:
     """A retried job is failing, with its error and next run, until it is due; then it is queued."""
-    storage = await harness.open()
     await enqueue(storage, job("later"), job("soon"))
     later, soon = await claim(storage, 2)
     await apply(storage, retried(later, HOUR), retried(soon, harness.moment))
@@ -92,9 +88,8 @@ async def a_retry_waits_for_its_delay(harness: Harness) -> None:
 
 
 @case(guarantees=(16, 23, 24))
-async def any_duration_can_be_settled(harness: Harness) -> None:
+async def any_duration_can_be_settled(storage: Storage) -> None:
     """Delays and retentions beyond every calendar, or below zero, end their attempt and do not harm its neighbours."""
-    storage = await harness.open()
     await enqueue(storage, *(job(name) for name in ("never", "past", "for ever", "neighbour")))
     never, past, for_ever, neighbour = await claim(storage, 4)
     await apply(
@@ -111,9 +106,8 @@ async def any_duration_can_be_settled(harness: Harness) -> None:
 
 
 @case(guarantees=(21,))
-async def the_last_error_is_remembered(harness: Harness) -> None:
+async def the_last_error_is_remembered(storage: Storage) -> None:
     """The error of a failed attempt can be read until another one replaces it, through a release and a run."""
-    storage = await harness.open()
     await enqueue(storage, job("again"))
     await apply(storage, retried(await claim_one(storage)))
     await apply(storage, released(await claim_one(storage)))
@@ -123,9 +117,8 @@ async def the_last_error_is_remembered(harness: Harness) -> None:
 
 
 @case(guarantees=(16,))
-async def a_retry_without_delay_is_queued(harness: Harness) -> None:
+async def a_retry_without_delay_is_queued(storage: Storage) -> None:
     """A job retried with no delay reads as queued and can be claimed at once."""
-    storage = await harness.open()
     await enqueue(storage, job("again"))
     await apply(storage, retried(await claim_one(storage)))
     assert await state(storage, "again") is JobState.QUEUED
@@ -133,9 +126,8 @@ async def a_retry_without_delay_is_queued(harness: Harness) -> None:
 
 
 @case(guarantees=(3, 23))
-async def outcomes_keep_the_order_of_the_batch(harness: Harness) -> None:
+async def outcomes_keep_the_order_of_the_batch(storage: Storage) -> None:
     """A mixed batch is answered element by element, and a lost one never stops its neighbours."""
-    storage = await harness.open()
     await enqueue(storage, job("job-1"))
     stale = await claim_one(storage)
     await apply(storage, released(stale))
@@ -161,9 +153,8 @@ async def outcomes_keep_the_order_of_the_batch(harness: Harness) -> None:
 
 
 @case(guarantees=(3,))
-async def a_repeated_settle_is_already_applied(harness: Harness) -> None:
+async def a_repeated_settle_is_already_applied(storage: Storage) -> None:
     """Settling again with the same token, as after a lost reply, changes nothing and is reported as such."""
-    storage = await harness.open()
     await enqueue(storage, *(job(f"job-{number}") for number in range(4)))
     first, second, third, fourth = await claim(storage, 4)
     batch: list[Settlement] = [completed(first, b"1"), failed(second), retried(third, HOUR), released(fourth)]
@@ -174,9 +165,8 @@ async def a_repeated_settle_is_already_applied(harness: Harness) -> None:
 
 
 @case(guarantees=(3,))
-async def a_terminal_state_is_immutable(harness: Harness) -> None:
+async def a_terminal_state_is_immutable(storage: Storage) -> None:
     """Nothing that a claim settles after the end changes the result, whichever end came first."""
-    storage = await harness.open()
     await enqueue(storage, job("done"), job("bad"))
     done, bad = await claim(storage, 2)
     await apply(storage, completed(done, b"first"), failed(bad))
@@ -187,9 +177,8 @@ async def a_terminal_state_is_immutable(harness: Harness) -> None:
 
 
 @case(guarantees=(3,))
-async def an_old_token_has_no_effect(harness: Harness) -> None:
+async def an_old_token_has_no_effect(harness: Harness, storage: Storage) -> None:
     """After a recovery nothing that the first claim settles has an effect, not even within the same worker."""
-    storage = await harness.open()
     await enqueue(storage, job("job"))
     (old,) = await crash(harness, storage, worker_id="same")
     await recover(harness, storage, 1)
@@ -206,9 +195,8 @@ async def an_old_token_has_no_effect(harness: Harness) -> None:
 
 
 @case(guarantees=(3,))
-async def an_old_token_is_nothing_to_a_new_generation(harness: Harness) -> None:
+async def an_old_token_is_nothing_to_a_new_generation(storage: Storage) -> None:
     """A token of a failed generation cannot settle the next one."""
-    storage = await harness.open()
     await enqueue(storage, job("job"))
     old = await claim_one(storage)
     await apply(storage, failed(old))
@@ -220,9 +208,8 @@ async def an_old_token_is_nothing_to_a_new_generation(harness: Harness) -> None:
 
 
 @case(guarantees=(18,))
-async def a_late_settle_that_nobody_overtook_counts(harness: Harness) -> None:
+async def a_late_settle_that_nobody_overtook_counts(harness: Harness, storage: Storage) -> None:
     """A lease that ran out does not void the work as long as no reaper has recovered the job."""
-    storage = await harness.open()
     await enqueue(storage, job("late"))
     (held,) = await crash(harness, storage)
     await apply(storage, completed(held, b"late"))
@@ -232,10 +219,8 @@ async def a_late_settle_that_nobody_overtook_counts(harness: Harness) -> None:
 
 
 @case(guarantees=(3,))
-async def concurrent_settles_apply_once(harness: Harness) -> None:
+async def concurrent_settles_apply_once(storage: Storage, other: Storage) -> None:
     """Of 20 settlements of one claim at the same time on two clients, exactly one applies."""
-    storage = await harness.open()
-    other = await harness.open(storage.queue)
     await enqueue(storage, job("job"))
     held = await claim_one(storage)
     outcomes = await asyncio.gather(
@@ -249,9 +234,8 @@ async def concurrent_settles_apply_once(harness: Harness) -> None:
 
 
 @case(guarantees=(6, 12))
-async def a_dropped_job_leaves_nothing(harness: Harness) -> None:
+async def a_dropped_job_leaves_nothing(storage: Storage) -> None:
     """A job completed with `DROP` is gone in the same step, and its token finds nothing."""
-    storage = await harness.open()
     await enqueue(storage, job("gone"))
     held = await claim_one(storage)
     await apply(storage, dropped(held))
@@ -261,9 +245,8 @@ async def a_dropped_job_leaves_nothing(harness: Harness) -> None:
 
 
 @case(guarantees=(6,))
-async def a_continuation_comes_with_the_completion(harness: Harness) -> None:
+async def a_continuation_comes_with_the_completion(storage: Storage) -> None:
     """`then` is enqueued when the job completes, once, even if the settle is repeated or the record dropped."""
-    storage = await harness.open()
     for keep in (None, DROP):
         await enqueue(storage, job(f"first {keep}"))
         then = job(f"second {keep}", payload=b"next")
@@ -277,9 +260,8 @@ async def a_continuation_comes_with_the_completion(harness: Harness) -> None:
 
 
 @case(guarantees=(3, 6), needs=(ATOMIC_CONTINUATION,))
-async def a_lost_completion_continues_nothing(harness: Harness) -> None:
+async def a_lost_completion_continues_nothing(harness: Harness, storage: Storage) -> None:
     """A completion that comes too late enqueues no continuation."""
-    storage = await harness.open()
     await enqueue(storage, job("first"))
     (old,) = await crash(harness, storage)
     await recover(harness, storage, 1)
@@ -288,9 +270,8 @@ async def a_lost_completion_continues_nothing(harness: Harness) -> None:
 
 
 @case(guarantees=(6,))
-async def a_completion_is_seen_whole(harness: Harness) -> None:
+async def a_completion_is_seen_whole(harness: Harness, storage: Storage) -> None:
     """A reader who looks while a job completes sees it running, or all of its end: state, result and continuation."""
-    storage = await harness.open()
     reader = await harness.open(storage.queue)
     for number in range(20):
         step = await _last_step(storage, f"first-{number}", f"second-{number}")
@@ -305,9 +286,8 @@ async def a_completion_is_seen_whole(harness: Harness) -> None:
 
 
 @case(guarantees=(6,))
-async def a_settle_broken_off_can_be_repeated(harness: Harness) -> None:
+async def a_settle_broken_off_can_be_repeated(storage: Storage) -> None:
     """A completion broken off at any moment was done as a whole or not at all, and repeating it completes it."""
-    storage = await harness.open()
     for number in range(24):
         step = await _last_step(storage, f"first-{number}", f"second-{number}")
         settling = asyncio.create_task(storage.settle([step]))
@@ -342,9 +322,8 @@ async def _see_whole(storage: Storage, step: Completed) -> None:
 
 
 @case(guarantees=(8,))
-async def results_are_told_apart(harness: Harness) -> None:
+async def results_are_told_apart(storage: Storage) -> None:
     """No result yet, an empty result and the result `null` are three different things."""
-    storage = await harness.open()
     await enqueue(storage, job("null"), job("empty"), job("unfinished"))
     null, empty, _ = await claim(storage, 3)
     await apply(storage, completed(null, b"null"), completed(empty, b""))

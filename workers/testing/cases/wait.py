@@ -49,9 +49,8 @@ async def _wakes(storage: Storage, job_id: str, happen: Callable[[], Awaitable[o
 
 
 @case(guarantees=(19,))
-async def a_job_that_is_there_needs_no_waiting(harness: Harness) -> None:
+async def a_job_that_is_there_needs_no_waiting(storage: Storage) -> None:
     """A wait that begins when a job is already claimable returns at once."""
-    storage = await harness.open()
     await enqueue(storage, job())
     async with asyncio.timeout(PATIENCE):
         await storage.wait(["*"], timeout=HOUR)
@@ -59,17 +58,15 @@ async def a_job_that_is_there_needs_no_waiting(harness: Harness) -> None:
 
 
 @case(guarantees=(19,))
-async def an_enqueue_wakes(harness: Harness) -> None:
+async def an_enqueue_wakes(harness: Harness, storage: Storage) -> None:
     """A worker asleep gets a job that another client enqueues."""
-    storage = await harness.open()
     producer = await harness.open(storage.queue)
     await _wakes(storage, "new", lambda: enqueue(producer, job("new")))
 
 
 @case(guarantees=(19,))
-async def no_wake_up_is_lost_in_a_race(harness: Harness) -> None:
+async def no_wake_up_is_lost_in_a_race(harness: Harness, storage: Storage) -> None:
     """When a wait and an enqueue begin at the same moment, 50 times, the job is found every time."""
-    storage = await harness.open()
     producer = await harness.open(storage.queue)
     for number in range(50):
         held, _ = await asyncio.gather(next_claim(storage), enqueue(producer, job(f"job-{number}")))
@@ -78,9 +75,8 @@ async def no_wake_up_is_lost_in_a_race(harness: Harness) -> None:
 
 
 @case(guarantees=(19,))
-async def every_waiting_worker_is_served(harness: Harness) -> None:
+async def every_waiting_worker_is_served(harness: Harness, storage: Storage) -> None:
     """When three workers are asleep and three jobs come in one batch, each worker gets one."""
-    storage = await harness.open()
     others = [await harness.open(storage.queue) for _ in range(2)]
     workers = [asyncio.create_task(next_claim(each)) for each in (storage, *others)]
     async with background(*workers):
@@ -91,9 +87,8 @@ async def every_waiting_worker_is_served(harness: Harness) -> None:
 
 
 @case(guarantees=(16, 19))
-async def a_delay_running_out_wakes(harness: Harness) -> None:
+async def a_delay_running_out_wakes(harness: Harness, storage: Storage) -> None:
     """A worker asleep gets a delayed job when it is due, whether it was enqueued before the wait or during it."""
-    storage = await harness.open()
     await enqueue(storage, job("before", delay=harness.moment))
     await _wakes(storage, "before", lambda: harness.advance(harness.moment))
 
@@ -106,9 +101,8 @@ async def a_delay_running_out_wakes(harness: Harness) -> None:
 
 
 @case(guarantees=(16, 19))
-async def a_nearer_delay_shortens_the_sleep(harness: Harness) -> None:
+async def a_nearer_delay_shortens_the_sleep(harness: Harness, storage: Storage) -> None:
     """A worker that sleeps until a far delay is woken by a nearer one."""
-    storage = await harness.open()
     await enqueue(storage, job("far", delay=HOUR))
 
     async def enqueue_nearer() -> None:
@@ -119,20 +113,16 @@ async def a_nearer_delay_shortens_the_sleep(harness: Harness) -> None:
 
 
 @case(guarantees=(19,))
-async def a_release_wakes(harness: Harness) -> None:
+async def a_release_wakes(storage: Storage, other: Storage) -> None:
     """A worker asleep gets a job that another worker gives back."""
-    storage = await harness.open()
-    other = await harness.open(storage.queue)
     await enqueue(storage, job("given back"))
     held = await claim_one(other)
     await _wakes(storage, "given back", lambda: apply(other, released(held)))
 
 
 @case(guarantees=(16, 19))
-async def a_retry_wakes(harness: Harness) -> None:
+async def a_retry_wakes(harness: Harness, storage: Storage, other: Storage) -> None:
     """A worker asleep gets a job that is retried at once, and one that is retried after a delay."""
-    storage = await harness.open()
-    other = await harness.open(storage.queue)
     await enqueue(storage, job("again"))
     held = await claim_one(other)
     held = await _wakes(storage, "again", lambda: apply(other, retried(held)))
@@ -145,10 +135,8 @@ async def a_retry_wakes(harness: Harness) -> None:
 
 
 @case(guarantees=(15, 19), needs=(ORDERING_KEYS,))
-async def a_freed_ordering_key_wakes(harness: Harness) -> None:
+async def a_freed_ordering_key_wakes(storage: Storage, other: Storage) -> None:
     """A worker asleep gets the next job of an ordering key when the running one completes."""
-    storage = await harness.open()
-    other = await harness.open(storage.queue)
     await enqueue(storage, *(job(name, ordering_key="key") for name in ("first", "second")))
     held = await claim_one(other)
     assert await claim(other, 10) == []
@@ -156,9 +144,8 @@ async def a_freed_ordering_key_wakes(harness: Harness) -> None:
 
 
 @case(guarantees=(5, 19))
-async def a_recovery_wakes(harness: Harness) -> None:
+async def a_recovery_wakes(harness: Harness, storage: Storage) -> None:
     """A worker asleep gets a job that the reaper brings back."""
-    storage = await harness.open()
     reaper = await harness.open(storage.queue)
     await enqueue(storage, job("brought back"))
     await crash(harness, reaper)
@@ -166,10 +153,8 @@ async def a_recovery_wakes(harness: Harness) -> None:
 
 
 @case(guarantees=(19, 22))
-async def resume_promote_and_manual_retry_wake(harness: Harness) -> None:
+async def resume_promote_and_manual_retry_wake(storage: Storage, other: Storage) -> None:
     """A worker asleep gets the jobs that `resume`, `promote` and `retry` make claimable."""
-    storage = await harness.open()
-    other = await harness.open(storage.queue)
     assert not await storage.is_paused()
     await other.pause()
     assert await storage.is_paused()
@@ -202,17 +187,15 @@ async def an_idle_wait_does_not_spin(harness: Harness) -> None:
 
 
 @case(guarantees=(13,), needs=(NAME_FILTER,))
-async def unwanted_names_do_not_spin(harness: Harness) -> None:
+async def unwanted_names_do_not_spin(storage: Storage) -> None:
     """A backlog of names that this worker does not handle does not wake it up."""
-    storage = await harness.open()
     await enqueue(storage, *(job(name="other") for _ in range(10)))
     assert await _waits_in(storage, 0.5, name="mine") <= 10
 
 
 @case(guarantees=(19,), needs=(NAME_FILTER,))
-async def a_wake_up_reaches_who_can_claim(harness: Harness) -> None:
+async def a_wake_up_reaches_who_can_claim(storage: Storage) -> None:
     """Of several workers asleep on one client, the one that handles the job gets it, whoever went to sleep first."""
-    storage = await harness.open()
     names = ("alpha", "beta", "gamma")
     workers = [asyncio.create_task(next_claim(storage, leases={name: LEASE})) for name in names]
     async with background(*workers):
@@ -224,9 +207,8 @@ async def a_wake_up_reaches_who_can_claim(harness: Harness) -> None:
 
 
 @case(guarantees=(19,))
-async def a_cancelled_wait_leaves_nothing(harness: Harness) -> None:
+async def a_cancelled_wait_leaves_nothing(storage: Storage) -> None:
     """A wait can be cancelled, and the next one on the same client works."""
-    storage = await harness.open()
     waiting = asyncio.create_task(storage.wait(["*"], timeout=HOUR))
     await asyncio.sleep(SETTLE_IN)
     waiting.cancel()
@@ -247,9 +229,8 @@ async def _waits_in(storage: Storage, seconds: float, *, name: str = "*") -> int
 
 
 @case(guarantees=(19,), needs=(HELD_WAKE_UPS,))
-async def a_held_wake_up_comes_at_the_end(harness: Harness) -> None:
+async def a_held_wake_up_comes_at_the_end(storage: Storage) -> None:
     """A block of `with_notify` wakes workers of all names that it enqueued when it ends, also by an error."""
-    storage = await harness.open()
     for fails in (False, True):
         workers = [asyncio.create_task(next_claim(storage, leases={name: LEASE})) for name in "abc"]
         async with background(*workers):
@@ -271,9 +252,8 @@ async def a_held_wake_up_comes_at_the_end(harness: Harness) -> None:
 
 
 @case(guarantees=(16, 19), needs=(HELD_WAKE_UPS,))
-async def a_held_wake_up_is_about_delayed_jobs_too(harness: Harness) -> None:
+async def a_held_wake_up_is_about_delayed_jobs_too(harness: Harness, storage: Storage) -> None:
     """A worker that slept when a delayed job came in such a block gets it when it is due."""
-    storage = await harness.open()
     worker = asyncio.create_task(next_claim(storage))
     async with background(worker):
         await asyncio.sleep(SETTLE_IN)
@@ -285,9 +265,8 @@ async def a_held_wake_up_is_about_delayed_jobs_too(harness: Harness) -> None:
 
 
 @case(guarantees=(19,), needs=(HELD_WAKE_UPS,))
-async def others_wake_while_a_block_is_open(harness: Harness) -> None:
+async def others_wake_while_a_block_is_open(storage: Storage) -> None:
     """An enqueue of somebody else wakes at once, and so does one by a task of the block when that has ended."""
-    storage = await harness.open()
     begin, went_on = asyncio.Event(), asyncio.Event()
 
     async def go_on() -> None:

@@ -115,21 +115,6 @@ async def test_two_operators_on_the_same_rows(node: Federation) -> None:
     assert await count(node, DeliveryState.FAILED) == 0
 
 
-async def test_servers_are_held_and_released(node: Federation) -> None:
-    """Each once, also by a process that takes over in the middle."""
-    jobs = BulkJobs(node)
-    hold = await jobs.start_servers(BulkVerb.HOLD, [PEER, OTHER, PEER], order=ORDER)
-    await jobs.tick()
-    assert (await progress(jobs, hold)).done == 2
-    assert [(await node.links.find(url)).operator_hold for url in (PEER, OTHER)] == [True, True]
-    release = await jobs.start_servers(BulkVerb.RELEASE, [PEER, OTHER], order=ORDER)
-    async with node.database.transaction() as session:
-        await session.execute(update(BulkJob).where(col(BulkJob.id) == release).values(position=1, token=1))
-    await jobs.tick()
-    assert (await progress(jobs, release)).done == 1
-    assert [(await node.links.find(url)).operator_hold for url in (PEER, OTHER)] == [True, False]
-
-
 async def test_a_cancelled_job_is_not_begun(node: Federation) -> None:
     """And ends in the audit log."""
     await fail(node, 10)
@@ -177,8 +162,6 @@ async def test_what_is_no_bulk_job_is_refused(node: Federation) -> None:
     jobs = BulkJobs(node)
     with pytest.raises(ValueError, match="hold takes no such deliveries"):
         await jobs.start_deliveries(BulkVerb.HOLD, FAILED, order=ORDER)
-    with pytest.raises(ValueError, match="drop takes no such servers"):
-        await jobs.start_servers(BulkVerb.DROP, [PEER], order=ORDER)
     many = Selection(ids=tuple(map(str, range(bulk_jobs.MAX_CHOSEN + 1))))
     with pytest.raises(ValueError, match="retry takes no such"):
         await jobs.start_deliveries(BulkVerb.RETRY, many, order=ORDER)

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from federation.analytics.data import snapshots
-from federation.analytics.data.manifests import KEPT, latest_manifest
-from federation.analytics.data.snapshots import Snapshot
+from federation.analytics.data.snapshots import KEPT, Snapshot, latest_manifest
 from federation.analytics.data.store_urls import StoreUrl, parse_store_url
 from federation.analytics.data.stored_files import DataFile
 from federation.analytics.data.stores import Store

@@ -9,8 +9,8 @@ import pytest
 from federation.protocol.errors import KeyMaterialError
 from federation.protocol.keys import generate_own_keys
 from federation.protocol.sealing import open_envelope
-from federation.sealed.outbound import wire
-from federation.sealed.outbound.wire import Sealer
+from federation.sealed.outbound import sealer as module
+from federation.sealed.outbound.sealer import Sealer
 from tests.federation.protocol.vectors import A, B
 from tests.patience import until
 
@@ -28,7 +28,7 @@ async def test_one_key_serves_for_a_server_and_no_other() -> None:
 
 
 async def test_a_key_is_made_anew_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "USED_FOR", timedelta(0))
+    monkeypatch.setattr(module, "USED_FOR", timedelta(0))
     sealing = Sealer()
     keys = {sealing.seal("text", TO_A).ephemeral_public_key for _ in range(3)}
     assert len(keys) == 3
@@ -37,7 +37,7 @@ async def test_a_key_is_made_anew_when_its_time_is_over(monkeypatch: pytest.Monk
 
 async def test_nothing_of_a_key_outlives_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though nothing else is sealed."""
-    monkeypatch.setattr(wire, "USED_FOR", timedelta(milliseconds=10))
+    monkeypatch.setattr(module, "USED_FOR", timedelta(milliseconds=10))
     sealing = Sealer()
     sealing.seal("text", TO_A)
     sealing.seal("text", TO_B)
@@ -47,7 +47,7 @@ async def test_nothing_of_a_key_outlives_its_time(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_a_key_is_made_anew_after_its_last_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "MAX_USES", 2)
+    monkeypatch.setattr(module, "MAX_USES", 2)
     sealing = Sealer()
     one, two, three = (sealing.seal("text", TO_A).ephemeral_public_key for _ in range(3))
     assert one == two != three
@@ -55,7 +55,7 @@ async def test_a_key_is_made_anew_after_its_last_use(monkeypatch: pytest.MonkeyP
 
 async def test_so_many_are_kept_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest go first."""
-    monkeypatch.setattr(wire, "MAX_KEPT", 3)
+    monkeypatch.setattr(module, "MAX_KEPT", 3)
     sealing = Sealer()
     recipients = [generate_own_keys().encryption.public_text for _ in range(5)]
     for recipient in recipients:

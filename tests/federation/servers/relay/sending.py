@@ -8,7 +8,7 @@ from sqlalchemy import update
 from sqlmodel import col
 
 from db import Server
-from federation.http.gates import Fetched
+from federation.http.client import Fetched
 from federation.protocol.activities import ActivityMethod, DeliveryRequest, delivery_headers
 from federation.protocol.keys import sign_message
 from federation.protocol.sealing import seal

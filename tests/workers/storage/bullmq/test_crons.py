@@ -20,7 +20,7 @@ from workers.errors import StorageError, Unsupported
 from workers.jobs import DROP, Completed, Declared, Recurrence
 from workers.storage.bullmq import BullMQStorage
 from workers.storage.bullmq.access import QueueAccess
-from workers.storage.bullmq.schedulers import JobSchedulers
+from workers.storage.bullmq.schedulers import BullMQCrons
 from workers.storage.bullmq.scripts import BullMQScripts
 from workers.storage.bullmq.server import BullMQServer
 
@@ -214,7 +214,7 @@ async def test_nothing_is_stored_over_what_changed_meanwhile(
 ) -> None:
     """A declaration that was decided before the change has no effect; it is decided anew."""
     server = BullMQServer(redis_url, timedelta(seconds=5))
-    late = JobSchedulers(QueueAccess(server, BullMQScripts(storage.queue, "bull"), max_foreign_stalls=1))
+    late = BullMQCrons(QueueAccess(server, BullMQScripts(storage.queue, "bull"), max_foreign_stalls=1))
     await server.open()
     try:
         if change != "declared and removed":

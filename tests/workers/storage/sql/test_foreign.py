@@ -14,6 +14,7 @@ from tests.workers.storage.sql.steps import change, connected, on_postgres
 from workers.errors import StorageError
 from workers.jobs import JobState
 from workers.storage.sql import SqlStorage
+from workers.storage.sql.schema import VERSION
 from workers.testing.steps import PATIENCE, claim, enqueue, failed, job, retried, status
 from workers.worker import Worker
 from workers.worker.events import WorkerEventKind
@@ -42,13 +43,20 @@ async def test_tables_of_others_are_left_alone(statement: str, empty_url: str, o
         assert len(connection.execute(text(f"SELECT * FROM {table}")).keys()) == 1
 
 
-@pytest.mark.parametrize(("version", "todo"), [(9, "then drop them or use another database"), (99, "upgrade it")])
+@pytest.mark.parametrize(
+    ("version", "todo"), [(VERSION - 1, "then drop them or use another database"), (VERSION + 1, "upgrade it")]
+)
 async def test_tables_of_another_version_are_left_alone(version: int, todo: str, url: str, outsider: Engine) -> None:
-    """The error names it and says what to do, at `migrate` and at `connect`."""
+    """The error names it and says what to do, at `migrate` and at `connect`; their jobs are kept."""
+    async with connected(SqlStorage(url)) as storage:
+        await enqueue(storage, job("theirs"))
     change(outsider, f"UPDATE workers_schema SET version = {version}")
     for call in (SqlStorage(url).migrate, SqlStorage(url).connect):
         with pytest.raises(StorageError, match=f"have version {version}, .*{todo}"):
             await call()
+    with outsider.connect() as connection:
+        kept = connection.execute(text("SELECT version, id FROM workers_schema, workers_jobs")).all()
+    assert [tuple(row) for row in kept] == [(version, "theirs")]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
--- Recover jobs whose lease expired. ARGV[2]: limit, [3]: stalls allowed. Answers the ids queued again, the ids that
--- failed, and `{id, why, ...}` for those of the failed ones that were set aside.
+-- Recover jobs whose lease expired. ARGV[2]: limit, [3]: stalls allowed, [4]: the longest lease there is. Answers the
+-- ids queued again, the ids that failed, and `{id, why, ...}` for those of the failed ones that were set aside.
 local STALLED = '\2'
 local max_stalls = tonumber(ARGV[3])
 local broken = foreign(QUARANTINE, 'hash')
@@ -7,6 +7,9 @@ if broken then
   return damaged(broken)
 end
 local ids = redis.call('ZRANGEBYSCORE', LEASES, '-inf', now, 'LIMIT', 0, ARGV[2])
+if #ids == 0 then -- those that end later than any lease can were given by a clock that was ahead
+  ids = redis.call('ZRANGEBYSCORE', LEASES, '(' .. (now + ARGV[4]), '+inf', 'LIMIT', 0, ARGV[2])
+end
 local records, packed = fetch(JOBS, ids), fetch(RUNS, ids)
 local requeued, failed = {}, {}
 for at, id in ipairs(ids) do

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from sqlalchemy import Row, text
 
+from workers.checks import LONGEST_LEASE
 from workers.errors import LossReason
 from workers.jobs import (
     UNCOUNTED_RETRIES,
@@ -36,6 +37,7 @@ from workers.storage.sql.rows import (
     Transaction,
     batches,
     decode_token,
+    duration,
     encode_error,
     expanding,
     locking,
@@ -166,14 +168,14 @@ def _counts(settlement: Settlement, uncounted: int) -> bool:
 
 
 _EXPIRED = text(
-    "SELECT seq, ordering_key FROM workers_jobs"
-    " WHERE queue = :queue AND state = 'processing' AND lease_until <= :now ORDER BY lease_until LIMIT :limit"
+    "SELECT seq, ordering_key FROM workers_jobs WHERE queue = :queue AND state = 'processing'"
+    " AND (lease_until <= :now OR lease_until > :latest) ORDER BY lease_until LIMIT :limit"
 )
 _LOCK_KEYS = text("SELECT workers_lock_keys(:queue, CAST(:seqs AS bigint[]))")
 _STALLED = locking(
     "SELECT seq, id, attempts, max_attempts, stalls, worker, keep_failed, ordering_key, dependents, failures"
     " FROM workers_jobs"
-    " WHERE seq IN :seqs AND state = 'processing' AND lease_until <= :now",
+    " WHERE seq IN :seqs AND state = 'processing' AND (lease_until <= :now OR lease_until > :latest)",
     SKIP,
     lists="seqs",
 )
@@ -190,7 +192,7 @@ _GIVE_UP = text(
 
 def recover(transaction: Transaction, limit: int, *, max_stalls: int) -> Recovery:
     """See `Storage.recover`."""
-    bound = {"queue": transaction.queue, "now": transaction.now, "limit": limit}
+    bound = {"queue": transaction.queue, "limit": limit, **_expiry(transaction)}
     requeued, failed, dropped = [], [], []
     rows = _stalled_rows(transaction, transaction.connection.execute(_EXPIRED, bound).all())
     for row in rows:
@@ -237,9 +239,14 @@ def _stalled_rows(transaction: Transaction, expired: Sequence[Row[Any]]) -> list
         transaction.connection.execute(_LOCK_KEYS, {"queue": transaction.queue, "seqs": seqs})
     rows: list[Row[Any]] = []
     for batch in batches(seqs):
-        bound = {"seqs": list(batch), "now": transaction.now}
+        bound = {"seqs": list(batch), **_expiry(transaction)}
         rows += transaction.connection.execute(_STALLED[transaction.dialect], bound)
     return rows
+
+
+def _expiry(transaction: Transaction) -> dict[str, int]:
+    """Bind when leases are over: when they ended, or end later than any can, by a clock that was ahead."""
+    return {"now": transaction.now, "latest": transaction.now + duration(LONGEST_LEASE)}
 
 
 def _failures(row: Row[Any], transaction: Transaction) -> str | None:

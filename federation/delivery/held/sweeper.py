@@ -35,10 +35,10 @@ from sqlmodel import col
 from db import DEFAULT_WIRE, AttemptOutcome, Database, DeliveryState, HoldReason, LinkState, ServerLink
 from federation.base.meter import NO_METER, Meter
 from federation.base.queues.queue import JobQueue
+from federation.delivery.attempt.concurrency import LONGEST_BUSY
 from federation.delivery.attempt.decision import ALONE_PAUSES, LONGEST_OWN_PAUSE
-from federation.delivery.attempt.host_limits import LONGEST_BUSY
 from federation.delivery.held.sweep_times import Sweeps
-from federation.delivery.rows.transitions import OPEN_STATES, TABLE, OwedRow, made_ready, next_in_order, places_of
+from federation.delivery.rows import OPEN_STATES, TABLE, OwedRow, made_ready, next_in_order, places_of
 from federation.servers.blacklist import Blacklist
 from federation.servers.link_rules import HEARD_INTERVAL, SKEW
 from federation.servers.links import Links
@@ -64,7 +64,7 @@ _Change: TypeAlias = Callable[[], Awaitable[tuple[int, Sequence[OwedRow]]]]
 """Returns how many rows changed, and those that are ready now."""
 
 
-class HeldDeliveries:
+class HeldSweeper:
     """Sweeps held rows. One process at a time should; several do no harm. With a `max_age` of None nothing expires."""
 
     def __init__(

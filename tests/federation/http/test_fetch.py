@@ -10,9 +10,8 @@ import pytest
 import respx
 from structlog.testing import capture_logs
 
-from federation.http.client import FederationClient
+from federation.http.client import FederationClient, FederationFetch, Fetched, OutboundRequest
 from federation.http.errors import BlockedUrl, BodyTooLarge, NetworkError, RelayFailed
-from federation.http.gates import FederationFetch, Fetched, OutboundRequest
 from federation.http.guard import AddressGuard
 from federation.http.messages import Response
 from federation.http.threat_policy import NetworkErrorCode as Code

@@ -1,4 +1,4 @@
-"""The claims of one worker: how many jobs it asks for, which slots they get, and how they travel with settlements.
+"""The claims and settlements of one worker: which slots its jobs get, and how both travel in one round trip.
 
 Theory of operation. The claim loop takes a slot for every claim. The attempt gives it back when it ends, or earlier, by
 going on in overtime. Only the event loop takes slots and ends attempts, but a plain function leaves its slot from a
@@ -18,6 +18,11 @@ is under way are reserved, so that each is filled once.
 
 A worker that is asked to stop claims nothing along. What it was already asked for is given back, uncounted, before the
 outcome of the settlements is told, so the worker waits for that.
+
+Attempts end in batches: one storage call settles every attempt that finished while the last call was under way. A
+storage that does not answer, or is damaged, is asked again with back-off for as long as the renewal loop keeps the
+claim's lease alive. After that the job is another worker's, and the settlement is given up. A settlement for which the
+storage has no room waits alone, and holds up no other.
 """
 
 from __future__ import annotations
@@ -26,14 +31,16 @@ import asyncio
 import contextlib
 import sys
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Final, Protocol
 
+from workers.batching import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Batcher
 from workers.checks import check_whole
 from workers.clock import monotonic
-from workers.errors import WorkersError
-from workers.jobs import Claim, Released, Settlement, SettleOutcome
+from workers.errors import StorageDamaged, StorageUnavailable, WorkersError
+from workers.jobs import Claim, PartlySettled, Released, Settlement, SettleOutcome
+from workers.retry import Backoff
 from workers.storage.abilities import ExchangesJobs
 from workers.storage.base import Storage
 from workers.worker.cancels import CancelListener
@@ -241,3 +248,88 @@ class Exchanges:
             return 0
         free = self._appetite.of(self._slots.free_without([settlement.claim.token for settlement in settlements]))
         return free if self.limit is None else min(self.limit, free)
+
+
+class _Ended(WorkersError):
+    """The settler settles nothing any more."""
+
+
+class Settler:
+    """Settles for one worker by `store`, which is as `Storage.settle`.
+
+    With a `limit` two calls of so many are under way at once, without one a single call of any size. `holds` says
+    whether a claim's lease is still kept; `report` gets storage errors.
+    """
+
+    def __init__(
+        self,
+        store: Callable[[Sequence[Settlement]], Awaitable[Sequence[SettleOutcome]]],
+        *,
+        limit: int | None,
+        holds: Callable[[Claim], bool],
+        report: Callable[[BaseException], None],
+    ) -> None:
+        self._store = store
+        self._holds = holds
+        self._report = report
+        self._batcher: Batcher[Settlement, SettleOutcome | PartlySettled] = Batcher(
+            self._settle,
+            limit or sys.maxsize,
+            calls=1 if limit is None else 2,
+            is_common=_is_no_fault_of_a_job,
+            repeats=lambda each: holds(each.claim),
+            skips_cancelled=False,
+        )
+        self._ended = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is being settled, or is about to be."""
+        return self._batcher.is_busy
+
+    async def settle(self, settlement: Settlement) -> SettleOutcome | None:
+        """Return the settlement's outcome, or None if the lease or the worker ended before the storage took it.
+
+        A settlement that the storage cannot take is given up as well: its lease will run out and the job be recovered.
+        An attempt that is cancelled meanwhile is settled all the same.
+        """
+        backoff: Backoff | None = None
+        try:
+            while not self._ended:
+                outcome = await self._batcher.put(settlement)
+                if not isinstance(outcome, PartlySettled):
+                    return outcome
+                backoff = backoff or Backoff(first=FIRST_PAUSE_SECONDS, longest=LONGEST_PAUSE_SECONDS)
+                await asyncio.sleep(backoff.pause())
+                if not self._holds(settlement.claim):
+                    break
+            return None
+        except _Ended:
+            return None
+        except Exception as error:
+            if not _is_no_fault_of_a_job(error):  # which was reported when it happened
+                self._report(error)
+            return None
+
+    async def run(self) -> None:
+        """Settle until cancelled, and give up whatever is not settled then."""
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self._ended = True
+            self._batcher.abandon(_Ended())
+
+    async def _settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome | PartlySettled]:
+        try:
+            return await self._store(settlements)
+        except PartlySettled as partly:
+            self._report(partly)
+            return [partly if outcome is None else outcome for outcome in partly.outcomes]
+        except Exception as error:
+            if _is_no_fault_of_a_job(error):
+                self._report(error)
+            raise
+
+
+def _is_no_fault_of_a_job(error: Exception) -> bool:
+    return isinstance(error, StorageUnavailable | StorageDamaged)

@@ -20,7 +20,6 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from db import Database, QueueSighting, SightingKind
 from federation.base.meter import NO_METER, Meter
-from federation.delivery.other_nodes.origin import JobOrigin
 from workers.clock import Clock, SystemClock, monotonic
 
 log = structlog.get_logger(__name__)
@@ -49,10 +48,9 @@ class Sightings:
         self._strangers: Counter[str] = Counter()
         self._told: dict[str, float] = {}
 
-    def stranger(self, origin: JobOrigin, ours: JobOrigin, *, delivery_id: str, pause: timedelta) -> None:
-        """Note that a job of another node was in our queue, and went back for a while."""
+    def stranger(self, name: str, ours: str, *, delivery_id: str, pause: timedelta) -> None:
+        """Note that a job of another node, of that name, was in our queue, and went back for a while."""
         self._meter.stranger()
-        name = str(origin)
         if name not in self._strangers and len(self._strangers) >= MOST_ORIGINS:
             name = "others"
         self._strangers[name] += 1
@@ -61,7 +59,7 @@ class Sightings:
                 "job_of_another_node",
                 delivery_id=delivery_id,
                 theirs=name,
-                ours=str(ours),
+                ours=ours,
                 queues=self.place,
                 given_back_for=f"{pause.total_seconds():g} s",
                 advice=ADVICE,

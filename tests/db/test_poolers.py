@@ -1,0 +1,83 @@
+"""PostgreSQL behind a PgBouncer: one that lends sessions for as long as a client stays, and ones that are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Final
+
+import psycopg
+import pytest
+from sqlalchemy import Engine, make_url, text
+
+from db import BlacklistRevision, Database, DatabaseUrlError
+from db.engines import migration_engine, reading_engine, writing_engine
+from db.migrate import upgrade
+from db.poolers import LentSessionsError
+from db.url import parse_url
+from tests.bouncer import bouncer, through
+
+REFUSED: Final = r"^the database postgresql://127.0.0.1:\d+/\w+ is behind a pool .* `pool_mode = session`, or"
+
+
+@pytest.fixture(scope="module")
+def by_session(postgres_server: str) -> Iterator[int]:
+    with bouncer(postgres_server, "session") as port:
+        yield port
+
+
+@pytest.fixture(scope="module", params=["transaction", "statement"])
+def lent(postgres_server: str, request: pytest.FixtureRequest) -> Iterator[int]:
+    with bouncer(postgres_server, request.param) as port:
+        yield port
+
+
+async def test_sessions_are_as_without_it(by_session: int, postgres_url: str) -> None:
+    """It is upgraded, written and read through all the ways there are."""
+    url = through(by_session, postgres_url)
+    upgrade(url)
+    database = Database(url)
+    async with database.transaction() as session:
+        await session.execute(text("DELETE FROM server_links"))
+    assert await database.transact(lambda connection: connection.execute(text("SELECT 1")).scalar()) == 1
+    assert [tuple(row) for row in await database.alone("SELECT 1 AS one", {})] == [(1,)]
+    async with database.read() as session:
+        assert await session.get(BlacklistRevision, 1) is not None
+    await database.close()
+
+
+@pytest.mark.parametrize("make", [writing_engine, migration_engine, reading_engine], ids=lambda make: make.__name__)
+def test_lent_sessions_are_refused_by_every_engine(lent: int, postgres_url: str, make: Callable[..., Engine]) -> None:
+    """At its first connection, each time, in one line that says what to do; the password is not in it."""
+    url = through(lent, make_url(postgres_url).set(password="s3cret").render_as_string(hide_password=False))
+    engine = make(parse_url(url))
+    for _ in range(2):
+        with pytest.raises(LentSessionsError, match=REFUSED) as refused:
+            engine.connect()
+        assert "s3cret" not in str(refused.value)
+    engine.dispose()
+
+
+async def test_lent_sessions_are_refused_to_tasks(lent: int, postgres_url: str) -> None:
+    """Whichever way is asked first, with nothing left open; it is a fault of the URL."""
+    database = Database(through(lent, postgres_url))
+    with pytest.raises(DatabaseUrlError, match=REFUSED):
+        await database.transact(lambda _: None)
+    with pytest.raises(DatabaseUrlError, match=REFUSED):
+        await database.alone("SELECT 1", {})
+    with pytest.raises(DatabaseUrlError, match=REFUSED):
+        async with database.read() as session:
+            await session.connection()
+    await database.close()
+
+
+def test_an_upgrade_leaves_nothing(lent: int, postgres_url: str) -> None:
+    """Neither tables nor settings, in sessions that are the next client's."""
+    url = through(lent, postgres_url)
+    with pytest.raises(LentSessionsError, match=REFUSED):
+        upgrade(url)
+    with closing(psycopg.connect(url.replace("+psycopg", ""), autocommit=True)) as other:
+        settings = other.execute("SELECT name FROM pg_settings WHERE source = 'session'").fetchall()
+        tables = other.execute("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'").fetchone()
+    assert {name for (name,) in settings} <= {"application_name", "client_encoding"}  # the pool's own doing
+    assert tables == (0,)
