@@ -1,4 +1,4 @@
-"""The tabs above a list of deliveries, with how many there are in each state: as counted last, for no page counts rows."""
+"""The tabs above a list of deliveries, with how many there are in each state as of the last count: no page counts."""
 
 from __future__ import annotations
 
