@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlencode
 
@@ -19,6 +19,7 @@ from federation.admin.deliveries.deliveries import OPEN, AnyState, Selection
 from federation.admin.deliveries.pages import page_of_deliveries
 from federation.base.settings.types import parse_duration
 from federation.dashboard.delivery_fate import gone_how, job_of, what_next
+from federation.dashboard.delivery_tabs import TABS, state_counts
 from federation.dashboard.orders import command, ordered
 from federation.dashboard.server_pages import named_server
 from federation.delivery.rows import series_job_id
@@ -111,17 +112,17 @@ class DeliveryPages:
     async def all(self, visit: Visit) -> Response:
         """Show a list, or the delivery whose id was searched."""
         choice = Choice.of(visit)
-        after = visit.query.get("after")
+        selection, after = choice.selection(), visit.query.get("after")
         try:
-            page = await page_of_deliveries(
-                self._database, choice.selection(), newest_first=True, limit=PER_PAGE, after=after
-            )
+            page = await page_of_deliveries(self._database, selection, newest_first=True, limit=PER_PAGE, after=after)
         except ValueError:
             raise Refusal(400, "The list does not go on there.") from None
         shown = {
             "choice": choice,
             "listed": page,
-            "states": (OPEN, *(state.value for state in DeliveryState)),
+            "tabs": [(tab, replace(choice, state=tab or "").address()) for tab in TABS],
+            "here_tab": selection.state,
+            "counts": await state_counts(self._database, selection),
             "first": None if after is None else choice.address(),
             "further": None if page.after is None else choice.address(after=page.after),
             "command": command("deliveries", "list", **choice.options),

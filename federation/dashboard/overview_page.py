@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Final
 
+from fastapi import Query
 from starlette.responses import Response
 
 from db import AttemptOutcome, DeliveryState
@@ -14,12 +15,11 @@ from federation.admin import overview
 from federation.admin.doctor.doctor import Finding
 from federation.admin.overview import LastHour, Owed
 from federation.dashboard.findings import Examination, Examinations
+from federation.dashboard.history import FAILED, Span, TimeCount, history, history_charts
 from federation.dashboard.orders import Node
 from federation.runtime.composition import Federation
-from workers.dashboard import charts
-from workers.dashboard.api import ApiAnswer, calls, given
+from workers.dashboard.api import ApiAnswer, Listing, calls, given
 from workers.dashboard.catalog import QueueCatalog, QueueLine, Queues
-from workers.dashboard.charts import Columns, Layer
 from workers.dashboard.feed import Fragments, LiveSource, Parameters
 from workers.dashboard.rendering import MenuItem, Templates
 from workers.dashboard.site import SitePart
@@ -27,7 +27,6 @@ from workers.dashboard.text import counted, grouped
 from workers.dashboard.visit import Visit
 
 OVERVIEW: Final = MenuItem(title="Overview", path="/")
-_FAILED: Final = (AttemptOutcome.RETRYABLE, AttemptOutcome.PERMANENT)
 
 api: Final = calls()
 
@@ -45,25 +44,29 @@ class OverviewAnswer(ApiAnswer):
 def overview_part(federation: Federation, queues: QueueCatalog, examinations: Examinations) -> SitePart:
     """Return the page, and the call."""
 
-    async def shown() -> Mapping[str, object]:
+    async def shown(span: Span) -> Mapping[str, object]:
         hour, owed, lines, examined = await _looked(federation, queues, examinations)
         return {
             "lede": _lede(hour, owed),
             "hour": hour,
-            "failures": sum(hour.attempts[outcome] for outcome in _FAILED),
+            "failures": sum(hour.attempts[outcome] for outcome in FAILED),
             "owed": owed,
             "given_up": owed.states[DeliveryState.FAILED] + owed.states[DeliveryState.EXPIRED],
-            "charts": _charts(hour),
+            "spans": list(Span),
+            "span": span,
+            "charts": history_charts(span, await history(federation.database, span)),
             "examined": examined,
             **_of_queues(lines),
         }
 
     async def page(visit: Visit) -> Response:
-        return visit.page("overview.html", await shown(), live="overview")
+        span = _span(visit.query.get("over"))
+        return visit.page("overview.html", await shown(span), live="overview", parameters=(("over", span.value),))
 
     def live(templates: Templates) -> LiveSource:
-        async def read(_parameters: Parameters) -> Fragments:
-            return {"overview-live": templates.render("parts/overview.html", **await shown())}
+        async def read(parameters: Parameters) -> Fragments:
+            told = await shown(_span(dict(parameters).get("over")))
+            return {"overview-live": templates.render("parts/overview.html", **told)}
 
         return read
 
@@ -87,12 +90,24 @@ async def show_overview(
     )
 
 
+@api.get("/history")
+async def show_history(
+    node: Node, over: Annotated[Span, Query(description="How far back: `hour`, `day` or `week`.")] = Span.HOUR
+) -> Listing[TimeCount]:
+    """Show how attempts ended: by the minute over an hour, by ten minutes over a day, by the hour over a week."""
+    return Listing(items=tuple(await history(node.database, over)))
+
+
 async def _looked(
     federation: Federation, queues: QueueCatalog, examinations: Examinations
 ) -> tuple[LastHour, Owed, list[QueueLine], Examination | None]:
     return await asyncio.gather(
         overview.last_hour(federation.database), overview.owed(federation.database), queues.lines(), examinations.last()
     )
+
+
+def _span(asked: str | None) -> Span:
+    return Span(asked) if asked in list(Span) else Span.HOUR
 
 
 def _of_queues(lines: list[QueueLine]) -> dict[str, object]:
@@ -117,22 +132,6 @@ def _lede(hour: LastHour, owed: Owed) -> tuple[str, str]:
     else:
         first = "Nothing is owed."
     delivered = hour.attempts[AttemptOutcome.DELIVERED]
-    failed = sum(hour.attempts[outcome] for outcome in _FAILED)
+    failed = sum(hour.attempts[outcome] for outcome in FAILED)
     rest = f"{grouped(delivered)} delivered in the last hour, " if delivered else "Nothing delivered in the last hour, "
     return first, rest + (f"{counted(failed, 'attempt')} failed." if failed else "no attempt failed.")
-
-
-def _charts(hour: LastHour) -> list[tuple[str, str, Columns]]:
-    labels = [hour.minutes[place].at.strftime("%H:%M UTC") for place in (0, 30, -1)]
-    delivered = [float(minute.attempts[AttemptOutcome.DELIVERED]) for minute in hour.minutes]
-    failed = [float(sum(minute.attempts[outcome] for outcome in _FAILED)) for minute in hour.minutes]
-    return [
-        _chart("Delivered", "a minute, over the last hour", delivered, "main", labels),
-        _chart("Failed attempts", "a minute, over the last hour", failed, "bad", labels),
-    ]
-
-
-def _chart(name: str, what: str, values: list[float], style: str, labels: list[str]) -> tuple[str, str, Columns]:
-    highest = grouped(round(max(values)))
-    title = f"{name} {what}: {grouped(round(sum(values)))} in all, at most {highest} in one minute"
-    return name, what, charts.columns(title, [Layer(name=name, values=values, style=style)], labels)

@@ -58,6 +58,7 @@ async def test_every_call_answers_what_the_document_says(federation: Federation,
     await Rollups(federation.database)()
     gets: dict[str, dict[str, str]] = {
         "/overview": {},
+        "/history": {"over": "week"},
         "/servers": {"sort": "owed", "down": "true"},
         "/server": {"url": PEER},
         "/deliveries": {"state": "open"},

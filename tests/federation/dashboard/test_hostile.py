@@ -38,7 +38,7 @@ HOSTILE: Final[Mapping[str, str]] = {
 }
 ALSO_ASKED: Final = ("NUL, carried", "bidi", "much", "no address")
 PAGES: Final[Mapping[str, Sequence[str]]] = {
-    "/": (),
+    "/": ("over",),
     "/servers": ("sort", "down", "link", "advice", "after", "url"),
     "/server": ("url",),
     "/deliveries": ("server", "state", "code", "older", "after"),
