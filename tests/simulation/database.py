@@ -197,7 +197,12 @@ class Lent:
         if line.is_cut():
             raise sqlite3.OperationalError(AWAY)
         connection = sqlite3.connect(
-            _uri(space.name), uri=True, isolation_level=None, factory=_Connection, check_same_thread=False
+            _uri(space.name),
+            uri=True,
+            isolation_level=None,
+            factory=_Connection,
+            check_same_thread=False,
+            cached_statements=1_000,  # with triggers they are long to prepare
         )
         connection.space, connection.line = space, line
         tell_time(connection, space.clock.elapsed)
