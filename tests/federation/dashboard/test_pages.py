@@ -465,6 +465,15 @@ async def test_the_report_is_shown_as_it_was_written(
     await federation.close()
 
 
+async def test_a_node_without_analytics_says_how_to_turn_them_on(acting: NodeSite) -> None:
+    """Where somebody looks for them, and where their columns are empty."""
+    person = Person(acting.site.app)
+    page = await person.sees("/analytics")
+    for told in ("pip install", "[analytics]", "FEDERATION_ANALYTICS_OUT=", "federation analytics run --out"):
+        assert told in page
+    assert '<a href="/analytics">' in await person.sees("/servers")
+
+
 async def test_what_was_given_up_needs_somebody(federation: Federation, acting: NodeSite) -> None:
     """The overview says so, with why, to whom, and what to run."""
     await owe(federation, "failed", state=DeliveryState.FAILED)
