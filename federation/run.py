@@ -15,7 +15,7 @@ import structlog
 from db import Database
 from db.engines import POSTGRES_CONNECTIONS
 from federation.admin.deliveries.bulk_jobs import INTERVAL, BulkJobs
-from federation.base.errors import ConfigurationError
+from federation.base.errors import ConfigurationError, Unreachable
 from federation.base.queues.queue import DELIVERY_QUEUE_NAME
 from federation.base.settings.reach import HOST_ADVICE, missing_host_tables, require_schema
 from federation.base.settings.settings import Settings
@@ -83,7 +83,12 @@ async def run(
     adopt(federation)
     try:
         tasks = declared_tasks(settings.federation_tasks) if workers else NO_TASKS
-        await _require_reach(federation, membership)
+        try:
+            await _require_reach(federation, membership)
+        except Unreachable:
+            if workers or node or beside is None:
+                raise
+            log.error("database_away", then="the dashboard shows nothing until it answers")  # its pages say so, too
         if node:
             await _look_at_host(federation)
         served = _node_server(federation) if node else None

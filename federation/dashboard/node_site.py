@@ -10,13 +10,13 @@ from urllib.parse import urlsplit
 from sqlalchemy.exc import SQLAlchemyError
 
 from db import ActionSource
-from db.errors import local_cause
 from federation.admin.queues import all_queues
 from federation.base.audit import Order, noted
 from federation.base.errors import ConfigurationError, Unreachable
 from federation.dashboard import blacklist_calls, delivery_calls, server_calls
 from federation.dashboard.actions_page import actions_part
 from federation.dashboard.analytics_page import analytics_part
+from federation.dashboard.away import database_away
 from federation.dashboard.blacklist_page import blacklist_part
 from federation.dashboard.bulk_page import bulk_part
 from federation.dashboard.delivery_pages import delivery_part
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 TEMPLATES: Final = "federation.dashboard"
 CALLS: Final = (server_calls, delivery_calls, blacklist_calls)
-AWAY: Final = "The database does not answer"
 
 
 class NodeSite:
@@ -71,7 +70,7 @@ class NodeSite:
             self._parts(),
             title=urlsplit(federation.own_url or "").netloc or "This node",
             access=access,
-            teller=_told,
+            teller=self._told,
             record=self._record,
             throttle=throttle,
             interval=interval,
@@ -103,6 +102,14 @@ class NodeSite:
             SitePart(calls=[route for each in CALLS for route in each.api.routes], gives=(federation,)),
         ]
 
+    def _told(self, error: Exception) -> str | None:
+        """Say what is wrong; None for what is a fault of ours."""
+        if isinstance(error, SQLAlchemyError):
+            return database_away(error, self._federation.settings.database_url.get_secret_value())
+        if isinstance(error, Unreachable | ConfigurationError):
+            return _sentence(str(error))
+        return catalog.told(error)
+
     async def _record(self, done: ActionTaken) -> None:
         """Write into the audit log what was done on the queues' pages; the node's own pages do that as they act."""
         source = ActionSource.API if done.by_api else ActionSource.DASHBOARD
@@ -110,16 +117,6 @@ class NodeSite:
         order = Order(actor=done.by, source=source, action=done.action, arguments=arguments)
         note = noted(order, affected=done.affected)
         await self._federation.database.transact(lambda connection: connection.execute(note))
-
-
-def _told(error: Exception) -> str | None:
-    """Say what is wrong; None for what is a fault of ours."""
-    if isinstance(error, SQLAlchemyError):
-        cause = local_cause(error)
-        return f"{AWAY}: {cause}." if cause else f"{AWAY} ({type(error).__name__})."
-    if isinstance(error, Unreachable | ConfigurationError):
-        return _sentence(str(error))
-    return catalog.told(error)
 
 
 def _sentence(text: str) -> str:

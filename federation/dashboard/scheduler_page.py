@@ -14,6 +14,7 @@ from federation.admin import scheduler
 from federation.admin.scheduler import JobRow
 from federation.base.audit import Order
 from federation.dashboard.orders import Node, api_order, command, ordered
+from federation.scheduler.words import in_words, stored_in_words
 from workers.dashboard.api import ApiAnswer, ApiOrder, Caller, Listing, Text, calls, given
 from workers.dashboard.rendering import MenuItem
 from workers.dashboard.site import SitePart
@@ -78,7 +79,12 @@ class SchedulerPages:
         now = datetime.now(UTC)
         running = {job.name for job in jobs if job.leased_until is not None and job.leased_until > now}
         failed = [job.name for job in jobs if job.outcome is RunOutcome.FAILED]
-        shown = {"jobs": jobs, "running": running, "failed": failed, "command": command("scheduler", "list")}
+        shown = {
+            "jobs": [(job, stored_in_words(job.detail)) for job in jobs],
+            "running": running,
+            "failed": failed,
+            "command": command("scheduler", "list"),
+        }
         return visit.page("scheduler.html", shown)
 
     async def run(self, visit: Visit) -> Response:
@@ -142,5 +148,5 @@ def _told(name: str, run: asyncio.Task[Run | None]) -> str:
     done = run.result()
     if done is None:
         return f"{name} is running in another process at this moment."
-    detail = ", ".join(f"{key}: {value}" for key, value in done.detail.items())
-    return f"{name}: {done.outcome.value} after {done.duration.total_seconds():.1f} s. {short(detail, 200)}"
+    told = short(in_words(done.detail), 200)
+    return f"{name}: {done.outcome.value} after {done.duration.total_seconds():.1f} s: {told}."

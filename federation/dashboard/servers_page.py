@@ -54,6 +54,7 @@ def servers_part(federation: Federation) -> SitePart:
         chosen = {"link": link, "advice": advice}
         shown = {
             "listed": listed,
+            "judged": federation.settings.federation_analytics_out is not None,
             "link": link,
             "advice": advice,
             "links": LINKS,

@@ -44,6 +44,8 @@ class Templates:
         )
         self._environment.filters.update(
             short=text.short,
+            ending=text.ending,
+            seams=text.seams,
             block=text.block,
             coded=text.coded,
             grouped=text.grouped,

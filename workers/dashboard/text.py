@@ -7,12 +7,15 @@ would write them. Every value that a template prints goes through `shown`, so th
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from markupsafe import Markup, escape
 
 LONGEST_CELL: Final = 120
+LONGEST_WORD: Final = 24
+"""Up to so many characters stand in one line."""
 
 
 def shown(value: object) -> object:
@@ -30,6 +33,19 @@ def short(value: object, limit: int = LONGEST_CELL) -> str:
     """Return the text, cut where nobody reads on."""
     text = str(value)
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def ending(value: str, size: int = 12) -> str:
+    """Return the end of an id: ids that were made in the same minute begin alike."""
+    return value if len(value) <= size + 1 else f"…{value[-size:]}"
+
+
+def seams(value: object) -> object:
+    """Return a text that is long for a cell with its seams: a line may end behind a dot or an underscore of it."""
+    text = str(value)
+    if len(text) <= LONGEST_WORD:
+        return text
+    return Markup("<wbr>").join(escape(shown(part)) for part in re.split(r"(?<=[._])", text))
 
 
 def block(value: str, limit: int = 8_000) -> Markup:

@@ -42,6 +42,7 @@ from workers.jobs.settlements import (
     SettleStatus,
     Suspended,
 )
+from workers.jobs.worker_ids import WorkerOrigin, new_worker_id
 from workers.retention import DROP, Drop, Retention, check_retention
 
 __all__ = [
@@ -101,5 +102,7 @@ __all__ = [
     "Settlement",
     "Suspended",
     "WorkerInfo",
+    "WorkerOrigin",
     "check_retention",
+    "new_worker_id",
 ]

@@ -11,6 +11,7 @@ from typing import Final, Self
 
 from workers.errors import ErrorInfo
 from workers.jobs.job import JobState
+from workers.jobs.worker_ids import WorkerOrigin, origin_of
 
 
 class EnqueueStatus(StrEnum):
@@ -144,6 +145,11 @@ class WorkerInfo:
     def is_silent(self) -> bool:
         """Whether it was not heard of for 3 min, by this machine's clock: it died, or does not reach the storage."""
         return datetime.now(UTC) - self.seen_at > SILENT_AFTER
+
+    @property
+    def origin(self) -> WorkerOrigin | None:
+        """Where it runs and since when; None if its id was chosen by an application, or by another program."""
+        return origin_of(self.id)
 
 
 class JobEventKind(StrEnum):

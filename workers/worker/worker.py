@@ -24,7 +24,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
-from workers.checks import MAX_ATTEMPTS, as_duration, as_lease, as_positive, check_text, check_whole, new_id
+from workers.checks import MAX_ATTEMPTS, as_duration, as_lease, as_positive, check_text, check_whole
 from workers.clock import monotonic
 from workers.crons import Cron
 from workers.details import JobReader
@@ -42,6 +42,7 @@ from workers.jobs import (
     SettleOutcome,
     SettleStatus,
     Suspended,
+    new_worker_id,
 )
 from workers.retry import Backoff, BackoffStrategy, RetryPolicy, check_policy
 from workers.serde import JsonSerde, Serde
@@ -112,7 +113,7 @@ class Worker:
         check_whole("max_stalls", max_stalls, 0, MAX_ATTEMPTS)
         lease, self._poll_interval = as_lease("lease", lease), as_positive("poll_interval", poll_interval)
         self._grace = as_duration("grace", grace)
-        self.worker_id = new_id() if worker_id is None else worker_id
+        self.worker_id = new_worker_id() if worker_id is None else worker_id
         check_text("worker id", self.worker_id)
         self._storage = storage
         self._concurrency = concurrency

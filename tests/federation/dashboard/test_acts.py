@@ -154,7 +154,10 @@ async def test_recurring_work_is_run_now(federation: Federation, acting: NodeSit
     asked = await person.sends("/scheduler/run", ("name", "purge"), page="/scheduler")
     assert "Run purge now?" in asked.text
     answer = await person.confirms(asked)
-    assert "purge: done" in await person.sees(answer.headers["location"])
+    page = await person.sees(answer.headers["location"])
+    assert re.search(r"purge: done after [\d.]+ s: nothing to do\.", page)
+    assert '<td class="wide">nothing to do</td>' in page
+    assert "{&#34;" not in page
     assert (await person.sends("/scheduler/run", ("name", "none"), page="/scheduler")).status_code == 404
     assert [each[2:] for each in await actions(federation)] == [("scheduler run", 1)]
 

@@ -21,7 +21,7 @@ AGES = (
     timedelta(minutes=4),
     timedelta(hours=5),
     timedelta(hours=5, minutes=1),
-    timedelta(days=6, hours=23),
+    timedelta(days=6, hours=22),
 )
 
 

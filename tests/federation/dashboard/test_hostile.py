@@ -55,6 +55,7 @@ PAGES: Final[Mapping[str, Sequence[str]]] = {
     "/blacklist": ("after", "row", "check", "block"),
     "/blacklist/plan": ("key",),
     "/actions": ("after",),
+    "/analytics": (),
 }
 """What each page is asked for."""
 BESIDE: Final[Mapping[str, Mapping[str, str]]] = {

@@ -173,8 +173,13 @@ def parse(words: Sequence[str]) -> None:
     command.make_context(command.name, rest)
 
 
-async def test_a_database_that_is_away_is_told(make_settings: MakeSettings, make_node_site: MakeNodeSite) -> None:
-    """Each page tries again by itself, and so do those that are open; nothing secret is in what they say."""
+async def test_a_database_that_is_away_is_told(
+    make_settings: MakeSettings, make_node_site: MakeNodeSite, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is missing, where, and what to do, in one page without a traceback, which tries again by itself.
+
+    So do those that are open; nothing secret is in what they say.
+    """
     url = "postgresql://user:s3cret@127.0.0.1:1/nothing"
     federation = Federation(make_settings(database_url=url))
     node = make_node_site(federation, Access(allow_actions=True))
@@ -182,7 +187,8 @@ async def test_a_database_that_is_away_is_told(make_settings: MakeSettings, make
     for path in ("/", "/servers", "/deliveries", "/live-attempts", "/blacklist"):
         page = await person.sees(path, status=503)
         assert '<meta http-equiv="refresh" content="5">' in page
-        assert "The database does not answer" in page
+        assert "The database does not answer (OperationalError). It is nothing at 127.0.0.1:1, by DATABASE_URL" in page
+        assert "<code>federation doctor</code>" in page
         assert "s3cret" not in page
     async with site.feed.listen("overview") as listener:
         told = await listener.take()
@@ -190,6 +196,17 @@ async def test_a_database_that_is_away_is_told(make_settings: MakeSettings, make
         assert "The database does not answer" in told[TROUBLE]
     await node.close()
     await federation.close()
+    assert [record for record in caplog.records if record.exc_info] == []
+
+
+async def test_a_database_that_lacks_tables_is_told(federation: Federation, acting: NodeSite) -> None:
+    """It answers, and another command is what helps."""
+    async with federation.database.transaction() as session:
+        await session.execute(text("DROP TABLE delivery_totals"))
+    page = await Person(acting.site.app).sees("/deliveries", status=503)
+    assert "The database answers, and refuses what this page asks (OperationalError)." in page
+    assert "node.sqlite3, by DATABASE_URL" in page
+    assert "<code>federation upgrade</code> makes tables that it lacks" in page
 
 
 async def test_a_database_that_comes_back_is_used_again(
@@ -238,6 +255,15 @@ async def test_the_report_is_shown_as_it_was_written(
     assert "sandbox" in answer.headers["content-security-policy"]
     assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
     await federation.close()
+
+
+async def test_a_node_without_analytics_says_how_to_turn_them_on(acting: NodeSite) -> None:
+    """Where somebody looks for them, and where their columns are empty."""
+    person = Person(acting.site.app)
+    page = await person.sees("/analytics")
+    for told in ("pip install", "[analytics]", "FEDERATION_ANALYTICS_OUT=", "federation analytics run --out"):
+        assert told in page
+    assert '<a href="/analytics">' in await person.sees("/servers")
 
 
 async def test_what_was_given_up_needs_somebody(federation: Federation, acting: NodeSite) -> None:

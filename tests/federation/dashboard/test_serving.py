@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from pathlib import Path
 
@@ -28,10 +29,11 @@ async def command(directory: Path, *arguments: str, text: bytes | None = None) -
     return process.returncode, out.decode(), err.decode()
 
 
-async def started(directory: Path, *arguments: str) -> asyncio.subprocess.Process:
+async def started(directory: Path, *arguments: str, **variables: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         *(warm.PYTHON, "-m", "federation", *arguments),
         cwd=directory,
+        env={**os.environ, **variables},
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -70,6 +72,37 @@ async def test_it_serves_until_it_is_stopped(node: Path, words: list[str]) -> No
                 _, err = await process.communicate()
     assert process.returncode == 0
     assert b"dashboard_serving" in err
+
+
+async def test_without_its_database_it_says_what_is_missing(node: Path) -> None:
+    """From the start on, in one page and one line of the log; what delivers does not start."""
+    port, away = free_port(), "postgresql://user:s3cret@127.0.0.1:1/nothing"
+    process = await started(node, "dashboard", "--port", str(port), DATABASE_URL=away)
+    page = f"http://127.0.0.1:{port}/deliveries"
+    async with httpx.AsyncClient(trust_env=False, timeout=PATIENCE_SECONDS) as client:
+
+        async def answers() -> httpx.Response | None:
+            try:
+                return await client.get(page)
+            except httpx.ConnectError:
+                assert process.returncode is None
+                return None
+
+        answer = await eventually(answers, bool)
+    assert answer is not None
+    assert answer.status_code == 503
+    assert "It is nothing at 127.0.0.1:1, by DATABASE_URL" in answer.text
+    process.send_signal(signal.SIGTERM)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        _, err = await process.communicate()
+    assert process.returncode == 0
+    assert b"database_away" in err
+    assert b"Traceback" not in err
+    assert b"s3cret" not in err + answer.content
+    process = await started(node, "run", "--dashboard-port", str(port), DATABASE_URL=away)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await process.communicate()
+    assert process.returncode == 2
 
 
 async def test_a_port_that_is_taken_is_named(node: Path) -> None:

@@ -13,6 +13,22 @@ function tellTimes(within) {
   }
 }
 
+// Where a table is too wide, its rows are cards: each cell has the name that stands at the head of its column.
+function nameCells(within) {
+  for (const table of within.querySelectorAll(".scroll table:not(.narrow)")) {
+    const heads = [...table.querySelectorAll("thead th")];
+    const names = heads.map((head) => (head.querySelector("input, .skip-title") ? "" : head.textContent.replace(/[↑↓]/, "").trim()));
+    for (const row of table.tBodies[0].rows) {
+      [...row.cells].forEach((cell, at) => {
+        if (names[at]) cell.dataset.name = names[at];
+        cell.classList.toggle("first", Boolean(names[at]) && !names.slice(0, at).some(Boolean));
+        cell.classList.toggle("none", cell.textContent.trim() === "–");
+      });
+    }
+    table.classList.add("cards");
+  }
+}
+
 // A part that somebody is using stays as it is.
 function isInUse(part) {
   const chosen = document.getSelection();
@@ -45,6 +61,7 @@ function follow(address) {
         if (!part || isInUse(part)) continue;
         part.innerHTML = html; // escaped where it was made: the same templates as the page's
         tellTimes(part);
+        nameCells(part);
       }
     };
     stream.onerror = () => {
@@ -77,6 +94,7 @@ function lookAgain(seconds) {
 }
 
 tellTimes(document);
+nameCells(document);
 if (document.body.dataset.again) lookAgain(Number(document.body.dataset.again));
 if (document.body.dataset.stream) follow(document.body.dataset.stream);
 for (const all of document.querySelectorAll("input[data-all]")) {
