@@ -21,6 +21,7 @@ import re
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final, TypeAlias, TypeVar
@@ -44,6 +45,19 @@ _IPV6_SITE_BITS: Final = 48
 
 _PAIR: Final = re.compile(r"""[ \t]*([\w!#$%&'*+.^`|~-]+)=([^\s;,"]+|"(?:[^"\\]|\\.)*")[ \t]*([;,]|$)""", re.ASCII)
 """A parameter of RFC 7239, and its end: `;` before the next one, `,` before those of the next proxy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where a request came from, as far as that is known.
+
+    Limits count by *client* and *network*. *holders* are those whose shares it uses (see `shares`): the client, and its
+    network; of one that comes from a private address only the client, whom limits do not count.
+    """
+
+    client: str | None
+    network: str | None
+    holders: tuple[str, ...]
 
 
 class Clients:
@@ -99,6 +113,19 @@ class Clients:
         if peer is None or self._is_proxy(peer) or not is_globally_routable(peer):
             peer = self.certain_address(request)
         return None if peer is None else _name(peer)
+
+    def source(self, request: Request) -> Source:
+        """Return where the request came from.
+
+        What a client writes into its headers never takes it out of all shares: behind a named proxy, it then counts as
+        the proxy itself.
+        """
+        client, network = self.address(request), self.network(request)
+        holder = client or self.name(request)
+        public = network if client is not None else None
+        return Source(
+            client=client, network=network, holders=tuple(name for name in (holder, public) if name is not None)
+        )
 
     def network(self, request: Request) -> str | None:
         """Return the /24 or /48 that the client's provider gave to it and its neighbours.
