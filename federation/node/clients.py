@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from datetime import timedelta
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_network
 from typing import Final, TypeAlias, TypeVar
@@ -34,6 +35,19 @@ Unnamed: TypeAlias = Callable[[str], None]
 _FORWARDING_HEADERS: Final = ("x-forwarded-for", "forwarded", "x-real-ip", "via")
 _IPV4_SITE_BITS: Final = 24
 _IPV6_SITE_BITS: Final = 48
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where a request came from, as far as that is known.
+
+    Limits count by *client* and *network*. *holders* are those whose shares it uses (see `shares`): the client, and its
+    network; of one that comes from a private address only the client, whom limits do not count.
+    """
+
+    client: str | None
+    network: str | None
+    holders: tuple[str, ...]
 
 
 class Clients:
@@ -89,6 +103,19 @@ class Clients:
         if peer is None or self._is_proxy(peer) or not is_globally_routable(peer):
             peer = self.certain_address(request)
         return None if peer is None else subscriber(peer)
+
+    def source(self, request: Request) -> Source:
+        """Return where the request came from.
+
+        What a client writes into its headers never takes it out of all shares: behind a named proxy, it then counts as
+        the proxy itself.
+        """
+        client, network = self.address(request), self.network(request)
+        holder = client or self.name(request)
+        public = network if client is not None else None
+        return Source(
+            client=client, network=network, holders=tuple(name for name in (holder, public) if name is not None)
+        )
 
     def network(self, request: Request) -> str | None:
         """Return the /24 or /48 that the client's provider gave to it and its neighbours.
