@@ -24,7 +24,7 @@ from federation.monitoring.monitor import monitored
 from federation.runtime.composition import Federation
 from federation.runtime.nodes import adopt, release, set_aside_loaded
 from federation.runtime.recurring_jobs import recurring_jobs
-from federation.runtime.ticks import Tick
+from federation.runtime.tending import Tick
 from federation.runtime.workers import NO_TASKS, FederationWorkers
 from federation.tasks import declared_tasks
 from workers import Observer, Queue, WorkerEvent, WorkerEventKind

@@ -41,8 +41,8 @@ NEAREST: Final = {
     "federation/delivery/attempt/processor": "delivery/held/test_outage delivery/attempt/test_trouble"
     " delivery/ledger/test_attempt_log delivery/attempt/test_blacklist delivery/held/test_canaries"
     " delivery/attempt/test_host_limits",
-    "federation/delivery/attempt/concurrency": "delivery/attempt/test_crash_suspects"
-    " delivery/attempt/test_database_away",
+    "federation/delivery/attempt/crash_suspects": "delivery/attempt/test_crash_suspects",
+    "federation/delivery/ledger/ledger": "delivery/attempt/test_database_away",
     "federation/delivery/ledger/statements": "delivery/ledger/test_statements delivery/ledger/test_attempt_log"
     " delivery/attempt/test_ends delivery/attempt/test_crash_suspects",
     "federation/delivery/rows": "delivery/held/test_sweeper delivery/held/test_release delivery/outbox/test_ordering",

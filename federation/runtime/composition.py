@@ -27,15 +27,16 @@ from federation.base.queues.redis import BLOCKING_TIMEOUT, redis_client
 from federation.base.queues.storages import bullmq_url, is_plain, keyless_redis_url, open_storage, queue_place
 from federation.base.settings.settings import Settings
 from federation.base.settings.types import JobPayload
-from federation.delivery.attempt.concurrency import CrashSuspects, DatabaseWatch, HostLimits
+from federation.delivery.attempt.crash_suspects import CrashSuspects
+from federation.delivery.attempt.host_limits import HostLimits
 from federation.delivery.attempt.processor import DeliveryProcessor
-from federation.delivery.delivery_queue import DeliveryQueue, OtherNodesJobs, OwnJobOrigin
 from federation.delivery.held.probes import LinkProbes
 from federation.delivery.held.release import Releaser
 from federation.delivery.held.sweep_times import Sweeps
 from federation.delivery.held.sweeper import HeldSweeper
+from federation.delivery.job_origins import DeliveryQueue, OtherNodesJobs, OwnJobOrigin
 from federation.delivery.ledger.attempt_log import AttemptLog
-from federation.delivery.ledger.ledger import Ledger
+from federation.delivery.ledger.ledger import DatabaseWatch, Ledger
 from federation.delivery.outbox.outbox import Outbox
 from federation.delivery.outbox.sweeper import OutboxSweeper
 from federation.delivery.rows import Payloads

@@ -33,7 +33,7 @@ from federation.delivery.sightings import INTERVAL
 from federation.runtime.composition import Federation
 from federation.runtime.nodes import allow_descriptors
 from federation.runtime.recurring_jobs import recurring_jobs
-from federation.runtime.ticks import Tending, Tick
+from federation.runtime.tending import Tending, Tick
 from federation.scheduler.leases import Leases
 from federation.scheduler.runner import JobRunner, RecurringJob, Scheduler
 from workers import Claim, Handler, Observer, StalledError, Worker, WorkerEvent, WorkerEventKind, WorkersError

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 
-from federation.runtime.ticks import LONGEST_PAUSE, Tending
+from federation.runtime.tending import LONGEST_PAUSE, Tending
 from tests.simulation.loop import VirtualLoop
 
 SECOND, QUARTER = timedelta(seconds=1), timedelta(seconds=0.25)

@@ -23,6 +23,8 @@ from workers.jobs.reading import (
     OutcomeKind,
     Page,
     WorkerInfo,
+    WorkerOrigin,
+    new_worker_id,
 )
 from workers.jobs.settlements import (
     UNCOUNTED_RETRIES,
@@ -42,7 +44,6 @@ from workers.jobs.settlements import (
     SettleStatus,
     Suspended,
 )
-from workers.jobs.worker_ids import WorkerOrigin, new_worker_id
 from workers.retention import DROP, Drop, Retention, check_retention
 
 __all__ = [

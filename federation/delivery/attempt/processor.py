@@ -21,7 +21,7 @@ from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 from db import AttemptNote, AttemptOutcome, DeliveryState, HoldReason
 from federation.base.logs import crash
 from federation.base.queues.job_data import FederationDeliveryJob
-from federation.delivery.attempt.concurrency import Busy, CrashSuspects, DatabaseWatch, HostLimits
+from federation.delivery.attempt.crash_suspects import CrashSuspects
 from federation.delivery.attempt.decision import (
     AGAIN,
     FAILED,
@@ -33,13 +33,14 @@ from federation.delivery.attempt.decision import (
     fate_of,
     ours,
 )
+from federation.delivery.attempt.host_limits import Busy, HostLimits
 from federation.delivery.attempt.report import Report
-from federation.delivery.delivery_queue import OtherNodesJobs
 from federation.delivery.error_codes import BLACKLISTED, INVALID_JOB, FailureClass
 from federation.delivery.errors import Held, NotNow, PermanentFailure, RetryableFailure, Superseded
+from federation.delivery.job_origins import OtherNodesJobs
 from federation.delivery.ledger.attempt_log import AttemptLog, AttemptRecord
 from federation.delivery.ledger.entries import Abandoned, Begin, Begun, Ended, NotBegun, Series
-from federation.delivery.ledger.ledger import Ledger
+from federation.delivery.ledger.ledger import DatabaseWatch, Ledger
 from federation.delivery.rows import Payloads
 from federation.delivery.wire import BrokenWire, Effect, Wire, Wires, asked, code_of
 from federation.servers.blacklist import Blacklist

@@ -35,8 +35,8 @@ from sqlmodel import col
 from db import DEFAULT_WIRE, AttemptOutcome, Database, DeliveryState, HoldReason, LinkState, ServerLink
 from federation.base.meter import NO_METER, Meter
 from federation.base.queues.queue import JobQueue
-from federation.delivery.attempt.concurrency import LONGEST_BUSY
 from federation.delivery.attempt.decision import ALONE_PAUSES, LONGEST_OWN_PAUSE
+from federation.delivery.attempt.host_limits import LONGEST_BUSY
 from federation.delivery.held.sweep_times import Sweeps
 from federation.delivery.rows import OPEN_STATES, TABLE, OwedRow, made_ready, next_in_order, places_of
 from federation.servers.blacklist import Blacklist

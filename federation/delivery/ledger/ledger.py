@@ -6,19 +6,25 @@ it first waits a few milliseconds for more. On PostgreSQL there are two lines: a
 usual (see `usual`), which most entries are, and hands on the others. A caller returns only after its entry is
 committed, so everything an attempt reported is on disk before its job is settled. Every entry may be repeated: a crash
 between the commit and the settling of the job runs the attempt again.
+
+While the database does not answer, nothing could be written of an attempt, so no delivery is claimed (`DatabaseWatch`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import math
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from typing import Final, Protocol, TypeVar, cast
 
 import structlog
+from sqlalchemy import literal, select
 from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 
 from db import Database
+from db.errors import is_outage
 from federation.base.logs import crash
 from federation.delivery.ledger.attempt_log import AttemptRecord
 from federation.delivery.ledger.entries import Abandoned, Begin, Begun, Ended, Entry, Gone, NotBegun
@@ -27,7 +33,7 @@ from federation.delivery.ledger.statements import Group
 from federation.delivery.rows import OwedRow, PlannedJob
 from federation.delivery.wire import Effect
 from workers.batching import Batcher
-from workers.clock import Clock, SystemClock
+from workers.clock import Clock, SystemClock, monotonic
 
 log = structlog.get_logger(__name__)
 
@@ -39,6 +45,13 @@ the loop idle, as slots are filled again while ends are stored: 15 ms took away 
 
 CROWD: Final = 4
 """A group with more entries than this counts as load."""
+
+DATABASE_ASKED_EVERY: Final = timedelta(seconds=1)
+"""The time between two looks at a database that does not answer."""
+
+REFUSALS_LOGGED_EVERY: Final = timedelta(minutes=1)
+
+_ANYTHING: Final = select(literal(1))
 
 _REFUSED: Final = (DataError, IntegrityError)
 """Errors of the database that blame an entry; so does all that is none, such as a text without a UTF-8 form."""
@@ -152,3 +165,43 @@ class Ledger:
             await add_jobs([row.job() for row in rows])
         except Exception as error:  # the rows are owed and ready: the sweeper finds that they have no job
             log.error("ordered_jobs_not_added", delivery_ids=[row.id for row in rows][:20], **crash(error))
+
+
+class DatabaseWatch:
+    """Learns of trouble from whoever runs into it; the worker asks it before each claim."""
+
+    def __init__(self, database: Database, *, interval: timedelta = DATABASE_ASKED_EVERY) -> None:
+        self._database = database
+        self._interval = interval
+        self._in_trouble = False
+        self._refusal_told_at = -math.inf
+
+    def note_trouble(self, error: SQLAlchemyError) -> None:
+        """Note that the database did not answer, or that it refused a statement, as where a table is missing.
+
+        Only an outage stops claims. A database that refuses statements still answers, so asking whether it answers
+        would not show when it has recovered.
+        """
+        if is_outage(error):
+            if not self._in_trouble:
+                log.error("database_away", then="no delivery is claimed until it answers")
+            self._in_trouble = True
+        elif monotonic() - self._refusal_told_at >= REFUSALS_LOGGED_EVERY.total_seconds():
+            self._refusal_told_at = monotonic()
+            log.error(
+                "database_refuses", error=type(error).__name__, advice="`federation doctor` names what is missing"
+            )
+
+    def not_ready(self) -> Coroutine[object, object, None] | None:
+        """Return None while the database answers, otherwise a coroutine that ends when it answers again."""
+        return self._until_it_answers() if self._in_trouble else None
+
+    async def _until_it_answers(self) -> None:
+        while self._in_trouble:
+            try:
+                await self._database.rows(_ANYTHING)
+            except SQLAlchemyError:
+                await asyncio.sleep(self._interval.total_seconds())
+            else:
+                self._in_trouble = False
+                log.info("database_back")

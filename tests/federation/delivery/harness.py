@@ -17,9 +17,9 @@ from sqlmodel import col
 from db import DeliveryAttempt, DeliveryJob, Follow, Server, new_id
 from federation.base.queues.job_data import POST_JOB, FederationDeliveryJob
 from federation.base.queues.queue import DELIVERY_QUEUE_NAME, delivery_backoff
-from federation.delivery.attempt.concurrency import HostLimits
+from federation.delivery.attempt.host_limits import HostLimits
 from federation.delivery.attempt.processor import DeliveryProcessor
-from federation.delivery.delivery_queue import OtherNodesJobs
+from federation.delivery.job_origins import OtherNodesJobs
 from federation.delivery.wire import Wires
 from federation.protocol.activities import follow_activity, post_activity
 from federation.runtime.composition import Federation

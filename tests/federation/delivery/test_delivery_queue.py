@@ -19,7 +19,7 @@ from db.migrate import upgrade
 from federation.base.queues.job_data import POST_JOB
 from federation.base.queues.storages import queue_place
 from federation.base.settings.settings import Settings
-from federation.delivery.delivery_queue import pause_for
+from federation.delivery.job_origins import pause_for
 from federation.delivery.sightings import MOST_ORIGINS, Sightings, places, strangers
 from federation.monitoring.prometheus import ProcessMetrics
 from federation.runtime.composition import Federation

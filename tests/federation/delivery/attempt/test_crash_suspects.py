@@ -8,7 +8,7 @@ from sqlalchemy import select
 from sqlmodel import col
 
 from db import AttemptNote, DeliveryAttempt, DeliveryJob, DeliveryState
-from federation.delivery.attempt.concurrency import CrashSuspects
+from federation.delivery.attempt.crash_suspects import CrashSuspects
 from federation.delivery.ledger.entries import Abandoned, Begin, Begun
 from federation.delivery.ledger.ledger import Ledger
 from federation.delivery.ledger.statements import FATAL_ALONE, FIRST_SUSPECTS

@@ -10,11 +10,11 @@ from datetime import timedelta
 import pytest
 
 from db import DeliveryState, HoldReason
-from federation.delivery.attempt.concurrency import (
+from federation.delivery.attempt.host_limits import (
     LONGEST_PAUSE,
     MAX_REMEMBERED,
     SHORTEST_PAUSE,
-    SUSPECT_FIRST_BYTE,
+    SILENT_FIRST_BYTE,
     Busy,
     HostLimits,
     Turn,
@@ -162,7 +162,7 @@ async def test_no_answer_ends_the_wait_of_all_behind() -> None:
     results = await asyncio.gather(*waiting, return_exceptions=True)
     assert [type(result) for result in results] == [Busy] * 3
     async with held(limits) as turn:
-        assert turn.first_byte == SUSPECT_FIRST_BYTE
+        assert turn.first_byte == SILENT_FIRST_BYTE
         turn.answered = True
     async with held(limits) as turn:
         assert turn.first_byte is None

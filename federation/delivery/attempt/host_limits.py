@@ -1,8 +1,6 @@
-"""How many attempts are under way at once: none without the database, few at one server, suspects among themselves.
+"""How many attempts at one server are under way at once, so that slow ones take no slots from others.
 
-Theory of operation. While the database does not answer, no delivery is claimed (`DatabaseWatch`).
-
-An attempt that waits for its server (`HostLimits`) needs memory, not CPU. So after `QUICK` it leaves its slot to
+Theory of operation. An attempt that waits for its server needs memory, not CPU. So after `QUICK` it leaves its slot to
 another attempt and goes on in overtime. A server that answered this process quickly the last time may have `per_server`
 attempts at once. Any other server gets one at a time: if it is known to be slow, outside the slots from the beginning;
 if it is new, after `NEW`. Both times are longer where all servers take long: `SLOWER` times what an attempt usually
@@ -11,37 +9,20 @@ fifth of the room, so a long backlog to a new one waits a moment in the slots. A
 wait of all behind it: their deliveries are held for a while, and so are those for which there is no room left. So a
 server that hangs costs no slot anything, and takes room for one attempt at a time.
 
-A server that gave no answer the last time is suspect. It gets only `SUSPECT_FIRST_BYTE` to begin its answer, not the
-whole deadline, so that a thousand such servers pass through the room quickly.
-
-Suspects, deliveries that may crash the process, are kept apart from all others (`CrashSuspects`), so that few can have
-caused a crash. There are two sides, and only attempts of one side are inside at a time. An attempt from the other side
-waits until the last one inside has left. While it waits, no further attempt of the inner side enters, so neither side
-waits longer than an attempt may take. The last one to leave lets in all that wait, in one step: they count as inside
-before they run. Nearly always there are no suspects, and entering costs an addition.
+A server that gave no answer the last time is taken for silent. It gets only `SILENT_FIRST_BYTE` to begin its answer,
+not the whole deadline, so that a thousand such servers pass through the room quickly.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final
-
-import structlog
-from sqlalchemy import literal, select
-from sqlalchemy.exc import SQLAlchemyError
-
-from db import Database
-from db.errors import is_outage
-from workers.clock import monotonic
-
-log = structlog.get_logger(__name__)
 
 QUICK: Final = timedelta(seconds=1)
 NEW: Final = timedelta(milliseconds=50)
@@ -53,7 +34,7 @@ Letting them out of their slots would only start more of them on a machine that 
 USUAL: Final = timedelta(milliseconds=60)
 """What an attempt is believed to take before any has been answered."""
 LONGEST_STAY: Final = timedelta(seconds=5)
-SUSPECT_FIRST_BYTE: Final = timedelta(seconds=5)
+SILENT_FIRST_BYTE: Final = timedelta(seconds=5)
 MOST_BYTES: Final = 64 * 1024 * 1024
 SHARE: Final = 5
 """No server has more than one part in this many of the room."""
@@ -63,11 +44,6 @@ SPREAD: Final = 0.25
 """By this part of it a pause is longer or shorter, so that not all come back at the same moment."""
 LONGEST_BUSY: Final = LONGEST_PAUSE * (1 + SPREAD)
 MAX_REMEMBERED: Final = 10_000
-
-DATABASE_INTERVAL: Final = timedelta(seconds=1)
-"""The time between two looks at a database that does not answer."""
-REFUSALS_LOGGED_EVERY: Final = timedelta(minutes=1)
-_ANYTHING: Final = select(literal(1))
 
 LeaveSlot = Callable[[], bool]
 
@@ -84,14 +60,14 @@ class Busy(Exception):
 class _Server:
     """A server as this process remembers it.
 
-    `quick` and `suspect` say how it answered the last time, once it `is_known`. `turned_away` counts the deliveries
+    `quick` and `silent` say how it answered the last time, once it `is_known`. `turned_away` counts the deliveries
     that were sent away and are not back yet; `seconds` is about how long an attempt takes.
     """
 
     url: str
     is_known: bool = False
     quick: bool = False
-    suspect: bool = False
+    silent: bool = False
     used: int = 0
     outside: int = 0
     turned_away: int = 0
@@ -126,14 +102,14 @@ class Turn:
     With `waited` None, the whole duration of the turn counts, whatever else was done in it.
     """
 
-    suspect: bool
+    silent: bool
     answered: bool | None = None
     waited: float | None = None
 
     @property
     def first_byte(self) -> timedelta | None:
         """How long to wait for the beginning of an answer; None means as long as the attempt may take."""
-        return SUSPECT_FIRST_BYTE if self.suspect else None
+        return SILENT_FIRST_BYTE if self.silent else None
 
 
 class HostLimits:
@@ -181,7 +157,7 @@ class HostLimits:
             await self._wait(place)
             server.turned_away = max(server.turned_away - 1, 0)
             loop = asyncio.get_running_loop()
-            started, turn = loop.time(), Turn(suspect=server.suspect)
+            started, turn = loop.time(), Turn(silent=server.silent)
             try:
                 yield turn
             finally:
@@ -281,7 +257,7 @@ class HostLimits:
         if turn.answered is None:  # the attempt ended for a reason on our side
             return
         server.seconds += (seconds - server.seconds) / 4
-        server.is_known, server.suspect = True, not turn.answered
+        server.is_known, server.silent = True, not turn.answered
         server.quick = turn.answered and seconds < self._slow_after(self._quick)
         if turn.answered:
             self._usual += (seconds - self._usual) / 20
@@ -298,88 +274,3 @@ class HostLimits:
         seconds = server.turned_away * server.seconds / self._turns(server)
         pause = min(max(timedelta(seconds=seconds), SHORTEST_PAUSE), LONGEST_PAUSE)
         return Busy(server.url, pause * random.uniform(1 - SPREAD, 1 + SPREAD))  # noqa: S311 - guards nothing
-
-
-class CrashSuspects:
-    """Admits attempts at suspects, or at all other deliveries, but never both at a time."""
-
-    def __init__(self) -> None:
-        self._inside = 0
-        self._suspects_inside = False
-        self._waiting: dict[bool, list[asyncio.Future[None]]] = {True: [], False: []}
-
-    @asynccontextmanager
-    async def enter(self, *, suspect: bool) -> AsyncIterator[None]:
-        """Enter, and stay inside for the block, together with attempts of the same side only."""
-        if not self._inside or (self._suspects_inside is suspect and not self._waiting[not suspect]):
-            self._inside += 1
-            self._suspects_inside = suspect
-        else:
-            await self._wait(suspect)
-        try:
-            yield
-        finally:
-            self._leave()
-
-    async def _wait(self, suspect: bool) -> None:
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[suspect].append(turn)
-        try:
-            await turn
-        except BaseException:
-            if turn.done() and not turn.cancelled():  # let in just as we gave up
-                self._leave()
-            else:
-                self._waiting[suspect].remove(turn)
-            raise
-
-    def _leave(self) -> None:
-        self._inside -= 1
-        if self._inside:
-            return
-        other = not self._suspects_inside
-        self._suspects_inside = other if self._waiting[other] else not other
-        waiting, self._waiting[self._suspects_inside] = self._waiting[self._suspects_inside], []
-        self._inside = len(waiting)
-        for turn in waiting:
-            turn.set_result(None)
-
-
-class DatabaseWatch:
-    """Learns of trouble from whoever runs into it; the worker asks it before each claim."""
-
-    def __init__(self, database: Database, *, interval: timedelta = DATABASE_INTERVAL) -> None:
-        self._database = database
-        self._interval = interval
-        self._in_trouble = False
-        self._refusal_told_at = -math.inf
-
-    def note_trouble(self, error: SQLAlchemyError) -> None:
-        """Note that the database did not answer, or that it refused a statement, as where a table is missing.
-
-        Only an outage stops claims. A database that refuses statements still answers, so asking whether it answers
-        would not show when it has recovered.
-        """
-        if is_outage(error):
-            if not self._in_trouble:
-                log.error("database_away", then="no delivery is claimed until it answers")
-            self._in_trouble = True
-        elif monotonic() - self._refusal_told_at >= REFUSALS_LOGGED_EVERY.total_seconds():
-            self._refusal_told_at = monotonic()
-            log.error(
-                "database_refuses", error=type(error).__name__, advice="`federation doctor` names what is missing"
-            )
-
-    def not_ready(self) -> Coroutine[object, object, None] | None:
-        """Return None while the database answers, otherwise a coroutine that ends when it answers again."""
-        return self._until_it_answers() if self._in_trouble else None
-
-    async def _until_it_answers(self) -> None:
-        while self._in_trouble:
-            try:
-                await self._database.rows(_ANYTHING)
-            except SQLAlchemyError:
-                await asyncio.sleep(self._interval.total_seconds())
-            else:
-                self._in_trouble = False
-                log.info("database_back")
