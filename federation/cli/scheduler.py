@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -26,23 +25,15 @@ def list_jobs(wide: Wide = False, columns: Columns = None, as_json: AsJson = Fal
     """List what recurs, when it last ran and how that went."""
     from federation.admin import scheduler
     from federation.admin.words import ago
+    from federation.scheduler.words import stored_in_words
 
     jobs = with_node(scheduler.list_jobs)
     if as_json:
         print_json(jobs)
         return
-    rows = ((j.name, ago(j.every), j.started_at, j.outcome, _told(j.detail), j.does) for j in jobs)
+    rows = ((j.name, ago(j.every), j.started_at, j.outcome, stored_in_words(j.detail), j.does) for j in jobs)
     names = ("NAME", "EVERY", "LAST BEGAN", "OUTCOME", "DETAIL", "DOES")
     print_list(names, rows, few=("NAME", "EVERY", "LAST BEGAN", "OUTCOME"), wide=wide, chosen=columns)
-
-
-def _told(detail: str | None) -> str | None:
-    """Return the numbers of a run in words; they are stored as JSON."""
-    try:
-        numbers = json.loads(detail or "")
-    except ValueError:
-        return detail
-    return ", ".join(f"{name}: {value}" for name, value in numbers.items()) if isinstance(numbers, dict) else detail
 
 
 @app.command("run")
@@ -59,6 +50,7 @@ def run(
     """
     from db import RunOutcome
     from federation.admin import scheduler
+    from federation.scheduler.words import in_words
 
     async def run_named(federation: Federation) -> Run | None:
         try:
@@ -72,7 +64,7 @@ def run(
     if as_json:
         print_json(done)
     else:
-        numbers = ", ".join(f"{key}: {value}" for key, value in done.detail.items())
-        print_lines([f"{name}: {done.outcome.value} after {done.duration.total_seconds():.2f} s; {numbers}"])
+        did = in_words(done.detail)
+        print_lines([f"{name}: {done.outcome.value} after {done.duration.total_seconds():.2f} s; {did}"])
     if done.outcome is not RunOutcome.DONE:
         raise typer.Exit(NOT_FOUND)
