@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from inspect import signature
 from pathlib import Path
+from typing import Final
 
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 _ACCEPTED = "sqlite:///path/to/file.db or postgresql://user:password@host:5432/name"
+
+_SQLITE_OPTIONS: Final = frozenset(
+    {"timeout", "isolation_level", "detect_types", "check_same_thread", "cached_statements", "uri"}
+)
 
 
 class DatabaseUrlError(ValueError):
@@ -30,8 +37,10 @@ def parse_url(text: str) -> URL:
     backend = url.get_backend_name()
     if backend == "sqlite":
         _require_file(url)
+        _require_options(url, _SQLITE_OPTIONS)
         return url.set(drivername="sqlite")
     if backend == "postgresql":
+        _require_options(url, _postgresql_options())
         return url.set(drivername="postgresql+psycopg")
     raise DatabaseUrlError(f"database backend {backend!r} is not supported; write {_ACCEPTED}")
 
@@ -52,6 +61,22 @@ def absent_file(text: str) -> Path | None:
         return None
     file = sqlite_file(text)
     return None if file is None or file.exists() else file.absolute()
+
+
+def _postgresql_options() -> Collection[str] | None:
+    """Return what the installed libpq and psycopg may be told; None without them, of which whoever connects tells."""
+    try:
+        from psycopg import AsyncConnection, pq  # here: only these URLs need the extra
+    except ImportError:
+        return None
+    own = signature(AsyncConnection.connect).parameters
+    return {each.keyword.decode() for each in pq.Conninfo.get_defaults()} | own.keys()
+
+
+def _require_options(url: URL, known: Collection[str] | None) -> None:
+    unknown = sorted(url.query.keys() - set(url.query if known is None else known))
+    if unknown:
+        raise DatabaseUrlError(f"the database URL has the unknown option {unknown[0][:40]!r}")
 
 
 def _require_file(url: URL) -> None:

@@ -135,21 +135,42 @@ def _database_url(value: SecretStr) -> SecretStr:
 
 
 def _redis_url(value: SecretStr) -> SecretStr:
-    deployment = _deployment(value.get_secret_value())
+    url = value.get_secret_value()
+    deployment = _deployment(url)
     if deployment is not None and deployment.is_cluster:
         raise ValueError("a cluster is for queues alone: name it in QUEUE_URL, as bullmq+redis+cluster://host:port")
     if deployment is not None:
+        _check_options(url)
         return value
     try:
-        parts = urlsplit(value.get_secret_value())
+        parts = urlsplit(url)
         server = parts.scheme in ("redis", "rediss") and parts.hostname and parts.port != 0
     except ValueError:  # its text may quote a part of a password
         server = False
-    if not server and not value.get_secret_value().startswith("unix://"):
+    if not server and not url.startswith("unix://"):
         raise ValueError("must be redis://[user:password@]host:port[/db], or rediss:// for TLS")
-    if "allow_eviction" in dict(parse_qsl(urlsplit(value.get_secret_value()).query, keep_blank_values=True)):
+    if "allow_eviction" in dict(parse_qsl(urlsplit(url).query, keep_blank_values=True)):
         raise ValueError("no ?allow_eviction= here: set FEDERATION_ALLOW_EVICTION")
+    _check_options(url)
     return value
+
+
+_OUR_OPTIONS: Final = ("queue", "wait_replicas", "wait_timeout_ms", "dialect", "max_foreign_stalls", "metrics")
+"""Of queues' URLs: what a storage reads itself, and checks."""
+
+
+def _check_options(url: str) -> None:
+    """Refuse what redis-py does not know, before it would say so of each connection."""
+    try:
+        from workers.storage.redis import check_target  # here: only these URLs need the package
+    except ImportError:
+        return
+    for own in _OUR_OPTIONS:
+        url, _ = take_parameter(url, own)
+    try:
+        check_target(url)
+    except StorageError as error:
+        raise ValueError(str(error)) from None
 
 
 def _deployment(url: str) -> Deployment | None:
