@@ -4,13 +4,19 @@ Theory of operation. A body counts by the memory that it takes: its bytes while 
 it is complete, for what is made of it. A body over 64 KiB is read only if somebody vouches for its sender, and then
 waits for its turn (`HeavyWork`). A stranger's large body is refused by its announced length, or once that much of it
 has come. Small bodies and large ones have memory of their own: large ones that never end keep no small one out.
+
+Of each memory a client and a network have a share (see `shares`). If a body of theirs exceeds it, their slowest one
+that still arrives gives way; a complete one waits for others to end instead, as work does by itself. If all is taken,
+the slowest body gives way of whoever has most in arriving ones. So bodies that never end keep none out that comes at
+once, whoever sends them and however many.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -20,6 +26,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from federation.node.heavy import HEAVY_BYTES, HeavyWork
 from federation.node.refusals import FrameworkRefusal, Refusal, try_later
+from federation.node.shares import EVERYBODY, PATIENCE, SHARES
 
 BODY_TIMEOUT = timedelta(seconds=15)
 SMALL_MEMORY_BYTES: Final = 12 * 1024 * 1024
@@ -27,6 +34,8 @@ LARGE_MEMORY_BYTES: Final = 16 * 1024 * 1024
 BODY_WEIGHT: Final = 8
 """How many times its length a body takes while it is worked on: itself, its members, the ciphertext, the plaintext as
 bytes and as text, the activity, and what goes to the database."""
+MAX_ARRIVING: Final = 768
+"""How many bodies may arrive at a time in one memory: each takes as much at least, however little of it has come."""
 DISCARDED_BYTES = HEAVY_BYTES
 """How much of a refused body is read and dropped, so that the connection can be used again."""
 
@@ -51,44 +60,145 @@ async def _for_anybody() -> None:
     pass
 
 
-@dataclass(slots=True)
 class _Memory:
-    """A budget of bytes, some of which are held."""
+    """A budget of *most* bytes.
 
-    most: int
-    held: int = 0
+    A client and a network have a sixteenth of them for what they send, and as much for what is worked on, or one body
+    if that is more.
+    """
 
+    def __init__(self, most: int) -> None:
+        self.least = most // MAX_ARRIVING
+        self._most = most
+        self._share = most // SHARES
+        self._sent: Counter[str] = Counter()
+        self._worked_on: Counter[str] = Counter()
+        self._arriving: dict[_Body, None] = {}  # in the order in which they began
+        self._freed = asyncio.Event()
 
-@dataclass(slots=True)
-class _Arriving:
-    """A body, and how much it takes of which memory."""
-
-    memory: _Memory
-    body: bytearray = field(default_factory=bytearray)
-    held: int = 0
-
-    def take(self, amount: int) -> None:
-        """Take that many more bytes.
+    def arrives(self, body: _Body, amount: int) -> None:
+        """Let a body that is arriving hold that much more.
 
         Raises:
-            Refusal: 503, there are not as many.
+            Refusal: 503, it is the one that has to give way.
         """
-        self.held += amount
-        self.memory.held += amount
-        if self.memory.held > self.memory.most:
-            raise try_later("Too many requests at once", reason="BODY_MEMORY")
+        self._arriving[body] = None
+        self._hold(body, amount)
+        self._make_room(body, body.names)
 
-    def leave(self) -> None:
-        """Give everything back."""
-        self.memory.held -= self.held
-        self.held = 0
+    def has_arrived(self, body: _Body) -> None:
+        """Note that the body is complete. Repeating it does nothing."""
+        self._arriving.pop(body, None)
+
+    async def works(self, body: _Body, weight: int) -> None:
+        """Let a complete body hold *weight* bytes, once its holders have room for them.
+
+        Raises:
+            Refusal: 503, they had none in time, or nobody has.
+        """
+        try:
+            async with asyncio.timeout(PATIENCE.total_seconds()):
+                while any(0 < self._worked_on[name] > self._share - weight for name in body.holders):
+                    self._freed.clear()
+                    await self._freed.wait()
+        except TimeoutError:
+            raise _no_memory() from None
+        self._hold(body, -body.held)
+        body.is_worked_on = True
+        self._hold(body, weight)
+        self._make_room(body, [EVERYBODY])
+
+    def leave(self, body: _Body) -> None:
+        """Take back everything that the body holds. Repeating it does nothing."""
+        self.has_arrived(body)
+        self._hold(body, -body.held)
+        self._freed.set()
+
+    def _hold(self, body: _Body, amount: int) -> None:
+        body.held += amount
+        held = self._worked_on if body.is_worked_on else self._sent
+        for name in body.names:
+            held[name] += amount
+            if not held[name]:
+                del held[name]
+
+    def _make_room(self, body: _Body, names: Iterable[str]) -> None:
+        for name in names:
+            while self._is_exceeded(name, body):
+                slowest = self._slowest(name)
+                if slowest is None or slowest is body:
+                    raise _no_memory()
+                slowest.give_way()
+
+    def _is_exceeded(self, name: str, body: _Body) -> bool:
+        sent = self._sent[name]
+        if name == EVERYBODY:
+            return sent + self._worked_on[name] > self._most
+        return sent > self._share and sent > body.held
+
+    def _slowest(self, name: str) -> _Body | None:
+        """Return the body that has been arriving for longest, of the client that holds most in arriving ones."""
+        arriving = [body for body in self._arriving if name in body.names]
+        held: Counter[str] = Counter()
+        for body in arriving:
+            held[body.names[0]] += body.held
+        largest = max(held, key=held.__getitem__, default=None)
+        return next((body for body in arriving if body.names[0] == largest), None)
+
+
+@dataclass(slots=True, eq=False)
+class _Body:
+    """A body, and how much it holds of which memory."""
+
+    memory: _Memory
+    holders: Sequence[str]
+    content: bytearray = field(default_factory=bytearray)
+    held: int = 0
+    deadline: asyncio.Timeout | None = None
+    gave_way: bool = False
+    is_worked_on: bool = False
+
+    @property
+    def names(self) -> Sequence[str]:
+        """What it counts under, its client first."""
+        return (*self.holders, EVERYBODY)
+
+    def take(self, amount: int) -> None:
+        """Hold that much more while it arrives.
+
+        Raises:
+            Refusal: 503, it has to give way.
+        """
+        if self.gave_way:  # the end of its deadline is on its way
+            raise _no_memory()
+        self.memory.arrives(self, amount)
+
+    def end(self) -> None:
+        """Note that it is complete.
+
+        Raises:
+            Refusal: 503, it had to give way.
+        """
+        self.take(0)
+        self.memory.has_arrived(self)
+
+    def give_way(self) -> None:
+        """End its arrival, for another's sake."""
+        self.memory.leave(self)
+        if self.deadline is not None and not self.deadline.expired():
+            self.gave_way = True
+            self.deadline.reschedule(asyncio.get_running_loop().time())
 
     def move(self, memory: _Memory) -> None:
-        """Take the same amount from *memory* instead, from now on."""
+        """Hold the same amount of *memory* instead, from now on."""
         held = self.held
-        self.leave()
+        self.memory.leave(self)
         self.memory = memory
         self.take(held)
+
+
+def _no_memory() -> Refusal:
+    return try_later("Too many requests at once", reason="BODY_MEMORY")
 
 
 class BodyReader:
@@ -120,28 +230,29 @@ class BodyReader:
         limit: int,
         too_large: TooLarge = framework_too_large,
         vouch: Vouch = _for_anybody,
+        holders: Sequence[str] = (),
     ) -> AsyncIterator[bytearray]:
         """Read the whole body. Its memory counts as taken until the block ends.
 
-        *vouch* is asked about a body over 64 KiB.
+        *vouch* is asked about a body over 64 KiB. The memory counts for the shares of *holders*, the client first.
 
         Raises:
             Refusal: the one of *vouch*; the one of *too_large*, 413, over *limit* bytes; 408 too slow or cut off; 503
                 no memory left.
         """
-        arriving = _Arriving(self._small)
+        body = _Body(self._small, holders)
         try:
-            await self._fill(arriving, request, limit, too_large, vouch)
-            weight = BODY_WEIGHT * len(arriving.body)
-            if arriving.memory is self._large:
+            await self._fill(body, request, limit, too_large, vouch)
+            weight = BODY_WEIGHT * len(body.content)
+            if body.memory is self._large:
                 async with self._heavy.room(weight):
-                    arriving.leave()
-                    yield arriving.body
+                    body.memory.leave(body)
+                    yield body.content
             else:
-                arriving.take(weight - arriving.held)
-                yield arriving.body
+                await body.memory.works(body, weight)
+                yield body.content
         finally:
-            arriving.leave()
+            body.memory.leave(body)
 
     async def discard(self, request: Request) -> bool:
         """Read and drop a short body. Return False if it is not short: then the connection cannot be used again."""
@@ -157,24 +268,18 @@ class BodyReader:
                 return True
         return False
 
-    async def _fill(self, arriving: _Arriving, request: Request, limit: int, too_large: TooLarge, vouch: Vouch) -> None:
+    async def _fill(self, body: _Body, request: Request, limit: int, too_large: TooLarge, vouch: Vouch) -> None:
         if _announced(request) > max(limit, DISCARDED_BYTES):
             raise too_large(limit)
         if _announced(request) > HEAVY_BYTES:
-            await self._admit_large(arriving, _announced(request), vouch)
-        received = 0
+            await self._admit_large(body, _announced(request), vouch)
         try:
-            async with asyncio.timeout(self._timeout):
-                async for chunk in request.stream():
-                    received += len(chunk)
-                    if received > max(limit, DISCARDED_BYTES):
-                        break
-                    if received > HEAVY_BYTES and arriving.memory is self._small:
-                        await self._admit_large(arriving, limit, vouch)
-                    if received <= limit:
-                        arriving.take(len(chunk))
-                        arriving.body += chunk
+            async with asyncio.timeout(self._timeout) as body.deadline:
+                received = await self._receive(body, request, limit, vouch)
+                body.end()
         except TimeoutError:
+            if body.gave_way:
+                raise _no_memory() from None
             text = f"The body did not arrive within {self._timeout:g} seconds"
             raise FrameworkRefusal(408, text, code="REQUEST_TIMEOUT", headers=_CLOSE) from None
         except ClientDisconnect:
@@ -182,14 +287,29 @@ class BodyReader:
         if received > limit:
             raise too_large(limit)
 
-    async def _admit_large(self, arriving: _Arriving, size: int, vouch: Vouch) -> None:
+    async def _receive(self, body: _Body, request: Request, limit: int, vouch: Vouch) -> int:
+        """Return how many bytes came; from *limit* on they are dropped, and at last no more are read."""
+        received = 0
+        body.take(body.memory.least)
+        async for chunk in request.stream():
+            received += len(chunk)
+            if received > max(limit, DISCARDED_BYTES):
+                break
+            if received > HEAVY_BYTES and body.memory is self._small:
+                await self._admit_large(body, limit, vouch)
+            if received <= limit:
+                body.take(max(0, received - body.held))
+                body.content += chunk
+        return received
+
+    async def _admit_large(self, body: _Body, size: int, vouch: Vouch) -> None:
         try:
             await vouch()
             await self._heavy.turn(size)
         except Refusal as refusal:
             refusal.headers = {**refusal.headers, **_CLOSE}
             raise
-        arriving.move(self._large)
+        body.move(self._large)
 
 
 def _announced(request: Request) -> int:

@@ -151,7 +151,7 @@ KEEP_PROVED: Final = timedelta(hours=1)
 MAX_CLIENTS: Final = 10_000
 """How many clients a process remembers of each kind; those heard of least recently are dropped first."""
 
-BLAMED: Final = frozenset({400, 403, 413, 415, 429})
+BLAMED: Final = frozenset({400, 403, 408, 413, 415, 429})
 """The statuses of refusals that a well-behaved server hardly ever gets; it gets 404 and 409 every day."""
 
 

@@ -113,7 +113,9 @@ class Front:
                     return await self._turn_away(request)
                 await self._admit(request, admit)
                 vouched = partial(vouch, request.headers)
-                async with self._bodies.read(request, limit=max_bytes, too_large=too_large, vouch=vouched) as body:
+                async with self._bodies.read(
+                    request, limit=max_bytes, too_large=too_large, vouch=vouched, holders=source.holders
+                ) as body:
                     inbound = await self._inbound(request, body, members, source)
                     await self._gate.check_body(inbound.value)
                     response = await handler(inbound)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 
 import pytest
@@ -12,6 +14,8 @@ from starlette.requests import Request
 from federation.node.bodies import BODY_WEIGHT, BodyReader
 from federation.node.heavy import HEAVY_BYTES, HeavyWork
 from federation.node.refusals import Refusal
+from federation.node.shares import SHARES
+from tests.patience import until
 
 Message = dict[str, object]
 
@@ -156,3 +160,99 @@ async def test_large_bodies_are_worked_on_by_weight() -> None:
 
     assert (refused.status, refused.reason, refused.headers["Retry-After"]) == (503, "BODY_MEMORY", "5")
     assert len(body) == len(large)
+
+
+CLIENT, NEIGHBOUR, STRANGER = ("8.8.8.1", "8.8.8.0/24"), ("8.8.8.2", "8.8.8.0/24"), ("9.9.9.9", "9.9.9.0/24")
+
+
+@dataclass(eq=False)
+class Sender:
+    """A body of some bytes that never ends, and what came of it."""
+
+    reader: BodyReader
+    holders: Sequence[str]
+    length: int
+    refused: Refusal | None = None
+
+    async def read(self) -> None:
+        asked = request(sending(b"x" * self.length))
+        try:
+            async with self.reader.read(asked, limit=1000, holders=self.holders):
+                pass
+        except Refusal as refusal:
+            self.refused = refusal
+
+
+@asynccontextmanager
+async def arriving(reader: BodyReader, *bodies: tuple[Sequence[str], int]) -> AsyncIterator[list[Sender]]:
+    """Bodies that begin one after the other."""
+    senders = [Sender(reader, holders, length) for holders, length in bodies]
+    reading = []
+    try:
+        for sender in senders:
+            reading.append(asyncio.create_task(sender.read()))
+            await asyncio.sleep(0)
+        yield senders
+    finally:
+        for task in reading:
+            task.cancel()
+        await asyncio.gather(*reading, return_exceptions=True)
+
+
+def gave_way(senders: Sequence[Sender]) -> list[int]:
+    return [number for number, sender in enumerate(senders) if sender.refused is not None]
+
+
+async def test_the_slowest_body_of_a_client_gives_way_to_its_next() -> None:
+    """Where the client has its share; those of others stay."""
+    bodies = [(STRANGER, 60), (CLIENT, 60), (CLIENT, 30), (CLIENT, 30)]
+    async with arriving(BodyReader(memory=100 * SHARES), *bodies) as senders:
+        await until(lambda: bool(gave_way(senders)))
+        assert gave_way(senders) == [1]
+
+    refused = senders[1].refused
+    assert refused is not None
+    assert (refused.status, refused.reason) == (503, "BODY_MEMORY")
+
+
+async def test_a_network_has_a_share_too() -> None:
+    """In it, whoever has most gives way."""
+    async with arriving(BodyReader(memory=100 * SHARES), (NEIGHBOUR, 20), (CLIENT, 60), (NEIGHBOUR, 30)) as senders:
+        await until(lambda: bool(gave_way(senders)))
+        assert gave_way(senders) == [1]
+
+
+async def test_where_all_is_taken_the_slowest_body_of_the_largest_gives_way() -> None:
+    """Whoever sends them at once gets in; its own are the last to be given up."""
+    crowd = [((f"client-{number}",), 95) for number in range(SHARES - 1)]
+    reader = BodyReader(memory=100 * SHARES)
+    async with arriving(reader, (STRANGER, 50), (STRANGER, 49), *crowd) as senders:
+        async with reader.read(request(complete(b"x" * 12)), limit=100, holders=CLIENT) as body:
+            assert len(body) == 12
+
+        await until(lambda: bool(gave_way(senders)))
+        assert gave_way(senders) == [0]
+
+
+async def test_one_body_is_within_every_share() -> None:
+    """While it arrives and while it is worked on, however small the share."""
+    asked = request(complete(b"x" * 150))
+    async with BodyReader(memory=100 * SHARES).read(asked, limit=150, holders=CLIENT) as body:
+        assert len(body) == 150
+
+
+async def test_the_work_on_a_clients_bodies_has_a_share_for_which_they_wait() -> None:
+    """Work ends by itself, so that nobody is refused who waits a moment; others do not wait for it."""
+    reader = BodyReader(memory=100 * SHARES)
+    begun: list[str] = []
+
+    async def work(name: str, holders: Sequence[str]) -> None:
+        async with reader.read(request(complete(b"x" * 10)), limit=100, holders=holders):
+            begun.append(name)
+
+    async with asyncio.TaskGroup() as working, reader.read(request(complete(b"x" * 10)), limit=100, holders=CLIENT):
+        working.create_task(work("its next", CLIENT))
+        working.create_task(work("another's", STRANGER))
+        await until(lambda: bool(begun))
+        assert begun == ["another's"]
+    assert begun == ["another's", "its next"]

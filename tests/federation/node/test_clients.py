@@ -131,3 +131,27 @@ def test_a_private_peer_that_forwards_unnamed_is_told_of() -> None:
         clients.address(request(peer, forwarded=["for=1.1.1.1"]))
         clients.address(request(peer))
     assert told == [each for each in ("192.168.1.1", "127.0.0.1", "fd00::1", "fe80::1") for _ in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("peer", "forwarded_for", "holders"),
+    [
+        ("8.8.8.8", [], ("8.8.8.8", "8.8.8.0/24")),
+        ("2001:4860:4860:0:1:2:3:4", [], ("2001:4860:4860::", "2001:4860:4860::/48")),
+        ("127.0.0.2", [], ("127.0.0.2",)),
+        ("127.0.0.2", ["8.8.8.8"], ()),
+        (PROXY, ["8.8.8.8"], ("8.8.8.8", "8.8.8.0/24")),
+        (PROXY, [], (PROXY,)),
+        (PROXY, ["unknown"], (PROXY,)),
+        (None, [], ()),
+    ],
+)
+def test_whose_share_a_request_uses(peer: str | None, forwarded_for: list[str], holders: tuple[str, ...]) -> None:
+    """Its client's and that one's network's, as the proxy says. A proxy that names no client has the client's place."""
+    assert Clients(PROXIES).source(request(peer, *forwarded_for)).holders == holders
+
+
+def test_two_headers_that_differ_take_nobody_out_of_the_shares() -> None:
+    """All who try that share what a proxy has that names no client."""
+    asked = request(PROXY, "8.8.8.8", forwarded=["for=9.9.9.9"])
+    assert Clients(PROXIES).source(asked).holders == (PROXY,)

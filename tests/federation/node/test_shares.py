@@ -10,7 +10,7 @@ import pytest
 
 from federation.node.refusals import Refusal, try_later
 from federation.node.shares import MAX_WAITING, SHARES, Places
-from tests.patience import PATIENCE_SECONDS
+from tests.patience import PATIENCE_SECONDS, until
 
 CLIENT, NEIGHBOUR, STRANGER = ("8.8.8.1", "8.8.8.0/24"), ("8.8.8.2", "8.8.8.0/24"), ("9.9.9.9", "9.9.9.0/24")
 
@@ -53,8 +53,7 @@ async def test_who_has_its_share_waits_for_it() -> None:
     async with asyncio.TaskGroup() as working:
         for _ in range(2 + MAX_WAITING):
             working.create_task(work())
-        await asyncio.sleep(0)
-        assert begun == 2
+        await until(lambda: begun == 2)
         with pytest.raises(Refusal):
             async with shared.place(CLIENT):
                 pass

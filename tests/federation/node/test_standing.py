@@ -50,6 +50,13 @@ def test_refusals_that_servers_get_every_day_bar_nobody() -> None:
     assert not standing.turns_away("192.0.2.1")
 
 
+def test_bodies_that_never_end_bar_a_client() -> None:
+    """As other refusals do that are the client's fault."""
+    standing = ClientStanding(Clock())
+    refuse(standing, "192.0.2.1", status=408)
+    assert standing.turns_away("192.0.2.1")
+
+
 def test_who_brought_something_is_not_barred_for_an_hour() -> None:
     """Others may be behind the same address."""
     clock = Clock()
