@@ -234,13 +234,14 @@ def hunt(seeds: Sequence[int]) -> str | None:
     set_aside_loaded()
     signal.signal(signal.SIGPROF, _end_the_world)
     for seed in seeds:
-        signal.setitimer(signal.ITIMER_PROF, LONGEST_WORLD, 1.0)
         try:
-            findings = run_seed(seed, rush=False).findings
+            signal.setitimer(signal.ITIMER_PROF, LONGEST_WORLD, 1.0)
+            try:
+                findings = run_seed(seed, rush=False).findings
+            finally:  # at once: to end a world takes a while, and the next signal would end us
+                signal.setitimer(signal.ITIMER_PROF, 0)
         except (Exception, Endless) as error:
             return f"{seed}: {type(error).__name__} {error}"
-        finally:
-            signal.setitimer(signal.ITIMER_PROF, 0)
         if findings:
             return f"{seed}: {findings[0]}"
     return None
