@@ -6,6 +6,7 @@ import asyncio
 import resource
 import signal
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 
 import httpx
@@ -165,6 +166,17 @@ def test_settings_make_the_rules(make_settings: MakeSettings) -> None:
     )
     access = access_of(settings, allow_actions=False)
     assert access.accounts == ACCOUNTS
+    assert access.is_proxy(ip_address("10.0.0.5"))
     assert not access.is_open
     assert access.proxy is not None
     assert "ops.example" in access.hosts
+
+
+def test_a_proxy_may_be_named_for_addresses_alone(make_settings: MakeSettings) -> None:
+    """Where accounts let people in: it says then who asks by address, and not by name."""
+    accounts = " ".join(f"{each.name}:{each.role}:{each.hash}" for each in ACCOUNTS)
+    settings = make_settings(federation_dashboard_accounts=accounts, federation_dashboard_proxies="10.0.0.5")
+    access = access_of(settings, allow_actions=False)
+    assert access.proxy is None
+    assert access.is_proxy(ip_address("10.0.0.5"))
+    assert not access.is_proxy(ip_address("10.0.0.6"))
