@@ -33,7 +33,7 @@ from workers.forwarded import read_address, subscriber
 
 log = logging.getLogger(__name__)
 
-AT_ONCE: Final = 64
+AT_ONCE: Final = 16
 """How many connections are accepted before the event loop turns to what else there is to do."""
 SHARE_OF_DESCRIPTORS: Final = 0.75
 QUIET: Final = timedelta(minutes=1)

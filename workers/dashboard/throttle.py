@@ -25,7 +25,7 @@ class _Failures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class Waits:
     """So many failures cost nothing, each further one doubles the `first` wait; one is forgotten each `forget`."""
 
     free: int
@@ -45,8 +45,8 @@ class LoginThrottle:
     def __init__(
         self,
         *,
-        each: Pace = Pace(free=5, forget=timedelta(seconds=30)),
-        together: Pace = Pace(free=50, forget=timedelta(seconds=2)),
+        each: Waits = Waits(free=5, forget=timedelta(seconds=30)),
+        together: Waits = Waits(free=50, forget=timedelta(seconds=2)),
         most_waiting: int = 64,
         now: Callable[[], float] = monotonic,
     ) -> None:
@@ -80,7 +80,7 @@ class LoginThrottle:
             failures.count = max(0.0, failures.count - 1)
         self._all.count = max(0.0, self._all.count - 1)
 
-    def _counted(self, failures: _Failures, pace: Pace) -> timedelta:
+    def _counted(self, failures: _Failures, pace: Waits) -> timedelta:
         """Return the wait after the failures so far, and count one more."""
         now = self._now()
         forgotten = (now - failures.at) / pace.forget.total_seconds()

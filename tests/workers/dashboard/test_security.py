@@ -17,7 +17,7 @@ from workers.dashboard.accounts import Account, Accounts, Role, hash_password, m
 from workers.dashboard.cookies import MOST_ENDED, BrowserSession, Signer
 from workers.dashboard.door import Door
 from workers.dashboard.site import Site
-from workers.dashboard.throttle import LoginThrottle, Pace
+from workers.dashboard.throttle import LoginThrottle, Waits
 from workers.dashboard.visit import ActionTaken, Refusal
 from workers.queue import Queue
 
@@ -256,17 +256,17 @@ def test_a_cookie_of_an_ended_session_stays_worthless_and_little_is_kept_of_it()
         signer.end(BrowserSession.begin())
     assert all(signer.read(signer.written(session)) is None for session in (first, *later))
     assert len(signer._ended) == MOST_ENDED
-    newest = BrowserSession(id="newest", name="olga", until=later[-1].until + 1)
-    assert signer.read(signer.written(newest)) == newest
+    another = BrowserSession(id="another", name="vera", until=first.until + 10)
+    assert signer.read(signer.written(another)) == another
 
 
-SLOW = Pace(free=-1, forget=timedelta(hours=1), first=timedelta(hours=1), longest=timedelta(hours=1))
+SLOW = Waits(free=-1, forget=timedelta(hours=1), first=timedelta(hours=1), longest=timedelta(hours=1))
 
 
 def test_each_guess_waits_longer_up_to_a_limit() -> None:
     """By account and client; after a while they are forgotten."""
     now = [0.0]
-    throttle = LoginThrottle(each=Pace(free=2, forget=timedelta(seconds=30)), now=lambda: now[0])
+    throttle = LoginThrottle(each=Waits(free=2, forget=timedelta(seconds=30)), now=lambda: now[0])
 
     def waited(name: str, client: str) -> float:
         wait = throttle.begin(name, client)
@@ -283,7 +283,7 @@ def test_each_guess_waits_longer_up_to_a_limit() -> None:
 
 def test_guesses_from_many_addresses_wait_too() -> None:
     """Together they have so many; and not more than so many wait at once."""
-    throttle = LoginThrottle(together=Pace(free=10, forget=timedelta(seconds=2)), most_waiting=13, now=lambda: 0.0)
+    throttle = LoginThrottle(together=Waits(free=10, forget=timedelta(seconds=2)), most_waiting=13, now=lambda: 0.0)
     waits = [throttle.begin("olga", f"192.0.2.{number}") for number in range(14)]
     assert waits == [*[timedelta()] * 10, *(timedelta(seconds=each) for each in (0.5, 1, 2)), None]
     throttle.looked_at()
@@ -292,7 +292,9 @@ def test_guesses_from_many_addresses_wait_too() -> None:
 
 async def test_the_right_password_comes_in_while_a_stranger_guesses(make_site: MakeSite) -> None:
     """Behind a proxy that nobody named both have one address; whoever is in already notices nothing."""
-    quick = Pace(free=3, forget=timedelta(hours=1), first=timedelta(milliseconds=1), longest=timedelta(milliseconds=20))
+    quick = Waits(
+        free=3, forget=timedelta(hours=1), first=timedelta(milliseconds=1), longest=timedelta(milliseconds=20)
+    )
     site = make_site(Access(accounts=ACCOUNTS), throttle=LoginThrottle(each=quick))
     stranger, inside, owner = (Person(site.app) for _ in range(3))
     await inside.logs_in("olga", PASSWORD)
