@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import signal
 from functools import partial
@@ -100,6 +101,7 @@ async def test_idle_connections_to_it_leave_the_node_its_descriptors(node: Path)
                 await eventually(partial(served, door), bool)
             for _ in range(5):
                 assert [await served(door) for door in doors] == [303, 200]
+            assert len(os.listdir(f"/proc/{process.pid}/fd")) < 270
         process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(PATIENCE_SECONDS):
             _, err = await process.communicate()
