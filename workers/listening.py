@@ -33,7 +33,7 @@ from workers.forwarded import read_address, subscriber
 
 log = logging.getLogger(__name__)
 
-AT_ONCE: Final = 64
+AT_ONCE: Final = 16
 """How many connections are accepted before the event loop turns to what else there is to do."""
 SHARE_OF_DESCRIPTORS: Final = 0.75
 QUIET: Final = timedelta(minutes=1)
@@ -215,20 +215,26 @@ class Acceptor:
                     raise
                 self._take_one_out()
                 return
-            if accepted.fileno() >= most and not self._make_room():
-                accepted.close()
-                self._tell()
-                continue
-            arriving = self._loop.create_task(self._arrive(accepted))
+            arriving = self._loop.create_task(self._arrive(accepted, most))
             self._arriving.add(arriving)
             arriving.add_done_callback(self._arriving.discard)
 
     def _make_room(self) -> bool:
         return max(_OPEN[self._loop], key=lambda each: each.idle).make_room()
 
-    async def _arrive(self, accepted: socket.socket) -> None:
-        accepted.setblocking(False)
+    async def _arrive(self, accepted: socket.socket, most: int) -> None:
         try:
+            # With the number of a connection that goes for it: else those with high ones would become more and more.
+            while accepted.fileno() >= most:
+                if not self._make_room():
+                    self._tell()
+                    accepted.close()
+                    return
+                await asyncio.sleep(0)  # the event loop closes what is cut in its next turn
+                await asyncio.sleep(0)
+                high, accepted = accepted, accepted.dup()
+                high.close()
+            accepted.setblocking(False)
             await self._loop.connect_accepted_socket(self._make, accepted)
         except OSError:  # it has gone already
             accepted.close()

@@ -66,14 +66,16 @@ def access_of(settings: Settings, *, allow_actions: bool) -> Access:
     """
     secret = plain(settings.federation_dashboard_proxy_secret)
     networks = settings.federation_dashboard_proxies
-    if bool(networks) != (secret is not None):
+    accounts = plain(settings.federation_dashboard_accounts) or ""
+    if (secret is not None and not networks) or (networks and secret is None and not accounts):
         raise ConfigurationError(
             ["FEDERATION_DASHBOARD_PROXIES, FEDERATION_DASHBOARD_PROXY_SECRET: a proxy that says who asks needs both"]
         )
     try:
         return Access(
-            accounts=parse_accounts(plain(settings.federation_dashboard_accounts) or ""),
+            accounts=parse_accounts(accounts),
             proxy=None if secret is None else TrustedProxy(networks=networks, secret=secret),
+            proxies=networks,
             allow_actions=allow_actions,
             url=settings.federation_dashboard_url,
             bind=settings.federation_dashboard_bind,

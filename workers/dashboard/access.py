@@ -5,13 +5,14 @@ from __future__ import annotations
 import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Network, IPv6Network, ip_address
 from typing import Final, TypeAlias
 from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
 
 from workers.dashboard.accounts import NAME_FORM, Account, Role
+from workers.forwarded import Address, read_address
 
 Network: TypeAlias = IPv4Network | IPv6Network
 
@@ -68,11 +69,13 @@ class Access:
     """The rules of a dashboard.
 
     Without accounts and without a proxy everybody who reaches it is let in, and acts only with `allow_actions`. `url`
-    is what browsers call it where a proxy stands before it.
+    is what browsers call it where a proxy stands before it. `proxies` are believed about the addresses of their
+    clients.
     """
 
     accounts: Sequence[Account] = ()
     proxy: TrustedProxy | None = None
+    proxies: Sequence[Network] = ()
     allow_actions: bool = False
     url: str | None = None
     bind: str = "127.0.0.1"
@@ -95,7 +98,12 @@ class Access:
     @property
     def is_behind_proxy(self) -> bool:
         """Whether connections are a proxy's, and not those of browsers."""
-        return self.url is not None or self.proxy is not None
+        return self.url is not None or self.proxy is not None or bool(self.proxies)
+
+    def is_proxy(self, address: Address) -> bool:
+        """Tell whether a proxy at this address is believed about its clients'."""
+        named = self.proxy.networks if self.proxy is not None else ()
+        return any(address in network for network in (*self.proxies, *named))
 
     @property
     def is_https(self) -> bool:
@@ -137,9 +145,5 @@ def is_loopback(bind: str) -> bool:
         return bind == "localhost"
 
 
-def _address(connection: HTTPConnection) -> IPv4Address | IPv6Address | None:
-    try:
-        address = ip_address(connection.client.host if connection.client else "")
-    except ValueError:
-        return None
-    return (address.ipv4_mapped or address) if isinstance(address, IPv6Address) else address
+def _address(connection: HTTPConnection) -> Address | None:
+    return read_address(connection.client.host if connection.client else "")

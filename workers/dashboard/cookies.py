@@ -13,12 +13,13 @@ import hmac
 import json
 import secrets
 import time
+from collections import OrderedDict
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
 LIFETIME: Final = timedelta(hours=12)
-_MOST_ENDED: Final = 10_000
+MOST_ENDED: Final = 10_000
 _LONGEST_COOKIE: Final = 2_000
 
 
@@ -41,7 +42,8 @@ class Signer:
 
     def __init__(self, key: bytes | None = None) -> None:
         self._key = key or secrets.token_bytes(32)
-        self._ended: dict[str, float] = {}
+        self._ended: OrderedDict[str, float] = OrderedDict()
+        self._all_ended_until = 0.0
 
     def written(self, session: BrowserSession) -> str:
         """Return the cookie of the session."""
@@ -55,16 +57,23 @@ class Signer:
         if not _is_same(self._signature("session", text), signature):
             return None
         id_, name, until = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
-        if until < time.time() or id_ in self._ended:
+        if until < time.time() or id_ in self._ended or (name is not None and until <= self._all_ended_until):
             return None
         return BrowserSession(id=id_, name=name, until=until)
 
     def end(self, session: BrowserSession) -> None:
-        """Let nobody use the session any more."""
-        now = time.time()
-        if len(self._ended) >= _MOST_ENDED:
-            self._ended = {id_: until for id_, until in self._ended.items() if until > now}
+        """Let nobody use the session any more.
+
+        One that names nobody gives nothing, and anybody can have any number of these: they are not remembered. Of the
+        others the newest are; with an older one all end that nobody can have begun after it.
+        """
+        if session.name is None:
+            return
         self._ended[session.id] = session.until
+        if len(self._ended) > MOST_ENDED:
+            _, until = self._ended.popitem(last=False)
+            if until > time.time():
+                self._all_ended_until = max(self._all_ended_until, until)
 
     def form_token(self, session: BrowserSession) -> str:
         """Return what each form of this session carries."""

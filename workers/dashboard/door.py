@@ -8,7 +8,6 @@ request began.
 from __future__ import annotations
 
 import asyncio
-import math
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -20,6 +19,7 @@ from workers.dashboard.accounts import Accounts
 from workers.dashboard.cookies import LIFETIME, BrowserSession, Signer
 from workers.dashboard.throttle import LoginThrottle
 from workers.dashboard.visit import FORM_TOKEN, Fields, Refusal
+from workers.forwarded import forwarded_client, read_address, subscriber
 
 CHECKS_AT_ONCE: Final = 2
 """Passwords that are checked at the same time: each takes a core and 64 MB for a moment."""
@@ -72,23 +72,33 @@ class Door:
         if is_foreign or site not in (None, "same-origin"):
             raise Refusal(403, FOREIGN)
 
-    async def log_in(self, address: str, name: str, secret: str) -> BrowserSession | None:
-        """Return a new session if this is the account's password or token.
+    def client(self, request: Request) -> str:
+        """Return whom logins count for: the address, for IPv6 its network, that a named proxy forwards for."""
+        peer = read_address(request.client.host if request.client else "")
+        if peer is None:
+            return ""
+        told = forwarded_client(request.headers, self._access.is_proxy) if self._access.is_proxy(peer) else None
+        return subscriber(told or peer)
+
+    async def log_in(self, client: str, name: str, secret: str) -> BrowserSession | None:
+        """Return a new session if this is the account's password or token. After failures it takes a while.
 
         Raises:
-            Refusal: too many have been wrong; nothing was looked at.
+            Refusal: too many are being tried at once.
         """
-        wait = self._throttle.wait(address)
-        if wait:
-            seconds = math.ceil(wait.total_seconds())
-            raise Refusal(429, f"Too many logins have failed. Try again in {seconds} s.")
         # Counted before the check: a hundred guesses sent at once are a hundred.
-        self._throttle.failed(address)
+        wait = self._throttle.begin(name, client)
+        if wait is None:
+            raise Refusal(429, "Too many logins are being tried. Try again in 30 s.")
+        try:
+            await asyncio.sleep(wait.total_seconds())
+        finally:
+            self._throttle.looked_at()
         async with self._checks:
             account = await asyncio.to_thread(self._accounts.check, name, secret)
         if account is None:
             return None
-        self._throttle.succeeded(address)
+        self._throttle.succeeded(name, client)
         return BrowserSession.begin(account.name)
 
     def end(self, session: BrowserSession) -> None:

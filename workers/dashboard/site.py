@@ -235,9 +235,10 @@ class Site:
 
     async def _log_in(self, visit: Visit) -> Response:
         goes_on = _local(visit.field("next", "/"))
-        session = await self._door.log_in(visit.address, visit.field("name"), visit.field("secret"))
+        client = self._door.client(visit.request)
+        session = await self._door.log_in(client, visit.field("name"), visit.field("secret"))
         if session is None:
-            log.warning("dashboard_login_failed address=%s", visit.address)
+            log.warning("dashboard_login_failed address=%s", client)
             problem = "The name or the password is wrong."
             return visit.page("login.html", {"goes_on": goes_on, "problem": problem}, status=401)
         self._door.end(visit.session)

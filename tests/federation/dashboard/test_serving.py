@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 
 import httpx
@@ -109,7 +110,7 @@ async def test_without_its_database_it_says_what_is_missing(node: Path) -> None:
 
 
 async def test_idle_connections_to_it_leave_the_node_its_descriptors(node: Path) -> None:
-    """Of a process that may have 200 files: inbound side and dashboard are served, and the log has a line a minute."""
+    """Of a process that may have 300 files: inbound side and dashboard are served, and the log has a line a minute."""
     port, own = free_port(), free_port()
     with (node / ".env").open("a") as written:
         written.write(f"\nFEDERATION_PORT={own}\n")
@@ -126,10 +127,13 @@ async def test_idle_connections_to_it_leave_the_node_its_descriptors(node: Path)
         doors = [f"http://127.0.0.1:{port}/login", f"http://127.0.0.1:{own}/healthz"]
         for door in doors:
             await eventually(partial(served, door), bool)
-        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (200, 200))
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (300, 300))
         async with idle_connections(port, 600), idle_connections(own, 300):
+            for door in doors:  # whoever is answered comes after all of them
+                await eventually(partial(served, door), bool)
             for _ in range(5):
                 assert [await served(door) for door in doors] == [303, 200]
+            assert len(os.listdir(f"/proc/{process.pid}/fd")) < 270
         process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(PATIENCE_SECONDS):
             _, err = await process.communicate()
@@ -198,6 +202,17 @@ def test_settings_make_the_rules(make_settings: MakeSettings) -> None:
     )
     access = access_of(settings, allow_actions=False)
     assert access.accounts == ACCOUNTS
+    assert access.is_proxy(ip_address("10.0.0.5"))
     assert not access.is_open
     assert access.proxy is not None
     assert "ops.example" in access.hosts
+
+
+def test_a_proxy_may_be_named_for_addresses_alone(make_settings: MakeSettings) -> None:
+    """Where accounts let people in: it says then who asks by address, and not by name."""
+    accounts = " ".join(f"{each.name}:{each.role}:{each.hash}" for each in ACCOUNTS)
+    settings = make_settings(federation_dashboard_accounts=accounts, federation_dashboard_proxies="10.0.0.5")
+    access = access_of(settings, allow_actions=False)
+    assert access.proxy is None
+    assert access.is_proxy(ip_address("10.0.0.5"))
+    assert not access.is_proxy(ip_address("10.0.0.6"))

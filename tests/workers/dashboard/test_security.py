@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 from ipaddress import ip_network
 
 import pytest
 from starlette.requests import Request
 
+from tests.patience import until
 from tests.workers.dashboard.browsing import Person, token_in
 from tests.workers.dashboard.conftest import ACCOUNTS, PASSWORD, QUICK, MakeSite
 from workers.dashboard.access import Access, AccessError, TrustedProxy
 from workers.dashboard.accounts import Account, Accounts, Role, hash_password, make_token, parse_accounts
-from workers.dashboard.cookies import BrowserSession, Signer
+from workers.dashboard.cookies import MOST_ENDED, BrowserSession, Signer
+from workers.dashboard.door import Door
 from workers.dashboard.site import Site
-from workers.dashboard.throttle import LoginThrottle, Rate
-from workers.dashboard.visit import ActionTaken
+from workers.dashboard.throttle import LoginThrottle, Waits
+from workers.dashboard.visit import ActionTaken, Refusal
 from workers.queue import Queue
 
 SECRET = "0123456789abcdef-shared"
@@ -240,30 +243,106 @@ def test_a_cookie_is_good_only_as_it_was_written() -> None:
     assert signer.read(cookie) is None
 
 
-async def test_guessing_is_slowed_down_and_then_even_right_guesses_are_not_taken(make_site: MakeSite) -> None:
-    """By address; the pages of those who are in already go on, and so do other addresses."""
+def test_a_cookie_of_an_ended_session_stays_worthless_and_little_is_kept_of_it() -> None:
+    """However many log out; of sessions that name nobody, which anybody can have, nothing is kept."""
+    signer = Signer()
+    first = BrowserSession.begin("olga")
+    signer.end(first)
+    later = [
+        BrowserSession(id=str(number), name="olga", until=first.until + number) for number in range(MOST_ENDED + 5)
+    ]
+    for session in later:
+        signer.end(session)
+        signer.end(BrowserSession.begin())
+    assert all(signer.read(signer.written(session)) is None for session in (first, *later))
+    assert len(signer._ended) == MOST_ENDED
+    another = BrowserSession(id="another", name="vera", until=first.until + 10)
+    assert signer.read(signer.written(another)) == another
+
+
+SLOW = Waits(free=-1, forget=timedelta(hours=1), first=timedelta(hours=1), longest=timedelta(hours=1))
+
+
+def test_each_guess_waits_longer_up_to_a_limit() -> None:
+    """By account and client; after a while they are forgotten."""
     now = [0.0]
-    throttle = LoginThrottle(per_address=Rate(burst=3, every=timedelta(seconds=30)), now=lambda: now[0])
-    site = make_site(Access(accounts=ACCOUNTS), throttle=throttle)
-    thief, owner, neighbour = Person(site.app), Person(site.app), Person(site.app, address="192.0.2.9")
-    await owner.logs_in("olga", PASSWORD)
-    assert [(await thief.logs_in("olga", "guess")).status_code for _ in range(3)] == [401, 401, 401]
-    answer = await thief.logs_in("olga", PASSWORD)
-    assert answer.status_code == 429
-    assert "Try again in 30 s" in answer.text
-    assert (await owner.client.get("/queues")).status_code == 200
-    assert (await neighbour.logs_in("olga", PASSWORD)).status_code == 303
-    now[0] += 30
-    assert (await thief.logs_in("olga", PASSWORD)).status_code == 303
+    throttle = LoginThrottle(each=Waits(free=2, forget=timedelta(seconds=30)), now=lambda: now[0])
+
+    def waited(name: str, client: str) -> float:
+        wait = throttle.begin(name, client)
+        assert wait is not None
+        throttle.looked_at()
+        return wait.total_seconds()
+
+    assert [waited("olga", "192.0.2.1") for _ in range(9)] == [0, 0, 0.5, 1, 2, 4, 8, 15, 15]
+    assert waited("olga", "192.0.2.2") == 0
+    assert waited("vera", "192.0.2.1") == 0
+    now[0] += 30 * 12
+    assert waited("olga", "192.0.2.1") == 0
 
 
-def test_guessing_from_many_addresses_is_slowed_down_too() -> None:
-    """Together they have so many guesses."""
-    throttle = LoginThrottle(together=Rate(burst=10, every=timedelta(seconds=2)), now=lambda: 0.0)
-    for number in range(10):
-        assert not throttle.wait(f"192.0.2.{number}")
-        throttle.failed(f"192.0.2.{number}")
-    assert throttle.wait("192.0.2.99") == timedelta(seconds=2)
+def test_guesses_from_many_addresses_wait_too() -> None:
+    """Together they have so many; and not more than so many wait at once."""
+    throttle = LoginThrottle(together=Waits(free=10, forget=timedelta(seconds=2)), most_waiting=13, now=lambda: 0.0)
+    waits = [throttle.begin("olga", f"192.0.2.{number}") for number in range(14)]
+    assert waits == [*[timedelta()] * 10, *(timedelta(seconds=each) for each in (0.5, 1, 2)), None]
+    throttle.looked_at()
+    assert throttle.begin("olga", "192.0.2.99") == timedelta(seconds=4)
+
+
+async def test_the_right_password_comes_in_while_a_stranger_guesses(make_site: MakeSite) -> None:
+    """Behind a proxy that nobody named both have one address; whoever is in already notices nothing."""
+    quick = Waits(
+        free=3, forget=timedelta(hours=1), first=timedelta(milliseconds=1), longest=timedelta(milliseconds=20)
+    )
+    site = make_site(Access(accounts=ACCOUNTS), throttle=LoginThrottle(each=quick))
+    stranger, inside, owner = (Person(site.app) for _ in range(3))
+    await inside.logs_in("olga", PASSWORD)
+    statuses: list[int] = []
+
+    async def guess() -> None:
+        while True:
+            statuses.append((await stranger.logs_in("olga", "guess")).status_code)
+
+    guessing = asyncio.create_task(guess())
+    await until(lambda: len(statuses) > 8)
+    assert (await owner.logs_in("olga", PASSWORD)).status_code == 303
+    assert (await inside.client.get("/queues")).status_code == 200
+    guessing.cancel()
+    assert set(statuses) == {401}
+
+
+async def test_no_more_tries_wait_than_there_is_room_for() -> None:
+    """One more is told to come back, and was not looked at; when one has been, there is room again."""
+    throttle = LoginThrottle(each=SLOW, most_waiting=1)
+    door = Door(Access(accounts=ACCOUNTS), throttle=throttle)
+    waiting = asyncio.create_task(door.log_in("192.0.2.1", "olga", "guess"))
+    await asyncio.sleep(0)
+    with pytest.raises(Refusal, match="Too many logins"):
+        await door.log_in("192.0.2.9", "olga", PASSWORD)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert throttle.begin("olga", "192.0.2.9") is not None
+
+
+@pytest.mark.parametrize(
+    ("peer", "forwarded", "client"),
+    [
+        ("10.0.0.5", "198.51.100.7", "198.51.100.7"),
+        ("10.0.0.5", "203.0.113.1, 198.51.100.7", "198.51.100.7"),
+        ("10.0.0.5", "198.51.100.7, 10.0.0.9", "198.51.100.7"),
+        ("10.0.0.5", "2001:db8:1:2:3::4", "2001:db8:1:2::"),
+        ("10.0.0.5", "nonsense", "10.0.0.5"),
+        ("10.0.0.5", "", "10.0.0.5"),
+        ("192.0.2.1", "198.51.100.7", "192.0.2.1"),
+        ("2001:db8:1:2:3::4", "", "2001:db8:1:2::"),
+    ],
+)
+def test_a_named_proxy_is_believed_for_whom_it_asks(peer: str, forwarded: str, client: str) -> None:
+    """Nobody else is; of IPv6 a network counts as one."""
+    door = Door(Access(accounts=ACCOUNTS, proxies=[ip_network("10.0.0.0/24")]))
+    headers = {"x_forwarded_for": forwarded} if forwarded else {}
+    assert door.client(proxied(client=peer, **headers)) == client
 
 
 def test_an_account_comes_in_by_its_password_or_its_token() -> None:
