@@ -399,7 +399,7 @@ async def test_a_wake_up_that_fails_is_told_unless_the_block_did() -> None:
     """The jobs are stored then; an error of the block's own is not hidden by it."""
 
     class Mute(MemoryStorage):
-        async def _wake(self, _: Collection[str]) -> None:
+        async def _wake_for(self, _: Collection[str]) -> None:
             raise StorageUnavailable("away")
 
     async def enqueue_and_raise(queue: Queue) -> None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _SHIPPED: Final = (
     "db.engines",
+    "db.poolers",
     "db.url",
     "federation.analytics.data.arrow_columns",
     "federation.analytics.data.pushdown",

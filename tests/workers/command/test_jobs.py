@@ -187,7 +187,9 @@ async def test_a_worker_that_is_not_heard_of_is_told_apart(command: Command, tmp
 
 async def test_a_missing_package_is_named(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """With what installs it."""
-    monkeypatch.setitem(sys.modules, "workers.storage.redis", None)
+    for loaded in [name for name in sys.modules if name.startswith("workers.storage.redis")]:
+        monkeypatch.delitem(sys.modules, loaded)
+    monkeypatch.setitem(sys.modules, "msgpack", None)
     status, _, error = await command("stats", "redis://127.0.0.1/0")
     assert status == 2
     assert "pip install 'federation-delivery[redis]'" in error

@@ -34,6 +34,9 @@ class Fallible(MemoryStorage):
         for step in ("_settle", "_grant", "_enqueue", "_retry"):
             setattr(self._queue, step, getattr(self, step))
 
+    def _now(self) -> datetime:
+        return self._space.clock.now()
+
     @property
     def _table(self) -> JobTable:
         return self._queue.table

@@ -126,7 +126,7 @@ class LargeResultGone(Fallible):
 class HeldWakeUpForgotten(Fallible):
     """Wakes nobody at the end of a block in which jobs were enqueued."""
 
-    async def _wake(self, _: Collection[str]) -> None:
+    async def _wake_for(self, _: Collection[str]) -> None:
         pass
 
 
