@@ -24,6 +24,7 @@ from enum import Enum, auto
 from types import TracebackType
 from typing import Self
 
+from db import User, create_host_tables
 from federation.protocol.acks import ACK_METHOD, ack_response, follow_ack, post_ack
 from federation.protocol.activities import ActivityMethod, DeliveryRequest, PostActivity
 from federation.protocol.encodings import parse_model
@@ -353,6 +354,14 @@ async def acquaint(federation: Federation, peer: Peer) -> None:
         encryption_public_key=peer.keys.encryption.public_text,
     )
     introduce(peer, federation.own_url or "https://a.example")
+
+
+async def settle(federation: Federation, *users: str) -> None:
+    """The node has the host's tables, and these users."""
+    async with federation.database.transaction() as session:
+        await (await session.connection()).run_sync(create_host_tables)
+        for user in users:
+            await session.merge(User(id=user))
 
 
 def introduce(peer: Peer, url: str, keys: OwnKeys = A.keys) -> None:

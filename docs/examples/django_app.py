@@ -13,10 +13,12 @@ from django.core.wsgi import get_wsgi_application
 from django.db import connection, models, transaction
 from django.http import HttpRequest, JsonResponse
 from django.urls import path
+from dotenv import load_dotenv
 
 import federation.sync
 from db.url import parse_url
 
+load_dotenv(".env")  # as the node reads it; what the environment has goes first
 url = parse_url(os.environ["DATABASE_URL"])
 sqlite = {
     "ENGINE": "django.db.backends.sqlite3",

@@ -2,6 +2,7 @@
 
 import os
 
+from dotenv import load_dotenv
 from flask import Flask, request
 from sqlalchemy import Column, Integer, MetaData, Table, Text, create_engine, insert
 from sqlalchemy.orm import Session
@@ -9,6 +10,7 @@ from sqlalchemy.orm import Session
 import federation.sync
 from db.url import parse_url
 
+load_dotenv(".env")  # as the node reads it; what the environment has goes first
 engine = create_engine(parse_url(os.environ["DATABASE_URL"]))
 notes = Table("notes", MetaData(), Column("id", Integer, primary_key=True), Column("text", Text))
 notes.create(engine, checkfirst=True)

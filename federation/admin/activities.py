@@ -10,18 +10,14 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from pydantic import JsonValue
-from sqlalchemy import Select, exists, select, tuple_
+from sqlalchemy import Select, select, tuple_
 from sqlmodel import col
 
-from db import Database, Post, User
+from db import Database, Post
 from federation.admin.users import require_table
 from federation.base.audit import Order, noted
 from federation.runtime.composition import Federation
-from federation.sealed.outbound.activities import Content, PublishedPost, RequestedFollow
-
-
-class UnknownUser(Exception):
-    """This node has no such user."""
+from federation.sealed.outbound.activities import Content, PublishedPost, RequestedFollow, policy_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,5 +119,4 @@ async def _require_user(database: Database, user_id: str, *tables: str) -> None:
         connection = await session.connection()
         for table in ("user", *tables):
             await connection.run_sync(require_table, table)
-        if not (await session.execute(select(exists().where(col(User.id) == user_id)))).scalar_one():
-            raise UnknownUser(f"there is no user {user_id} here; `federation users list` shows who is")
+        await session.run_sync(policy_of, user_id)

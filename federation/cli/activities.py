@@ -103,9 +103,8 @@ def received(
 
 def _done(work: Callable[[Federation], Awaitable[T]]) -> T:
     """Do it on this directory's node, or say why not."""
-    from federation.admin.activities import UnknownUser
     from federation.http.errors import OutboundError
-    from federation.sealed.outbound.activities import ServerRefused
+    from federation.sealed.outbound.activities import ServerRefused, UnknownUser
     from federation.sealed.peers.discovery import DiscoveryError
 
     async def within_patience(node: Federation) -> T:

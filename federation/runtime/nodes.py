@@ -52,6 +52,7 @@ def get_federation() -> Federation:
 
     Raises:
         ConfigurationError: lists every malformed setting.
+        NoNodeHere: nothing here describes a node.
     """
     here = _here()
     with _NodeProcess.lock:
@@ -92,6 +93,7 @@ def background_node() -> Federation:
 
     Raises:
         ConfigurationError: lists every malformed setting.
+        NoNodeHere: nothing here describes a node.
     """
     return background.run(_node_of_background)
 
@@ -157,7 +159,11 @@ def _found(here: Home | None) -> _Node | None:
 def _settings() -> Settings:
     """Return the settings of the node that this process runs, or else the environment's."""
     adopted = (node.federation.settings for node in _NodeProcess.nodes if node.adopted)
-    return next(adopted, None) or Settings.load()
+    settings = next(adopted, None)
+    if settings is None:
+        settings = Settings.load()
+        settings.require_node_here()
+    return settings
 
 
 def _drop_gone() -> None:

@@ -15,12 +15,13 @@ from redis.asyncio import Redis
 from sqlalchemy import select
 from sqlmodel import col
 
-from db import DeliveryAttempt, DeliveryJob, Follow, Server, User, create_host_tables
+from db import DeliveryAttempt, DeliveryJob, Follow, Server, User
 from federation.protocol.keys import generate_own_keys
 from federation.runtime.composition import Federation
 from tests.acceptance.node_process import NodeProcess
 from tests.federation.protocol.vectors import A, B
 from tests.patience import PATIENCE_SECONDS, eventually
+from tests.peer import settle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,9 +90,8 @@ async def network(migrated_file: Path, tmp_path: Path, shared: dict[str, str]) -
                 public_key=known.keys.signing.public_text,
                 encryption_public_key=known.keys.encryption.public_text,
             )
-        async with at_c.database.transaction() as session:
-            await (await session.connection()).run_sync(create_host_tables)
-            session.add(User(id="carol"))
+        await settle(at_a, "alice")
+        await settle(at_c, "carol")
         try:
             yield Network(a=a, b=b, c=c, at_a=at_a, at_c=at_c)
         finally:

@@ -19,7 +19,7 @@ from redis.asyncio import Redis
 from sqlalchemy import select
 from sqlmodel import col
 
-from db import DeliveryAttempt, Follow, HoldReason, ServerHealthEvent, User, create_host_tables, new_id
+from db import DeliveryAttempt, Follow, HoldReason, ServerHealthEvent, new_id
 from federation.protocol.keys import generate_own_keys
 from federation.runtime.composition import Federation
 from tests import warm
@@ -28,6 +28,7 @@ from tests.acceptance.site import Site, numbered
 from tests.conftest import postgres_database
 from tests.federation.protocol.vectors import A, B
 from tests.patience import until
+from tests.peer import settle
 from tests.servers import valkey
 
 PER_SERVER = 3
@@ -293,9 +294,7 @@ async def site(processes: Sequence[NodeProcess]) -> AsyncIterator[Site]:
     """A node with users; its processes are killed with the block."""
     view = Federation(processes[0].own_settings)
     made = Site(processes=processes, view=view)
-    async with view.database.transaction() as session:
-        await (await session.connection()).run_sync(create_host_tables)
-        session.add(User(id="carol"))
+    await settle(view, "alice", "carol")
     try:
         yield made
     finally:

@@ -18,6 +18,7 @@ from federation.protocol.activities import ActivityMethod
 from federation.runtime.composition import Federation
 from federation.sealed.outbound.activities import ServerRefused
 from federation.sealed.peers.discovery import DiscoveryError
+from tests.peer import settle
 from tests.simulation.node import Process
 from tests.simulation.plan import ClockJump, Deed, Meddling, PlannedFollow
 from tests.simulation.records import MishapKind
@@ -132,6 +133,7 @@ class Incidents:
             await self._write(partial(self._follow if method is ActivityMethod.FEDERATE else self._unfollow, pair))
 
     async def _follow(self, pair: Pair, federation: Federation) -> None:
+        await settle(federation, pair.follower)
         async with federation.outbox.transaction() as session:
             requested = await federation.producers.request_follow(
                 session, follower_id=pair.follower, following_id=pair.following, server_url=pair.server

@@ -175,15 +175,15 @@ class Produced:
         )
         parse_model(PostActivity, payload)
         self.inserter.enter(session)
+        audience = self._audience(session, author_id)
         session.add(post)
-        planned = self.inserter.fanout(session, POST_JOB, POSTS_PATH, self._audience(session, author_id), payload)
+        planned = self.inserter.fanout(session, POST_JOB, POSTS_PATH, audience, payload)
         if planned is not None:
             plan(session, planned)
         return PublishedPost(post_id=post.id, delivery_ids=() if planned is None else planned.owed)
 
     def _audience(self, session: Session, author_id: str) -> list[str]:
-        chosen = select(col(User.post_propagation_policy)).where(col(User.id) == author_id)
-        policy = session.execute(chosen).scalar_one_or_none()
+        policy = policy_of(session, author_id)
         if policy == "none":
             return []
         is_followed = col(Follow.following_id) == author_id
@@ -193,6 +193,20 @@ class Produced:
         query = select(server).where(named, col(Follow.accepted).is_(True), server.is_not(None)).distinct()
         servers = (peer_registry_url(url, self.own_url) for url in session.execute(query).scalars())
         return sorted({server for server in servers if server is not None})
+
+
+def policy_of(session: Session, user_id: str) -> str | None:
+    """Return to which servers the local user's posts go. What the session is yet to write counts, too.
+
+    Raises:
+        UnknownUser: this node has no such user.
+    """
+    session.flush()
+    chosen = select(col(User.post_propagation_policy)).where(col(User.id) == user_id)
+    found = session.execute(chosen).one_or_none()
+    if found is None:
+        raise UnknownUser(user_id)
+    return found[0]
 
 
 def _told(server_url: str, follower_id: str, following_id: str) -> Pair:
@@ -207,7 +221,14 @@ def _follow_key(follower_id: str, following_id: str) -> str:
     return "follow " + hashlib.sha256(f"{len(follower_id)} {follower_id} {following_id}".encode()).hexdigest()
 
 
-__all__ = ["Content", "Producers", "PublishedPost", "RequestedFollow", "ServerRefused"]
+__all__ = ["Content", "Producers", "PublishedPost", "RequestedFollow", "ServerRefused", "UnknownUser"]
+
+
+class UnknownUser(ValueError):
+    """This node has no such user."""
+
+    def __init__(self, user_id: str) -> None:
+        super().__init__(f"there is no user {user_id!r} here; `federation users list` shows who is")
 
 
 class ServerRefused(Exception):
@@ -256,6 +277,7 @@ class Producers:
         Raises:
             ServerRefused: the server is blacklisted.
             DiscoveryError: it is unknown and could not be discovered.
+            UnknownUser: the follower is no user of this node. Nothing is written then.
             BlockedUrl, ValueError: its URL is not acceptable.
         """
         self._outbox.check_kind(session, "request_follow")
@@ -310,6 +332,7 @@ class Producers:
         `followers` only the servers of those who follow the author get it; with `none`, no server does.
 
         Raises:
+            UnknownUser: the author is no user of this node. Nothing is written then.
             ValueError: receivers would refuse it: it has no content, or a block lacks what its type requires.
         """
 
@@ -358,9 +381,11 @@ class Producers:
         """Write the follow's rows, and register the server if that is still to be done.
 
         Raises:
+            UnknownUser: the follower is no user of this node.
             DiscoveryError: another server is registered with one of its keys.
         """
         self._outbox.inserter.enter(session)
+        policy_of(session, follower_id)
         if met.shown is not None:
             self._discovery.register_within(session, met.server_url, met.shown)
         return self.produced.follow(

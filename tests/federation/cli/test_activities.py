@@ -76,7 +76,7 @@ def test_only_a_user_of_this_node_does_anything(on_each: Command, arguments: lis
     """Not one whose name was mistyped."""
     done = on_each(*arguments, "--as", "nobody")
     assert (done.status, done.stdout) == (1, "")
-    assert done.stderr == "federation: there is no user nobody here; `federation users list` shows who is\n"
+    assert done.stderr == "federation: there is no user 'nobody' here; `federation users list` shows who is\n"
 
 
 @pytest.mark.parametrize("arguments", [["follow", "b", PEER, "--as", "a"], ["post", "x", "--as", "a"], ["received"]])

@@ -29,7 +29,7 @@ from federation.sealed.outbound.wire import DELIVERY_TIMEOUT, SealedWire
 from federation.sealed.peers.discovery import SharedDiscovery
 from federation.sealed.peers.health_checks import health_check_id
 from tests.patience import PATIENCE_SECONDS
-from tests.peer import POSTS_PATH, Peer
+from tests.peer import POSTS_PATH, Peer, settle
 from workers import JobState, JobStatus, NewJob, Worker, WorkerEvent, WorkerEventKind
 from workers.storage.base import ANY_NAME
 
@@ -169,6 +169,7 @@ class Site:
 
     async def owe_follow(self, peer: Peer) -> str:
         """The peer, known already, is owed a follow that is stored here; the delivery's id."""
+        await settle(self.federation, FOLLOWER)
         async with self.federation.outbox.transaction() as session:
             requested = await self.federation.producers.request_follow(
                 session, follower_id=FOLLOWER, following_id=FOLLOWED, server_url=peer.url

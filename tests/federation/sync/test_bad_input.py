@@ -5,22 +5,26 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Engine, create_engine, select, text
 from sqlalchemy.exc import InvalidRequestError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 import federation
 import federation.sync
+from db import Follow, Post, Server, User, create_host_tables
+from federation.sealed.outbound.activities import PublishedPost
 from federation.tasks import enqueue_task, task
 from tests.federation.sync.conftest import configure_django, owed
 from tests.federation.sync.test_sessions import PAYLOAD, SERVER, TARGET
 from workers import Job
 
+NOW = datetime(2026, 8, 1, tzinfo=UTC)
 BLOCK = [{"type": "text", "value": "hello"}]
 USERS = {"follower_id": "alice", "following_id": "bob", "server_url": SERVER}
 
@@ -131,3 +135,71 @@ def test_a_transaction_within_a_transaction_is_refused(place: dict[str, str], en
     with federation.sync.transaction() as session:
         PLAIN["enqueue_delivery"](session)
     assert len(owed(engine)) == 1
+
+
+NOBODY: dict[str, dict[str, Any]] = {
+    "publish_post": {"author_id": "nobody", "content": BLOCK},
+    "request_follow": {**USERS, "follower_id": "nobody"},
+}
+
+
+@pytest.fixture
+def known(engine: Engine) -> None:
+    """The node has the host's tables, without a user, and knows the server; keys of other tables are not checked."""
+    with engine.begin() as connection:
+        create_host_tables(connection)
+    with Session(engine) as session, session.begin():
+        session.add(
+            Server(
+                url=SERVER,
+                public_key="k",
+                encryption_public_key="e",
+                last_seen=NOW,
+                created_at=NOW,
+                updated_at=NOW,
+                is_healthy=True,
+            )
+        )
+
+
+def left(engine: Engine) -> list[object]:
+    with Session(engine) as session:
+        return [*session.execute(select(Post.id)).scalars(), *session.execute(select(Follow.id)).scalars()]
+
+
+@pytest.mark.parametrize("call", NOBODY)
+def test_nobody_publishes_or_follows(place: dict[str, str], engine: Engine, known: None, call: str) -> None:
+    """In a session of the caller's, of which SQLite checks no foreign key, and in one of ours."""
+    called = getattr(federation.sync, call)
+    for begun in (Session(engine), federation.sync.transaction()):
+        with begun as session:
+            with pytest.raises(ValueError, match="there is no user 'nobody' here; `federation users list` shows"):
+                called(session, **NOBODY[call])
+            if isinstance(begun, Session):
+                begun.commit()
+    assert (owed(engine), left(engine)) == (set(), [])
+
+
+@pytest.mark.parametrize("call", NOBODY)
+async def test_nobody_publishes_or_follows_asynchronously(
+    node: dict[str, str], engine: Engine, known: None, call: str
+) -> None:
+    """As above."""
+    made = create_async_engine(f"sqlite+aiosqlite:///{engine.url.database}")
+    for begun in (AsyncSession(made), federation.transaction()):
+        async with begun as session:
+            with pytest.raises(ValueError, match="there is no user 'nobody' here; `federation users list` shows"):
+                await getattr(federation, call)(session, **NOBODY[call])
+            if isinstance(begun, AsyncSession):
+                await begun.commit()
+    await made.dispose()
+    assert (owed(engine), left(engine)) == (set(), [])
+
+
+def test_a_user_whom_the_same_transaction_adds_may_publish(place: dict[str, str], engine: Engine, known: None) -> None:
+    """Even in a session that sends nothing to the database by itself."""
+    with Session(engine, autoflush=False) as session, session.begin():
+        session.add(User(id="alice"))
+        post = PLAIN["publish_post"](session)
+    assert isinstance(post, PublishedPost)
+    assert left(engine) == [post.post_id]

@@ -85,6 +85,17 @@ async def test_an_application_owes_in_its_own_transaction(receiver: Receiver, en
         await arrive(receiver, *texts)
 
 
+@pytest.mark.parametrize("example", ["fastapi", "django", "flask"])
+async def test_an_application_starts_in_a_nodes_folder(empty_environment: Path, example: str) -> None:
+    """As `federation init` made it, and the page says; nothing else tells it where the database is."""
+    for command in (["init", "--url", "http://127.0.0.1:8451"], ["users", "add", AUTHOR]):
+        async with process("-m", "federation", *command) as child:
+            assert await child.wait() == 0
+    async with serving(example) as client:
+        answer = await client.post("/notes", data={"text": "hello", "author": AUTHOR})
+    assert (answer.status_code, answer.json()["deliveries"]) == (200, [])
+
+
 @on_places
 async def test_a_script_owes_a_delivery(
     receiver: Receiver, engine: Engine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -20,7 +20,7 @@ from tests.federation.delivery.harness import FOLLOWED, FOLLOWER, Site
 from tests.federation.http.conftest import ScriptedResolver
 from tests.federation.protocol.vectors import A
 from tests.misbehaving import respond_with
-from tests.peer import acquaint, inline, introduce, json_answer
+from tests.peer import acquaint, inline, introduce, json_answer, settle
 from tests.relaying_peer import RelayingPeer
 from workers import JobState
 
@@ -62,6 +62,7 @@ async def relay(federation: Federation, target: RelayingPeer) -> AsyncIterator[R
 
 async def owe_follow(site: Site) -> str:
     """A follow of the target's user is stored and owed."""
+    await settle(site.federation, FOLLOWER)
     async with site.federation.outbox.transaction() as session:
         requested = await site.federation.producers.request_follow(
             session, follower_id=FOLLOWER, following_id=FOLLOWED, server_url=TARGET

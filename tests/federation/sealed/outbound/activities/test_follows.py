@@ -19,8 +19,14 @@ from tests.federation.conftest import OWN_URL
 from tests.federation.sealed.outbound.activities.stored import NOW, all_of, everywhere, jobs, nothing_written, only_row
 from tests.misbehaving import reset, respond
 from tests.patience import until
-from tests.peer import Peer, Pings, acquaint
+from tests.peer import Peer, Pings, acquaint, settle
 from tests.squatters import Squatter
+
+
+@pytest.fixture(autouse=True)
+async def local_users(node: Federation) -> None:
+    """Whoever follows here."""
+    await settle(node, "alice", "a")
 
 
 @everywhere
