@@ -111,3 +111,6 @@ if not TYPE_CHECKING:
         value = getattr(import_module(_HOMES.get(name, _SERVICE)), name)
         globals()[name] = value
         return value
+
+    def __dir__() -> list[str]:
+        return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -30,6 +30,7 @@ EDITABLE: Final = "-e "
 URL: Final = "https://node.example"
 """A URL that never belongs to anybody: the doctor cannot find the node there."""
 INSTALL_SECONDS: Final = 300
+SPARK_SECONDS: Final = 900
 
 Extras: TypeAlias = frozenset[str]
 
@@ -207,7 +208,7 @@ def compute(environment: Environment) -> None:
     """Write a report on the empty node."""
     if shutil.which("java") is None:
         raise Broken("there is no Java, which the analytics need")
-    command(environment.federation("analytics", "run", "--out", "out"), environment.node, within=INSTALL_SECONDS)
+    command(environment.federation("analytics", "run", "--out", "out"), environment.node, within=SPARK_SECONDS)
     if not (environment.node / "out" / "report.html").is_file():
         raise Broken("the analytics wrote no report")
 

@@ -34,25 +34,28 @@ LONGEST_WORLD: Final = 30.0
 LONGEST_SECONDS: Final = 1800.0
 """Tests that take longer do not end, which is a way to fail. Worlds are ended by the CPU that they take."""
 NEAREST: Final = {
-    "federation/delivery/attempt/decision": "delivery/test_fates delivery/test_canaries delivery/test_outage"
-    " delivery/test_trouble",
-    "federation/delivery/error_codes": "delivery/test_codes delivery/test_statuses",
-    "federation/sealed/codes": "delivery/test_codes delivery/test_statuses",
-    "federation/delivery/attempt/processor": "delivery/test_outage delivery/test_trouble delivery/test_attempt_log"
-    " delivery/test_blacklist delivery/test_canaries delivery/test_room",
-    "federation/delivery/attempt/concurrency": "delivery/test_apart delivery/test_database_away",
-    "federation/delivery/ledger/statements": "delivery/test_group delivery/test_attempt_log delivery/test_ends"
-    " delivery/test_apart",
-    "federation/delivery/rows": "delivery/test_holding delivery/test_release delivery/test_order",
-    "federation/delivery/outbox/ordering": "delivery/test_order sealed/outbound/activities",
+    "federation/delivery/attempt/decision": "delivery/attempt/test_decision delivery/held/test_canaries"
+    " delivery/held/test_outage delivery/attempt/test_trouble",
+    "federation/delivery/error_codes": "delivery/test_codes delivery/attempt/test_statuses",
+    "federation/sealed/codes": "delivery/test_codes delivery/attempt/test_statuses",
+    "federation/delivery/attempt/processor": "delivery/held/test_outage delivery/attempt/test_trouble"
+    " delivery/ledger/test_attempt_log delivery/attempt/test_blacklist delivery/held/test_canaries"
+    " delivery/attempt/test_host_limits",
+    "federation/delivery/attempt/concurrency": "delivery/attempt/test_crash_suspects"
+    " delivery/attempt/test_database_away",
+    "federation/delivery/ledger/statements": "delivery/ledger/test_statements delivery/ledger/test_attempt_log"
+    " delivery/attempt/test_ends delivery/attempt/test_crash_suspects",
+    "federation/delivery/rows": "delivery/held/test_sweeper delivery/held/test_release delivery/outbox/test_ordering",
+    "federation/delivery/outbox/ordering": "delivery/outbox/test_ordering sealed/outbound/activities",
     "federation/delivery/outbox/sweeper": "delivery/outbox",
-    "federation/delivery/held/sweep_times": "delivery/test_sweeps",
-    "federation/delivery/held/sweeper": "delivery/test_holding delivery/test_outage delivery/test_apart",
-    "federation/delivery/held/release": "delivery/test_release delivery/test_canaries",
-    "federation/delivery/held/probes": "health delivery/test_canaries delivery/test_misunderstandings",
-    "federation/sealed/peers": "health delivery/test_canaries delivery/test_misunderstandings",
-    "federation/sealed/outbound": "delivery/test_misunderstandings delivery/test_canaries",
-    "federation/servers/link": "servers/test_link_rules servers/test_links delivery/test_canaries",
+    "federation/delivery/held/sweep_times": "delivery/held/test_sweep_times",
+    "federation/delivery/held/sweeper": "delivery/held/test_sweeper delivery/held/test_outage"
+    " delivery/attempt/test_crash_suspects",
+    "federation/delivery/held/release": "delivery/held/test_release delivery/held/test_canaries",
+    "federation/delivery/held/probes": "health delivery/held/test_canaries delivery/attempt/test_misunderstandings",
+    "federation/sealed/peers": "health delivery/held/test_canaries delivery/attempt/test_misunderstandings",
+    "federation/sealed/outbound": "delivery/attempt/test_misunderstandings delivery/held/test_canaries",
+    "federation/servers/link": "servers/test_link_rules servers/test_links delivery/held/test_canaries",
     "federation/scheduler": "scheduler/test_leases scheduler/test_runner",
     "federation/base/database_clock": "base/test_database_clock",
     "workers/worker": "../workers/worker",

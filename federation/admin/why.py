@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
@@ -55,8 +55,9 @@ class NextProbe:
 class Explanation:
     """All that is known of why a server gets its deliveries or not.
 
-    `since` is when its health became what it is; `max_age` is when held deliveries expire. `meant` names
-    servers that are known here by a similar name, if this one is not. `lacks_jobs`: deliveries are ready, to whatever
+    `since` is when its health became what it is; `max_age` is when held deliveries expire. `unknown_wires` counts those
+    that are owed by a wire which this node does not have. `meant` names servers that are known here by a similar name,
+    if this one is not. `lacks_jobs`: deliveries are ready, to whatever
     server, and the queue has no job at all.
     """
 
@@ -69,6 +70,7 @@ class Explanation:
     claims: Sequence[Claim]
     scorecard: Scorecard | None
     backlog: DeliveryStats
+    unknown_wires: Mapping[str, int]
     attempts: Sequence[AttemptRow]
     next_probe: NextProbe | None
     max_age: timedelta | None
@@ -279,6 +281,9 @@ class Explanation:
                 )
             else:
                 yield f"{counted(backlog.ready)} to it {verb} on the way, the oldest made {age} ago."
+        for wire, number in self.unknown_wires.items():
+            verb = "waits" if number == 1 else "wait"
+            yield f"{counted(number)} to it {verb} for the wire {wire!r}, which this node does not have."
         if not backlog.open:
             yield "No delivery is owed to it."
         if backlog.expired:
@@ -325,6 +330,7 @@ async def explain(
         claims=claimed,
         scorecard=(await servers.scorecards(database, [url])).get(url),
         backlog=backlog or await deliveries.stats(database, Selection(server_url=url), servers=1),
+        unknown_wires=await deliveries.by_unknown_wires(database, Selection(server_url=url), federation.wires.names),
         attempts=await deliveries.last_attempts(database, url),
         next_probe=await _next_probe(federation, server, link),
         max_age=federation.settings.federation_delivery_max_age,

@@ -355,15 +355,20 @@ def _export_lines(done: Export, out: Path | StoreUrl) -> list[str]:
 
 
 def _lines(summary: dict[str, object], out: Path | StoreUrl) -> list[str]:
+    from federation.analytics.report.wording import plural
+
     totals, quarantine = summary["totals"], summary["quarantine"]
     assert isinstance(totals, dict)
     assert isinstance(quarantine, dict)
-    counts = f"{totals['attempts']:,} attempts at {totals['servers']:,} servers as of {summary['as_of']}"
+    counts = (
+        f"{plural(totals['attempts'], 'attempt')} at {plural(totals['servers'], 'server')} as of {summary['as_of']}"
+    )
     lines = [f"{counts}: {out / 'report.html'}"]
     if not totals["attempts"]:
         lines.append("there were no attempts on these days")
     if quarantine["rows"]:
-        lines.append(f"{quarantine['rows']:,} rows were set aside; {out / 'quarantine'} says why")
+        were = "row was" if quarantine["rows"] == 1 else "rows were"
+        lines.append(f"{quarantine['rows']:,} {were} set aside; {out / 'quarantine'} says why")
     return lines
 
 

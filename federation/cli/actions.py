@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from federation.cli.options import AsJson, Limit, group
-from federation.cli.output import print_json, print_lines, print_table
+from federation.cli.lists import print_list
+from federation.cli.options import AsJson, Columns, Limit, Wide, group
+from federation.cli.output import print_json, print_lines
 from federation.cli.session import with_database
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ def list_actions(
     server: Annotated[str | None, typer.Option("--server", metavar="URL", help="Only those about this server.")] = None,
     limit: Limit = 50,
     after: Annotated[int | None, typer.Option("--after", metavar="ID", help="Go on after this action.")] = None,
+    wide: Wide = False,
+    columns: Columns = None,
     as_json: AsJson = False,
 ) -> None:
     """List who did what, when, and to how many things, the latest first. It is kept for a year."""
@@ -32,9 +35,12 @@ def list_actions(
     if as_json:
         print_json(page)
         return
-    print_table(
+    print_list(
         ("ID", "AT", "WHO", "BY", "ACTION", "AFFECTED", "ENDED", "ARGUMENTS"),
         ((a.id, a.at, a.actor, a.source, a.action, a.affected, _end(a), _arguments(a)) for a in page.actions),
+        few=("ID", "AT", "WHO", "ACTION", "AFFECTED"),
+        wide=wide,
+        chosen=columns,
     )
     if page.after:
         print_lines([f"more: --after {page.after}"])
@@ -47,4 +53,8 @@ def _end(action: ActionRow) -> str:
 
 
 def _arguments(action: ActionRow) -> str:
-    return ", ".join(f"{name}: {value}" for name, value in action.arguments.items())
+    return ", ".join(f"{name}: {_argument(value)}" for name, value in action.arguments.items())
+
+
+def _argument(value: object) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from federation.cli.options import AsJson, Limit, ServerUrl, group
+from federation.cli.lists import print_list
+from federation.cli.options import AsJson, Columns, Limit, ServerUrl, Wide, group
 from federation.cli.orders import order
-from federation.cli.output import print_json, print_lines, print_table
+from federation.cli.output import lasting, print_json, print_lines
 from federation.cli.problems import NOT_FOUND, fail
 from federation.cli.session import with_database, with_node
 
@@ -98,6 +99,8 @@ def list_rules(
     after: Annotated[
         str | None, typer.Option("--after", metavar="CURSOR", help="Go on where the list before ended.")
     ] = None,
+    wide: Wide = False,
+    columns: Columns = None,
     as_json: AsJson = False,
 ) -> None:
     """List the rules, expired ones included."""
@@ -108,8 +111,8 @@ def list_rules(
     if as_json:
         print_json({"entries": page.entries, "after": " ".join(page.after) if page.after else None})
         return
-    columns = ("RULE", "UNTIL", "SINCE", "REASON")
-    print_table(columns, ((e.rule, e.expires_at or "for good", e.created_at, e.reason) for e in page.entries))
+    rows = ((e.rule, e.expires_at or "for good", e.created_at, e.reason) for e in page.entries)
+    print_list(("RULE", "UNTIL", "SINCE", "REASON"), rows, few=("RULE", "UNTIL", "REASON"), wide=wide, chosen=columns)
     if page.after:
         print_lines([f"more: --after '{' '.join(page.after)}'"])
 
@@ -134,7 +137,8 @@ def import_rules(
             return await blacklist.plan_import(federation.database, opened, own_url=federation.own_url)
 
     try:
-        planned = with_node(plan)
+        with lasting("reading the rules"):
+            planned = with_node(plan)
     except blacklist.CsvError as error:
         fail(f"{file}: {error}")
     refused = bool(planned.bad) and not skip_bad
@@ -143,9 +147,10 @@ def import_rules(
         _print_plan(planned)
     if not dry_run and not refused:
         asked = order("blacklist import", file=file.name, skip_bad=skip_bad)
-        imported = with_database(
-            lambda database: blacklist.apply_import(database, planned, skip_bad=skip_bad, order=asked)
-        )
+        with lasting("importing the rules"):
+            imported = with_database(
+                lambda database: blacklist.apply_import(database, planned, skip_bad=skip_bad, order=asked)
+            )
     if as_json:
         print_json({"plan": planned, "imported": imported})
     elif imported is not None:

@@ -9,7 +9,7 @@ import typer
 
 from federation import interrupts
 from federation.cli.options import AsJson, group
-from federation.cli.output import print_json, print_lines
+from federation.cli.output import lasting, print_json, print_lines
 from federation.cli.problems import NOT_FOUND, fail
 from federation.cli.running import upgrade
 from federation.cli.session import LogLevel, load_settings, start_logging
@@ -88,7 +88,8 @@ def backup(
     if source is None:
         fail(f"this database is backed up by PostgreSQL's own tool: {_pg_dump(parse_url(url), file)}")
     try:
-        size = back_up(source, file)
+        with lasting("copying the database"):
+            size = back_up(source, file)
     except BackupError as error:
         fail(str(error), status=NOT_FOUND)
     if as_json:
@@ -126,7 +127,8 @@ def copy(
     settings = load_settings()
     settings.require_files()
     try:
-        copied = copy_database(source, settings.database_url.get_secret_value())
+        with lasting("copying the rows"):
+            copied = copy_database(source, settings.database_url.get_secret_value())
     except CopyError as error:
         fail(str(error), status=NOT_FOUND)
     tasks = interrupts.run(tasks_in(source))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import typer
 
-from federation.cli.options import AsJson, Limit, OlderThan, Yes, group
+from federation.cli.lists import print_list, shortened
+from federation.cli.options import AsJson, Columns, Limit, OlderThan, Wide, Yes, group
 from federation.cli.orders import order
 from federation.cli.output import confirm, print_json, print_lines, print_table, progress, shown
 from federation.cli.problems import NOT_FOUND, fail
@@ -59,6 +61,13 @@ Code: TypeAlias = Annotated[
 All: TypeAlias = Annotated[bool, typer.Option("--all", help="Every one; needed where nothing else is chosen.")]
 
 
+_COLUMNS: Final = (
+    *("ID", "FULL ID", "SERVER", "STATE", "ATTEMPTS", "AGE", "CODE"),
+    *("HELD FOR", "SINCE", "UNTIL", "MADE", "LAST ATTEMPT", "ERROR"),
+)
+_FEW: Final = ("ID", "STATE", "AGE", "CODE", "SERVER")
+
+
 @app.command("list")
 def list_deliveries(
     server: Server = None,
@@ -67,36 +76,30 @@ def list_deliveries(
     older_than: OlderThan = None,
     limit: Limit = 50,
     after: Annotated[str | None, typer.Option("--after", metavar="ID", help="Go on after this delivery.")] = None,
+    wide: Wide = False,
+    columns: Columns = None,
     as_json: AsJson = False,
 ) -> None:
-    """List deliveries, in the order of their ids."""
+    """List deliveries, in the order of their ids. Commands that ask for an id take what ID shows of it."""
     from federation.admin.deliveries import deliveries
+    from federation.admin.words import ago
 
     chosen = _selection(None, server, state, code, older_than)
     page = with_database(lambda database: deliveries.list_deliveries(database, chosen, limit=limit, after=after))
     if as_json:
         print_json(page)
         return
-    columns = (
-        "ID",
-        "SERVER",
-        "STATE",
-        "HELD FOR",
-        "SINCE",
-        "UNTIL",
-        "CODE",
-        "ATTEMPTS",
-        "MADE",
-        "LAST ATTEMPT",
-        "ERROR",
-    )
-    print_table(
-        columns,
+    now = datetime.now(UTC)
+    print_list(
+        _COLUMNS,
         (
-            (d.id, d.server_url or d.target_url, d.state, d.held_reason, d.held_at, d.held_until, d.error_code,
-             d.attempts, d.created_at, d.last_attempted_at, (d.last_error or "")[:80])
-            for d in page.deliveries
+            (short, d.id, d.server_url or d.target_url, d.state, d.attempts, ago(now - d.created_at), d.error_code,
+             d.held_reason, d.held_at, d.held_until, d.created_at, d.last_attempted_at, (d.last_error or "")[:80])
+            for short, d in zip(shortened([d.id for d in page.deliveries]), page.deliveries, strict=True)
         ),
+        few=_FEW,
+        wide=wide,
+        chosen=columns,
     )  # fmt: skip
     if page.after:
         print_lines([f"more: --after {page.after}"])
@@ -109,6 +112,7 @@ def show(
     """Show one delivery and its attempts. Never its text. Of one without a row, what the log of attempts knows."""
     from federation.admin.deliveries import deliveries
 
+    (delivery_id,) = _whole([delivery_id])
     found = with_database(lambda database: deliveries.show(database, delivery_id))
     if found is None:
         _show_gone(delivery_id, as_json=as_json)
@@ -203,9 +207,9 @@ def stats(
             (
                 "held",
                 found.held,
-                ", ".join(f"{number} {reason.value}" for reason, number in found.held_by_reason.items()),
+                ", ".join(f"{reason.value}: {number}" for reason, number in found.held_by_reason.items()),
             ),
-            ("failed", found.failed, ", ".join(f"{number} {code}" for code, number in found.codes.items())),
+            ("failed", found.failed, ", ".join(f"{code}: {number}" for code, number in found.codes.items())),
             ("expired", found.expired, ""),
             ("owed", found.open, ", ".join(f"{number} {age.value}" for age, number in found.ages.items() if number)),
         ],
@@ -325,12 +329,22 @@ def _selection(
     from federation.base.settings.types import parse_duration
 
     return Selection(
-        ids=tuple(ids or ()),
+        ids=_whole(ids) if ids else (),
         server_url=server_url(server) if server else None,
         state=OPEN if state is State.OPEN else DeliveryState(state.value) if state else None,
         code=code,
         older_than=parse_duration(older_than) if older_than else None,
     )
+
+
+def _whole(ids: Sequence[str]) -> tuple[str, ...]:
+    """Return the ids of which these are the ends; one that is nothing's stays as it is."""
+    from federation.admin.deliveries import deliveries
+
+    try:
+        return with_database(lambda database: deliveries.whole_ids(database, ids))
+    except ValueError as error:
+        fail(str(error))
 
 
 def _chosen(selection: Selection, everything: bool) -> Selection:

@@ -9,7 +9,7 @@ import typer
 
 from federation import interrupts
 from federation.cli.options import AsJson
-from federation.cli.output import print_json, shown
+from federation.cli.output import has_colours, print_json, shown
 from federation.cli.problems import NOT_FOUND
 from federation.cli.session import LogLevel, start_logging
 
@@ -42,6 +42,6 @@ def doctor(as_json: AsJson = False) -> None:
 
 def _print(finding: Finding) -> None:
     verdict = typer.style(f"{finding.verdict.value:8}", fg=_COLOURS[finding.verdict.value])
-    typer.echo(f"{verdict} {finding.check:10} {shown(finding.found)}", file=sys.stdout, color=sys.stdout.isatty())
+    typer.echo(f"{verdict} {finding.check:10} {shown(finding.found)}", file=sys.stdout, color=has_colours())
     if finding.advice:
         typer.echo(f"{'':8} {'':10} -> {shown(finding.advice)}", file=sys.stdout)

@@ -21,6 +21,10 @@ Limit: TypeAlias = Annotated[int, typer.Option("--limit", "-n", min=1, max=10_00
 ServerUrl: TypeAlias = Annotated[
     str, typer.Argument(metavar="URL", help="The server: https://peer.example, or peer.example.", show_default=False)
 ]
+Wide: TypeAlias = Annotated[bool, typer.Option("--wide", help="Show all columns.")]
+Columns: TypeAlias = Annotated[
+    str | None, typer.Option("--columns", metavar="NAME,...", help="Show these columns, as `--wide` names them.")
+]
 Duration: TypeAlias = Annotated[
     str, typer.Option("--older-than", metavar="DURATION", callback=_checked, help="As 30m, 12h or 7d.")
 ]

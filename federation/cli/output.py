@@ -7,14 +7,17 @@ escapes; see `federation.base.terminal.show_escapes`.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import Enum
-from typing import Final
+from typing import Final, TypeAlias
 
 import typer
 
@@ -24,6 +27,17 @@ from federation.cli.problems import NOT_FOUND, fail
 COLUMN_GAP: Final = 2
 NARROWEST: Final = 20
 """The least number of characters for which a folded column has room."""
+STATES: Final = frozenset({"STATE", "LINK", "OUTCOME"})
+"""The columns whose cells are states."""
+COLOURS: Final = {
+    **dict.fromkeys(("up", "done", "delivered"), "green"),
+    **dict.fromkeys(("held", "on hold", "resting", "retryable", "lost"), "yellow"),
+    **dict.fromkeys(("failed", "expired", "down", "refusing", "mismatch", "permanent", "given up"), "red"),
+}
+"""Those of states of which somebody may want to know at a glance."""
+
+Paint: TypeAlias = Callable[[str, str, str], str]
+"""Returns the text that shows a cell, given its column, its value and that text."""
 
 
 def print_json(value: object) -> None:
@@ -40,13 +54,32 @@ def print_lines(lines: Iterable[str]) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table: fitted to a terminal, or else in full, so that nothing is cut for a program."""
+    """Print a table: fitted to a terminal, with states in colour, or else in full: nothing is cut for a program."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    for line in table_lines(columns, [[shown(cell) for cell in row] for row in rows], width):
-        typer.echo(line, file=sys.stdout)
+    paint = painted if has_colours() else plain
+    for line in table_lines(columns, [[shown(cell) for cell in row] for row in rows], width, paint=paint):
+        typer.echo(line, file=sys.stdout, color=has_colours())
 
 
-def table_lines(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> Iterator[str]:
+def has_colours() -> bool:
+    """Tell whether stdout is a terminal that shows colours to somebody who wants them (https://no-color.org)."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def plain(column: str, cell: str, text: str) -> str:
+    """Return the text that shows a cell."""
+    return text
+
+
+def painted(column: str, cell: str, text: str) -> str:
+    """Return the text that shows a cell in the colour of its state, if it is one."""
+    colour = COLOURS.get(cell) if column.upper() in STATES else None
+    return text if colour is None else typer.style(text, fg=colour)
+
+
+def table_lines(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], width: int | None, *, paint: Paint = plain
+) -> Iterator[str]:
     """Yield a line for each row if they fit into `width`, possibly with the last column folded; else one for each cell.
 
     A value that would fit into a line of its own is not broken. No value is left out, except those that say nothing.
@@ -54,17 +87,23 @@ def table_lines(columns: Sequence[str], rows: Sequence[Sequence[str]], width: in
     widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
     before = sum(widths[:-1]) + COLUMN_GAP * (len(widths) - 1)
     room = widths[-1] if width is None else min(widths[-1], width - before)
-    if room < min(widths[-1], NARROWEST):
-        yield from _records(columns, rows, width or 0)
+    longest = max((len(word) for row in rows for word in row[-1].split()), default=0)
+    if room < min(widths[-1], max(NARROWEST, longest)):
+        yield from _records(columns, rows, width or 0, paint)
         return
     for row in (columns, *rows):
-        start = "".join(cell.ljust(each + COLUMN_GAP) for cell, each in zip(row[:-1], widths[:-1], strict=True))
+        cells = [
+            paint(name, cell, cell) + " " * (each + COLUMN_GAP - len(cell))
+            for name, cell, each in zip(columns[:-1], row[:-1], widths[:-1], strict=True)
+        ]
         first, *more = _folded(row[-1], room)
-        yield f"{start}{first}".rstrip()
+        # In a table of two columns the first one names what the second one says.
+        last = row[0] if columns[0] == "" else columns[-1]
+        yield f"{''.join(cells)}{paint(last, row[-1], first)}".rstrip()
         yield from (" " * before + each for each in more)
 
 
-def _records(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
+def _records(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int, paint: Paint) -> Iterator[str]:
     """Yield each row under its first cell, with a line for each of the other cells that has something to say."""
     label = max(map(len, columns[1:]), default=0) + 2 * COLUMN_GAP
     for row in rows:
@@ -75,7 +114,7 @@ def _records(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) 
             beside = len(cell) <= width - label
             lines = _folded(cell, width - label if beside else width - 2 * COLUMN_GAP)
             named = f"{'':{COLUMN_GAP}}{name}".ljust(label)
-            yield f"{named}{lines[0]}" if beside else named.rstrip()
+            yield f"{named}{paint(name, cell, lines[0])}" if beside else named.rstrip()
             yield from (f"{'':{2 * COLUMN_GAP}}{each}" for each in ([] if beside else lines))
 
 
@@ -108,6 +147,34 @@ def confirm(question: str, *, yes: bool) -> None:
     if not sys.stdin.isatty():
         fail(f"{question} Nothing was done; say --yes where nobody can be asked.", status=NOT_FOUND)
     typer.confirm(spaced(question), abort=True, err=True)
+
+
+@contextmanager
+def lasting(what: str, *, after: float = 2) -> Iterator[None]:
+    """Say on stderr, if that is a terminal, what lasts for more than `after` seconds, and how long it has by now."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    over = threading.Event()
+    told = threading.Thread(target=_tell_how_long, args=(what, after, over), daemon=True)
+    told.start()
+    try:
+        yield
+    finally:
+        over.set()
+        told.join()
+
+
+def _tell_how_long(what: str, after: float, over: threading.Event) -> None:
+    began = time.monotonic()
+    if over.wait(after):
+        return
+    while True:
+        sys.stderr.write(f"\r{what} ... {time.monotonic() - began:.0f} s")
+        sys.stderr.flush()
+        if over.wait(1):
+            sys.stderr.write("\n")
+            return
 
 
 class Bar:

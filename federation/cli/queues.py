@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from federation.cli.options import AsJson, Duration, Yes, group
+from federation.cli.lists import print_list, shortened
+from federation.cli.options import AsJson, Columns, Duration, Wide, Yes, group
 from federation.cli.orders import order
 from federation.cli.output import confirm, print_json, print_lines, print_table
 from federation.cli.problems import NOT_FOUND, fail
@@ -41,7 +42,7 @@ class EndState(StrEnum):
 
 
 @app.command("stats")
-def stats(queue: QueueName = None, as_json: AsJson = False) -> None:
+def stats(queue: QueueName = None, wide: Wide = False, columns: Columns = None, as_json: AsJson = False) -> None:
     """Count the jobs in each state; tell which queues are paused."""
     from federation.admin import queues
     from workers import JobState
@@ -50,10 +51,15 @@ def stats(queue: QueueName = None, as_json: AsJson = False) -> None:
     if as_json:
         print_json(found)
         return
-    columns = ("QUEUE", *(state.value.upper() for state in JobState))
     names = (f"{each.queue} (paused)" if each.paused else each.queue for each in found)
     counts = ([each.counts[state] for state in JobState] for each in found)
-    print_table(columns, ((name, *numbers) for name, numbers in zip(names, counts, strict=True)))
+    print_list(
+        ("QUEUE", *(state.value.upper() for state in JobState)),
+        ((name, *numbers) for name, numbers in zip(names, counts, strict=True)),
+        few=("QUEUE", "QUEUED", "SCHEDULED", "WAITING", "PROCESSING", "FAILED"),
+        wide=wide,
+        chosen=columns,
+    )
 
 
 @app.command("pause")
@@ -160,7 +166,7 @@ def repair(
         raise typer.Exit(NOT_FOUND)
 
 
-def list_workers(as_json: AsJson = False) -> None:
+def list_workers(wide: Wide = False, columns: Columns = None, as_json: AsJson = False) -> None:
     """List running workers, and those that fell silent.
 
     A worker is silent that was not heard of for 3 min: it may have died.
@@ -174,17 +180,21 @@ def list_workers(as_json: AsJson = False) -> None:
         return
     now = datetime.now(UTC)
     if found:
-        print_table(
-            ("QUEUE", "WORKER", "SEEN", "HOLDS"),
+        print_list(
+            ("QUEUE", "WORKER", "FULL ID", "SEEN", "HOLDS"),
             (
                 (
                     each.queue,
+                    short,
                     each.id,
                     f"not heard of for {ago(now - each.seen_at)}" if each.silent else each.seen_at,
                     each.claims,
                 )
-                for each in found
+                for short, each in zip(shortened([each.id for each in found]), found, strict=True)
             ),
+            few=("QUEUE", "WORKER", "SEEN", "HOLDS"),
+            wide=wide,
+            chosen=columns,
         )
     if all(each.silent for each in found):
         print_lines(["no worker runs; `federation workers run` starts one"])

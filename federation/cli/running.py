@@ -12,7 +12,7 @@ import typer
 from federation import interrupts
 from federation.cli.dashboard import beside
 from federation.cli.options import AsJson, DashboardPort, MemoryLimit, MetricsPort, Processes, ShowPayloads, group
-from federation.cli.output import print_json, print_lines
+from federation.cli.output import lasting, print_json, print_lines
 from federation.cli.problems import asked_for_json, fail
 from federation.cli.queues import list_workers
 from federation.cli.session import LogLevel, load_settings, number_lines, start_logging
@@ -156,11 +156,12 @@ def upgrade(settings: Settings, *, host_tables: bool = False) -> Upgraded:
     from workers.storage.sql import SqlStorage
 
     url = settings.database_url.get_secret_value()
-    made = migrate.upgrade(url, host_tables=host_tables)
-    for queue in QUEUE_NAMES:
-        storage = open_storage(settings, queue)
-        if isinstance(storage, SqlStorage):
-            interrupts.run(_prepare(storage))
+    with lasting("upgrading the tables"):
+        made = migrate.upgrade(url, host_tables=host_tables)
+        for queue in QUEUE_NAMES:
+            storage = open_storage(settings, queue)
+            if isinstance(storage, SqlStorage):
+                interrupts.run(_prepare(storage))
     return Upgraded(host_tables_made=made, host_missing=interrupts.run(_confirm(url)))
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from federation.cli.options import AsJson, group
+from federation.cli.lists import print_list
+from federation.cli.options import AsJson, Columns, Wide, group
 from federation.cli.orders import order
-from federation.cli.output import print_json, print_lines, print_table
+from federation.cli.output import print_json, print_lines
 from federation.cli.problems import NOT_FOUND, fail
 from federation.cli.session import with_node
 
@@ -20,16 +22,27 @@ app = group("Recurring work: list it, run it now.")
 
 
 @app.command("list")
-def list_jobs(as_json: AsJson = False) -> None:
+def list_jobs(wide: Wide = False, columns: Columns = None, as_json: AsJson = False) -> None:
     """List what recurs, when it last ran and how that went."""
     from federation.admin import scheduler
+    from federation.admin.words import ago
 
     jobs = with_node(scheduler.list_jobs)
     if as_json:
         print_json(jobs)
         return
-    columns = ("NAME", "EVERY", "LAST BEGAN", "OUTCOME", "DETAIL", "DOES")
-    print_table(columns, ((j.name, j.every, j.started_at, j.outcome, j.detail, j.does) for j in jobs))
+    rows = ((j.name, ago(j.every), j.started_at, j.outcome, _told(j.detail), j.does) for j in jobs)
+    names = ("NAME", "EVERY", "LAST BEGAN", "OUTCOME", "DETAIL", "DOES")
+    print_list(names, rows, few=("NAME", "EVERY", "LAST BEGAN", "OUTCOME"), wide=wide, chosen=columns)
+
+
+def _told(detail: str | None) -> str | None:
+    """Return the numbers of a run in words; they are stored as JSON."""
+    try:
+        numbers = json.loads(detail or "")
+    except ValueError:
+        return detail
+    return ", ".join(f"{name}: {value}" for name, value in numbers.items()) if isinstance(numbers, dict) else detail
 
 
 @app.command("run")

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from federation.cli.options import AsJson, Limit, ServerUrl, Yes, group
+from federation.cli.lists import print_list
+from federation.cli.options import AsJson, Columns, Limit, ServerUrl, Wide, Yes, group
 from federation.cli.orders import order
 from federation.cli.output import confirm, print_json, print_lines, print_table
 from federation.cli.problems import NOT_FOUND, fail
@@ -42,6 +43,8 @@ def list_servers(
     ] = None,
     limit: Limit = 100,
     after: Annotated[str | None, typer.Option("--after", metavar="URL", help="Go on after this URL.")] = None,
+    wide: Wide = False,
+    columns: Columns = None,
     as_json: AsJson = False,
 ) -> None:
     """List servers, by URL."""
@@ -56,7 +59,7 @@ def list_servers(
     if as_json:
         print_json({"servers": page.servers, "after": page.after, "links": links, "scorecards": cards})
         return
-    columns = ("URL", "LINK", "SINCE", "REASON", "HELD", "NEXT PROBE", "LAST SEEN", "SCORE", "ADVICE")
+    names = ("URL", "LINK", "SINCE", "REASON", "HELD", "NEXT PROBE", "LAST SEEN", "SCORE", "ADVICE")
     rows = (
         (
             each.url,
@@ -68,7 +71,7 @@ def list_servers(
         )
         for each in page.servers
     )
-    print_table(columns, rows)
+    print_list(names, rows, few=("URL", "LINK", "HELD", "SCORE", "REASON"), wide=wide, chosen=columns)
     if page.after:
         print_lines([f"more: --after {page.after}"])
 

@@ -38,7 +38,8 @@ class NodeDashboard:
             at = f"{access.bind}:{port}"
             problem = f"the dashboard's port, FEDERATION_DASHBOARD_BIND: cannot listen on {at}: {error.strerror}"
             raise ConfigurationError([problem]) from error
-        self._server = DashboardServer(self._node.site.app, before_stop=self._node.site.feed.end_streams)
+        site = self._node.site
+        self._server = DashboardServer(site.app, before_stop=site.feed.end_streams, behind_proxy=access.is_behind_proxy)
         host = f"[{access.bind}]" if ":" in access.bind else access.bind
         self.url = access.url or f"http://{host}:{self._listener.getsockname()[1]}"
         self._asks = not access.is_open

@@ -199,7 +199,7 @@ def _address_info(address: str, port: int) -> aiohappyeyeballs.AddrInfoType:
 
 
 SPARE_CONNECTIONS: Final = 60
-"""For the inbound side (16 callbacks, 24 forwards), a sweep (10) and producers, in addition to the workers' own."""
+"""For the inbound side (16 callbacks, 32 forwards), a sweep (10) and producers, in addition to the workers' own."""
 
 
 def pool_limits(settings: Settings) -> PoolLimits:

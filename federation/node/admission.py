@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 from starlette.datastructures import Headers
 from starlette.requests import Request
 
-from federation.node.clients import Clients
+from federation.node.clients import Clients, Source
 from federation.node.limits import Limit, Windows
 from federation.node.refusals import Refusal
 from federation.protocol.relaying import MAX_RELAYED_BYTES, ORIGIN_HEADER, RELAY_PATH
@@ -71,7 +71,10 @@ RATE_LIMITED: Final = "RATE_LIMITED"
 
 DISCOVER_PER_CLIENT: Final = Limit(requests=10, window=timedelta(hours=1))
 ROTATION_PER_CLIENT: Final = Limit(requests=5, window=timedelta(minutes=1))
+NEW_SERVERS_PER_CLIENT: Final = Limit(requests=10, window=timedelta(hours=1))
 NEW_SERVERS_PER_NETWORK: Final = Limit(requests=100, window=timedelta(hours=1))
+NEW_SERVERS: Final = Limit(requests=1600, window=timedelta(hours=1))
+"""A network has a sixteenth of them."""
 RELAY_PER_CLIENT: Final = Limit(requests=120, window=timedelta(minutes=1))
 RELAY_PER_ORIGIN: Final = Limit(requests=100, window=timedelta(minutes=1))
 
@@ -135,17 +138,24 @@ class PerRelayingOrigin:
             raise _too_many(RELAY_PER_ORIGIN, code=RATE_LIMITED)
 
 
-class PerNetwork:
-    """Limits how many unknown servers may register from one network. An unknown network is not limited."""
+class NewServers:
+    """Limits how many servers that are not registered we get to know for others: by client, by network, and in all.
+
+    To be asked before the first request to such a server, by whatever would make us send it. What one limit refuses
+    does not count for the next, so that nobody spends what belongs to others.
+    """
 
     def __init__(self, *, windows: Windows) -> None:
         self._windows = windows
 
-    async def __call__(self, network: str | None) -> None:
-        if network is None:
-            return
-        if not await self._windows.allows(f"register:{network}", NEW_SERVERS_PER_NETWORK):
-            raise _too_many(NEW_SERVERS_PER_NETWORK, code=None)
+    async def __call__(self, source: Source) -> None:
+        for subject, limit in (
+            (source.client, NEW_SERVERS_PER_CLIENT),
+            (source.network, NEW_SERVERS_PER_NETWORK),
+            ("all", NEW_SERVERS),
+        ):
+            if subject is not None and not await self._windows.allows(f"register:{subject}", limit):
+                raise _too_many(limit, code=None)
 
 
 class ProxyAdmission:

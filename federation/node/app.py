@@ -21,8 +21,8 @@ from federation.node.admission import (
     RELAY_PER_CLIENT,
     ROTATION_PER_CLIENT,
     BlacklistGate,
+    NewServers,
     PerClient,
-    PerNetwork,
     PerOrigin,
     PerRelayingOrigin,
     ProxyAdmission,
@@ -48,7 +48,7 @@ from federation.protocol.relaying import MAX_RELAYED_BYTES, RELAY_PATH, ProxyReq
 from federation.protocol.rotation import ROTATE_CONFIRM_PATH, ROTATE_INIT_PATH
 from federation.protocol.skimming import members_of
 from federation.sealed.peers.claims import Claims
-from federation.sealed.peers.discovery import DiscoverServer
+from federation.sealed.peers.discovery import Discovery
 from federation.sealed.peers.own_identity import OwnIdentity
 from federation.sealed.peers.registry import Registry
 from federation.servers.links import Links
@@ -69,7 +69,7 @@ class NodeParts:
     links: Links
     fetch: FederationFetch
     guard: AddressGuard
-    discovery: DiscoverServer
+    discovery: Discovery
     windows: Windows
     clients: Clients
     per_client: Limit = DELIVERIES
@@ -103,9 +103,10 @@ def create_node_app(node: NodeParts) -> FastAPI:
     )
     # The framework's documentation pages load scripts from elsewhere, and would not describe the wire protocol.
     app = FastAPI(title="Federation node", openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
-    _add_discovery(app, node, front, gate)
+    admit_new = NewServers(windows=node.windows)
+    _add_discovery(app, node, front, gate, admit_new)
     _add_rotation(app, node, front)
-    _add_deliveries(app, node, front, inbox)
+    _add_deliveries(app, node, front, inbox, admit_new)
     if node.monitoring is not None:
         node.monitoring.add_to(app)
     return app
@@ -115,7 +116,7 @@ def _per_client(node: NodeParts, limit: Limit) -> PerClient:
     return PerClient(limit, clients=node.clients, windows=node.windows)
 
 
-def _add_discovery(app: FastAPI, node: NodeParts, front: Front, gate: BlacklistGate) -> None:
+def _add_discovery(app: FastAPI, node: NodeParts, front: Front, gate: BlacklistGate, admit_new: NewServers) -> None:
     identity, callback = OwnIdentity(node.keys, node.database), Callback(node.fetch)
     discover = Discover(
         own_url=node.own_url,
@@ -129,7 +130,7 @@ def _add_discovery(app: FastAPI, node: NodeParts, front: Front, gate: BlacklistG
             heard=node.links.look_soon,
             callback=callback,
             guard=node.guard,
-            admit_new=PerNetwork(windows=node.windows),
+            admit_new=admit_new,
         ),
         key_check=KeyCheck(keys=node.keys, database=node.database, callback=callback, guard=node.guard, gate=gate),
     )
@@ -148,7 +149,7 @@ def _add_rotation(app: FastAPI, node: NodeParts, front: Front) -> None:
         app.add_route(path, endpoint, methods=["POST"])
 
 
-def _add_deliveries(app: FastAPI, node: NodeParts, front: Front, inbox: Inbox) -> None:
+def _add_deliveries(app: FastAPI, node: NodeParts, front: Front, inbox: Inbox, admit_new: NewServers) -> None:
     """Add what servers send to us, and what they send through us."""
     follows = FollowsInbox(inbox=inbox, database=node.database, registry=node.registry)
     posts = PostsInbox(own_url=node.own_url, inbox=inbox, database=node.database)
@@ -168,9 +169,10 @@ def _add_deliveries(app: FastAPI, node: NodeParts, front: Front, inbox: Inbox) -
         own_url=node.own_url,
         inbox=inbox,
         registry=node.registry,
-        discover=node.discovery,
+        discover=node.discovery.for_a_relay,
         fetch=node.fetch,
         admit=PerRelayingOrigin(windows=node.windows),
+        admit_new=admit_new,
     )
     targeted = TargetedInbox(own_url=node.own_url, inbox=inbox, follows=follows, posts=posts)
     endpoint = front.endpoint(

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 from typing import Final
 
 from federation.http.client import FederationFetch
 from federation.http.errors import BodyTooLarge, NetworkError
 from federation.node.refusals import Refusal, try_later
+from federation.node.shares import Places
 from federation.protocol.urls import host_of
 
 CALLBACK_TIMEOUT: Final = timedelta(seconds=10)
@@ -23,41 +23,32 @@ MAX_CALLBACKS_PER_SERVER: Final = 4
 class Callback:
     """Callable with the origin of a server. It is the only way to make this node talk to somebody on request.
 
-    Only a few calls run at once, and fewer to one host and to one server. Each may wait for a server of the requester's
-    choice, on connections that deliveries use, too, and a server that hangs must not hold up the introductions of
-    others.
+    Only a few calls run at once, and fewer to one host, to one server, and for one client. Each may wait for a server
+    of the requester's choice, on connections that deliveries use, too, and a server that hangs must not hold up the
+    introductions of others.
     """
 
     def __init__(self, fetch: FederationFetch) -> None:
         self._fetch = fetch
-        self._under_way: Counter[str] = Counter()
+        self._places = Places(MAX_CALLBACKS, full=_too_many)
 
-    async def __call__(self, origin: str) -> bytes:
+    async def __call__(self, origin: str, holders: Sequence[str]) -> bytes:
         """Return the body that *origin*'s `/discover` answers within ten seconds, whatever its status.
 
         Raises:
             Refusal: 502 no answer, with the network error's code if that is why; 503 too many are being asked.
             BlockedUrl: the guard refuses it.
         """
-        with self.place(origin):
+        async with self.place(origin, holders):
             return await self.document(origin)
 
-    @contextmanager
-    def place(self, origin: str) -> Iterator[None]:
+    def place(self, origin: str, holders: Sequence[str]) -> AbstractAsyncContextManager[None]:
         """Reserve a place for asking *origin*, one request after the other, until the block ends.
 
         Raises:
             Refusal: 503 too many are being asked.
         """
-        bounds = {"": MAX_CALLBACKS, host_of(origin): MAX_CALLBACKS_PER_HOST, origin: MAX_CALLBACKS_PER_SERVER}
-        if any(self._under_way[name] >= bound for name, bound in bounds.items()):
-            raise try_later("Too many servers are being asked for their keys", reason="CALLBACKS")
-        self._under_way.update(bounds.keys())
-        try:
-            yield
-        finally:
-            self._under_way.subtract(bounds.keys())
-            self._under_way = +self._under_way  # forgets those at zero
+        return self._places.place(holders, {host_of(origin): MAX_CALLBACKS_PER_HOST, origin: MAX_CALLBACKS_PER_SERVER})
 
     async def document(self, origin: str) -> bytes:
         """Do the same as the call itself, within a `place`."""
@@ -74,3 +65,7 @@ class Callback:
 def no_document(origin: str) -> Refusal:
     """Return the refusal for an *origin* that answers with something that cannot be a document."""
     return Refusal(502, f"{origin}/discover does not answer with JSON", reason="CALLBACK_NOT_JSON")
+
+
+def _too_many() -> Refusal:
+    return try_later("Too many servers are being asked for their keys", reason="CALLBACKS")

@@ -1,11 +1,6 @@
 """Whose request it is: the address that limits per client are counted by, as far as it can be known.
 
-A request's `X-Forwarded-For` and `Forwarded` are written by whoever sends it; only what a proxy of ours appended is
-true. Entries are therefore read from the right, and only if the connection comes from a proxy that the operator named.
-
-Most proxies append to one of the two and pass on whatever a client wrote into the other, and which one that is cannot
-be seen. So if both are there, they have to name the same client. All that a client gains by a header of its own is to
-be counted as the proxy itself, together with all others who tried that.
+What a proxy says of its clients is read in `workers.forwarded`.
 
 Some clients only cost us: they were refused again and again, and never brought anything that a server had signed.
 Refusing a request takes a few milliseconds of the process that also delivers, so two hundred a second from all over the
@@ -17,33 +12,42 @@ headers show it, and a single mistake bars nobody.
 
 from __future__ import annotations
 
-import re
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from datetime import timedelta
-from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_network
 from typing import Final, TypeAlias, TypeVar
 
 import structlog
 from starlette.datastructures import Headers
 from starlette.requests import Request
 
-from federation.http.addresses import Address, is_globally_routable
+from federation.http.addresses import is_globally_routable
 from federation.node.refusals import Refusal
+from workers.forwarded import Address, forwarded_client, forwards, read_address, subscriber
 
 Network: TypeAlias = IPv4Network | IPv6Network
 Unnamed: TypeAlias = Callable[[str], None]
 """Called with the address of a proxy that nobody named, at each of its requests."""
 
 _FORWARDING_HEADERS: Final = ("x-forwarded-for", "forwarded", "x-real-ip", "via")
-_IPV6_SUBSCRIBER_BITS: Final = 64
-"""The network of one subscriber: limiting single addresses within it would limit nobody."""
 _IPV4_SITE_BITS: Final = 24
 _IPV6_SITE_BITS: Final = 48
 
-_PAIR: Final = re.compile(r"""[ \t]*([\w!#$%&'*+.^`|~-]+)=([^\s;,"]+|"(?:[^"\\]|\\.)*")[ \t]*([;,]|$)""", re.ASCII)
-"""A parameter of RFC 7239, and its end: `;` before the next one, `,` before those of the next proxy."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where a request came from, as far as that is known.
+
+    Limits count by *client* and *network*. *holders* are those whose shares it uses (see `shares`): the client, and its
+    network; of one that comes from a private address only the client, whom limits do not count.
+    """
+
+    client: str | None
+    network: str | None
+    holders: tuple[str, ...]
 
 
 class Clients:
@@ -60,20 +64,20 @@ class Clients:
         and counting by it would shut out everybody at once. All clients behind a named proxy that does not say for whom
         it asks count as one client.
         """
-        peer = _address(request.client.host if request.client else "")
+        peer = read_address(request.client.host if request.client else "")
         if peer is None:
             return None
         if self._is_proxy(peer):
-            return _name(self._behind_proxies(request.headers) or peer)
+            return subscriber(self._behind_proxies(request.headers) or peer)
         if is_globally_routable(peer):
-            return _name(peer)
-        if self._unnamed is not None and any(name in request.headers for name in _CHAINS):
+            return subscriber(peer)
+        if self._unnamed is not None and forwards(request.headers):
             self._unnamed(str(peer))
         return None
 
     def certain_address(self, request: Request) -> Address | None:
         """Return the client's address, even a private one, or None if the headers show a proxy that nobody named."""
-        peer = _address(request.client.host if request.client else "")
+        peer = read_address(request.client.host if request.client else "")
         if peer is None:
             return None
         if self._is_proxy(peer):
@@ -86,19 +90,32 @@ class Clients:
         Only for what the operator opens to a proxy's own address: whoever comes through a proxy that says nothing of
         its clients, then, is taken for the proxy.
         """
-        peer = _address(request.client.host if request.client else "")
-        forwards = any(name in request.headers for name in _FORWARDING_HEADERS)
-        return peer if peer is not None and not forwards else self.certain_address(request)
+        peer = read_address(request.client.host if request.client else "")
+        has_passed_on = any(name in request.headers for name in _FORWARDING_HEADERS)
+        return peer if peer is not None and not has_passed_on else self.certain_address(request)
 
     def name(self, request: Request) -> str | None:
         """Return the same as `address`, but for private addresses, too, unless the headers show an unnamed proxy.
 
         Clients behind a named proxy that does not say for whom it asks get None.
         """
-        peer = _address(request.client.host if request.client else "")
+        peer = read_address(request.client.host if request.client else "")
         if peer is None or self._is_proxy(peer) or not is_globally_routable(peer):
             peer = self.certain_address(request)
-        return None if peer is None else _name(peer)
+        return None if peer is None else subscriber(peer)
+
+    def source(self, request: Request) -> Source:
+        """Return where the request came from.
+
+        What a client writes into its headers never takes it out of all shares: behind a named proxy, it then counts as
+        the proxy itself.
+        """
+        client, network = self.address(request), self.network(request)
+        holder = client or self.name(request)
+        public = network if client is not None else None
+        return Source(
+            client=client, network=network, holders=tuple(name for name in (holder, public) if name is not None)
+        )
 
     def network(self, request: Request) -> str | None:
         """Return the /24 or /48 that the client's provider gave to it and its neighbours.
@@ -113,86 +130,14 @@ class Clients:
 
     def of_connection(self, host: str) -> str | None:
         """Return whose connection comes from *host*, or None if it is a trusted proxy's, which has many clients."""
-        peer = _address(host)
-        return None if peer is None or self._is_proxy(peer) else _name(peer)
+        peer = read_address(host)
+        return None if peer is None or self._is_proxy(peer) else subscriber(peer)
 
     def _behind_proxies(self, headers: Headers) -> Address | None:
-        clients = {self._first_client(steps(headers)) for name, steps in _CHAINS.items() if name in headers}
-        return clients.pop() if len(clients) == 1 else None
-
-    def _first_client(self, chain: Iterable[str]) -> Address | None:
-        """Return the last step that is no proxy of ours, or None if a step does not name the one before."""
-        for step in chain:
-            client = _address(step)
-            if client is None:
-                return None
-            if not self._is_proxy(client):
-                return client
-        return None
+        return forwarded_client(headers, self._is_proxy)
 
     def _is_proxy(self, address: Address) -> bool:
         return any(address in network for network in self._proxies)
-
-
-def _forwarded_for(headers: Headers) -> Iterator[str]:
-    """Return the entries, beginning with the one that the nearest proxy wrote."""
-    entries = ",".join(headers.getlist("x-forwarded-for")).split(",")
-    return (entry.strip() for entry in reversed(entries))
-
-
-def _forwarded(headers: Headers) -> Iterator[str]:
-    """Yield the same as `_forwarded_for`, by RFC 7239; an entry that names nobody becomes an empty one.
-
-    Each line is read by itself, and a malformed line names nobody: a quote that a client opens must not swallow what
-    the proxy wrote after it.
-    """
-    for line in reversed(headers.getlist("forwarded")):
-        yield from reversed(_steps(line))
-
-
-_CHAINS: Final[Mapping[str, Callable[[Headers], Iterator[str]]]] = {
-    "x-forwarded-for": _forwarded_for,
-    "forwarded": _forwarded,
-}
-
-
-def _steps(line: str) -> list[str]:
-    steps: list[str] = []
-    names: dict[str, str] = {}
-    position, end = 0, ","
-    while end:
-        pair = _PAIR.match(line, position)
-        if pair is None or pair[1].lower() in names:
-            return [""]
-        position, end = pair.end(), pair[3]
-        names[pair[1].lower()] = _unquoted(pair[2])
-        if end != ";":
-            steps.append(names.get("for", ""))
-            names = {}
-    return steps
-
-
-def _unquoted(value: str) -> str:
-    return re.sub(r"\\(.)", r"\1", value[1:-1]) if value.startswith('"') else value
-
-
-def _address(text: str) -> Address | None:
-    if text.startswith("["):
-        text = text[1:].partition("]")[0]
-    elif text.count(":") == 1:
-        text = text.partition(":")[0]
-    try:
-        address = ip_address(text.partition("%")[0])
-    except ValueError:
-        return None
-    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
-    return mapped or address
-
-
-def _name(address: Address) -> str:
-    if isinstance(address, IPv6Address):
-        return str(ip_network((address, _IPV6_SUBSCRIBER_BITS), strict=False).network_address)
-    return str(address)
 
 
 log = structlog.get_logger(__name__)

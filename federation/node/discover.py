@@ -14,6 +14,7 @@ from federation.http.errors import BlockedUrl
 from federation.http.guard import AddressGuard
 from federation.node.admission import BlacklistGate
 from federation.node.callback import Callback, no_document
+from federation.node.clients import Source
 from federation.node.front import Inbound
 from federation.node.refusals import Refusal, invalid_member, json_response
 from federation.node.registration import Registration
@@ -78,9 +79,9 @@ class Discover:
         """
         match inbound.value:
             case {"method": "REGISTER"}:
-                return await self._registration(inbound.value, network=inbound.network)
+                return await self._registration(inbound.value, source=inbound.source)
             case {"method": "DISCOVER"}:
-                return await self._key_check(inbound.value)
+                return await self._key_check(inbound.value, source=inbound.source)
             case NotJson():
                 raise Refusal(400, "Invalid JSON", code="INVALID_JSON")
             case _:
@@ -130,7 +131,7 @@ class KeyCheck:
         self._guard = guard
         self._gate = gate
 
-    async def __call__(self, request: object) -> Response:
+    async def __call__(self, request: object, *, source: Source) -> Response:
         """Answer that we hold the server's signing key, and whether the server's own `/discover` shows both keys.
 
         Raises:
@@ -142,7 +143,7 @@ class KeyCheck:
             raise invalid_member("", str(error)) from None
         _require_match(submitted, self._open(submitted.envelope))
         origin = await self._registered_origin(submitted.public_key)
-        same = _same_keys(submitted, await self._callback(origin), origin)
+        same = _same_keys(submitted, await self._callback(origin, source.holders), origin)
         return json_response({"sameKeyOnServer": True, "sameKeyOnFetch": same})
 
     def _open(self, envelope: JsonValue) -> Fingerprints:

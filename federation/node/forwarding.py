@@ -2,16 +2,14 @@
 
 Theory of operation. We cannot read what we pass on, and the keys that a sender shows are public, so nothing here proves
 who asks. Other things limit the harm. Only an envelope leaves, to the one path that opens envelopes, at a server that
-the guard lets us contact. Few requests are under way at once, and fewer to one target. And a target never relays what
-it gets: a relayed request is relayed once, whatever its senders write.
+the guard lets us contact. Few requests are under way at once, and fewer to one target and for one client. And a target
+never relays what it gets: a relayed request is relayed once, whatever its senders write. A target that is not known is
+discovered, which counts as a registration does.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from time import monotonic
 from typing import Final
@@ -23,9 +21,11 @@ from federation.http.client import FederationFetch
 from federation.http.errors import BlockedUrl, NetworkError, OutboundError
 from federation.http.messages import Response as Answer
 from federation.http.threat_policy import NetworkErrorCode
-from federation.node.admission import PerRelayingOrigin
+from federation.node.admission import NewServers, PerRelayingOrigin
+from federation.node.clients import Source
 from federation.node.inbox import Inbox
 from federation.node.refusals import Refusal, invalid_proxy_data, try_later
+from federation.node.shares import Places
 from federation.protocol.acks import ACK_METHOD, MAX_ACK_BYTES
 from federation.protocol.encodings import dump_json, parse_json
 from federation.protocol.errors import NotJson, UrlError
@@ -38,7 +38,8 @@ log = structlog.get_logger(__name__)
 FORWARD_TIMEOUT: Final = timedelta(seconds=10)
 RELAY_TIMEOUT: Final = timedelta(seconds=15)
 """For everything, including a discovery of the target: the sender does not wait longer."""
-MAX_FORWARDS: Final = 24
+MAX_FORWARDS: Final = 32
+"""Of which one client has two."""
 MAX_FORWARDS_PER_TARGET: Final = 4
 MAX_ANSWER_BYTES: Final = MAX_ACK_BYTES - 1024
 """With what we add around it, the sender still accepts it."""
@@ -60,6 +61,7 @@ class Forwarder:
         discover: DiscoverServer,
         fetch: FederationFetch,
         admit: PerRelayingOrigin,
+        admit_new: NewServers,
         timeout: timedelta = RELAY_TIMEOUT,
     ) -> None:
         self._own_url = own_url
@@ -68,25 +70,31 @@ class Forwarder:
         self._discover = discover
         self._fetch = fetch
         self._admit = admit
+        self._admit_new = admit_new
         self._timeout = timeout
-        self._under_way: Counter[str] = Counter()
+        self._places = Places(MAX_FORWARDS, full=_too_many)
 
-    async def __call__(self, request: ProxyRequest, *, sender_url: str, client: str | None) -> Response:
+    async def __call__(self, request: ProxyRequest, *, sender_url: str, source: Source) -> Response:
         """Pass the request on to its target in our name, and return the answer.
 
         Raises:
             Refusal: 400 the target may not be relayed to; 403 the sender is not registered with these keys, or one of
-                the two is blacklisted; 429 too often in that sender's name by this client; 502 the target did not
-                answer, or not with 2xx and JSON; 503 too many at once.
+                the two is blacklisted; 429 too often in that sender's name by this client, or too many new servers;
+                502 the target did not answer, or not with 2xx and JSON; 503 too many at once.
         """
         target = self._target(request.target_url)
         sender = await self._sender(request, sender_url)
-        await self._admit(sender.url, client)
+        await self._admit(sender.url, source.client)
         if target == sender.url:
             raise invalid_proxy_data("targetUrl: the sender itself")
         await self._inbox.require_welcome(target)
-        with self._slot(target):
-            answer = await self._forwarded(target, sender, request.payload)
+        is_known = (await self._registry.standing(target)).server is not None
+        if not is_known:
+            await self._admit_new(source)
+        deadline = monotonic() + self._timeout.total_seconds()
+        # They share connections with deliveries, and a target that hangs must not take them all.
+        async with self._places.place(source.holders, {target: MAX_FORWARDS_PER_TARGET}):
+            answer = await self._forwarded(target, sender, request.payload, is_known=is_known, deadline=deadline)
         if not answer.ok:
             raise _failed(f"The target answered {answer.status}", details=_details(answer.body))
         body = _json_of(answer.body)
@@ -112,27 +120,12 @@ class Forwarder:
             raise Refusal(403, "The keys are not those the sender is registered with", code="INCORRECT_KEYS")
         return sender
 
-    @contextmanager
-    def _slot(self, target: str) -> Iterator[None]:
-        """Limit the requests under way.
-
-        They share connections with deliveries, and a target that hangs must not take them all.
-        """
-        if self._under_way.total() >= MAX_FORWARDS or self._under_way[target] >= MAX_FORWARDS_PER_TARGET:
-            raise try_later("Too much is being relayed", reason="FORWARDS")
-        self._under_way[target] += 1
+    async def _forwarded(
+        self, target: str, sender: KnownServer, payload: SealedPayload, *, is_known: bool, deadline: float
+    ) -> Answer:
         try:
-            yield
-        finally:
-            self._under_way[target] -= 1
-            if not self._under_way[target]:
-                del self._under_way[target]
-
-    async def _forwarded(self, target: str, sender: KnownServer, payload: SealedPayload) -> Answer:
-        deadline = monotonic() + self._timeout.total_seconds()
-        try:
-            async with asyncio.timeout(self._timeout.total_seconds()):
-                if (await self._registry.standing(target)).server is None:
+            async with asyncio.timeout(deadline - monotonic()):
+                if not is_known:
                     await self._discover(target)
                 left = timedelta(seconds=deadline - monotonic())
                 return await self._post(target, sender, payload, min(FORWARD_TIMEOUT, left))
@@ -157,6 +150,10 @@ class Forwarder:
             skip_health_update=True,
         )
         return fetched.response
+
+
+def _too_many() -> Refusal:
+    return try_later("Too much is being relayed", reason="FORWARDS")
 
 
 def _failed(text: str, *, network_code: str | None = None, details: object = None) -> Refusal:

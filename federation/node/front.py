@@ -22,7 +22,7 @@ from federation.base.logs import crash
 from federation.base.meter import NO_METER, Meter
 from federation.node.admission import BODY_MEMBERS, Admit, BlacklistGate, everybody
 from federation.node.bodies import BodyReader, TooLarge, framework_too_large
-from federation.node.clients import Clients, ClientStanding, turned_away
+from federation.node.clients import Clients, ClientStanding, Source, turned_away
 from federation.node.heavy import HEAVY_BYTES, HeavyWork
 from federation.node.refusals import Refusal, incomplete_database, try_later
 from federation.protocol.encodings import parse_json
@@ -44,18 +44,7 @@ class Inbound:
     headers: Headers = field(repr=False)
     value: object | NotJson = field(repr=False)
     is_heavy: bool
-    request: Request = field(repr=False)
-    clients: Clients = field(repr=False)
-
-    @property
-    def client(self) -> str | None:
-        """Whose request it is, as far as that is known."""
-        return self.clients.address(self.request)
-
-    @property
-    def network(self) -> str | None:
-        """The network that it came from, as far as that is known."""
-        return self.clients.network(self.request)
+    source: Source
 
 
 Vouch: TypeAlias = Callable[[Headers], Awaitable[None]]
@@ -118,14 +107,14 @@ class Front:
         members = None if reads is None else reads | _NAMES
 
         async def answer(request: Request) -> Response:
-            client = self._clients.name(request)
+            client, source = self._clients.name(request), self._clients.source(request)
             try:
                 if counts and self._standing.turns_away(client):
                     return await self._turn_away(request)
                 await self._admit(request, admit)
                 vouched = partial(vouch, request.headers)
                 async with self._bodies.read(request, limit=max_bytes, too_large=too_large, vouch=vouched) as body:
-                    inbound = await self._inbound(request, body, members)
+                    inbound = await self._inbound(request, body, members, source)
                     await self._gate.check_body(inbound.value)
                     response = await handler(inbound)
                 if proves:
@@ -178,7 +167,7 @@ class Front:
         if not await self._bodies.discard(request):
             refusal.headers = {**refusal.headers, "Connection": "close"}
 
-    async def _inbound(self, request: Request, body: bytearray, members: Members | None) -> Inbound:
+    async def _inbound(self, request: Request, body: bytearray, members: Members | None, source: Source) -> Inbound:
         is_heavy = len(body) > HEAVY_BYTES
         read = partial(_json_value, body, members)
         value = await self._heavy.run(read) if is_heavy else read()
@@ -187,8 +176,7 @@ class Front:
             headers=request.headers,
             value=value,
             is_heavy=is_heavy,
-            request=request,
-            clients=self._clients,
+            source=source,
         )
 
 

@@ -171,7 +171,7 @@ class ProxyEndpoint:
         match inbound.value:
             case {"method": str(method)} if method == PROXY:
                 request = _parse(ProxyRequest, inbound.value)
-                return await self._forwarder(request, sender_url=bearer, client=inbound.client)
+                return await self._forwarder(request, sender_url=bearer, source=inbound.source)
             case {"method": str(method)} if method == TARGETED:
                 return await self._targeted(_parse(TargetedRequest, inbound.value), bearer_url=bearer)
             case NotJson() as error:

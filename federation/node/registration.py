@@ -12,8 +12,9 @@ from starlette.responses import Response
 
 from federation.http.errors import BlockedUrl
 from federation.http.guard import AddressGuard
-from federation.node.admission import PerNetwork
+from federation.node.admission import NewServers
 from federation.node.callback import CALLBACK_TIMEOUT, Callback, no_document
+from federation.node.clients import Source
 from federation.node.inbox import HeardOf
 from federation.node.refusals import Refusal, invalid_member, json_response
 from federation.protocol.discovery import DiscoverDocument, own_document, parse_discover_document
@@ -42,7 +43,7 @@ class Registration:
         heard: HeardOf,
         callback: Callback,
         guard: AddressGuard,
-        admit_new: PerNetwork,
+        admit_new: NewServers,
     ) -> None:
         self._own_url = own_url
         self._identity = identity
@@ -53,25 +54,26 @@ class Registration:
         self._guard = guard
         self._admit_new = admit_new
 
-    async def __call__(self, request: object, *, network: str | None) -> Response:
+    async def __call__(self, request: object, *, source: Source) -> Response:
         """Register the server under its canonical URL, as healthy.
 
         A known server keeps its registered keys; a new signing key needs the rotation flow. If another server has one
-        of its keys, the key goes to whichever proves to hold it. *network* is where the request came from, if that is
-        known.
+        of its keys, the key goes to whichever proves to hold it.
 
         Raises:
             Refusal: nothing was changed.
         """
         claimed = _claimed(request)
         origin = self._acceptable_origin(claimed.url)
-        with self._callback.place(origin):
-            end = monotonic() + CALLBACK_TIMEOUT.total_seconds()
+        if await self._registry.find(origin) is None:
+            await self._admit_new(source)
+        end = monotonic() + CALLBACK_TIMEOUT.total_seconds()
+        async with self._callback.place(origin, source.holders):
             shown = await self._shown(origin)
             if (shown.public_key, shown.encryption_public_key) != (claimed.public_key, claimed.encryption_public_key):
                 text = f"Public keys do not match those {origin}/discover shows"
                 raise Refusal(400, text, reason="KEYS_DO_NOT_MATCH")
-            await self._store(origin, shown, network, end)
+            await self._store(origin, shown, end)
         return json_response(
             {"message": "Server registered", "echo": own_document(self._own_url, await self._identity.shown())}
         )
@@ -101,13 +103,11 @@ class Registration:
             raise Refusal(400, text, reason="INVALID_SERVER")
         return document
 
-    async def _store(self, origin: str, shown: DiscoverDocument, network: str | None, end: float) -> None:
+    async def _store(self, origin: str, shown: DiscoverDocument, end: float) -> None:
         known = await self._registry.find(origin)
         if known is not None and known.public_key != shown.public_key:
             text = "This server is registered with another signing key; use the key rotation flow to change it"
             raise Refusal(400, text, reason="SIGNING_KEY_CHANGED")
-        if known is None:
-            await self._admit_new(network)
         proof = await self._proof(origin, shown, is_new=known is None, end=end)
         try:
             await self._claims.register(origin, shown, proof, knows_key=await self._identity.known_from_now_on())

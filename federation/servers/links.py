@@ -309,6 +309,7 @@ class Links:
         level(
             "link_changed",
             server_url=after.server_url,
+            wire=after.wire,
             was=before.state.value,
             state=after.state.value,
             operator_hold=after.operator_hold,

@@ -275,6 +275,7 @@ async def test_the_process_fetches_through_its_guard(peer: Peer) -> None:
 def test_every_public_name_exists() -> None:
     """What the package promises can be imported from it."""
     assert all(hasattr(federation, name) for name in federation.__all__)
+    assert [name for name in dir(federation) if not name.startswith("__")] == sorted(federation.__all__)
 
 
 IMPORT = """

@@ -122,18 +122,24 @@ class Space:
 
     def first_due(self, query: str) -> float:
         """The time of the loop in the only row and column that `query` finds; infinite if it is null."""
-        [due] = self._known(query, lambda row: math.inf if row[0] is None else self._loop_time(row[0]))
-        return float(due)
+        due: float = self._known(query, self._due)[0]
+        return due
 
     def dues(self, query: str) -> list[tuple[str, float]]:
         """Each name that `query` finds, and the time of the loop beside it."""
-        return self._known(query, lambda row: (row[0], self._loop_time(row[1])))
+        return self._known(query, self._named_due)
 
     def _known(self, query: str, read: Callable[[tuple[Any, ...]], Any]) -> list[Any]:
         known = self._found.get(query)
         if known is None or known[0] != self.changes:
             known = self._found[query] = (self.changes, [read(row) for row in self.keeper.execute(query)])
         return known[1]
+
+    def _due(self, row: tuple[Any, ...]) -> float:
+        return math.inf if row[0] is None else self._loop_time(row[0])
+
+    def _named_due(self, row: tuple[Any, ...]) -> tuple[str, float]:
+        return row[0], self._loop_time(row[1])
 
     def _loop_time(self, stored: str) -> float:
         return self.clock.loop_time(moment_of(stored))
@@ -191,7 +197,12 @@ class Lent:
         if line.is_cut():
             raise sqlite3.OperationalError(AWAY)
         connection = sqlite3.connect(
-            _uri(space.name), uri=True, isolation_level=None, factory=_Connection, check_same_thread=False
+            _uri(space.name),
+            uri=True,
+            isolation_level=None,
+            factory=_Connection,
+            check_same_thread=False,
+            cached_statements=1_000,  # with triggers they are long to prepare
         )
         connection.space, connection.line = space, line
         tell_time(connection, space.clock.elapsed)

@@ -28,15 +28,16 @@ START: Final = datetime.fromisoformat("2026-03-02T00:00:00+00:00")
 @dataclass(frozen=True, slots=True)
 class Need:
     """`first` tells from when on a lazy timer of its kind has something to find, in seconds of the loop, given the time
-    now; it is kept back for `patience` at most.
+    now (None: it finds nothing); it is kept back for `patience` at most.
     """
 
-    first: Callable[[float], float]
+    first: Callable[[float], float] | None
     patience: float
 
     def met(self, when: float, now: float) -> float:
         """When a timer for this moment fires."""
-        return min(max(when, self.first(now)), when + self.patience)
+        last = when + self.patience
+        return last if self.first is None else min(max(when, self.first(now)), last)
 
 
 class Deadlock(Exception):
@@ -62,8 +63,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     ) -> asyncio.TimerHandle:
         task = asyncio.current_task(self)
         name = "" if task is None else task.get_name()
-        kind = next((kind for kind in (name, name.partition("-")[0]) if kind in self._lazy), None)
-        if kind is None:
+        kind = name if name in self._lazy else name.partition("-")[0]
+        if kind not in self._lazy:
             return super().call_at(when, callback, *args, context=context)
         timer = asyncio.TimerHandle(when, callback, args, self, context)
         heapq.heappush(self._lazy[kind], timer)

@@ -26,11 +26,11 @@ class Needs:
         return {
             "tending-LinkProbes.tick": Need(self._first_look, DAY),
             "tending-Releaser.tick": Need(lambda _: self.space.first_due(_RELEASED), DAY),
-            "tending-Sightings.tick": Need(lambda _: math.inf, DAY),
-            "tending-DatabaseClock.tick": Need(lambda _: math.inf, DAY),
+            "tending-Sightings.tick": Need(None, DAY),
+            "tending-DatabaseClock.tick": Need(None, DAY),
             "sweep": Need(lambda _: min(self.space.first_due(_SWEPT), self._first_without_job()), DAY),
-            "range": Need(lambda _: math.inf, DAY),
-            "purge": Need(lambda _: math.inf, 2 * DAY),
+            "range": Need(None, DAY),
+            "purge": Need(None, 2 * DAY),
             "reap": Need(lambda _: self.queues.first_lease_end(), DAY),
             "tick": Need(lambda _: self.queues.first_recurrence(), DAY),
             "renew": Need(self._renewal, DAY),
@@ -38,8 +38,8 @@ class Needs:
 
     def _first_look(self, now: float) -> float:
         """When the first look at a link is due; what was owed longer ago than ticks look back is left to sweeps."""
-        news = (due for _, due in self.space.dues(_NEWS) if due >= now - SKEW.total_seconds())
-        return min(self.space.first_due(_PROBED), min(news, default=math.inf))
+        probed, oldest = self.space.first_due(_PROBED), now - _SKEW
+        return min((due for _, due in self.space.dues(_NEWS) if oldest <= due < probed), default=probed)
 
     def _first_without_job(self) -> float:
         """When the first ready delivery is missed in the queue."""
@@ -51,6 +51,7 @@ class Needs:
         return self.queues.first_lease_end() - own_settings().federation_lease.total_seconds() * 2 / 3
 
 
+_SKEW = SKEW.total_seconds()
 _FIRST_HELD = """NOT EXISTS (
     SELECT 1 FROM delivery_jobs AS former WHERE former.server_url = row.server_url AND former.state = 'held'
     AND former.held_reason = 'server' AND (former.held_at < link.probed_at OR former.canary_at <= link.probed_at)

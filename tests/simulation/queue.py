@@ -25,8 +25,9 @@ class Queues:
 
     def __init__(self, clock: LoopClock) -> None:
         self.space = MemorySpace(clock)
+        self.waits: list[asyncio.Future[None]] = []
+        """Of whoever waits for work."""
         self._clock = clock
-        self._cut = asyncio.Event()
         self._queues: dict[str, MemoryQueue] = {}
 
     def storage(self, name: str, line: Line) -> Storage:
@@ -36,8 +37,8 @@ class Queues:
 
     def interrupt(self) -> None:
         """Who waits for work notices that nobody is there any more."""
-        self._cut.set()
-        self._cut = asyncio.Event()
+        for each in self.waits:
+            each.cancel()
 
     def lose(self) -> None:
         """All that the queues had is gone; who uses them notices nothing but that."""
@@ -46,10 +47,6 @@ class Queues:
             queue.seen.clear()
             queue.cron_rows.clear()
             queue.wake()
-
-    async def interrupted(self) -> None:
-        """Return at the next `interrupt`."""
-        await self._cut.wait()
 
     def first_lease_end(self) -> float:
         """When the first job is free of whoever claimed it; infinite if none is claimed."""
@@ -104,15 +101,13 @@ class _Remote(StandIn):
     async def wait(self, names: Collection[str], *, timeout: timedelta) -> None:
         """Without the poll: that this queue wakes who waits is certain, and a week of polls is long."""
         self._require_answer()
-        waits = [
-            asyncio.ensure_future(self._storage.wait(names, timeout=_FOREVER)),
-            asyncio.ensure_future(self._queues.interrupted()),
-        ]
+        wait = asyncio.ensure_future(self._storage.wait(names, timeout=_FOREVER))
+        self._queues.waits.append(wait)
         try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([wait])  # which `interrupt` may have ended
         finally:
-            for each in waits:
-                each.cancel()
+            self._queues.waits.remove(wait)
+            wait.cancel()
         self._require_answer()
 
     def _require_answer(self) -> None:

@@ -44,6 +44,8 @@ class _Compiled:
     metadata: SimpleResultMetaData
     places: tuple[_Place, ...] | None
     """Where each value comes from; None if that, or the text, differs from one execution to the next."""
+    named: tuple[tuple[str, _Place], ...] | None
+    """Each value by its name in the text, for one with lists of values (`IN`)."""
     expanded: dict[tuple[int, ...], ExpandedState] = field(default_factory=dict)
     """The text and its places, by the lengths of the lists of values (`IN`) of which it has some."""
 
@@ -75,7 +77,11 @@ class Compiling:
             given = several[0] if several else {}
             return compiled.compiler.string, [[_value(place, given, extracted) for place in compiled.places]], compiled
         compiler = compiled.compiler
-        values = [
+        if compiled.named is not None and len(several) < 2:
+            given = several[0] if several else {}
+            values = {name: _unprocessed(place, given, extracted) for name, place in compiled.named}
+            return *_bound(compiled, [values]), compiled
+        constructed = [
             dict(
                 compiler.construct_params(
                     each,
@@ -87,7 +93,7 @@ class Compiling:
             )
             for number, each in enumerate(several or ({},))
         ]
-        return *_bound(compiled, values), compiled
+        return *_bound(compiled, constructed), compiled
 
     def _compiled(self, statement: Executable, several: Sequence[Values]) -> tuple[_Compiled, Any, Any]:
         """By the object, where it is one of a module's: SQLAlchemy's key takes longer to look up than its execution."""
@@ -105,7 +111,7 @@ class Compiling:
         known = self._known.get(id(compiler))
         if known is None:
             known = self._known[id(compiler)] = _Compiled(
-                compiler, _metadata(compiler, self.dialect), None if collected else _places(compiler)
+                compiler, _metadata(compiler, self.dialect), *((None, None) if collected else _places(compiler))
             )
         forget = partial(self._forget, key)
         self._constant[key] = weakref.ref(statement, forget), known, extracted, collected
@@ -118,21 +124,31 @@ class Compiling:
 
 
 def _value(place: _Place, given: Values, extracted: Sequence[Any]) -> Any:
-    value = given[place.name] if place.name in given else extracted[place.index].effective_value
+    value = _unprocessed(place, given, extracted)
     return value if place.process is None else place.process(value)
 
 
-def _places(compiler: SQLCompiler) -> tuple[_Place, ...] | None:
-    """Only of what has all its values at hand, one by one."""
-    is_made_later = compiler.post_compile_params or compiler.literal_execute_params
-    if is_made_later or compiler.insert_prefetch or compiler.update_prefetch or compiler.cache_key is None:
-        return None
-    indexes = {parameter.key: index for index, parameter in enumerate(compiler.cache_key[1])}
-    names = {name: parameter.key for parameter, name in compiler.bind_names.items()}
+def _unprocessed(place: _Place, given: Values, extracted: Sequence[Any]) -> Any:
+    return given[place.name] if place.name in given else extracted[place.index].effective_value
+
+
+def _places(compiler: SQLCompiler) -> tuple[tuple[_Place, ...] | None, tuple[tuple[str, _Place], ...] | None]:
+    """The places of what has all its values at hand, one by one; or, if it has lists of them, the names as well."""
+    if compiler.literal_execute_params or compiler.insert_prefetch or compiler.update_prefetch:
+        return None, None
+    extracted = compiler.cache_key[1] if compiler.cache_key is not None else ()
+    indexes = {parameter.key: index for index, parameter in enumerate(extracted)}
     processors: Mapping[str, Any] = compiler._bind_processors
-    if not all(names[name] in indexes for name in compiler.positiontup or ()):
-        return None
-    return tuple(_Place(names[name], indexes[names[name]], processors.get(name)) for name in compiler.positiontup or ())
+    found = {
+        name: _Place(parameter.key, indexes[parameter.key], processors.get(name))
+        for parameter, name in compiler.bind_names.items()
+        if parameter.key in indexes
+    }
+    if len(found) < len(compiler.bind_names):
+        return None, None
+    if compiler.post_compile_params:
+        return None, tuple(found.items())
+    return tuple(found[name] for name in compiler.positiontup or ()), None
 
 
 def _metadata(compiler: SQLCompiler, dialect: Dialect) -> SimpleResultMetaData:

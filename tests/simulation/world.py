@@ -46,7 +46,7 @@ OWES_AGAIN_AFTER = 20.0
 """Seconds of virtual time until the application owes again what its database or queue did not take."""
 SWEEPS_EACH = 50 * MINUTE
 """Less than the hour after which a sweep takes the clock for wrong."""
-COLLECTS_EACH = 25
+COLLECTS_EACH = 50
 """Virtual hours."""
 GETS_OVER_IT = 120.0
 """Seconds that the node has for that after something of ours had failed."""

@@ -91,7 +91,7 @@ def _make_account(name: str, role: Role, *, token: bool) -> int:
 async def _serve(queues: Sequence[Queue], access: Access, port: int) -> None:
     site, catalog = queue_site(queues, access=access)
     listener = listen(access.bind, port)
-    server = DashboardServer(site.app, before_stop=site.feed.end_streams)
+    server = DashboardServer(site.app, before_stop=site.feed.end_streams, behind_proxy=access.is_behind_proxy)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.request_stop)

@@ -93,6 +93,11 @@ class Access:
         return not self.accounts and self.proxy is None
 
     @property
+    def is_behind_proxy(self) -> bool:
+        """Whether connections are a proxy's, and not those of browsers."""
+        return self.url is not None or self.proxy is not None
+
+    @property
     def is_https(self) -> bool:
         """Whether browsers reach it over TLS, which a proxy ends."""
         return self.url is not None and self.url.startswith("https:")

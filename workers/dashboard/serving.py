@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Final
 
-import uvicorn
 from starlette.types import ASGIApp
 
+from workers.listening import ConnectionLimits, EverybodyEnters
+from workers.serving import BoundedServer
+
 GRACE: Final = timedelta(seconds=3)
-MOST_CONNECTIONS: Final = 200
+LIMITS: Final = ConnectionLimits(
+    busy=200,
+    connections=230,
+    per_client=100,
+    answer=timedelta(seconds=150),  # longer than any page or action takes
+    streams=True,
+)
 NEVER_READ_MS: Final = 30_000
 _BACKLOG: Final = 128
-_MAX_HEAD_BYTES: Final = 16 * 1024
 
 
 def listen(address: str, port: int) -> socket.socket:
@@ -31,35 +37,21 @@ def listen(address: str, port: int) -> socket.socket:
     return opened
 
 
-class DashboardServer(uvicorn.Server):
-    """Serves the dashboard until asked to stop. The process handles signals, not this server."""
+class DashboardServer(BoundedServer):
+    """Serves the dashboard until asked to stop. Behind a proxy no client has a share: the proxy has all connections."""
 
-    def __init__(self, app: ASGIApp, *, before_stop: Callable[[], None]) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,
-                http="h11",
-                ws="none",
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                proxy_headers=False,
-                server_header=False,
-                limit_concurrency=MOST_CONNECTIONS,
-                h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
-                timeout_keep_alive=5,
-                timeout_graceful_shutdown=round(GRACE.total_seconds()),
-            )
-        )
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        before_stop: Callable[[], None],
+        behind_proxy: bool = False,
+        limits: ConnectionLimits = LIMITS,
+    ) -> None:
+        super().__init__(app, grace=GRACE, limits=limits, doorkeeper=EverybodyEnters(shares=not behind_proxy))
         self._before_stop = before_stop
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave signals to the process."""
-        yield
 
     def request_stop(self) -> None:
         """End the streams, which would never end by themselves, and accept no more connections."""
         self._before_stop()
-        self.force_exit = self.should_exit
-        self.should_exit = True
+        super().request_stop()

@@ -1,19 +1,24 @@
 """A port for those who watch a process: as much HTTP as a scraper needs, in the process's own event loop.
 
 It runs in the event loop, so that an answer shows that the loop turns. A connection carries one request, and has a few
-seconds for it. If one is too long or too slow, or there are too many, it is cut without an answer.
+seconds for it. If one is too long or too slow it is cut without an answer; if there are too many, the one is that has
+been silent for longest (`workers.listening`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from http import HTTPStatus
 from typing import Final, TypeAlias
 
+from workers.listening import Acceptor, ConnectionLimits, Connections, EverybodyEnters
+
 MAX_CONNECTIONS: Final = 32
+LIMITS: Final = ConnectionLimits(busy=MAX_CONNECTIONS, connections=MAX_CONNECTIONS, per_client=MAX_CONNECTIONS // 2)
 MAX_HEAD_BYTES: Final = 8 * 1024
 TIMEOUT: Final = timedelta(seconds=5)
 
@@ -41,8 +46,9 @@ class HttpPort:
     def __init__(self, answers: Answers, *, timeout: timedelta = TIMEOUT) -> None:
         self._answers = answers
         self._timeout = timeout.total_seconds()
-        self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.Task[None]] = set()
+        self._bound = Connections(LIMITS, EverybodyEnters())
+        self._acceptors: list[Acceptor] = []
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, address: str, port: int) -> None:
         """Open the port.
@@ -50,39 +56,50 @@ class HttpPort:
         Raises:
             OSError: the port is taken, or the address is not this machine's.
         """
-        self._server = await asyncio.start_server(self._accept, address, port, limit=MAX_HEAD_BYTES)
+        for listener in await _listeners(address, port):
+            self._acceptors.append(Acceptor(listener, self._protocol, bound=self._bound))
+        for acceptor in self._acceptors:
+            acceptor.start()
 
     async def close(self) -> None:
         """Close the port, and cut the connections."""
-        if self._server is None:
-            return
-        self._server.close()
-        for task in self._connections:
+        for acceptor in self._acceptors:
+            acceptor.close()
+            await acceptor.wait_closed()
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
-        await self._server.wait_closed()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._connections) >= MAX_CONNECTIONS:
-            writer.transport.abort()
+    def _protocol(self) -> asyncio.Protocol:
+        return asyncio.StreamReaderProtocol(asyncio.StreamReader(limit=MAX_HEAD_BYTES), self._begin)
+
+    def _begin(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        scrape = _Scrape(writer)
+        if not self._bound.admit(scrape, (writer.get_extra_info("peername") or ("",))[0]):
+            self._bound.lost(scrape)
+            scrape.cut()
             return
-        task = asyncio.create_task(self._serve(reader, writer))
-        self._connections.add(task)
-        task.add_done_callback(self._connections.discard)
+        self._bound.rests(scrape)
+        task = asyncio.create_task(self._serve(reader, writer, scrape))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, scrape: _Scrape) -> None:
         try:
             async with asyncio.timeout(self._timeout):
                 method, path = _request(await reader.readuntil(b"\r\n\r\n"))
+                self._bound.asks(scrape)
                 writer.write(_response(await self._answer(method, path), with_body=method != "HEAD"))
                 await writer.drain()
                 writer.close()
                 await writer.wait_closed()
         except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError):
-            writer.transport.abort()
+            scrape.cut()
         except BaseException:
-            writer.transport.abort()
+            scrape.cut()
             raise
+        finally:
+            self._bound.lost(scrape)
 
     async def _answer(self, method: str, path: str) -> HttpAnswer:
         if not path.startswith("/"):
@@ -90,6 +107,31 @@ class HttpPort:
         if method not in ("GET", "HEAD"):
             return _NOT_ALLOWED
         return await self._answers(path) or _NOT_FOUND
+
+
+class _Scrape:
+    """One connection."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+
+    def cut(self) -> None:
+        self._writer.transport.abort()
+
+
+async def _listeners(address: str, port: int) -> list[socket.socket]:
+    """Open the port on every address that the name stands for; on none if one is refused."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(address or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    opened: list[socket.socket] = []
+    try:
+        for family, *_, at in dict.fromkeys(found):
+            opened.append(socket.create_server(at, family=family))
+    except OSError:
+        for listener in opened:
+            listener.close()
+        raise
+    return opened
 
 
 def _request(head: bytes) -> tuple[str, str]:

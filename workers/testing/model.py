@@ -46,7 +46,7 @@ from workers.limits import Limit
 from workers.storage.abilities import ContinuesFromOutside, KeepsCrons, KeepsLimits, KnowsDependencies
 from workers.testing.calls import IDS, MINUTE, THEMES, HoldingKeys, JobKind
 from workers.testing.compared import compare_errors, compare_held_back, compare_record, compare_status, compare_told
-from workers.testing.driven_crons import DrivenCrons
+from workers.testing.expected_crons import DrivenCrons
 from workers.testing.expected_limits import ExpectedLimitedQueue
 from workers.testing.harness import Harness
 

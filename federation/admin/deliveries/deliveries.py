@@ -5,19 +5,22 @@ A delivered delivery has no row. Ready and held ones are owed; failed and expire
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
-from sqlalchemy import ColumnElement, Executable, Row, Select, and_, case, distinct, func, or_, select
+from sqlalchemy import ColumnElement, Executable, Row, Select, and_, case, distinct, exists, func, or_, select
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlmodel import col
 
 from db import AttemptNote, Database, DeliveryAttempt, DeliveryJob, DeliveryState, HoldReason
 from federation.admin.words import ended
 
 MAX_ATTEMPTS_SHOWN: Final = 50
+SHORTEST_END: Final = 4
+"""How many characters of an id's end may stand for it."""
 
 K = TypeVar("K")
 
@@ -80,6 +83,27 @@ class Selection:
         if self.older_than is not None:
             conditions.append(col(DeliveryJob.created_at) < datetime.now(UTC) - self.older_than)
         return conditions
+
+
+async def whole_ids(database: Database, ids: Iterable[str]) -> tuple[str, ...]:
+    """Return each id, or the one that ends with it, as lists show them; what belongs to no delivery stays as it is.
+
+    Raises:
+        ValueError: several end with it.
+    """
+    async with database.read() as session:
+        return tuple([await _whole_id(session, each) for each in ids])
+
+
+async def _whole_id(session: AsyncSession, text: str) -> str:
+    wanted = col(DeliveryJob.id)
+    if len(text) < SHORTEST_END or (await session.execute(select(exists().where(wanted == text)))).scalar_one():
+        return text
+    query = select(wanted).where(wanted.endswith(text, autoescape=True)).order_by(wanted).limit(3)
+    found = (await session.execute(query)).scalars().all()
+    if len(found) > 1:
+        raise ValueError(f"more than one delivery's id ends with {text}: {', '.join(found)}")
+    return found[0] if found else text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,6 +264,18 @@ async def stats(database: Database, selection: Selection, *, servers: int = 10) 
             held_servers = (await session.execute(held)).scalar_one()
         by_server = [ServerCount(**row._mapping) for row in await session.execute(_by_server(selection, servers))]
     return replace(found, held_servers=held_servers, servers=tuple(by_server))
+
+
+async def by_unknown_wires(database: Database, selection: Selection, wires: Collection[str]) -> dict[str, int]:
+    """Count those of the selected deliveries that are owed by wires which are none of these: nothing sends them."""
+    wire = col(DeliveryJob.wire)
+    counts = (
+        select(wire, func.count().label("number"))
+        .where(*selection.conditions(), is_in(OPEN), wire.not_in(wires))
+        .group_by(wire)
+        .order_by(wire)
+    )
+    return {row.wire: row.number for row in await database.rows(counts)}
 
 
 def summed(groups: Iterable[Group]) -> DeliveryStats:

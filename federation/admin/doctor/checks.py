@@ -274,11 +274,15 @@ async def backlog(federation: Federation) -> Found:
         servers = counted(found.held_servers, "server")
         age = ago(now - found.oldest_held)
         told.append(f"{_are(found.held, 'held')} for {servers} ({reasons}), the oldest for {age}")
+    unknown = await deliveries.by_unknown_wires(federation.database, Selection(), federation.wires.names)
+    told += [f"{number} by the wire {wire!r}, which this node does not have" for wire, number in unknown.items()]
     text = "; ".join(told or ["nothing is owed"])
     if found.oldest_ready is not None and now - found.oldest_ready > OLD_BACKLOG:
         return warning(text, "`federation deliveries stats` says to whom; do workers run?")
     if found.open and not await last_runs(federation.database):
         return warning(text, "no process that delivers has ever run: `federation run`, or `federation workers run`")
+    if unknown:
+        return warning(text, "nothing sends them until it is there again; they expire as all that is held")
     if found.held_by_reason.keys() & _HELD_BY_TROUBLE:
         return warning(text, "`federation deliveries stats --state held` says for whom, `federation why URL` why")
     return note(text) if found.held else ok(text)

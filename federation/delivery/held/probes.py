@@ -84,7 +84,7 @@ class LinkProbes:
         except SQLAlchemyError:
             raise
         except Exception as error:  # a bug must not keep nine others from being looked at
-            log.error("link_probe_crashed", server_url=url, **crash(error))
+            log.error("link_probe_crashed", server_url=url, wire=link.wire, **crash(error))
 
     async def _ask_whether_back(self, link: Link) -> None:
         """Ask by the wire. A server that refuses deliveries may answer there as ever: only a canary can tell."""

@@ -103,7 +103,7 @@ class Releaser:
         if rows:
             await self._queue.add_bulk([row.job() for row in rows])
             self._meter.released(len(rows))
-            log.info("canary_sent", server_url=server_url, delivery_id=rows[0].id)
+            log.info("canary_sent", server_url=server_url, wire=wire, delivery_id=rows[0].id)
         return sent
 
     async def _waiting(self) -> int:
@@ -133,7 +133,7 @@ class Releaser:
             await self._queue.add_bulk([row.job() for row in rows])
             self._meter.released(len(rows))
         if link.release_at is None and seen.release_at is not None and link.is_open:
-            log.info("release_ended", server_url=link.server_url)
+            log.info("release_ended", server_url=link.server_url, wire=link.wire)
         return len(rows)
 
     def _after_batch(self, link: Link, now: datetime, *, count: int, limit: int) -> Link:

@@ -141,6 +141,14 @@ class Discovery:
         """
         return await self._running.run(server_url, lambda: self._discover(server_url))
 
+    async def for_a_relay(self, server_url: str) -> KnownServer:
+        """Do the same as the call itself, for a target that somebody named whom we cannot identify.
+
+        It gets two requests at most, and nobody else one: it is not asked to prove its keys, and takes no other
+        server's. It is asked when it registers, or claims a key of another.
+        """
+        return await self._running.run(f"relay {server_url}", lambda: self._discover(server_url, asks_proof=False))
+
     async def until_introduced(self, server_url: str) -> None:
         """Wait for the discovery under way, if there is one, which has registered the server and not ended yet."""
         await self._running.join(server_url)
@@ -192,7 +200,7 @@ class Discovery:
             raise _not_proved(server_url)
         return Shown(document=document, proved=met.proof.opened is True)
 
-    async def _discover(self, server_url: str) -> KnownServer:
+    async def _discover(self, server_url: str, *, asks_proof: bool = True) -> KnownServer:
         document = await self.learn(server_url)
         is_new = await self._registry.find(server_url) is None
         try:
@@ -201,10 +209,12 @@ class Discovery:
                 public_key=document.public_key,
                 encryption_public_key=document.encryption_public_key,
             )
-        except KeysTaken:
+        except KeysTaken as error:
+            if not asks_proof:
+                raise DiscoveryRefused(str(error)) from error
             await self._claim(server_url, document)
         else:
-            await self._be_met(server_url, document, is_new=is_new)
+            await self._be_met(server_url, document, is_new=is_new, asks_proof=asks_proof)
         found = await self._registry.find(server_url)
         if found is None:
             raise DiscoveryError(f"{server_url} was removed from the registry while it was being discovered")
@@ -214,13 +224,15 @@ class Discovery:
         with suppress(DiscoveryError, BlockedUrl):
             await self(server_url)
 
-    async def _be_met(self, server_url: str, document: DiscoverDocument, *, is_new: bool) -> None:
+    async def _be_met(self, server_url: str, document: DiscoverDocument, *, is_new: bool, asks_proof: bool) -> None:
         """Introduce ourselves to a server that is registered now, and wait a short time for the result.
 
         Raises:
             DiscoveryRefused: it is new, and failed to prove its keys. Its registration is withdrawn.
         """
-        meeting = self._start(self._introduce_registered(server_url, document), name="introduction")
+        meeting = self._start(
+            self._introduce_registered(server_url, document, asks_proof=asks_proof), name="introduction"
+        )
         # A peer refuses deliveries from strangers, but one that registers us slowly must not delay them for long.
         # A late result is ignored: by then the server may have accepted deliveries.
         await asyncio.wait([meeting], timeout=INTRODUCTION_PATIENCE.total_seconds())
@@ -233,8 +245,8 @@ class Discovery:
             await self._claims.withdraw(server_url, document)
             raise _not_proved(server_url)
 
-    async def _introduce_registered(self, server_url: str, document: DiscoverDocument) -> _Met:
-        if await self._claims.has_proved(server_url):
+    async def _introduce_registered(self, server_url: str, document: DiscoverDocument, *, asks_proof: bool) -> _Met:
+        if not asks_proof or await self._claims.has_proved(server_url):
             return _Met(code=await self.introduce_ourselves(server_url), proof=NO_PROOF)
         met = await self._introduce(server_url, document)
         if met.proof.opened:

@@ -12,7 +12,7 @@ from federation.base.database_clock import DatabaseClock
 from federation.base.queues.queue import JobQueue
 from federation.delivery.outbox.outbox import Outbox
 from tests.federation.delivery.entries import any_activity
-from tests.federation.delivery.held import PATH, PAYLOAD, URL, Node
+from tests.federation.delivery.node import PATH, PAYLOAD, URL, Node
 from workers.clock import ManualClock
 
 AHEAD = timedelta(days=7)

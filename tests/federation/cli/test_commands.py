@@ -171,6 +171,6 @@ def test_recurring_work_runs_when_asked(command: Command) -> None:
     run = done.json
     assert isinstance(run, dict)
     assert (run["outcome"], run["detail"]["deliveries"]) == ("done", 0)
-    assert " done " in command("scheduler", "list").stdout
+    assert " done " in command("scheduler", "list", "--wide").stdout
     unknown = command("scheduler", "run", "nothing")
     assert (unknown.status, "outbox-sweep" in unknown.stderr) == (2, True)

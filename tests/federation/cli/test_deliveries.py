@@ -90,7 +90,7 @@ def test_held_and_expired_deliveries_are_listed_and_counted(command: Command) ->
     ids = on_the_node(lambda node: owe(node, 3))
     on_the_node(lambda node: put_on_hold(node, ids[:1]))
     on_the_node(lambda node: put_on_hold(node, ids[1:2], HoldReason.OURS))
-    listed = command("deliveries", "list", "--state", "held")
+    listed = command("deliveries", "list", "--state", "held", "--wide")
     assert (ids[0] in listed.stdout, ids[2] in listed.stdout) == (True, False)
     page = command("deliveries", "list", "--state", "open", "--json").json
     assert isinstance(page, dict)

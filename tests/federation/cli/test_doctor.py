@@ -307,8 +307,14 @@ async def test_an_old_backlog_and_failed_recurring_work_are_warnings() -> None:
     [
         (DeliveryState.HELD, HoldReason.SERVER, Verdict.WARNING, "2 deliveries are held for 2 servers (2 server)"),
         (DeliveryState.HELD, HoldReason.REST, Verdict.NOTE, "2 deliveries are held for 2 servers (2 rest)"),
+        (
+            DeliveryState.HELD,
+            HoldReason.ORDER,
+            Verdict.WARNING,
+            "; 2 by the wire 'gone', which this node does",
+        ),
     ],
-    ids=["server", "rest"],
+    ids=["server", "rest", "wire"],
 )
 async def test_what_is_held_is_a_finding(
     state: DeliveryState, reason: HoldReason | None, verdict: Verdict, told: str
@@ -322,6 +328,7 @@ async def test_what_is_held_is_a_finding(
             url = f"https://{number}.example"
             row = DeliveryJob(target_url=url, server_url=url, job_name="n", payload="{}", created_at=now)
             row.state, row.held_reason = state, reason
+            row.wire = "gone" if reason is HoldReason.ORDER else row.wire
             session.add(row)
     await node.close()
     backlog = await finding("backlog")

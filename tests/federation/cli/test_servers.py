@@ -31,7 +31,7 @@ def test_servers_are_shown_with_their_link(command: Command) -> None:
     assert re.search("registry +not in it", command("servers", "show", PEER).stdout)
     on_the_node(know)
     (each,) = on_the_node(lambda node: owe(node, 1))
-    *_, row = command("servers", "list").stdout.splitlines()
+    *_, row = command("servers", "list", "--wide").stdout.splitlines()
     assert (row.split()[1], row.split()[4:6]) == ("down", ["TIMEOUT", "1"])
     listed = command("servers", "list", "--json").json
     assert isinstance(listed, dict)
@@ -59,7 +59,7 @@ def test_servers_are_listed_with_the_scorecards_of_the_analytics(command: Comman
     on_the_node(know)
     before = command("servers", "list", "--json").json
     on_the_node(lambda node: judge(node.database))
-    *_, row = command("servers", "list").stdout.splitlines()
+    *_, row = command("servers", "list", "--wide").stdout.splitlines()
     listed, explained = command("servers", "list", "--json").json, command("why", PEER, "--json").json
 
     assert row.split()[-2:] == ["43", "watch"]

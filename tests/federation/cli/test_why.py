@@ -14,6 +14,7 @@ from db import (
     AttemptNote,
     Database,
     DeliveryAttempt,
+    DeliveryJob,
     Server,
 )
 from db.deliveries import AttemptOutcome
@@ -227,3 +228,20 @@ def test_who_else_claims_a_key_is_told(command: Command, *, proved: bool, told: 
     [finding] = [each for each in document["findings"] if each["check"] == "claims"]
     assert (finding["verdict"], sentence in finding["found"]) == (verdict, True)
     assert (f"federation servers forget {PEER}" in finding["advice"]) is proved
+
+
+def test_why_tells_of_deliveries_by_a_wire_that_is_gone(command: Command) -> None:
+    """Nothing sends them, whatever the link of another wire says."""
+
+    async def rename(node: Federation) -> None:
+        async with node.database.transaction() as session:
+            await session.execute(update(DeliveryJob).where(col(DeliveryJob.id) == ids[0]).values(wire="gone"))
+
+    ids = on_the_node(lambda node: owe(node, 2))
+    on_the_node(lambda node: put_on_hold(node, ids))
+    on_the_node(rename)
+
+    assert "1 delivery to it waits for the wire 'gone', which this node does not have." in command("why", PEER).stdout
+    document = command("why", PEER, "--json").json
+    assert isinstance(document, dict)
+    assert document["unknown_wires"] == {"gone": 1}

@@ -21,8 +21,8 @@ from tests.browser.axe import violations
 from tests.browser.chromium import chromium
 from tests.browser.serving import served
 from tests.federation.dashboard.conftest import MakeNodeSite
+from tests.federation.dashboard.node_data import NOT_SHOWN, PAGES, PEER, know, owe
 from tests.federation.dashboard.test_import import uploads
-from tests.federation.dashboard.test_pages import NOT_SHOWN, PAGES, PEER, know, owe
 from tests.workers.dashboard.browsing import Person
 from workers.crons import Cron
 from workers.dashboard.access import Access

@@ -26,7 +26,7 @@ from federation.dashboard.node_site import NodeSite
 from federation.rollups.job import Rollups
 from federation.runtime.composition import Federation
 from tests.federation.dashboard.conftest import MakeNodeSite
-from tests.federation.dashboard.test_pages import HOSTILE, NOT_SHOWN, NOW, PEER, actions, know, owe
+from tests.federation.dashboard.node_data import HOSTILE, NOT_SHOWN, NOW, PEER, actions, know, owe
 from tests.workers.dashboard.calling import ROOT, VIEWER, WITH_TOKENS, Program
 from workers.dashboard.access import Access
 

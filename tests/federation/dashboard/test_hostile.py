@@ -14,7 +14,7 @@ from federation.dashboard.node_site import NodeSite
 from federation.runtime.composition import Federation
 from tests.federation.conftest import MakeSettings
 from tests.federation.dashboard.conftest import MakeNodeSite
-from tests.federation.dashboard.test_pages import PEER, actions, know
+from tests.federation.dashboard.node_data import PEER, actions, know
 from tests.workers.dashboard.browsing import Person
 from tests.workers.dashboard.calling import OPERATOR, WITH_TOKENS, Program
 from workers.dashboard.access import Access

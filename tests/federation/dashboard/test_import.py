@@ -17,8 +17,8 @@ from federation.dashboard import import_pages
 from federation.dashboard.node_site import NodeSite
 from federation.runtime.composition import Federation
 from tests.federation.dashboard.conftest import MakeNodeSite
+from tests.federation.dashboard.node_data import HOSTILE, actions
 from tests.federation.dashboard.test_api import LIST, rules
-from tests.federation.dashboard.test_pages import HOSTILE, actions
 from tests.patience import eventually
 from tests.workers.dashboard.browsing import Person
 from tests.workers.dashboard.calling import VIEWER, WITH_TOKENS, Program

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -15,6 +17,7 @@ from federation.dashboard.serving import access_of
 from tests import warm
 from tests.federation.conftest import MakeSettings
 from tests.patience import PATIENCE_SECONDS, eventually
+from tests.security.doors import idle_connections
 from tests.servers import free_port
 from tests.workers.dashboard.conftest import ACCOUNTS
 
@@ -103,6 +106,36 @@ async def test_without_its_database_it_says_what_is_missing(node: Path) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
         await process.communicate()
     assert process.returncode == 2
+
+
+async def test_idle_connections_to_it_leave_the_node_its_descriptors(node: Path) -> None:
+    """Of a process that may have 200 files: inbound side and dashboard are served, and the log has a line a minute."""
+    port, own = free_port(), free_port()
+    with (node / ".env").open("a") as written:
+        written.write(f"\nFEDERATION_PORT={own}\n")
+    process = await started(node, "run", "--dashboard-port", str(port))
+    async with httpx.AsyncClient(trust_env=False, timeout=PATIENCE_SECONDS) as client:
+
+        async def served(at: str) -> int:
+            try:
+                return (await client.get(at, headers={"connection": "close"})).status_code
+            except httpx.TransportError:
+                assert process.returncode is None
+                return 0
+
+        doors = [f"http://127.0.0.1:{port}/login", f"http://127.0.0.1:{own}/healthz"]
+        for door in doors:
+            await eventually(partial(served, door), bool)
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (200, 200))
+        async with idle_connections(port, 600), idle_connections(own, 300):
+            for _ in range(5):
+                assert [await served(door) for door in doors] == [303, 200]
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            _, err = await process.communicate()
+    assert process.returncode == 0
+    assert b"out of system resource" not in err
+    assert len(err.splitlines()) < 40, err[-3000:]
 
 
 async def test_a_port_that_is_taken_is_named(node: Path) -> None:

@@ -9,7 +9,7 @@ from db import ActionSource, DeliveryJob, DeliveryPayload
 from federation.dashboard.node_site import NodeSite
 from federation.runtime.composition import Federation
 from tests.federation.dashboard.conftest import MakeNodeSite
-from tests.federation.dashboard.test_pages import HOSTILE, NOT_SHOWN, NOW, actions, owe
+from tests.federation.dashboard.node_data import HOSTILE, NOT_SHOWN, NOW, actions, owe
 from tests.workers.dashboard.browsing import Person
 from tests.workers.dashboard.calling import OPERATOR, VIEWER, WITH_TOKENS, Program
 from workers.dashboard.access import Access

@@ -33,7 +33,7 @@ from federation import retention as module
 from federation.retention import Purge
 from federation.sealed import purge as sealed_purge
 from federation.sealed.purge import SealedPurge
-from tests.federation.delivery.held import StandsStill
+from tests.federation.delivery.node import StandsStill
 from tests.federation.rows_read import cost, watched
 from workers.clock import Clock
 

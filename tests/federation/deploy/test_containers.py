@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import ipaddress
+import itertools
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
 from functools import cache
+from importlib.metadata import requires
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from pydantic import SecretStr
 
 from db.engines import POSTGRES_CONNECTIONS
@@ -179,7 +183,7 @@ def test_the_image_runs_federation() -> None:
 
 
 def test_the_image_is_made_of_what_there_is() -> None:
-    """What is copied is there, let through by the ignore file, and has every package; the extras exist."""
+    """What is copied is there, let through by the ignore file, and has every package."""
     sources = {
         word.rstrip("/") for rest in arguments("COPY") if not rest.startswith("--from") for word in rest.split()[:-1]
     }
@@ -190,12 +194,42 @@ def test_the_image_is_made_of_what_there_is() -> None:
     assert let_through == sources
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert sources >= set(project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
-    (extras,) = re.findall(r"'\.\[([a-z,]+)\]'", " ".join(arguments("RUN")))
-    assert (
-        set(extras.split(","))
-        == {"bullmq", "dashboard", "metrics", "node", "postgres"}
-        <= project["project"]["optional-dependencies"].keys()
-    )
+
+
+def test_the_image_is_made_of_pinned_files_alone() -> None:
+    """Each package that its extras bring is there in the tested version, with the hashes of its files."""
+    lines = (COMPOSE / "constraints-hashed.txt").read_text().splitlines()
+    pinned = dict(line.split()[0].split("==") for line in lines if re.match("[a-z]", line))
+    for line, after in itertools.pairwise(lines):
+        assert not re.match("[a-z]", line) or after.startswith("    --hash=sha256:"), line
+    tested = {
+        canonicalize_name(name): version
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if "==" in line
+        for name, version in [line.split("==")]
+    }
+    assert {name: tested.get(name, version) for name, version in pinned.items()} == pinned
+    extras = set(re.findall(r"--extra (\w+)", lines[1]))
+    assert extras == {"bullmq", "dashboard", "metrics", "node", "postgres"}
+    assert {"hatchling", *_brought(extras)} <= pinned.keys()
+    (install, build) = (part for part in " ".join(arguments("RUN")).split("&&") if "pip install" in part)
+    assert "--require-hashes --requirement constraints-hashed.txt" in install
+    assert "--no-deps --no-build-isolation ." in build
+
+
+def _brought(extras: set[str]) -> set[str]:
+    """Name all that the installed distribution needs with these extras, here."""
+    found: set[str] = set()
+    wanted = [("federation-delivery", extras)]
+    while wanted:
+        name, asked = wanted.pop()
+        for each in map(Requirement, requires(name) or ()):
+            named = canonicalize_name(each.name)
+            if any(each.marker is None or each.marker.evaluate({"extra": extra}) for extra in asked or {""}):
+                if named not in found:
+                    wanted.append((named, each.extras))
+                found.add(named)
+    return found
 
 
 def test_the_image_has_the_version_of_its_commit() -> None:

@@ -19,7 +19,7 @@ from federation.monitoring.prometheus import ProcessMetrics
 from federation.runtime.composition import Federation
 from tests.patience import PATIENCE_SECONDS, eventually
 from tests.servers import free_port
-from workers.supervisor.http_port import MAX_CONNECTIONS, MAX_HEAD_BYTES
+from workers.supervisor.http_port import LIMITS, MAX_HEAD_BYTES, HttpAnswer
 
 
 @pytest.fixture
@@ -88,19 +88,31 @@ async def test_what_is_too_long_or_too_slow_is_cut(port: int, data: bytes) -> No
 
 
 async def test_connections_are_counted(federation: Federation) -> None:
-    """One too many is cut at once; when the others are gone, there is room again."""
+    """Where all that a client may have are being answered, one more is cut; when they are gone, there is room again."""
     port = free_port()
-    listener = MetricsListener(Endpoints(federation.readiness, None))
+    listener = MetricsListener(_endless)
     await listener.start("127.0.0.1", port)
-    held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MAX_CONNECTIONS)]
+    held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(LIMITS.per_client)]
+    for _, writer in held:
+        writer.write(b"GET /endless HTTP/1.1\r\n\r\n")
     request = b"GET /healthz HTTP/1.1\r\n\r\n"
-    assert await sent(port, request) == b""
+    await eventually(lambda: sent(port, request), lambda answer: not answer)
     for _, writer in held:
         writer.transport.abort()
+    await listener.close()
+
+    listener = MetricsListener(Endpoints(federation.readiness, None))
+    await listener.start("127.0.0.1", port)
     answer = await eventually(lambda: sent(port, request), bool)
     assert json.loads(answer.partition(b"\r\n\r\n")[2]) == {"status": "ok"}
     assert (await sent(port, b"GET /metrics HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 404 ")
     await listener.close()
+
+
+async def _endless(path: str) -> HttpAnswer | None:
+    if path == "/endless":
+        await asyncio.Event().wait()
+    return HttpAnswer(status=200, content_type="text/plain", body=b"well")
 
 
 def watched(federation: Federation, metrics: ProcessMetrics, *, port: int) -> AbstractAsyncContextManager[None]:

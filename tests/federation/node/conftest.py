@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 import structlog.testing
+from fastapi import FastAPI
 from sqlalchemy import select
 
 from db import BlacklistedServer, Database, FederationTable, Follow, HostTable, Post, User, create_host_tables
@@ -46,6 +47,7 @@ class Node:
     database: Database
     registry: Registry
     links: Links
+    app: FastAPI
     client: httpx.AsyncClient
     probes: list[tuple[str, int]]
 
@@ -66,9 +68,10 @@ class Node:
     async def send(self, path: str, body: bytes, headers: dict[str, str]) -> httpx.Response:
         return await self.client.post(path, content=body, headers=headers)
 
-    async def proxy(self, body: bytes, *, bearer: str = "https://r.example") -> httpx.Response:
+    async def proxy(self, body: bytes, *, bearer: str = "https://r.example", **headers: str) -> httpx.Response:
         """The answer to a request to `/proxy`, brought by the server *bearer*."""
-        return await self.send(RELAY_PATH, body, {"Content-Type": "application/json", "X-Federation-Origin": bearer})
+        named = {"Content-Type": "application/json", "X-Federation-Origin": bearer}
+        return await self.send(RELAY_PATH, body, {**named, **headers})
 
     async def discover(self, body: bytes) -> httpx.Response:
         return await self.send("/discover", body, {"Content-Type": "application/json"})
@@ -149,7 +152,7 @@ async def serving(
         )
         transport = httpx.ASGITransport(app=app, client=(client_address, 1))
         own = await stack.enter_async_context(httpx.AsyncClient(transport=transport, base_url=OWN_URL))
-        yield Node(keys=keys, database=database, registry=registry, links=links, client=own, probes=probes)
+        yield Node(keys=keys, database=database, registry=registry, links=links, app=app, client=own, probes=probes)
 
 
 @pytest.fixture

@@ -5,22 +5,26 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, MutableMapping
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import timedelta
+from ipaddress import ip_network
 from typing import Any
 
 import httpx
 import pytest
 
 from federation.node.app import FOLLOWS_PATH
-from federation.node.forwarding import MAX_FORWARDS_PER_TARGET
+from federation.node.forwarding import MAX_FORWARDS, MAX_FORWARDS_PER_TARGET
+from federation.node.shares import SHARES
 from federation.protocol.keys import generate_own_keys
 from federation.protocol.relaying import RELAY_PATH
-from tests.federation.node.conftest import OWN_URL, Node
+from tests.federation.node.conftest import OWN_URL, Node, serving
 from tests.federation.node.remote_server import RemoteServer
 from tests.misbehaving import (
     Behaviour,
     Exchange,
+    MisbehavingServer,
     Received,
     drip_body,
     garbage,
@@ -299,9 +303,21 @@ async def test_a_slow_target_is_given_up(
     assert (response.status_code, response.json()["federationError"]) == (502, "TIMEOUT")
 
 
-async def test_one_target_cannot_take_all_connections(node: Node, peer: RemoteServer, target: RelayingPeer) -> None:
+async def test_one_target_cannot_take_all_connections(
+    node: Node, peer: RemoteServer, target: RelayingPeer, database_url: str
+) -> None:
     """Four relayed at once wait for it; the fifth is told to come back, and room comes back."""
     await know(node, target)
+    async with serving(database_url, proxies=[ip_network("10.0.0.0/8")], client_address="10.0.0.1") as visited:
+        await _relays_that_hang(visited, peer, target)
+
+
+async def _relays_that_hang(node: Node, peer: RemoteServer, target: RelayingPeer) -> None:
+    clients = iter({"X-Forwarded-For": f"192.0.{number}.1"} for number in range(9))
+
+    async def ask() -> httpx.Response:
+        return await node.proxy(proxied(peer, target), bearer=peer.url, **next(clients))
+
     done = asyncio.Event()
 
     async def wait(request: Received, exchange: Exchange) -> None:
@@ -309,15 +325,15 @@ async def test_one_target_cannot_take_all_connections(node: Node, peer: RemoteSe
         await respond_with(target.proxy)(request, exchange)
 
     target.server.routes[RELAY_PATH] = wait
-    asked = [asyncio.create_task(ask(node, peer, proxied(peer, target))) for _ in range(MAX_FORWARDS_PER_TARGET)]
+    asked = [asyncio.create_task(ask()) for _ in range(MAX_FORWARDS_PER_TARGET)]
     await until(lambda: len(target.deliveries) == MAX_FORWARDS_PER_TARGET)
 
-    refused = await ask(node, peer, proxied(peer, target))
+    refused = await ask()
     done.set()
 
     assert (refused.status_code, refused.headers["Retry-After"]) == (503, "5")
     assert [response.status_code for response in await asyncio.gather(*asked)] == [200] * MAX_FORWARDS_PER_TARGET
-    assert (await ask(node, peer, proxied(peer, target))).status_code == 200
+    assert (await ask()).status_code == 200
 
 
 async def test_a_relayed_request_is_not_relayed_again(node: Node, peer: RemoteServer, target: RelayingPeer) -> None:
@@ -328,3 +344,42 @@ async def test_a_relayed_request_is_not_relayed_again(node: Node, peer: RemoteSe
 
     assert (response.status_code, response.json()["code"]) == (400, "INVALID_PAYLOAD")
     assert target.server.requests == []
+
+
+async def test_one_client_cannot_take_all_relays(
+    node: Node, peer: RemoteServer, target: RelayingPeer, database_url: str
+) -> None:
+    """A hundred requests of one client for servers that hang leave room for another's, as its network does."""
+    await know(node, target)
+    released = asyncio.Event()
+
+    async def wait(request: Received, exchange: Exchange) -> None:
+        await released.wait()
+        await respond()(request, exchange)
+
+    async with AsyncExitStack() as stack:
+        hanging = [await stack.enter_async_context(MisbehavingServer()) for _ in range(10)]
+        for number, server in enumerate(hanging):
+            server.routes[RELAY_PATH] = wait
+            await node.registry.register(url=server.url, public_key=f"{number}-s", encryption_public_key=f"{number}-e")
+        visited = await stack.enter_async_context(
+            serving(database_url, proxies=[ip_network("10.0.0.0/8")], client_address="10.0.0.1")
+        )
+        asked = [
+            asyncio.create_task(
+                visited.proxy(
+                    proxied(peer, target, targetUrl=hanging[number % 10].url + RELAY_PATH),
+                    bearer=peer.url,
+                    **{"X-Forwarded-For": "192.0.2.1"},
+                )
+            )
+            for number in range(100)
+        ]
+        await until(lambda: sum(server.hits for server in hanging) == MAX_FORWARDS // SHARES)
+
+        served = await visited.proxy(proxied(peer, target), bearer=peer.url, **{"X-Forwarded-For": "198.51.100.1"})
+
+        assert served.status_code == 200
+        assert sum(server.hits for server in hanging) == MAX_FORWARDS // SHARES
+        released.set()
+        await asyncio.gather(*asked)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 from ipaddress import ip_network
 
 import httpx
@@ -23,6 +23,8 @@ from tests.federation.node.conftest import Node, serving
 from tests.federation.node.remote_server import RemoteServer
 from tests.misbehaving import Behaviour, Exchange, MisbehavingServer, Received, huge_body, redirect, reset, respond
 from tests.patience import until
+
+PROXIES = [ip_network("10.0.0.0/8")]
 
 
 @pytest.fixture
@@ -267,9 +269,14 @@ async def test_the_answer_does_not_tell_what_names_resolve_to(node: Node, other:
 
 
 async def test_registrations_of_a_server_that_hangs_hold_up_no_other(
-    node: Node, remote: RemoteServer, server: MisbehavingServer
+    node: Node, remote: RemoteServer, server: MisbehavingServer, database_url: str
 ) -> None:
     """However many: a few wait, those beyond are told to come back, and the next server is registered at once."""
+    async with serving(database_url, proxies=PROXIES, client_address="10.0.0.1") as visited:
+        await _registrations_that_hang(visited, remote, server)
+
+
+async def _registrations_that_hang(node: Node, remote: RemoteServer, server: MisbehavingServer) -> None:
     released = asyncio.Event()
     answer = respond(body=remote.document())
 
@@ -278,12 +285,13 @@ async def test_registrations_of_a_server_that_hangs_hold_up_no_other(
         await answer(request, exchange)
 
     server.routes["/discover"] = wait
-    tasks = [asyncio.create_task(node.discover(remote.register())) for _ in range(MAX_CALLBACKS)]
+    clients = [f"192.0.{number}.1" for number in range(MAX_CALLBACKS)]
+    tasks = [asyncio.create_task(_register(node, remote, client)) for client in clients]
     await until(lambda: len(server.requests) == MAX_CALLBACKS_PER_SERVER)
     async with MisbehavingServer() as well:
         another = RemoteServer(url=well.url, keys=generate_own_keys())
         well.routes["/discover"] = respond(body=another.document())
-        registered = await node.discover(another.register())
+        registered = await _register(node, another, "192.0.200.1")
     released.set()
     answers = await asyncio.gather(*tasks)
 
@@ -297,12 +305,11 @@ async def test_registrations_of_a_server_that_hangs_hold_up_no_other(
 async def test_a_network_has_a_hundred_new_servers_an_hour(
     node: Node, remote: RemoteServer, server: MisbehavingServer, database_url: str
 ) -> None:
-    """Counted where one would be stored: the known may introduce themselves again, and other networks theirs."""
+    """Counted before one is asked: the known may introduce themselves again, and other networks theirs."""
     windows = MemoryWindows()
     for number in range(NEW_SERVERS_PER_NETWORK.requests):
         assert await windows.allows("register:2001:db8:7::/48", NEW_SERVERS_PER_NETWORK), number
-    proxies = [ip_network("10.0.0.0/8")]
-    async with serving(database_url, windows=windows, proxies=proxies, client_address="10.0.0.1") as visited:
+    async with serving(database_url, windows=windows, proxies=PROXIES, client_address="10.0.0.1") as visited:
         refused = await _register(visited, remote, "2001:db8:7:1::1")
         taken = await _register(visited, remote, "2001:db8:8::1")
         again = await _register(visited, remote, "2001:db8:7:2::1")
@@ -319,14 +326,14 @@ async def _register(node: Node, remote: RemoteServer, client: str) -> httpx.Resp
 async def test_hosts_have_so_many_places_and_all_together_more(federation: Federation) -> None:
     """One that hangs keeps no place from others; a place that was left is free."""
     callback = Callback(federation.fetch)
-    with ExitStack() as places:
+    async with AsyncExitStack() as places:
         for port in range(MAX_CALLBACKS_PER_HOST):
-            places.enter_context(callback.place(f"https://hanging.example:{port + 1}"))
-        with pytest.raises(Refusal), callback.place("https://hanging.example"):
-            pass
+            await places.enter_async_context(callback.place(f"https://hanging.example:{port + 1}", ()))
+        with pytest.raises(Refusal):
+            await places.enter_async_context(callback.place("https://hanging.example", ()))
         for number in range(MAX_CALLBACKS - MAX_CALLBACKS_PER_HOST):
-            places.enter_context(callback.place(f"https://{number}.example"))
-        with pytest.raises(Refusal), callback.place("https://last.example"):
-            pass
-    with callback.place("https://hanging.example"):
+            await places.enter_async_context(callback.place(f"https://{number}.example", ()))
+        with pytest.raises(Refusal):
+            await places.enter_async_context(callback.place("https://last.example", ()))
+    async with callback.place("https://hanging.example", ()):
         pass

@@ -138,7 +138,9 @@ async def test_two_processes_that_learn_of_one_outage_make_one_change_of_it(
     with capture_logs() as logs:
         await asyncio.gather(*(each.exhausted(URL, "CONN_RESET", first_attempted_at=first) for each in others))
     changes = [line for line in logs if line["event"] == "link_changed"]
-    assert [(line["was"], line["state"], line["reason"]) for line in changes] == [("up", "down", "CONN_RESET")]
+    assert [(line["wire"], line["was"], line["state"], line["reason"]) for line in changes] == [
+        ("sealed", "up", "down", "CONN_RESET")
+    ]
     async with database.read() as session:
         events = (await session.execute(select(ServerHealthEvent))).scalars().all()
     assert [(each.to_state.value, each.reason) for each in events] == [("unhealthy", "CONN_RESET")]

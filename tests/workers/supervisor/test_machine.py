@@ -7,8 +7,8 @@ import os
 import pytest
 
 from workers.supervisor import parse_bytes, parse_processes, processors
-from workers.supervisor.machine import memory_of
 from workers.supervisor.overview import merged
+from workers.supervisor.supervisor import memory_of
 
 
 def test_auto_is_one_process_for_each_processor() -> None:

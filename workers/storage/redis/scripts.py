@@ -63,7 +63,7 @@ DRAINING: Final = frozenset(PARTS) - {
     *("enqueue", "enqueue_once", "replace_cron", "settle", "complete", "go_on", "progress", "declare")
 }
 """The scripts that run on a full server. Each adds at most a few hundred bytes per job that is there already. What
-settlements add is looked at first, see `room.py`."""
+settlements add is looked at first, see `fits` in `storage.py`."""
 
 
 @cache

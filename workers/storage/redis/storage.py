@@ -34,6 +34,7 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Final
@@ -43,16 +44,22 @@ from redis.asyncio import Redis
 from workers.checks import LONGEST_LEASE, check_text
 from workers.errors import StorageFull
 from workers.jobs import (
+    DROP,
     UNCOUNTED_RETRIES,
     CancelResult,
     Claim,
+    Completed,
+    Continued,
     EnqueueResult,
+    ErrorInfo,
+    Failed,
     JobState,
     NewJob,
     PartlySettled,
     ProgressReport,
     Recovery,
     Retention,
+    Retried,
     Settlement,
     SettleOutcome,
     check_retention,
@@ -75,7 +82,6 @@ from workers.storage.redis.crons import RedisCrons
 from workers.storage.redis.inspect import RedisReading
 from workers.storage.redis.limits import RedisLimits
 from workers.storage.redis.quarantine import RedisQuarantine
-from workers.storage.redis.room import briefly, fits
 from workers.storage.redis.scripts import RedisScripts, base, loaded_scripts
 from workers.storage.redis.subscribers import RedisSubscribers
 from workers.storage.rules import (
@@ -290,3 +296,44 @@ _OTHER_LINK: Final = -1
 
 def _outcome(code: int | None) -> SettleOutcome | None:
     return None if code is None else OUTCOMES[code]
+
+
+SMALL_BYTES: Final = 256
+"""A result or a next link's payload of this size is always taken, and so much of an error's message."""
+RECORD_BYTES: Final = 512
+"""What a job takes beside its payload, at least."""
+
+
+def fits(settlement: Settlement) -> bool:
+    """Tell whether a server takes the settlement although its memory is full: it stores hardly more than it frees.
+
+    A full server has to let go of jobs, and must not grow by that without bound: what waits may be millions of jobs,
+    each with a result larger than its payload. So a settlement may store a few hundred bytes per job more than it
+    frees. The payload of a job that completes is freed. Copies of the result for jobs that came after it (65 536 bytes
+    each at most) are not counted. What needs more has to wait for room, with its lease renewed.
+    """
+    freed = len(settlement.claim.payload)
+    match settlement:
+        case Completed(then=None):
+            return _keep(settlement) is DROP or len(settlement.result) <= max(freed, SMALL_BYTES)
+        case Completed(then=then) if then is not None:
+            kept = 0 if _keep(settlement) is DROP else RECORD_BYTES + len(settlement.result)
+            return kept + len(then.payload) <= freed
+        case Continued(then=then):
+            return len(then.payload) <= max(freed, SMALL_BYTES)
+    return True
+
+
+def _keep(settlement: Completed) -> object:
+    return settlement.claim.keep_completed if settlement.keep is None else settlement.keep
+
+
+def briefly(settlement: Settlement) -> Settlement:
+    """Return the settlement with as little of an error as says what it was; the worker has reported its stack."""
+    if isinstance(settlement, Failed | Retried):
+        return replace(settlement, error=_brief(settlement.error))
+    return settlement
+
+
+def _brief(error: ErrorInfo) -> ErrorInfo:
+    return replace(error, message=error.message[:SMALL_BYTES], stack="")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Final
 
-from workers.checks import MAX_DELAY, MAX_ID_BYTES
+from workers.checks import LONGEST_LEASE, MAX_DELAY, MAX_ID_BYTES
 from workers.errors import StorageError
 from workers.jobs import CancelResult, ErrorInfo, Failed, JobState, SettleStatus
 from workers.storage.base import Storage
@@ -93,9 +93,9 @@ async def impossible_leases_are_refused(storage: Storage) -> None:
 
 @case(guarantees=(16, 18, 24))
 async def the_farthest_times_are_kept(harness: Harness, storage: Storage) -> None:
-    """The longest delay, and leases and retentions of 100 years, work; a retry may ask for any time at all."""
+    """The longest delay and lease, and retentions of 100 years, work; a retry may ask for any time at all."""
     await enqueue(storage, job("scheduled", delay=harness.capabilities.longest_delay), job("there", keep=MAX_DELAY))
-    held = await claim_one(storage, lease=MAX_DELAY)
+    held = await claim_one(storage, lease=LONGEST_LEASE)
     assert held.job_id == "there"
     assert (await storage.renew([held])).lost == {}
     assert (await storage.recover(10)).requeued == ()

@@ -21,8 +21,8 @@ from federation.http.pool import ConnectionPool
 from federation.protocol.acks import ack_response, find_ack, post_ack
 from federation.runtime.composition import Federation
 from federation.sealed.outbound.answers import post_ack_mismatch
+from tests.federation.delivery.attempt.test_acks import ACCEPTABLE, UNPROVEN
 from tests.federation.delivery.harness import Fate, Site, follow_payload, job_data, post_payload
-from tests.federation.delivery.test_acks import ACCEPTABLE, UNPROVEN
 from tests.federation.protocol.vectors import A, B
 from tests.peer import Peer, Render, acquaint, both, json_answer
 from workers import JobState

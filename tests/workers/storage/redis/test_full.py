@@ -16,7 +16,7 @@ from tests.workers.storage.redis.steps import LEASES
 from workers import DROP, Deduplication, DeduplicationMode, Job, JobState, StorageFull, Worker
 from workers.jobs import CancelResult, Claim, Completed, Continued, ErrorInfo, Failed, PartlySettled, SettleStatus
 from workers.storage.redis import RedisStorage, scripts
-from workers.storage.redis.room import RECORD_BYTES, SMALL_BYTES
+from workers.storage.redis.storage import RECORD_BYTES, SMALL_BYTES
 from workers.testing.steps import HOUR, PATIENCE, claim_one, job, until
 
 PAYLOAD = b"x" * 20_000

@@ -14,7 +14,7 @@ from federation.admin import blacklist
 from federation.delivery.held import sweeper as holding
 from federation.delivery.held.sweeper import LONGEST_PAUSES
 from federation.servers.link_rules import HEARD_INTERVAL
-from tests.federation.delivery.held import URL, Node, StandsStill
+from tests.federation.delivery.node import URL, Node, StandsStill
 from tests.federation.rows_read import watched
 from workers.clock import ManualClock, SystemClock
 
@@ -290,3 +290,19 @@ async def test_a_suspect_that_found_no_room_is_released_with_the_others(node: No
     """Nobody else would: what may crash workers does not go out by its time alone."""
     await node.add_held(reason=HoldReason.BUSY, next_attempt_at=node.clock.now(), suspect=4)
     assert (await node.held().sweep())["suspects_released"] == 1
+
+
+async def test_what_goes_by_a_wire_that_is_gone_expires_as_all_that_is_held(node: Node) -> None:
+    """A wire that was renamed or removed: nothing can be sent by it, and no rule spares it."""
+    old = node.clock.now() - timedelta(days=8)
+    (kept,) = await node.add_held(wire="gone")
+    await node.add_held(wire="gone", created_at=old)
+    (forbidden,) = await node.add_held(wire="gone", url="https://evil.example")
+    await blacklist.add(node.database, "https://evil.example", reason="spam")
+    node.blacklist.recheck()
+
+    swept = await node.held().sweep()
+
+    assert (swept["expired"], swept["blacklisted"], swept["servers_to_release"]) == (1, 1, 0)
+    rows = await node.rows()
+    assert (rows[kept].state, rows[forbidden].state) == (DeliveryState.HELD, DeliveryState.FAILED)

@@ -12,7 +12,7 @@ from db import Database, DeliveryState
 from federation.delivery.held.sweep_times import GAP, LOST_INTERVAL, SPARED, LastSweep, Sweeps, after_loss, after_sweep
 from federation.delivery.outbox.sweeper import OutboxSweeper
 from federation.retention import Purge
-from tests.federation.delivery.held import URL, Node
+from tests.federation.delivery.node import URL, Node
 from workers import Job, JobState, Worker, WorkerEvent, WorkerEventKind
 from workers.clock import ManualClock, SystemClock
 from workers.storage.base import ANY_NAME

@@ -13,7 +13,7 @@ from federation.delivery.ledger.entries import Begin, Begun
 from federation.delivery.ledger.ledger import Ledger
 from federation.runtime.composition import Federation
 from tests.federation.delivery.harness import FOLLOWED, FOLLOWER, Site
-from tests.federation.delivery.held import PATH, PAYLOAD, URL, Node
+from tests.federation.delivery.node import PATH, PAYLOAD, URL, Node
 from tests.peer import Peer
 from workers.clock import ManualClock, SystemClock
 

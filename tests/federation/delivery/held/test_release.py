@@ -14,7 +14,7 @@ from sqlalchemy import Engine, event, text
 
 from db import Database, DeliveryState, HoldReason, LinkState
 from federation.delivery.held.release import LOOKS
-from tests.federation.delivery.held import URL, Node
+from tests.federation.delivery.node import URL, Node
 from tests.federation.rows_read import cost, watched
 from workers.clock import ManualClock
 

@@ -1,0 +1,68 @@
+"""What a node has that its pages show: servers, deliveries, what operators did."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from sqlalchemy import insert, select
+
+from db import (
+    ActionSource,
+    AdminAction,
+    AttemptOutcome,
+    DeliveryAttempt,
+    DeliveryJob,
+    DeliveryState,
+    HoldReason,
+    Server,
+)
+from federation.runtime.composition import Federation
+
+NOW = datetime.now(UTC)
+PEER = "https://peer.example"
+PAGES = (
+    "/",
+    "/servers",
+    "/deliveries",
+    "/live-attempts",
+    "/queues",
+    "/tasks",
+    "/recurring",
+    "/workers",
+    "/scheduler",
+    "/blacklist",
+    "/actions",
+)
+HOSTILE = "<script>alert(1)</script>\u202egnp.exe\x1b[31m'\"><img src=x>" + "x" * 10_000
+NOT_SHOWN = "the plaintext of a delivery"
+
+
+async def know(federation: Federation, *urls: str, text: str = "TIMEOUT") -> None:
+    """Servers in the registry, of which something is known to be wrong."""
+    async with federation.database.transaction() as session:
+        for number, url in enumerate(urls):
+            keys = {"public_key": f"s{number}{text}", "encryption_public_key": f"e{number}{text}"}
+            times = {"last_seen": NOW, "created_at": NOW, "updated_at": NOW}
+            health = {"is_healthy": False, "unhealthy_reason": text}
+            await session.execute(insert(Server).values(id=url, url=url, **keys, **times, **health))
+
+
+async def owe(
+    federation: Federation, *ids: str, state: DeliveryState = DeliveryState.HELD, text: str = "TIMEOUT", url: str = PEER
+) -> None:
+    """Deliveries to a server, in that state, with an attempt that failed."""
+    held = {"held_reason": HoldReason.SERVER, "held_at": NOW} if state is DeliveryState.HELD else {"settled_at": NOW}
+    async with federation.database.transaction() as session:
+        for each in ids:
+            row = {"id": each, "target_url": f"{url}/{text}", "payload": NOT_SHOWN, "server_url": url, "state": state}
+            error = {"error_code": text, "last_error": text, "job_name": text, "attempts": 1}
+            await session.execute(insert(DeliveryJob).values(**row, **error, **held, created_at=NOW))
+            attempt = {"delivery_id": each, "job_name": text, "server_url": url, "attempt": 1, "duration_ms": 12}
+            told = {"outcome": AttemptOutcome.PERMANENT, "error_code": text, "remote_code": text}
+            await session.execute(insert(DeliveryAttempt).values(**attempt, **told, started_at=NOW))
+
+
+async def actions(federation: Federation) -> list[tuple[str, ActionSource, str, int]]:
+    """The audit log: who, by what way, what, how many."""
+    query = select(AdminAction.actor, AdminAction.source, AdminAction.action, AdminAction.affected)
+    return [tuple(row) for row in await federation.database.rows(query.order_by(AdminAction.id))]
