@@ -65,7 +65,7 @@ async def test_a_list_says_what_each_is_and_why_it_failed(federation: Federation
     async with federation.database.transaction() as session:
         await session.execute(update(DeliveryJob).values(**row))
     page = await Person(acting.site.app).sees("/deliveries")
-    assert "<td>DELIVER_POST</td>" in page
+    assert '<td class="nowrap">DELIVER_POST</td>' in page
     assert 'TIMEOUT <span class="soft">no answer no answer' in page
     assert "TIMEOUT from" not in page
     assert "no answer " * 12 not in page
