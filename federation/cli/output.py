@@ -104,7 +104,13 @@ def table_lines(
 
 
 def _records(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int, paint: Paint) -> Iterator[str]:
-    """Yield each row under its first cell, with a line for each of the other cells that has something to say."""
+    """Yield each row under its first cell, with a line for each of the other cells that has something to say.
+
+    The rows of a table without a first name tell of one thing, which the second name is: they are one record.
+    """
+    if columns[0] == "":
+        names, values = zip(*rows, strict=True)
+        columns, rows = ("", *names), [(columns[1], *values)]
     label = max(map(len, columns[1:]), default=0) + 2 * COLUMN_GAP
     for row in rows:
         yield from _folded(f"{columns[0]} {row[0]}".strip(), width)

@@ -69,6 +69,11 @@ def init(
         keys = f"wrote {ENV_FILE} with fresh keys for {own_url}; keep it secret"
         print_lines([keys if wrote else f"{ENV_FILE} exists and stays as it is"])
     settings = Settings.load()
+    if settings.better_auth_url is None:
+        fail(
+            f"{ENV_FILE} is there already, and not a node's: make the node in a folder of its own, or add to "
+            f"{ENV_FILE} BETTER_AUTH_URL={own_url} and the keys that `federation keys generate FILE` writes"
+        )
     settings.require_identity()
     if not as_json:
         print_lines(_about_the_url(settings, chosen=wanted is not None or not wrote))

@@ -157,7 +157,6 @@ class Links:
         """
         now = self._clock.now()
         is_due = partial(link_rules.may_look_at_keys, now=now, interval=interval, takes=takes)
-
         if not is_due(await self.view(server_url)):
             return False
         looks = False

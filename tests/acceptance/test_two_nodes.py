@@ -16,6 +16,8 @@ from tests.servers import free_port
 PAGE = Path(__file__).parents[2] / "docs" / "two-nodes.md"
 VARIES = re.compile(r"\b[0-9a-f]{4}\.\.\.|\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]{22}\b|\b\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\b")
 """Ids, as they are and as the page shortens them, and times."""
+WAITS = "until grep -q node_serving log; do sleep 1; done"
+"""What a shell does between a node's start and its first request, or it would come too early."""
 REPEATED = ("federation deliveries stats", "federation received")
 """What a reader looks at until it shows what has just happened."""
 
@@ -29,7 +31,7 @@ class Shell:
 
     async def type(self, line: str) -> str:
         """What it printed, if it goes well."""
-        program, *arguments = shlex.split(line.removesuffix(" &").replace(" 2> log", ""))
+        program, *arguments = shlex.split(line.removesuffix(" &").replace(" 2> log", "").replace(";", ""))
         if program == "mkdir":
             for name in arguments:
                 (self.at.path / name).mkdir()
@@ -37,8 +39,9 @@ class Shell:
             self.at = Folder((self.at.path / arguments[0]).resolve())
             self._all.append(self.at)
         elif line.endswith(" &"):
-            running = await self.at.start(program, *arguments)
-            await running.until_logged('"node_serving"')
+            self._running = await self.at.start(program, *arguments)
+        elif line == WAITS:
+            await self._running.until_logged("node_serving")
         else:
             status, stdout, stderr = await self.at.run(*arguments)
             assert (program, status, stderr) == ("federation", 0, "")

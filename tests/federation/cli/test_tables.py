@@ -51,5 +51,16 @@ def test_a_long_last_column_is_folded_beside_the_others() -> None:
     ]
 
 
+def test_what_tells_of_one_thing_names_it_once() -> None:
+    """However narrow the terminal is."""
+    rows = [("state", "held"), ("held for", "-"), ("target", "https://a-long-name.example/posts")]
+    assert list(table_lines(("", "delivery-1"), rows, 40)) == [
+        "delivery-1",
+        "  state     held",
+        "  target",
+        "    https://a-long-name.example/posts",
+    ]
+
+
 def test_without_a_terminal_nothing_is_folded() -> None:
     assert len(list(table_lines(COLUMNS, ROWS, None))) == 1 + len(ROWS)
