@@ -16,7 +16,7 @@ MAX_DEPENDENCIES: Final = 1_000
 MAX_PROGRESS_BYTES: Final = 4_096
 MAX_DELAY: Final = timedelta(days=36_525)
 LONGEST_LEASE: Final = timedelta(days=1)
-"""One that ends later was given by a clock that was ahead, so it is over: most storages recover its job at once."""
+"""One that ends later was given by a clock that was ahead; see `Storage.recover`."""
 
 
 def check_text(what: str, value: str) -> None:

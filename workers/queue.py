@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self, Unpack
 
 from workers.chains import Chain, Continuation
-from workers.checks import MAX_ATTEMPTS, as_duration, as_positive, check_text, check_whole
+from workers.checks import MAX_ATTEMPTS, as_duration, as_lease, check_text, check_whole
 from workers.connection import QueueConnection, naming
 from workers.crons import Crons
 from workers.details import JobDetails, JobReader
@@ -99,7 +99,7 @@ class Queue:
         if worker_id is not None:
             check_text("worker id", worker_id)
         self._concurrency = concurrency
-        self._lease = as_positive("lease", lease)
+        self._lease = as_lease("lease", lease)
         self._grace = as_duration("grace", grace)
         self._middlewares = tuple(middlewares)
         self._observers = tuple(observers)

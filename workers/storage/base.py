@@ -223,8 +223,8 @@ class Storage(Protocol):
     async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
         """Queue jobs again whose lease expired, at most `limit` of them per call.
 
-        A lease that ends later than in `LONGEST_LEASE` was given before the clock was set back, and is over, too; on
-        BullMQ's and Bull's queues Redis ends it by its own clock.
+        A lease that ends later than in `LONGEST_LEASE` was given before the clock was set back: it is shortened to
+        `SILENT_AFTER`, within which a worker that lives renews it. BullMQ's and Bull's locks are ended by Redis itself.
 
         A job that was recovered more than `max_stalls` times, or has no attempt left, fails with `StalledError`
         instead. Atomic and idempotent: any number of reapers may run. Storages with `capabilities.recovery_passes` > 1

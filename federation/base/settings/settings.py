@@ -25,6 +25,7 @@ from federation.base.settings.types import (
     Duration,
     Hostnames,
     JobPayload,
+    Lease,
     LogAge,
     Modules,
     Networks,
@@ -130,7 +131,7 @@ class Settings(BaseSettings):
     """How often the scheduler looks for deliveries without a job, and how old they have to be."""
     federation_analytics_out: Directory | None = None
     """The directory of the nightly analytics' results; unset, none are computed."""
-    federation_lease: Duration = timedelta(seconds=30)
+    federation_lease: Lease = timedelta(seconds=30)
     federation_grace: Duration = timedelta(seconds=20)
     federation_per_server: Annotated[int, Field(ge=1, le=1000)] = 3
     """How many attempts at one server run at once, per process."""

@@ -16,6 +16,7 @@ from db.url import parse_url
 from federation.base.settings.directories import parse_directory
 from federation.protocol.errors import UrlError
 from federation.protocol.urls import canonical_origin, host_of, with_port
+from workers.checks import LONGEST_LEASE
 from workers.errors import StorageError
 from workers.storage.redis_urls import Deployment, read_deployment, take_parameter, take_replication
 
@@ -50,6 +51,12 @@ def parse_duration(value: object) -> timedelta:
 def _log_age(duration: timedelta) -> timedelta:
     if duration < SHORTEST_LOG:
         raise ValueError(f"must be at least {SHORTEST_LOG.days}d: each night the analytics export the two days before")
+    return duration
+
+
+def _lease(duration: timedelta) -> timedelta:
+    if duration > LONGEST_LEASE:
+        raise ValueError(f"must be at most {LONGEST_LEASE.days}d: it is renewed while a delivery is under way")
     return duration
 
 
@@ -222,6 +229,7 @@ def plain(value: SecretStr | str | None) -> str | None:
 
 Duration = Annotated[timedelta, BeforeValidator(parse_duration)]
 LogAge = Annotated[Duration, AfterValidator(_log_age)]
+Lease = Annotated[Duration, AfterValidator(_lease)]
 Age = Annotated[timedelta | None, BeforeValidator(parse_age)]
 OwnOrigin = Annotated[str, AfterValidator(_own_origin)]
 Hostnames = Annotated[frozenset[str], BeforeValidator(_hostnames)]

@@ -229,6 +229,7 @@ def test_every_variable_has_a_case_above() -> None:
         ("FEDERATION_DELIVERY_BACKOFF", "5 parsecs s3cret"),
         ("FEDERATION_LEASE", "9" * 400),
         ("FEDERATION_LEASE", "366d"),
+        ("FEDERATION_LEASE", "25h"),
         ("FEDERATION_HEALTH_CHECKS", "1.5"),
         ("FEDERATION_MAX_STALLS", "-1"),
         ("FEDERATION_TASKS", "fine.tasks,s3cret/tasks.py"),

@@ -18,6 +18,7 @@ from workers.checks import LONGEST_LEASE
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import LossReason
 from workers.jobs import (
+    SILENT_AFTER,
     Cancelled,
     CancelResult,
     Claim,
@@ -293,7 +294,10 @@ class QueueSteps:
 
     def recover(self, limit: int, max_stalls: int, now: datetime) -> Recovery:
         processing = self.table.by_state[JobState.PROCESSING].values()
-        over = (job for job in processing if job.deadline is not None and not now < job.deadline <= now + LONGEST_LEASE)
+        for job in processing:
+            if job.deadline is not None and job.deadline > now + LONGEST_LEASE:
+                self.table.extend(job, now + SILENT_AFTER)
+        over = (job for job in processing if job.deadline is not None and job.deadline <= now)
         stalled = list(itertools.islice(over, bounded_count(limit)))
         requeued, failed = [], []
         for job in stalled:

@@ -45,6 +45,7 @@ from workers.checks import LONGEST_LEASE, check_text
 from workers.errors import StorageFull
 from workers.jobs import (
     DROP,
+    SILENT_AFTER,
     UNCOUNTED_RETRIES,
     CancelResult,
     Claim,
@@ -259,7 +260,8 @@ class RedisStorage(RedisReading, RedisLimits, RedisCrons):
     async def recover(self, limit: int, *, max_stalls: int = 3) -> Recovery:
         await self.examine()
         most = min(bounded_count(limit), AT_ONCE)
-        *ended, told = unpack(await self._lua.run("recover", most, max_stalls, duration(LONGEST_LEASE)))
+        bounds = duration(LONGEST_LEASE), duration(SILENT_AFTER)
+        *ended, told = unpack(await self._lua.run("recover", most, max_stalls, *bounds))
         self._quarantine.heed(told)
         requeued, failed = ([codec.text_of(one) for one in ids] for ids in ended)
         return Recovery(requeued=tuple(requeued), failed=tuple(failed))

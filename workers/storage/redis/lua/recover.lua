@@ -1,15 +1,18 @@
--- Recover jobs whose lease expired. ARGV[2]: limit, [3]: stalls allowed, [4]: the longest lease there is. Answers the
--- ids queued again, the ids that failed, and `{id, why, ...}` for those of the failed ones that were set aside.
+-- Recover jobs whose lease expired. ARGV[2]: limit, [3]: stalls allowed, [4]: the longest lease there is, [5]: how long
+-- one lasts that is longer. Answers the ids queued again, the ids that failed, and `{id, why, ...}` for those of the
+-- failed ones that were set aside.
 local STALLED = '\2'
 local max_stalls = tonumber(ARGV[3])
 local broken = foreign(QUARANTINE, 'hash')
 if broken then
   return damaged(broken)
 end
-local ids = redis.call('ZRANGEBYSCORE', LEASES, '-inf', now, 'LIMIT', 0, ARGV[2])
-if #ids == 0 then -- those that end later than any lease can were given by a clock that was ahead
-  ids = redis.call('ZRANGEBYSCORE', LEASES, '(' .. (now + ARGV[4]), '+inf', 'LIMIT', 0, ARGV[2])
+-- What ends later than any lease may was given by a clock that was ahead, and perhaps nobody renews it.
+local latest = string.format('(%.0f', now + ARGV[4])
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', LEASES, latest, '+inf', 'LIMIT', 0, ARGV[2])) do
+  redis.call('ZADD', LEASES, now + ARGV[5], id)
 end
+local ids = redis.call('ZRANGEBYSCORE', LEASES, '-inf', now, 'LIMIT', 0, ARGV[2])
 local records, packed = fetch(JOBS, ids), fetch(RUNS, ids)
 local requeued, failed = {}, {}
 for at, id in ipairs(ids) do

@@ -17,6 +17,7 @@ from sqlalchemy import Row, text
 from workers.checks import LONGEST_LEASE
 from workers.errors import LossReason
 from workers.jobs import (
+    SILENT_AFTER,
     UNCOUNTED_RETRIES,
     Claim,
     ErrorInfo,
@@ -168,14 +169,20 @@ def _counts(settlement: Settlement, uncounted: int) -> bool:
 
 
 _EXPIRED = text(
-    "SELECT seq, ordering_key FROM workers_jobs WHERE queue = :queue AND state = 'processing'"
-    " AND (lease_until <= :now OR lease_until > :latest) ORDER BY lease_until LIMIT :limit"
+    "SELECT seq, ordering_key FROM workers_jobs"
+    " WHERE queue = :queue AND state = 'processing' AND lease_until <= :now ORDER BY lease_until LIMIT :limit"
 )
+_AHEAD = locking(
+    "SELECT seq FROM workers_jobs"
+    " WHERE queue = :queue AND state = 'processing' AND lease_until > :latest ORDER BY lease_until LIMIT :limit",
+    SKIP,
+)
+_SHORTENED = text("UPDATE workers_jobs SET lease_until = :soon WHERE seq = :seq")
 _LOCK_KEYS = text("SELECT workers_lock_keys(:queue, CAST(:seqs AS bigint[]))")
 _STALLED = locking(
     "SELECT seq, id, attempts, max_attempts, stalls, worker, keep_failed, ordering_key, dependents, failures"
     " FROM workers_jobs"
-    " WHERE seq IN :seqs AND state = 'processing' AND (lease_until <= :now OR lease_until > :latest)",
+    " WHERE seq IN :seqs AND state = 'processing' AND lease_until <= :now",
     SKIP,
     lists="seqs",
 )
@@ -192,7 +199,8 @@ _GIVE_UP = text(
 
 def recover(transaction: Transaction, limit: int, *, max_stalls: int) -> Recovery:
     """See `Storage.recover`."""
-    bound = {"queue": transaction.queue, "limit": limit, **_expiry(transaction)}
+    _believe_no_lease_from_ahead(transaction, limit)
+    bound = {"queue": transaction.queue, "now": transaction.now, "limit": limit}
     requeued, failed, dropped = [], [], []
     rows = _stalled_rows(transaction, transaction.connection.execute(_EXPIRED, bound).all())
     for row in rows:
@@ -239,14 +247,18 @@ def _stalled_rows(transaction: Transaction, expired: Sequence[Row[Any]]) -> list
         transaction.connection.execute(_LOCK_KEYS, {"queue": transaction.queue, "seqs": seqs})
     rows: list[Row[Any]] = []
     for batch in batches(seqs):
-        bound = {"seqs": list(batch), **_expiry(transaction)}
+        bound = {"seqs": list(batch), "now": transaction.now}
         rows += transaction.connection.execute(_STALLED[transaction.dialect], bound)
     return rows
 
 
-def _expiry(transaction: Transaction) -> dict[str, int]:
-    """Bind when leases are over: when they ended, or end later than any can, by a clock that was ahead."""
-    return {"now": transaction.now, "latest": transaction.now + duration(LONGEST_LEASE)}
+def _believe_no_lease_from_ahead(transaction: Transaction, limit: int) -> None:
+    """Shorten leases that end later than any may: a clock that was ahead gave them, and nobody may renew them."""
+    bound = {"queue": transaction.queue, "latest": transaction.now + duration(LONGEST_LEASE), "limit": limit}
+    soon = transaction.now + duration(SILENT_AFTER)
+    rows = transaction.connection.execute(_AHEAD[transaction.dialect], bound).all()
+    if rows:
+        transaction.connection.execute(_SHORTENED, [{"seq": row.seq, "soon": soon} for row in rows])
 
 
 def _failures(row: Row[Any], transaction: Transaction) -> str | None:
