@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
@@ -94,6 +95,8 @@ def changelog() -> Iterator[str]:
     base = re.findall(r'^BASE: Final = "([\d.]+)"$', (ROOT / "workers" / "version.py").read_text(), re.MULTILINE)[0]
     if unreleased != "Unreleased" or _numbers(releases[0].partition(" - ")[0]) > _numbers(base):
         yield f"CHANGELOG.md does not begin with Unreleased and a release up to {base}"
+    if f"v{base}" in _tags() and releases[0].partition(" - ")[0] != base:
+        yield f"CHANGELOG.md has no release {base}, and this commit has its tag"
     yield from (f"CHANGELOG.md: {each} has no date" for each in releases if not _has_date(each))
     for release, text in zip(parts[::2], parts[1::2], strict=True):
         preface, *entries = re.split(r"^### (.+)$", text, flags=re.MULTILINE)
@@ -101,6 +104,15 @@ def changelog() -> Iterator[str]:
             yield f"CHANGELOG.md: {release} has a line without a kind, or a kind without a line"
         if [kind for kind in KINDS if kind in entries[::2]] != entries[::2]:
             yield f"CHANGELOG.md: the kinds of {release} are not {', '.join(KINDS)}, each once and in this order"
+
+
+def _tags() -> list[str]:
+    """Return the tags of this commit; none where there is no git."""
+    try:
+        command = ["git", "-C", str(ROOT), "tag", "--points-at", "HEAD"]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
+    except OSError:
+        return []
 
 
 def _numbers(version: str) -> list[int]:

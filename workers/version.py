@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Final
 
 BASE: Final = "0.3.0"
 """The release that is worked on, or that this is."""
+UNKNOWN: Final = f"{BASE}.dev0+unknown"
 DISTRIBUTION: Final = "federation-delivery"
 GIVEN: Final = "FEDERATION_BUILD_VERSION"
 """The variable that has the version for a build without history, as within a container."""
@@ -40,11 +42,11 @@ def of_commit(root: Path = _ROOT) -> str:
     """Return the version of the commit that is checked out at `root`; where there is no history, an unknown one."""
     if given := os.environ.get(GIVEN):
         return given
-    if f"v{BASE}" in _git(root, "tag", "--points-at", "HEAD").split():
-        return BASE
     top, commit = _git(root, "rev-parse", "--show-toplevel"), _git(root, "rev-parse", "--short=8", "HEAD")
     if not commit or Path(top) != root.resolve():  # none, or another repository's around an unpacked archive
-        return f"{BASE}.dev0+unknown"
+        return UNKNOWN
+    if f"v{BASE}" in _git(root, "tag", "--points-at", "HEAD").split():
+        return BASE
     is_cut = _git(root, "rev-parse", "--is-shallow-repository") == "true"  # so that nobody knows the number
     number = "0" if is_cut else _git(root, "rev-list", "--count", "HEAD")
     return f"{BASE}.dev{number}+g{commit}"
@@ -66,4 +68,6 @@ def _git(root: Path, *arguments: str) -> str:
 
 
 if __name__ == "__main__":
-    print(of_commit())  # noqa: T201 - what it is asked for
+    if (told := of_commit()) == UNKNOWN:  # a newer wheel would not take the place of an older one
+        print(f"git tells nothing of {_ROOT}: it is no checkout, or another user's", file=sys.stderr)  # noqa: T201 - an answer
+    print(told)  # noqa: T201 - what it is asked for

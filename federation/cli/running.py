@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict, dataclass
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Annotated, Final
 from urllib.parse import urlsplit
 
@@ -64,6 +65,7 @@ def init(
         fail(f"this node is {settings.better_auth_url} already, says BETTER_AUTH_URL of .env or the environment; "
              "a node that others know keeps its URL, and another one gets a directory of its own")  # fmt: skip
     own_url = wanted or settings.better_auth_url or DEFAULT_URL
+    chosen = wanted is not None or settings.better_auth_url is not None
     wrote = _write_env(own_url)
     if not as_json:
         keys = f"wrote {ENV_FILE} with fresh keys for {own_url}; keep it secret"
@@ -76,7 +78,7 @@ def init(
         )
     settings.require_identity()
     if not as_json:
-        print_lines(_about_the_url(settings, chosen=wanted is not None or not wrote))
+        print_lines(_about_the_url(settings, chosen=chosen))
     file = sqlite_file(settings.database_url.get_secret_value())
     upgraded = upgrade(settings, host_tables=file is not None and is_blank(file))
     if as_json:
@@ -105,14 +107,25 @@ def _about_the_url(settings: Settings, *, chosen: bool) -> list[str]:
             "nobody said --url, and others know a node by its URL for good: as long as it has met none, remove .env, "
             "and `federation init --url URL` makes another"
         )
-    if settings.better_auth_url is not None and host_of(settings.better_auth_url) in LOOPBACK:
+    hosts = _of_this_machine(host_of(settings.better_auth_url or ""))
+    if hosts:
         told.append(
             "only this machine reaches it, and it may send to this machine (DEV_ALLOWED_HOSTNAMES)"
-            if settings.dev_allowed_hostnames
+            if settings.dev_allowed_hostnames & set(hosts)
             else f"only this machine reaches it, and it sends nothing to this machine: set DEV_ALLOWED_HOSTNAMES, as "
-            f"{','.join(LOOPBACK)}"
+            f"{','.join(hosts)}"
         )
     return told
+
+
+def _of_this_machine(host: str) -> tuple[str, ...]:
+    """Return the names under which this machine is its own peer, if that host is one of them; else none."""
+    if host in LOOPBACK:
+        return LOOPBACK
+    try:
+        return (*LOOPBACK, host) if ip_address(host).is_loopback else ()
+    except ValueError:
+        return ()
 
 
 def _write_env(own_url: str) -> bool:
@@ -124,8 +137,8 @@ def _write_env(own_url: str) -> bool:
     values = {"BETTER_AUTH_URL": own_url, **generate_own_keys().to_env(), "DATABASE_URL": DEFAULT_DATABASE_URL}
     if port := urlsplit(own_url).port:
         values["FEDERATION_PORT"] = str(port)
-    if host_of(own_url) in LOOPBACK:
-        values["DEV_ALLOWED_HOSTNAMES"] = ",".join(LOOPBACK)
+    if hosts := _of_this_machine(host_of(own_url)):
+        values["DEV_ALLOWED_HOSTNAMES"] = ",".join(hosts)
     try:
         write_env_file(ENV_FILE.absolute(), values)
     except FileExistsError:

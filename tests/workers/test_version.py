@@ -66,6 +66,7 @@ def test_without_history_the_version_is_unknown(
 ) -> None:
     """In a bare folder, in one within somebody else's repository, and where there is no git."""
     (checkout / "unpacked").mkdir()
+    git(checkout, "tag", f"v{BASE}")
     assert of_commit(tmp_path) == of_commit(checkout / "unpacked") == UNKNOWN
     monkeypatch.setenv("PATH", str(tmp_path))
     assert of_commit(checkout) == UNKNOWN

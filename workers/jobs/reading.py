@@ -161,6 +161,8 @@ def origin_of(worker_id: str) -> WorkerOrigin | None:
     try:
         host, pid, made = worker_id.rsplit(":", 2)
         unique = UUID(made)
+        if not (pid.isascii() and pid.isdecimal() and made == str(unique)):
+            return None
         origin = WorkerOrigin(host=host, pid=int(pid), since=_EPOCH + timedelta(milliseconds=unique.int >> 80))
     except (ValueError, OverflowError):
         return None

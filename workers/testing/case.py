@@ -111,13 +111,15 @@ class Case:
         """Refuse a case that no line of the certificate would report.
 
         Raises:
-            ValueError: it belongs to no guarantee, or to one that does not exist.
+            ValueError: it belongs to no guarantee, or to one that does not exist, or takes what no case is given.
         """
         if not self.guarantees:
             raise ValueError(f"{self.id} stands for no guarantee; give the number of one, or add one to GUARANTEES")
         unknown = set(self.guarantees) - set(GUARANTEES)
         if unknown:
             raise ValueError(f"{self.id}: no such guarantees: {sorted(unknown)}")
+        if strange := set(signature(self.function).parameters) - GIVEN:
+            raise ValueError(f"{self.id}: a case is given {', '.join(sorted(GIVEN))}, not {', '.join(sorted(strange))}")
 
     @property
     def id(self) -> str:
@@ -142,6 +144,7 @@ class Verdict:
 
 
 REGISTRY: Final[list[Case]] = []
+GIVEN: Final = frozenset({"harness", "storage", "other"})
 
 
 def case(*, guarantees: tuple[int, ...], needs: tuple[Need, ...] = ()) -> Callable[[CaseFunction], CaseFunction]:
@@ -184,7 +187,7 @@ async def run(case: Case, harness: Harness) -> Verdict:
 async def _given(case: Case, harness: Harness) -> dict[str, object]:
     given: dict[str, object] = {"harness": harness}
     wanted = signature(case.function).parameters
-    if "storage" in wanted:
+    if "storage" in wanted or "other" in wanted:
         given["storage"] = storage = await harness.open()
         if "other" in wanted:
             given["other"] = await harness.open(storage.queue)

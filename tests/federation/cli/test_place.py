@@ -139,16 +139,33 @@ def test_an_env_file_that_is_no_text_is_told(command: Command) -> None:
     assert (done.status, done.stderr) == (2, "federation: .env: not a text file in UTF-8\n")
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:8451", "http://localhost:8451", "http://[::1]:8451"])
+def test_a_node_whose_url_the_environment_says_is_not_told_to_say_it(
+    command_anywhere: Command, empty_environment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its URL was chosen, as if by --url."""
+    monkeypatch.setenv("BETTER_AUTH_URL", "https://a.example")
+    done = command_anywhere("init")
+    assert (done.status, "nobody said --url" in done.stdout) == (0, False)
+
+
+@pytest.mark.parametrize(
+    ("url", "more"),
+    [
+        ("http://127.0.0.1:8451", set()),
+        ("http://localhost:8451", set()),
+        ("http://[::1]:8451", set()),
+        ("http://127.0.0.2:8451", {"127.0.0.2"}),
+    ],
+)
 def test_a_node_on_loopback_may_send_to_its_machine(
-    command_anywhere: Command, empty_environment: Path, url: str
+    command_anywhere: Command, empty_environment: Path, url: str, more: set[str]
 ) -> None:
     """By what `init` writes, and says; without that it says what is missing."""
     done = command_anywhere("init", "--url", url)
     assert "it may send to this machine (DEV_ALLOWED_HOSTNAMES)" in done.stdout
-    assert Settings.load().dev_allowed_hostnames == {"127.0.0.1", "localhost", "::1"}
+    assert Settings.load().dev_allowed_hostnames == {"127.0.0.1", "localhost", "::1", *more}
     env = Path(".env")
-    env.write_text(re.sub("DEV_ALLOWED_HOSTNAMES.*", "", env.read_text()))
+    env.write_text(re.sub("DEV_ALLOWED_HOSTNAMES.*", "DEV_ALLOWED_HOSTNAMES=intranet.example", env.read_text()))
     assert "it sends nothing to this machine: set DEV_ALLOWED_HOSTNAMES" in command_anywhere("init").stdout
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 import subprocess
 from collections.abc import AsyncIterator
@@ -155,3 +156,17 @@ def test_the_limits_of_bodies_are_the_nodes_own(port: str, authority: trustme.CA
         refused = asking.post("/discover", content=b"x" * (MAX_REQUEST_BYTES // 2))
     assert refused.status_code in (400, 413)
     assert refused.headers["content-type"] == "application/json"
+
+
+def test_a_body_that_never_ends_is_the_nodes_to_refuse(port: str, authority: trustme.CA) -> None:
+    """It has been refused before it has arrived, and is written to no file of the proxy's meanwhile."""
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    head = f"POST /discover HTTP/1.1\r\nHost: {NAME}\r\nContent-Length: {MAX_REQUEST_BYTES // 2}\r\n\r\n"
+    with (
+        socket.create_connection(("127.0.0.1", int(port)), PATIENCE_SECONDS, source_address=(CLIENT, 0)) as plain,
+        context.wrap_socket(plain, server_hostname=NAME) as asking,
+    ):
+        asking.sendall(head.encode() + b"x" * 65_536)
+        told = asking.recv(1024)
+    assert told.split(b" ")[1] in (b"400", b"413")
