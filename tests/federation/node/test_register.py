@@ -337,3 +337,13 @@ async def test_hosts_have_so_many_places_and_all_together_more(federation: Feder
             await places.enter_async_context(callback.place("https://last.example", ()))
     async with callback.place("https://hanging.example", ()):
         pass
+
+
+async def test_a_server_takes_no_place_of_the_client_that_has_its_address(federation: Federation) -> None:
+    """Anybody may name any address."""
+    callback, holders = Callback(federation.fetch), ("203.0.113.5", "203.0.113.0/24")
+    async with (
+        callback.place("https://203.0.113.5:81", ("198.51.100.9",)),
+        callback.place("https://b.example", holders),
+    ):
+        pass
