@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 
@@ -17,6 +19,7 @@ from workers.dashboard.serving import LIMITS, DashboardServer
 
 SOON = timedelta(milliseconds=300)
 A_WHILE = timedelta(seconds=2)
+DESCRIPTORS, ENOUGH = 4_096, 2_400
 
 
 @pytest.mark.parametrize("door", MOST)
@@ -29,6 +32,19 @@ async def test_idle_connections_shut_no_door(door: str) -> None:
         assert still_open(held) <= MOST[door]
 
 
+@pytest.fixture
+def descriptors() -> Iterator[None]:
+    """Enough of them for both ends of 1 100 connections; a shell's usual limit is 1 024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
+    assert most >= ENOUGH, f"these tests need {ENOUGH} descriptors: raise the hard limit, `ulimit -Hn`, which is {hard}"
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("descriptors")
 @pytest.mark.parametrize("door", MOST)
 async def test_more_connections_than_a_door_has_are_cut(door: str) -> None:
     """1 100 of them: no more than it may have take descriptors, and a good client is served."""
