@@ -164,7 +164,7 @@ class Connections:
         return True
 
 
-_OPEN: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, set[Connections]]] = WeakKeyDictionary()
+_OPEN: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, set[Acceptor]]] = WeakKeyDictionary()
 """Of each event loop, what listens there: descriptors are the process's, and a loop cuts none of another's."""
 
 
@@ -184,7 +184,7 @@ class Acceptor:
     def start(self) -> None:
         """Accept connections from now on."""
         self._listener.setblocking(False)
-        _OPEN.setdefault(self._loop, set()).add(self._bound)
+        _OPEN.setdefault(self._loop, set()).add(self)
         self._loop.add_reader(self._listener.fileno(), self._accept)
 
     def close(self) -> None:
@@ -193,7 +193,7 @@ class Acceptor:
             return
         self._loop.remove_reader(self._listener.fileno())
         self._listener.close()
-        _OPEN[self._loop].discard(self._bound)
+        _OPEN.get(self._loop, set()).discard(self)
         if self._pause is not None:
             self._pause.cancel()
         if self._spare is not None:
@@ -220,7 +220,8 @@ class Acceptor:
             arriving.add_done_callback(self._arriving.discard)
 
     def _make_room(self) -> bool:
-        return max(_OPEN[self._loop], key=lambda each: each.idle).make_room()
+        most = max((each._bound for each in _OPEN[self._loop]), key=lambda each: each.idle, default=None)
+        return most is not None and most.make_room()
 
     async def _arrive(self, accepted: socket.socket, most: int) -> None:
         try:
@@ -238,6 +239,9 @@ class Acceptor:
             await self._loop.connect_accepted_socket(self._make, accepted)
         except OSError:  # it has gone already
             accepted.close()
+        except BaseException:
+            accepted.close()
+            raise
 
     def _take_one_out(self) -> None:
         """Cut what waits for longest. Without a descriptor, because others were quicker, leave the port for a while."""

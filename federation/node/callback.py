@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Final
 
@@ -12,8 +12,12 @@ from federation.http.errors import BodyTooLarge, NetworkError
 from federation.node.refusals import Refusal, try_later
 from federation.node.shares import Places
 from federation.protocol.urls import host_of
+from workers.clock import monotonic
 
 CALLBACK_TIMEOUT: Final = timedelta(seconds=10)
+"""With the wait for a place: who registers does not wait longer for our answer."""
+FAIR: Final = 0.9
+"""A server that had less of the time, because of whoever asked for it, is not taken for a sick one."""
 MAX_CALLBACKS: Final = 16
 MAX_CALLBACKS_PER_HOST: Final = 12
 """Counted over all ports: a host that hangs on all of them still leaves room for others."""
@@ -33,27 +37,39 @@ class Callback:
         self._places = Places(MAX_CALLBACKS, full=_too_many)
 
     async def __call__(self, origin: str, holders: Sequence[str]) -> bytes:
-        """Return the body that *origin*'s `/discover` answers within ten seconds, whatever its status.
+        """Return the body that *origin*'s `/discover` answers, whatever its status.
 
         Raises:
             Refusal: 502 no answer, with the network error's code if that is why; 503 too many are being asked.
             BlockedUrl: the guard refuses it.
         """
-        async with self.place(origin, holders):
-            return await self.document(origin)
+        async with self.place(origin, holders) as end:
+            return await self.document(origin, end=end)
 
-    def place(self, origin: str, holders: Sequence[str]) -> AbstractAsyncContextManager[None]:
+    @asynccontextmanager
+    async def place(self, origin: str, holders: Sequence[str]) -> AsyncIterator[float]:
         """Reserve a place for asking *origin*, one request after the other, until the block ends.
+
+        Yields until when they have to be answered, by `monotonic`: ten seconds from now, with the wait for the place.
 
         Raises:
             Refusal: 503 too many are being asked.
         """
-        return self._places.place(holders, {host_of(origin): MAX_CALLBACKS_PER_HOST, origin: MAX_CALLBACKS_PER_SERVER})
+        end = monotonic() + CALLBACK_TIMEOUT.total_seconds()
+        bounds = {host_of(origin): MAX_CALLBACKS_PER_HOST, origin: MAX_CALLBACKS_PER_SERVER}
+        async with self._places.place(holders, bounds):
+            yield end
 
-    async def document(self, origin: str) -> bytes:
-        """Do the same as the call itself, within a `place`."""
+    async def document(self, origin: str, *, end: float) -> bytes:
+        """Do the same as the call itself, within a `place`, until *end*."""
+        left = timedelta(seconds=end - monotonic())
         try:
-            fetched = await self._fetch(f"{origin}/discover", timeout=CALLBACK_TIMEOUT, server_url=origin)
+            fetched = await self._fetch(
+                f"{origin}/discover",
+                timeout=left,
+                server_url=origin,
+                skip_health_update=left < FAIR * CALLBACK_TIMEOUT,
+            )
         except NetworkError as error:
             # Not the error's text: it tells what a name resolves to inside our network.
             raise Refusal(502, f"{origin}/discover could not be fetched", code=error.code) from None

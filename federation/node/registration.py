@@ -13,7 +13,7 @@ from starlette.responses import Response
 from federation.http.errors import BlockedUrl
 from federation.http.guard import AddressGuard
 from federation.node.admission import NewServers
-from federation.node.callback import CALLBACK_TIMEOUT, Callback, no_document
+from federation.node.callback import Callback, no_document
 from federation.node.clients import Source
 from federation.node.inbox import HeardOf
 from federation.node.refusals import Refusal, invalid_member, json_response
@@ -67,9 +67,8 @@ class Registration:
         origin = self._acceptable_origin(claimed.url)
         if await self._registry.find(origin) is None:
             await self._admit_new(source)
-        end = monotonic() + CALLBACK_TIMEOUT.total_seconds()
-        async with self._callback.place(origin, source.holders):
-            shown = await self._shown(origin)
+        async with self._callback.place(origin, source.holders) as end:
+            shown = await self._shown(origin, end)
             if (shown.public_key, shown.encryption_public_key) != (claimed.public_key, claimed.encryption_public_key):
                 text = f"Public keys do not match those {origin}/discover shows"
                 raise Refusal(400, text, reason="KEYS_DO_NOT_MATCH")
@@ -91,9 +90,9 @@ class Registration:
             raise Refusal(400, "url: this is the asked server's own", reason="OWN_URL")
         return origin
 
-    async def _shown(self, origin: str) -> DiscoverDocument:
+    async def _shown(self, origin: str, end: float) -> DiscoverDocument:
         try:
-            document = parse_discover_document(await self._callback.document(origin))
+            document = parse_discover_document(await self._callback.document(origin, end=end))
         except NotJson:
             raise no_document(origin) from None
         except PayloadError as error:

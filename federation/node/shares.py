@@ -37,7 +37,8 @@ class Places:
         self._share = max(1, most // SHARES)
         self._full = full
         self._patience = patience.total_seconds()
-        self._taken: Counter[str] = Counter()
+        self._taken: Counter[str] = Counter()  # by holder
+        self._kinds: Counter[str] = Counter()  # by what is bounded: a host's name may be the address of a client
         self._waiting: Counter[str] = Counter()
         self._left = asyncio.Event()
 
@@ -50,9 +51,9 @@ class Places:
         """
         await self._wait(holders)
         bounds = {EVERYBODY: self._most, **bounds}
-        if any(self._taken[name] >= bound for name, bound in bounds.items()):
+        if any(self._kinds[name] >= bound for name, bound in bounds.items()):
             raise self._full()
-        with _counted(self._taken, [*bounds, *holders]):
+        with _counted(self._kinds, [*bounds]), _counted(self._taken, holders):
             try:
                 yield
             finally:

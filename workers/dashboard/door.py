@@ -8,7 +8,8 @@ request began.
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeAlias
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
@@ -17,13 +18,17 @@ from starlette.responses import Response
 from workers.dashboard.access import Access, Visitor
 from workers.dashboard.accounts import Accounts
 from workers.dashboard.cookies import LIFETIME, BrowserSession, Signer
-from workers.dashboard.throttle import LoginThrottle
+from workers.dashboard.throttle import LoginThrottle, Try
 from workers.dashboard.visit import FORM_TOKEN, Fields, Refusal
 from workers.forwarded import forwarded_client, read_address, subscriber
 
 CHECKS_AT_ONCE: Final = 2
 """Passwords that are checked at the same time: each takes a core and 64 MB for a moment."""
 FOREIGN: Final = "This form did not come from a page of this dashboard. Go back, reload the page, and try again."
+
+
+Gone: TypeAlias = Callable[[], Awaitable[object]]
+"""Returns when nobody waits for the answer any more."""
 
 
 class Door:
@@ -80,25 +85,25 @@ class Door:
         told = forwarded_client(request.headers, self._access.is_proxy) if self._access.is_proxy(peer) else None
         return subscriber(told or peer)
 
-    async def log_in(self, client: str, name: str, secret: str) -> BrowserSession | None:
+    async def log_in(self, client: str, name: str, secret: str, *, gone: Gone) -> BrowserSession | None:
         """Return a new session if this is the account's password or token. After failures it takes a while.
 
         Raises:
-            Refusal: too many are being tried at once.
+            Refusal: too many are being tried at once, most of them by this client; or it was *gone* before its turn.
         """
         # Counted before the check: a hundred guesses sent at once are a hundred.
-        wait = self._throttle.begin(name, client)
-        if wait is None:
-            raise Refusal(429, "Too many logins are being tried. Try again in 30 s.")
+        begun = self._throttle.begin(name, client)
+        leaving = asyncio.create_task(_refuse_when(gone, begun))
         try:
-            await asyncio.sleep(wait.total_seconds())
+            await _wait(begun)
         finally:
-            self._throttle.looked_at()
+            leaving.cancel()
+            self._throttle.looked_at(begun)
         async with self._checks:
             account = await asyncio.to_thread(self._accounts.check, name, secret)
         if account is None:
             return None
-        self._throttle.succeeded(name, client)
+        self._throttle.succeeded(begun)
         return BrowserSession.begin(account.name)
 
     def end(self, session: BrowserSession) -> None:
@@ -122,6 +127,20 @@ class Door:
         port = request.url.port
         prefix = "__Host-" if self._access.is_https else ""
         return f"{prefix}dashboard{f'-{port}' if port else ''}"
+
+
+async def _wait(begun: Try) -> None:
+    try:
+        async with asyncio.timeout(begun.wait.total_seconds()):
+            await begun.refused.wait()
+    except TimeoutError:
+        return
+    raise Refusal(429, "Too many logins are being tried. Try again in 30 s.")
+
+
+async def _refuse_when(gone: Gone, begun: Try) -> None:
+    await gone()
+    begun.refused.set()
 
 
 def _authority(origin: str) -> str:

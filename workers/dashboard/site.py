@@ -11,6 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Final, TypeAlias
 from urllib.parse import quote
 
@@ -27,7 +28,7 @@ from workers.dashboard.cookies import BrowserSession
 from workers.dashboard.door import Door
 from workers.dashboard.feed import INTERVAL, Feed, LiveSource
 from workers.dashboard.rendering import STATIC_TYPES, MenuItem, Templates, static_file
-from workers.dashboard.stream import EventStream
+from workers.dashboard.stream import EventStream, gone
 from workers.dashboard.throttle import LoginThrottle
 from workers.dashboard.visit import (
     SEE_OTHER,
@@ -236,7 +237,8 @@ class Site:
     async def _log_in(self, visit: Visit) -> Response:
         goes_on = _local(visit.field("next", "/"))
         client = self._door.client(visit.request)
-        session = await self._door.log_in(client, visit.field("name"), visit.field("secret"))
+        name, secret = visit.field("name"), visit.field("secret")
+        session = await self._door.log_in(client, name, secret, gone=partial(gone, visit.request.receive))
         if session is None:
             log.warning("dashboard_login_failed address=%s", client)
             problem = "The name or the password is wrong."

@@ -40,7 +40,7 @@ class EventStream:
         """Send events until the browser leaves, takes no more, or the dashboard stops."""
         async with asyncio.TaskGroup() as group:
             sending = group.create_task(self._send(send))
-            leaving = group.create_task(_gone(receive))
+            leaving = group.create_task(gone(receive))
             await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
             sending.cancel()
             leaving.cancel()
@@ -82,6 +82,7 @@ def _event(fragments: Fragments) -> bytes:
     return f"data: {json.dumps(fragments)}\n\n".encode()
 
 
-async def _gone(receive: Receive) -> None:
+async def gone(receive: Receive) -> None:
+    """Return when the client has left, or has all of its answer. What it still sends is dropped."""
     while (await receive())["type"] != "http.disconnect":
         pass

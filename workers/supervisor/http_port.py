@@ -1,13 +1,14 @@
 """A port for those who watch a process: as much HTTP as a scraper needs, in the process's own event loop.
 
 It runs in the event loop, so that an answer shows that the loop turns. A connection carries one request, and has a few
-seconds for it. If one is too long or too slow it is cut without an answer; if there are too many, the one is that has
-been silent for longest (`workers.listening`).
+seconds for it. If one is too long or too slow it is cut without an answer; if there are too many, or more than half of
+them from one client, the one of these is that has been silent for longest (`workers.listening`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ MAX_CONNECTIONS: Final = 32
 LIMITS: Final = ConnectionLimits(busy=MAX_CONNECTIONS, connections=MAX_CONNECTIONS, per_client=MAX_CONNECTIONS // 2)
 MAX_HEAD_BYTES: Final = 8 * 1024
 TIMEOUT: Final = timedelta(seconds=5)
+
+_NO_IPV6: Final = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,19 +59,30 @@ class HttpPort:
         Raises:
             OSError: the port is taken, or the address is not this machine's.
         """
-        for listener in await _listeners(address, port):
-            self._acceptors.append(Acceptor(listener, self._protocol, bound=self._bound))
+        listeners = await _listeners(address, port)
+        try:
+            for listener in listeners:
+                self._acceptors.append(Acceptor(listener, self._protocol, bound=self._bound))
+        except OSError:
+            self._close_port()
+            for listener in listeners:
+                listener.close()
+            raise
         for acceptor in self._acceptors:
             acceptor.start()
 
     async def close(self) -> None:
         """Close the port, and cut the connections."""
+        self._close_port()
         for acceptor in self._acceptors:
-            acceptor.close()
             await acceptor.wait_closed()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _close_port(self) -> None:
+        for acceptor in self._acceptors:
+            acceptor.close()
 
     def _protocol(self) -> asyncio.Protocol:
         return asyncio.StreamReaderProtocol(asyncio.StreamReader(limit=MAX_HEAD_BYTES), self._begin)
@@ -120,13 +134,24 @@ class _Scrape:
 
 
 async def _listeners(address: str, port: int) -> list[socket.socket]:
-    """Open the port on every address that the name stands for; on none if one is refused."""
+    """Open the port on every address that the name stands for; on none if one is refused.
+
+    A name stands for addresses of IPv6 even where that is switched off: these are passed over if there are others.
+    """
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(address or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     opened: list[socket.socket] = []
+    absent: OSError | None = None
     try:
         for family, *_, at in dict.fromkeys(found):
-            opened.append(socket.create_server(at, family=family))
+            try:
+                opened.append(socket.create_server(at, family=family))
+            except OSError as error:
+                if family != socket.AF_INET6 or error.errno not in _NO_IPV6:
+                    raise
+                absent = error
+        if absent is not None and not opened:
+            raise absent
     except OSError:
         for listener in opened:
             listener.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import timedelta
 from ipaddress import ip_network
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import httpx
 import pytest
 
 from federation.node.admission import (
+    DISCOVER_PER_CLIENT,
     NEW_SERVERS,
     NEW_SERVERS_PER_CLIENT,
     NEW_SERVERS_PER_NETWORK,
@@ -210,3 +212,34 @@ async def test_registrations_and_relays_spend_the_same(
     assert over == [429] * 3
     assert hits == NEW_SERVERS_PER_CLIENT.requests
     assert another.status_code == 502
+
+
+async def test_questions_and_new_servers_are_two_budgets(
+    node: Node, peer: RemoteServer, sink: MisbehavingServer, named: RemoteServer, database_url: str
+) -> None:
+    """Whose questions about registered servers are spent has all its new servers left, and no more than these."""
+    proxies = [ip_network("10.0.0.0/8")]
+    async with (
+        MisbehavingServer() as stranger,
+        serving(database_url, proxies=proxies, client_address="10.0.0.1") as visited,
+    ):
+        visited.client.headers["X-Forwarded-For"] = CLIENT
+        unknown = RemoteServer(url=stranger.url, keys=generate_own_keys())  # for good: it shows no document
+        asked = [
+            (await register_known(visited, peer, named)).status_code for _ in range(1 + DISCOVER_PER_CLIENT.requests)
+        ]
+        met = [(await relay(visited, peer, unknown)).status_code for _ in range(1 + NEW_SERVERS_PER_CLIENT.requests)]
+
+        assert asked == [*[200] * 10, 429]
+        assert met == [*[502] * 10, 429]
+        assert (sink.hits, stranger.hits) == (10 * ROWS["`REGISTER` of a registered server"], 10)
+
+
+def test_the_page_names_the_two_budgets() -> None:
+    """With the limits that they have."""
+    text = " ".join(PAGE.split())
+    limits = NEW_SERVERS_PER_CLIENT, NEW_SERVERS_PER_NETWORK, NEW_SERVERS
+    each, network, everybody = (limit.requests for limit in limits)
+    assert f"*questions* are {DISCOVER_PER_CLIENT.requests} requests to `POST /discover` per client" in text
+    assert f"{each} that are not registered per client, {network} per network and {everybody} in all" in text
+    assert {limit.window for limit in (*limits, DISCOVER_PER_CLIENT)} == {timedelta(hours=1)}

@@ -5,24 +5,32 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from ipaddress import ip_network
 
 import httpx
 import pytest
 
+from federation.http.client import FederationClient, FederationFetch
 from federation.node.admission import NEW_SERVERS_PER_NETWORK
-from federation.node.callback import MAX_CALLBACKS, MAX_CALLBACKS_PER_HOST, MAX_CALLBACKS_PER_SERVER, Callback
+from federation.node.callback import (
+    CALLBACK_TIMEOUT,
+    MAX_CALLBACKS,
+    MAX_CALLBACKS_PER_HOST,
+    MAX_CALLBACKS_PER_SERVER,
+    Callback,
+)
 from federation.node.limits import MemoryWindows
 from federation.node.refusals import Refusal
 from federation.protocol.discovery import DiscoverDocument
 from federation.protocol.encodings import dump_json, validate
 from federation.protocol.keys import generate_own_keys
 from federation.runtime.composition import Federation
-from tests.federation.node.conftest import Node, serving
+from tests.federation.node.conftest import LOOPBACK, Node, serving
 from tests.federation.node.remote_server import RemoteServer
 from tests.misbehaving import Behaviour, Exchange, MisbehavingServer, Received, huge_body, redirect, reset, respond
 from tests.patience import until
+from workers.clock import monotonic
 
 PROXIES = [ip_network("10.0.0.0/8")]
 
@@ -337,3 +345,60 @@ async def test_hosts_have_so_many_places_and_all_together_more(federation: Feder
             await places.enter_async_context(callback.place("https://last.example", ()))
     async with callback.place("https://hanging.example", ()):
         pass
+
+
+async def test_a_server_takes_no_place_of_the_client_that_has_its_address(federation: Federation) -> None:
+    """Anybody may name any address."""
+    callback, holders = Callback(federation.fetch), ("203.0.113.5", "203.0.113.0/24")
+    async with (
+        callback.place("https://203.0.113.5:81", ("198.51.100.9",)),
+        callback.place("https://b.example", holders),
+    ):
+        pass
+
+
+@asynccontextmanager
+async def asking(marked: list[str]) -> AsyncIterator[Callback]:
+    """One that may ask loopback, and adds to the list whom it takes for sick."""
+
+    async def mark(url: str, _code: str) -> None:
+        marked.append(url)
+
+    async with FederationClient(LOOPBACK) as client:
+        yield Callback(FederationFetch(client, mark_unhealthy=mark))
+
+
+async def test_the_wait_for_a_place_is_part_of_the_time() -> None:
+    """Who registers waits ten seconds for all of it."""
+    ends: list[float] = []
+
+    async def ask(callback: Callback) -> None:
+        async with callback.place("https://b.example", ("192.0.2.1",)) as end:
+            ends.append(end)
+
+    async with (
+        asking([]) as callback,
+        asyncio.TaskGroup() as asked,
+        callback.place("https://a.example", ("192.0.2.1",)),
+    ):
+        asked.create_task(ask(callback))
+        await asyncio.sleep(0)
+        left = monotonic()
+    assert len(ends) == 1
+    assert ends[0] <= left + CALLBACK_TIMEOUT.total_seconds()
+
+
+async def test_a_server_that_had_no_time_to_answer_is_not_taken_for_sick(
+    remote: RemoteServer, server: MisbehavingServer
+) -> None:
+    """Whoever asked spent it; one that fails with all its time is."""
+    marked: list[str] = []
+    async with asking(marked) as callback:
+        with pytest.raises(Refusal):
+            await callback.document(remote.url, end=monotonic())
+        assert marked == []
+        assert await callback(remote.url, ()) == remote.document()
+        server.routes["/discover"] = reset()
+        with pytest.raises(Refusal):
+            await callback(remote.url, ())
+        assert marked == [remote.url]

@@ -38,6 +38,18 @@ async def test_a_client_and_a_network_have_a_sixteenth() -> None:
         pass
 
 
+async def test_what_is_asked_takes_nothing_from_the_client_of_its_address() -> None:
+    """Somebody may name any address as a server, and all its places may be taken."""
+    shared = places()
+    async with AsyncExitStack() as taken:
+        for _ in range(SHARES):
+            await taken.enter_async_context(shared.place((), {CLIENT[0]: SHARES}))
+        with pytest.raises(Refusal):
+            await taken.enter_async_context(shared.place(STRANGER, {CLIENT[0]: SHARES}))
+        await taken.enter_async_context(shared.place(CLIENT))
+        await taken.enter_async_context(shared.place(CLIENT, {CLIENT[0]: 1 + SHARES}))
+
+
 async def test_who_has_its_share_waits_for_it() -> None:
     """As many as may wait; one more is told to come back at once."""
     shared = places(patience=PATIENCE_SECONDS)

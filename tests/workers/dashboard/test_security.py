@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
+from collections import Counter
 from datetime import timedelta
 from ipaddress import ip_network
 
+import httpx
 import pytest
 from starlette.requests import Request
 
 from tests.patience import until
-from tests.workers.dashboard.browsing import Person, token_in
+from tests.security.doors import serving
+from tests.workers.dashboard.browsing import BASE, Person, token_in
 from tests.workers.dashboard.conftest import ACCOUNTS, PASSWORD, QUICK, MakeSite
 from workers.dashboard.access import Access, AccessError, TrustedProxy
 from workers.dashboard.accounts import Account, Accounts, Role, hash_password, make_token, parse_accounts
 from workers.dashboard.cookies import MOST_ENDED, BrowserSession, Signer
 from workers.dashboard.door import Door
+from workers.dashboard.serving import DashboardServer
 from workers.dashboard.site import Site
 from workers.dashboard.throttle import LoginThrottle, Waits
 from workers.dashboard.visit import ActionTaken, Refusal
@@ -269,10 +274,9 @@ def test_each_guess_waits_longer_up_to_a_limit() -> None:
     throttle = LoginThrottle(each=Waits(free=2, forget=timedelta(seconds=30)), now=lambda: now[0])
 
     def waited(name: str, client: str) -> float:
-        wait = throttle.begin(name, client)
-        assert wait is not None
-        throttle.looked_at()
-        return wait.total_seconds()
+        begun = throttle.begin(name, client)
+        throttle.looked_at(begun)
+        return begun.wait.total_seconds()
 
     assert [waited("olga", "192.0.2.1") for _ in range(9)] == [0, 0, 0.5, 1, 2, 4, 8, 15, 15]
     assert waited("olga", "192.0.2.2") == 0
@@ -282,12 +286,43 @@ def test_each_guess_waits_longer_up_to_a_limit() -> None:
 
 
 def test_guesses_from_many_addresses_wait_too() -> None:
-    """Together they have so many; and not more than so many wait at once."""
-    throttle = LoginThrottle(together=Waits(free=10, forget=timedelta(seconds=2)), most_waiting=13, now=lambda: 0.0)
-    waits = [throttle.begin("olga", f"192.0.2.{number}") for number in range(14)]
-    assert waits == [*[timedelta()] * 10, *(timedelta(seconds=each) for each in (0.5, 1, 2)), None]
-    throttle.looked_at()
-    assert throttle.begin("olga", "192.0.2.99") == timedelta(seconds=4)
+    """Together they have so many."""
+    throttle = LoginThrottle(together=Waits(free=10, forget=timedelta(seconds=2)), now=lambda: 0.0)
+    waits = [throttle.begin("olga", f"192.0.2.{number}").wait for number in range(13)]
+    assert waits == [*[timedelta()] * 10, *(timedelta(seconds=each) for each in (0.5, 1, 2))]
+
+
+def test_where_too_many_wait_the_last_try_of_whoever_has_most_is_refused() -> None:
+    """The client, and of its tries one for the account that has most: never a new one in favour of those."""
+    throttle = LoginThrottle(most_waiting=6)
+    begun = [
+        throttle.begin(name, client)
+        for name, client in (("vera", "a"), ("olga", "a"), ("olga", "a"), ("olga", "a"), ("vera", "b"), ("vera", "b"))
+    ]
+
+    def refused_by(name: str, client: str) -> list[int]:
+        before = {each for each in begun if each.refused.is_set()}
+        begun.append(throttle.begin(name, client))
+        return [number for number, each in enumerate(begun) if each.refused.is_set() and each not in before]
+
+    assert refused_by("vera", "c") == [3]
+    assert refused_by("vera", "c") == [2]
+    assert refused_by("vera", "d") == [7]
+    throttle.looked_at(begun[0])
+    assert refused_by("olga", "d") == []
+
+
+def test_what_is_kept_of_a_try_is_small_however_long_its_name_is() -> None:
+    """Also of one with characters that no encoding has."""
+    throttle = LoginThrottle()
+    tracemalloc.start()
+    try:
+        for number in range(200):
+            throttle.looked_at(throttle.begin(f"\ud800{number}" + 100_000 * "x", "192.0.2.1"))
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 1_000_000
 
 
 async def test_the_right_password_comes_in_while_a_stranger_guesses(make_site: MakeSite) -> None:
@@ -312,17 +347,64 @@ async def test_the_right_password_comes_in_while_a_stranger_guesses(make_site: M
     assert set(statuses) == {401}
 
 
+@pytest.mark.timeout(180)
+async def test_a_room_full_of_guesses_keeps_nobody_out(make_site: MakeSite) -> None:
+    """More guess than there is room for, without end: another address comes in, and another account from theirs."""
+    site = make_site(Access(accounts=ACCOUNTS))
+    statuses: Counter[int] = Counter()
+
+    async def guess() -> None:
+        stranger = Person(site.app, address="192.0.2.66")
+        while True:
+            statuses[(await stranger.logs_in("olga", "guess")).status_code] += 1
+            await asyncio.sleep(1)  # so often does each of them guess
+
+    guessing = [asyncio.create_task(guess()) for _ in range(80)]
+    await until(lambda: statuses[429] > 16)
+    owner, neighbour = Person(site.app, address="198.51.100.1"), Person(site.app, address="192.0.2.66")
+    answers = await asyncio.gather(owner.logs_in("olga", PASSWORD), neighbour.logs_in("vera", PASSWORD))
+    for each in guessing:
+        each.cancel()
+    await asyncio.wait(guessing)
+    assert [answer.status_code for answer in answers] == [303, 303]
+    assert statuses.keys() <= {401, 429}
+
+
 async def test_no_more_tries_wait_than_there_is_room_for() -> None:
-    """One more is told to come back, and was not looked at; when one has been, there is room again."""
-    throttle = LoginThrottle(each=SLOW, most_waiting=1)
+    """The one that has to go is told to come back, and was not looked at."""
+    throttle = LoginThrottle(each=SLOW, most_waiting=2)
     door = Door(Access(accounts=ACCOUNTS), throttle=throttle)
-    waiting = asyncio.create_task(door.log_in("192.0.2.1", "olga", "guess"))
-    await asyncio.sleep(0)
-    with pytest.raises(Refusal, match="Too many logins"):
-        await door.log_in("192.0.2.9", "olga", PASSWORD)
-    waiting.cancel()
-    await asyncio.wait([waiting])
-    assert throttle.begin("olga", "192.0.2.9") is not None
+    waiting = [
+        asyncio.create_task(door.log_in("192.0.2.1", "olga", PASSWORD, gone=asyncio.Event().wait)) for _ in range(4)
+    ]
+    refused, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait(waiting[1:3])
+    assert refused <= {*waiting[1:3]}
+    for each in waiting[1:3]:
+        with pytest.raises(Refusal, match="Too many logins"):
+            each.result()
+    assert not waiting[0].done()
+    assert not waiting[3].done()
+    for each in waiting:
+        each.cancel()
+    await asyncio.wait(waiting)
+
+
+async def test_whoever_leaves_waits_no_longer(make_site: MakeSite) -> None:
+    """Its place is free again."""
+    throttle = LoginThrottle(each=SLOW)
+    site = make_site(Access(accounts=ACCOUNTS), throttle=throttle)
+    person = Person(site.app)
+    fields = {"form_token": await person.token("/login"), "name": "olga", "secret": PASSWORD}
+    client = httpx.AsyncClient(base_url=BASE, cookies=person.client.cookies)
+    request = client.build_request("POST", "/login", data=fields)
+    head = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
+    async with serving(DashboardServer(site.app, before_stop=site.feed.end_streams)) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(f"POST /login HTTP/1.1\r\n{head}\r\n".encode() + request.content)
+        await until(lambda: throttle.waiting == 1)
+        writer.transport.abort()
+        await until(lambda: throttle.waiting == 0)
 
 
 @pytest.mark.parametrize(
