@@ -41,6 +41,13 @@ class ReceivedPage:
     after: str | None
 
 
+class NoSuchPost(LookupError):
+    """There is no post of that id here, or no more."""
+
+    def __init__(self, post_id: str) -> None:
+        super().__init__(f"there is no post {post_id!r} here")
+
+
 async def follow(
     federation: Federation, *, follower_id: str, following_id: str, server_url: str, order: Order
 ) -> RequestedFollow:
@@ -80,13 +87,16 @@ async def publish(
 
 
 async def received(database: Database, *, limit: int, after: str | None = None) -> ReceivedPage:
-    """Return posts of other servers, the latest first.
+    """Return posts of other servers, the latest first, those behind the one with the id *after*.
 
     Raises:
+        NoSuchPost: there is none of that id.
         ConfigurationError: there is no table of posts.
     """
     async with database.read() as session:
         await (await session.connection()).run_sync(require_table, "posts")
+        if after is not None and (await session.get(Post, after)) is None:
+            raise NoSuchPost(after)
         rows = (await session.execute(_arrived(after).limit(limit + 1))).scalars().all()
     posts = [_read(row) for row in rows[:limit]]
     return ReceivedPage(posts=posts, after=posts[-1].id if len(rows) > limit else None)
