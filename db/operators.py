@@ -57,20 +57,16 @@ class BulkVerb(StrEnum):
     """Deliveries are owed again."""
     DROP = "drop"
     """Deliveries are given up."""
-    HOLD = "hold"
-    """Deliveries to servers are held."""
-    RELEASE = "release"
-    """What is held for servers is sent."""
     IMPORT = "import"
     """Rules of a list are added to the blacklist."""
 
 
 class BulkJob(FederationTable, table=True):
-    """An action on many deliveries or servers that goes on without whoever asked for it.
+    """An action on many deliveries, or the import of a list, that goes on without whoever asked for it.
 
     Its row of `admin_actions` has the same `id`, and says how many things it has changed by now, of `total`. `chosen`
-    is the selection. The process that works on it has it until `leased_until`, by the number `token`. `position` is
-    how many of the chosen servers are done. `result` is what the action returned; `error` why it ended without.
+    is the selection, or the list. The process that works on it has it until `leased_until`, by the number `token`.
+    `result` is what the action returned; `error` why it ended without.
     """
 
     __tablename__ = "bulk_jobs"
@@ -94,7 +90,6 @@ class BulkJob(FederationTable, table=True):
     chosen: dict[str, object] = Field(sa_type=JSON)
     # Written by admin/deliveries/bulk_jobs.
     total: int | None = Field(default=None, sa_type=BigInteger)
-    position: int = Field(default=0, sa_type=BigInteger)
     token: int = Field(default=0, sa_type=BigInteger)
     leased_until: datetime | None = Field(default=None, sa_type=UtcDateTime)
     finished_at: datetime | None = Field(default=None, sa_type=UtcDateTime)

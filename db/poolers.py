@@ -20,8 +20,10 @@ from db.url import DatabaseUrlError
 if TYPE_CHECKING:
     import psycopg  # an extra
 
-_ROUNDS: Final = 2
+_ROUNDS: Final = 3
 """Others may use the pool at the same time, and get in between. Psycopg prepares what is asked more than five times."""
+_NO_TRANSACTIONS: Final = "transaction blocks not allowed"
+"""PgBouncer says so with the code that it has for outages, too."""
 _PROCESS: Final = "SELECT pg_backend_pid()"
 
 
@@ -64,21 +66,30 @@ def _is_lent(connection: DBAPIConnection, told: psycopg.ConnectionInfo, dialect:
     from psycopg.errors import ProtocolViolation
 
     try:
-        if _process(connection) == told.backend_pid:
+        process = _process(connection)
+        if process == told.backend_pid:
             return False
         with closing(_another(told, dialect)) as other:
-            return any(_is_shared(connection, other) for _ in range(_ROUNDS))
-    except ProtocolViolation:  # not even transactions: it lends them for single statements
-        return True
+            return _are_shared(process, connection, other)
+    except ProtocolViolation as error:
+        if (error.diag.message_primary or "").startswith(_NO_TRANSACTIONS):  # it lends them for single statements
+            return True
+        raise
 
 
-def _is_shared(connection: DBAPIConnection, other: DBAPIConnection) -> bool:
-    """Tell whether one has had the other's process, or loses its own while the other holds one."""
-    before = _process(connection)
-    held = _process(other, in_transaction=True)
-    is_shared = before == held or before != _process(connection)
-    other.rollback()
-    return is_shared
+def _are_shared(process: int, connection: DBAPIConnection, other: DBAPIConnection) -> bool:
+    """Tell whether one has ever had another process than at first, or one that the other has had.
+
+    Each round counts with those before: a pool may lend its sessions in turns that come round as ours do.
+    """
+    held = None
+    for _ in range(_ROUNDS):
+        before, held = held, _process(other, in_transaction=True)
+        has_changed = process != _process(connection) or before not in (None, held)
+        other.rollback()
+        if has_changed or held == process:
+            return True
+    return False
 
 
 def _process(connection: DBAPIConnection, *, in_transaction: bool = False) -> int:

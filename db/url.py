@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from inspect import signature
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
 
@@ -64,19 +64,23 @@ def absent_file(text: str) -> Path | None:
 
 
 def _postgresql_options() -> Collection[str] | None:
-    """Return what the installed libpq and psycopg may be told; None without them, of which whoever connects tells."""
+    """Return what the installed libpq may be told; None without it, of which whoever connects tells.
+
+    What psycopg takes beside that is no text.
+    """
     try:
-        from psycopg import AsyncConnection, pq  # here: only these URLs need the extra
+        from psycopg import pq  # here: only these URLs need the extra
     except ImportError:
         return None
-    own = signature(AsyncConnection.connect).parameters
-    return {each.keyword.decode() for each in pq.Conninfo.get_defaults()} | own.keys()
+    return {each.keyword.decode() for each in pq.Conninfo.get_defaults()}
 
 
 def _require_options(url: URL, known: Collection[str] | None) -> None:
-    unknown = sorted(url.query.keys() - set(url.query if known is None else known))
-    if unknown:
-        raise DatabaseUrlError(f"the database URL has the unknown option {unknown[0][:40]!r}")
+    unknown = [] if known is None else sorted(url.query.keys() - set(known))
+    if known and unknown:
+        name = unknown[0][:40]
+        meant = "".join(f", or write {each!r}" for each in get_close_matches(name, sorted(known), n=1))
+        raise DatabaseUrlError(f"the database URL has the unknown option {name!r}; leave it out{meant}")
 
 
 def _require_file(url: URL) -> None:

@@ -149,8 +149,9 @@ def request_follow(
     plain = _plain()
     plain.outbox.check_kind(session, "request_follow")
     producers = plain.node.producers
+    if not background.run(lambda: producers.has_user(follower_id)):
+        plain.outbox.within(session, partial(producers.require_user, user_id=follower_id), "request_follow")
     met = background.run(lambda: producers.meet(server_url))
-
     follow = partial(
         producers.follow,
         plan=plain.outbox.plan,

@@ -9,10 +9,11 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
+import psycopg
 import pytest
 from sqlalchemy import make_url
 
@@ -29,12 +30,13 @@ unix_socket_dir =
 auth_type = trust
 auth_file = {users}
 pool_mode = {mode}
+{more}
 """
 
 
 @contextmanager
-def bouncer(server: str, mode: str) -> Iterator[int]:
-    """Its port, with its own defaults but for the mode; where it is not installed, the test says what did not run."""
+def bouncer(server: str, mode: str, **settings: int) -> Iterator[int]:
+    """Its port, with its own defaults but for these; where it is not installed, the test says what did not run."""
     program = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
     if program is None:
         pytest.skip("pgbouncer was not found: queues behind one are NOT TESTED (apt install pgbouncer)")
@@ -44,8 +46,9 @@ def bouncer(server: str, mode: str) -> Iterator[int]:
         directory = Path(name)
         directory.chmod(0o755)
         (directory / "users").write_text(f'"{url.username}" ""\n')
+        more = "\n".join(f"{name} = {value}" for name, value in settings.items())
         (directory / "settings").write_text(
-            _SETTINGS.format(folder=folder, port=port, users=directory / "users", mode=mode)
+            _SETTINGS.format(folder=folder, port=port, users=directory / "users", mode=mode, more=more)
         )
         # It refuses to be root, and whoever runs the server may read its folder.
         owner = next(Path(folder).glob(".s.PGSQL.*")).owner()
@@ -61,6 +64,20 @@ def bouncer(server: str, mode: str) -> Iterator[int]:
         finally:
             process.kill()
             process.wait(timeout=PATIENCE_SECONDS)
+
+
+@contextmanager
+def busy(port: int, url: str, clients: int) -> Iterator[None]:
+    """Let so many clients of the pool each have had a session at the same time, and stay."""
+    with ExitStack() as stack:
+        connections = [
+            stack.enter_context(psycopg.connect(through(port, url).replace("+psycopg", ""))) for _ in range(clients)
+        ]
+        for connection in connections:
+            connection.execute("SELECT 1")
+        for connection in connections:
+            connection.commit()
+        yield
 
 
 def through(port: int, url: str, **query: str) -> str:

@@ -17,7 +17,7 @@ from db import Database, Post
 from federation.admin.users import require_table
 from federation.base.audit import Order, noted
 from federation.runtime.composition import Federation
-from federation.sealed.outbound.activities import Content, PublishedPost, RequestedFollow, policy_of
+from federation.sealed.outbound.activities import Content, PublishedPost, RequestedFollow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +41,13 @@ class ReceivedPage:
     after: str | None
 
 
+class NoSuchPost(LookupError):
+    """There is no post of that id here, or no more."""
+
+    def __init__(self, post_id: str) -> None:
+        super().__init__(f"there is no post {post_id!r} here")
+
+
 async def follow(
     federation: Federation, *, follower_id: str, following_id: str, server_url: str, order: Order
 ) -> RequestedFollow:
@@ -51,7 +58,7 @@ async def follow(
         ConfigurationError: there is no table of users.
         ServerRefused, DiscoveryError, BlockedUrl, ValueError: as `request_follow`.
     """
-    await _require_user(federation.database, follower_id)
+    await _require_tables(federation.database, "user")
     async with federation.outbox.transaction() as session:
         asked = await federation.producers.request_follow(
             session, follower_id=follower_id, following_id=following_id, server_url=server_url
@@ -70,7 +77,7 @@ async def publish(
         ConfigurationError: there are no tables of users or posts.
         ValueError: as `publish_post`.
     """
-    await _require_user(federation.database, author_id, "posts")
+    await _require_tables(federation.database, "user", "posts")
     async with federation.outbox.transaction() as session:
         post = await federation.producers.publish_post(
             session, author_id=author_id, content=content, is_private=is_private
@@ -80,13 +87,16 @@ async def publish(
 
 
 async def received(database: Database, *, limit: int, after: str | None = None) -> ReceivedPage:
-    """Return posts of other servers, the latest first.
+    """Return posts of other servers, the latest first, those behind the one with the id *after*.
 
     Raises:
+        NoSuchPost: there is none of that id.
         ConfigurationError: there is no table of posts.
     """
     async with database.read() as session:
         await (await session.connection()).run_sync(require_table, "posts")
+        if after is not None and (await session.get(Post, after)) is None:
+            raise NoSuchPost(after)
         rows = (await session.execute(_arrived(after).limit(limit + 1))).scalars().all()
     posts = [_read(row) for row in rows[:limit]]
     return ReceivedPage(posts=posts, after=posts[-1].id if len(rows) > limit else None)
@@ -114,9 +124,8 @@ def _read(row: Post) -> ReceivedPost:
     )
 
 
-async def _require_user(database: Database, user_id: str, *tables: str) -> None:
+async def _require_tables(database: Database, *tables: str) -> None:
     async with database.read() as session:
         connection = await session.connection()
-        for table in ("user", *tables):
+        for table in tables:
             await connection.run_sync(require_table, table)
-        await session.run_sync(policy_of, user_id)

@@ -91,7 +91,10 @@ def received(
     """List posts that came from other servers, the latest first."""
     from federation.admin import activities
 
-    page = with_database(lambda database: activities.received(database, limit=limit, after=after))
+    try:
+        page = with_database(lambda database: activities.received(database, limit=limit, after=after))
+    except activities.NoSuchPost as error:
+        fail(f"{error}; begin without --after", status=NOT_FOUND)
     if as_json:
         print_json(page)
         return

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import typer
 
-from federation.cli.lists import print_list, shortened
+from federation.cli.lists import SHORTEST, print_list, shortened
 from federation.cli.options import AsJson, Columns, Limit, OlderThan, Wide, Yes, group
 from federation.cli.orders import order
 from federation.cli.output import confirm, print_json, print_lines, print_table, progress, shown
@@ -258,7 +258,7 @@ def retry(
     else:
         left = f"; {done.left} left, which a Node producer wrote: retry their jobs there" if done.left else ""
         behind = f"; {done.out_of_order} left, which would be out of order" if done.out_of_order else ""
-        print_lines([f"{_counted(done.retried)} owed again{left}{behind}"])
+        print_lines([f"{_counted(done.retried)} owed again{left}{behind}{_named(ids, chosen)}"])
     if not done.retried:
         raise typer.Exit(NOT_FOUND)
 
@@ -286,7 +286,8 @@ def drop(
     total = with_database(lambda database: deliveries.count(database, chosen.conditions()))
     if not total:
         fail("no delivery is chosen", status=NOT_FOUND)
-    confirm(f"Drop {counted(total)}? What is dropped cannot be brought back.", yes=yes)
+    named = _named(ids, chosen)
+    confirm(f"Drop {counted(total)}{named}? What is dropped cannot be brought back.", yes=yes)
     with progress(total, "dropping") as bar:
         asked = _order("drop", chosen)
         done = with_node(lambda federation: _bulk(federation).drop(chosen, progress=bar, order=asked))
@@ -294,9 +295,14 @@ def drop(
         print_json(done)
     else:
         busy = f"; {done.busy} being tried at this moment, and left" if done.busy else ""
-        print_lines([f"{_counted(done.dropped)} dropped{busy}"])
+        print_lines([f"{_counted(done.dropped)} dropped{busy}{named}"])
     if not done.dropped:
         raise typer.Exit(NOT_FOUND)
+
+
+def _named(ids: Sequence[str] | None, chosen: Selection) -> str:
+    """Name the chosen deliveries if the end of an id stood for one of them."""
+    return "" if chosen.ids == tuple(ids or ()) else f" ({', '.join(chosen.ids)})"
 
 
 def _counted(number: int) -> str:
@@ -342,7 +348,7 @@ def _whole(ids: Sequence[str]) -> tuple[str, ...]:
     from federation.admin.deliveries import deliveries
 
     try:
-        return with_database(lambda database: deliveries.whole_ids(database, ids))
+        return with_database(lambda database: deliveries.whole_ids(database, ids, shortest=SHORTEST))
     except ValueError as error:
         fail(str(error))
 

@@ -10,7 +10,7 @@ import typer
 from federation.cli.output import print_table
 
 SHORTEST: Final = 8
-"""How many characters of an id are shown at least."""
+"""How many characters of an id's end are shown at least, and may stand for it."""
 
 
 def print_list(

@@ -24,8 +24,6 @@ PAGE: Final = "/bulk"
 _DOING: Final = {
     BulkVerb.RETRY: "Retrying deliveries",
     BulkVerb.DROP: "Dropping deliveries",
-    BulkVerb.HOLD: "Holding deliveries",
-    BulkVerb.RELEASE: "Releasing deliveries",
     BulkVerb.IMPORT: "Importing rules",
 }
 

@@ -9,13 +9,15 @@ from typing import Final
 import psycopg
 import pytest
 from sqlalchemy import Engine, make_url, text
+from sqlalchemy.exc import OperationalError
 
 from db import BlacklistRevision, Database, DatabaseUrlError
 from db.engines import migration_engine, reading_engine, writing_engine
+from db.errors import is_outage
 from db.migrate import upgrade
 from db.poolers import LentSessionsError
 from db.url import parse_url
-from tests.bouncer import bouncer, through
+from tests.bouncer import bouncer, busy, through
 
 REFUSED: Final = r"^the database postgresql://127.0.0.1:\d+/\w+ is behind a pool .* `pool_mode = session`, or"
 
@@ -81,3 +83,36 @@ def test_an_upgrade_leaves_nothing(lent: int, postgres_url: str) -> None:
         tables = other.execute("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'").fetchone()
     assert {name for (name,) in settings} <= {"application_name", "client_encoding"}  # the pool's own doing
     assert tables == (0,)
+
+
+@pytest.mark.parametrize("clients", [1, 2, 3])
+def test_turns_are_seen_through(postgres_server: str, postgres_url: str, clients: int) -> None:
+    """A pool may lend the session that has rested the longest, so that two clients get two of them in turn."""
+    with bouncer(postgres_server, "transaction", server_round_robin=1) as port, busy(port, postgres_url, clients):
+        engine = writing_engine(parse_url(through(port, postgres_url)))
+        for _ in range(4):
+            with pytest.raises(LentSessionsError, match=REFUSED):
+                engine.connect()
+        engine.dispose()
+
+
+@pytest.mark.parametrize("held", [1, 0], ids=["for the first connection", "for the second connection"])
+def test_a_full_pool_is_an_outage(postgres_server: str, postgres_url: str, held: int) -> None:
+    """Whoever finds no room in it has seen nothing of how it lends; later there is some."""
+    with bouncer(postgres_server, "session", default_pool_size=1, query_wait_timeout=1) as port:
+        engine = writing_engine(parse_url(through(port, postgres_url)))
+        with busy(port, postgres_url, held), pytest.raises(OperationalError) as failed:
+            engine.connect()
+        assert is_outage(failed.value)
+        engine.dispose()
+
+
+async def test_a_full_pool_is_an_outage_to_tasks(postgres_server: str, postgres_url: str) -> None:
+    """Whatever they would have it do."""
+    with bouncer(postgres_server, "session", default_pool_size=1, query_wait_timeout=1) as port:
+        database = Database(through(port, postgres_url))
+        with busy(port, postgres_url, 1), pytest.raises(OperationalError) as failed:
+            async with database.read() as session:
+                await session.connection()
+        assert is_outage(failed.value)
+        await database.close()

@@ -36,6 +36,12 @@ def test_every_spelling_of_sqlite_means_the_same_file(scheme: str, tmp_path: Pat
         ("", "cannot be parsed"),
         ("node.db", "cannot be parsed"),
         ("postgresql://u:hunter2@h:port/node", "cannot be parsed"),
+        *(
+            (f"postgresql://u:hunter2@h/node?{name}=hunter2", f"unknown option '{name}'; leave it out")
+            for name in ("x", "self", "conninfo", "kwargs", "row_factory", "cursor_factory", "context", "autocommit")
+        ),
+        ("postgresql://u:hunter2@h/node?ssl_mode=require", "'ssl_mode'; leave it out, or write 'sslmode'$"),
+        ("sqlite:////tmp/x.db?time_out=3", "'time_out'; leave it out, or write 'timeout'$"),
     ],
 )
 def test_other_urls_are_refused_with_a_reason(url: str, message: str) -> None:
@@ -44,6 +50,12 @@ def test_other_urls_are_refused_with_a_reason(url: str, message: str) -> None:
         parse_url(url)
     assert "hunter2" not in repr(caught.value)
     assert caught.value.__cause__ is None
+
+
+def test_what_libpq_knows_may_be_in_the_url() -> None:
+    """In the words of its own documentation."""
+    options = "connect_timeout=3&application_name=node&options=-csearch_path%3Dours&target_session_attrs=read-write"
+    assert len(parse_url(f"postgresql://h/node?{options}").query) == 4
 
 
 async def test_repr_shows_the_address_and_no_password() -> None:

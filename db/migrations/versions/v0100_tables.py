@@ -291,7 +291,6 @@ def _create_operators() -> None:
         sa.Column("verb", sa.Text, nullable=False),
         sa.Column("chosen", sa.JSON, nullable=False),
         sa.Column("total", sa.BigInteger),
-        sa.Column("position", sa.BigInteger, nullable=False),
         sa.Column("token", sa.BigInteger, nullable=False),
         sa.Column("leased_until", sa.DateTime),
         sa.Column("finished_at", sa.DateTime),

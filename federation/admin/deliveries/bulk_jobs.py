@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
@@ -99,7 +100,7 @@ class BulkJobs:
         def add(connection: Connection) -> int:
             action = begin(connection, order)
             values = {"id": action, "created_at": datetime.now(UTC), "verb": verb, "chosen": chosen}
-            connection.execute(insert(_TABLE).values(**values, position=0, token=0))
+            connection.execute(insert(_TABLE).values(**values, token=0))
             return action
 
         return await self._database.transact(add)
@@ -176,11 +177,11 @@ class BulkJobs:
         selection = _selection(row.chosen, row.created_at)
         bulk = BulkDeliveries(self._database, self._federation.delivery_queue)
         under_way = UnderWay(since=row.created_at, record=Record(row.id))
-        is_retry = row.verb is BulkVerb.RETRY
+        changes: dict[BulkVerb, Callable[..., Awaitable[Any]]] = {BulkVerb.RETRY: bulk.retry, BulkVerb.DROP: bulk.drop}
         if row.total is None:
-            wanted = [*selection.conditions(), *([retryable(selection)] if is_retry else [])]
+            wanted = [*selection.conditions(), *([retryable(selection)] if row.verb is BulkVerb.RETRY else [])]
             await self._note_total(row.id, await deliveries.count(self._database, wanted))
-        done = await (bulk.retry if is_retry else bulk.drop)(selection, under_way=under_way)
+        done = await changes[row.verb](selection, under_way=under_way)
         return {name: value for name, value in asdict(done).items() if name not in ("retried", "dropped")}
 
     async def _note_total(self, job_id: int, total: int) -> None:
@@ -222,6 +223,7 @@ _NEXT: Final = (
     select(_TABLE)
     .where(
         _OPEN,
+        _TABLE.c.verb.in_(list(BulkVerb)),  # another version may know more
         or_(
             _TABLE.c.leased_until.is_(None),
             _TABLE.c.leased_until < bindparam("now"),

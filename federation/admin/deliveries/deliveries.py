@@ -19,8 +19,6 @@ from db import AttemptNote, Database, DeliveryAttempt, DeliveryJob, DeliveryStat
 from federation.admin.words import ended
 
 MAX_ATTEMPTS_SHOWN: Final = 50
-SHORTEST_END: Final = 4
-"""How many characters of an id's end may stand for it."""
 
 K = TypeVar("K")
 
@@ -85,21 +83,24 @@ class Selection:
         return conditions
 
 
-async def whole_ids(database: Database, ids: Iterable[str]) -> tuple[str, ...]:
+async def whole_ids(database: Database, ids: Iterable[str], *, shortest: int) -> tuple[str, ...]:
     """Return each id, or the one that ends with it, as lists show them; what belongs to no delivery stays as it is.
+
+    An end has at least *shortest* characters.
 
     Raises:
         ValueError: several end with it.
     """
     async with database.read() as session:
-        return tuple([await _whole_id(session, each) for each in ids])
+        return tuple([await _whole_id(session, each, shortest) for each in ids])
 
 
-async def _whole_id(session: AsyncSession, text: str) -> str:
+async def _whole_id(session: AsyncSession, text: str, shortest: int) -> str:
     wanted = col(DeliveryJob.id)
-    if len(text) < SHORTEST_END or (await session.execute(select(exists().where(wanted == text)))).scalar_one():
+    if len(text) < shortest or (await session.execute(select(exists().where(wanted == text)))).scalar_one():
         return text
-    query = select(wanted).where(wanted.endswith(text, autoescape=True)).order_by(wanted).limit(3)
+    end = func.substr(wanted, func.length(wanted) - len(text) + 1)  # SQLite's LIKE takes capitals for small letters
+    query = select(wanted).where(end == text).order_by(wanted).limit(3)
     found = (await session.execute(query)).scalars().all()
     if len(found) > 1:
         raise ValueError(f"more than one delivery's id ends with {text}: {', '.join(found)}")

@@ -29,12 +29,12 @@ def redis_client(settings: Settings, timeout: timedelta = REDIS_TIMEOUT) -> Redi
     """
     urls = (keyless_redis_url(settings), plain(settings.redis_url))
     url = next((url for url in urls if url is not None and not _is_cluster(url)), None)
-    return None if url is None else _client(_without_waits(url), timeout)
+    return None if url is None else _client(_without_options(url), timeout)
 
 
 def bullmq_connection(url: str) -> str | Redis | RedisCluster:
     """Return what the stock `bullmq` package takes as a connection to the Redis at this URL."""
-    url = _without_waits(url)
+    url = _without_options(url)
     deployment = read_deployment(url)
     if deployment is None:
         return url
@@ -55,8 +55,11 @@ def _is_cluster(url: str) -> bool:
     return deployment is not None and deployment.is_cluster
 
 
-def _without_waits(url: str) -> str:
-    return take_parameter(take_parameter(url, "wait_replicas")[0], "wait_timeout_ms")[0]
+def _without_options(url: str) -> str:
+    """Leave out what only BullMQ's queues read, as REDIS_URL may have it also beside queues elsewhere."""
+    for name in ("wait_replicas", "wait_timeout_ms", "metrics", "max_foreign_stalls"):
+        url, _ = take_parameter(url, name)
+    return url
 
 
 def _client(url: str, timeout: timedelta = REDIS_TIMEOUT) -> Redis:

@@ -136,18 +136,29 @@ def _networks(value: object) -> object:
         raise ValueError("must be addresses or networks, as 10.0.0.7 or 10.0.0.0/8, separated by commas") from None
 
 
+_BULL: Final = "bull+"
+_BULLMQ: Final = "bullmq+"
+_WAITS: Final = ("wait_replicas", "wait_timeout_ms")
+_OUR_OPTIONS: Final = {
+    "": ("queue", *_WAITS),
+    _BULLMQ: ("max_foreign_stalls", "metrics", *_WAITS),
+    _BULL: ("dialect", *_WAITS),
+}
+"""What a storage reads of its URL itself, and checks. REDIS_URL is that of BullMQ's queues, too."""
+
+
 def _database_url(value: SecretStr) -> SecretStr:
     parse_url(value.get_secret_value())
     return value
 
 
-def _redis_url(value: SecretStr) -> SecretStr:
+def _redis_url(value: SecretStr, layout: str = _BULLMQ) -> SecretStr:
     url = value.get_secret_value()
     deployment = _deployment(url)
     if deployment is not None and deployment.is_cluster:
         raise ValueError("a cluster is for queues alone: name it in QUEUE_URL, as bullmq+redis+cluster://host:port")
     if deployment is not None:
-        _check_options(url)
+        _check_options(url, layout)
         return value
     try:
         parts = urlsplit(url)
@@ -158,21 +169,17 @@ def _redis_url(value: SecretStr) -> SecretStr:
         raise ValueError("must be redis://[user:password@]host:port[/db], or rediss:// for TLS")
     if "allow_eviction" in dict(parse_qsl(urlsplit(url).query, keep_blank_values=True)):
         raise ValueError("no ?allow_eviction= here: set FEDERATION_ALLOW_EVICTION")
-    _check_options(url)
+    _check_options(url, layout)
     return value
 
 
-_OUR_OPTIONS: Final = ("queue", "wait_replicas", "wait_timeout_ms", "dialect", "max_foreign_stalls", "metrics")
-"""Of queues' URLs: what a storage reads itself, and checks."""
-
-
-def _check_options(url: str) -> None:
+def _check_options(url: str, layout: str) -> None:
     """Refuse what redis-py does not know, before it would say so of each connection."""
     try:
         from workers.storage.redis import check_target  # here: only these URLs need the package
     except ImportError:
         return
-    for own in _OUR_OPTIONS:
+    for own in _OUR_OPTIONS[layout]:
         url, _ = take_parameter(url, own)
     try:
         check_target(url)
@@ -192,10 +199,10 @@ def _queue_url(value: SecretStr) -> SecretStr:
     url = value.get_secret_value()
     if url.startswith(("sqlite:", "postgresql:", "postgresql+", "postgres:")):
         return _database_url(value)
-    for layout in ("", "bullmq+", "bull+"):
+    for layout in _OUR_OPTIONS:
         if url.startswith((f"{layout}redis://", f"{layout}rediss://", f"{layout}redis+", f"{layout}rediss+")):
             _queue_server(SecretStr(url.removeprefix(layout)), layout)
-            if layout == "bull+":
+            if layout == _BULL:
                 _check_dialect(url)
             return value
     if url.startswith("file:///") and url.removeprefix("file:///"):
@@ -210,8 +217,8 @@ def _queue_url(value: SecretStr) -> SecretStr:
 def _queue_server(value: SecretStr, layout: str) -> None:
     deployment = _deployment(value.get_secret_value())
     if deployment is None:
-        _redis_url(value)
-    elif deployment.is_cluster and layout == "bull+":
+        _redis_url(value, layout)
+    elif deployment.is_cluster and layout == _BULL:
         raise ValueError("Bull's keys carry no hash tags, so its queues cannot be on a cluster")
 
 

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Final, TypeAlias
 
 from pydantic import JsonValue
@@ -14,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 from sqlmodel import col
 
-from db import Follow, Post, User, new_id
+from db import Follow, Post, new_id
 from federation.base.queues.job_data import FOLLOW_JOB, POST_JOB, UNFOLLOW_JOB
 from federation.delivery.outbox.insert import OutboxInserter, Planned
 from federation.delivery.outbox.ordering import cancelled_unsent
@@ -22,6 +23,7 @@ from federation.delivery.outbox.outbox import Outbox
 from federation.protocol.activities import PostActivity, follow_activity, post_activity, unfollow_activity
 from federation.protocol.encodings import parse_model
 from federation.protocol.urls import canonical_origin, peer_registry_url
+from federation.sealed.outbound.users import UnknownUser, is_stored, policy_of
 from federation.sealed.peers.discovery import Discovery, Shown
 from federation.sealed.peers.follow_news import Direction, Pair, time_to_tell
 from federation.sealed.peers.registry import Registry
@@ -195,20 +197,6 @@ class Produced:
         return sorted({server for server in servers if server is not None})
 
 
-def policy_of(session: Session, user_id: str) -> str | None:
-    """Return to which servers the local user's posts go. What the session is yet to write counts, too.
-
-    Raises:
-        UnknownUser: this node has no such user.
-    """
-    session.flush()
-    chosen = select(col(User.post_propagation_policy)).where(col(User.id) == user_id)
-    found = session.execute(chosen).one_or_none()
-    if found is None:
-        raise UnknownUser(user_id)
-    return found[0]
-
-
 def _told(server_url: str, follower_id: str, following_id: str) -> Pair:
     return Pair(direction=Direction.TOLD, server_url=server_url, follower_id=follower_id, following_id=following_id)
 
@@ -222,13 +210,6 @@ def _follow_key(follower_id: str, following_id: str) -> str:
 
 
 __all__ = ["Content", "Producers", "PublishedPost", "RequestedFollow", "ServerRefused", "UnknownUser"]
-
-
-class UnknownUser(ValueError):
-    """This node has no such user."""
-
-    def __init__(self, user_id: str) -> None:
-        super().__init__(f"there is no user {user_id!r} here; `federation users list` shows who is")
 
 
 class ServerRefused(Exception):
@@ -275,12 +256,15 @@ class Producers:
         An unknown server is discovered first, over the network: call this before the session's other writes.
 
         Raises:
+            UnknownUser: the follower is no user of this node. No server is asked, and nothing is written then.
             ServerRefused: the server is blacklisted.
             DiscoveryError: it is unknown and could not be discovered.
-            UnknownUser: the follower is no user of this node. Nothing is written then.
+            ConfigurationError: this node has no table of users.
             BlockedUrl, ValueError: its URL is not acceptable.
         """
         self._outbox.check_kind(session, "request_follow")
+        if not await self.has_user(follower_id):
+            await self._outbox.within(session, partial(self.require_user, user_id=follower_id), "request_follow")
         met = await self.meet(server_url)
 
         def owe(inside: Session) -> RequestedFollow:
@@ -350,6 +334,19 @@ class Producers:
 
         return await self._outbox.within(session, owe, "publish_post")
 
+    async def has_user(self, user_id: str) -> bool:
+        """Tell whether this node has the user, but for one whom the caller's transaction has just made."""
+        return await is_stored(self._registry.database, user_id)
+
+    def require_user(self, session: Session, user_id: str) -> None:
+        """Check that this node has the user, in the caller's transaction.
+
+        Raises:
+            UnknownUser, ConfigurationError: see `policy_of`.
+        """
+        self._outbox.inserter.enter(session)
+        policy_of(session, user_id)
+
     async def meet(self, server_url: str) -> Met:
         """Prepare a follow of somebody on that server.
 
@@ -384,8 +381,7 @@ class Producers:
             UnknownUser: the follower is no user of this node.
             DiscoveryError: another server is registered with one of its keys.
         """
-        self._outbox.inserter.enter(session)
-        policy_of(session, follower_id)
+        self.require_user(session, follower_id)
         if met.shown is not None:
             self._discovery.register_within(session, met.server_url, met.shown)
         return self.produced.follow(

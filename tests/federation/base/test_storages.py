@@ -172,5 +172,9 @@ async def test_metrics_are_chosen_in_the_url(redis_url: str, queue_prefix: str) 
         await storage.settle([Completed(claim=held, result=b"1")])
     assert await client.hget(f"{queue_prefix}:some-queue:metrics:completed", "count") == "1"
     await client.aclose()
+    elsewhere = redis_client(Settings.from_values({**values, "QUEUE_URL": "file:///var/queues"}))
+    assert elsewhere is not None
+    assert await elsewhere.ping()
+    await elsewhere.aclose()
     with pytest.raises(StorageError, match="metrics"):
         open_storage(Settings.from_values({"QUEUE_URL": f"bullmq+{redis_url}?metrics=many"}), "some-queue")

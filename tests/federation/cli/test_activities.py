@@ -66,6 +66,9 @@ def test_what_came_is_listed_the_latest_first(on_each: Command) -> None:
     rest: Any = on_each("received", "--json", "--after", first["after"]).json
     assert [post["id"] for post in first["posts"] + rest["posts"]] == ["third\x1b[31m", "second", "of bob"]
     assert rest["after"] is None
+    unknown = on_each("received", "--after", "fourth")
+    assert (unknown.status, unknown.stdout) == (1, "")
+    assert unknown.stderr == "federation: there is no post 'fourth' here; begin without --after\n"
     shown = on_each("received").stdout
     assert shown.replace("\n", "").isprintable()
     assert shown.splitlines()[2].split()[2:] == ["bob", PEER, "second", "[image:", "https://peer.example/1.png]"]

@@ -127,20 +127,24 @@ def test_an_id_may_be_typed_as_it_is_shown(command: Command, busy: list[str]) ->
     shown = [line.split()[0] for line in command("deliveries", "list").stdout.splitlines()[1:]]
     assert shown == [each[-8:] for each in busy]
     assert busy[0] in command("deliveries", "show", shown[0]).stdout
-    assert command("deliveries", "retry", shown[0]).stdout == "1 delivery is owed again\n"
-    assert command("deliveries", "drop", shown[1], shown[2], "--yes").stdout == "2 deliveries are dropped\n"
-    assert command("deliveries", "show", busy[0][-3:]).status == 1
+    assert command("deliveries", "retry", shown[0]).stdout == f"1 delivery is owed again ({busy[0]})\n"
+    asked = command("deliveries", "drop", shown[1], busy[2])
+    assert asked.stderr.startswith(f"federation: Drop 2 deliveries ({busy[1]}, {busy[2]})? What is dropped cannot be")
+    dropped = command("deliveries", "drop", shown[1], busy[2], "--yes").stdout
+    assert dropped == f"2 deliveries are dropped ({busy[1]}, {busy[2]})\n"
+    assert command("deliveries", "show", busy[0][-7:]).status == 1
     assert command("deliveries", "show", "%" + shown[0]).status == 1
 
 
 def test_an_id_that_may_be_another_is_refused(command: Command) -> None:
     """Unless it is one itself."""
-    on_the_node(lambda node: add(node, "abcdef", "cdef"))
-    assert command("deliveries", "drop", "cdef", "bcdef", "--yes").stdout == "2 deliveries are dropped\n"
-    on_the_node(lambda node: add(node, "1-cdef", "2-cdef"))
-    refused = command("deliveries", "drop", "cdef", "--yes")
+    on_the_node(lambda node: add(node, "1-abcdefgh", "abcdefgh"))
+    assert command("deliveries", "drop", "abcdefgh", "--yes").stdout == "1 delivery is dropped\n"
+    on_the_node(lambda node: add(node, "2-abcdefgh", "3-ABCDEFGH"))
+    refused = command("deliveries", "drop", "abcdefgh", "--yes")
     assert (refused.status, refused.stdout) == (2, "")
-    assert "more than one delivery's id ends with cdef: 1-cdef, 2-cdef" in refused.stderr
+    assert "more than one delivery's id ends with abcdefgh: 1-abcdefgh, 2-abcdefgh\n" in refused.stderr
+    assert command("deliveries", "drop", "ABCDEFGH", "--yes").stdout == "1 delivery is dropped (3-ABCDEFGH)\n"
 
 
 async def add(node: Federation, *ids: str) -> None:

@@ -22,7 +22,7 @@ from tests.federation.conftest import OWN_URL, MakeSettings
 from tests.federation.protocol.vectors import A, B
 from tests.misbehaving import Behaviour, hang, redirect, reset, respond, truncate
 from tests.patience import until
-from tests.peer import Peer, Pings, acquaint
+from tests.peer import Peer, Pings, acquaint, settle
 from tests.squatters import Pretence, Squatter
 
 STRANGER = generate_own_keys()
@@ -69,6 +69,7 @@ async def test_a_blacklisted_server_is_not_discovered(federation: Federation, pe
 
 async def test_who_asks_for_a_rest_is_not_followed_for_now(federation: Federation, peer: Peer) -> None:
     """The rest cannot be noted within the application's transaction; the failure is still a discovery's."""
+    await settle(federation, "here")
     peer.server.upcoming.append(respond(429))
     with pytest.raises(DiscoveryError, match="left alone"):
         async with federation.outbox.transaction() as session:

@@ -110,6 +110,10 @@ async def test_users_calls_are_owed_by_plain_code(node: dict[str, str], peer: Pe
 
     def plain() -> str | None:
         with federation.sync.transaction() as session:
+            with pytest.raises(ValueError, match="there is no user 'nobody' here"):
+                federation.sync.request_follow(session, **{**users, "follower_id": "nobody"})
+            assert peer.server.connections == 0
+        with federation.sync.transaction() as session:
             federation.sync.request_follow(session, **users)
         with federation.sync.transaction() as session:
             session.execute(update(Follow).values(accepted=True))

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import func, insert, select, text, update
 from sqlmodel import col
 
 from db import ActionSource, BulkJob, BulkVerb, DeliveryJob, DeliveryState
@@ -160,12 +160,26 @@ async def test_a_job_is_run_by_one_process_until_its_lease_is_over(node: Federat
 
 async def test_what_is_no_bulk_job_is_refused(node: Federation) -> None:
     jobs = BulkJobs(node)
-    with pytest.raises(ValueError, match="hold takes no such deliveries"):
-        await jobs.start_deliveries(BulkVerb.HOLD, FAILED, order=ORDER)
+    with pytest.raises(ValueError, match="import takes no such deliveries"):
+        await jobs.start_deliveries(BulkVerb.IMPORT, FAILED, order=ORDER)
     many = Selection(ids=tuple(map(str, range(bulk_jobs.MAX_CHOSEN + 1))))
     with pytest.raises(ValueError, match="retry takes no such"):
         await jobs.start_deliveries(BulkVerb.RETRY, many, order=ORDER)
     assert await jobs.progress(1) is None
+
+
+async def test_what_another_version_has_to_do_is_left_to_it(node: Federation) -> None:
+    """Nothing is done for it, and it hides no job behind it."""
+    await fail(node, 3)
+    jobs = BulkJobs(node)
+    await jobs.start_deliveries(BulkVerb.RETRY, FAILED, order=ORDER)
+    async with node.database.transaction() as session:
+        await session.execute(text("UPDATE bulk_jobs SET verb = 'hold'"))
+    assert await jobs.tick() is False
+    assert await count(node, DeliveryState.FAILED) == 3
+    await jobs.start_deliveries(BulkVerb.RETRY, FAILED, order=ORDER)
+    assert await jobs.tick() is True
+    assert await count(node, DeliveryState.READY) == 3
 
 
 RUNNER = """

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from sqlalchemy import make_url
 
-from tests.bouncer import bouncer, through
+from tests.bouncer import bouncer, busy, through
 from tests.workers.harnesses import PostgresHarness
 from tests.workers.storage.sql.steps import MINUTE, connected, exchange_ons
 from workers.errors import StorageError, StorageUnavailable
@@ -78,6 +78,26 @@ async def test_transactions_are_refused_by_name(url: str, by_transaction: int) -
         await SqlStorage(through(by_transaction, url)).connect()
     with pytest.raises(StorageError, match="pool_mode = session`, or add `notify=off`"):
         await SqlStorage(through(by_transaction, url)).connect()
+
+
+@pytest.mark.parametrize("clients", [1, 2, 3])
+async def test_turns_are_seen_through(url: str, postgres_server: str, clients: int) -> None:
+    """A pool may lend the session that has rested the longest, so that two clients get two of them in turn."""
+    with bouncer(postgres_server, "transaction", server_round_robin=1) as port, busy(port, url, clients):
+        for _ in range(4):
+            with pytest.raises(StorageError, match="pool_mode = session`, or add `notify=off`"):
+                await SqlStorage(through(port, url)).connect()
+
+
+@pytest.mark.parametrize("held", [1, 0], ids=["for the first connection", "for the second connection"])
+async def test_a_full_pool_is_an_outage(url: str, postgres_server: str, held: int) -> None:
+    """Whoever finds no room in it has seen nothing of how it lends; later there is some."""
+    with (
+        bouncer(postgres_server, "session", default_pool_size=1, query_wait_timeout=1) as port,
+        busy(port, url, held),
+        pytest.raises(StorageUnavailable),
+    ):
+        await SqlStorage(through(port, url)).connect()
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -152,8 +152,10 @@ def check(connection: Connection, ours: Place, database: str) -> None:
         raise StorageError("`connection` has `client_encoding = SQL_ASCII`, in which texts are bytes; set it to UTF8")
 
 
-_ROUNDS: Final = 5
-"""Others may use the pool at the same time, and get in between."""
+_ROUNDS: Final = 3
+"""Others may use the pool at the same time, and get in between. Psycopg prepares what is asked more than five times."""
+_NO_TRANSACTIONS: Final = "transaction blocks not allowed"
+"""PgBouncer says so with the code that it has for outages, too."""
 _PROCESS: Final = "SELECT pg_backend_pid()"
 _SAID: Final = (
     "is behind a pool that lends its sessions for single transactions, as PgBouncer does with `pool_mode ="
@@ -169,24 +171,28 @@ def refuse_lent_sessions(connection: OwnConnection, connect: Callable[[], OwnCon
     """
     process = _process(connection)
     connection.commit()
-    if process != connection.info.backend_pid and _are_lent(connection, connect):
+    if process != connection.info.backend_pid and _are_lent(process, connection, connect):
         raise StorageError(f"{database} {_SAID}")
 
 
-def _are_lent(connection: OwnConnection, connect: Callable[[], OwnConnection]) -> bool:
+def _are_lent(process: int, connection: OwnConnection, connect: Callable[[], OwnConnection]) -> bool:
+    """Tell whether one has ever had another process than at first, or one that the other has had.
+
+    Each round counts with those before: a pool may lend its sessions in turns that come round as ours do.
+    """
+    held = None
     with connect() as other:
         for _ in range(_ROUNDS):
-            first = _process(connection)
-            connection.commit()
             try:
                 with other.transaction():
-                    held = _process(other)
-                    second = _process(connection)
-            except psycopg.errors.ProtocolViolation:  # not even transactions: it lends them for single statements
-                return True
-            finally:
-                connection.commit()
-            if first != second or held == first:
+                    before, held = held, _process(other)
+                    has_changed = process != _process(connection) or before not in (None, held)
+                    connection.commit()
+            except psycopg.errors.ProtocolViolation as error:
+                if (error.diag.message_primary or "").startswith(_NO_TRANSACTIONS):  # it lends for single statements
+                    return True
+                raise
+            if has_changed or held == process:
                 return True
     return False
 

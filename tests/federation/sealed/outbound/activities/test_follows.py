@@ -6,18 +6,20 @@ import json
 from contextlib import suppress
 
 import pytest
+from sqlalchemy import text
 from structlog.testing import capture_logs
 
-from db import BlacklistedServer, Follow
+from db import BlacklistedServer, Follow, User
 from federation.admin import blacklist
+from federation.base.errors import ConfigurationError
 from federation.http.errors import BlockedUrl
 from federation.protocol.encodings import parse_moment
 from federation.runtime.composition import Federation
-from federation.sealed.outbound.activities import ServerRefused
+from federation.sealed.outbound.activities import ServerRefused, UnknownUser
 from federation.sealed.peers.discovery import DiscoveryError
 from tests.federation.conftest import OWN_URL
 from tests.federation.sealed.outbound.activities.stored import NOW, all_of, everywhere, jobs, nothing_written, only_row
-from tests.misbehaving import reset, respond
+from tests.misbehaving import Exchange, Received, reset, respond
 from tests.patience import until
 from tests.peer import Peer, Pings, acquaint, settle
 from tests.squatters import Squatter
@@ -77,6 +79,53 @@ async def test_a_follow_on_an_unknown_server_discovers_and_registers_it_first(no
     assert peer.discoveries == ["GET", "REGISTER"]
     assert OWN_URL in peer.senders
     assert len(await jobs(node)) == len(await all_of(node, Follow)) == 1
+
+
+@everywhere
+async def test_nobody_is_asked_for_a_user_who_is_not_here(node: Federation, peer: Peer) -> None:
+    """A server that is unknown is neither asked nor told who we are."""
+    async with node.outbox.transaction() as session:
+        with pytest.raises(UnknownUser, match="nobody"):
+            await node.producers.request_follow(session, follower_id="nobody", following_id="bob", server_url=peer.url)
+    assert peer.server.connections == 0
+    assert await nothing_written(node)
+
+
+@everywhere
+async def test_a_user_may_be_made_in_the_same_transaction(node: Federation, peer: Peer) -> None:
+    """Who is not committed yet follows somebody on an unknown server."""
+    async with node.outbox.transaction() as session:
+        session.add(User(id="carol"))
+        await node.producers.request_follow(session, follower_id="carol", following_id="bob", server_url=peer.url)
+    assert len(await jobs(node)) == 1
+
+
+async def test_others_write_while_a_server_is_asked(node: Federation, peer: Peer) -> None:
+    """The caller's transaction takes no lock before."""
+
+    async def write_first(request: Received, exchange: Exchange) -> None:
+        await settle(node, "dave")
+        await peer.server.routes["/discover"](request, exchange)
+
+    peer.server.upcoming.append(write_first)
+    async with node.outbox.transaction() as session:
+        await node.producers.request_follow(session, follower_id="alice", following_id="bob", server_url=peer.url)
+    assert len(await jobs(node)) == 1
+
+
+@everywhere
+async def test_without_the_table_of_users_it_is_told_how_to_make_it(node: Federation, peer: Peer) -> None:
+    """By each call that needs one of them."""
+    async with node.database.transaction() as session:
+        await session.execute(text('ALTER TABLE "user" RENAME TO elsewhere'))
+    async with node.outbox.transaction() as session:
+        with pytest.raises(ConfigurationError, match=r"the table user .* `federation upgrade --host-tables`"):
+            await node.producers.request_follow(session, follower_id="alice", following_id="bob", server_url=peer.url)
+    content = [{"type": "text", "value": "hello"}]
+    with pytest.raises(ConfigurationError, match=r"the table user .* `federation upgrade --host-tables`"):
+        async with node.outbox.transaction() as session:
+            await node.producers.publish_post(session, author_id="alice", content=content)
+    assert peer.server.connections == 0
 
 
 async def test_an_introduction_that_fails_does_not_stop_the_follow(node: Federation, peer: Peer) -> None:
