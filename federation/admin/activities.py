@@ -5,6 +5,7 @@ These are the calls of `federation.service`, in a transaction of their own that 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -49,16 +50,22 @@ class NoSuchPost(LookupError):
 
 
 async def follow(
-    federation: Federation, *, follower_id: str, following_id: str, server_url: str, order: Order
+    federation: Federation, *, follower_id: str, following_id: str, server_url: str, patience: float, order: Order
 ) -> RequestedFollow:
     """Ask for a local user to follow one of another server; see `Producers.request_follow`.
 
+    `patience` is how many seconds a server that is not known yet may take to say who it is.
+
     Raises:
+        TimeoutError: it took longer. Nothing was written.
         UnknownUser: the follower is no user of this node.
         ConfigurationError: there is no table of users.
         ServerRefused, DiscoveryError, BlockedUrl, ValueError: as `request_follow`.
     """
     await _require_tables(federation.database, "user")
+    if await federation.producers.has_user(follower_id):
+        async with asyncio.timeout(patience):
+            await federation.producers.meet(server_url)
     async with federation.outbox.transaction() as session:
         asked = await federation.producers.request_follow(
             session, follower_id=follower_id, following_id=following_id, server_url=server_url

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
 
@@ -48,7 +47,9 @@ def follow(
     name = server_url(url)
     asked = order("follow", server_url=name, id=user_id, **{"as": user})
     requested = _done(
-        lambda node: activities.follow(node, follower_id=user, following_id=user_id, server_url=name, order=asked)
+        lambda node: activities.follow(
+            node, follower_id=user, following_id=user_id, server_url=name, patience=MOST_TO_WAIT, order=asked
+        )
     )
     if as_json:
         print_json(requested)
@@ -79,7 +80,7 @@ def post(
         print_json(published)
         return
     owed = len(published.delivery_ids)
-    whom = f"owed to {counted(owed, 'server')}" if owed else f"no server is to have it: nobody elsewhere follows {user}"
+    whom = f"owed to {counted(owed, 'server')}" if owed else "no server is to have it"
     print_lines([f"published as {published.post_id}; {whom}"])
 
 
@@ -110,14 +111,10 @@ def _done(work: Callable[[Federation], Awaitable[T]]) -> T:
     from federation.sealed.outbound.activities import ServerRefused, UnknownUser
     from federation.sealed.peers.discovery import DiscoveryError
 
-    async def within_patience(node: Federation) -> T:
-        async with asyncio.timeout(MOST_TO_WAIT):
-            return await work(node)
-
     try:
-        return with_node(within_patience)
+        return with_node(work)
     except TimeoutError:
-        fail(f"no answer within {MOST_TO_WAIT} s; nothing was done", status=NOT_FOUND)
+        fail(f"that server did not answer within {MOST_TO_WAIT} s; nothing was written", status=NOT_FOUND)
     except (UnknownUser, ServerRefused, DiscoveryError, OutboundError) as error:
         fail(str(error), status=NOT_FOUND)
     except ValueError as error:

@@ -150,7 +150,8 @@ def _show_gone(delivery_id: str, *, as_json: bool) -> None:
     latest = with_database(lambda database: attempts_at_delivery(database, delivery_id)).rows
     if not latest:
         fail(
-            f"there is no delivery {delivery_id} and no attempt at it: it is dropped or purged, or never was",
+            f"there is no delivery {delivery_id} and no attempt at it: it is dropped or purged, or never was; "
+            "one that was delivered is found by its whole id",
             status=NOT_FOUND,
         )
     attempts = latest[::-1]

@@ -67,9 +67,16 @@ def access_of(settings: Settings, *, allow_actions: bool) -> Access:
     secret = plain(settings.federation_dashboard_proxy_secret)
     networks = settings.federation_dashboard_proxies
     accounts = plain(settings.federation_dashboard_accounts) or ""
-    if (secret is not None and not networks) or (networks and secret is None and not accounts):
+    if secret is not None and not networks:
         raise ConfigurationError(
-            ["FEDERATION_DASHBOARD_PROXIES, FEDERATION_DASHBOARD_PROXY_SECRET: a proxy that says who asks needs both"]
+            ["FEDERATION_DASHBOARD_PROXIES: name the proxy that says who asks; its secret alone proves no address"]
+        )
+    if networks and secret is None and not accounts:
+        raise ConfigurationError(
+            [
+                "FEDERATION_DASHBOARD_PROXIES: nobody says who asks: set FEDERATION_DASHBOARD_PROXY_SECRET if the "
+                "proxy says so, or FEDERATION_DASHBOARD_ACCOUNTS"
+            ]
         )
     try:
         return Access(

@@ -253,7 +253,7 @@ def free(connection: Connection, payload_ids: Sequence[str]) -> None:
 
 _SHARED = select(col(DeliveryPayload.payload)).where(col(DeliveryPayload.id) == bindparam("text"))
 
-_TABLE = DeliveryPayload.__table__  # type: ignore[attr-defined] # SQLModel adds it at run time
+_TEXTS = DeliveryPayload.__table__  # type: ignore[attr-defined] # SQLModel adds it at run time
 
-_RELEASE = update(_TABLE).where(_TABLE.c.id == bindparam("text")).values(refs=_TABLE.c.refs - bindparam("rows"))
-_FREE = delete(_TABLE).where(among(_TABLE.c.id, "texts"), _TABLE.c.refs <= 0)
+_RELEASE = update(_TEXTS).where(_TEXTS.c.id == bindparam("text")).values(refs=_TEXTS.c.refs - bindparam("rows"))
+_FREE = delete(_TEXTS).where(among(_TEXTS.c.id, "texts"), _TEXTS.c.refs <= 0)

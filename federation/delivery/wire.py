@@ -178,7 +178,7 @@ class Wires:
     """The wires of a node. `default` is that of all names of jobs that no other claims.
 
     Raises:
-        ValueError: two claim one name, or have one, or one beside the default claims none.
+        ValueError: two claim the same jobs, or have the same name, or one beside the default claims no jobs.
     """
 
     def __init__(self, default: Wire, *others: Wire) -> None:

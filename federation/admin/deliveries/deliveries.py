@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
-from sqlalchemy import ColumnElement, Executable, Row, Select, and_, case, distinct, exists, func, or_, select
+from sqlalchemy import ColumnElement, Executable, Row, Select, and_, case, distinct, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlmodel import col
 
@@ -91,14 +91,17 @@ async def whole_ids(database: Database, ids: Iterable[str], *, shortest: int) ->
     Raises:
         ValueError: several end with it.
     """
+    given = tuple(ids)
     async with database.read() as session:
-        return tuple([await _whole_id(session, each, shortest) for each in ids])
+        found = await session.execute(select(col(DeliveryJob.id)).where(col(DeliveryJob.id).in_(given)))
+        known = set(found.scalars())
+        ends = [each for each in given if each not in known and len(each) >= shortest]
+        whole = {each: await _whole_id(session, each) for each in ends}
+    return tuple(whole.get(each, each) for each in given)
 
 
-async def _whole_id(session: AsyncSession, text: str, shortest: int) -> str:
+async def _whole_id(session: AsyncSession, text: str) -> str:
     wanted = col(DeliveryJob.id)
-    if len(text) < shortest or (await session.execute(select(exists().where(wanted == text)))).scalar_one():
-        return text
     end = func.substr(wanted, func.length(wanted) - len(text) + 1)  # SQLite's LIKE takes capitals for small letters
     query = select(wanted).where(end == text).order_by(wanted).limit(3)
     found = (await session.execute(query)).scalars().all()

@@ -177,8 +177,8 @@ async def test_an_account_is_made_by_the_command(node: Path) -> None:
         ("federation_dashboard_bind", "0.0.0.0", "without an account it listens on loopback only"),
         ("federation_dashboard_accounts", "anna:s3cret", "FEDERATION_DASHBOARD_ACCOUNTS: the role of anna"),
         ("federation_dashboard_url", "ops.example", "https://dashboard.example"),
-        ("federation_dashboard_proxy_secret", SECRET, "needs both"),
-        ("federation_dashboard_proxies", "10.0.0.5", "needs both"),
+        ("federation_dashboard_proxy_secret", SECRET, "name the proxy that says who asks"),
+        ("federation_dashboard_proxies", "10.0.0.5", "nobody says who asks"),
     ],
 )
 def test_settings_that_let_in_too_many_are_refused(

@@ -197,7 +197,7 @@ async def test_without_room_an_attempt_is_sent_away() -> None:
 
 
 async def test_one_server_has_a_fifth_of_the_room() -> None:
-    """Beyond that a known slow one's attempts are sent away, and others find limits."""
+    """Beyond that a known slow one's attempts are sent away, and others find room."""
     limits = HostLimits(per_server=1, most=10, quick=timedelta(0))
     await once(limits)  # known, and no answer is quick
     async with held(limits):
@@ -257,7 +257,7 @@ async def test_a_turn_passed_to_one_who_gave_up_is_passed_on() -> None:
 
 @pytest.mark.parametrize("error", [ValueError, asyncio.CancelledError, KeyboardInterrupt])
 async def test_a_turn_comes_back_however_the_attempt_ends(error: type[BaseException]) -> None:
-    """An exception or a cancellation frees turn and limits."""
+    """An exception or a cancellation frees the place."""
     limits = HostLimits(per_server=1, most=1, quick=NEVER)
     with pytest.raises(error):
         async with held(limits):
