@@ -1,5 +1,6 @@
 """The application's tables and the sessions that reach them; `db.migrate.upgrade` creates and updates the schema."""
 
+from db.activitypub import ActivityActor, ActivityInbox, ActivityKey
 from db.analytics import AcceptedKey, RelayCandidate, ServerScorecard
 from db.columns import DEFAULT_WIRE, FederationTable, HostTable, among, new_id, new_timed_id
 from db.deliveries import (
@@ -35,6 +36,9 @@ __all__ = [
     "DEFAULT_WIRE",
     "AcceptedKey",
     "ActionSource",
+    "ActivityActor",
+    "ActivityInbox",
+    "ActivityKey",
     "AdminAction",
     "AttemptMinute",
     "AttemptNote",

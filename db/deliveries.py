@@ -13,6 +13,14 @@ class DeliveryPayload(FederationTable, table=True):
     """A text that several deliveries share; `refs` counts their rows, and it goes with the last of them."""
 
     __tablename__ = "delivery_payloads"
+    __table_args__ = (
+        Index(
+            "delivery_payloads_activity_id_idx",
+            "activity_id",
+            postgresql_where=text("activity_id IS NOT NULL"),
+            sqlite_where=text("activity_id IS NOT NULL"),
+        ),
+    )
 
     # Written by delivery/outbox/insert, once.
     id: str = Field(default_factory=new_timed_id, sa_type=Text, primary_key=True)
@@ -21,6 +29,10 @@ class DeliveryPayload(FederationTable, table=True):
     refs: int
     # Written by delivery/outbox/insert, once.
     created_at: datetime = Field(sa_type=UtcDateTime)
+    activity_id: str | None = Field(default=None, sa_type=Text)
+    """What is sent, by the name that its own protocol gives it; null where that has none."""
+    actor: str | None = Field(default=None, sa_type=Text)
+    """In whose name it is signed, where the wire signs in the name of several."""
 
 
 class DeliveryState(StrEnum):
@@ -194,6 +206,7 @@ class DeliveryAttempt(FederationTable, table=True):
         Index("delivery_attempts_started_at_idx", "started_at"),
         Index("delivery_attempts_server_url_started_at_idx", "server_url", "started_at"),
         Index("delivery_attempts_number_uidx", "delivery_id", "series", "attempt", unique=True),
+        _partial("delivery_attempts_activity_id_idx", "activity_id", where="activity_id IS NOT NULL"),
     )
 
     # Written by delivery/ledger/attempt_log, once.
@@ -215,6 +228,8 @@ class DeliveryAttempt(FederationTable, table=True):
     remote_code: str | None = Field(default=None, sa_type=Text)
     """The `code` or `reason` that a refusing server's JSON gave."""
     note: AttemptNote | None = Field(default=None, sa_type=TextEnum(AttemptNote))
+    activity_id: str | None = Field(default=None, sa_type=Text)
+    """As in `delivery_payloads`."""
 
 
 class DeliveryLoss(FederationTable, table=True):

@@ -88,7 +88,8 @@ class ServerLink(FederationTable, table=True):
     `moved_to` is the origin that the server's last redirect named. At `looked_at` a look at its keys began, which has
     died with its process if `look_ended_at` is older. `rest_until` is when the pause ends that the server
     asked for; at `release_at` the next held deliveries go out, `release_rate` a second. `profile` names the
-    implementation it is known to run.
+    implementation it is known to run. `signature` is the kind of signature by which it took a delivery that it had
+    refused by the other; `first_answer_was_page` tells whether the first answer with which it took one was a page.
     """
 
     __tablename__ = "server_links"
@@ -142,6 +143,8 @@ class ServerLink(FederationTable, table=True):
     probed_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     moved_to: str | None = Field(default=None, sa_type=Text)
     look_ended_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    signature: str | None = Field(default=None, sa_type=Text)
+    first_answer_was_page: bool | None = None
 
 
 # Which rules may have another canonical spelling than their own: some that have none are among them, and none that has

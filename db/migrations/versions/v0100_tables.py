@@ -42,6 +42,7 @@ def upgrade() -> None:
     _create_rollups()
     _create_scheduling()
     _create_identity()
+    _create_activitypub()
 
 
 def _partial(name: str, table: str, columns: list[str], where: str) -> None:
@@ -113,7 +114,10 @@ def _create_delivery_payloads() -> None:
         sa.Column("payload", sa.Text, nullable=False),
         sa.Column("refs", sa.Integer, nullable=False),
         sa.Column("created_at", sa.DateTime, nullable=False),
+        sa.Column("activity_id", sa.Text),
+        sa.Column("actor", sa.Text),
     )
+    _partial("delivery_payloads_activity_id_idx", "delivery_payloads", ["activity_id"], "activity_id IS NOT NULL")
 
 
 def _create_delivery_attempts() -> None:
@@ -136,7 +140,9 @@ def _create_delivery_attempts() -> None:
         sa.Column("series", sa.Integer),
         sa.Column("remote_code", sa.Text),
         sa.Column("note", sa.Text),
+        sa.Column("activity_id", sa.Text),
     )
+    _partial("delivery_attempts_activity_id_idx", "delivery_attempts", ["activity_id"], "activity_id IS NOT NULL")
     op.create_index("delivery_attempts_started_at_idx", "delivery_attempts", ["started_at"])
     op.create_index("delivery_attempts_server_url_started_at_idx", "delivery_attempts", ["server_url", "started_at"])
     op.create_index(
@@ -187,6 +193,8 @@ def _create_server_links() -> None:
         sa.Column("probed_at", sa.DateTime),
         sa.Column("moved_to", sa.Text),
         sa.Column("look_ended_at", sa.DateTime),
+        sa.Column("signature", sa.Text),
+        sa.Column("first_answer_was_page", sa.Boolean),
     )
     _partial("server_links_probe_idx", "server_links", ["next_probe_at"], "next_probe_at IS NOT NULL")
     _partial("server_links_release_idx", "server_links", ["release_at"], "release_at IS NOT NULL")
@@ -386,3 +394,35 @@ def _create_identity() -> None:
         sa.Column("what", sa.Text, primary_key=True),
         sa.Column("seen_at", sa.DateTime, nullable=False),
     )
+
+
+def _create_activitypub() -> None:
+    op.create_table(
+        "activitypub_actors",
+        sa.Column("id", sa.Text, primary_key=True),
+        sa.Column("created_at", sa.DateTime, nullable=False),
+        sa.Column("is_instance", sa.Boolean, nullable=False),
+        sa.Column("removed_at", sa.DateTime),
+    )
+    op.create_table(
+        "activitypub_keys",
+        sa.Column("key_id", sa.Text, primary_key=True),
+        sa.Column("actor_id", sa.Text, nullable=False),
+        sa.Column("kind", sa.Text, nullable=False),
+        sa.Column("private", sa.Text, nullable=False),
+        sa.Column("public_pem", sa.Text, nullable=False),
+        sa.Column("created_at", sa.DateTime, nullable=False),
+        sa.Column("use_from", sa.DateTime, nullable=False),
+        sa.Column("retired_at", sa.DateTime),
+    )
+    op.create_index("activitypub_keys_actor_id_idx", "activitypub_keys", ["actor_id"])
+    op.create_table(
+        "activitypub_inboxes",
+        sa.Column("url", sa.Text, primary_key=True),
+        sa.Column("server_url", sa.Text, nullable=False),
+        sa.Column("gone_at", sa.DateTime),
+        sa.Column("gone_code", sa.Integer),
+        sa.Column("missing_since", sa.DateTime),
+        sa.Column("missing_last", sa.DateTime),
+    )
+    op.create_index("activitypub_inboxes_gone_at_idx", "activitypub_inboxes", ["gone_at"])
