@@ -40,6 +40,8 @@ class Trace:
     `method` is the kind of what was sent, for the log. `status` and `remote_code` are the answer's; `relayed_by` is
     the server that carried it. `answered`: whether the server began to answer, None if it was not asked; `waited`: for
     how many seconds it was waited for. `note`: what the attempt's record is to say beside its outcome.
+    `activity_id` is what the protocol calls that which was sent, if it calls it anything; `signature` the kind of
+    signature that counted, where it has several, and `knocks` the requests of this attempt.
     """
 
     method: str | None = None
@@ -51,6 +53,9 @@ class Trace:
     request_bytes: int | None = None
     response_bytes: int | None = None
     note: AttemptNote | None = None
+    activity_id: str | None = None
+    signature: str | None = None
+    knocks: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
