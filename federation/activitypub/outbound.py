@@ -14,7 +14,6 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum, StrEnum
-from functools import partial
 from typing import Final, Literal, TypeAlias
 
 import structlog
@@ -23,9 +22,8 @@ from sqlalchemy.orm import Session
 from sqlmodel import col
 
 from db import ActivityKey
-from federation.activitypub.activities import JOB, LARGE_BYTES, Activity, digest, ordering_key, parse
+from federation.activitypub.activities import JOB, LARGE_BYTES, Activity, at_inbox, parse, thing_of
 from federation.delivery.outbox.insert import OutboxInserter, Planned
-from federation.delivery.outbox.ordering_keys import at_place
 from federation.protocol.urls import MAX_URL_CHARACTERS, canonical_origin, host_of
 from workers.checks import check_text
 from workers.clock import Clock
@@ -89,19 +87,16 @@ class Sent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Addressed:
-    """An activity that may be owed: its inboxes with their servers and recipients, and who gets nothing so far."""
+    """An activity that may be owed: its inboxes with their servers and recipients, and who gets nothing so far.
+
+    With a `key` it waits in a line of that at each inbox.
+    """
 
     activity: Activity
-    key: OrderingKey
+    key: str | None
     servers: Mapping[str, str]
     recipients: Mapping[str, Sequence[Recipient]]
     skipped: Sequence[Skipped]
-
-    def line_at(self, inbox: str) -> str | None:
-        """Return the ordering key of its delivery to that inbox."""
-        if self.key is Auto.AUTO:
-            return ordering_key(inbox, self.activity)
-        return None if self.key is None else at_place(self.key, digest(inbox))
 
 
 class Senders:
@@ -144,9 +139,10 @@ class Senders:
             TypeError: a recipient is no `Recipient`, or the ordering key no text.
         """
         found = parse(activity)
-        if key is not None and key is not Auto.AUTO:
-            check_text("ordering_key", key)
-            check_text("ordering_key, with the inbox,", at_place(key, digest("")))
+        line = thing_of(found) if key is Auto.AUTO else key
+        if line is not None:
+            check_text("ordering_key", line)
+            check_text("ordering_key, with the inbox,", at_inbox(line, ""))
         excluded = frozenset(_origins("exclude", exclude))
         servers: dict[str, str] = {}
         recipients: dict[str, list[Recipient]] = {}
@@ -160,7 +156,7 @@ class Senders:
             else:
                 servers[inbox] = server_url
                 recipients.setdefault(inbox, []).append(recipient)
-        return Addressed(activity=found, key=key, servers=servers, recipients=recipients, skipped=skipped)
+        return Addressed(activity=found, key=line, servers=servers, recipients=recipients, skipped=skipped)
 
     def send(self, session: Session, addressed: Addressed, *, blacklisted: AbstractSet[str], plan: Plan) -> Sent:
         """Write the text and the rows. `blacklisted` are servers that get nothing.
@@ -177,10 +173,11 @@ class Senders:
         skipped = tuple(_skipped(addressed, blacklisted, gone))
         if not inboxes:
             return Sent(activity_id=activity.id, skipped=skipped)
+        key = addressed.key
         planned = self._inserter.addressed(
             session,
             JOB,
-            [(inbox, addressed.servers[inbox], addressed.line_at(inbox)) for inbox in inboxes],
+            [(inbox, addressed.servers[inbox], None if key is None else at_inbox(key, inbox)) for inbox in inboxes],
             activity.text,
             activity_id=activity.id,
             actor=activity.actor,
@@ -207,20 +204,12 @@ class Senders:
 
     def _server_of(self, member: str, recipient: Recipient, inbox: str) -> str:
         """Return the server of an inbox that can be sent to as it is spelt."""
-        problem = partial("{}: {}, for {}".format, member)
-        if not isinstance(inbox, str) or _INBOX.fullmatch(inbox) is None or _DOTS.search(inbox):
-            raise ValueError(problem(f"no {_WANTED}", recipient.id))
-        if len(inbox) > MAX_URL_CHARACTERS:
-            raise ValueError(problem(f"longer than {MAX_URL_CHARACTERS} characters", recipient.id))
-        server_url = inbox[: inbox.index("/", len("https://"))]
         try:
-            is_canonical = canonical_origin(server_url) == server_url
+            server_url = _server_of(inbox)
         except ValueError as error:
-            raise ValueError(problem(str(error), recipient.id)) from None
-        if not is_canonical:
-            raise ValueError(problem(f"no {_WANTED}", recipient.id))
+            raise ValueError(f"{member}: {error}, for {recipient.id}") from None
         if server_url.startswith("http:") and not self._may_be_plain(server_url):
-            raise ValueError(problem("http: without FEDERATION_ACTIVITYPUB_HTTP=1", recipient.id))
+            raise ValueError(f"{member}: http: without FEDERATION_ACTIVITYPUB_HTTP=1, for {recipient.id}")
         return server_url
 
     def _may_be_plain(self, server_url: str) -> bool:
@@ -231,8 +220,10 @@ class Senders:
 
 _WANTED: Final = "canonical URL: https, a host in lower case, a path, neither user name nor fragment, all of it ASCII"
 _CHARACTER: Final = "(?:[A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})"
-_INBOX: Final = re.compile(rf"https?://[a-z0-9._:\[\]-]+/{_CHARACTER}*(?:\?(?:{_CHARACTER}|\?)+)?")
+_INBOX: Final = re.compile(rf"(https?://[a-z0-9._:\[\]-]+)/{_CHARACTER}*(?:\?(?:{_CHARACTER}|\?)+)?")
 """What an HTTP client sends as it is spelt: a signature covers the spelling."""
+_PLAIN: Final = re.compile(r"https://(?:[a-z0-9-]{1,63}\.){1,3}[a-z-][a-z0-9-]{0,50}")
+"""Most origins, easily recognised as canonical: short, and the last label does not begin like a number."""
 _DOTS: Final = re.compile(r"^[^?]*/\.\.?(?:[/?]|$)")
 
 _KEY: Final = (
@@ -243,6 +234,23 @@ _KEY: Final = (
     )
     .limit(1)
 )
+
+
+def _server_of(inbox: object) -> str:
+    """Return the server of an inbox.
+
+    Raises:
+        ValueError: it cannot be sent to as it is spelt.
+    """
+    found = _INBOX.fullmatch(inbox) if isinstance(inbox, str) else None
+    if found is None or _DOTS.search(found[0]):
+        raise ValueError(f"no {_WANTED}")
+    if len(found[0]) > MAX_URL_CHARACTERS:
+        raise ValueError(f"longer than {MAX_URL_CHARACTERS} characters")
+    server_url = found[1]
+    if _PLAIN.fullmatch(server_url) is None and canonical_origin(server_url) != server_url:
+        raise ValueError(f"no {_WANTED}")
+    return server_url
 
 
 def _origins(member: str, urls: Iterable[str]) -> Iterable[str]:
