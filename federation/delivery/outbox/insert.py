@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 
 from db import DeliveryJob, DeliveryPayload, DeliveryState, OwnDatabase, new_timed_id
 from federation.base.database_clock import DatabaseClock
-from federation.base.queues.queue import JobQueue
+from federation.delivery.job_origins import DeliveryQueues
 from federation.delivery.outbox.ordering import PlaceInOrder, stand, stand_apart
 from federation.delivery.rows import PlannedJob, delivery_job
 from federation.protocol.urls import canonical_origin
@@ -71,7 +71,7 @@ class OutboxInserter:
     def __init__(
         self,
         database: OwnDatabase,
-        queue: JobQueue,
+        queues: DeliveryQueues,
         *,
         check: CheckPayload,
         joins: bool,
@@ -79,7 +79,7 @@ class OutboxInserter:
         new_id: Callable[[], str] = new_timed_id,
     ) -> None:
         self._database = database
-        self._queue = queue
+        self._queues = queues
         self._check = check
         self._joins = joins
         self._clock = clock or SystemClock()
@@ -201,7 +201,7 @@ class OutboxInserter:
     def add_jobs(self, session: Session, planned: Iterable[Planned]) -> None:
         """Insert the jobs in the transaction, for a queue that joins it."""
         for batch in batches(planned):
-            self._queue.add_bulk_on(session, batch)
+            self._queues.add_bulk_on(session, batch)
 
     def _row_values(self, placed: _Placed, now: datetime) -> dict[str, Any]:
         delivery, ordering_key, place = placed
