@@ -34,7 +34,7 @@ from sqlmodel import col
 
 from db import DEFAULT_WIRE, AttemptOutcome, Database, DeliveryState, HoldReason, LinkState, ServerLink
 from federation.base.meter import NO_METER, Meter
-from federation.delivery.attempt.decision import ALONE_PAUSES, LONGEST_OWN_PAUSE
+from federation.delivery.attempt.decision import ALONE_PAUSES, DOUBT_PAUSES, LONGEST_OWN_PAUSE
 from federation.delivery.attempt.host_limits import LONGEST_BUSY
 from federation.delivery.held.sweep_times import Sweeps
 from federation.delivery.job_origins import DeliveryQueues
@@ -54,7 +54,7 @@ WAITS_FOR_SERVER: Final = (HoldReason.SERVER, HoldReason.REST)
 """Reasons to hold a delivery that the `Releaser` then sends, at its pace."""
 LONGEST_PAUSES: Final = {
     HoldReason.BUSY: LONGEST_BUSY,
-    HoldReason.OURS: LONGEST_OWN_PAUSE,
+    HoldReason.OURS: max(LONGEST_OWN_PAUSE, *DOUBT_PAUSES),
     HoldReason.ALONE: max(ALONE_PAUSES),
 }
 """Reasons to hold a delivery until a time, and the longest that this may take."""
