@@ -21,9 +21,10 @@ ATTEMPT_CODES: Final = frozenset(
     {
         *(code.value for code in NetworkErrorCode),
         *("BLACKLISTED", "BLOCKED_URL", "BODY_TOO_LARGE", "DATABASE", "DISCOVERY", "DISCOVERY_REFUSED"),
-        *("FOREIGN_ANSWER", "INTERNAL", "INVALID_ACK"),
+        *("FOREIGN_ANSWER", "INBOX_GONE", "INTERNAL", "INVALID_ACK"),
         *("INVALID_ACK_SIGNATURE", "INVALID_JOB", "INVALID_PAYLOAD", "KEY_MATERIAL", "NO_ACK"),
         *("NO_OWN_KEYS", "NO_OWN_URL", "NO_PUBLIC_KEY", "NO_RECEIVER", "PARKED", "STALLED"),
+        "OWN_ACTOR_UNREACHABLE",
     }
 )
 OWN_FAULTS: Final = {
@@ -31,6 +32,7 @@ OWN_FAULTS: Final = {
     "INTERNAL": AttemptOutcome.RETRYABLE,
     "NO_OWN_KEYS": AttemptOutcome.PERMANENT,
     "NO_OWN_URL": AttemptOutcome.PERMANENT,
+    "OWN_ACTOR_UNREACHABLE": AttemptOutcome.RETRYABLE,
 }
 """Codes of attempts that fail on this side, with their outcome. An operator is woken for these."""
 ENDPOINTS: Final = frozenset(
