@@ -16,7 +16,6 @@ from db import Database
 from db.engines import POSTGRES_CONNECTIONS
 from federation.admin.deliveries.bulk_jobs import INTERVAL, BulkJobs
 from federation.base.errors import ConfigurationError, Unreachable
-from federation.base.queues.queue import DELIVERY_QUEUE_NAME
 from federation.base.settings.reach import HOST_ADVICE, missing_host_tables, require_schema
 from federation.base.settings.settings import Settings
 from federation.monitoring.endpoints import Endpoints
@@ -94,7 +93,7 @@ async def run(
         served = _node_server(federation) if node else None
         observers: list[Observer] = [metrics] if metrics else []
         if membership is not None:
-            observers.append(_Introducing(membership, settings))
+            observers.append(_Introducing(membership, federation))
         ticks: Mapping[Tick, timedelta] = {BulkJobs(federation).tick: INTERVAL}
         federation_workers = (
             FederationWorkers(federation, tasks=tasks, observers=observers, leads=membership is None, ticks=ticks)
@@ -161,16 +160,21 @@ async def _joined(
 
 
 class _Introducing:
-    """Tells the supervisor that this process delivers, once its worker is connected."""
+    """Tells the supervisor that this process delivers, once its workers are connected."""
 
-    def __init__(self, membership: Membership, settings: Settings) -> None:
+    def __init__(self, membership: Membership, federation: Federation) -> None:
+        settings = federation.settings
         self._membership = membership
+        self._awaited = {queue.storage.queue for queue in federation.delivery_queues.all}
         self._introduction = Introduction(
             grace_seconds=settings.federation_grace.total_seconds(), bind=settings.federation_metrics_bind
         )
 
     def __call__(self, event: WorkerEvent) -> None:
-        if event.kind is WorkerEventKind.READY and event.queue == DELIVERY_QUEUE_NAME:
+        if event.kind is not WorkerEventKind.READY or event.queue not in self._awaited:
+            return
+        self._awaited.discard(event.queue)
+        if not self._awaited:
             self._membership.tell_ready(self._introduction)
 
 
@@ -191,7 +195,7 @@ def _metrics() -> ProcessMetrics:
 
 
 def _watched_queues(federation: Federation) -> list[Queue]:
-    queues: list[Queue] = [federation.delivery_queue, federation.health_check_queue, federation.discovery_queue]
+    queues: list[Queue] = [*federation.delivery_queues.all, federation.health_check_queue, federation.discovery_queue]
     if federation.settings.federation_tasks:
         queues.append(federation.tasks_queue)
     return queues

@@ -39,9 +39,9 @@ class SeenWorker:
 
 
 def all_queues(federation: Federation) -> tuple[Queue, ...]:
-    """Return the queues of the node: deliveries, health checks, discoveries, tasks."""
+    """Return the queues of the node: of deliveries (one, or more by wire), health checks, discoveries, tasks."""
     return (
-        federation.delivery_queue,
+        *federation.delivery_queues.all,
         federation.health_check_queue,
         federation.discovery_queue,
         federation.tasks_queue,

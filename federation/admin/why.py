@@ -362,7 +362,8 @@ def _is_known(told: Explanation) -> bool:
 
 
 async def _lacks_jobs(federation: Federation) -> bool:
-    await connect(federation.delivery_queue)
+    for queue in federation.delivery_queues.all:
+        await connect(queue)
     return await federation.outbox_sweeper.lacks_jobs()
 
 

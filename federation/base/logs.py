@@ -45,6 +45,7 @@ def configure_logging(level: str = "info") -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(max(number, logging.WARNING))
+    logging.getLogger("dotenv").setLevel(logging.ERROR)  # it names no file; `settings.misspelt` does
 
 
 def crash(error: BaseException) -> dict[str, str]:

@@ -324,7 +324,7 @@ def _order(verb: str, chosen: Selection) -> Order:
 def _bulk(federation: Federation) -> BulkDeliveries:
     from federation.admin.deliveries.bulk import BulkDeliveries
 
-    return BulkDeliveries(federation.database, federation.delivery_queue)
+    return BulkDeliveries(federation.database, federation.delivery_queues)
 
 
 def _selection(

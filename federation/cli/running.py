@@ -169,14 +169,14 @@ def upgrade(settings: Settings, *, host_tables: bool = False) -> Upgraded:
         HostTablesError: tables of the host's own are in the way of ours.
     """
     from db import migrate
-    from federation.base.queues.queue import QUEUE_NAMES
+    from federation.base.queues.queue import queue_names
     from federation.base.queues.storages import open_storage
     from workers.storage.sql import SqlStorage
 
     url = settings.database_url.get_secret_value()
     with lasting("upgrading the tables"):
         made = migrate.upgrade(url, host_tables=host_tables)
-        for queue in QUEUE_NAMES:
+        for queue in queue_names(settings):
             storage = open_storage(settings, queue)
             if isinstance(storage, SqlStorage):
                 interrupts.run(_prepare(storage))

@@ -56,19 +56,19 @@ def number_lines(process: int) -> None:
 def load_settings(*, node: bool = False) -> Settings:
     """Load this directory's settings, with `node` those of one that delivers or serves.
 
-    Misspelt ones are named on stderr.
+    What is set without any effect is named on stderr.
 
     Raises:
         ConfigurationError: as `Settings.load` and `Settings.load_node`.
     """
-    from federation.base.settings.misspelt import misspelt, told
+    from federation.base.settings.misspelt import without_effect
     from federation.base.settings.settings import Settings
 
     try:
         return Settings.load_node() if node else Settings.load()
     finally:  # a missing setting may be there under a misspelt name
-        for name, nearest in misspelt().items():
-            typer.echo(f"federation: {told(name, nearest)}", err=True)
+        for told in without_effect():
+            typer.echo(f"federation: {told}", err=True)
 
 
 def with_node(work: Callable[[Federation], Awaitable[T]]) -> T:

@@ -160,7 +160,7 @@ async def act_on_deliveries(node: Node, caller: Caller, asked: DeliveriesOrder) 
     if await count_changed(node.database, selection, asked.action) > MOST_AT_ONCE:
         job = await BulkJobs(node).start_deliveries(BulkVerb(asked.action), selection, order=order)
         return DeliveriesDone(done=0, left=0, job=job)
-    bulk = BulkDeliveries(node.database, node.delivery_queue)
+    bulk = BulkDeliveries(node.database, node.delivery_queues)
     if asked.action == "retry":
         retried = await bulk.retry(selection, order=order)
         return DeliveriesDone(done=retried.retried, left=retried.left + retried.out_of_order)

@@ -31,7 +31,8 @@ _HELD_FOR: Final = {
 async def job_of(federation: Federation, row: DeliveryRow) -> JobStatus | None:
     """Return the job of the delivery; None if there is none, or its queue is away."""
     try:
-        return await answer(federation.delivery_queue.get_status(series_job_id(row.id, row.series)))
+        queue = federation.delivery_queues.of(row.job_name)
+        return await answer(queue.get_status(series_job_id(row.id, row.series)))
     except WorkersError:
         return None
 

@@ -145,7 +145,7 @@ class DeliveryPages:
             "next": what_next(row, job),
             "job": job,
             "job_id": job_id,
-            "queue": self._federation.delivery_queue.storage.queue,
+            "queue": self._federation.delivery_queues.of(row.job_name).storage.queue,
             "retryable": row.state is not DeliveryState.READY,
             "shows_text": self._shows_texts,
             "command": command("deliveries", "show", row.id),
@@ -189,7 +189,7 @@ class DeliveryPages:
         if is_many:
             job = await self._jobs.start_deliveries(BulkVerb(verb), selection, order=order)
             return visit.back(f"/bulk?{urlencode({'id': job})}", "The job is made.")
-        bulk = BulkDeliveries(self._database, self._federation.delivery_queue)
+        bulk = BulkDeliveries(self._database, self._federation.delivery_queues)
         done = await (bulk.retry(selection, order=order) if verb == "retry" else bulk.drop(selection, order=order))
         return visit.back(back, _report(done, asked=len(ids) or None))
 

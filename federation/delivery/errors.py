@@ -27,7 +27,8 @@ class RetryableFailure(Retry):
     """The attempt failed and may succeed later. `at_least` is how long the server asked to be left alone.
 
     `failure_class` is given where the code alone does not decide it. `moved_to` is the origin that the server's
-    redirect named.
+    redirect named. `tried_later`: once its attempts are used up, the delivery waits by itself and is tried again some
+    times, at growing intervals, before the refusal counts.
     """
 
     def __init__(
@@ -38,9 +39,11 @@ class RetryableFailure(Retry):
         failure_class: FailureClass | None = None,
         at_least: timedelta | None = None,
         moved_to: str | None = None,
+        tried_later: bool = False,
     ) -> None:
         super().__init__(message, at_least=at_least)
         self.code = code
+        self.tried_later = tried_later
         self.moved_to = moved_to
         self.failure_class = failure_class
         self.method: str | None = None  # set by the attempt that ends with it

@@ -1,4 +1,4 @@
-"""The delivery queue, whose jobs name their origin: the id of the database with their row, and this node's URL.
+"""The delivery queues, whose jobs name their origin: the id of the database with their row, and this node's URL.
 
 Without that, two databases on one queue, by a wrong setting or a copied `.env`, would end each other's jobs: the row is
 not there, so the delivery looks as if it were over. The URL tells a copy of the database from its original. A key could
@@ -7,12 +7,12 @@ not serve for this, as keys are rotated. Jobs of other nodes go back until someb
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
-from sqlalchemy import Connection, select
+from sqlalchemy import ColumnElement, Connection, select, true
 from sqlalchemy.orm import Session
 from sqlmodel import col
 
@@ -25,6 +25,8 @@ from workers import Job
 from workers.clock import Clock, SystemClock
 from workers.specs import Enqueued
 from workers.storage.base import Storage
+
+T = TypeVar("T")
 
 _IDENTITY: Final = select(col(DatabaseIdentity.id))
 
@@ -142,6 +144,84 @@ def _stamped(jobs: Iterable[Added], origin: JobOrigin) -> Iterable[Added]:
     stamp = {name: value for name, value in (("node", origin.node), ("database", origin.database)) if value}
     for name, data, opts in jobs:
         yield (name, {**stamp, **data} if isinstance(data, Mapping) and data.get("payloadId") else data, opts)
+
+
+_NONE_OF_THEIR_OWN: Final[Mapping[str, JobQueue]] = {}
+
+
+class DeliveryQueues:
+    """The queues of a node's deliveries: each job lies in that of its wire, which its name says.
+
+    Jobs of the names in `own` lie in queues of their own, and all others in `main`, where workers of other programs may
+    take them. Nobody works on the queue of a name that is `off`: it is used once a delivery of that name is owed.
+    """
+
+    def __init__(
+        self, main: JobQueue, own: Mapping[str, JobQueue] = _NONE_OF_THEIR_OWN, *, off: Collection[str] = ()
+    ) -> None:
+        self.main: Final = main
+        self._own: Final = dict(own)
+        self.all: Final = tuple(dict.fromkeys((main, *(queue for name, queue in own.items() if name not in off))))
+        """Those that are worked on, `main` first."""
+
+    def of(self, job_name: str | None) -> JobQueue:
+        """Return the queue in which jobs of this name lie."""
+        return self.main if job_name is None else self._own.get(job_name, self.main)
+
+    def split(self, items: Iterable[T], name: Callable[[T], str]) -> Mapping[JobQueue, list[T]]:
+        """Return the items by the queue of each, in their order; `name` tells the name of an item's job."""
+        found: dict[JobQueue, list[T]] = {}
+        for item in items:
+            found.setdefault(self.of(name(item)), []).append(item)
+        return found
+
+    def lie_in(self, queue: JobQueue) -> ColumnElement[bool]:
+        """Return the condition on rows whose jobs lie in that queue."""
+        names = [name for name, own in self._own.items() if own is queue]
+        if names:
+            return col(DeliveryJob.job_name).in_(names)
+        return col(DeliveryJob.job_name).not_in(list(self._own)) if self._own else true()
+
+    async def start(self) -> None:
+        """Open all that are worked on; see `Queue.start`."""
+        for queue in self.all:
+            await queue.start()
+
+    async def stop(self) -> None:
+        """Close all of them."""
+        for queue in dict.fromkeys((self.main, *self._own.values())):
+            await queue.stop()
+
+    def check_loop(self) -> None:
+        """See `Queue.check_loop`."""
+        for queue in self.all:
+            queue.check_loop()
+
+    async def add_bulk(self, jobs: Sequence[Added]) -> list[Enqueued]:
+        """Add each job to its queue, as `JobQueue.add_bulk` does; the results are in the order of the jobs.
+
+        What one queue does not accept leaves out the jobs of those after it.
+        """
+        found: dict[int, Enqueued] = {}
+        for queue, chosen in self._numbered(jobs):
+            found |= zip(chosen, await queue.add_bulk(list(chosen.values())), strict=True)
+        return [found[number] for number in range(len(jobs))]
+
+    def add_bulk_on(self, connection: object, jobs: Sequence[Added]) -> list[Enqueued]:
+        """Add each job to its queue, as `JobQueue.add_bulk_on` does; the results are in the order of the jobs."""
+        found: dict[int, Enqueued] = {}
+        for queue, chosen in self._numbered(jobs):
+            found |= zip(chosen, queue.add_bulk_on(connection, list(chosen.values())), strict=True)
+        return [found[number] for number in range(len(jobs))]
+
+    async def remove(self, ids: Sequence[str]) -> None:
+        """Remove the jobs with these ids, in whichever queue they are, unless a worker is running them."""
+        for queue in self.all:
+            await queue.storage.remove(ids)
+
+    def _numbered(self, jobs: Sequence[Added]) -> Iterable[tuple[JobQueue, dict[int, Added]]]:
+        for queue, numbered in self.split(enumerate(jobs), lambda each: each[1][0]).items():
+            yield queue, dict(numbered)
 
 
 FIRST_PAUSE: Final = timedelta(minutes=1)

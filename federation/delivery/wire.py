@@ -143,7 +143,11 @@ class Wire(Protocol):
         """
 
     async def may_recover(self, sending: Sending, code: str, /) -> bool:
-        """Tell whether the refusal by this code may end without anybody's doing: the delivery waits for that."""
+        """Tell whether the refusal by this code may end without anybody's doing: the delivery waits for that.
+
+        Raises:
+            RetryableFailure: what it found to be behind the refusal, of the class OURS; it counts in its place.
+        """
 
     async def is_well(self, server_url: str, /) -> bool | None:
         """Ask the server for which nothing is held whether it is back. None: only a delivery can tell."""

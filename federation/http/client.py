@@ -10,6 +10,7 @@ import asyncio
 import re
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from types import MappingProxyType, TracebackType
@@ -21,7 +22,7 @@ import structlog
 from federation.base.logs import crash
 from federation.http.errors import TRANSPORT_FAILURES, BodyTooLarge, NetworkError, RelayFailed, network_error
 from federation.http.guard import AddressGuard, parse_target
-from federation.http.messages import Carrier, Request, Response
+from federation.http.messages import BODY_PATIENCE, Carrier, Request, Response
 from federation.http.pool import ConnectionPool
 from federation.http.threat_policy import NO_OVERRIDES, NetworkErrorCode, PolicyOverride, get_threat_policy
 from workers.clock import monotonic
@@ -62,6 +63,8 @@ class InjectedTransport:
 
 
 async def _read_body(response: httpx.Response, request: Request) -> bytes:
+    if request.head_decides:
+        return await _read_beginning(response, request.max_bytes)
     origin, most = request.target.origin, request.max_bytes
     announced = response.headers.get("content-length", "")
     if announced.isdecimal() and (len(announced) > 18 or int(announced) > most):
@@ -74,6 +77,18 @@ async def _read_body(response: httpx.Response, request: Request) -> bytes:
         if len(body) > most:
             raise BodyTooLarge(f"{origin} sends a body, more than {most} bytes")
     return bytes(body)
+
+
+async def _read_beginning(response: httpx.Response, most: int) -> bytes:
+    stream, body = response.stream, bytearray()
+    assert isinstance(stream, httpx.AsyncByteStream)
+    with suppress(*TRANSPORT_FAILURES):  # one of them is the end of our patience
+        async with asyncio.timeout(BODY_PATIENCE.total_seconds()):
+            async for chunk in stream:
+                body += chunk
+                if len(body) >= most:
+                    break
+    return bytes(body[:most])
 
 
 MAX_LAYERS: Final = 2
@@ -171,12 +186,14 @@ class FederationClient:
         timeout: timedelta = DEFAULT_TIMEOUT,
         first_byte: timedelta | None = None,
         max_bytes: int = MAX_BODY_BYTES,
+        head_decides: bool = False,
     ) -> Response:
         """Return the server's whole response, whatever its status. Redirects are responses like any other.
 
         *timeout* covers everything from the wait for a pooled connection to the last byte of the body; *first_byte*, if
         it is shorter, everything until the response begins. A cancelled or failed exchange closes its connection, a
-        complete one returns it to the pool.
+        complete one returns it to the pool. With *head_decides* the body may be anything: once the response has begun,
+        there is one; see `Request`.
 
         Raises:
             NetworkError: no complete response; the message says which phase failed and why. Worth another try.
@@ -189,13 +206,16 @@ class FederationClient:
             headers={**_OWN_HEADERS, **headers},
             body=body,
             max_bytes=max_bytes,
+            head_decides=head_decides,
         )
         phase = "before the response"
 
         def began() -> None:
             nonlocal phase
             phase = "while reading the body"
-            if first_byte is not None and not deadline.expired():
+            if head_decides and not deadline.expired():
+                deadline.reschedule(None)  # `BODY_PATIENCE` ends it
+            elif first_byte is not None and not deadline.expired():
                 deadline.reschedule(end)
 
         end = asyncio.get_running_loop().time() + timeout.total_seconds()
@@ -207,7 +227,7 @@ class FederationClient:
             if error is None:
                 raise
             raise error from exc
-        return response if response.encoding is None else inflated(response, request)
+        return response if response.encoding is None or head_decides else inflated(response, request)
 
     async def close(self) -> None:
         """Close every connection. Exchanges still running fail."""

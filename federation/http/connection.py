@@ -10,7 +10,7 @@ from typing import Final, cast
 import httptools
 
 from federation.http.errors import BodyTooLarge, BrokenBody, MalformedResponse, ServerDisconnected
-from federation.http.messages import Request, Response
+from federation.http.messages import BODY_PATIENCE, Request, Response
 
 MAX_HEAD_BYTES: Final = 64 * 1024
 """Of all headers together, and of what follows them in the same packet."""
@@ -74,6 +74,7 @@ class ResponseReader:
         self._is_encoded = False
         self._body: list[bytes] = []
         self._size = 0
+        self._patience: asyncio.TimerHandle | None = None
 
     def feed(self, data: bytes) -> None:
         """Take what has arrived."""
@@ -107,6 +108,8 @@ class ResponseReader:
         Garbage collections would have to find them, and come seldom; see `runtime.nodes.set_aside_loaded`.
         """
         del self._parser
+        if self._patience is not None:
+            self._patience.cancel()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._status is None:  # no trailer
@@ -121,20 +124,22 @@ class ResponseReader:
         names = {name.lower(): value for name, value in self._headers}
         self._is_encoded = b"content-encoding" in names
         announced = names.get(b"content-length")
-        if announced is not None and int(announced) > self._request.max_bytes:
+        if announced is not None and int(announced) > self._request.max_bytes and not self._request.head_decides:
             self._fail(self._too_large(f"announces a body of {announced[:20].decode('latin-1')} bytes"))
         elif self._request.method == "HEAD":
             self._succeed()
         else:
             self._until_closed = status not in _BODILESS and announced is None and b"transfer-encoding" not in names
+            if self._request.head_decides:
+                self._patience = self.done.get_loop().call_later(BODY_PATIENCE.total_seconds(), self._cut_off)
             self._began()
 
     def on_body(self, body: bytes) -> None:
         self._size += len(body)
+        if not self.done.done():
+            self._body.append(body)
         if self._size > self._request.max_bytes:
             self._fail(self._too_large("sends a body"))
-        elif not self.done.done():
-            self._body.append(body)
 
     def on_message_complete(self) -> None:
         if self._status is not None and not self.done.done():
@@ -163,12 +168,19 @@ class ResponseReader:
         assert self._status is not None
         headers = ResponseHeaders(self._headers)
         encoding = headers["content-encoding"] if self._is_encoded else None
-        body = b"".join(self._body)
+        body = b"".join(self._body)[: self._request.max_bytes]
         self.done.set_result(
             Response(status=self._status, headers=headers, body=body, encoding=encoding, answerer=self._answerer)
         )
 
+    def _cut_off(self) -> None:
+        """Do without the rest of the body."""
+        if not self.done.done():
+            self._succeed()
+
     def _fail(self, error: Exception, cause: Exception | None = None) -> None:
+        if self._request.head_decides and self._status is not None:
+            self._cut_off()
         if not self.done.done():
             self._body.clear()
             if cause is not None:

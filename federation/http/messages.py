@@ -18,13 +18,18 @@ _WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One request, with all headers but those that frame it, and how much may come back."""
+    """One request, with all headers but those that frame it, and how much may come back.
+
+    `head_decides`: all that matters is the head of the answer. Its body is what has come of it within `BODY_PATIENCE`,
+    cut off after `max_bytes`: one that is too long, broken, late or compressed fails nothing.
+    """
 
     method: str
     target: Target
     headers: Mapping[str, str]
     body: bytes | None = field(repr=False)
     max_bytes: int
+    head_decides: bool = False
 
     @property
     def framing(self) -> dict[str, str]:
@@ -42,7 +47,7 @@ class Carrier(Protocol):
         """Return the whole response; call *began* when its head has arrived.
 
         Raises:
-            BodyTooLarge: the body has, or announces, more than `request.max_bytes`.
+            BodyTooLarge: the body has, or announces, more than `request.max_bytes`, unless `request.head_decides`.
             TRANSPORT_FAILURES: there is no complete response.
         """
 
@@ -52,6 +57,7 @@ class Carrier(Protocol):
 
 SHORTEST_PAUSE = timedelta(seconds=1)
 LONGEST_PAUSE = timedelta(hours=24)
+BODY_PATIENCE = timedelta(seconds=2)
 NOT_JUDGED = frozenset({408, 425})
 """The 4xx statuses that say nothing about the request, because the server did not get to judge it."""
 REDIRECTS = frozenset({301, 302, 303, 307, 308})

@@ -204,8 +204,9 @@ SPARE_CONNECTIONS: Final = 60
 
 def pool_limits(settings: Settings) -> PoolLimits:
     """Return limits with room for every attempt and probe at once: waiting for one would count against the server."""
+    queues_of_deliveries = 2 if settings.federation_activitypub else 1
     attempts = (
-        settings.federation_delivery_concurrency
+        queues_of_deliveries * settings.federation_delivery_concurrency
         + 2 * settings.federation_overtime  # deliveries and discoveries each have that much room
         + settings.federation_health_concurrency
         + settings.federation_discovery_concurrency

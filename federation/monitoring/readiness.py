@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from time import monotonic
@@ -129,7 +129,9 @@ def _told(task: asyncio.Task[object]) -> str | None:
     return str(error) if isinstance(error, NotReady) else None
 
 
-def node_checks(*, database: Database, writes: Check, queue: Queue, blacklist: Blacklist) -> Mapping[str, Check]:
+def node_checks(
+    *, database: Database, writes: Check, queues: Sequence[Queue], blacklist: Blacklist
+) -> Mapping[str, Check]:
     """Return a check of each thing that a node needs in order to deliver; `writes` is that of the database's writes."""
 
     async def answers() -> None:
@@ -141,8 +143,9 @@ def node_checks(*, database: Database, writes: Check, queue: Queue, blacklist: B
         if problem is not None:
             raise NotReady(problem)
 
-    async def queue_answers() -> None:
-        await queue.get_status("readiness")
+    async def queues_answer() -> None:
+        for queue in queues:
+            await queue.get_status("readiness")
 
     async def blacklist_is_loaded() -> None:
         await blacklist.covering("https://readiness.invalid")
@@ -151,7 +154,7 @@ def node_checks(*, database: Database, writes: Check, queue: Queue, blacklist: B
         "database": answers,
         "writes": writes,
         "tables": has_tables,
-        "queue": queue_answers,
+        "queue": queues_answer,
         "blacklist": blacklist_is_loaded,
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -12,11 +12,14 @@ from federation.base.database_clock import DatabaseClock
 from federation.base.errors import ConfigurationError
 from federation.base.meter import NO_METER, Meter, Metrics
 from federation.base.own_keys import own_key_ring
+from federation.base.queues.job_data import ACTIVITY_JOB
 from federation.base.queues.queue import (
+    ACTIVITIES_QUEUE_NAME,
     DELIVERY_QUEUE_NAME,
     DISCOVERY_QUEUE_NAME,
     HEALTH_CHECK_QUEUE_NAME,
     TASKS_QUEUE_NAME,
+    JobQueue,
     delivery_queue,
     discovery_queue,
     health_check_queue,
@@ -34,7 +37,7 @@ from federation.delivery.held.probes import LinkProbes
 from federation.delivery.held.release import Releaser
 from federation.delivery.held.sweep_times import Sweeps
 from federation.delivery.held.sweeper import HeldSweeper
-from federation.delivery.job_origins import DeliveryQueue, OtherNodesJobs, OwnJobOrigin
+from federation.delivery.job_origins import DeliveryQueue, DeliveryQueues, OtherNodesJobs, OwnJobOrigin
 from federation.delivery.ledger.attempt_log import AttemptLog
 from federation.delivery.ledger.ledger import DatabaseWatch, Ledger
 from federation.delivery.outbox.outbox import Outbox
@@ -83,6 +86,9 @@ def no_others(_: Federation) -> Sequence[Wire]:
     return ()
 
 
+NO_OWN_QUEUES: Final[Mapping[str, str]] = {}
+
+
 class Federation:
     """One node's parts, wired. Cheap to make: connections open on first use; `close` ends what was opened.
 
@@ -91,6 +97,7 @@ class Federation:
     counted. `clock` replaces the time that processes share, see `DatabaseClock`. `database`, and `storage`, which opens
     the queue of a name, replace those that the settings choose. `new_id` makes the ids of deliveries. `wires` makes
     those that send jobs of the names that they claim, of the parts of this node; all others are the sealed wire's.
+    `own_queues` names the queues, by the names of jobs that do not lie in the delivery queue.
     """
 
     def __init__(
@@ -104,6 +111,7 @@ class Federation:
         storage: OpenStorage | None = None,
         new_id: Callable[[], str] = new_timed_id,
         wires: OtherWires = no_others,
+        own_queues: Mapping[str, str] = NO_OWN_QUEUES,
     ) -> None:
         self.settings = settings
         self._storage = storage
@@ -117,7 +125,7 @@ class Federation:
         self.guard = AddressGuard(settings.dev_allowed_hostnames)
         self.client = client or FederationClient(self.guard, ConnectionPool(self.guard, limits=pool_limits(settings)))
         # In this order: each part is made of those before it.
-        self._make_queues()
+        self._make_queues(own_queues)
         self._make_servers()
         others = wires(self)
         self._make_outbox(new_id, others)
@@ -126,18 +134,17 @@ class Federation:
         self._make_probes()
         self._make_checks()
 
-    def _make_queues(self) -> None:
+    def _make_queues(self, own_queues: Mapping[str, str]) -> None:
         settings = self.settings
         self.job_origin = OwnJobOrigin(self.database, self.own_url)
-        self.delivery_queue = delivery_queue(
-            settings,
-            self._open_storage(DELIVERY_QUEUE_NAME),
-            make=partial(
-                DeliveryQueue,
-                database=self.database,
-                origin=self.job_origin,
-                inline=settings.federation_job_payload is JobPayload.INLINE,
-            ),
+        inline = settings.federation_job_payload is JobPayload.INLINE
+        self.delivery_queue = self._delivery_queue(DELIVERY_QUEUE_NAME, inline=inline)
+        named = {ACTIVITY_JOB: ACTIVITIES_QUEUE_NAME, **own_queues}
+        own = {name: self._delivery_queue(name) for name in dict.fromkeys(named.values())}
+        self.delivery_queues = DeliveryQueues(
+            self.delivery_queue,
+            {job: own[name] for job, name in named.items()},
+            off=() if settings.federation_activitypub else (ACTIVITY_JOB,),
         )
         self.sightings = Sightings(self.database, queue_place(settings), meter=self.meter, clock=self.clock)
         self.health_check_queue = health_check_queue(settings, self._open_storage(HEALTH_CHECK_QUEUE_NAME))
@@ -181,7 +188,7 @@ class Federation:
         self.wires = Wires(self._sealed, *others)
         self.outbox = Outbox(
             self.database,
-            self.delivery_queue,
+            self.delivery_queues,
             check=self.wires.check,
             joins=self.queues_join_database,
             clock=self.clock,
@@ -190,7 +197,7 @@ class Federation:
         self.sweeps = Sweeps(self.database)
         self.outbox_sweeper = OutboxSweeper(
             self.database,
-            self.delivery_queue,
+            self.delivery_queues,
             min_age=self.settings.federation_outbox_interval,
             longest_pause=longest_delivery_pause(self.settings),
             clock=self.clock,
@@ -199,7 +206,7 @@ class Federation:
     def _make_processors(self, others: Sequence[Wire]) -> None:
         settings = self.settings
         self.payloads = Payloads(self.database)
-        self.ledger = Ledger(self.database, add_jobs=self.delivery_queue.add_bulk, clock=self.clock)
+        self.ledger = Ledger(self.database, add_jobs=self.delivery_queues.add_bulk, clock=self.clock)
         self.attempts = AttemptLog(self.database, meter=self.meter)
         self.database_watch = DatabaseWatch(self.database)
         self.crash_suspects = CrashSuspects()
@@ -213,7 +220,7 @@ class Federation:
         settings = self.settings
         self.held_sweeper = HeldSweeper(
             self.database,
-            self.delivery_queue,
+            self.delivery_queues,
             links=self.links,
             blacklist=self.blacklist,
             wires=self.wires.names,
@@ -223,7 +230,7 @@ class Federation:
         )
         self.releaser = Releaser(
             self.database,
-            self.delivery_queue,
+            self.delivery_queues,
             links=self.links,
             rate=settings.federation_release_rate,
             most_waiting=2 * settings.federation_delivery_concurrency,
@@ -264,7 +271,7 @@ class Federation:
     def _make_checks(self) -> None:
         self.write_trials = WriteTrials(self.database)
         checks = node_checks(
-            database=self.database, writes=self.write_trials, queue=self.delivery_queue, blacklist=self.blacklist
+            database=self.database, writes=self.write_trials, queues=self.delivery_queues.all, blacklist=self.blacklist
         )
         self.readiness = Readiness(checks)
         self.serving_readiness = Readiness(serving_checks(checks, self.database))
@@ -332,6 +339,10 @@ class Federation:
     def worker_storage(self, queue: str) -> Storage:
         """Open the storage that a worker of this process uses, on the workers' own connection."""
         return self._storage(queue) if self._storage else open_storage(self.settings, queue, client=self.worker_redis)
+
+    def _delivery_queue(self, name: str, *, inline: bool = False) -> JobQueue:
+        make = partial(DeliveryQueue, database=self.database, origin=self.job_origin, inline=inline)
+        return delivery_queue(self.settings, self._open_storage(name), make=make)
 
     def _open_storage(self, queue: str) -> Storage:
         return self._storage(queue) if self._storage else open_storage(self.settings, queue, client=self.redis)
@@ -437,7 +448,7 @@ class Federation:
             stack.push_async_callback(self.discovery_queue.stop)
             stack.push_async_callback(self.queued_discovery.close)
             stack.push_async_callback(self.health_check_queue.stop)
-            stack.push_async_callback(self.delivery_queue.stop)
+            stack.push_async_callback(self.delivery_queues.stop)
             stack.push_async_callback(self.attempts.close)
             stack.push_async_callback(self.write_trials.close)
             stack.push_async_callback(self.readiness.close)

@@ -62,7 +62,7 @@ def _of_every_node(federation: Federation) -> Iterator[RecurringJob]:
         interval=INTERVAL,
         run=Rollups(database, clock=federation.clock),
     )
-    ours = (federation.delivery_queue, federation.health_check_queue, federation.discovery_queue)
+    ours = (*federation.delivery_queues.all, federation.health_check_queue, federation.discovery_queue)
     yield RecurringJob(
         name="storage-sweep",
         does="removes expired jobs and results, also from queues that no worker works on",

@@ -19,7 +19,6 @@ from federation.base.database_clock import DatabaseClock
 from federation.base.logs import crash
 from federation.base.queues.job_data import FederationDeliveryJob
 from federation.base.queues.queue import (
-    DELIVERY_QUEUE_NAME,
     DISCOVERY_QUEUE_NAME,
     HEALTH_CHECK_QUEUE_NAME,
     TASKS_QUEUE_NAME,
@@ -36,7 +35,7 @@ from federation.runtime.recurring_jobs import recurring_jobs
 from federation.runtime.tending import Tending, Tick
 from federation.scheduler.leases import Leases
 from federation.scheduler.runner import JobRunner, RecurringJob, Scheduler
-from workers import Claim, Handler, Observer, StalledError, Worker, WorkerEvent, WorkerEventKind, WorkersError
+from workers import Claim, Handler, Observer, Queue, StalledError, Worker, WorkerEvent, WorkerEventKind, WorkersError
 from workers.clock import monotonic
 from workers.storage.base import ANY_NAME
 
@@ -82,10 +81,11 @@ class RunningWorker:
 class FederationWorkers:
     """The delivery worker and the health-check worker of one node, and what they need.
 
-    That is the discovery worker, which lives as long as the delivery worker, and the scheduler. With `tasks` there is a
-    worker for these, too. `schedule` makes what runs the recurring jobs at their times. Of several processes of one
-    supervisor only the one that is told to `lead` runs them: the others are made without `leads`. `ticks` are run
-    beside the workers, each at its interval.
+    That is the discovery worker, which lives as long as the delivery worker, and the scheduler. Each further queue of
+    deliveries has a delivery worker of its own, with as many slots: they share the room for slow servers, and what is
+    known of those. With `tasks` there is a worker for these, too. `schedule` makes what runs the recurring jobs at
+    their times. Of several processes of one supervisor only the one that is told to `lead` runs them: the others are
+    made without `leads`. `ticks` are run beside the workers, each at its interval.
     """
 
     def __init__(
@@ -103,6 +103,7 @@ class FederationWorkers:
         self._tasks = tasks
         self._observers = tuple(observers)
         self._running: tuple[RunningWorker, RunningWorker] | None = None
+        self._beside: tuple[RunningWorker, ...] = ()  # the delivery workers of further queues
         self._discovering: RunningWorker | None = None
         self._working: RunningWorker | None = None
         self._stop_requested = False
@@ -131,11 +132,14 @@ class FederationWorkers:
             log.info(
                 "workers_started", database=str(self._federation.database), queues=self._federation.sightings.place
             )
-            delivery = _run(self._delivery_worker())
+            first, *further = self._federation.delivery_queues.all
+            delivery = _run(self._delivery_worker(first))
+            self._beside = tuple(_run(self._delivery_worker(queue)) for queue in further)
             self._running = delivery, _run(self._health_check_worker())
             self._discovering = discovering = _run(self._discovery_worker())
             # Deliveries that are allowed to finish may wait for a discovery.
             delivery.task.add_done_callback(lambda _: discovering.worker.stop())
+            delivery.task.add_done_callback(self._stop_beside)
             if self._tasks and (self._working is None or self._working.task.done()):
                 self._working = _run(self._tasks_worker())
             self._stop_requested = False
@@ -150,15 +154,21 @@ class FederationWorkers:
         if self._running is not None and not self._stop_requested:
             self._scheduler.start()
 
+    def _stop_beside(self, first: asyncio.Task[None]) -> None:
+        """Stop the further delivery workers where only the first was told to; otherwise all are, with their grace."""
+        if not self._stop_requested and not first.cancelled() and first.exception() is None:
+            for running in self._beside:
+                running.worker.stop()
+
     def _allow_descriptors(self) -> None:
         found = allow_descriptors(self._federation.settings)
         if found.advice is not None:
             log.warning("too_few_descriptors", needed=found.needed, allowed=found.allowed, advice=found.advice)
 
-    def _delivery_worker(self) -> Worker:
+    def _delivery_worker(self, queue: Queue) -> Worker:
         settings = self._federation.settings
         return Worker(
-            self._federation.worker_storage(DELIVERY_QUEUE_NAME),
+            self._federation.worker_storage(queue.storage.queue),
             {ANY_NAME: self._federation.shared_delivery_processor},
             concurrency=settings.federation_delivery_concurrency,
             overtime=settings.federation_overtime,
@@ -218,7 +228,7 @@ class FederationWorkers:
     def request_stop(self) -> None:
         """Ask all workers to stop. A second request skips their grace."""
         self._stop_requested = True
-        for running in (*(self._running or ()), self._working):
+        for running in (*(self._running or ()), *self._beside, self._working):
             if running is not None:
                 running.worker.stop()
 
@@ -228,7 +238,7 @@ class FederationWorkers:
         Raises:
             ExceptionGroup: what ended a worker.
         """
-        everyone = (*(self._running or ()), self._discovering, self._working)
+        everyone = (*(self._running or ()), *self._beside, self._discovering, self._working)
         tasks = [running.task for running in everyone if running is not None]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)

@@ -86,6 +86,8 @@ class Link:
     moved_to: str | None = None
     look_ended_at: datetime | None = None
     profile: str | None = None
+    signature: str | None = None
+    first_answer_was_page: bool | None = None
 
     @property
     def is_open(self) -> bool:
@@ -213,6 +215,11 @@ def fallen(link: Link, now: datetime, code: str) -> Link:
         release_start=start,
         release_at=None,
     )
+
+
+def after_page(link: Link) -> Link:
+    """Return the link after the server took a delivery with a page for an answer: if that is its first, it may."""
+    return link if link.acknowledged else replace(link, first_answer_was_page=True)
 
 
 def after_mismatch(link: Link, now: datetime) -> Link:

@@ -233,6 +233,17 @@ class Links:
         """Set the implementation that the server is known to run; None forgets it."""
         await self._change(server_url, lambda link: replace(link, profile=profile), "profile", also)
 
+    async def set_signature(self, server_url: str, kind: str) -> None:
+        """Set the kind of signature by which the server took a delivery; written only where it is another one."""
+        if (await self.view(server_url)).signature != kind:
+            await self._change(server_url, lambda link: replace(link, signature=kind), "signature")
+
+    async def may_answer_by_page(self, server_url: str) -> bool:
+        """Tell whether the server answers by a page when it takes a delivery, as it did the first time, or does now."""
+        if (await self.view(server_url)).first_answer_was_page:
+            return True
+        return bool((await self._change(server_url, link_rules.after_page, "page")).first_answer_was_page)
+
     async def due_for_probe(self, limit: int) -> Sequence[Link]:
         """Return links of all wires whose next probe is due, the one due longest first."""
         return await self._due(_PROBE_DUE, limit)

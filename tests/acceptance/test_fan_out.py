@@ -102,7 +102,7 @@ async def test_a_fan_out_killed_while_it_adds_its_jobs_is_completed_by_the_sweep
         await eventually(lambda: connections(redis), lambda found: found <= others)
         added = await redis.llen(waiting)
         assert 0 < added < recipients
-        sweeper = OutboxSweeper(bullmq_node.database, bullmq_node.delivery_queue, min_age=timedelta(0))
+        sweeper = OutboxSweeper(bullmq_node.database, bullmq_node.delivery_queues, min_age=timedelta(0))
         swept = [await sweeper.sweep()]
         while not swept[-1].complete:
             swept.append(await sweeper.sweep())

@@ -66,7 +66,7 @@ class ReadRules:
     bad: list[LineNote] = field(default_factory=list)
 
 
-class Skipped(Exception):
+class LineSkipped(Exception):
     """The row is valid and asks for nothing."""
 
 
@@ -93,11 +93,11 @@ def read_csv(file: IO[bytes], *, own_url: str | None = None) -> ReadRules:
                 raise RuleError(f"{len(fields)} fields, and the first line names {len(columns)}")
             wanted = read_row(dict(zip(columns, fields, strict=True)))
             if wanted.expires_at is not None and wanted.expires_at <= now:
-                raise Skipped(f"{wanted.rule} expired at {wanted.expires_at.isoformat()}")
+                raise LineSkipped(f"{wanted.rule} expired at {wanted.expires_at.isoformat()}")
             _take(found, wanted, line)
         except RuleError as error:
             found.bad.append(LineNote(line=line, text=str(error)))
-        except Skipped as reason:
+        except LineSkipped as reason:
             found.skipped.append(LineNote(line=line, text=str(reason)))
         if len(found.bad) > MAX_BAD_ROWS:
             raise CsvError(f"line {line}: more than {MAX_BAD_ROWS} bad rows by here; is this a blacklist?")
@@ -130,7 +130,7 @@ def _take(found: ReadRules, wanted: WantedRule, line: int) -> None:
         # Lists that were merged agree on the block, if not on why and until when.
         found.rules[wanted.rule] = replace(earlier, expires_at=_later(earlier.expires_at, wanted.expires_at))
         note += ", with another reason or end: the first reason counts, and the later end"
-    raise Skipped(note)
+    raise LineSkipped(note)
 
 
 def _later(one: datetime | None, other: datetime | None) -> datetime | None:
@@ -177,7 +177,7 @@ def _mastodon_row(row: Mapping[str, str], own_url: str | None) -> WantedRule:
     domain = row[_DOMAIN].strip()
     severity = row.get("severity", "suspend").strip().lower()
     if severity in _NO_BLOCK:
-        raise Skipped(f"{domain[:200]!r} is no block: severity {severity}")
+        raise LineSkipped(f"{domain[:200]!r} is no block: severity {severity}")
     if severity != "suspend":
         raise RuleError(f"severity {severity[:40]!r} is none of suspend, silence and noop")
     return _domain_row(domain, row.get("public_comment", "").strip() or _MASTODON_REASON, own_url)

@@ -56,7 +56,7 @@ from sqlmodel import col
 from db import Database, DeliveryJob, DeliveryState, HoldReason
 from federation.admin.deliveries.deliveries import Selection, count, is_in
 from federation.base.audit import Order, Record, recorded
-from federation.base.queues.queue import JobQueue
+from federation.delivery.job_origins import DeliveryQueues
 from federation.delivery.outbox.ordering import lock_keys
 from federation.delivery.rows import OPEN_STATES, TABLE, OwedRow, next_in_order, places_of, release
 from workers import JobState
@@ -146,9 +146,9 @@ def _is_among(column: ColumnElement[str], values: Sequence[str], dialect: str) -
 class BulkDeliveries:
     """Changes many deliveries of one node."""
 
-    def __init__(self, database: Database, queue: JobQueue, *, batch: int = BATCH) -> None:
+    def __init__(self, database: Database, queues: DeliveryQueues, *, batch: int = BATCH) -> None:
         self._database = database
-        self._queue = queue
+        self._queues = queues
         self._batch = batch
 
     async def retry(
@@ -203,7 +203,7 @@ class BulkDeliveries:
         async def drop_batch(batch: _Batch) -> None:
             nonlocal dropped, busy
             before = await self._running()
-            await self._queue.storage.remove([*batch.jobs])
+            await self._queues.remove([*batch.jobs])
             running = before | await self._running()
             idle = {job: row for job, row in batch.jobs.items() if job not in running}
             gone = await self._delete_rows(idle, conditions, record)
@@ -223,7 +223,7 @@ class BulkDeliveries:
         change: Callable[[_Batch], Awaitable[None]],
         under_way: UnderWay | None,
     ) -> None:
-        await self._queue.start()
+        await self._queues.start()
         began = datetime.now(UTC) if under_way is None else under_way.since
         wanted = [col(DeliveryJob.created_at) <= began, *conditions]
         last: object = None
@@ -262,15 +262,17 @@ class BulkDeliveries:
 
     async def _add(self, rows: Sequence[OwedRow]) -> None:
         for start in range(0, len(rows), JOBS_AT_ONCE):
-            await self._queue.add_bulk([row.job() for row in rows[start : start + JOBS_AT_ONCE]])
+            await self._queues.add_bulk([row.job() for row in rows[start : start + JOBS_AT_ONCE]])
 
     async def _running(self) -> set[str]:
         """Return the jobs that workers are running; there are only as many as all workers together hold."""
-        page = await self._queue.manage.list(JobState.PROCESSING, limit=RUNNING_PAGE)
-        found = {job.id for job in page.jobs}
-        while page.cursor is not None:
-            page = await self._queue.manage.list(JobState.PROCESSING, cursor=page.cursor, limit=RUNNING_PAGE)
+        found: set[str] = set()
+        for queue in self._queues.all:
+            page = await queue.manage.list(JobState.PROCESSING, limit=RUNNING_PAGE)
             found.update(job.id for job in page.jobs)
+            while page.cursor is not None:
+                page = await queue.manage.list(JobState.PROCESSING, cursor=page.cursor, limit=RUNNING_PAGE)
+                found.update(job.id for job in page.jobs)
         return found
 
     async def _delete_rows(
@@ -291,7 +293,7 @@ class BulkDeliveries:
         await self._add(ready)
         again = [row for row in rows if row.payload_id is not None and row.state is DeliveryState.READY]
         if again:
-            await self._queue.storage.remove([row.job_id or row.id for row in again])
+            await self._queues.remove([row.job_id or row.id for row in again])
         return {row.id for row in rows}
 
     async def _count_left(self, ids: Sequence[str], conditions: Sequence[ColumnElement[bool]]) -> int:

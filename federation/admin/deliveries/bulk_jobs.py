@@ -175,7 +175,7 @@ class BulkJobs:
 
     async def _change_deliveries(self, row: Any) -> dict[str, Any]:  # Any: a row of `bulk_jobs`
         selection = _selection(row.chosen, row.created_at)
-        bulk = BulkDeliveries(self._database, self._federation.delivery_queue)
+        bulk = BulkDeliveries(self._database, self._federation.delivery_queues)
         under_way = UnderWay(since=row.created_at, record=Record(row.id))
         changes: dict[BulkVerb, Callable[..., Awaitable[Any]]] = {BulkVerb.RETRY: bulk.retry, BulkVerb.DROP: bulk.drop}
         if row.total is None:

@@ -93,7 +93,7 @@ async def expire(federation: Federation, *, order: Order | None = None) -> int:
     """
     async with recorded(federation.database, order) as record:
         await federation.sweeps.believe(federation.clock.now())
-        await federation.delivery_queue.start()
+        await federation.delivery_queues.start()
         total = 0
         while count := await federation.held_sweeper.expire():
             total += count
@@ -127,10 +127,10 @@ async def _ready(
         record.add(connection, len(rows))
         return rows
 
-    await federation.delivery_queue.start()
+    await federation.delivery_queues.start()
     total = 0
     while rows := await federation.database.transact(change):
-        await federation.delivery_queue.add_bulk([row.job() for row in rows])
+        await federation.delivery_queues.add_bulk([row.job() for row in rows])
         total += len(rows)
         progress(len(rows))
     return total

@@ -21,7 +21,7 @@ from federation.admin.doctor import checks, time_checks
 from federation.admin.doctor.checks import Found, Verdict, failure, queue_setting
 from federation.admin.doctor.given_up import given_up
 from federation.base.errors import ConfigurationError, NoNodeHere, Unreachable
-from federation.base.settings.misspelt import misspelt, told
+from federation.base.settings.misspelt import without_effect
 from federation.base.settings.reach import PATIENCE
 from federation.base.settings.settings import Settings
 from federation.runtime.composition import Federation
@@ -43,8 +43,8 @@ class Finding:
 async def examine() -> list[Finding]:
     """Run every check on the node that this process's environment and working directory describe."""
     return [
-        *(Finding(check="settings", verdict=Verdict.WARNING, found=told(name, nearest), advice="mend or remove it")
-          for name, nearest in misspelt().items()),
+        *(Finding(check="settings", verdict=Verdict.WARNING, found=told, advice="mend or remove it")
+          for told in without_effect()),
         *await _examine_settings(),
     ]  # fmt: skip
 

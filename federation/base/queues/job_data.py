@@ -14,6 +14,8 @@ UNFOLLOW_JOB: Final = "deliver-unfollow"
 POST_JOB: Final = "deliver-post"
 HEALTH_CHECK_JOB: Final = "health-check"
 DISCOVERY_JOB: Final = "discover"
+ACTIVITY_JOB: Final = "deliver-activity"
+"""Of the wire that is ActivityPub, whose jobs lie in a queue of their own."""
 
 _VISIBLE: Final = r"^[!-~]*$"
 

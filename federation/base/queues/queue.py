@@ -265,6 +265,8 @@ DELIVERY_QUEUE_NAME: Final = "federation-delivery"
 HEALTH_CHECK_QUEUE_NAME: Final = "federation-health-check"
 DISCOVERY_QUEUE_NAME: Final = "federation-discovery"
 TASKS_QUEUE_NAME: Final = "federation-tasks"
+ACTIVITIES_QUEUE_NAME: Final = "federation-activities"
+"""Jobs by ActivityPub: Node's workers, which may be on the delivery queue, do not know them."""
 QUEUE_NAMES: Final = (DELIVERY_QUEUE_NAME, HEALTH_CHECK_QUEUE_NAME, DISCOVERY_QUEUE_NAME, TASKS_QUEUE_NAME)
 
 KEEP_COMPLETED: Final = timedelta(hours=24)
@@ -273,8 +275,13 @@ KEEP_DISCOVERED: Final = timedelta(seconds=5)
 KEEP_TASKS: Final = timedelta(hours=24)
 
 
+def queue_names(settings: Settings) -> tuple[str, ...]:
+    """Return the names of the queues that a node with these settings has."""
+    return (*QUEUE_NAMES, ACTIVITIES_QUEUE_NAME) if settings.federation_activitypub else QUEUE_NAMES
+
+
 def delivery_queue(settings: Settings, storage: Storage, *, make: Callable[..., JobQueue] = JobQueue) -> JobQueue:
-    """Make the delivery queue: 5 attempts, 5, 10, 20, 40 s apart without jitter.
+    """Make a queue of deliveries: 5 attempts, 5, 10, 20, 40 s apart without jitter.
 
     Completed jobs are kept 24 h, failed ones 7 days.
     """

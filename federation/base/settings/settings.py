@@ -23,8 +23,10 @@ from federation.base.settings.types import (
     DatabaseUrl,
     Directory,
     Duration,
+    FirstKnock,
     Hostnames,
     JobPayload,
+    KeyBits,
     Lease,
     LogAge,
     Modules,
@@ -145,6 +147,15 @@ class Settings(BaseSettings):
     """How many held deliveries a second a server gets after its return, at most; it begins with one."""
     federation_max_stalls: Annotated[int, Field(ge=0, le=1000)] = 3
     """How often a delivery may lose its worker before it is held for a while."""
+
+    federation_activitypub: bool = False
+    """Whether activities are sent by ActivityPub, too, from a queue of their own."""
+    federation_activitypub_key_bits: KeyBits = 2048
+    """How long new keys of actors are; a signature by one of 4096 costs six times as much as by one of 2048."""
+    federation_activitypub_first_knock: FirstKnock = FirstKnock.CAVAGE
+    """The kind of signature that a server is tried with for which none is known to count."""
+    federation_activitypub_http: bool = False
+    """Whether inboxes may be `http:`."""
 
     @classmethod
     def load(cls) -> Self:

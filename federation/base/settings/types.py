@@ -23,6 +23,7 @@ from workers.storage.redis_urls import Deployment, read_deployment, take_paramet
 LONGEST_DURATION: Final = timedelta(days=365)
 SHORTEST_LOG: Final = timedelta(days=3)
 """The analytics read the last two days each night, a while after midnight, and a night may fail."""
+KEY_BITS: Final = (2048, 3072, 4096)
 BULL_DIALECT: Final = "C"
 
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -34,6 +35,13 @@ class JobPayload(StrEnum):
 
     REFERENCE = "reference"
     INLINE = "inline"
+
+
+class FirstKnock(StrEnum):
+    """The kinds of signature by which a server may be tried first."""
+
+    CAVAGE = "cavage"
+    RFC9421 = "rfc9421"
 
 
 def parse_duration(value: object) -> timedelta:
@@ -229,6 +237,12 @@ def _check_dialect(url: str) -> None:
         raise ValueError(f"?dialect= must be {BULL_DIALECT}, of Bull 1.1, or left out: older ones take no ids of ours")
 
 
+def _key_bits(bits: int) -> int:
+    if bits not in KEY_BITS:
+        raise ValueError(f"must be one of {', '.join(map(str, KEY_BITS))}: other servers take no other keys")
+    return bits
+
+
 def plain(value: SecretStr | str | None) -> str | None:
     """Return the value itself, out of its wrapping."""
     return value.get_secret_value() if isinstance(value, SecretStr) else value
@@ -238,6 +252,7 @@ Duration = Annotated[timedelta, BeforeValidator(parse_duration)]
 LogAge = Annotated[Duration, AfterValidator(_log_age)]
 Lease = Annotated[Duration, AfterValidator(_lease)]
 Age = Annotated[timedelta | None, BeforeValidator(parse_age)]
+KeyBits = Annotated[int, AfterValidator(_key_bits)]
 OwnOrigin = Annotated[str, AfterValidator(_own_origin)]
 Hostnames = Annotated[frozenset[str], BeforeValidator(_hostnames)]
 Directory = Annotated[Path, BeforeValidator(_directory)]

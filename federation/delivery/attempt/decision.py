@@ -13,17 +13,24 @@ from federation.servers.link_rules import Link, answers
 
 ALONE_PAUSES: Final = (timedelta(minutes=10), timedelta(hours=1), timedelta(hours=6))
 """How long a delivery waits that its server alone does not take, each time. One more time, and it is refused."""
+DOUBT_PAUSES: Final = (timedelta(minutes=15), timedelta(hours=2), timedelta(hours=12))
+"""How long a delivery waits that is refused for what may be a fault of ours, each time. One more time, and it is
+refused."""
 FIRST_OWN_PAUSE: Final = timedelta(minutes=1)
 LONGEST_OWN_PAUSE: Final = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fate:
-    """The state that the row gets. In `ready` the same job tries again."""
+    """The state that the row gets. In `ready` the same job tries again.
+
+    `uses_pause`: the wait is one of a few that a delivery gets, and counts.
+    """
 
     state: DeliveryState
     reason: HoldReason | None = None
     until: datetime | None = None
+    uses_pause: bool = False
 
 
 AGAIN: Final = Fate(state=DeliveryState.READY)
@@ -69,7 +76,29 @@ def alone(series: Series, now: datetime) -> Fate:
     """Decide what becomes of a delivery that alone has used up a series of attempts: a later try, or none."""
     if series.alone >= len(ALONE_PAUSES):
         return FAILED
-    return Fate(state=DeliveryState.HELD, reason=HoldReason.ALONE, until=now + ALONE_PAUSES[series.alone])
+    until = now + ALONE_PAUSES[series.alone]
+    return Fate(state=DeliveryState.HELD, reason=HoldReason.ALONE, until=until, uses_pause=True)
+
+
+def doubted(series: Series, now: datetime) -> Fate:
+    """Decide what becomes of a delivery that is refused, perhaps by a fault of ours: a later try, or none."""
+    if series.alone >= len(DOUBT_PAUSES):
+        return FAILED
+    until = now + DOUBT_PAUSES[series.alone]
+    return Fate(state=DeliveryState.HELD, reason=HoldReason.OURS, until=until, uses_pause=True)
+
+
+def waits_by_itself(
+    kind: FailureClass, series: Series, now: datetime, *, tried_later: bool, is_last: bool
+) -> Fate | None:
+    """Decide what becomes of a refused delivery that waits by itself, whatever its link; None if it does not.
+
+    `tried_later`: it gets a few more series of attempts, as the wire says. What is refused by a fault of ours waits at
+    once: its other attempts would meet the same.
+    """
+    if kind is FailureClass.OURS:
+        return doubted(series, now) if tried_later else ours(series, now)
+    return alone(series, now) if tried_later and is_last else None
 
 
 def ours(series: Series, now: datetime) -> Fate:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from datetime import timedelta
-from typing import Final
+from typing import Final, TypeAlias
 
 import structlog
 from pydantic import ValidationError
@@ -32,6 +32,7 @@ from federation.delivery.attempt.decision import (
     fails_alone,
     fate_of,
     ours,
+    waits_by_itself,
 )
 from federation.delivery.attempt.host_limits import Busy, HostLimits
 from federation.delivery.attempt.report import Report
@@ -56,6 +57,7 @@ CHECK_AGAIN_SECONDS: Final = 0.25
 """An attempt that waited longer for its turn asks again whether it may be sent."""
 TYPICAL_BYTES: Final = 8 * 1024
 """The assumed memory of an attempt whose text is not read yet."""
+Failure: TypeAlias = PermanentFailure | RetryableFailure
 
 
 class DeliveryProcessor:
@@ -284,7 +286,7 @@ class DeliveryProcessor:
             except Exception as error:  # it has arrived, and its row is gone
                 _log_crash(error, delivery.delivery_job_id)
 
-    async def _fail(self, job: Job, report: Report, failure: PermanentFailure | RetryableFailure) -> None:
+    async def _fail(self, job: Job, report: Report, failure: Failure) -> None:
         """Record the attempt, and commit the row's fate.
 
         Raises:
@@ -298,7 +300,7 @@ class DeliveryProcessor:
         series, is_invalid = report.series, report.class_of(failure) is FailureClass.INVALID
         fate = FAILED if is_last else AGAIN
         if series is not None and not is_invalid:
-            fate = await self._fate(job, report, series, failure, is_last=is_last)
+            failure, fate = await self._fate(job, report, series, failure, is_last=is_last)
         if fate.state is DeliveryState.FAILED:
             report.seen.note = AttemptNote.GIVEN_UP
         record = self._record(job, report, outcome, failure.code, took=took)
@@ -319,6 +321,7 @@ class DeliveryProcessor:
             until=fate.until,
             outcome=outcome,
             attempt=record,
+            uses_pause=fate.uses_pause,
         )
         if await self._ledger.ended(ended) and fate.reason is not None:
             raise Held(delivery_id, fate.reason) from None
@@ -328,41 +331,52 @@ class DeliveryProcessor:
         job: Job,
         report: Report,
         series: Series,
-        failure: PermanentFailure | RetryableFailure,
+        failure: Failure,
         *,
         is_last: bool,
-    ) -> Fate:
-        """Report the failure to the server's link, then decide what becomes of the row."""
+    ) -> tuple[Failure, Fate]:
+        """Report the failure to the server's link, then decide what becomes of the row. Return what counts, too."""
         server_url, kind, code = report.delivery.server_url, report.class_of(failure), failure.code
         links = self._links_of(report)
         if kind is FailureClass.UNAVAILABLE:
             if is_last or series.canary_at is not None:
                 link = await links.find(server_url)
                 if fails_alone(code, series, link, is_last=is_last):
-                    return alone(series, self._clock.now()) if is_last else AGAIN
+                    return failure, alone(series, self._clock.now()) if is_last else AGAIN
             # A job that its wire ends has attempts left, so this may be no more than a moment.
             await self._note_unavailable(report, series, failure, used_up=job.attempt >= job.max_attempts)
         elif kind is FailureClass.REST:
             await links.rests(server_url, failure.at_least if isinstance(failure, RetryableFailure) else None)
         elif kind is FailureClass.REJECTED and (is_last or series.is_canary):
-            may_recover = await self._may_recover(job, report, code)
-            if may_recover is None:
-                return ours(series, self._clock.now())
-            if may_recover:
-                return HELD_FOR_SERVER
-            # While the link is down, a canary's job never gets a second attempt, so the attempts of all series count.
-            is_last = is_last or series.attempts >= job.max_attempts
-            told = code_of(report.wire, code)
-            if is_last and not (told is not None and told.is_own):
-                await links.rejected(server_url, code)
-            if series.is_canary:
-                await links.canary_refused(server_url)
+            return await self._refused(job, report, series, failure, is_last=is_last)
         link = await links.view(server_url)
-        return fate_of(kind, is_last=is_last, series=series, link=link, now=self._clock.now())
+        return failure, fate_of(kind, is_last=is_last, series=series, link=link, now=self._clock.now())
 
-    async def _note_unavailable(
-        self, report: Report, series: Series, failure: PermanentFailure | RetryableFailure, *, used_up: bool
-    ) -> None:
+    async def _refused(
+        self, job: Job, report: Report, series: Series, failure: Failure, *, is_last: bool
+    ) -> tuple[Failure, Fate]:
+        """Decide what becomes of a refused row, which its wire may know to be refused for another reason."""
+        server_url, links = report.delivery.server_url, self._links_of(report)
+        may_recover = await self._may_recover(job, report, failure.code)
+        now = self._clock.now()  # to tell, the server may have been looked at
+        if may_recover is None:
+            return failure, ours(series, now)
+        if may_recover is True:
+            return failure, HELD_FOR_SERVER
+        # While the link is down, a canary's job never gets a second attempt, so the attempts of all series count.
+        is_last = is_last or series.attempts >= job.max_attempts
+        found = may_recover or failure
+        kind, is_doubted = report.class_of(found), isinstance(found, RetryableFailure) and found.tried_later
+        fate = waits_by_itself(kind, series, now, tried_later=is_doubted, is_last=is_last)
+        told = code_of(report.wire, found.code)
+        if fate is None and is_last and not (told is not None and told.is_own):
+            await links.rejected(server_url, found.code)
+        if series.is_canary:
+            await links.canary_refused(server_url)
+        link = await links.view(server_url)
+        return found, fate or fate_of(kind, is_last=is_last, series=series, link=link, now=now)
+
+    async def _note_unavailable(self, report: Report, series: Series, failure: Failure, *, used_up: bool) -> None:
         """Count the failure against the server: once, whatever the attempt was."""
         server_url, code, links = report.delivery.server_url, failure.code, self._links_of(report)
         moved_to = failure.moved_to if isinstance(failure, RetryableFailure) else None
@@ -375,10 +389,12 @@ class DeliveryProcessor:
     def _links_of(self, report: Report) -> Links:
         return self._links.of(report.wire.name)
 
-    async def _may_recover(self, job: Job, report: Report, code: str) -> bool | None:
-        """Ask the wire whether the refusal may end by itself; None if it broke off over that."""
+    async def _may_recover(self, job: Job, report: Report, code: str) -> bool | RetryableFailure | None:
+        """Ask the wire whether the refusal may end by itself, or is one of ours; None if it broke off over that."""
         try:
             return await asked(report.wire.may_recover(report.sending(job.name, self._refuse_blacklisted), code))
+        except RetryableFailure as found:
+            return found if report.class_of(found) is FailureClass.OURS else None
         except SQLAlchemyError:
             raise
         except Exception as error:

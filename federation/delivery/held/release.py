@@ -24,8 +24,8 @@ from sqlalchemy import Connection, Select, bindparam, func, literal_column, or_,
 
 from db import DEFAULT_WIRE, Database, DeliveryState, HoldReason
 from federation.base.meter import NO_METER, Meter
-from federation.base.queues.queue import JobQueue
 from federation.delivery.held.sweeper import WAITS_FOR_SERVER
+from federation.delivery.job_origins import DeliveryQueues
 from federation.delivery.rows import TABLE, OwedRow, made_ready
 from federation.servers.link_rules import Link
 from federation.servers.links import Links, locked, store
@@ -45,7 +45,7 @@ class Releaser:
     def __init__(
         self,
         database: Database,
-        queue: JobQueue,
+        queues: DeliveryQueues,
         *,
         links: Links,
         rate: int,
@@ -54,7 +54,7 @@ class Releaser:
         clock: Clock | None = None,
     ) -> None:
         self._database = database
-        self._queue = queue
+        self._queues = queues
         self._links = links
         self._rate = rate
         self._most_waiting = most_waiting
@@ -70,7 +70,7 @@ class Releaser:
         due = await self._links.due_for_release(SERVERS_AT_ONCE)
         if not due:
             return 0
-        await self._queue.start()
+        await self._queues.start()
         room = self._most_waiting - await self._waiting()
         released = 0
         for link in due:
@@ -86,7 +86,7 @@ class Releaser:
 
         Chooses the oldest that was not sent ahead since the link went down; once all were, the one that waited longest.
         """
-        await self._queue.start()
+        await self._queues.start()
         now = self._clock.now()
 
         def choose(connection: Connection) -> tuple[bool, list[OwedRow]]:
@@ -101,7 +101,7 @@ class Releaser:
 
         sent, rows = await self._database.transact(choose)
         if rows:
-            await self._queue.add_bulk([row.job() for row in rows])
+            await self._queues.add_bulk([row.job() for row in rows])
             self._meter.released(len(rows))
             log.info("canary_sent", server_url=server_url, wire=wire, delivery_id=rows[0].id)
         return sent
@@ -130,7 +130,7 @@ class Releaser:
         link, rows = await self._database.transact(release)
         self._links.of(seen.wire).forget(seen.server_url)
         if rows:
-            await self._queue.add_bulk([row.job() for row in rows])
+            await self._queues.add_bulk([row.job() for row in rows])
             self._meter.released(len(rows))
         if link.release_at is None and seen.release_at is not None and link.is_open:
             log.info("release_ended", server_url=link.server_url, wire=link.wire)

@@ -34,10 +34,10 @@ from sqlmodel import col
 
 from db import DEFAULT_WIRE, AttemptOutcome, Database, DeliveryState, HoldReason, LinkState, ServerLink
 from federation.base.meter import NO_METER, Meter
-from federation.base.queues.queue import JobQueue
-from federation.delivery.attempt.decision import ALONE_PAUSES, LONGEST_OWN_PAUSE
+from federation.delivery.attempt.decision import ALONE_PAUSES, DOUBT_PAUSES, LONGEST_OWN_PAUSE
 from federation.delivery.attempt.host_limits import LONGEST_BUSY
 from federation.delivery.held.sweep_times import Sweeps
+from federation.delivery.job_origins import DeliveryQueues
 from federation.delivery.rows import OPEN_STATES, TABLE, OwedRow, made_ready, next_in_order, places_of
 from federation.servers.blacklist import Blacklist
 from federation.servers.link_rules import HEARD_INTERVAL, SKEW
@@ -54,7 +54,7 @@ WAITS_FOR_SERVER: Final = (HoldReason.SERVER, HoldReason.REST)
 """Reasons to hold a delivery that the `Releaser` then sends, at its pace."""
 LONGEST_PAUSES: Final = {
     HoldReason.BUSY: LONGEST_BUSY,
-    HoldReason.OURS: LONGEST_OWN_PAUSE,
+    HoldReason.OURS: max(LONGEST_OWN_PAUSE, *DOUBT_PAUSES),
     HoldReason.ALONE: max(ALONE_PAUSES),
 }
 """Reasons to hold a delivery until a time, and the longest that this may take."""
@@ -70,7 +70,7 @@ class HeldSweeper:
     def __init__(
         self,
         database: Database,
-        queue: JobQueue,
+        queues: DeliveryQueues,
         *,
         links: Links,
         blacklist: Blacklist,
@@ -80,7 +80,7 @@ class HeldSweeper:
         clock: Clock | None = None,
     ) -> None:
         self._database = database
-        self._queue = queue
+        self._queues = queues
         self._links = links
         self._blacklist = blacklist
         self._wires = wires
@@ -95,7 +95,7 @@ class HeldSweeper:
         Raises:
             SQLAlchemyError, WorkersError: the database or the queue did not answer; the next sweep looks again.
         """
-        await self._queue.start()
+        await self._queues.start()
         swept = await self._sweeps.begin(self._clock.now())
         failed, releasing = await self._look_at_servers()
         return {
@@ -137,7 +137,7 @@ class HeldSweeper:
 
         rows = await self._database.transact(release)
         if rows:
-            await self._queue.add_bulk([row.job() for row in rows])
+            await self._queues.add_bulk([row.job() for row in rows])
             log.warning("suspects_released", count=len(rows), delivery_ids=[row.id for row in rows][:20])
         return len(rows)
 
@@ -229,7 +229,7 @@ class HeldSweeper:
         while total < MAX_ROWS:
             count, ready = await change()
             if ready:
-                await self._queue.add_bulk([row.job() for row in ready])
+                await self._queues.add_bulk([row.job() for row in ready])
             total += count
             if count < BATCH:
                 break

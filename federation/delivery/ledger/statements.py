@@ -306,7 +306,7 @@ def _ending(row: Row[*tuple[Any, ...]], entry: Ended) -> dict[str, object]:
         "code": entry.code,
         "times": _holds(row, entry),
         "suspected": entry.suspect,
-        "alone_times": row.alone + 1 if is_alone else row.alone,
+        "alone_times": row.alone + 1 if entry.uses_pause else row.alone,
         # That another one got through since it was a canary was told against it, and is not told twice.
         "ahead": None if is_alone else row.canary_at,
     }

@@ -8,7 +8,7 @@ connection. What was planned in a session waits in its `Pending` for the commit,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import chain, islice
@@ -19,8 +19,8 @@ from sqlalchemy.orm import Session
 
 from db import DeliveryJob, DeliveryPayload, DeliveryState, OwnDatabase, new_timed_id
 from federation.base.database_clock import DatabaseClock
-from federation.base.queues.queue import JobQueue
-from federation.delivery.outbox.ordering import PlaceInOrder, stand
+from federation.delivery.job_origins import DeliveryQueues
+from federation.delivery.outbox.ordering import PlaceInOrder, stand, stand_apart
 from federation.delivery.rows import PlannedJob, delivery_job
 from federation.protocol.urls import canonical_origin
 from workers.checks import check_text
@@ -34,6 +34,11 @@ CheckPayload: TypeAlias = Callable[[str, str], str]
 never be delivered."""
 Delivery: TypeAlias = tuple[str, str, str]
 """The delivery's id, target URL and server URL."""
+
+Address: TypeAlias = tuple[str, str, str | None]
+"""A target URL, its server URL, and the ordering key or None."""
+_Placed: TypeAlias = tuple[Delivery, str | None, PlaceInOrder]
+"""A delivery, its ordering key, and how it stands."""
 
 _WRITE_LOCK: Final = text("UPDATE delivery_jobs SET attempts = attempts WHERE id IS NULL")
 """Changes nothing. On SQLite a transaction that has only read may fail to get the write lock later."""
@@ -66,7 +71,7 @@ class OutboxInserter:
     def __init__(
         self,
         database: OwnDatabase,
-        queue: JobQueue,
+        queues: DeliveryQueues,
         *,
         check: CheckPayload,
         joins: bool,
@@ -74,7 +79,7 @@ class OutboxInserter:
         new_id: Callable[[], str] = new_timed_id,
     ) -> None:
         self._database = database
-        self._queue = queue
+        self._queues = queues
         self._check = check
         self._joins = joins
         self._clock = clock or SystemClock()
@@ -101,17 +106,9 @@ class OutboxInserter:
         _check_jobs(Planned(stored=None, name=name, deliveries=[delivery]))
         self.enter(session)
         now = self._clock.now()
-        standings = stand(session, [server_url], ordering_key, wire)
-        row = DeliveryJob(
-            id=delivery[0],
-            target_url=target_url,
-            payload=payload,
-            created_at=now,
-            job_name=name,
-            server_url=server_url,
-            wire=wire,
-            **self._row_values(delivery, standings, ordering_key, now),
-        )
+        place = stand(session, [server_url], ordering_key, wire)[server_url]
+        values = self._row_values((delivery, ordering_key, place), now)
+        row = DeliveryJob(payload=payload, created_at=now, job_name=name, wire=wire, **values)
         session.add(row)
         ready = [delivery] if row.state is DeliveryState.READY else []
         return Planned(stored=row, name=name, deliveries=ready, owed=(row.id,))
@@ -146,8 +143,47 @@ class OutboxInserter:
         self.enter(session)
         session.add(stored)
         session.flush()
-        ready = self._insert_rows(session, planned, wire, ordering_key, stored.created_at)
-        return replace(planned, deliveries=ready, owed=tuple(delivery_id for delivery_id, _, _ in deliveries))
+        placed = list(_placed(session, deliveries, ordering_key, wire))
+        return self._insert_rows(session, planned, wire, placed, stored.created_at)
+
+    def addressed(
+        self,
+        session: Session,
+        name: str,
+        addresses: Sequence[Address],
+        payload: str,
+        *,
+        activity_id: str,
+        actor: str,
+    ) -> Planned:
+        """Write the rows of one text to each of these addresses; the caller still has to add the jobs.
+
+        The server of each is in its canonical spelling, and no ordering key is there twice for one server.
+        `activity_id` and `actor` are what the protocol calls the text, and in whose name it is signed.
+        """
+        wire = self._check(name, payload)
+        for target_url, server_url, ordering_key in addresses:
+            _check_target(target_url, server_url)
+            if ordering_key is not None:
+                check_text("ordering key", ordering_key)
+        stored = DeliveryPayload(
+            id=self._new_id(),
+            payload=payload,
+            refs=len(addresses),
+            created_at=self._clock.now(),
+            activity_id=activity_id,
+            actor=actor,
+        )
+        deliveries = [(self._new_id(), target_url, server_url) for target_url, server_url, _ in addresses]
+        planned = Planned(stored=stored, name=name, deliveries=deliveries, payload_id=stored.id)
+        _check_jobs(planned)
+        self.enter(session)
+        session.add(stored)
+        session.flush()
+        lines = [(server_url, ordering_key) for _, server_url, ordering_key in addresses]
+        places = stand_apart(session, lines, wire)
+        placed = [(delivery, key, place) for delivery, (_, key), place in zip(deliveries, lines, places, strict=True)]
+        return self._insert_rows(session, planned, wire, placed, stored.created_at)
 
     def enter(self, session: Session) -> None:
         """Make sure that the transaction may write from now on. On SQLite this takes the only write lock.
@@ -165,27 +201,28 @@ class OutboxInserter:
     def add_jobs(self, session: Session, planned: Iterable[Planned]) -> None:
         """Insert the jobs in the transaction, for a queue that joins it."""
         for batch in batches(planned):
-            self._queue.add_bulk_on(session, batch)
+            self._queues.add_bulk_on(session, batch)
 
-    def _row_values(
-        self, delivery: Delivery, standings: Mapping[str, PlaceInOrder], ordering_key: str | None, now: datetime
-    ) -> dict[str, Any]:
-        standing = standings[delivery[2]]
-        held = standing.held is not None
+    def _row_values(self, placed: _Placed, now: datetime) -> dict[str, Any]:
+        delivery, ordering_key, place = placed
+        held = place.held is not None
         return {
+            "id": delivery[0],
+            "target_url": delivery[1],
+            "server_url": delivery[2],
             "state": DeliveryState.HELD if held else DeliveryState.READY,
-            "held_reason": standing.held,
+            "held_reason": place.held,
             "held_at": now if held else None,
             "job_id": delivery[0],
             "queued_at": now if self._joins and not held else None,
             "ordering_key": ordering_key,
-            "ordering_position": standing.position,
+            "ordering_position": place.position,
         }
 
     def _insert_rows(
-        self, session: Session, planned: Planned, wire: str, ordering_key: str | None, now: datetime
-    ) -> list[Delivery]:
-        """Insert the rows, and return the deliveries that are ready.
+        self, session: Session, planned: Planned, wire: str, placed: Sequence[_Placed], now: datetime
+    ) -> Planned:
+        """Insert the rows, and return the plan of those deliveries that are ready.
 
         Uses statements of many rows each: objects of the session would cost ten times as much.
         """
@@ -198,23 +235,19 @@ class OutboxInserter:
             "job_name": planned.name,
             "wire": wire,
         }
-        ready: list[Delivery] = []
-        for start in range(0, len(planned.deliveries), BATCH):
-            batch = planned.deliveries[start : start + BATCH]
-            standings = stand(session, [server_url for _, _, server_url in batch], ordering_key, wire)
-            ready += [each for each in batch if standings[each[2]].held is None]
-            rows = [
-                {
-                    **shared,
-                    **self._row_values(delivery, standings, ordering_key, now),
-                    "id": delivery[0],
-                    "target_url": delivery[1],
-                    "server_url": delivery[2],
-                }
-                for delivery in batch
-            ]
+        for start in range(0, len(placed), BATCH):
+            rows = [{**shared, **self._row_values(each, now)} for each in placed[start : start + BATCH]]
             connection.execute(insert(DeliveryJob), rows)
-        return ready
+        ready = [delivery for delivery, _, place in placed if place.held is None]
+        return replace(planned, deliveries=ready, owed=tuple(delivery_id for delivery_id, _, _ in planned.deliveries))
+
+
+def _placed(session: Session, deliveries: Sequence[Delivery], ordering_key: str | None, wire: str) -> Iterator[_Placed]:
+    """Yield how each delivery of a fan-out stands, for each server separately."""
+    for start in range(0, len(deliveries), BATCH):
+        batch = deliveries[start : start + BATCH]
+        standings = stand(session, [server_url for _, _, server_url in batch], ordering_key, wire)
+        yield from ((delivery, ordering_key, standings[delivery[2]]) for delivery in batch)
 
 
 def batches(planned: Iterable[Planned]) -> Iterator[list[PlannedJob]]:

@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from db import Database, new_timed_id
-from federation.base.queues.queue import JobQueue
+from federation.delivery.job_origins import DeliveryQueues
 from federation.delivery.outbox.insert import (
     BATCH,
     CheckPayload,
@@ -42,14 +42,14 @@ T = TypeVar("T")
 class Outbox:
     """Deliveries of one application database.
 
-    `check` refuses what could never be delivered. `joins` says that the queue lives in that database and uses its
+    `check` refuses what could never be delivered. `joins` says that the queues live in that database and use its
     connection.
     """
 
     def __init__(
         self,
         database: Database,
-        queue: JobQueue,
+        queues: DeliveryQueues,
         *,
         check: CheckPayload,
         joins: bool,
@@ -57,9 +57,9 @@ class Outbox:
         new_id: Callable[[], str] = new_timed_id,
     ) -> None:
         self._database = database
-        self._queue = queue
+        self._queues = queues
         self.joins = joins
-        self.inserter = OutboxInserter(database.own, queue, check=check, joins=joins, clock=clock, new_id=new_id)
+        self.inserter = OutboxInserter(database.own, queues, check=check, joins=joins, clock=clock, new_id=new_id)
         self._adding: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
@@ -178,7 +178,7 @@ class Outbox:
         missing = sum(len(each.deliveries) for each in planned)
         for batch in batches(planned):
             try:
-                await self._queue.add_bulk(batch)
+                await self._queues.add_bulk(batch)
             except Exception as error:  # whatever it is: what is committed must not look as if it had failed
                 log.error(
                     "outbox_jobs_not_added",
@@ -196,7 +196,7 @@ class Outbox:
             for start in range(0, len(ids), BATCH):
                 some = ids[start : start + BATCH]
                 rows = [OwedRow(**row._mapping) for row in await self._database.rows(READY, {"ids": some})]
-                await self._queue.add_bulk([row.job() for row in rows])
+                await self._queues.add_bulk([row.job() for row in rows])
                 found = {row.id for row in rows}
                 left = [each for each in left if each not in found]
         except Exception as error:  # a sweep will find them
@@ -211,9 +211,9 @@ class Outbox:
     async def _connect(self) -> None:
         """Prepare all that a caller's transaction will need, so that it never waits for us with its lock held."""
         if self.joins:
-            await self._queue.start()
+            await self._queues.start()
         else:
-            self._queue.check_loop()
+            self._queues.check_loop()
 
     def plan(self, session: Session, planned: Planned) -> None:
         """Add the jobs in the session's transaction, or after its commit."""

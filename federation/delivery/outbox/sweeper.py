@@ -9,8 +9,9 @@ series, as their numbers are used up. Rows of Node producers name no job until t
 until then. `queued_at` notes when a job was last known to be there: rows that wait behind a long backlog are looked up
 every ten minutes, and not by every sweep. What was noted before this process began is looked up at once: since then the
 database may have been replaced by a copy, or the queue by another one. So is everything when the queue seems to have
-lost its data: there is no job in it although rows are ready, or a worker has lost its leases in numbers. A job that
-waits for its next attempt, and longer than any pause lasts, waits for a time of a clock that was ahead: it is due.
+lost its data, one of several for all: there is no job in it although rows are ready whose jobs lie there, or a worker
+has lost its leases in numbers. A job that waits for its next attempt, and longer than any pause lasts, waits for a time
+of a clock that was ahead: it is due.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ from sqlalchemy import Connection, bindparam, or_, select, tuple_, update
 from db import Database, DeliveryState, among
 from federation.base.queues.queue import JobQueue
 from federation.delivery.held.sweep_times import Sweeps
+from federation.delivery.job_origins import DeliveryQueues
 from federation.delivery.ledger.attempt_log import stalled_attempt, write_attempts
 from federation.delivery.rows import TABLE, OwedRow, series_job_id
-from workers import JobState, JobStatus
+from workers import JobState, JobStatus, Storage
 from workers.clock import Clock, SystemClock
 
 log = structlog.get_logger(__name__)
@@ -75,14 +77,14 @@ class OutboxSweeper:
     def __init__(
         self,
         database: Database,
-        queue: JobQueue,
+        queues: DeliveryQueues,
         *,
         min_age: timedelta = MIN_AGE,
         longest_pause: timedelta = timedelta(0),
         clock: Clock | None = None,
     ) -> None:
         self._database = database
-        self._queue = queue
+        self._queues = queues
         self._sweeps = Sweeps(database)
         self._min_age = min_age
         self._longest_pause = longest_pause
@@ -95,7 +97,7 @@ class OutboxSweeper:
         Raises:
             SQLAlchemyError, WorkersError: the database or the queue did not answer; the next sweep looks again.
         """
-        await self._queue.start()
+        await self._queues.start()
         now = self._clock.now()
         if await self.lacks_jobs() and await self._sweeps.note_lost_queue(now):
             log.error("queue_lost_its_data", then="the jobs of all ready deliveries are asked for, and added again")
@@ -109,7 +111,8 @@ class OutboxSweeper:
             page = await self._page(now, after, trusted_since)
             if page:
                 after = page[-1].place
-                added += await self._add_missing(page)
+                for queue, some in self._queues.split(page, lambda each: each.row.job_name).items():
+                    added += await self._add_missing(queue, some)
                 await self._note_queued(page, now)
             rows += len(page)
             complete = len(page) < PAGE
@@ -118,19 +121,17 @@ class OutboxSweeper:
         return Swept(rows=rows, added=added, complete=complete)
 
     async def lacks_jobs(self) -> bool:
-        """Tell whether deliveries have been ready for a while, and there is no job in the queue: it lost its data.
+        """Tell whether deliveries have been ready for a while, and a queue has no job of any: it lost its data.
 
         Raises:
-            SQLAlchemyError, WorkersError: the database or the queue did not answer.
+            SQLAlchemyError, WorkersError: the database or a queue did not answer.
         """
-        before = self._clock.now() - self._min_age
-        if not await self._database.rows(_WAITING, {"before": before}):
-            return False
-        storage = self._queue.storage
-        if await storage.waiting_since() is not None:  # the usual answer, which costs nothing
-            return False
-        counts = await storage.counts()
-        return not any(number for state, number in counts.items() if not state.is_final)
+        values = {"before": self._clock.now() - self._min_age}
+        for queue in self._queues.all:
+            waiting = _WAITING.where(self._queues.lie_in(queue))
+            if await self._database.rows(waiting, values) and not await _has_jobs(queue.storage):
+                return True
+        return False
 
     async def _page(self, now: datetime, after: _Place, trusted_since: datetime) -> Sequence[_ReadyRow]:
         values = {
@@ -150,23 +151,24 @@ class OutboxSweeper:
             for found in await self._database.rows(_READY, values)
         ]
 
-    async def _add_missing(self, page: Sequence[_ReadyRow]) -> int:
-        jobs = await self._queue.storage.status([series_job_id(each.row.id, each.row.series) for each in page])
+    async def _add_missing(self, queue: JobQueue, page: Sequence[_ReadyRow]) -> int:
+        await queue.start()  # one that nobody here works on
+        jobs = await queue.storage.status([series_job_id(each.row.id, each.row.series) for each in page])
         looked = list(zip(page, jobs, strict=True))
         over = [each.row for each, job in looked if _has_ended(job) or (job is None and each.attempted)]
         missing = [each.row for each, job in looked if job is None and not each.attempted]
         missing += await self._renewed(over)
         if missing:
-            await self._queue.add_bulk([row.job() for row in missing])
-        await self._promote([(each, job) for each, job in looked if job is not None])
+            await queue.add_bulk([row.job() for row in missing])
+        await self._promote(queue, [(each, job) for each, job in looked if job is not None])
         return len(missing)
 
-    async def _promote(self, looked: Sequence[tuple[_ReadyRow, JobStatus]]) -> None:
+    async def _promote(self, queue: JobQueue, looked: Sequence[tuple[_ReadyRow, JobStatus]]) -> None:
         latest = self._clock.now() + max(self._longest_pause, LONGEST_PAUSE)
         # The first job may wait because whoever enqueued it said so, unless it was tried.
         retried = (job for each, job in looked if each.row.series or each.attempted or job.state is JobState.FAILING)
         late = [job.id for job in retried if job.next_run_at is not None and job.next_run_at > latest]
-        if late and (count := await self._queue.storage.promote(late)):
+        if late and (count := await queue.storage.promote(late)):
             log.warning("late_attempts_made_due", count=count, why="a clock that was ahead put them off")
 
     async def _renewed(self, rows: Sequence[OwedRow]) -> list[OwedRow]:
@@ -188,6 +190,13 @@ class OutboxSweeper:
     async def _note_queued(self, page: Sequence[_ReadyRow], now: datetime) -> None:
         ids = [each.row.id for each in page]
         await self._database.transact(lambda connection: connection.execute(_QUEUED, {"rows": ids, "now": now}))
+
+
+async def _has_jobs(storage: Storage) -> bool:
+    if await storage.waiting_since() is not None:  # the usual answer, which costs nothing
+        return True
+    counts = await storage.counts()
+    return any(number for state, number in counts.items() if not state.is_final)
 
 
 def _has_ended(job: JobStatus | None) -> bool:

@@ -10,6 +10,7 @@ from sqlalchemy import select
 from db import Database, ProcessClock
 from federation.base.database_clock import DatabaseClock
 from federation.base.queues.queue import JobQueue
+from federation.delivery.job_origins import DeliveryQueues
 from federation.delivery.outbox.outbox import Outbox
 from tests.federation.delivery.entries import any_activity
 from tests.federation.delivery.node import PATH, PAYLOAD, URL, Node
@@ -56,7 +57,7 @@ async def test_what_is_owed_is_dated_by_the_database(database: Database, machine
     """By a process that only owes, in the transaction in which it does so."""
     clock = DatabaseClock(database, machine)
     queue: JobQueue = node.queue
-    outbox = Outbox(database, queue, check=any_activity, joins=False, clock=clock)
+    outbox = Outbox(database, DeliveryQueues(queue), check=any_activity, joins=False, clock=clock)
     async with outbox.transaction() as session:
         owed = await outbox.enqueue_delivery(session, "deliver-post", URL + PATH, URL, PAYLOAD)
     made = (await node.rows())[owed].created_at

@@ -13,7 +13,7 @@ from pydantic import SecretStr
 
 from federation.base.errors import ConfigurationError
 from federation.base.settings.settings import Settings, write_env_file
-from federation.base.settings.types import JobPayload
+from federation.base.settings.types import FirstKnock, JobPayload
 from federation.protocol.keys import generate_own_keys
 from tests.federation.protocol.vectors import A, B
 
@@ -86,6 +86,10 @@ def test_without_any_variable_the_documented_defaults_hold() -> None:
         "federation_keep_attempts": timedelta(days=30),
         "federation_release_rate": 50,
         "federation_max_stalls": 3,
+        "federation_activitypub": False,
+        "federation_activitypub_key_bits": 2048,
+        "federation_activitypub_first_knock": FirstKnock.CAVAGE,
+        "federation_activitypub_http": False,
     }
 
 
@@ -159,6 +163,10 @@ def test_without_any_variable_the_documented_defaults_hold() -> None:
         ("FEDERATION_KEEP_ATTEMPTS", "3d", timedelta(days=3)),
         ("FEDERATION_RELEASE_RATE", "7", 7),
         ("FEDERATION_MAX_STALLS", "0", 0),
+        ("FEDERATION_ACTIVITYPUB", "1", True),
+        ("FEDERATION_ACTIVITYPUB_KEY_BITS", "4096", 4096),
+        ("FEDERATION_ACTIVITYPUB_FIRST_KNOCK", "rfc9421", FirstKnock.RFC9421),
+        ("FEDERATION_ACTIVITYPUB_HTTP", "1", True),
     ],
 )
 def test_each_variable_is_read_from_the_environment(
@@ -238,6 +246,11 @@ def test_every_variable_has_a_case_above() -> None:
         ("FEDERATION_LEASE", "25h"),
         ("FEDERATION_HEALTH_CHECKS", "1.5"),
         ("FEDERATION_MAX_STALLS", "-1"),
+        ("FEDERATION_ACTIVITYPUB", "maybe"),
+        ("FEDERATION_ACTIVITYPUB_KEY_BITS", "1024"),
+        ("FEDERATION_ACTIVITYPUB_KEY_BITS", "long"),
+        ("FEDERATION_ACTIVITYPUB_FIRST_KNOCK", "gpg"),
+        ("FEDERATION_ACTIVITYPUB_HTTP", "2"),
         ("FEDERATION_TASKS", "fine.tasks,s3cret/tasks.py"),
         ("FEDERATION_TASKS", "fine.tasks,,s3cret"),
         ("FEDERATION_ANALYTICS_OUT", "s3://s3cret/analytics"),

@@ -112,6 +112,16 @@ def test_a_misspelt_variable_is_named_with_the_nearest(
     assert f"{written} has no effect" in doctor["findings"][0]["found"]
 
 
+def test_a_line_that_sets_nothing_is_named_with_its_file(command: Command) -> None:
+    """And never shown: it may be half of a secret."""
+    Path(".env").write_text('# ours\nthis is s3cret\n\nFEDERATION_LEASE="30s\n')
+    done = command("servers", "list", "--json")
+    assert done.status == 0
+    assert done.stderr.splitlines() == [
+        f"federation: .env: line {line} has no effect: it is no NAME=VALUE" for line in (2, 4)
+    ]
+
+
 def test_a_variable_of_a_host_is_not_taken_for_a_setting(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that begins as ours do is named all the same; there is no other to name beside it."""
     monkeypatch.setenv("DELIVERY_CONCURRENCY", "1")

@@ -15,6 +15,7 @@ from federation.base.queues.queue import JobQueue, delivery_queue
 from federation.base.settings.settings import Settings
 from federation.delivery.held.release import Releaser
 from federation.delivery.held.sweeper import HeldSweeper
+from federation.delivery.job_origins import DeliveryQueues
 from federation.delivery.outbox.outbox import Outbox
 from federation.sealed.peers.registry import Registry
 from federation.servers.blacklist import Blacklist
@@ -54,8 +55,12 @@ class Node:
             queue=queue,
             blacklist=Blacklist(database, clock=clock),
             links=Links(database, registry, clock=clock),
-            outbox=Outbox(database, queue, check=any_activity, joins=False, clock=clock),
+            outbox=Outbox(database, DeliveryQueues(queue), check=any_activity, joins=False, clock=clock),
         )
+
+    @property
+    def queues(self) -> DeliveryQueues:
+        return DeliveryQueues(self.queue)
 
     def another(self) -> Node:
         """Another process on the same database and queue."""
@@ -63,12 +68,17 @@ class Node:
 
     def held(self, *, max_age: timedelta | None = timedelta(days=7)) -> HeldSweeper:
         return HeldSweeper(
-            self.database, self.queue, links=self.links, blacklist=self.blacklist, max_age=max_age, clock=self.clock
+            self.database,
+            self.queues,
+            links=self.links,
+            blacklist=self.blacklist,
+            max_age=max_age,
+            clock=self.clock,
         )
 
     def releaser(self, *, rate: int = 50, most_waiting: int = 1_000) -> Releaser:
         return Releaser(
-            self.database, self.queue, links=self.links, rate=rate, most_waiting=most_waiting, clock=self.clock
+            self.database, self.queues, links=self.links, rate=rate, most_waiting=most_waiting, clock=self.clock
         )
 
     async def close(self) -> None:

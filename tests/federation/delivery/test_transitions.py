@@ -75,7 +75,7 @@ class Scenes:
 
     def __init__(self, site: Site, peer: Peer, recorder: Recorder) -> None:
         self.site, self.node, self.peer, self.recorder = site, site.federation, peer, recorder
-        self.bulk = BulkDeliveries(self.node.database, self.node.delivery_queue)
+        self.bulk = BulkDeliveries(self.node.database, self.node.delivery_queues)
 
     async def owed(self, step: Step = Step.OWE) -> str:
         async with self.recorder.step(step):

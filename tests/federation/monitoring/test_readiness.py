@@ -39,7 +39,7 @@ def unhurried(federation: Federation, *, serves: bool = False) -> Readiness:
 
     database = federation.database
     checks = node_checks(
-        database=database, writes=writes, queue=federation.delivery_queue, blacklist=federation.blacklist
+        database=database, writes=writes, queues=federation.delivery_queues.all, blacklist=federation.blacklist
     )
     return Readiness(serving_checks(checks, database) if serves else checks, timeout=timedelta(hours=1))
 

@@ -23,7 +23,7 @@ as_its_database = pytest.mark.spread("queue_settings", always=("sqlite", "postgr
 @pytest.fixture
 def bulk(desk: Desk) -> BulkDeliveries:
     """In batches of three, so that few deliveries make several."""
-    return BulkDeliveries(desk.database, desk.queue, batch=3)
+    return BulkDeliveries(desk.database, desk.node.delivery_queues, batch=3)
 
 
 async def test_failed_deliveries_are_owed_again(desk: Desk, bulk: BulkDeliveries) -> None:
@@ -72,7 +72,7 @@ async def test_a_retry_cut_off_is_completed_by_the_sweeper(desk: Desk, bulk: Bul
     desk.queue.add_bulk = add  # type: ignore[method-assign] # as it was
 
     assert await desk.states(f"{ids[0]}.1") == [None]
-    await OutboxSweeper(desk.database, desk.queue, min_age=timedelta(0)).sweep()
+    await OutboxSweeper(desk.database, desk.node.delivery_queues, min_age=timedelta(0)).sweep()
     assert await desk.states(f"{ids[0]}.1") == [JobState.QUEUED]
 
 
@@ -173,7 +173,7 @@ async def test_what_moves_on_while_it_is_dropped_stays(desk: Desk, bulk: BulkDel
     remove = storage.remove
 
     async def remove_and_release(some: Sequence[str]) -> int:
-        await BulkDeliveries(desk.database, desk.queue).retry(Selection(ids=(ids[0],)))
+        await BulkDeliveries(desk.database, desk.node.delivery_queues).retry(Selection(ids=(ids[0],)))
         return await remove(some)
 
     storage.remove = remove_and_release  # type: ignore[assignment, method-assign] # the race, at its worst moment
@@ -227,7 +227,7 @@ async def test_a_job_that_the_sweeper_adds_meanwhile_is_removed(desk: Desk, bulk
     """Between the removal of the job and that of the row: its shared text is still there, so it would be sent."""
     ids = await desk.owe(PEER, OTHER, shared=True)
     await desk.unqueue(*ids)
-    sweeper = OutboxSweeper(desk.database, desk.queue, min_age=timedelta(0))
+    sweeper = OutboxSweeper(desk.database, desk.node.delivery_queues, min_age=timedelta(0))
     storage = desk.queue.storage
     remove, swept = storage.remove, list[int]()
 

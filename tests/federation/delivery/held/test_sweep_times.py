@@ -118,7 +118,7 @@ async def test_a_clock_that_is_decades_off_loses_nothing(node: Node, wrong: date
     await node.links.exhausted(URL, "TIMEOUT", first_attempted_at=right)
     await node.held().sweep()
     purge = Purge(node.database, sweeps=Sweeps(node.database), clock=node.clock)
-    sweeper = OutboxSweeper(node.database, node.queue, clock=node.clock)
+    sweeper = OutboxSweeper(node.database, node.queues, clock=node.clock)
 
     node.clock.advance(wrong - right)
     for _ in range(2):
@@ -173,7 +173,7 @@ async def test_an_attempt_that_a_clock_put_off_for_days_is_due(node: Node) -> No
     assert set(failing) == {late, soon}
 
     node.clock.advance(MINUTE)
-    await OutboxSweeper(node.database, node.queue, clock=node.clock).sweep()
+    await OutboxSweeper(node.database, node.queues, clock=node.clock).sweep()
     for state, expected in ((JobState.QUEUED, late), (JobState.FAILING, soon), (JobState.SCHEDULED, wished)):
         assert [job.id for job in (await node.queue.storage.list(state)).jobs] == [expected]
 
@@ -188,5 +188,5 @@ async def test_a_tried_job_that_was_put_off_for_days_is_due(node: Node, series: 
     delay = 3 * DAY / timedelta(milliseconds=1)
     await node.queue.add_bulk([(row.job_name or "", row.payload, {"jobId": job, "delay": delay})])
     node.clock.advance(MINUTE)
-    await OutboxSweeper(node.database, node.queue, clock=node.clock).sweep()
+    await OutboxSweeper(node.database, node.queues, clock=node.clock).sweep()
     assert [each.id for each in (await node.queue.storage.list(JobState.QUEUED)).jobs] == [job]

@@ -14,6 +14,7 @@ from sqlmodel import col
 from db import AttemptOutcome, Database, DeliveryJob, DeliveryPayload, DeliveryState
 from federation.base.queues.queue import delivery_queue
 from federation.base.settings.settings import Settings
+from federation.delivery.job_origins import DeliveryQueues
 from federation.delivery.ledger.entries import Begin, Begun, Ended
 from federation.delivery.ledger.ledger import Ledger
 from federation.delivery.outbox.insert import BATCH
@@ -186,9 +187,8 @@ async def test_a_fan_out_is_delivered(site: Site, peer: Peer) -> None:
 
 async def rows_of_one_text(database: Database, number: int) -> tuple[str, ...]:
     """Deliveries of one fan-out, without a queue that matters."""
-    outbox = Outbox(
-        database, delivery_queue(Settings.from_values({}), MemoryStorage()), check=any_activity, joins=False
-    )
+    queues = DeliveryQueues(delivery_queue(Settings.from_values({}), MemoryStorage()))
+    outbox = Outbox(database, queues, check=any_activity, joins=False)
     async with outbox.transaction() as session:
         return await outbox.enqueue_fanout(session, NAME, PATH, servers(number), PAYLOAD)
 

@@ -17,6 +17,7 @@ from db import Database
 from db.url import parse_url
 from federation.base.queues.queue import delivery_queue
 from federation.base.settings.settings import Settings
+from federation.delivery.job_origins import DeliveryQueues
 from federation.delivery.outbox.outbox import Outbox
 from federation.runtime.composition import Federation
 from tests.federation.conftest import MakeSettings
@@ -46,7 +47,7 @@ def joined(federation: Federation) -> Place:
 async def apart(database: Database) -> AsyncIterator[Place]:
     """The queue elsewhere, in memory; rows on SQLite and on PostgreSQL."""
     queue = delivery_queue(Settings.from_values({}), MemoryStorage())
-    outbox = Outbox(database, queue, check=any_activity, joins=False)
+    outbox = Outbox(database, DeliveryQueues(queue), check=any_activity, joins=False)
     yield Place(outbox=outbox, database=database, queue=queue)
     await outbox.close()
 

@@ -12,6 +12,7 @@ from db import Database, DeliveryAttempt, DeliveryJob, DeliveryState, HoldReason
 from federation.base.queues.queue import delivery_queue
 from federation.base.settings.settings import Settings
 from federation.delivery.held.sweep_times import Sweeps
+from federation.delivery.job_origins import DeliveryQueues
 from federation.delivery.outbox import sweeper as module
 from federation.delivery.outbox.outbox import Outbox
 from federation.delivery.outbox.sweeper import OutboxSweeper, Swept
@@ -33,14 +34,13 @@ as_its_database = pytest.mark.spread("queue_settings", always=("sqlite", "postgr
 
 
 def sweeper_of(place: Place, *, min_age: timedelta = AT_ONCE) -> OutboxSweeper:
-    return OutboxSweeper(place.database, place.queue, min_age=min_age)
+    return OutboxSweeper(place.database, DeliveryQueues(place.queue), min_age=min_age)
 
 
 async def owe(database: Database, number: int = 3) -> set[str]:
     """Rows as `Outbox` commits them, of a process that died before it added their jobs."""
-    elsewhere = Outbox(
-        database, delivery_queue(Settings.from_values({}), MemoryStorage()), check=any_activity, joins=False
-    )
+    queues = DeliveryQueues(delivery_queue(Settings.from_values({}), MemoryStorage()))
+    elsewhere = Outbox(database, queues, check=any_activity, joins=False)
     servers = [f"https://s{index}.example" for index in range(number - 1)]
     async with elsewhere.transaction() as session:
         shared = await elsewhere.enqueue_fanout(session, NAME, PATH, servers, PAYLOAD)
@@ -216,7 +216,7 @@ async def test_a_sweep_walks_along_the_backlog_once(database: Database, monkeypa
         if session.get_bind().dialect.name == "postgresql":  # which analyzes by itself; SQLite does not
             await session.execute(text("ANALYZE"))
     with costed() as rows:
-        swept = await OutboxSweeper(database, queue, min_age=AT_ONCE).sweep()
+        swept = await OutboxSweeper(database, DeliveryQueues(queue), min_age=AT_ONCE).sweep()
     assert swept == Swept(rows=page * pages, added=page * pages, complete=True)
     assert sum(rows) < 3 * page * pages
 
@@ -289,8 +289,8 @@ async def test_a_queue_that_is_down_loses_nothing(
                 session, NAME, "https://b.example" + PATH, "https://b.example", PAYLOAD
             )
         with pytest.raises(StorageUnavailable):
-            await OutboxSweeper(away.database, away.delivery_queue, min_age=AT_ONCE).sweep()
-        swept = await OutboxSweeper(back.database, back.delivery_queue, min_age=AT_ONCE).sweep()
+            await OutboxSweeper(away.database, away.delivery_queues, min_age=AT_ONCE).sweep()
+        swept = await OutboxSweeper(back.database, back.delivery_queues, min_age=AT_ONCE).sweep()
         assert swept == Swept(rows=1, added=1, complete=True)
         assert (await back.delivery_queue.get_status(delivery)) is not None
     finally:

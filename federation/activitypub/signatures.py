@@ -1,0 +1,399 @@
+"""Signatures of HTTP requests, as servers of the fediverse make and check them: two kinds, by pure functions.
+
+Theory of operation. Both kinds sign a text, the base, with a line for each component of the request that they cover.
+Draft-cavage-12 tells them in one header, RFC 9421 in two, as structured fields (RFC 8941). The body is covered by its
+digest, which is a header, too (RFC 3230, RFC 9530). Who verifies builds the base from the URL by which he is known, and
+never from a header: so what was signed for another server does not verify. The type of the key decides the algorithm,
+whatever the signature says of it.
+"""
+
+from __future__ import annotations
+
+import binascii
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime, parsedate_to_datetime
+from enum import StrEnum
+from typing import Final, TypeAlias
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric import ed25519, padding, rsa
+from cryptography.hazmat.primitives.hashes import SHA256
+
+from federation.protocol.encodings import encode_base64
+from federation.protocol.urls import canonical_origin
+
+PublicKey: TypeAlias = rsa.RSAPublicKey | ed25519.Ed25519PublicKey
+Parameters: TypeAlias = Mapping[str, str | int]
+"""Those of a signature. RFC 8941 takes one without a value for true; it is refused, for we know of none."""
+
+MOST_SIGNATURES: Final = 3
+SMALLEST_RSA_BITS: Final = 2048
+LARGEST_RSA_BITS: Final = 8192
+
+_LONGEST_HEADER: Final = 16_384
+_LABEL: Final = "sig1"
+_BY_CAVAGE: Final = ("(request-target)", "host", "date", "digest", "content-type")
+_BY_RFC9421: Final = ("@method", "@target-uri", "content-digest", "content-type")
+_DIGESTS: Final[Mapping[str, Callable[[bytes], bytes]]] = {
+    "sha-256": lambda body: hashlib.sha256(body).digest(),
+    "sha-512": lambda body: hashlib.sha512(body).digest(),
+}
+
+_TARGET: Final = re.compile(r"[^:/?#]+://[^/?#]*(?P<path>[^?#]*)(?P<query>\?[^#]*)?")
+_KEY: Final = r"[a-z*][a-z0-9_.*-]*"
+_STRING: Final = r'"(?:[ !#-\[\]-~]|\\["\\])*"'
+_INTEGER: Final = r"-?[0-9]{1,15}"
+_COMMA: Final = re.compile(r"[ \t]*,[ \t]*")
+# Possessive, for strangers write these: no number of spaces takes more than linear time.
+_INPUT: Final = re.compile(
+    rf"(?P<name>{_KEY})=\( *+(?P<covered>{_STRING}(?: ++{_STRING})*+)? *+\)"
+    rf"(?P<parameters>(?:; *+{_KEY}=(?:{_STRING}|{_INTEGER}))*+)"
+)
+_PARAMETER: Final = re.compile(rf"; *(?P<name>{_KEY})=(?:(?P<text>{_STRING})|(?P<number>{_INTEGER}))")
+_BYTES: Final = re.compile(rf"(?P<name>{_KEY})=:(?P<text>[A-Za-z0-9+/]*={{0,2}}):")
+_DIGEST: Final = re.compile(r"(?P<name>[A-Za-z0-9-]+)=(?P<text>[A-Za-z0-9+/]*={0,2})")
+_CAVAGE: Final = re.compile(r'(?P<name>[A-Za-z]+)=(?:"(?P<text>[^"]*)"|(?P<number>[0-9]{1,15}))')
+
+
+class SignatureKind(StrEnum):
+    """How a request is signed: as in draft-cavage-http-signatures-12, or as in RFC 9421."""
+
+    CAVAGE = "cavage"
+    RFC9421 = "rfc9421"
+
+
+@dataclass(frozen=True, slots=True)
+class SigningKey:
+    """A private key, and the URL by which others find its public half."""
+
+    key_id: str
+    private: rsa.RSAPrivateKey = field(repr=False)
+
+
+class BadSignature(Exception):
+    """A request is not signed, or not as it must be. The message names the rule, and quotes nothing."""
+
+
+def sign(
+    kind: SignatureKind, *, method: str, url: str, body: bytes, content_type: str, at: datetime, key: SigningKey
+) -> dict[str, str]:
+    """Return the headers of a signed request: `Date`, `Content-Type`, the digest and the signature.
+
+    *url* is spelled as the HTTP client sends it, since the server compares what it received.
+    """
+    headers = {"Date": format_datetime(at.astimezone(UTC), usegmt=True), "Content-Type": content_type}
+    digest = encode_base64(hashlib.sha256(body).digest())
+    if kind is SignatureKind.CAVAGE:
+        headers["Digest"] = f"SHA-256={digest}"
+        signature = _signed(_cavage_base(_BY_CAVAGE, {}, Requested.of(method, url, headers, body)), key)
+        told = f'keyId="{key.key_id}",algorithm="rsa-sha256",headers="{" ".join(_BY_CAVAGE)}"'
+        return {**headers, "Signature": f'{told},signature="{signature}"'}
+    headers["Content-Digest"] = f"sha-256=:{digest}:"
+    parameters: Parameters = {"alg": "rsa-v1_5-sha256", "keyid": key.key_id, "created": int(at.timestamp())}
+    signature = _signed(_rfc9421_base(_BY_RFC9421, parameters, Requested.of(method, url, headers, body)), key)
+    told = f"{_LABEL}={_inner_list(_BY_RFC9421, parameters)}"
+    return {**headers, "Signature-Input": told, "Signature": f"{_LABEL}=:{signature}:"}
+
+
+def verify(
+    *,
+    method: str,
+    url: str,
+    headers: Mapping[str, str],
+    body: bytes,
+    public: PublicKey,
+    now: datetime,
+    window: timedelta,
+) -> str:
+    """Check that a request was signed with this key, by either kind, and return the id by which it names the key.
+
+    *url* is the target by the receiver's own name, not by what the request says. Of several signatures one has to
+    verify. It was made less than *window* ago, or ahead, and has not expired.
+
+    Raises:
+        BadSignature: it was not.
+    """
+    if isinstance(public, rsa.RSAPublicKey) and not SMALLEST_RSA_BITS <= public.key_size <= LARGEST_RSA_BITS:
+        raise BadSignature(f"the key has {public.key_size} bits")
+    requested = Requested.of(method, url, headers, body)
+    problem = BadSignature("there is no signature")
+    for claim in claims_in(headers):
+        try:
+            claim.check(requested, public, now, window)
+        except BadSignature as error:
+            problem = error
+        else:
+            return claim.key_id
+    raise problem
+
+
+def claims_in(headers: Mapping[str, str]) -> list[SignatureClaim]:
+    """Return the signatures that a request claims to have, unverified: they say which key to fetch.
+
+    Raises:
+        BadSignature: there is none, or too many, or one that is not well made.
+    """
+    given = _lower(headers)
+    signature, told = (given.get(name) for name in ("signature", "signature-input"))
+    if signature is None:
+        raise BadSignature("there is no signature")
+    if len(signature) + len(told or "") > _LONGEST_HEADER:
+        raise BadSignature("the signature is too long")
+    claims = [_cavage_claim(signature)] if told is None else list(_rfc9421_claims(told, signature))
+    if not all(claim.key_id for claim in claims):
+        raise BadSignature("a signature names no key")
+    return claims
+
+
+@dataclass(frozen=True, slots=True)
+class Requested:
+    """What is requested of whom; the names of headers are in lower case."""
+
+    method: str
+    url: str
+    headers: Mapping[str, str]
+    body: bytes = field(repr=False)
+
+    @classmethod
+    def of(cls, method: str, url: str, headers: Mapping[str, str], body: bytes) -> Requested:
+        """Make one, with the names of headers in any case."""
+        return cls(method, url, _lower(headers), body)
+
+    @property
+    def host(self) -> str:
+        return canonical_origin(self.url).partition("://")[2]
+
+    @property
+    def path(self) -> str:
+        return self._target["path"] or "/"
+
+    @property
+    def query(self) -> str:
+        """It begins with a question mark, or is empty where there is none."""
+        return self._target["query"] or ""
+
+    @property
+    def derived(self) -> dict[str, str]:
+        """The components of RFC 9421 §2.2, and the one header that is not believed."""
+        origin, target = canonical_origin(self.url), self.path + self.query
+        return {
+            "@method": self.method,
+            "@target-uri": origin + target,
+            "@authority": self.host,
+            "@scheme": origin.partition(":")[0],
+            "@request-target": target,
+            "@path": self.path,
+            "@query": self.query or "?",
+            "host": self.host,
+        }
+
+    @property
+    def _target(self) -> re.Match[str]:
+        found = _TARGET.match(self.url)
+        assert found is not None, "it has an origin"
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class SignatureClaim:
+    """A signature that a request claims to have. It covers components in the order in which they were signed."""
+
+    kind: SignatureKind
+    key_id: str
+    covered: Sequence[str]
+    parameters: Parameters
+    signature: bytes
+
+    def check(self, requested: Requested, public: PublicKey, now: datetime, window: timedelta) -> None:
+        """Check the claim by the rules of its kind.
+
+        Raises:
+            BadSignature: it does not hold.
+        """
+        self._check_cover(requested)
+        self._check_time(requested, now, window)
+        _check_digest(self.kind, requested)
+        if not any(_is_signed(base, self.signature, public) for base in self.bases(requested)):
+            raise BadSignature("it is not this key's signature of this request")
+
+    def _check_cover(self, requested: Requested) -> None:
+        names = {*self.covered}
+        if self.kind is SignatureKind.CAVAGE:
+            is_dated = not names.isdisjoint({"date", "(created)"})
+            is_enough = is_dated and {"(request-target)", "host", "digest"} <= names
+        else:
+            target = {"@authority", "@path", *(["@query"] if requested.query else [])}
+            is_enough = {"@method", "content-digest"} <= names and ("@target-uri" in names or target <= names)
+        if not is_enough or len(names) < len(self.covered):
+            raise BadSignature("it leaves out what could be changed")
+
+    def _check_time(self, requested: Requested, now: datetime, window: timedelta) -> None:
+        created, expires = self._moment("created"), self._moment("expires")
+        if created is None and self.kind is SignatureKind.RFC9421:
+            raise BadSignature("it does not say when it was made")
+        told = [] if created is None else [created]
+        if "date" in self.covered:
+            told.append(_date(requested.headers.get("date", "")))
+        if any(abs(now - each) > window for each in told):
+            raise BadSignature("it was made at another time")
+        if expires is not None and expires < now:
+            raise BadSignature("it has expired")
+
+    def _moment(self, name: str) -> datetime | None:
+        seconds = self.parameters.get(name)
+        if seconds is None:
+            return None
+        if not isinstance(seconds, int) or not 0 <= seconds < 1 << 37:  # after that, `datetime` knows no time
+            raise BadSignature(f"{name} is no time")
+        return datetime.fromtimestamp(seconds, UTC)
+
+    def bases(self, requested: Requested) -> Iterator[str]:
+        """Yield the texts of which one was signed: there are servers that sign the target without its query.
+
+        Raises:
+            BadSignature: it covers a component that there is not.
+        """
+        if self.kind is SignatureKind.RFC9421:
+            yield _rfc9421_base(self.covered, self.parameters, requested)
+            return
+        yield _cavage_base(self.covered, self.parameters, requested)
+        if requested.query:
+            bare = replace(requested, url=requested.url.partition("?")[0])
+            yield _cavage_base(self.covered, self.parameters, bare)
+
+
+def _signed(base: str, key: SigningKey) -> str:
+    return encode_base64(key.private.sign(base.encode(), padding.PKCS1v15(), SHA256()))
+
+
+def _is_signed(base: str, signature: bytes, public: PublicKey) -> bool:
+    try:
+        if isinstance(public, rsa.RSAPublicKey):
+            public.verify(signature, base.encode(), padding.PKCS1v15(), SHA256())
+        else:
+            public.verify(signature, base.encode())
+    except InvalidSignature:
+        return False
+    return True
+
+
+def _cavage_base(covered: Sequence[str], parameters: Parameters, requested: Requested) -> str:
+    special = {
+        "(request-target)": f"{requested.method.lower()} {requested.path}{requested.query}",
+        "host": requested.host,
+        **{f"({name})": str(parameters[name]) for name in ("created", "expires") if name in parameters},
+    }
+    return "\n".join(f"{name}: {_component(name, special, requested)}" for name in covered)
+
+
+def _rfc9421_base(covered: Sequence[str], parameters: Parameters, requested: Requested) -> str:
+    derived = requested.derived
+    lines = [f'"{name}": {_component(name, derived, requested)}' for name in covered]
+    return "\n".join([*lines, f'"@signature-params": {_inner_list(covered, parameters)}'])
+
+
+def _component(name: str, special: Mapping[str, str], requested: Requested) -> str:
+    value = special.get(name) if name.startswith(("@", "(")) or name in special else requested.headers.get(name)
+    if value is None:
+        raise BadSignature("it covers what is not there, or what we do not know")
+    return value
+
+
+def _check_digest(kind: SignatureKind, requested: Requested) -> None:
+    """Compare the body with each digest of a kind that we know; there has to be one."""
+    header, form = ("digest", _DIGEST) if kind is SignatureKind.CAVAGE else ("content-digest", _BYTES)
+    told = _texts(_members(requested.headers.get(header, ""), form))
+    known = {name.lower(): text for name, text in told.items() if name.lower() in _DIGESTS}
+    if not known or any(encode_base64(_DIGESTS[name](requested.body)) != text for name, text in known.items()):
+        raise BadSignature("the digest is not the body's")
+
+
+def _cavage_claim(header: str) -> SignatureClaim:
+    told = list(_members(header, _CAVAGE))
+    texts = _texts(told)
+    return SignatureClaim(
+        kind=SignatureKind.CAVAGE,
+        key_id=texts.get("keyId", ""),
+        covered=texts.get("headers", "date").split(),
+        parameters={each["name"]: int(each["number"]) for each in told if each["number"]},
+        signature=_decoded(texts.get("signature", "")),
+    )
+
+
+def _rfc9421_claims(told: str, header: str) -> Iterator[SignatureClaim]:
+    inputs, signatures = list(_members(told, _INPUT)), _texts(_members(header, _BYTES))
+    if len(_by_name(inputs)) > MOST_SIGNATURES:
+        raise BadSignature(f"there are more than {MOST_SIGNATURES} signatures")
+    for each in inputs:
+        given = _by_name(_PARAMETER.finditer(each["parameters"]))
+        parameters = {name: int(it["number"]) if it["number"] else _unquoted(it["text"]) for name, it in given.items()}
+        yield SignatureClaim(
+            kind=SignatureKind.RFC9421,
+            key_id=str(parameters.get("keyid", "")),
+            covered=[_unquoted(name) for name in re.findall(_STRING, each["covered"] or "")],
+            parameters=parameters,
+            signature=_decoded(signatures.get(each["name"], "")),
+        )
+
+
+def _members(header: str, form: re.Pattern[str]) -> Iterator[re.Match[str]]:
+    """Yield what is between commas; each must have this form."""
+    position, is_last = 0, False
+    while not is_last:
+        found = form.match(header, position)
+        comma = None if found is None else _COMMA.match(header, found.end())
+        is_last = comma is None
+        if found is None or (is_last and found.end() != len(header)):
+            raise BadSignature("a header does not have its form")
+        yield found
+        position = comma.end() if comma else len(header)
+
+
+def _by_name(found: Iterable[re.Match[str]]) -> dict[str, re.Match[str]]:
+    """Return what was found by its name. Of two that have the same, others may read the first, or the last."""
+    named: dict[str, re.Match[str]] = {}
+    for each in found:
+        if named.setdefault(each["name"], each) is not each:
+            raise BadSignature("a header says the same thing twice")
+    return named
+
+
+def _texts(found: Iterable[re.Match[str]]) -> dict[str, str]:
+    return {name: each["text"] for name, each in _by_name(found).items() if each["text"] is not None}
+
+
+def _inner_list(covered: Sequence[str], parameters: Parameters) -> str:
+    """Write components and parameters in the one form that RFC 8941 §4.1 gives them."""
+    told = (f";{name}={_quoted(value) if isinstance(value, str) else value}" for name, value in parameters.items())
+    return f"({' '.join(map(_quoted, covered))}){''.join(told)}"
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _unquoted(text: str) -> str:
+    return re.sub(r"\\(.)", r"\1", text[1:-1])
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return binascii.a2b_base64(text, strict_mode=True)
+    except ValueError:
+        raise BadSignature("a signature is no base64") from None
+
+
+def _date(text: str) -> datetime:
+    try:
+        moment = parsedate_to_datetime(text)
+    except (ValueError, OverflowError):
+        raise BadSignature("the date is none") from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def _lower(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name.lower(): value.strip(" \t") for name, value in headers.items()}
