@@ -39,6 +39,7 @@ MASTODON = f"{ACTIVITY_JSON}, {LD_JSON}, text/html;q=0.1"
         ("application/json", None),
         ("image/*, text/*;q=0.5", None),
         (f"{ACTIVITY_JSON};q=2", None),
+        (f"{ACTIVITY_JSON};q=1.5", None),
         (f"{ACTIVITY_JSON};q=nan", None),
         (f"{ACTIVITY_JSON};q=", None),
         (f"{ACTIVITY_JSON};q=.", None),
