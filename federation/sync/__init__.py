@@ -16,12 +16,14 @@ from sqlalchemy.orm import Session
 
 from federation import tasks
 from federation.sealed.outbound.activities import Content, PublishedPost, RequestedFollow
+from federation.sync import activitypub
 from federation.sync.process import Caller, close, plain_node
 from workers import DeduplicationMode, Enqueued, Task
 from workers.background import background
 
 __all__ = [
     "Caller",
+    "activitypub",
     "close",
     "enqueue_delivery",
     "enqueue_fanout",
