@@ -22,7 +22,6 @@ from sqlmodel import col
 
 from db import ActivityKey
 from federation.activitypub.activities import JOB, LARGE_BYTES, Activity, at_inbox, parse, thing_of
-from federation.activitypub.inboxes import gone_among
 from federation.delivery.outbox.insert import BATCH, OutboxInserter, Planned
 from federation.protocol.urls import MAX_URL_CHARACTERS, canonical_origin, host_of
 from workers.checks import check_text
@@ -30,6 +29,8 @@ from workers.clock import Clock
 
 log = structlog.get_logger(__name__)
 
+GoneAmong: TypeAlias = Callable[..., AbstractSet[str]]
+"""See `inboxes.gone_among`."""
 Plan: TypeAlias = Callable[[Session, Planned], None]
 """Adds the jobs of what was written into the session's transaction."""
 
@@ -110,12 +111,14 @@ class Senders:
         *,
         own_url: str,
         inserter: OutboxInserter,
+        gone_among: GoneAmong,
         allow_http: bool,
         allowed_hostnames: AbstractSet[str],
         clock: Clock,
     ) -> None:
         self._own_url = own_url
         self._inserter = inserter
+        self._gone_among = gone_among
         self._allow_http = allow_http
         self._allowed_hostnames = allowed_hostnames
         self._clock = clock
@@ -192,7 +195,7 @@ class Senders:
     def _gone(self, connection: Connection, inboxes: Sequence[str], shared: AbstractSet[str]) -> set[str]:
         now, gone = self._clock.now(), set[str]()
         for start in range(0, len(inboxes), BATCH):
-            gone |= gone_among(connection, inboxes[start : start + BATCH], now, shared=shared)
+            gone |= self._gone_among(connection, inboxes[start : start + BATCH], now, shared=shared)
         return gone
 
     def _require_key(self, session: Session, actor: str) -> None:

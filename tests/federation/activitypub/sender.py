@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from db import ActivityInbox, ActivityKey, BlacklistedServer, Database, DeliveryJob, DeliveryPayload
 from federation.activitypub.activities import PUBLIC, WIRE, create, parse
+from federation.activitypub.inboxes import gone_among
 from federation.activitypub.outbound import AUTO, OrderingKey, Recipient, Senders, Sent
 from federation.base.queues.queue import JobQueue, delivery_queue
 from federation.base.settings.settings import Settings
@@ -84,6 +85,7 @@ class Sender:
         return Senders(
             own_url=OWN,
             inserter=self.outbox.inserter,
+            gone_among=gone_among,
             allow_http=self.allow_http,
             allowed_hostnames=self.allowed_hostnames,
             clock=self.clock,
