@@ -9,10 +9,9 @@ Nothing is dialled.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from datetime import datetime
 from enum import Enum, StrEnum
 from typing import Final, Literal, TypeAlias
 
@@ -23,15 +22,15 @@ from sqlmodel import col
 
 from db import ActivityKey
 from federation.activitypub.activities import JOB, LARGE_BYTES, Activity, at_inbox, parse, thing_of
-from federation.delivery.outbox.insert import OutboxInserter, Planned
+from federation.delivery.outbox.insert import BATCH, OutboxInserter, Planned
 from federation.protocol.urls import MAX_URL_CHARACTERS, canonical_origin, host_of
 from workers.checks import check_text
 from workers.clock import Clock
 
 log = structlog.get_logger(__name__)
 
-GoneAmong: TypeAlias = Callable[[Connection, Collection[str], datetime], AbstractSet[str]]
-"""Called with inboxes; returns those that are no more, and not to be tried now."""
+GoneAmong: TypeAlias = Callable[..., AbstractSet[str]]
+"""See `inboxes.gone_among`."""
 Plan: TypeAlias = Callable[[Session, Planned], None]
 """Adds the jobs of what was written into the session's transaction."""
 
@@ -89,13 +88,14 @@ class Sent:
 class Addressed:
     """An activity that may be owed: its inboxes with their servers and recipients, and who gets nothing so far.
 
-    With a `key` it waits in a line of that at each inbox.
+    With a `key` it waits in a line of that at each inbox. `shared` are the inboxes that belong to no single recipient.
     """
 
     activity: Activity
     key: str | None
     servers: Mapping[str, str]
     recipients: Mapping[str, Sequence[Recipient]]
+    shared: AbstractSet[str]
     skipped: Sequence[Skipped]
 
 
@@ -146,6 +146,7 @@ class Senders:
         excluded = frozenset(_origins("exclude", exclude))
         servers: dict[str, str] = {}
         recipients: dict[str, list[Recipient]] = {}
+        shared: set[str] = set()
         skipped: list[Skipped] = []
         for recipient in to:
             inbox, server_url = self._inbox(recipient, prefer_shared_inbox=prefer_shared_inbox)
@@ -156,7 +157,11 @@ class Senders:
             else:
                 servers[inbox] = server_url
                 recipients.setdefault(inbox, []).append(recipient)
-        return Addressed(activity=found, key=line, servers=servers, recipients=recipients, skipped=skipped)
+                if inbox == recipient.shared_inbox:
+                    shared.add(inbox)
+        return Addressed(
+            activity=found, key=line, servers=servers, recipients=recipients, shared=shared, skipped=skipped
+        )
 
     def send(self, session: Session, addressed: Addressed, *, blacklisted: AbstractSet[str], plan: Plan) -> Sent:
         """Write the text and the rows. `blacklisted` are servers that get nothing.
@@ -168,7 +173,7 @@ class Senders:
         self._inserter.enter(session)
         self._require_key(session, activity.actor)
         open_to = [inbox for inbox, server_url in addressed.servers.items() if server_url not in blacklisted]
-        gone = self._gone_among(session.connection(), open_to, self._clock.now()) if open_to else frozenset()
+        gone = self._gone(session.connection(), open_to, addressed.shared)
         inboxes = [inbox for inbox in open_to if inbox not in gone]
         skipped = tuple(_skipped(addressed, blacklisted, gone))
         if not inboxes:
@@ -186,6 +191,12 @@ class Senders:
         if (size := activity.size) > LARGE_BYTES:
             log.warning("activity_large", activity=activity.id, bytes=size, limit=LARGE_BYTES)
         return Sent(activity_id=activity.id, delivery_ids=planned.owed, skipped=skipped)
+
+    def _gone(self, connection: Connection, inboxes: Sequence[str], shared: AbstractSet[str]) -> set[str]:
+        now, gone = self._clock.now(), set[str]()
+        for start in range(0, len(inboxes), BATCH):
+            gone |= self._gone_among(connection, inboxes[start : start + BATCH], now, shared=shared)
+        return gone
 
     def _require_key(self, session: Session, actor: str) -> None:
         now = {"actor": actor, "now": self._clock.now()}

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from sqlalchemy import Connection, select
+from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from db import ActivityKey, BlacklistedServer, Database, DeliveryJob, DeliveryPayload
+from db import ActivityInbox, ActivityKey, BlacklistedServer, Database, DeliveryJob, DeliveryPayload
 from federation.activitypub.activities import PUBLIC, WIRE, create, parse
+from federation.activitypub.inboxes import gone_among
 from federation.activitypub.outbound import AUTO, OrderingKey, Recipient, Senders, Sent
 from federation.base.queues.queue import JobQueue, delivery_queue
 from federation.base.settings.settings import Settings
@@ -72,9 +73,6 @@ class Sender:
     blacklist: Blacklist
     allow_http: bool = False
     allowed_hostnames: frozenset[str] = frozenset()
-    gone: set[str] = field(default_factory=set)
-    asked: list[Collection[str]] = field(default_factory=list)
-    """Which inboxes were asked about."""
 
     @classmethod
     def on(cls, database: Database) -> Sender:
@@ -87,16 +85,11 @@ class Sender:
         return Senders(
             own_url=OWN,
             inserter=self.outbox.inserter,
-            gone_among=self._gone_among,
+            gone_among=gone_among,
             allow_http=self.allow_http,
             allowed_hostnames=self.allowed_hostnames,
             clock=self.clock,
         )
-
-    def _gone_among(self, _: Connection, inboxes: Collection[str], now: datetime) -> set[str]:
-        assert now == self.clock.now()
-        self.asked.append(inboxes)
-        return self.gone & {*inboxes}
 
     async def send(
         self,
@@ -138,6 +131,12 @@ class Sender:
         async with self.database.transaction() as session:
             session.add(BlacklistedServer(server_url=rule, created_at=NOW, reason="spam"))
         self.blacklist.recheck()
+
+    async def lose_inbox(self, url: str, *, since: datetime | None = None) -> None:
+        """It answered that it is no more."""
+        server_url, gone_at = "/".join(url.split("/")[:3]), since or self.clock.now()
+        async with self.database.transaction() as session:
+            session.add(ActivityInbox(url=url, server_url=server_url, gone_at=gone_at, gone_code=410))
 
     async def close(self) -> None:
         await self.blacklist.close()

@@ -84,13 +84,12 @@ async def test_recipients_of_one_inbox_are_one_delivery(sender: Sender) -> None:
     assert [rows[each].target_url for each in own.delivery_ids] == [
         f"https://b.example/users/{name}/inbox" for name in ("bob", "carol", "dave")
     ]
-    assert len(set(sender.asked[-1])) == len(sender.asked[-1]) == 3
 
 
 async def test_who_gets_nothing_is_told(sender: Sender) -> None:
     """With the reason; each of those who share an inbox."""
     await sender.blacklist_server("*.spam.example")
-    sender.gone = {"https://gone.example/inbox"}
+    await sender.lose_inbox("https://gone.example/inbox")
     skipped = {
         follower("me", host="a.example"): SkipReason.OWN,
         follower("x", host="x.example"): SkipReason.EXCLUDED,
@@ -102,9 +101,21 @@ async def test_who_gets_nothing_is_told(sender: Sender) -> None:
     (delivery,) = sent.delivery_ids
     assert {each.recipient: each.reason for each in sent.skipped} == skipped
     assert (await sender.rows())[delivery].target_url == INBOX
-    assert sender.asked == [["https://gone.example/inbox", INBOX]]
     (stored,) = await sender.texts()
     assert stored.refs == 1
+
+
+async def test_a_shared_inbox_that_is_gone_is_tried_once_a_day(sender: Sender) -> None:
+    """By one activity; that of a single actor is not."""
+    own = follower("carol").inbox
+    for inbox in (INBOX, own):
+        await sender.lose_inbox(inbox, since=sender.clock.now() - timedelta(days=2))
+    alone = follower("carol", shared=False)
+    first, second = [await sender.sent(note(number), follower(), alone) for number in (1, 2)]
+    rows = await sender.rows()
+    assert [rows[each].target_url for each in first.delivery_ids] == [INBOX]
+    assert [each.recipient for each in first.skipped] == [alone]
+    assert second.delivery_ids == ()
 
 
 async def test_without_recipients_nothing_is_written(sender: Sender) -> None:
@@ -114,7 +125,7 @@ async def test_without_recipients_nothing_is_written(sender: Sender) -> None:
     assert await sender.sent(note(), mine) == Sent(
         activity_id=note()["id"], skipped=(Skipped(recipient=mine, reason=SkipReason.OWN),)
     )
-    sender.gone = {INBOX}
+    await sender.lose_inbox(INBOX)
     assert (await sender.sent(note(), follower())).delivery_ids == ()
     assert (await sender.rows(), await sender.texts()) == ({}, [])
 
