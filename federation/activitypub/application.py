@@ -198,9 +198,7 @@ def _wanted(scope: Scope) -> Wanted:
     query = scope.get("query_string", b"").decode("latin-1")
     target = f"{path}?{query}" if query else path
     accepts = [value.decode("latin-1") for name, value in scope["headers"] if name.lower() == b"accept"]
-    return Wanted(
-        method=scope["method"], target=target, accept=", ".join(accepts) if accepts else None, mount=mount
-    )
+    return Wanted(method=scope["method"], target=target, accept=", ".join(accepts) if accepts else None, mount=mount)
 
 
 async def _write(send: Send, reply: Reply) -> None:

@@ -18,11 +18,11 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 from urllib.parse import parse_qs, quote
 
 import structlog
-from sqlalchemy import or_, select
+from sqlalchemy import Row, bindparam, or_, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlmodel import col
 
@@ -37,6 +37,10 @@ from federation.protocol.urls import MAX_URL_CHARACTERS
 from workers.clock import Clock
 
 log = structlog.get_logger(__name__)
+
+_ACTOR: Final = select(col(ActivityActor.is_instance), col(ActivityActor.removed_at)).where(
+    col(ActivityActor.id) == bindparam("url")
+)
 
 REMOVED_FOR: Final = timedelta(days=30)
 MAX_ACCEPT_CHARACTERS: Final = 4096
@@ -271,10 +275,9 @@ class Serving:
             return _problem(400, "The account is not of the form name@host", _OPEN)
 
         async def found(url: object) -> Step:
-            is_here = isinstance(url, str) and await self._is_alive(url)
-            return (
-                _json(documents.webfinger(f"acct:{account}", str(url)), documents.JRD, _OPEN) if is_here else _unknown()
-            )
+            if not isinstance(url, str) or not await self._is_alive(url):
+                return _unknown()
+            return _json(documents.webfinger(f"acct:{name}@{host.lower()}", url), documents.JRD, _OPEN)
 
         if self._find is not None:
             return self._ask(wanted, self._find, account, found)
@@ -298,9 +301,9 @@ class Serving:
     def _host(self) -> str:
         return self._own_url.partition("://")[2]
 
-    async def _row(self, url: str) -> ActivityActor | None:
-        async with self._database.read() as session:
-            return await session.get(ActivityActor, url)
+    async def _row(self, url: str) -> Row[*tuple[Any, ...]] | None:
+        rows = await self._database.rows(_ACTOR, {"url": url})
+        return rows[0] if rows else None
 
     async def _is_alive(self, url: str) -> bool:
         row = await self._row(url)
