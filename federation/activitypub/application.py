@@ -18,11 +18,11 @@ from urllib.parse import quote
 
 from db import Database
 from federation.activitypub.documents import Software
+from federation.activitypub.keys import ActorKeys
 from federation.activitypub.serving import (
     ActorFunction,
     Asking,
     FindFunction,
-    PublicKeys,
     Reply,
     Serving,
     Step,
@@ -44,7 +44,7 @@ class Parts(Protocol):
     """The parts of a node's ActivityPub that are needed here."""
 
     @property
-    def keys(self) -> PublicKeys: ...
+    def keys(self) -> ActorKeys: ...
 
 
 class Node(Protocol):

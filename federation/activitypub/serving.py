@@ -17,8 +17,8 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import Any, Final, Protocol, TypeAlias
+from datetime import timedelta
+from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qs, quote
 
 import structlog
@@ -30,6 +30,7 @@ from db import ActivityActor, Database
 from db.errors import is_outage
 from federation.activitypub import documents
 from federation.activitypub.documents import Json, Software
+from federation.activitypub.keys import ActorKeys
 from federation.base.errors import ConfigurationError
 from federation.base.logs import crash
 from federation.protocol.encodings import dump_json
@@ -54,23 +55,6 @@ ActorFunction: TypeAlias = Callable[[str], Mapping[str, object] | Awaitable[Mapp
 """Returns the JSON of the actor with this URL, without its key, or None."""
 FindFunction: TypeAlias = Callable[[str], str | Awaitable[str | None] | None]
 """Returns the URL of the actor with an account such as `alice@social.example`, or None."""
-
-
-class PublicKey(Protocol):
-    """A key as others are to know it. At `changes_at` another one takes its place."""
-
-    @property
-    def key_id(self) -> str: ...
-    @property
-    def public_pem(self) -> str: ...
-    @property
-    def changes_at(self) -> datetime | None: ...
-
-
-class PublicKeys(Protocol):
-    """The part of `ActorKeys` that is shown."""
-
-    async def served(self, actor_id: str) -> PublicKey | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +144,7 @@ class Serving:
         self,
         *,
         own_url: str,
-        keys: PublicKeys,
+        keys: ActorKeys,
         database: Database,
         clock: Clock,
         software: Software,
