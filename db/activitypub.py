@@ -52,7 +52,8 @@ class ActivityInbox(FederationTable, table=True):
     """An inbox of another server with which something was wrong: `url` is its whole URL, `server_url` its origin.
 
     It is gone since `gone_at`, by the status `gone_code`. `missing_since` and `missing_last` are when it answered 404
-    first and last, with nothing taken in between.
+    first and last, with nothing taken in between. One that `is_shared` by the actors of its server is tried once a day
+    while it is gone, at `tried_at` last.
     """
 
     __tablename__ = "activitypub_inboxes"
@@ -65,3 +66,5 @@ class ActivityInbox(FederationTable, table=True):
     gone_code: int | None = None
     missing_since: datetime | None = Field(default=None, sa_type=UtcDateTime)
     missing_last: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    is_shared: bool = False
+    tried_at: datetime | None = Field(default=None, sa_type=UtcDateTime)

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from typing import Final
 
 from db import AttemptOutcome
+from federation.activitypub.codes import CODES as ACTIVITYPUB_CODES
 from federation.delivery.error_codes import ENGINE_CODES, INVALID_JOB, FailureCode
 from federation.sealed.codes import CODES as SEALED_CODES
 
-CODES: Final[Mapping[str, FailureCode]] = {**ENGINE_CODES, **SEALED_CODES}
+CODES: Final[Mapping[str, FailureCode]] = {**ENGINE_CODES, **SEALED_CODES, **ACTIVITYPUB_CODES}
 """What each code says. Beside them stand those of `HTTP_CODE`, which are retryable."""
 
 _OF_EARLIER_VERSIONS: Final[Mapping[AttemptOutcome, frozenset[str]]] = {

@@ -18,11 +18,11 @@ from urllib.parse import quote
 
 from db import Database
 from federation.activitypub.documents import Software
+from federation.activitypub.keys import ActorKeys
 from federation.activitypub.serving import (
     ActorFunction,
     Asking,
     FindFunction,
-    PublicKeys,
     Reply,
     Serving,
     Step,
@@ -44,7 +44,7 @@ class Parts(Protocol):
     """The parts of a node's ActivityPub that are needed here."""
 
     @property
-    def keys(self) -> PublicKeys: ...
+    def keys(self) -> ActorKeys: ...
 
 
 class Node(Protocol):
@@ -131,7 +131,7 @@ def serving_of(
         ConfigurationError: the node has none.
     """
     if node.activitypub is None or node.own_url is None:
-        raise ConfigurationError(["FEDERATION_ACTIVITYPUB: not 1; it turns on what serves actors"])
+        raise ConfigurationError(["FEDERATION_ACTIVITYPUB: not on; FEDERATION_ACTIVITYPUB=1 turns on what serves actors"])
     return Serving(
         own_url=node.own_url,
         keys=node.activitypub.keys,
@@ -198,9 +198,7 @@ def _wanted(scope: Scope) -> Wanted:
     query = scope.get("query_string", b"").decode("latin-1")
     target = f"{path}?{query}" if query else path
     accepts = [value.decode("latin-1") for name, value in scope["headers"] if name.lower() == b"accept"]
-    return Wanted(
-        method=scope["method"], target=target, accept=", ".join(accepts) if accepts else None, mount=mount
-    )
+    return Wanted(method=scope["method"], target=target, accept=", ".join(accepts) if accepts else None, mount=mount)
 
 
 async def _write(send: Send, reply: Reply) -> None:

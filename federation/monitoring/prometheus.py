@@ -21,9 +21,10 @@ ATTEMPT_CODES: Final = frozenset(
     {
         *(code.value for code in NetworkErrorCode),
         *("BLACKLISTED", "BLOCKED_URL", "BODY_TOO_LARGE", "DATABASE", "DISCOVERY", "DISCOVERY_REFUSED"),
-        *("FOREIGN_ANSWER", "INTERNAL", "INVALID_ACK"),
+        *("FOREIGN_ANSWER", "INBOX_GONE", "INTERNAL", "INVALID_ACK"),
         *("INVALID_ACK_SIGNATURE", "INVALID_JOB", "INVALID_PAYLOAD", "KEY_MATERIAL", "NO_ACK"),
         *("NO_OWN_KEYS", "NO_OWN_URL", "NO_PUBLIC_KEY", "NO_RECEIVER", "PARKED", "STALLED"),
+        "OWN_ACTOR_UNREACHABLE",
     }
 )
 OWN_FAULTS: Final = {
@@ -31,6 +32,7 @@ OWN_FAULTS: Final = {
     "INTERNAL": AttemptOutcome.RETRYABLE,
     "NO_OWN_KEYS": AttemptOutcome.PERMANENT,
     "NO_OWN_URL": AttemptOutcome.PERMANENT,
+    "OWN_ACTOR_UNREACHABLE": AttemptOutcome.RETRYABLE,
 }
 """Codes of attempts that fail on this side, with their outcome. An operator is woken for these."""
 ENDPOINTS: Final = frozenset(
@@ -43,6 +45,7 @@ ENDPOINTS: Final = frozenset(
         "/proxy",
     }
 )
+SIGNATURES: Final = frozenset({"cavage", "rfc9421"})
 OTHER: Final = "other"
 
 _HTTP_CODE: Final = re.compile(r"HTTP_([1-5])[0-9]{2}")
@@ -142,6 +145,11 @@ class ProcessMetrics:
         # They exist from the start, at 0: if a series begins with its first increment, `increase` does not see that.
         for code, outcome in OWN_FAULTS.items():
             self._deliveries.labels(outcome.value, code, "direct")
+        self._knocks = self._counter(
+            "federation_second_knocks",
+            "Attempts that knocked with both kinds of signature, by the one that counted.",
+            "signature",
+        )
         self._relays = self._counter(
             "federation_relays", "How often peers were asked to relay, by whether one did.", "outcome"
         )
@@ -212,6 +220,10 @@ class ProcessMetrics:
 
     def failed(self) -> None:
         self._failed.inc()
+
+    def second_knock(self, signature: str | None) -> None:
+        kind = "none" if signature is None else signature if signature in SIGNATURES else OTHER
+        self._knocks.labels(kind).inc()
 
     def relay(self, *, helped: bool) -> None:
         self._relays.labels("relayed" if helped else "failed").inc()

@@ -424,5 +424,7 @@ def _create_activitypub() -> None:
         sa.Column("gone_code", sa.Integer),
         sa.Column("missing_since", sa.DateTime),
         sa.Column("missing_last", sa.DateTime),
+        sa.Column("is_shared", sa.Boolean, nullable=False),
+        sa.Column("tried_at", sa.DateTime),
     )
     op.create_index("activitypub_inboxes_gone_at_idx", "activitypub_inboxes", ["gone_at"])

@@ -19,8 +19,8 @@ class Series:
 
     `first_attempted_at` is when the first of them began; `attempts` is how many were made at the delivery, in any
     series, including this one; `holds` is how often in a row a fault of ours held it, `alone` how many series were used
-    up after which it waited by itself. `canary_at` is when it last went ahead of others to an absent server; `is_canary`
-    tells that it does so now. `shared`: other deliveries have the same text.
+    up after which it waited by itself. `canary_at` is when it last went ahead of others to an absent server;
+    `is_canary` tells that it does so now. `shared`: other deliveries have the same text.
     """
 
     delivery_id: str
@@ -82,8 +82,8 @@ class Gone:
 class Ended:
     """An attempt failed: the row stays `ready` for the next attempt of its job, or is `held`, or `failed`.
 
-    `attempt` is None if none was made; `until` is when a held one is released, if that is known. `uses_pause`: it counts
-    among the waits of which a delivery gets a few.
+    `attempt` is None if none was made; `until` is when a held one is released, if that is known. `uses_pause`: it
+    counts among the waits of which a delivery gets a few.
     """
 
     series: Series

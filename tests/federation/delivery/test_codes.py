@@ -100,10 +100,13 @@ def test_every_code_that_is_raised_has_a_class() -> None:
             FailureClass.REJECTED,
             {
                 *("BODY_TOO_LARGE", "DISCOVERY_REFUSED", "INVALID_ACK", "INVALID_ACK_SIGNATURE", "KEY_MATERIAL"),
-                *("NO_ACK", "NO_PUBLIC_KEY", "NO_RECEIVER"),
+                *("INBOX_GONE", "NO_ACK", "NO_PUBLIC_KEY", "NO_RECEIVER"),
             },
         ),
-        (FailureClass.OURS, {"DATABASE", "INTERNAL", "STALLED", "NO_OWN_URL", "NO_OWN_KEYS"}),
+        (
+            FailureClass.OURS,
+            {*("DATABASE", "INTERNAL", "STALLED", "NO_OWN_URL", "NO_OWN_KEYS"), "OWN_ACTOR_UNREACHABLE"},
+        ),
         (FailureClass.INVALID, {"BLACKLISTED", "BLOCKED_URL", "INVALID_JOB", "INVALID_PAYLOAD"}),
     ],
 )

@@ -1,0 +1,114 @@
+"""What a receiver's answer to an activity says: taken, refused or away, to knock again, or to go elsewhere.
+
+Theory of operation. Receivers do not agree on how requests are signed, so a server that refuses one kind of signature
+with 400 or 401 is asked again, at once, by the other kind: it is knocked at twice, and one answer counts. The status
+decides; a body is nobody's word, except that a page in place of what came before shows that somebody else answers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+from urllib.parse import urldefrag, urljoin
+
+from federation.activitypub.codes import GONE, NOT_FOUND, class_of_status
+from federation.activitypub.signatures import SignatureKind
+from federation.delivery.error_codes import FailureClass
+from federation.delivery.errors import PermanentFailure, RetryableFailure
+from federation.http.messages import Response
+from federation.protocol.encodings import parse_json
+from federation.protocol.errors import ProtocolError, UrlError
+from federation.protocol.urls import canonical_origin, host_of
+
+MOST_OF_BODY: Final = 64 * 1024
+"""How many bytes of an answer's body are read; more change nothing."""
+LONGEST_REASON: Final = 80
+FOLLOWED: Final = frozenset({307, 308})
+"""The redirects by which the same request is to be made elsewhere."""
+_BEFORE_A_PAGE: Final = b" \t\r\n\xef\xbb\xbf"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knock:
+    """A request that was signed by `kind`, and answered by `url` in the end."""
+
+    kind: SignatureKind
+    url: str
+    response: Response
+
+
+def first_kind(remembered: str | None, otherwise: SignatureKind) -> SignatureKind:
+    """Return the kind of signature to begin with; what is remembered may be of a version with other kinds."""
+    return SignatureKind(remembered) if remembered in set(SignatureKind) else otherwise
+
+
+def second_kind(first: Knock, remembered: str | None) -> SignatureKind | None:
+    """Return the kind of signature to knock by once more, or None if the first answer counts.
+
+    A 401 is about who asks. So may be a 400, unless the server is known to take this kind: then it is about the rest.
+    """
+    status = first.response.status
+    if status != 401 and not (status == 400 and remembered is None):
+        return None
+    return SignatureKind.CAVAGE if first.kind is SignatureKind.RFC9421 else SignatureKind.RFC9421
+
+
+def counted(first: Knock, second: Knock) -> Knock:
+    """Return the answer that counts: the second, unless it is no more than the other kind refused, too."""
+    return first if second.response.status in (400, 401) else second
+
+
+def followed(response: Response, asked: str) -> str | None:
+    """Return the URL at which to make the request to *asked* again, or None if the answer counts as it is.
+
+    It is on the same origin, or on https where http was asked of the same host. `Location` is a stranger's text.
+    """
+    location = response.headers.get("location", "").strip(" \t")
+    if response.status not in FOLLOWED or not location.isascii() or not location.isprintable() or " " in location:
+        return None
+    try:
+        url = urldefrag(urljoin(asked, location)).url
+        before, after = canonical_origin(asked), canonical_origin(url)
+    except (UrlError, ValueError):
+        return None
+    is_safer = before.startswith("http:") and after.startswith("https:") and host_of(before) == host_of(after)
+    return url if location and (before == after or is_safer) else None
+
+
+def is_page(response: Response) -> bool:
+    """Tell whether a 2xx comes with a page, or other markup."""
+    return response.ok and response.body[:100].lstrip(_BEFORE_A_PAGE).startswith(b"<")
+
+
+def reason_of(body: bytes) -> str | None:
+    """Return what a refusal says of itself: the first 80 printable characters of `error`, if it has that text."""
+    try:
+        told = parse_json(body, limit=MOST_OF_BODY)
+    except ProtocolError:
+        return None
+    reason = told.get("error") if isinstance(told, dict) else None
+    if not isinstance(reason, str):
+        return None
+    return "".join(letter for letter in reason if letter.isprintable())[:LONGEST_REASON] or None
+
+
+def failure_of(
+    response: Response, asked: str, now: datetime, *, reason: str | None, ours: str
+) -> PermanentFailure | RetryableFailure:
+    """Return what it means that *asked* did not take the activity. `ours` is our own URL."""
+    pause = response.retry_after(now)
+    kind = class_of_status(response.status, asks_to_wait=pause is not None)
+    moved_to = response.moved_to(asked, ours=ours)
+    named = f" and names {moved_to}" if moved_to else ""
+    problem = f"the server answered {response.status}{named}{f': {reason}' if reason else ''}"
+    if response.status == GONE:
+        return PermanentFailure("INBOX_GONE", problem)
+    return RetryableFailure(
+        f"HTTP_{response.status}",
+        problem,
+        failure_class=kind,
+        at_least=pause if kind is FailureClass.REST else None,
+        moved_to=moved_to,
+        tried_later=response.status == NOT_FOUND,
+    )

@@ -1,0 +1,217 @@
+"""Inboxes of others with which something is wrong: they were not found for a while, or are gone.
+
+Theory of operation. An inbox has a row only once something was wrong with it, and loses it when it takes an activity.
+A 410 says that it is gone, and so do 404s over a week, unless the inbox is shared by all actors of its server, whose
+loss would be that of all of them. Then what is owed to it fails, in the transaction that says so. `send` skips it for a
+while and tries again later; whoever sends knows which inboxes are shared, and so says it here.
+
+A process reads once a minute which inboxes have rows, so that a delivery to any other costs no statement. An inbox that
+another process noted within that minute keeps its row until the next activity that it takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cache
+from typing import Any, ClassVar, Final, Self
+
+import structlog
+from sqlalchemy import Connection, Executable, Row, bindparam, delete, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from db import ActivityInbox, Database, among
+from federation.activitypub.codes import GONE, NOT_FOUND
+from federation.base.cache import LoadingCache
+from federation.delivery.rows import fail_owed
+from federation.delivery.wire import Fragment
+from workers.clock import Clock
+
+log = structlog.get_logger(__name__)
+
+SKIPPED_FOR: Final = timedelta(days=30)
+"""How long nothing is sent to an inbox that is gone."""
+MISSING_FOR: Final = timedelta(days=6)
+"""The first and the last 404 lie this far apart, so that they cover seven days."""
+TRIED_EVERY: Final = timedelta(days=1)
+"""How often a shared inbox that is gone is tried nevertheless."""
+NOTED_EVERY: Final = timedelta(hours=1)
+"""A 404 within this time of the one noted before, by this process, tells nothing new."""
+KNOWN_FOR: Final = timedelta(minutes=1)
+MAX_NOTED: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoneInbox:
+    """An inbox that is no more, since when, and by which status."""
+
+    url: str
+    server_url: str
+    gone_at: datetime
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """The effect of an activity that was taken by an inbox with which something had been wrong."""
+
+    url: str
+
+    fragment: ClassVar[Fragment | None] = None  # it is rare
+
+    @classmethod
+    def apply(cls, connection: Connection, effects: Sequence[Self], /) -> Sequence[bool]:
+        """Remove the inboxes' rows."""
+        removed = set(connection.execute(_REMOVED, {"urls": sorted({each.url for each in effects})}).scalars())
+        return [each.url in removed for each in effects]
+
+    def log_missed(self, *, delivery_id: str) -> None:
+        """Say nothing: somebody else's activity was taken, too."""
+
+
+class Inboxes:
+    """Notes what inboxes answer. Close it."""
+
+    def __init__(self, database: Database, *, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+        self._known: LoadingCache[frozenset[str]] = LoadingCache(self._load, ttl=KNOWN_FOR)
+        self._noted: dict[str, datetime] = {}
+
+    async def taken(self, url: str) -> Forgotten | None:
+        """Return the effect of an activity that the inbox took; None for an inbox with which nothing was wrong."""
+        if url not in await self._known.get(_ALL):
+            return None
+        self._noted.pop(url, None)
+        return Forgotten(url)
+
+    async def missing(self, url: str, server_url: str, *, delivery_id: str) -> None:
+        """Note that the inbox answered 404. Once these cover a week it is gone, unless it is shared."""
+        now = self._clock.now()
+        if (noted := self._noted.get(url)) is not None and noted <= now < noted + NOTED_EVERY:
+            return
+        failed = await self._write(lambda connection: _not_found(connection, url, server_url, delivery_id, now))
+        if len(self._noted) >= MAX_NOTED:
+            self._noted.clear()
+        self._noted[url] = now
+        _tell(url, server_url, NOT_FOUND, failed)
+
+    async def gone(self, url: str, server_url: str, *, delivery_id: str) -> None:
+        """Note that the inbox is gone, and fail what is owed to it but for the delivery that found out."""
+        now = self._clock.now()
+        failed = await self._write(lambda connection: _lost(connection, url, server_url, delivery_id, now, GONE))
+        _tell(url, server_url, GONE, failed)
+
+    async def close(self) -> None:
+        """Stop reading, and wait until nothing is being read any more."""
+        await self._known.close()
+
+    async def _write(self, note: Callable[[Connection], int | None]) -> int | None:
+        try:
+            return await self._database.transact(note)
+        finally:
+            self._known.drop(_ALL)
+
+    async def _load(self, _key: str) -> frozenset[str]:
+        return frozenset(row.url for row in await self._database.rows(_URLS))
+
+
+def gone_since(connection: Connection, since: datetime) -> list[GoneInbox]:
+    """Return the inboxes that were found to be gone since then, the first one first."""
+    return [
+        GoneInbox(url=row.url, server_url=row.server_url, gone_at=row.gone_at, code=row.gone_code)
+        for row in connection.execute(_SINCE, {"since": since})
+    ]
+
+
+def gone_among(connection: Connection, urls: Iterable[str], now: datetime, *, shared: Collection[str] = ()) -> set[str]:
+    """Return those of the inboxes to which nothing is sent now, in a transaction that may write.
+
+    `shared` are those that are shared by the actors of their servers. Of one that is gone an activity goes out each
+    day: the one of whoever asks first.
+    """
+    rows = connection.execute(_AMONG, {"urls": sorted(set(urls))}).all()
+    news = sorted(row.url for row in rows if row.url in shared and not row.is_shared)
+    if news:
+        connection.execute(_SHARED, {"urls": news})
+    gone = [row for row in rows if _is_gone(row, now, is_shared=row.is_shared or row.url in shared)]
+    tried = sorted(row.url for row in gone if (row.is_shared or row.url in shared) and _may_be_tried(row, now))
+    if tried:
+        connection.execute(_TRIED, {"urls": tried, "at": now})
+    return {row.url for row in gone}.difference(tried)
+
+
+def _is_gone(row: Row[*tuple[Any, ...]], now: datetime, *, is_shared: bool) -> bool:
+    """Tell whether the inbox is skipped. A shared one is not gone because it was not found."""
+    is_recent = row.gone_at is not None and now < row.gone_at + SKIPPED_FOR
+    return bool(is_recent and not (is_shared and row.gone_code == NOT_FOUND))
+
+
+def _may_be_tried(row: Row[*tuple[Any, ...]], now: datetime) -> bool:
+    return now - max(row.gone_at, row.tried_at or row.gone_at) >= TRIED_EVERY
+
+
+def _not_found(connection: Connection, url: str, server_url: str, delivery_id: str, now: datetime) -> int | None:
+    """Note a 404. Return how many deliveries failed, or None if the inbox is not gone by this one."""
+    row = _locked(connection, url, server_url)
+    if row.gone_at is not None and row.is_shared:
+        return None
+    since = now if row.missing_since is None else min(row.missing_since, now)
+    connection.execute(_MISSING, {"inbox": url, "since": since, "last": now})
+    is_gone = row.gone_at is not None or (now - since >= MISSING_FOR and not row.is_shared)
+    return _lost(connection, url, server_url, delivery_id, now, NOT_FOUND) if is_gone else None
+
+
+def _lost(connection: Connection, url: str, server_url: str, delivery_id: str, now: datetime, code: int) -> int | None:
+    """Note that the inbox is gone. Return how many deliveries failed, or None if that was known."""
+    was_gone = _locked(connection, url, server_url).gone_at is not None
+    connection.execute(_GONE, {"inbox": url, "at": now, "status": code})
+    failed = fail_owed(
+        connection,
+        url,
+        server_url=server_url,
+        code="INBOX_GONE",
+        error="its inbox is gone, as another delivery found out",
+        now=now,
+        but=delivery_id,
+    )
+    return None if was_gone and not failed else failed
+
+
+def _locked(connection: Connection, url: str, server_url: str) -> Row[*tuple[Any, ...]]:
+    """Return the inbox's row, locked until the transaction ends; make it if there is none."""
+    connection.execute(_blank(connection.dialect.name), {"url": url, "server_url": server_url, "is_shared": False})
+    return connection.execute(_LOCKED, {"inbox": url}).one()
+
+
+def _tell(url: str, server_url: str, status: int, failed: int | None) -> None:
+    if failed is not None:
+        log.info("inbox_gone", inbox=url, server_url=server_url, status=status, failed=failed)
+
+
+_ALL: Final = ""
+_TABLE: Final = ActivityInbox.__table__  # type: ignore[attr-defined] # SQLModel adds it at run time; Core skips the ORM
+_URLS: Final = select(_TABLE.c.url)
+_AMONG: Final = select(_TABLE).where(among(_TABLE.c.url, "urls"))
+_SINCE: Final = select(_TABLE).where(_TABLE.c.gone_at >= bindparam("since")).order_by(_TABLE.c.gone_at, _TABLE.c.url)
+_LOCKED: Final = select(_TABLE).where(_TABLE.c.url == bindparam("inbox")).with_for_update()
+_MISSING: Final = (
+    update(_TABLE)
+    .where(_TABLE.c.url == bindparam("inbox"))
+    .values(missing_since=bindparam("since"), missing_last=bindparam("last"))
+)
+_GONE: Final = (
+    update(_TABLE)
+    .where(_TABLE.c.url == bindparam("inbox"))
+    .values(gone_at=bindparam("at"), gone_code=bindparam("status"))
+)
+_SHARED: Final = update(_TABLE).where(among(_TABLE.c.url, "urls")).values(is_shared=True)
+_TRIED: Final = update(_TABLE).where(among(_TABLE.c.url, "urls")).values(tried_at=bindparam("at"))
+_REMOVED: Final = delete(_TABLE).where(among(_TABLE.c.url, "urls")).returning(_TABLE.c.url)
+
+
+@cache
+def _blank(dialect: str) -> Executable:
+    insert = postgresql.insert if dialect == "postgresql" else sqlite.insert
+    return insert(_TABLE).on_conflict_do_nothing()
