@@ -18,7 +18,7 @@ from sqlalchemy import Executable, Table, bindparam, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from db import ActivityActor, ActivityKey, new_timed_id
+from db import ActivityActor, ActivityKey, Database, new_timed_id
 from federation.activitypub.keys import (
     KEYS,
     KeyUnreadable,
@@ -176,6 +176,16 @@ def reseal(session: Session, ring: KeyRing | None) -> Resealed:
         unreadable += sum(sealed is None for _, sealed in resealed)
         after = page[-1].key_id
     return Resealed(done, unreadable)
+
+
+async def reseal_all(database: Database, ring: KeyRing | None) -> Resealed:
+    """Do what `reseal` does, in a transaction of its own: before the old pair goes, which alone opens what is left.
+
+    Raises:
+        SQLAlchemyError: the database failed.
+    """
+    async with database.transaction() as session:
+        return await session.run_sync(reseal, ring)
 
 
 def _resealed(private: str, secrets: Sequence[bytes]) -> str | None:

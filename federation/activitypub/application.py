@@ -18,11 +18,11 @@ from urllib.parse import quote
 
 from db import Database
 from federation.activitypub.documents import Software
+from federation.activitypub.keys import ActorKeys
 from federation.activitypub.serving import (
     ActorFunction,
     Asking,
     FindFunction,
-    PublicKeys,
     Reply,
     Serving,
     Step,
@@ -44,7 +44,7 @@ class Parts(Protocol):
     """The parts of a node's ActivityPub that are needed here."""
 
     @property
-    def keys(self) -> PublicKeys: ...
+    def keys(self) -> ActorKeys: ...
 
 
 class Node(Protocol):
@@ -131,7 +131,7 @@ def serving_of(
         ConfigurationError: the node has none.
     """
     if node.activitypub is None or node.own_url is None:
-        raise ConfigurationError(["FEDERATION_ACTIVITYPUB: not 1; it turns on what serves actors"])
+        raise ConfigurationError(["FEDERATION_ACTIVITYPUB: not on; FEDERATION_ACTIVITYPUB=1 turns on what serves actors"])
     return Serving(
         own_url=node.own_url,
         keys=node.activitypub.keys,

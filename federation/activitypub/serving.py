@@ -17,12 +17,12 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import Final, Protocol, TypeAlias
+from datetime import timedelta
+from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qs, quote
 
 import structlog
-from sqlalchemy import or_, select
+from sqlalchemy import Row, bindparam, or_, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlmodel import col
 
@@ -30,6 +30,7 @@ from db import ActivityActor, Database
 from db.errors import is_outage
 from federation.activitypub import documents
 from federation.activitypub.documents import Json, Software
+from federation.activitypub.keys import ActorKeys
 from federation.base.errors import ConfigurationError
 from federation.base.logs import crash
 from federation.protocol.encodings import dump_json
@@ -37,6 +38,10 @@ from federation.protocol.urls import MAX_URL_CHARACTERS
 from workers.clock import Clock
 
 log = structlog.get_logger(__name__)
+
+_ACTOR: Final = select(col(ActivityActor.is_instance), col(ActivityActor.removed_at)).where(
+    col(ActivityActor.id) == bindparam("url")
+)
 
 REMOVED_FOR: Final = timedelta(days=30)
 MAX_ACCEPT_CHARACTERS: Final = 4096
@@ -50,23 +55,6 @@ ActorFunction: TypeAlias = Callable[[str], Mapping[str, object] | Awaitable[Mapp
 """Returns the JSON of the actor with this URL, without its key, or None."""
 FindFunction: TypeAlias = Callable[[str], str | Awaitable[str | None] | None]
 """Returns the URL of the actor with an account such as `alice@social.example`, or None."""
-
-
-class PublicKey(Protocol):
-    """A key as others are to know it. At `changes_at` another one takes its place."""
-
-    @property
-    def key_id(self) -> str: ...
-    @property
-    def public_pem(self) -> str: ...
-    @property
-    def changes_at(self) -> datetime | None: ...
-
-
-class PublicKeys(Protocol):
-    """The part of `ActorKeys` that is shown."""
-
-    async def served(self, actor_id: str) -> PublicKey | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +144,7 @@ class Serving:
         self,
         *,
         own_url: str,
-        keys: PublicKeys,
+        keys: ActorKeys,
         database: Database,
         clock: Clock,
         software: Software,
@@ -271,10 +259,9 @@ class Serving:
             return _problem(400, "The account is not of the form name@host", _OPEN)
 
         async def found(url: object) -> Step:
-            is_here = isinstance(url, str) and await self._is_alive(url)
-            return (
-                _json(documents.webfinger(f"acct:{account}", str(url)), documents.JRD, _OPEN) if is_here else _unknown()
-            )
+            if not isinstance(url, str) or not await self._is_alive(url):
+                return _unknown()
+            return _json(documents.webfinger(f"acct:{name}@{host.lower()}", url), documents.JRD, _OPEN)
 
         if self._find is not None:
             return self._ask(wanted, self._find, account, found)
@@ -298,9 +285,9 @@ class Serving:
     def _host(self) -> str:
         return self._own_url.partition("://")[2]
 
-    async def _row(self, url: str) -> ActivityActor | None:
-        async with self._database.read() as session:
-            return await session.get(ActivityActor, url)
+    async def _row(self, url: str) -> Row[*tuple[Any, ...]] | None:
+        rows = await self._database.rows(_ACTOR, {"url": url})
+        return rows[0] if rows else None
 
     async def _is_alive(self, url: str) -> bool:
         row = await self._row(url)

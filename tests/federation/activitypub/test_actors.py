@@ -134,13 +134,16 @@ async def test_an_unknown_actor_has_nothing_to_rotate(database: Database) -> Non
 
 
 async def test_a_removed_actor_keeps_its_key(database: Database) -> None:
-    """The news of it are signed. It is removed once, and may be added again."""
+    """The news of it are signed. It is removed once, also if its key is changed, and may be added again."""
     clock = ManualClock(NOON)
     actor = await done(database, lambda session: actors_of(clock=clock).add(session, ALICE))
     await done(database, lambda session: actors_of(clock=clock).remove(session, ALICE))
     clock.advance(timedelta(hours=1))
     await done(database, lambda session: actors_of(clock=clock).remove(session, ALICE))
     await done(database, lambda session: actors_of(clock=clock).remove(session, f"{ORIGIN}/users/nobody"))
+    (row,) = await known(database)
+    assert row.removed_at == NOON
+    await done(database, lambda session: actors_of(clock=clock).rotate(session, ALICE))
     (row,) = await known(database)
     assert row.removed_at == NOON
     assert await done(database, lambda session: actors_of(clock=clock).add(session, ALICE)) == actor

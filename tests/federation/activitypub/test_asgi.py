@@ -22,12 +22,13 @@ import federation
 import federation.sync
 from federation.activitypub.application import ActorsApp, asgi, respond
 from federation.activitypub.documents import ACTIVITY_JSON, Software
+from federation.activitypub.keys import ActorKeys
 from federation.activitypub.serving import Serving
 from federation.base.errors import ConfigurationError
 from federation.node.server import NodeServer
 from federation.runtime.composition import Federation
 from federation.runtime.nodes import get_federation
-from tests.federation.activitypub.stored import RowKeys, add_actor
+from tests.federation.activitypub.stored import add_actor
 from tests.federation.conftest import OWN_URL
 from tests.federation.protocol.vectors import A
 from tests.patience import PATIENCE_SECONDS, until
@@ -40,7 +41,7 @@ AT = datetime(2026, 1, 1, tzinfo=UTC)
 class Parts:
     """The part of a node's ActivityPub that is needed to serve."""
 
-    def __init__(self, keys: RowKeys) -> None:
+    def __init__(self, keys: ActorKeys) -> None:
         self.keys = keys
 
 
@@ -57,7 +58,7 @@ def environment(empty_environment: Path, database_file: Path, monkeypatch: pytes
 @pytest.fixture
 async def node(environment: None, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Federation]:
     """This loop's node, which has two actors. What it opens is closed."""
-    parts = property(lambda node: Parts(RowKeys(node.database)))
+    parts = property(lambda node: Parts(ActorKeys(node.database, None, node.clock)))
     monkeypatch.setattr(Federation, "activitypub", parts, raising=False)
     node = get_federation()
     await add_actor(node.database, ALICE, at=AT)
@@ -280,7 +281,7 @@ async def test_what_serves_is_asked_for_anew(node: Federation) -> None:
         made.append(
             Serving(
                 own_url=OWN_URL,
-                keys=RowKeys(node.database),
+                keys=ActorKeys(node.database, None, node.clock),
                 database=node.database,
                 clock=node.clock,
                 software=Software(name="notes", version="1"),

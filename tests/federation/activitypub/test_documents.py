@@ -5,9 +5,12 @@ from __future__ import annotations
 from xml.etree import ElementTree
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from federation.activitypub import documents
 from federation.activitypub.documents import ACTIVITY_CONTEXT, ACTIVITY_JSON, LD_JSON, SECURITY_CONTEXT, Software
+from federation.activitypub.serving import Wanted
 
 ALICE = "https://a.example/users/alice"
 KEY = documents.public_key(ALICE, key_id=f"{ALICE}#main-key", pem="PEM")
@@ -155,3 +158,21 @@ def test_a_key_about_to_change_is_not_kept(is_changing: bool, age: int) -> None:
         "Vary": "Accept",
         "Cache-Control": f"public, max-age={age}",
     }
+
+
+PIECES = st.sampled_from(
+    [ACTIVITY_JSON, "application/ld+json", "application/*", "*/*", ";q=", "0.5", "1", ",", ";", "=", " "]
+)
+
+
+@given(st.one_of(st.text(), st.lists(PIECES).map("".join)))
+def test_any_accept_has_a_meaning(accept: str) -> None:
+    """Nothing that a stranger writes there is an error."""
+    assert documents.accepted(accept) in (ACTIVITY_JSON, LD_JSON, None)
+
+
+@given(st.text(), st.text())
+def test_any_request_is_refused_or_a_plain_path(target: str, accept: str) -> None:
+    wanted = Wanted(method="GET", target=target, accept=accept)
+    assert wanted.refusal() is not None or (target.startswith("/") and target.isascii() and target.isprintable())
+    assert wanted.base == ""

@@ -108,6 +108,7 @@ def key(number: int, *, begins: int, ends: int | None = None) -> StoredKey:
         ([key(1, begins=0, ends=20), key(2, begins=20, ends=50), key(3, begins=50)], 40, "2", "3"),
         ([key(1, begins=0, ends=20), key(2, begins=20, ends=50), key(3, begins=50)], 60, "3", None),
         ([key(1, begins=0, ends=20)], 20, None, None),
+        ([key(1, begins=0), key(2, begins=20)], 20, "2", None),
     ],
 )
 def test_one_key_is_in_use(keys: Sequence[StoredKey], minute: int, present: str | None, following: str | None) -> None:

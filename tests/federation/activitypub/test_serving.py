@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping, MutableMapping
+from collections.abc import AsyncIterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -16,9 +16,10 @@ from structlog.testing import capture_logs
 
 from db import Database
 from federation.activitypub.documents import ACTIVITY_JSON, LD_JSON, Software
+from federation.activitypub.keys import ActorKeys
 from federation.activitypub.serving import MAX_ACCEPT_CHARACTERS, Reply, Serving
 from federation.protocol.urls import MAX_URL_CHARACTERS
-from tests.federation.activitypub.stored import RowKeys, add_actor
+from tests.federation.activitypub.stored import add_actor, change_key
 from tests.federation.conftest import alter
 from workers.clock import ManualClock
 
@@ -34,7 +35,7 @@ class Site:
 
     database: Database
     clock: ManualClock
-    keys: RowKeys
+    keys: ActorKeys
     functions: dict[str, Any] = field(default_factory=dict)
 
     async def add(self, url: str, *, is_instance: bool = False, removed: timedelta | None = None) -> None:
@@ -70,14 +71,15 @@ on_both_databases = pytest.mark.parametrize("database_url", ["sqlite", "postgres
 
 
 @pytest.fixture
-async def site(database: Database) -> Site:
-    """A node with two users and an actor of its own."""
+async def site(database: Database) -> AsyncIterator[Site]:
+    """A node with two users and an actor of its own. No key of its own is needed in order to serve."""
     clock = ManualClock()
-    site = Site(database, clock, RowKeys(database))
+    site = Site(database, clock, ActorKeys(database, None, clock))
     await site.add(ALICE)
     await site.add(BOB)
     await site.add(NODE, is_instance=True)
-    return site
+    yield site
+    await site.keys.close()
 
 
 def read(reply: Reply) -> dict[str, Any]:
@@ -99,7 +101,7 @@ async def test_an_actor_is_shown_with_its_key(site: Site) -> None:
     assert document["publicKey"] == {
         "id": f"{ALICE}#main-key",
         "owner": ALICE,
-        "publicKeyPem": f"PEM of {ALICE}",
+        "publicKeyPem": f"PEM of {ALICE}#main-key",
     }
     assert read(await site.ask("/actor"))["type"] == "Application"
 
@@ -118,10 +120,13 @@ async def test_who_takes_none_of_our_forms_is_told_them(site: Site) -> None:
 
 async def test_a_key_about_to_change_is_not_cached(site: Site) -> None:
     """Until it has."""
-    site.keys.changes_at = site.clock.now() + timedelta(minutes=10)
-    assert (await site.ask("/users/alice")).headers["Cache-Control"] == "public, max-age=0"
-    site.clock.advance(timedelta(minutes=10))
-    assert (await site.ask("/users/alice")).headers["Cache-Control"] == "public, max-age=180"
+    now = site.clock.now()
+    await change_key(site.database, ALICE, now=now, at=now + timedelta(minutes=10))
+    for key, age in (("main-key", 0), ("key-2", 180)):
+        reply = await site.ask("/users/alice")
+        assert read(reply)["publicKey"]["id"] == f"{ALICE}#{key}"
+        assert reply.headers["Cache-Control"] == f"public, max-age={age}"
+        site.clock.advance(timedelta(minutes=10))
 
 
 async def test_the_application_says_what_an_actor_is(site: Site) -> None:
@@ -215,7 +220,7 @@ async def test_an_account_and_a_url_lead_to_the_actor(site: Site, resource: str)
     assert (reply.status, reply.headers["Content-Type"]) == (200, "application/jrd+json")
     assert reply.headers["Access-Control-Allow-Origin"] == "*"
     found = read(reply)
-    assert found["subject"].lower() == "acct:alice@a.example"
+    assert found["subject"] == "acct:alice@a.example"
     assert found["links"][0]["href"] == ALICE
 
 
@@ -374,7 +379,7 @@ async def test_a_database_without_its_tables_is_no_traceback(site: Site, databas
 async def test_a_database_that_is_away_is_worth_another_try(tmp_path: Path) -> None:
     (tmp_path / "a-folder").mkdir()
     database = Database(f"sqlite:///{tmp_path / 'a-folder'}")
-    site = Site(database, ManualClock(), RowKeys(database))
+    site = Site(database, ManualClock(), ActorKeys(database, None, ManualClock()))
     with capture_logs() as events:
         reply = await site.ask("/users/alice")
     await database.close()

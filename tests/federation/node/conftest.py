@@ -19,6 +19,7 @@ from sqlalchemy import select
 
 from db import BlacklistedServer, Database, FederationTable, Follow, HostTable, Post, User, create_host_tables
 from federation.activitypub.documents import Software
+from federation.activitypub.keys import ActorKeys
 from federation.activitypub.serving import Serving
 from federation.http.client import FederationClient, FederationFetch
 from federation.http.guard import AddressGuard
@@ -32,7 +33,6 @@ from federation.sealed.peers.discovery import Discovery
 from federation.sealed.peers.own_identity import OwnIdentity
 from federation.sealed.peers.registry import Registry
 from federation.servers.links import Links
-from tests.federation.activitypub.stored import RowKeys
 from tests.federation.node.remote_server import RemoteServer
 from tests.federation.protocol import vectors
 from workers.clock import SystemClock
@@ -165,7 +165,7 @@ def actors_of(database: Database) -> Serving:
     """What serves the actors that are in the database."""
     return Serving(
         own_url=OWN_URL,
-        keys=RowKeys(database),
+        keys=ActorKeys(database, None, SystemClock()),
         database=database,
         clock=SystemClock(),
         software=Software(name="node", version="1"),
