@@ -10,7 +10,7 @@ Sources: W3C ActivityPub and Activity Streams 2.0; RFC 8259.
 from __future__ import annotations
 
 import json
-from base64 import urlsafe_b64encode
+from binascii import b2a_base64
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -79,17 +79,27 @@ def parse(activity: Mapping[str, object] | str | bytes) -> Activity:
 
 
 def ordering_key(inbox: str, activity: Activity) -> str:
-    """Return the key of the line in which an activity waits: one line for each inbox and object.
+    """Return the key of the line in which an activity waits: one line for each inbox and object."""
+    return at_inbox(thing_of(activity), inbox)
 
-    What is about no object of that kind stands in the line of its own id, and so does whatever is about it later.
+
+def thing_of(activity: Activity) -> str:
+    """Return the key of what an activity is about: of the object, or, for other types, of its own id.
+
+    What is later about such an activity, as an Undo of it, is about that id.
     """
     about = activity.object_id if activity.type in ABOUT_OBJECT else None
-    return at_place("activity " + digest(activity.id if about is None else about), digest(inbox))
+    return "activity " + _digest(activity.id if about is None else about)
 
 
-def digest(text: str) -> str:
+def at_inbox(key: str, inbox: str) -> str:
+    """Return the key of the line that a key has at one inbox."""
+    return at_place(key, _digest(inbox))
+
+
+def _digest(text: str) -> str:
     """Return the SHA-256 of a text, in 43 characters."""
-    return urlsafe_b64encode(sha256(text.encode()).digest())[:-1].decode()
+    return b2a_base64(sha256(text.encode()).digest(), newline=False)[:-1].decode()
 
 
 def _text(activity: Mapping[str, object] | str | bytes) -> str:
@@ -195,7 +205,7 @@ def accept(following: Mapping[str, Any], *, activity_id: str | None = None) -> d
     followed = _object_id(following["object"])
     if followed is None:
         raise ValueError("object: the Follow must name the actor that is followed")
-    made_id = activity_id or _part(followed, f"accepts/{digest(following['id'])}")
+    made_id = activity_id or _part(followed, f"accepts/{sha256(following['id'].encode()).hexdigest()}")
     return _made("Accept", made_id, followed, following, {"to": [following["actor"]]})
 
 

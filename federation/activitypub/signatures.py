@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from federation.protocol.encodings import encode_base64
 from federation.protocol.urls import canonical_origin
 
-PublicKey: TypeAlias = rsa.RSAPublicKey | ed25519.Ed25519PublicKey
+VerifyingKey: TypeAlias = rsa.RSAPublicKey | ed25519.Ed25519PublicKey
 Parameters: TypeAlias = Mapping[str, str | int]
 """Those of a signature. RFC 8941 takes one without a value for true; it is refused, for we know of none."""
 
@@ -105,7 +105,7 @@ def verify(
     url: str,
     headers: Mapping[str, str],
     body: bytes,
-    public: PublicKey,
+    public: VerifyingKey,
     now: datetime,
     window: timedelta,
 ) -> str:
@@ -208,7 +208,7 @@ class SignatureClaim:
     parameters: Parameters
     signature: bytes
 
-    def check(self, requested: Requested, public: PublicKey, now: datetime, window: timedelta) -> None:
+    def check(self, requested: Requested, public: VerifyingKey, now: datetime, window: timedelta) -> None:
         """Check the claim by the rules of its kind.
 
         Raises:
@@ -270,7 +270,7 @@ def _signed(base: str, key: SigningKey) -> str:
     return encode_base64(key.private.sign(base.encode(), padding.PKCS1v15(), SHA256()))
 
 
-def _is_signed(base: str, signature: bytes, public: PublicKey) -> bool:
+def _is_signed(base: str, signature: bytes, public: VerifyingKey) -> bool:
     try:
         if isinstance(public, rsa.RSAPublicKey):
             public.verify(signature, base.encode(), padding.PKCS1v15(), SHA256())

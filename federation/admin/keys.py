@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from sqlalchemy import func, select
 
 from db import Server
+from federation.activitypub.actors import reseal_all
 from federation.base.audit import Order, recorded
 from federation.base.errors import ConfigurationError
 from federation.base.own_keys import begin_rotation, drop_old_pair
@@ -59,6 +60,7 @@ async def rotate(
         if not rotation.is_under_way:
             await rotation.prepare()
             _begin(federation)
+        await reseal_all(federation.database, federation.keys)
         urls = [each.url for each in await rotation.waiting() if only in (None, each.url)]
         with progress(len(urls), "servers") as done:
             asked = await rotation.ask(urls, lambda _: done(1))
@@ -78,6 +80,7 @@ async def forget_old(federation: Federation, *, order: Order | None = None) -> R
     if file is None and rotation.is_under_way:
         raise ConfigurationError([f"{name}: unset it, and restart every process" for name in OLD_KEY_VARIABLES])
     async with recorded(federation.database, order):
+        await reseal_all(federation.database, federation.keys)
         await _forget(rotation, file)
     return await _state(federation, rotation)
 

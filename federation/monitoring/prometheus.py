@@ -45,6 +45,7 @@ ENDPOINTS: Final = frozenset(
         "/proxy",
     }
 )
+SIGNATURES: Final = frozenset({"cavage", "rfc9421"})
 OTHER: Final = "other"
 
 _HTTP_CODE: Final = re.compile(r"HTTP_([1-5])[0-9]{2}")
@@ -144,6 +145,11 @@ class ProcessMetrics:
         # They exist from the start, at 0: if a series begins with its first increment, `increase` does not see that.
         for code, outcome in OWN_FAULTS.items():
             self._deliveries.labels(outcome.value, code, "direct")
+        self._knocks = self._counter(
+            "federation_second_knocks",
+            "Attempts that knocked with both kinds of signature, by the one that counted.",
+            "signature",
+        )
         self._relays = self._counter(
             "federation_relays", "How often peers were asked to relay, by whether one did.", "outcome"
         )
@@ -214,6 +220,10 @@ class ProcessMetrics:
 
     def failed(self) -> None:
         self._failed.inc()
+
+    def second_knock(self, signature: str | None) -> None:
+        kind = "none" if signature is None else signature if signature in SIGNATURES else OTHER
+        self._knocks.labels(kind).inc()
 
     def relay(self, *, helped: bool) -> None:
         self._relays.labels("relayed" if helped else "failed").inc()

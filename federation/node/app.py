@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from fastapi import FastAPI
 
 from db import Database
+from federation.activitypub.application import ActorsApp
+from federation.activitypub.serving import Serving
 from federation.base.meter import NO_METER, Meter
 from federation.base.settings.reach import gaps
 from federation.http.client import FederationFetch
@@ -59,7 +61,8 @@ class NodeParts:
     """What an inbound side that serves as *own_url*, in canonical form, is made of. It opens and closes none of them.
 
     *fetch* and *discovery* should send through the same *guard*. *per_client* and *per_origin* limit follows and posts;
-    *standing* turns away clients whose requests are refused again and again.
+    *standing* turns away clients whose requests are refused again and again. *activitypub* answers where there is no
+    endpoint.
     """
 
     own_url: str
@@ -77,6 +80,7 @@ class NodeParts:
     standing: ClientStanding = field(default_factory=ClientStanding)
     meter: Meter = NO_METER
     monitoring: MonitoringRoutes | None = None
+    activitypub: Serving | None = None
 
 
 def create_node_app(node: NodeParts) -> FastAPI:
@@ -109,6 +113,9 @@ def create_node_app(node: NodeParts) -> FastAPI:
     _add_deliveries(app, node, front, inbox, admit_new)
     if node.monitoring is not None:
         node.monitoring.add_to(app)
+    if (actors := node.activitypub) is not None:
+        # No route: one for every path would answer also where an endpoint refuses a method.
+        app.router.default = ActorsApp(lambda: actors)
     return app
 
 

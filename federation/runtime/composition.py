@@ -73,6 +73,7 @@ if TYPE_CHECKING:
 
     from federation.base.queues.task_keys import TaskKeys
     from federation.node.clients import ClientStanding
+    from federation.runtime.activitypub import ActivityPub
 
 MARKS_NAME: Final = "federation-tasks-keys"
 """Takes the place of a queue's name in Redis keys; no queue of ours has this name."""
@@ -129,6 +130,7 @@ class Federation:
         self._make_servers()
         others = wires(self)
         self._make_outbox(new_id, others)
+        self.activitypub = self._make_activitypub()
         self._make_processors(others)
         self._make_held()
         self._make_probes()
@@ -201,6 +203,15 @@ class Federation:
             min_age=self.settings.federation_outbox_interval,
             longest_pause=longest_delivery_pause(self.settings),
             clock=self.clock,
+        )
+
+    def _make_activitypub(self) -> ActivityPub | None:
+        if not self.settings.federation_activitypub:
+            return None
+        from federation.runtime.activitypub import ActivityPub  # here: no other node has a use for it
+
+        return ActivityPub.of(
+            self.settings, database=self.database, ring=self.keys, inserter=self.outbox.inserter, clock=self.clock
         )
 
     def _make_processors(self, others: Sequence[Wire]) -> None:
@@ -392,6 +403,7 @@ class Federation:
             ConfigurationError: the node has no URL or no keys of its own.
         """
         # Imported here, because only nodes that serve need the `node` extra.
+        from federation.activitypub.application import serving_of
         from federation.node.admission import deliveries_limit
         from federation.node.app import NodeParts, create_node_app
         from federation.node.clients import Clients, ClientStanding
@@ -423,6 +435,7 @@ class Federation:
                     clients=clients,
                     readers=self.settings.federation_metrics_clients,
                 ),
+                activitypub=None if self.activitypub is None else serving_of(self),
             )
         )
 
@@ -435,6 +448,8 @@ class Federation:
             stack.push_async_callback(self.payloads.close)
             stack.push_async_callback(self.registry.close)
             stack.push_async_callback(self.links.close)
+            if self.activitypub is not None:
+                stack.push_async_callback(self.activitypub.close)
             for client in (self.redis, self.worker_redis):
                 if client is not None:
                     stack.push_async_callback(client.aclose)

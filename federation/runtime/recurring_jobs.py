@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from federation.activitypub.actors import reseal_all
 from federation.base.own_keys import drop_old_pair
 from federation.retention import Purge
 from federation.rollups.job import INTERVAL, Rollups
@@ -78,7 +80,7 @@ def _of_some_nodes(federation: Federation) -> Iterator[RecurringJob]:
             name="key-rotation",
             does="asks servers that do not know our new keys again, and drops the old ones when nobody needs them",
             interval=timedelta(minutes=5),
-            run=_key_rotation(rotation, settings.key_file()),
+            run=_key_rotation(rotation, settings.key_file(), partial(reseal_all, federation.database, federation.keys)),
         )
     if settings.federation_analytics_out is not None:
         yield RecurringJob(
@@ -90,9 +92,11 @@ def _of_some_nodes(federation: Federation) -> Iterator[RecurringJob]:
         )
 
 
-def _key_rotation(rotation: KeyRotation, file: Path | None) -> Callable[[], Awaitable[Mapping[str, object]]]:
+def _key_rotation(
+    rotation: KeyRotation, file: Path | None, reseal: Callable[[], Awaitable[object]]
+) -> Callable[[], Awaitable[Mapping[str, object]]]:
     async def rotate() -> Mapping[str, object]:
-        done = {**await rotation(), "dropped": file is not None and await _drop_old_pair(rotation, file)}
+        done = {**await rotation(), "dropped": file is not None and await _drop_old_pair(rotation, file, reseal)}
         if missing := await rotation.missing():
             told = f"{missing} servers know this node by keys that this process has not: restart it, or set them"
             raise JobFailed(told)
@@ -101,11 +105,12 @@ def _key_rotation(rotation: KeyRotation, file: Path | None) -> Callable[[], Awai
     return rotate
 
 
-async def _drop_old_pair(rotation: KeyRotation, file: Path) -> bool:
+async def _drop_old_pair(rotation: KeyRotation, file: Path, reseal: Callable[[], Awaitable[object]]) -> bool:
     """Drop the old pair if nobody needs it any more. Return whether it was dropped."""
     newest = rotation.newest
     if not await rotation.is_over():
         return False
+    await reseal()  # keys of actors that were made since by who had not seen the new pair yet
     await rotation.forget_old(newest)  # blacklisted servers still needed it, and may not stay blacklisted for ever
     try:
         return drop_old_pair(file, newest=newest)

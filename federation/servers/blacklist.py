@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -85,6 +85,15 @@ class Blacklist:
             SQLAlchemyError: the rules were never read, and cannot be read now.
         """
         return (await self._rules()).covering(url, self._clock.now().timestamp())
+
+    async def covered(self, urls: Iterable[str]) -> set[str]:
+        """Return those of the URLs that are blacklisted.
+
+        Raises:
+            SQLAlchemyError: as `covering`.
+        """
+        rules, now = await self._rules(), self._clock.now().timestamp()
+        return {url for url in urls if rules.covering(url, now) is not None} if len(rules) else set()
 
     def recheck(self) -> None:
         """Make the next look-up ask the database, even if a check is under way."""

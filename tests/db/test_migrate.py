@@ -34,6 +34,9 @@ from workers.storage.sql import SqlStorage
 _OURS = {
     "sweeps",
     "accepted_keys",
+    "activitypub_actors",
+    "activitypub_inboxes",
+    "activitypub_keys",
     "admin_actions",
     "attempt_minutes",
     "bulk_jobs",

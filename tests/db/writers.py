@@ -26,7 +26,7 @@ ROOT: Final = Path(db.__file__).parents[1]
 VERB: Final = re.compile(r"_?(insert|update|delete)")
 VALUES: Final = {"values", "on_conflict_do_update"}
 MODULE: Final = re.compile(
-    r"\bretention\b|\b(?:admin|analytics/data|base|delivery|node|rollups|runtime|scheduler|sealed|servers)(?:/\w+)+"
+    r"\bretention\b|\b(?:activitypub|admin|analytics/data|base|delivery|node|rollups|runtime|scheduler|sealed|servers)(?:/\w+)+"
 )
 ORIGINAL: Final = "the original"
 """Stands for the Node implementation, whose code is not here."""

@@ -43,7 +43,7 @@ from federation.delivery.ledger.attempt_log import AttemptLog, AttemptRecord
 from federation.delivery.ledger.entries import Abandoned, Begin, Begun, Ended, NotBegun, Series
 from federation.delivery.ledger.ledger import DatabaseWatch, Ledger
 from federation.delivery.rows import Payloads
-from federation.delivery.wire import BrokenWire, Effect, Wire, Wires, asked, code_of
+from federation.delivery.wire import BrokenWire, Effect, Trace, Wire, Wires, asked, code_of
 from federation.servers.blacklist import Blacklist
 from federation.servers.link_rules import Hold
 from federation.servers.links import Links
@@ -422,6 +422,7 @@ class DeliveryProcessor:
             series=report.series.number if report.series else None,
             remote_code=report.seen.remote_code,
             note=report.seen.note,
+            activity_id=report.seen.activity_id,
         )
 
     def _tell(self, job: Job, report: Report, record: AttemptRecord, error: Exception | None = None) -> None:
@@ -444,11 +445,20 @@ class DeliveryProcessor:
             code=record.error_code,
             note=record.note,
             error=str(error) if error else None,
+            **_of_the_protocol(report.seen),
         )
+        if report.seen.knocks > 1:
+            self._attempts.count_second_knock(report.seen.signature)
         if report.series is None:
             self._attempts.add(record)
         else:
             self._attempts.count(record)
+
+
+def _of_the_protocol(seen: Trace) -> dict[str, object]:
+    """Return what the log says of an attempt only where the wire has such a thing."""
+    told = {"activity": seen.activity_id, "signature": seen.signature, "knocks": seen.knocks}
+    return {name: value for name, value in told.items() if value}
 
 
 async def _named(delivery: FederationDeliveryJob, wire: Wire) -> FederationDeliveryJob:

@@ -50,6 +50,7 @@ class AttemptRecord:
     series: int | None = None
     remote_code: str | None = None
     note: AttemptNote | None = None
+    activity_id: str | None = None
 
 
 _TABLE: Final = DeliveryAttempt.__table__  # type: ignore[attr-defined] # SQLModel adds it at run time; Core skips the ORM
@@ -57,7 +58,7 @@ _INSERT: Final = insert(_TABLE)
 _COLUMNS: Final = tuple(field.name for field in fields(AttemptRecord))
 LEARNED_LATE: Final = (
     *("method", "duration_ms", "outcome", "error_code", "http_status", "remote_code", "relayed_by"),
-    *("request_bytes", "response_bytes", "note"),
+    *("request_bytes", "response_bytes", "note", "activity_id"),
 )
 
 
@@ -114,6 +115,10 @@ class AttemptLog:
         self._meter.attempt(attempt.outcome, attempt.error_code, relayed=attempt.relayed_by is not None)
         if attempt.note is AttemptNote.GIVEN_UP and attempt.error_code != BLACKLISTED:
             self._meter.failed()
+
+    def count_second_knock(self, signature: str | None) -> None:
+        """Count that an attempt knocked twice; `signature` is the kind that counted."""
+        self._meter.second_knock(signature)
 
     def add(self, attempt: AttemptRecord) -> None:
         """Count the attempt, which belongs to a job without a row, and write it soon."""

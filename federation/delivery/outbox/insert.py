@@ -163,7 +163,7 @@ class OutboxInserter:
         """
         wire = self._check(name, payload)
         for target_url, server_url, ordering_key in addresses:
-            _check_target(target_url, server_url)
+            _check_address(target_url, server_url)
             if ordering_key is not None:
                 check_text("ordering key", ordering_key)
         stored = DeliveryPayload(
@@ -255,6 +255,17 @@ def batches(planned: Iterable[Planned]) -> Iterator[list[PlannedJob]]:
     jobs = chain.from_iterable(each.jobs() for each in planned)
     while batch := list(islice(jobs, BATCH)):
         yield batch
+
+
+def _check_address(target_url: str, server_url: str) -> None:
+    """Check as `_check_target` does, for a server in its canonical spelling: parsing would take longer than all else.
+
+    The job refuses a URL that is too long.
+    """
+    is_plain = target_url.isascii() and target_url.isprintable() and " " not in target_url
+    if not is_plain or not target_url.startswith(server_url + "/"):
+        _check_target(target_url, server_url)
+        raise ValueError(f"the target URL has no path on {server_url}")
 
 
 def _check_target(target_url: str, server_url: str) -> None:

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 
 from federation.activitypub.signatures import (
     BadSignature,
-    PublicKey,
     Requested,
     SignatureKind,
     SigningKey,
+    VerifyingKey,
     claims_in,
     sign,
     verify,
@@ -53,7 +53,7 @@ class Received:
     body: bytes = BODY
     now: datetime = NOW
 
-    def verified(self, public: PublicKey | None = None) -> str:
+    def verified(self, public: VerifyingKey | None = None) -> str:
         return verify(
             method=self.method,
             url=self.url,
@@ -80,7 +80,7 @@ def signed_once(kind: SignatureKind) -> Received:
     return signed(kind)
 
 
-def refused(received: Received, because: str, public: PublicKey | None = None) -> None:
+def refused(received: Received, because: str, public: VerifyingKey | None = None) -> None:
     with pytest.raises(BadSignature, match=because):
         received.verified(public)
 

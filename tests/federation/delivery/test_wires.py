@@ -24,8 +24,11 @@ from federation.delivery.wire import Effect, Fragment, Sending, Wire
 from federation.http.client import FederationClient
 from federation.http.guard import AddressGuard
 from federation.http.pool import ConnectionPool
+from federation.monitoring.prometheus import ProcessMetrics
 from federation.runtime.composition import Federation
+from tests.federation.conftest import MakeSettings
 from tests.federation.delivery.harness import Site
+from tests.federation.monitoring.test_prometheus import samples
 from tests.misbehaving import respond
 from tests.peer import Peer, acquaint
 from tests.plain_wire import PLAIN_JOB, PLAIN_PATH, PlainWire
@@ -33,12 +36,16 @@ from tests.plain_wire import PLAIN_JOB, PLAIN_PATH, PlainWire
 
 @asynccontextmanager
 async def node(
-    settings: Settings, ssl_context: ssl.SSLContext, make: Callable[[Federation], Wire]
+    settings: Settings,
+    ssl_context: ssl.SSLContext,
+    make: Callable[[Federation], Wire],
+    *,
+    metrics: ProcessMetrics | None = None,
 ) -> AsyncIterator[Site]:
     """A node that sends jobs of one name by that wire, and its worker."""
     guard = AddressGuard(settings.dev_allowed_hostnames)
     client = FederationClient(guard, ConnectionPool(guard, ssl_context=ssl_context))
-    federation = Federation(settings, client=client, wires=lambda node: [make(node)])
+    federation = Federation(settings, client=client, metrics=metrics, wires=lambda node: [make(node)])
     try:
         async with Site(federation) as site:
             site.processor = federation.delivery_processor
@@ -282,6 +289,40 @@ async def test_a_bug_beside_the_sending_holds_the_delivery_too(
     assert (link.state, link.rejections) == (LinkState.UP, 0)
     told = [entry["code"] for entry in logs if entry["event"] == "delivery_attempt"]
     assert told == fate.codes
+
+
+class Knocking(PlainWire):
+    """A wire that has signatures, and names what it sends."""
+
+    async def send(self, sending: Sending) -> Effect | None:
+        seen = sending.seen
+        seen.activity_id, seen.knocks = f"https://a.example/{sending.target_url[-1]}", 2
+        if sending.is_repeat:
+            seen.signature = "rfc9421"
+            return None
+        raise RetryableFailure("HTTP_503", "away")
+
+
+async def test_what_a_wire_tells_of_an_attempt_is_on_record(
+    make_settings: MakeSettings, database_url: str, ssl_context: ssl.SSLContext, peer: Peer
+) -> None:
+    """In the attempt log, of failures and arrivals; in the log, and among the metrics, where there is such a thing."""
+    settings, metrics = make_settings(database_url=database_url), ProcessMetrics()
+    async with node(settings, ssl_context, lambda node: Knocking(node.fetch), metrics=metrics) as site:
+        await acquaint(site.federation, peer)
+        with capture_logs() as logs:
+            fate = await site.outcome(await owe(site, peer))
+            await site.outcome(await site.owe_post(peer))
+
+    assert [attempt.activity_id for attempt in fate.log] == ["https://a.example/x"] * 2
+    lines = [entry for entry in logs if entry["event"] == "delivery_attempt"]
+    told = [{name: line.get(name, "-") for name in ("activity", "signature", "knocks")} for line in lines]
+    assert told == [
+        {"activity": "https://a.example/x", "signature": "-", "knocks": 2},
+        {"activity": "https://a.example/x", "signature": "rfc9421", "knocks": 2},
+        {"activity": "-", "signature": "-", "knocks": "-"},
+    ]
+    assert samples(metrics, "federation_second_knocks_total") == {("none",): 1, ("rfc9421",): 1}
 
 
 class GivesUp(PlainWire):

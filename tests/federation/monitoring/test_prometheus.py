@@ -142,6 +142,7 @@ def test_what_strangers_send_makes_no_series() -> None:
         metrics.attempt(AttemptOutcome.RETRYABLE, f"HTTP_{number}", relayed=False)
         metrics.relay_refused(f"https://{number}.example")
         metrics.inbound(f"/discover\n{number}", number)
+        metrics.second_knock(f"kind-{number}")
 
     codes = {labels: n for labels, n in samples(metrics, "federation_delivery_attempts_total").items() if n}
     classes = {f"HTTP_{first}xx" for first in range(1, 6)}
@@ -149,6 +150,7 @@ def test_what_strangers_send_makes_no_series() -> None:
     assert codes["HTTP_4xx", "retryable", "direct"] == 100
     assert sum(codes.values()) == 2000
     assert samples(metrics, "federation_relay_refusals_total") == {("other",): 1000}
+    assert samples(metrics, "federation_second_knocks_total") == {("other",): 1000}
     assert len(samples(metrics, "federation_inbound_requests_total")) == 6
 
 

@@ -49,8 +49,10 @@ async def becomes(blacklist: Blacklist, url: str, *, blacklisted: bool) -> None:
 async def test_what_another_process_changes_is_seen(blacklist: Blacklist, database: Database) -> None:
     """An insert, an update and a delete in plain SQL, each without a word to this object."""
     assert await blacklist.covering(URL) is None
+    assert await blacklist.covered([URL]) == set()
     await execute(database, INSERT)
     await becomes(blacklist, URL, blacklisted=True)
+    assert await blacklist.covered([URL, "https://b.example"]) == {URL}
     await execute(database, "UPDATE blacklisted_servers SET server_url = '*.spam.example'")
     await becomes(blacklist, URL, blacklisted=False)
     assert await blacklist.covering("https://a.spam.example") == "*.spam.example"

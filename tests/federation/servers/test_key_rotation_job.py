@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
-from sqlalchemy import update
+from sqlalchemy import select, update
 from sqlmodel import col
 
-from db import BlacklistedServer, LinkState, Server, ServerLink
+from db import ActivityKey, BlacklistedServer, LinkState, Server, ServerLink
+from federation.activitypub.actors import Actors
+from federation.activitypub.keys import KeyUnreadable, open_sealed
 from federation.admin import keys as admin
 from federation.cli.output import progress
+from federation.protocol.keys import OwnKeys
 from federation.runtime.recurring_jobs import recurring_jobs
 from tests.federation.servers.two_nodes import (
+    A_URL,
     B_URL,
     Pair,
     newest,
@@ -53,6 +58,49 @@ async def test_the_old_pair_is_dropped_when_nobody_has_needed_it_for_ten_minutes
     assert len(ring(pair.a).pairs(now=True)) == 1
     await pair.both_ways("after")
     assert (await job.run())["dropped"] is False
+
+
+async def test_keys_of_actors_outlive_the_old_pair(pair: Pair) -> None:
+    """They are sealed under the new one when that is made, and once more before the old one goes."""
+    [job] = [job for job in recurring_jobs(pair.a) if job.name == "key-rotation"]
+    [old] = ring(pair.a).pairs(now=True)
+    await add_actor(pair, old, "alice")
+    await pair.rotate()
+    assert await sealed_under(pair, ring(pair.a).pairs(now=True)[0]) == ["alice"]
+    await add_actor(pair, old, "bob")  # by a process that has not seen the new pair yet
+    async with pair.a.database.transaction() as session:
+        await session.execute(update(Server).values(rotation_tried_at=datetime.now(UTC) - timedelta(minutes=11)))
+
+    assert (await job.run())["dropped"] is True
+
+    [new] = ring(pair.a).pairs(now=True)
+    assert await sealed_under(pair, new) == ["alice", "bob"]
+
+
+async def test_keys_of_actors_outlive_an_old_pair_that_is_forgotten(pair: Pair) -> None:
+    """By an operator, whoever needs it."""
+    [old] = ring(pair.a).pairs(now=True)
+    await pair.rotate()
+    await add_actor(pair, old, "alice")
+    await admin.forget_old(pair.a)
+    [new] = ring(pair.a).pairs(now=True)
+    assert await sealed_under(pair, new) == ["alice"]
+
+
+async def add_actor(pair: Pair, keys: OwnKeys, name: str) -> None:
+    actors = Actors(ring=keys, bits=2048, clock=pair.a.clock, own_url=A_URL)
+    async with pair.a.database.transaction() as session:
+        await session.run_sync(lambda sync: actors.add(sync, f"{A_URL}/users/{name}"))
+
+
+async def sealed_under(pair: Pair, keys: OwnKeys) -> list[str]:
+    """The actors whose keys are."""
+    found = []
+    for actor, private in await pair.a.database.rows(select(col(ActivityKey.actor_id), col(ActivityKey.private))):
+        with suppress(KeyUnreadable):
+            open_sealed(private, [keys.signing.secret])
+            found.append(actor.rpartition("/")[2])
+    return sorted(found)
 
 
 async def test_a_blacklisted_server_needs_no_pair(pair: Pair) -> None:

@@ -127,6 +127,10 @@ async def test_what_was_given_up_of_a_line_is_removed(node: Node, state: Deliver
     [
         (URL + "/1", OTHER, None),
         (URL + "/\u00e9", URL, None),
+        (URL + "/a b", URL, None),
+        (URL + "/a\tb", URL, None),
+        (URL, URL, None),
+        (URL + ".evil.example/1", URL, None),
         (URL + "/1", URL, ""),
         (URL + "/1", URL, "x" * 513),
         (URL + "/" + "x" * 2048, URL, None),

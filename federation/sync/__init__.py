@@ -7,64 +7,32 @@ after a fork.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TypeAlias, TypeVar
 
-from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
-from db.borrowed import DbApiConnection
-from db.plain import PlainDatabase
 from federation import tasks
-from federation.delivery.outbox.sync import DjangoConnection, PlainOutbox
-from federation.runtime.composition import Federation
-from federation.runtime.nodes import background_node, close_background_node
 from federation.sealed.outbound.activities import Content, PublishedPost, RequestedFollow
+from federation.sync import activitypub
+from federation.sync.process import Caller, close, plain_node
 from workers import DeduplicationMode, Enqueued, Task
 from workers.background import background
-from workers.homes import ForkLock, keep_inherited
 
-T = TypeVar("T")
-
-Caller: TypeAlias = "Session | Connection | DjangoConnection | DbApiConnection"
-"""The owner of the transaction: an SQLAlchemy or SQLModel session, an SQLAlchemy connection, Django's
-`connection` in a `transaction.atomic` block, or one of `sqlite3` or psycopg 3."""
-
-
-class _Plain:
-    """This process's side of the node for synchronous code."""
-
-    def __init__(self, node: Federation) -> None:
-        self.node = node
-        self.pid = os.getpid()
-        self.database = PlainDatabase(node.settings.database_url.get_secret_value())
-        self.outbox = PlainOutbox(node.outbox)
-
-
-class _SyncProcess:
-    """The state of this process, written under the lock."""
-
-    lock = ForkLock()
-    plain: _Plain | None = None
-
-
-def _plain() -> _Plain:
-    found = _SyncProcess.plain
-    if found is not None and found.pid == os.getpid():
-        return found
-    node = background_node()  # not under the lock, which work of other threads in that loop may need
-    with _SyncProcess.lock:
-        found = _SyncProcess.plain
-        if found is not None and found.pid != os.getpid():
-            keep_inherited(found)
-            found = None
-        if found is None:
-            found = _SyncProcess.plain = _Plain(node)
-    return found
+__all__ = [
+    "Caller",
+    "activitypub",
+    "close",
+    "enqueue_delivery",
+    "enqueue_fanout",
+    "enqueue_task",
+    "publish_post",
+    "request_follow",
+    "request_unfollow",
+    "transaction",
+]
 
 
 @contextmanager
@@ -77,7 +45,7 @@ def transaction() -> Iterator[Session]:
     Raises:
         RuntimeError: this thread is inside such a block already; hand its session on instead.
     """
-    plain = _plain()
+    plain = plain_node()
     with plain.database.transaction() as session, plain.outbox.owed_in(session):
         yield session
 
@@ -97,7 +65,7 @@ def enqueue_delivery(
         TypeError: no synchronous session or connection; the message names the call that accepts it.
         ValueError: as `Outbox.enqueue_delivery`; or it is closed, or in no transaction. Nothing is written then.
     """
-    plain = _plain()
+    plain = plain_node()
 
     def owe(inside: Session) -> str:
         planned = plain.node.outbox.inserter.delivery(inside, name, target_url, server_url, payload, ordering_key)
@@ -121,7 +89,7 @@ def enqueue_fanout(
     Raises:
         TypeError, ValueError: as `enqueue_delivery`.
     """
-    plain = _plain()
+    plain = plain_node()
 
     def owe(inside: Session) -> tuple[str, ...]:
         planned = plain.node.outbox.inserter.fanout(inside, name, path, server_urls, payload, ordering_key)
@@ -146,7 +114,7 @@ def request_follow(
     An unknown server is discovered first, over the network, while the calling thread waits: call this before the
     session's other writes.
     """
-    plain = _plain()
+    plain = plain_node()
     plain.outbox.check_kind(session, "request_follow")
     producers = plain.node.producers
     if not background.run(lambda: producers.has_user(follower_id)):
@@ -165,7 +133,7 @@ def request_follow(
 
 def request_unfollow(session: Caller, *, follower_id: str, following_id: str, server_url: str) -> str | None:
     """Remove a follow and owe the news of it to the other server; see `Producers.request_unfollow`."""
-    plain = _plain()
+    plain = plain_node()
     unfollow = partial(
         plain.node.producers.produced.unfollow,
         plan=plain.outbox.plan,
@@ -187,7 +155,7 @@ def publish_post(
     author_signature: str | None = None,
 ) -> PublishedPost:
     """Store a post and owe it to every server that is to have it; see `Producers.publish_post`."""
-    plain = _plain()
+    plain = plain_node()
     post = partial(
         plain.node.producers.produced.post,
         plan=plain.outbox.plan,
@@ -216,7 +184,7 @@ def enqueue_task(
     With `session` it is part of its transaction. Without one it is in the queue when this returns: the calling thread
     waits, and on SQLite must not hold a transaction open that has written.
     """
-    plain = _plain()
+    plain = plain_node()
     if session is None:
         return background.run(
             lambda: tasks.enqueue_task(
@@ -244,12 +212,3 @@ def enqueue_task(
         return plain.node.tasks_queue.enqueue_on(inside, [spec])[0]
 
     return plain.outbox.within(session, enqueue, "enqueue_task")
-
-
-def close() -> None:
-    """Close what this process has open for synchronous code. The next call opens it anew."""
-    with _SyncProcess.lock:
-        plain, _SyncProcess.plain = _SyncProcess.plain, None
-    if plain is not None:
-        plain.database.close()
-    close_background_node()

@@ -1,0 +1,123 @@
+"""What applications call to owe activities, over the process's node; `federation.sync.activitypub` has the same calls.
+
+The module of nodes is found by its name and not imported: nodes are made of this package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from functools import partial
+from importlib import import_module
+from typing import Final, Protocol, cast
+
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from federation.activitypub.actors import Actor, Actors
+from federation.activitypub.inboxes import GoneInbox, gone_since
+from federation.activitypub.outbound import AUTO, OrderingKey, Recipient, Senders, Sent
+from federation.base.errors import ConfigurationError
+from federation.delivery.outbox.outbox import Outbox
+from federation.servers.blacklist import Blacklist
+
+_NODES: Final = "federation.runtime.nodes"
+
+
+class OwingParts(Protocol):
+    """The parts of a node's ActivityPub by which activities are owed."""
+
+    @property
+    def senders(self) -> Senders: ...
+    @property
+    def actors(self) -> Actors: ...
+
+
+class OwingNode(Protocol):
+    """The parts of a node by which activities are owed."""
+
+    outbox: Outbox
+    blacklist: Blacklist
+
+    @property
+    def activitypub(self) -> OwingParts | None: ...
+
+
+def parts_of(node: OwingNode) -> OwingParts:
+    """Return the node's ActivityPub.
+
+    Raises:
+        ConfigurationError: it has none.
+    """
+    if node.activitypub is None:
+        raise ConfigurationError(["FEDERATION_ACTIVITYPUB: not on; FEDERATION_ACTIVITYPUB=1 turns on this wire"])
+    return node.activitypub
+
+
+async def send(
+    session: AsyncSession,
+    activity: Mapping[str, object] | str | bytes,
+    to: Iterable[Recipient],
+    *,
+    prefer_shared_inbox: bool = True,
+    exclude: Iterable[str] = (),
+    ordering_key: OrderingKey = AUTO,
+) -> Sent:
+    """Owe an activity to its recipients from the moment `session` commits: one delivery for each inbox.
+
+    The activity is a mapping, or its JSON, which is sent as it is. Its actor signs it, and must have a key here; see
+    `add_actor`. Those who share an inbox get one delivery, unless `prefer_shared_inbox` is off. Recipients on this node
+    or on a server of `exclude` get nothing, nor do those whose server is blacklisted or whose inbox is gone: `skipped`
+    names them. Nothing is dialled.
+
+    Activities about one object arrive at an inbox in the order in which they were sent, each after the end of the one
+    before. An `ordering_key` of your own names another order, and None switches it off.
+
+    Raises:
+        ValueError: it could never be delivered; the message names the member. Nothing is written then.
+        TypeError: it is no `AsyncSession`, or a recipient is no `Recipient`.
+        SQLAlchemyError: the blacklist was never read, and cannot be read now.
+        ConfigurationError: this node has no ActivityPub.
+    """
+    node = _node()
+    senders = parts_of(node).senders
+    node.outbox.check_kind(session, "activitypub.send")
+    addressed = senders.addressed(
+        activity, to, prefer_shared_inbox=prefer_shared_inbox, exclude=exclude, key=ordering_key
+    )
+    blacklisted = await node.blacklist.covered({*addressed.servers.values()})
+    work = partial(senders.send, addressed=addressed, blacklisted=blacklisted, plan=node.outbox.plan)
+    return await node.outbox.within(session, work, "activitypub.send")
+
+
+async def add_actor(session: AsyncSession, actor_url: str, *, is_instance: bool = False) -> Actor:
+    """Make an actor of this node with its keys, unless it is there already; see `Actors.add`.
+
+    `is_instance`: it stands for the node and not for a user.
+    """
+    node = _node()
+    work = partial(parts_of(node).actors.add, actor_url=actor_url, is_instance=is_instance)
+    return await node.outbox.within(session, work, "activitypub.add_actor")
+
+
+async def remove_actor(session: AsyncSession, actor_url: str) -> None:
+    """Remove an actor. Others can verify what it signed for 30 days; see `Actors.remove`."""
+    node = _node()
+    work = partial(parts_of(node).actors.remove, actor_url=actor_url)
+    await node.outbox.within(session, work, "activitypub.remove_actor")
+
+
+async def gone(session: AsyncSession, since: datetime) -> list[GoneInbox]:
+    """Return the inboxes that were found to be no more since then, so that you can remove who had them."""
+    node = _node()
+    parts_of(node)
+    return await node.outbox.within(session, partial(gone_within, since=since), "activitypub.gone")
+
+
+def gone_within(session: Session, since: datetime) -> list[GoneInbox]:
+    """Return what `gone` does."""
+    return gone_since(session.connection(), since)
+
+
+def _node() -> OwingNode:
+    return cast(OwingNode, import_module(_NODES).get_federation())

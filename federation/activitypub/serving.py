@@ -1,0 +1,364 @@
+"""What we answer to those who verify us or look for our actors: a function of the request, the tables, the application.
+
+Theory of operation. Nothing here writes. An actor is served if `activitypub_actors` has it; its document is the
+application's, or a minimal one, with the key that signs now. A removed actor is served for `REMOVED_FOR` with what
+verifies the news of it, then it is gone.
+
+The application's functions belong to its thread: an ORM keeps a connection for each. So no answer calls them. It stops
+at an `Asking`, and whoever wanted the answer calls the function in the way that suits it, and goes on.
+
+Requests come from strangers. Of a target only its text is compared, undecoded, with what was stored: neither dots nor
+encoded slashes mean anything. The name of the host is ours from the settings, never a header's. No body is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final, TypeAlias
+from urllib.parse import parse_qs, quote
+
+import structlog
+from sqlalchemy import Row, bindparam, or_, select
+from sqlalchemy.exc import SQLAlchemyError
+from sqlmodel import col
+
+from db import ActivityActor, Database
+from db.errors import is_outage
+from federation.activitypub import documents
+from federation.activitypub.documents import Json, Software
+from federation.activitypub.keys import ActorKeys
+from federation.base.errors import ConfigurationError
+from federation.base.logs import crash
+from federation.protocol.encodings import dump_json
+from federation.protocol.urls import MAX_URL_CHARACTERS
+from workers.clock import Clock
+
+log = structlog.get_logger(__name__)
+
+_ACTOR: Final = select(col(ActivityActor.is_instance), col(ActivityActor.removed_at)).where(
+    col(ActivityActor.id) == bindparam("url")
+)
+
+REMOVED_FOR: Final = timedelta(days=30)
+MAX_ACCEPT_CHARACTERS: Final = 4096
+"""The only header that is read."""
+MAX_NAMESAKES: Final = 100
+"""How many actors whose URLs end alike are looked through for an account."""
+METHODS: Final = ("GET", "HEAD")
+RETRY_SECONDS: Final = 5
+
+ActorFunction: TypeAlias = Callable[[str], Mapping[str, object] | Awaitable[Mapping[str, object] | None] | None]
+"""Returns the JSON of the actor with this URL, without its key, or None."""
+FindFunction: TypeAlias = Callable[[str], str | Awaitable[str | None] | None]
+"""Returns the URL of the actor with an account such as `alice@social.example`, or None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer, as HTTP has it."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asking:
+    """A question to the application. `then` goes on with what `function` returned, `fail` with what it raised."""
+
+    function: Callable[[str], object]
+    about: str
+    then: Callable[[object], Awaitable[Step]]
+    fail: Callable[[Exception], Reply]
+
+
+Step: TypeAlias = "Reply | Asking"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """A request. `target` is its path as everybody sees it, with its query, nothing of it decoded.
+
+    `mount` is the beginning of the path below which we are mounted, if others see it.
+    """
+
+    method: str
+    target: str
+    accept: str | None
+    mount: str = ""
+
+    @property
+    def path(self) -> str:
+        return self.target.partition("?")[0]
+
+    @property
+    def base(self) -> str:
+        """The part of the path before what is ours: empty where we have the whole host, or are asked by a full path."""
+        return "" if self.path in _WELL_KNOWN or not self.path.startswith(f"{self.mount}/") else self.mount
+
+    def refusal(self) -> Reply | None:
+        """Return the answer to what is not worth a look."""
+        if self.method not in METHODS:
+            return _problem(405, "Only GET and HEAD", {"Allow": ", ".join(METHODS)})
+        if len(self.target) > MAX_URL_CHARACTERS:
+            return _problem(414, f"The target has more than {MAX_URL_CHARACTERS} characters")
+        if len(self.accept or "") > MAX_ACCEPT_CHARACTERS:
+            return _problem(431, f"Accept has more than {MAX_ACCEPT_CHARACTERS} characters")
+        if not self.target.startswith("/") or not _is_plain(self.target):
+            return _problem(400, "The target is not a path in ASCII")
+        return None
+
+    def finished(self, reply: Reply) -> Reply:
+        """Return the answer as this method wants it: HEAD has no body."""
+        return Reply(reply.status, reply.headers, b"") if self.method == "HEAD" else reply
+
+    @classmethod
+    def of(cls, method: str, target: str, headers: Mapping[str, str], *, mount: str = "") -> Wanted:
+        """Return a request with these headers, whose names may be in any case."""
+        accept = next((value for name, value in headers.items() if name.lower() == "accept"), None)
+        return cls(method=method, target=target, accept=accept, mount=mount)
+
+
+_WELL_KNOWN: Final = frozenset(
+    {
+        documents.WEBFINGER_PATH,
+        documents.NODEINFO_INDEX_PATH,
+        documents.NODEINFO_PATH,
+        documents.HOST_META_PATH,
+    }
+)
+
+
+class Serving:
+    """Answers for the actors of the node that serves as *own_url*, in canonical form.
+
+    *find* names the actor of an account; without it an account is that of the first actor whose URL ends with its name,
+    for which all actors are looked through.
+    """
+
+    def __init__(
+        self,
+        *,
+        own_url: str,
+        keys: ActorKeys,
+        database: Database,
+        clock: Clock,
+        software: Software,
+        actor: ActorFunction | None = None,
+        find: FindFunction | None = None,
+    ) -> None:
+        self._own_url = own_url
+        self._keys = keys
+        self._database = database
+        self._clock = clock
+        self._software = software
+        self._actor = actor
+        self._find = find
+
+    async def answer(self, method: str, target: str, headers: Mapping[str, str], body: bytes = b"") -> Reply:
+        """Answer a request; see `Wanted`. Whatever goes wrong is an answer, too. *body* is not looked at."""
+        return await self.answer_wanted(Wanted.of(method, target, headers))
+
+    async def answer_wanted(self, wanted: Wanted) -> Reply:
+        """Answer, calling the application's functions here: those that are not coroutine functions in a thread."""
+        step = await self.begin(wanted)
+        while isinstance(step, Asking):
+            try:
+                told = await _asked(step)
+            except Exception as error:
+                return step.fail(error)
+            step = await step.then(told)
+        return step
+
+    async def begin(self, wanted: Wanted) -> Step:
+        """Go as far as to the answer, or to what the application has to be asked."""
+        return await self._guarded(wanted, self._first(wanted))
+
+    async def _guarded(self, wanted: Wanted, work: Awaitable[Step]) -> Step:
+        try:
+            step = await work
+        except SQLAlchemyError as error:
+            step = _database_failed(wanted, error)
+        except Exception as error:
+            step = _failed(wanted, error)
+        return wanted.finished(step) if isinstance(step, Reply) else step
+
+    def _ask(
+        self, wanted: Wanted, function: Callable[[str], object], about: str, then: Callable[[object], Awaitable[Step]]
+    ) -> Asking:
+        return Asking(
+            function=function,
+            about=about,
+            then=lambda told: self._guarded(wanted, then(told)),
+            fail=lambda error: wanted.finished(_failed(wanted, error)),
+        )
+
+    async def _first(self, wanted: Wanted) -> Step:
+        refusal = wanted.refusal()
+        if refusal is not None:
+            return refusal
+        match wanted.path.removeprefix(wanted.base):
+            case documents.WEBFINGER_PATH:
+                return await self._webfinger(wanted)
+            case documents.NODEINFO_INDEX_PATH:
+                return _json(documents.nodeinfo_index(f"{self._own_url}{wanted.base}"), "application/json", _OPEN)
+            case documents.NODEINFO_PATH:
+                return _json(documents.nodeinfo(self._software), documents.NODEINFO, _OPEN)
+            case documents.HOST_META_PATH:
+                return _reply(200, documents.host_meta(self._own_url).encode(), documents.XRD, _OPEN)
+            case _:
+                return await self._document(wanted)
+
+    async def _document(self, wanted: Wanted) -> Step:
+        url = f"{self._own_url}{wanted.target}"
+        row = await self._row(url)
+        key = await self._keys.served(url) if row is not None else None
+        if row is None or key is None:
+            return _unknown()
+        now = self._clock.now()
+        if row.removed_at is not None and row.removed_at + REMOVED_FOR <= now:
+            return _problem(410, "This actor is no more")
+        kind = documents.accepted(wanted.accept)
+        if kind is None:
+            return _problem(406, f"Only {documents.ACTIVITY_JSON} and {documents.LD_JSON}", {"Vary": "Accept"})
+        shown = documents.public_key(url, key_id=key.key_id, pem=key.public_pem)
+        headers = documents.caching(is_changing=key.changes_at is not None and now < key.changes_at)
+        if row.removed_at is not None:
+            left = documents.removed_actor(url, is_instance=row.is_instance, key=shown)
+            return _json(left, kind, headers)
+        if self._actor is None:
+            minimal = documents.minimal_actor(url, is_instance=row.is_instance)
+            return _json(documents.with_key(minimal, shown), kind, headers)
+
+        async def told(document: object) -> Step:
+            if document is None:
+                return _unknown()
+            return _json(documents.with_key(_mapping(document), shown), kind, headers)
+
+        return self._ask(wanted, self._actor, url, told)
+
+    async def _webfinger(self, wanted: Wanted) -> Step:
+        resources = parse_qs(wanted.target.partition("?")[2], keep_blank_values=True).get("resource", [])
+        if len(resources) != 1 or not resources[0].isprintable():
+            return _problem(400, "WebFinger is asked for one resource", _OPEN)
+        resource = resources[0]
+        scheme, _, rest = resource.partition(":")
+        if scheme.lower() == "acct":
+            return await self._account(wanted, rest)
+        if scheme.lower() in ("https", "http") and rest.startswith("//"):
+            return await self._named(wanted, resource)
+        return _problem(400, "The resource is neither an account (acct:name@host) nor a URL", _OPEN)
+
+    async def _account(self, wanted: Wanted, account: str) -> Step:
+        name, _, host = account.rpartition("@")
+        if not name or not host or "/" in account or "@" in name:
+            return _problem(400, "The account is not of the form name@host", _OPEN)
+
+        async def found(url: object) -> Step:
+            if not isinstance(url, str) or not await self._is_alive(url):
+                return _unknown()
+            return _json(documents.webfinger(f"acct:{name}@{host.lower()}", url), documents.JRD, _OPEN)
+
+        if self._find is not None:
+            return self._ask(wanted, self._find, account, found)
+        return await found(await self._namesake(name)) if host.lower() == self._host else _unknown()
+
+    async def _named(self, wanted: Wanted, url: str) -> Step:
+        """Answer for an actor's URL: its account has the name that its document has."""
+        if not await self._is_alive(url):
+            return _unknown()
+
+        async def told(document: object) -> Step:
+            if document is None:
+                return _unknown()
+            name = _mapping(document).get("preferredUsername")
+            account = f"acct:{name if isinstance(name, str) else documents.name_of(url)}@{self._host}"
+            return _json(documents.webfinger(account, url), documents.JRD, _OPEN)
+
+        return await told({}) if self._actor is None else self._ask(wanted, self._actor, url, told)
+
+    @property
+    def _host(self) -> str:
+        return self._own_url.partition("://")[2]
+
+    async def _row(self, url: str) -> Row[*tuple[Any, ...]] | None:
+        rows = await self._database.rows(_ACTOR, {"url": url})
+        return rows[0] if rows else None
+
+    async def _is_alive(self, url: str) -> bool:
+        row = await self._row(url)
+        return row is not None and row.removed_at is None
+
+    async def _namesake(self, name: str) -> str | None:
+        """Return the actor that has had this name longest. What ends alike in other cases is no namesake."""
+        ends = [f"/{quote(name)}", f"/@{quote(name)}"]
+        url = col(ActivityActor.id)
+        query = (
+            select(url)
+            .where(col(ActivityActor.removed_at).is_(None), or_(*(url.endswith(end, autoescape=True) for end in ends)))
+            .order_by(col(ActivityActor.created_at), url)
+            .limit(MAX_NAMESAKES)
+        )
+        urls = [str(row[0]) for row in await self._database.rows(query)]
+        return next((url for url in urls if url.endswith(tuple(ends))), None)
+
+
+async def _asked(asking: Asking) -> object:
+    if inspect.iscoroutinefunction(asking.function):
+        return await asking.function(asking.about)
+    told = await asyncio.to_thread(asking.function, asking.about)
+    return await told if inspect.isawaitable(told) else told
+
+
+_OPEN: Final = {"Access-Control-Allow-Origin": "*", "Cache-Control": f"public, max-age={documents.MAX_AGE_SECONDS}"}
+"""Programs in browsers ask for what is well known, from pages of other origins (RFC 7033, 5)."""
+
+
+def _is_plain(text: str) -> bool:
+    return text.isascii() and text.isprintable() and " " not in text
+
+
+def _mapping(document: object) -> Mapping[str, object]:
+    if not isinstance(document, Mapping):
+        raise TypeError("an actor's document is a mapping or None")
+    return document
+
+
+def _json(value: Json, kind: str, headers: Mapping[str, str]) -> Reply:
+    return _reply(200, dump_json(value).encode(), kind, headers)
+
+
+def _problem(status: int, text: str, headers: Mapping[str, str] | None = None) -> Reply:
+    """Return a refusal. It is not cached: what is not there may be there in a moment."""
+    kept = {**(headers or {}), "Cache-Control": "no-store"}
+    return _reply(status, dump_json({"error": text}).encode(), "application/json", kept)
+
+
+def _reply(status: int, body: bytes, kind: str, headers: Mapping[str, str]) -> Reply:
+    return Reply(status, {"Content-Type": kind, "Content-Length": str(len(body)), **headers}, body)
+
+
+def _unknown() -> Reply:
+    return _problem(404, "There is nothing here", {"Access-Control-Allow-Origin": "*"})
+
+
+def _database_failed(wanted: Wanted, error: SQLAlchemyError) -> Reply:
+    if not is_outage(error):
+        return _failed(wanted, error)
+    log.error("inbound_database_unavailable", path=wanted.path, error=type(error).__name__)
+    return _problem(503, "The database is unavailable", {"Retry-After": str(RETRY_SECONDS)})
+
+
+def misconfigured(wanted: Wanted, error: ConfigurationError) -> Reply:
+    """Return the answer of a process without a node that serves actors. Its problems name settings, and no values."""
+    log.error("inbound_failed", path=wanted.path, problems=list(error.problems))
+    return wanted.finished(_problem(500, "Internal error"))
+
+
+def _failed(wanted: Wanted, error: Exception) -> Reply:
+    log.error("inbound_failed", path=wanted.path, **crash(error))
+    return _problem(500, "Internal error")

@@ -1,0 +1,387 @@
+"""What is answered, from real rows: actors, those removed, accounts, and what strangers make up."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import AsyncIterator, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from structlog.testing import capture_logs
+
+from db import Database
+from federation.activitypub.documents import ACTIVITY_JSON, LD_JSON, Software
+from federation.activitypub.keys import ActorKeys
+from federation.activitypub.serving import MAX_ACCEPT_CHARACTERS, Reply, Serving
+from federation.protocol.urls import MAX_URL_CHARACTERS
+from tests.federation.activitypub.stored import add_actor, change_key
+from tests.federation.conftest import alter
+from workers.clock import ManualClock
+
+OWN_URL = "https://a.example"
+ALICE = f"{OWN_URL}/users/alice"
+BOB = f"{OWN_URL}/@bob"
+NODE = f"{OWN_URL}/actor"
+
+
+@dataclass(slots=True)
+class Site:
+    """A node's answers, with everything that they are made of."""
+
+    database: Database
+    clock: ManualClock
+    keys: ActorKeys
+    functions: dict[str, Any] = field(default_factory=dict)
+
+    async def add(self, url: str, *, is_instance: bool = False, removed: timedelta | None = None) -> None:
+        now = self.clock.now()
+        await add_actor(
+            self.database, url, at=now, is_instance=is_instance, removed_at=None if removed is None else now - removed
+        )
+
+    async def ask(self, target: str, *, method: str = "GET", accept: str | None = None) -> Reply:
+        serving = Serving(
+            own_url=OWN_URL,
+            keys=self.keys,
+            database=self.database,
+            clock=self.clock,
+            software=Software(name="notes", version="1"),
+            **self.functions,
+        )
+        return await serving.answer(method, target, {} if accept is None else {"aCCept": accept}, b"ignored")
+
+    async def finger(self, resource: str) -> Reply:
+        return await self.ask(f"/.well-known/webfinger?resource={quote(resource, safe='')}")
+
+
+@pytest.fixture
+def database_url(request: pytest.FixtureRequest) -> str:
+    """An SQLite file; a test marked `on_both_databases` runs on PostgreSQL as well."""
+    if getattr(request, "param", "sqlite") == "sqlite":
+        return f"sqlite:///{request.getfixturevalue('database_file')}"
+    return str(request.getfixturevalue("migrated_postgres_url"))
+
+
+on_both_databases = pytest.mark.parametrize("database_url", ["sqlite", "postgres"], indirect=True)
+
+
+@pytest.fixture
+async def site(database: Database) -> AsyncIterator[Site]:
+    """A node with two users and an actor of its own. No key of its own is needed in order to serve."""
+    clock = ManualClock()
+    site = Site(database, clock, ActorKeys(database, None, clock))
+    await site.add(ALICE)
+    await site.add(BOB)
+    await site.add(NODE, is_instance=True)
+    yield site
+    await site.keys.close()
+
+
+def read(reply: Reply) -> dict[str, Any]:
+    """The JSON of an answer whose length is as it says."""
+    assert reply.headers["Content-Length"] == str(len(reply.body))
+    value = json.loads(reply.body)
+    assert isinstance(value, dict)
+    return value
+
+
+@on_both_databases
+async def test_an_actor_is_shown_with_its_key(site: Site) -> None:
+    """A minimal document, as no application says more."""
+    reply = await site.ask("/users/alice", accept=ACTIVITY_JSON)
+    assert (reply.status, reply.headers["Content-Type"]) == (200, ACTIVITY_JSON)
+    assert (reply.headers["Vary"], reply.headers["Cache-Control"]) == ("Accept", "public, max-age=180")
+    document = read(reply)
+    assert (document["id"], document["type"], document["preferredUsername"]) == (ALICE, "Person", "alice")
+    assert document["publicKey"] == {
+        "id": f"{ALICE}#main-key",
+        "owner": ALICE,
+        "publicKeyPem": f"PEM of {ALICE}#main-key",
+    }
+    assert read(await site.ask("/actor"))["type"] == "Application"
+
+
+@pytest.mark.parametrize(("accept", "kind"), [(LD_JSON, LD_JSON), (None, ACTIVITY_JSON), ("*/*", ACTIVITY_JSON)])
+async def test_the_form_is_negotiated(site: Site, accept: str | None, kind: str) -> None:
+    assert (await site.ask("/users/alice", accept=accept)).headers["Content-Type"] == kind
+
+
+async def test_who_takes_none_of_our_forms_is_told_them(site: Site) -> None:
+    """And where there is no actor, that."""
+    reply = await site.ask("/users/alice", accept="text/html")
+    assert (reply.status, reply.headers["Vary"], reply.headers["Cache-Control"]) == (406, "Accept", "no-store")
+    assert (await site.ask("/users/carol", accept="text/html")).status == 404
+
+
+async def test_a_key_about_to_change_is_not_cached(site: Site) -> None:
+    """Until it has."""
+    now = site.clock.now()
+    await change_key(site.database, ALICE, now=now, at=now + timedelta(minutes=10))
+    for key, age in (("main-key", 0), ("key-2", 180)):
+        reply = await site.ask("/users/alice")
+        assert read(reply)["publicKey"]["id"] == f"{ALICE}#{key}"
+        assert reply.headers["Cache-Control"] == f"public, max-age={age}"
+        site.clock.advance(timedelta(minutes=10))
+
+
+async def test_the_application_says_what_an_actor_is(site: Site) -> None:
+    """The key and its context are ours."""
+    site.functions["actor"] = {ALICE: {"@context": [], "id": ALICE, "name": "Älice", "publicKey": "no"}}.get
+    document = read(await site.ask("/users/alice"))
+    assert (document["name"], document["publicKey"]["owner"]) == ("Älice", ALICE)
+    assert document["@context"] == ["https://w3id.org/security/v1"]
+    assert (await site.ask("/@bob")).status == 404  # the application does not know him
+
+
+async def test_a_function_runs_in_a_thread_and_a_coroutine_here(site: Site) -> None:
+    threads: list[int] = []
+
+    def plain(url: str) -> Mapping[str, object]:
+        threads.append(threading.get_ident())
+        return {"id": url}
+
+    async def waiting(url: str) -> Mapping[str, object]:
+        return plain(url)
+
+    for function in (plain, waiting):
+        site.functions["actor"] = function
+        assert read(await site.ask("/users/alice"))["id"] == ALICE
+    here = threading.get_ident()
+    assert [each == here for each in threads] == [False, True]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda _: 1 / 0,
+        lambda _: "text",
+        lambda _: {"summary": {1, 2}},
+        lambda _: {"summary": float("nan")},
+        lambda _: {"summary": "\ud800"},
+    ],
+    ids=["raises", "text", "set", "nan", "surrogate"],
+)
+async def test_an_application_that_fails_gives_nothing_away(site: Site, wrong: object) -> None:
+    """The log has the stack without a message."""
+    site.functions |= {"actor": wrong, "find": lambda _: 1 / 0}
+    finger = f"/.well-known/webfinger?resource=acct:{'alice@a.example'}"
+    for target in ("/users/alice", finger):
+        with capture_logs() as logs:
+            reply = await site.ask(target)
+        assert (reply.status, read(reply), reply.headers["Cache-Control"]) == (
+            500,
+            {"error": "Internal error"},
+            "no-store",
+        )
+        assert [(line["event"], line["path"]) for line in logs] == [("inbound_failed", target.partition("?")[0])]
+        assert logs[0]["stack"]
+    assert (await site.ask("/users/alice", method="HEAD")).body == b""
+
+
+@on_both_databases
+@pytest.mark.parametrize(("days", "status"), [(0, 200), (29, 200), (30, 410), (31, 410)])
+async def test_a_removed_actor_is_shown_for_a_month(site: Site, days: int, status: int) -> None:
+    """With what verifies its Delete, whatever the application says; its account is gone at once."""
+    site.functions["actor"] = lambda url: {"id": url, "name": "still here"}
+    url = f"{OWN_URL}/users/dora"
+    await site.add(url, removed=timedelta(days=days))
+    reply = await site.ask("/users/dora")
+    assert reply.status == status
+    if status == 200:
+        assert set(read(reply)) == {"@context", "id", "type", "inbox", "publicKey"}
+    for resource in ("acct:dora@a.example", url):
+        assert (await site.finger(resource)).status == 404
+
+
+async def test_head_is_a_get_without_its_body(site: Site) -> None:
+    """Everywhere, refusals too."""
+    site.functions["actor"] = lambda url: {"id": url}
+    for target in ("/users/alice", "/users/carol", "/nodeinfo/2.1", "/.well-known/webfinger", "/.well-known/host-meta"):
+        get, head = await site.ask(target), await site.ask(target, method="HEAD")
+        assert (head.status, head.headers, head.body) == (get.status, get.headers, b"")
+        assert get.body
+
+
+@pytest.mark.parametrize("target", ["/users/alice", "/nodeinfo/2.1", "/nothing"])
+async def test_only_get_and_head_are_answered(site: Site, target: str) -> None:
+    for method in ("POST", "PUT", "DELETE", "OPTIONS", "get", "TRACE", "", "\x00"):
+        reply = await site.ask(target, method=method)
+        assert (reply.status, reply.headers["Allow"]) == (405, "GET, HEAD"), method
+
+
+@pytest.mark.parametrize("resource", ["acct:alice@a.example", "ACCT:alice@A.example", ALICE])
+async def test_an_account_and_a_url_lead_to_the_actor(site: Site, resource: str) -> None:
+    reply = await site.finger(resource)
+    assert (reply.status, reply.headers["Content-Type"]) == (200, "application/jrd+json")
+    assert reply.headers["Access-Control-Allow-Origin"] == "*"
+    found = read(reply)
+    assert found["subject"] == "acct:alice@a.example"
+    assert found["links"][0]["href"] == ALICE
+
+
+STRANGERS = [
+    "acct:carol@a.example",
+    "acct:alice@b.example",
+    "acct:alice@a.example:444",
+    "acct:Alice@a.example",
+    "acct:lice@a.example",
+    "acct:%@a.example",
+    "acct:_____@a.example",
+    "acct:al_ce@a.example",
+    "https://b.example/users/alice",
+    "https://a.example/users/carol",
+    "https://a.example/users/../users/alice",
+    "http://a.example/users/alice",
+    f"{ALICE}#main-key",
+]
+
+
+@on_both_databases
+async def test_who_is_not_here_is_unknown(site: Site) -> None:
+    """No pattern is one, and case counts."""
+    for resource in STRANGERS:
+        assert (await site.finger(resource)).status == 404, resource
+
+
+NOBODY = [
+    "",
+    "?resource=",
+    "?resource",
+    "?rel=self",
+    "?resource=alice@a.example",
+    "?resource=acct:alice",
+    "?resource=acct:@a.example",
+    "?resource=acct:alice@",
+    "?resource=acct:users/alice@a.example",
+    "?resource=acct:a@alice@a.example",
+    "?resource=acct:alice%00@a.example",
+    "?resource=acct:alice%0A@a.example",
+    "?resource=mailto:alice@a.example",
+    "?resource=https:alice",
+    "?resource=acct:alice@a.example&resource=acct:bob@a.example",
+]
+
+
+async def test_webfinger_for_nothing_in_particular_is_refused(site: Site) -> None:
+    for query in NOBODY:
+        assert (await site.ask(f"/.well-known/webfinger{query}")).status == 400, query
+
+
+@on_both_databases
+async def test_the_first_of_namesakes_has_the_account(site: Site) -> None:
+    """An `@` before the name is none of it."""
+    site.clock.advance(timedelta(seconds=1))
+    await site.add(f"{OWN_URL}/groups/alice")
+    assert read(await site.finger("acct:alice@a.example"))["links"][0]["href"] == ALICE
+    assert read(await site.finger("acct:bob@a.example"))["links"][0]["href"] == BOB
+
+
+async def test_the_application_knows_accounts(site: Site) -> None:
+    """Also of another host, for which it may speak; an actor that is not here it cannot invent."""
+    known = {"al@brand.example": ALICE, "x@a.example": f"{OWN_URL}/users/x"}
+    site.functions["find"] = known.get
+    found = read(await site.finger("acct:al@brand.example"))
+    assert (found["subject"], found["links"][0]["href"]) == ("acct:al@brand.example", ALICE)
+    for account in ("alice@a.example", "x@a.example"):
+        assert (await site.finger(f"acct:{account}")).status == 404
+
+
+async def test_the_account_of_a_url_has_the_name_of_the_document(site: Site) -> None:
+    """As receivers compare the two."""
+    site.functions["actor"] = {ALICE: {"id": ALICE, "preferredUsername": "Alicia"}, BOB: {"id": BOB}}.get
+    assert read(await site.finger(ALICE))["subject"] == "acct:Alicia@a.example"
+    assert read(await site.finger(BOB))["subject"] == "acct:bob@a.example"
+    assert (await site.finger(NODE)).status == 404  # the application does not know it
+
+
+async def test_nodeinfo_and_host_meta(site: Site) -> None:
+    index = read(await site.ask("/.well-known/nodeinfo"))
+    (link,) = index["links"]
+    info = await site.ask(link["href"].removeprefix(OWN_URL))
+    assert read(info)["software"] == {"name": "notes", "version": "1"}
+    assert (await site.ask("/.well-known/host-meta")).headers["Content-Type"].startswith("application/xrd+xml")
+
+
+NOWHERE = [
+    "/users/../users/alice",
+    "/users/%2e%2e/users/alice",
+    "/users%2Falice",
+    "/users/al%69ce",
+    "/users/alice/",
+    "/users/alice%00",
+    "/users/alice?",
+    "/users/alice?x=1",
+    "/users/alice#main-key",
+    "/users/alice/inbox",
+    "//users/alice",
+    "//b.example/users/alice",
+    "/.well-known/",
+    "/.well-known/webfinger/",
+    "/nodeinfo/2.0",
+    "/",
+    "/%F0%28%8C%28",
+    "/" + "%" * 100,
+    "/'; DROP TABLE activitypub_actors; --".replace(" ", "+"),
+]
+
+
+@on_both_databases
+async def test_a_target_is_an_actor_or_nothing(site: Site) -> None:
+    """Nothing of it is decoded."""
+    for target in NOWHERE:
+        assert (await site.ask(target)).status == 404, target
+
+
+NO_TARGETS = [
+    ("", 400),
+    ("*", 400),
+    ("users/alice", 400),
+    (ALICE, 400),
+    ("https://b.example/users/alice", 400),
+    ("/users/alice\x00", 400),
+    ("/users/alice\n", 400),
+    ("/users/al ice", 400),
+    ("/users/älice", 400),
+    ("/users/\ud800", 400),
+    ("/" * (MAX_URL_CHARACTERS + 1), 414),
+    ("/users/" + "a" * 65536, 414),
+    ("/.well-known/webfinger?resource=" + "a" * 65536, 414),
+]
+
+
+async def test_what_is_no_target_is_not_looked_up(site: Site) -> None:
+    for target, status in NO_TARGETS:
+        reply = await site.ask(target)
+        assert (reply.status, len(reply.body) < 200) == (status, True), target[:80]
+
+
+async def test_a_long_accept_is_not_read(site: Site) -> None:
+    for longer, status in ((0, 200), (1, 431)):
+        accept = f"*/*,{'x' * (MAX_ACCEPT_CHARACTERS - 4 + longer)}"
+        assert (await site.ask("/users/alice", accept=accept)).status == status
+
+
+async def test_a_database_without_its_tables_is_no_traceback(site: Site, database_url: str) -> None:
+    """But ours to repair, as the log says."""
+    alter(database_url, "DROP TABLE activitypub_actors")
+    events: list[MutableMapping[str, Any]]
+    with capture_logs() as events:
+        reply = await site.ask("/users/alice")
+    assert (reply.status, read(reply)) == (500, {"error": "Internal error"})
+    assert [line["event"] for line in events] == ["inbound_failed"]
+
+
+async def test_a_database_that_is_away_is_worth_another_try(tmp_path: Path) -> None:
+    (tmp_path / "a-folder").mkdir()
+    database = Database(f"sqlite:///{tmp_path / 'a-folder'}")
+    site = Site(database, ManualClock(), ActorKeys(database, None, ManualClock()))
+    with capture_logs() as events:
+        reply = await site.ask("/users/alice")
+    await database.close()
+    assert (reply.status, reply.headers["Retry-After"]) == (503, "5")
+    assert [line["event"] for line in events] == ["inbound_database_unavailable"]
