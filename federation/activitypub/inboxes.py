@@ -149,7 +149,7 @@ def _is_gone(row: Row[*tuple[Any, ...]], now: datetime, *, is_shared: bool) -> b
 
 
 def _may_be_tried(row: Row[*tuple[Any, ...]], now: datetime) -> bool:
-    return now - max(row.gone_at, row.tried_at or row.gone_at) >= TRIED_EVERY
+    return bool(now - max(row.gone_at, row.tried_at or row.gone_at) >= TRIED_EVERY)
 
 
 def _not_found(connection: Connection, url: str, server_url: str, delivery_id: str, now: datetime) -> int | None:
