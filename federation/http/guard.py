@@ -60,13 +60,17 @@ class AddressGuard:
                 literal address (in any spelling) that is not globally routable.
         """
         target = parse_target(url)
-        if self._allows(target.host, target.port):
+        if self.exempts(target):
             return target
         if target.host in _METADATA_NAMES:
             raise BlockedUrl(f"{target.origin} is a cloud metadata service")
         if target.address is not None and not is_globally_routable(target.address):
             raise BlockedUrl(f"{target.origin} is not a public address; {_HOW_TO_ALLOW}")
         return target
+
+    def exempts(self, target: Target) -> bool:
+        """Tell whether the target is one of `allowed_hostnames`, to which nothing is forbidden."""
+        return self._allows(target.host, target.port)
 
     def vet(self, host: str, addresses: Sequence[str], *, port: int) -> None:
         """Check that all *addresses*, to which *host* resolved just now, may be connected to at *port*.

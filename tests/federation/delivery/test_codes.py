@@ -25,8 +25,9 @@ NOT_RAISED = {STALLED}
 """Written by who finds the traces of an attempt that could not say anything any more."""
 NO_MORE = {AttemptOutcome.PARKED: {"PARKED"}, AttemptOutcome.PERMANENT: {"NOT_JSON"}}
 """Of earlier versions, whose attempts are still read."""
-RESTING = "HTTP_429"
-"""Of a discovery that the server asked to come back later: no response of the delivery's own has this status."""
+STATUSES = {"HTTP_429", "HTTP_401"}
+"""Of a discovery that the server asked to come back later: no response of the delivery's own has this status; and of a
+refusal that may be our fault."""
 
 
 def raised() -> Iterator[tuple[AttemptOutcome, ast.expr]]:
@@ -50,8 +51,8 @@ def test_every_literal_code_is_listed_under_its_outcome() -> None:
     emitted[AttemptOutcome.PERMANENT] -= NOT_LOGGED
     for outcome, codes in NO_MORE.items():
         emitted[outcome] |= codes
-    assert RESTING in emitted[AttemptOutcome.RETRYABLE]
-    emitted[AttemptOutcome.RETRYABLE] -= {RESTING}
+    assert emitted[AttemptOutcome.RETRYABLE] >= STATUSES
+    emitted[AttemptOutcome.RETRYABLE] -= STATUSES
     emitted[AttemptOutcome.RETRYABLE] |= NOT_RAISED | set(NetworkErrorCode)
     assert emitted == LOGGED_CODES
 
@@ -82,7 +83,7 @@ def test_faults_and_forgeries_are_codes() -> None:
 def test_every_code_that_is_raised_has_a_class() -> None:
     """Not only those that somebody remembered to list: without one, nobody knows what becomes of the delivery."""
     literal = {code.value for _, code in raised() if isinstance(code, ast.Constant)}
-    assert literal - {RESTING} <= CODES.keys()
+    assert literal - STATUSES <= CODES.keys()
 
 
 @pytest.mark.parametrize(
