@@ -131,9 +131,7 @@ def serving_of(
         ConfigurationError: the node has none.
     """
     if node.activitypub is None or node.own_url is None:
-        raise ConfigurationError(
-            ["FEDERATION_ACTIVITYPUB: not on; FEDERATION_ACTIVITYPUB=1 turns on what serves actors"]
-        )
+        raise ConfigurationError(["FEDERATION_ACTIVITYPUB: not on; FEDERATION_ACTIVITYPUB=1 turns on this wire"])
     return Serving(
         own_url=node.own_url,
         keys=node.activitypub.keys,

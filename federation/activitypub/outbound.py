@@ -86,15 +86,16 @@ class Sent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Addressed:
-    """An activity that may be owed: its inboxes with their servers and recipients, and who gets nothing so far.
+    """An activity that may be owed: each recipient with its inbox, each inbox with its server, and who gets nothing.
 
     With a `key` it waits in a line of that at each inbox. `shared` are the inboxes that belong to no single recipient.
     """
 
     activity: Activity
     key: str | None
+    recipients: Sequence[Recipient]
+    inboxes: Sequence[str]
     servers: Mapping[str, str]
-    recipients: Mapping[str, Sequence[Recipient]]
     shared: AbstractSet[str]
     skipped: Sequence[Skipped]
 
@@ -144,8 +145,9 @@ class Senders:
             check_text("ordering_key", line)
             check_text("ordering_key, with the inbox,", at_inbox(line, ""))
         excluded = frozenset(_origins("exclude", exclude))
+        recipients: list[Recipient] = []
+        inboxes: list[str] = []
         servers: dict[str, str] = {}
-        recipients: dict[str, list[Recipient]] = {}
         shared: set[str] = set()
         skipped: list[Skipped] = []
         for recipient in to:
@@ -155,12 +157,19 @@ class Senders:
             elif server_url in excluded:
                 skipped.append(Skipped(recipient=recipient, reason=SkipReason.EXCLUDED))
             else:
+                recipients.append(recipient)
+                inboxes.append(inbox)
                 servers[inbox] = server_url
-                recipients.setdefault(inbox, []).append(recipient)
                 if inbox == recipient.shared_inbox:
                     shared.add(inbox)
         return Addressed(
-            activity=found, key=line, servers=servers, recipients=recipients, shared=shared, skipped=skipped
+            activity=found,
+            key=line,
+            recipients=recipients,
+            inboxes=inboxes,
+            servers=servers,
+            shared=shared,
+            skipped=skipped,
         )
 
     def send(self, session: Session, addressed: Addressed, *, blacklisted: AbstractSet[str], plan: Plan) -> Sent:
@@ -274,8 +283,10 @@ def _origins(member: str, urls: Iterable[str]) -> Iterable[str]:
 
 def _skipped(addressed: Addressed, blacklisted: AbstractSet[str], gone: AbstractSet[str]) -> Iterable[Skipped]:
     yield from addressed.skipped
-    for inbox, recipients in addressed.recipients.items():
+    if not blacklisted and not gone:
+        return
+    for recipient, inbox in zip(addressed.recipients, addressed.inboxes, strict=True):
         if addressed.servers[inbox] in blacklisted:
-            yield from (Skipped(recipient=each, reason=SkipReason.BLACKLISTED) for each in recipients)
+            yield Skipped(recipient=recipient, reason=SkipReason.BLACKLISTED)
         elif inbox in gone:
-            yield from (Skipped(recipient=each, reason=SkipReason.GONE) for each in recipients)
+            yield Skipped(recipient=recipient, reason=SkipReason.GONE)

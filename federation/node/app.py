@@ -7,12 +7,11 @@ framework's dependency and validation machinery: every bound and every error her
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
 from db import Database
-from federation.activitypub.application import ActorsApp
-from federation.activitypub.serving import Serving
 from federation.base.meter import NO_METER, Meter
 from federation.base.settings.reach import gaps
 from federation.http.client import FederationFetch
@@ -54,6 +53,9 @@ from federation.sealed.peers.discovery import Discovery
 from federation.sealed.peers.own_identity import OwnIdentity
 from federation.sealed.peers.registry import Registry
 from federation.servers.links import Links
+
+if TYPE_CHECKING:
+    from federation.activitypub.serving import Serving
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,10 +115,19 @@ def create_node_app(node: NodeParts) -> FastAPI:
     _add_deliveries(app, node, front, inbox, admit_new)
     if node.monitoring is not None:
         node.monitoring.add_to(app)
-    if (actors := node.activitypub) is not None:
-        # No route: one for every path would answer also where an endpoint refuses a method.
-        app.router.default = ActorsApp(lambda: actors)
+    if node.activitypub is not None:
+        _add_actors(app, node.activitypub)
     return app
+
+
+def _add_actors(app: FastAPI, actors: Serving) -> None:
+    """Let actors be found where there is no endpoint.
+
+    They are no route: one for every path would answer also where an endpoint refuses a method.
+    """
+    from federation.activitypub.application import ActorsApp  # here: no other node has a use for it
+
+    app.router.default = ActorsApp(lambda: actors)
 
 
 def _per_client(node: NodeParts, limit: Limit) -> PerClient:

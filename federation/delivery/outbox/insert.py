@@ -143,7 +143,7 @@ class OutboxInserter:
         self.enter(session)
         session.add(stored)
         session.flush()
-        placed = list(_placed(session, deliveries, ordering_key, wire))
+        placed = _placed(session, deliveries, ordering_key, wire)
         return self._insert_rows(session, planned, wire, placed, stored.created_at)
 
     def addressed(
@@ -181,8 +181,8 @@ class OutboxInserter:
         session.add(stored)
         session.flush()
         lines = [(server_url, ordering_key) for _, server_url, ordering_key in addresses]
-        places = stand_apart(session, lines, wire)
-        placed = [(delivery, key, place) for delivery, (_, key), place in zip(deliveries, lines, places, strict=True)]
+        keys = (ordering_key for _, _, ordering_key in addresses)
+        placed = zip(deliveries, keys, stand_apart(session, lines, wire), strict=True)
         return self._insert_rows(session, planned, wire, placed, stored.created_at)
 
     def enter(self, session: Session) -> None:
@@ -220,7 +220,7 @@ class OutboxInserter:
         }
 
     def _insert_rows(
-        self, session: Session, planned: Planned, wire: str, placed: Sequence[_Placed], now: datetime
+        self, session: Session, planned: Planned, wire: str, placed: Iterable[_Placed], now: datetime
     ) -> Planned:
         """Insert the rows, and return the plan of those deliveries that are ready.
 
@@ -235,10 +235,11 @@ class OutboxInserter:
             "job_name": planned.name,
             "wire": wire,
         }
-        for start in range(0, len(placed), BATCH):
-            rows = [{**shared, **self._row_values(each, now)} for each in placed[start : start + BATCH]]
-            connection.execute(insert(DeliveryJob), rows)
-        ready = [delivery for delivery, _, place in placed if place.held is None]
+        ready: list[Delivery] = []
+        waiting = iter(placed)
+        while batch := list(islice(waiting, BATCH)):
+            connection.execute(insert(DeliveryJob), [{**shared, **self._row_values(each, now)} for each in batch])
+            ready += [delivery for delivery, _, place in batch if place.held is None]
         return replace(planned, deliveries=ready, owed=tuple(delivery_id for delivery_id, _, _ in planned.deliveries))
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, TypeAlias
 
 from sqlalchemy import Connection, bindparam, delete, func, select, text
@@ -134,10 +135,14 @@ def _last_of_lines(connection: Connection, lines: Sequence[Line]) -> dict[Line, 
 
 
 def _place(line: Line, last: Mapping[Line, int], *, is_closed: bool) -> PlaceInOrder:
-    if line[1] is None:
-        return PlaceInOrder(held=HoldReason.SERVER if is_closed else None)
     held = HoldReason.ORDER if line in last else HoldReason.SERVER if is_closed else None
-    return PlaceInOrder(held=held, position=last.get(line, 0) + 1)
+    return _place_in_order(held, None if line[1] is None else last.get(line, 0) + 1)
+
+
+@lru_cache(maxsize=64)
+def _place_in_order(held: HoldReason | None, position: int | None) -> PlaceInOrder:
+    """Return the same object for the same place: most are first in line, and garbage collections count objects."""
+    return PlaceInOrder(held=held, position=position)
 
 
 _KEY_LOCK = text("SELECT pg_advisory_xact_lock(hashtextextended('federation ordering key ' || :key, 0))")

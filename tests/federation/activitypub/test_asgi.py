@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
+import textwrap
 import threading
 from collections.abc import AsyncIterator, Iterator, MutableMapping
 from contextlib import asynccontextmanager
@@ -14,16 +16,15 @@ from typing import Any
 
 import httpx
 import pytest
+from django.test import RequestFactory
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 from structlog.testing import capture_logs
 
 import federation
 import federation.sync
-from federation.activitypub.application import ActorsApp, asgi, respond
+from federation.activitypub.application import asgi, respond
 from federation.activitypub.documents import ACTIVITY_JSON, Software
-from federation.activitypub.keys import ActorKeys
-from federation.activitypub.serving import Serving
 from federation.base.errors import ConfigurationError
 from federation.node.server import NodeServer
 from federation.runtime.composition import Federation
@@ -31,6 +32,7 @@ from federation.runtime.nodes import get_federation
 from tests.federation.activitypub.stored import add_actor
 from tests.federation.conftest import OWN_URL
 from tests.federation.protocol.vectors import A
+from tests.federation.sync.conftest import configure_django
 from tests.patience import PATIENCE_SECONDS, until
 
 ALICE = f"{OWN_URL}/users/alice"
@@ -38,28 +40,19 @@ BELOW = f"{OWN_URL}/ap/users/alice"
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-class Parts:
-    """The part of a node's ActivityPub that is needed to serve."""
-
-    def __init__(self, keys: ActorKeys) -> None:
-        self.keys = keys
-
-
 @pytest.fixture
 def environment(empty_environment: Path, database_file: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The environment of a node."""
-    url = f"sqlite:///{database_file}"
-    for name, value in {"BETTER_AUTH_URL": OWN_URL, **A.env, "DATABASE_URL": url}.items():
+    """The environment of a node with actors."""
+    values = {"BETTER_AUTH_URL": OWN_URL, **A.env, "DATABASE_URL": f"sqlite:///{database_file}"}
+    for name, value in {**values, "FEDERATION_ACTIVITYPUB": "1"}.items():
         monkeypatch.setenv(name, value)
     yield
     federation.sync.close()
 
 
 @pytest.fixture
-async def node(environment: None, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Federation]:
+async def node(environment: None) -> AsyncIterator[Federation]:
     """This loop's node, which has two actors. What it opens is closed."""
-    parts = property(lambda node: Parts(ActorKeys(node.database, None, node.clock)))
-    monkeypatch.setattr(Federation, "activitypub", parts, raising=False)
     node = get_federation()
     await add_actor(node.database, ALICE, at=AT)
     await add_actor(node.database, BELOW, at=AT + timedelta(days=1))
@@ -174,16 +167,19 @@ async def live(app: ASGIApp) -> list[str]:
     return sent
 
 
-async def test_a_node_that_serves_no_actors_says_so_at_the_start(node: Federation, monkeypatch: Any) -> None:
+async def test_a_node_that_serves_no_actors_says_so_at_the_start(
+    environment: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A request gets no detail, as it may be anybody's; the log names the setting."""
-    monkeypatch.setattr(Federation, "activitypub", None)
+    monkeypatch.delenv("FEDERATION_ACTIVITYPUB")
     assert await live(asgi()) == ["lifespan.startup.failed"]
     with capture_logs() as logs:
         async with client(asgi()) as asking:
             answer = await asking.get("/users/alice")
     assert (answer.status_code, answer.json()) == (500, {"error": "Internal error"})
     assert [line["event"] for line in logs] == ["inbound_failed"]
-    assert "FEDERATION_ACTIVITYPUB" in logs[0]["problems"][0]
+    assert "FEDERATION_ACTIVITYPUB=1" in logs[0]["problems"][0]
+    await federation.close_federation()
 
 
 @asynccontextmanager
@@ -267,29 +263,28 @@ async def test_plain_code_may_have_coroutine_functions_and_failing_ones(node: Fe
     assert (status, body) == (500, b"")
 
 
-async def test_plain_code_without_a_node_that_serves_is_told(node: Federation, monkeypatch: Any) -> None:
-    monkeypatch.setattr(Federation, "activitypub", None)
-    with pytest.raises(ConfigurationError, match="FEDERATION_ACTIVITYPUB"):
-        await asyncio.to_thread(respond, "GET", "/users/alice", {})
+def test_plain_code_without_a_node_that_serves_is_told(environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FEDERATION_ACTIVITYPUB")
+    with pytest.raises(ConfigurationError, match="FEDERATION_ACTIVITYPUB=1"):
+        respond("GET", "/users/alice", {})
 
 
-async def test_what_serves_is_asked_for_anew(node: Federation) -> None:
-    """A loop has a node of its own, and it may close before the application does."""
-    made: list[Serving] = []
+MANUAL = Path(__file__).parents[3] / "docs" / "activitypub.md"
 
-    def serving() -> Serving:
-        made.append(
-            Serving(
-                own_url=OWN_URL,
-                keys=ActorKeys(node.database, None, node.clock),
-                database=node.database,
-                clock=node.clock,
-                software=Software(name="notes", version="1"),
-            )
-        )
-        return made[-1]
 
-    async with client(ActorsApp(serving)) as asking:
-        for _ in range(2):
-            assert (await asking.get("/users/alice")).status_code == 200
-    assert len(made) == 2
+async def test_the_programs_of_the_manual_serve(node: Federation) -> None:
+    """That for ASGI, and the view for Django with the same function."""
+    serve, view = (
+        textwrap.dedent(block) for block in re.findall(r"(?:^    .*\n|^\n(?=    ))+", MANUAL.read_text(), re.M)
+    )
+    shown: dict[str, Any] = {}
+    exec(serve, shown)
+    exec(view, shown)
+    async with client(shown["app"]) as asking:
+        answer = await asking.get("/users/alice")
+    assert (answer.status_code, answer.json()["outbox"]) == (200, f"{ALICE}/outbox")
+    configure_django()
+    request = RequestFactory().get("/users/alice", headers={"accept": ACTIVITY_JSON})
+    response = await asyncio.to_thread(shown["view"], request)
+    assert (response.status_code, json.loads(response.content)) == (200, answer.json())
+    assert response.headers["Vary"] == "Accept"

@@ -18,9 +18,6 @@ from fastapi import FastAPI
 from sqlalchemy import select
 
 from db import BlacklistedServer, Database, FederationTable, Follow, HostTable, Post, User, create_host_tables
-from federation.activitypub.documents import Software
-from federation.activitypub.keys import ActorKeys
-from federation.activitypub.serving import Serving
 from federation.http.client import FederationClient, FederationFetch
 from federation.http.guard import AddressGuard
 from federation.node.admission import DELIVERIES
@@ -35,7 +32,6 @@ from federation.sealed.peers.registry import Registry
 from federation.servers.links import Links
 from tests.federation.node.remote_server import RemoteServer
 from tests.federation.protocol import vectors
-from workers.clock import SystemClock
 
 OWN_URL = "https://b.example"
 LOOPBACK = AddressGuard(frozenset({"127.0.0.1"}))
@@ -118,7 +114,6 @@ async def serving(
     per_client: Limit = DELIVERIES,
     per_origin: Limit = DELIVERIES,
     standing: ClientStanding | None = None,
-    has_actors: bool = False,
 ) -> AsyncIterator[Node]:
     """A node on a database that has its tables already; requests come from *client_address*."""
     keys = vectors.B.keys
@@ -153,23 +148,11 @@ async def serving(
                 per_client=per_client,
                 per_origin=per_origin,
                 standing=standing or ClientStanding(),
-                activitypub=actors_of(database) if has_actors else None,
             )
         )
         transport = httpx.ASGITransport(app=app, client=(client_address, 1))
         own = await stack.enter_async_context(httpx.AsyncClient(transport=transport, base_url=OWN_URL))
         yield Node(keys=keys, database=database, registry=registry, links=links, app=app, client=own, probes=probes)
-
-
-def actors_of(database: Database) -> Serving:
-    """What serves the actors that are in the database."""
-    return Serving(
-        own_url=OWN_URL,
-        keys=ActorKeys(database, None, SystemClock()),
-        database=database,
-        clock=SystemClock(),
-        software=Software(name="node", version="1"),
-    )
 
 
 @pytest.fixture
