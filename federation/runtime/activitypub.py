@@ -2,58 +2,80 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import cached_property
 
 from db import Database
 from federation.activitypub.actors import Actors
 from federation.activitypub.inboxes import gone_among
 from federation.activitypub.keys import ActorKeys
 from federation.activitypub.outbound import Senders
+from federation.activitypub.signatures import SignatureKind
+from federation.activitypub.wire import ActivityWire
 from federation.base.settings.settings import Settings
 from federation.delivery.outbox.insert import OutboxInserter
+from federation.http.client import FederationClient
+from federation.http.guard import AddressGuard
 from federation.protocol.keys import KeyRing
+from federation.servers.links import Links
 from workers.clock import Clock
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ActivityPub:
-    """A node's actors, the keys by which they sign and are known, and what owes their activities. Close it."""
+    """A node's actors, the keys by which they sign and are known, what owes their activities, and what sends them.
 
-    actors: Actors
-    keys: ActorKeys
-    senders: Senders
+    `inserter` returns what writes rows: it is made of the node's wires, one of which is this. Close it.
 
-    @classmethod
-    def of(
-        cls,
+    Raises:
+        ConfigurationError: the node has no URL or no keys of its own.
+    """
+
+    def __init__(
+        self,
         settings: Settings,
         *,
         database: Database,
         ring: KeyRing | None,
-        inserter: OutboxInserter,
+        links: Links,
+        client: FederationClient,
+        guard: AddressGuard,
+        inserter: Callable[[], OutboxInserter],
         clock: Clock,
-    ) -> ActivityPub:
-        """Make the parts of these others.
-
-        Raises:
-            ConfigurationError: the node has no URL or no keys of its own.
-        """
+    ) -> None:
         settings.require_identity()
         assert settings.better_auth_url is not None
-        own_url, bits = settings.better_auth_url, settings.federation_activitypub_key_bits
-        return cls(
-            actors=Actors(ring=ring, bits=bits, clock=clock, own_url=own_url),
-            keys=ActorKeys(database, ring, clock),
-            senders=Senders(
-                own_url=own_url,
-                inserter=inserter,
-                gone_among=gone_among,
-                allow_http=settings.federation_activitypub_http,
-                allowed_hostnames=settings.dev_allowed_hostnames,
-                clock=clock,
-            ),
+        self._settings = settings
+        self._own_url = settings.better_auth_url
+        self._inserter = inserter
+        self._clock = clock
+        bits = settings.federation_activitypub_key_bits
+        self.actors = Actors(ring=ring, bits=bits, clock=clock, own_url=self._own_url)
+        self.keys = ActorKeys(database, ring, clock)
+        self.wire = ActivityWire(
+            own_url=self._own_url,
+            keys=self.keys,
+            links=links,
+            client=client,
+            guard=guard,
+            database=database,
+            first_knock=SignatureKind(settings.federation_activitypub_first_knock.value),
+            allow_http=settings.federation_activitypub_http,
+            clock=clock,
+        )
+
+    @cached_property
+    def senders(self) -> Senders:
+        """What owes activities."""
+        return Senders(
+            own_url=self._own_url,
+            inserter=self._inserter(),
+            gone_among=gone_among,
+            allow_http=self._settings.federation_activitypub_http,
+            allowed_hostnames=self._settings.dev_allowed_hostnames,
+            clock=self._clock,
         )
 
     async def close(self) -> None:
         """Stop reading."""
+        await self.wire.close()
         await self.keys.close()

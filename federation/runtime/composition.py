@@ -128,9 +128,9 @@ class Federation:
         # In this order: each part is made of those before it.
         self._make_queues(own_queues)
         self._make_servers()
-        others = wires(self)
-        self._make_outbox(new_id, others)
         self.activitypub = self._make_activitypub()
+        others = wires(self) if self.activitypub is None else (*wires(self), self.activitypub.wire)
+        self._make_outbox(new_id, others)
         self._make_processors(others)
         self._make_held()
         self._make_probes()
@@ -210,8 +210,15 @@ class Federation:
             return None
         from federation.runtime.activitypub import ActivityPub  # here: no other node has a use for it
 
-        return ActivityPub.of(
-            self.settings, database=self.database, ring=self.keys, inserter=self.outbox.inserter, clock=self.clock
+        return ActivityPub(
+            self.settings,
+            database=self.database,
+            ring=self.keys,
+            links=self.links,
+            client=self.client,
+            guard=self.guard,
+            inserter=lambda: self.outbox.inserter,
+            clock=self.clock,
         )
 
     def _make_processors(self, others: Sequence[Wire]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import timedelta
 
 import pytest
@@ -233,6 +233,24 @@ async def test_a_wire_that_is_on_has_a_worker_on_its_queue(
     finally:
         await workers.stop()
         await node.close()
+
+
+@pytest.mark.parametrize("queue_settings", ["sqlite"], indirect=True)
+async def test_its_worker_stops_with_the_delivery_worker(node: Federation) -> None:
+    """An application may stop that one alone, and start it anew: no second worker is left behind."""
+    workers = FederationWorkers(node)
+    with capture_logs() as logs:
+        delivery, health_check = workers.start()
+        await until(lambda: PLAIN_QUEUE in queues_of(logs, "worker_ready"))
+        await delivery.stop()
+        await until(lambda: PLAIN_QUEUE in queues_of(logs, "worker_stopped"))
+        assert not health_check.task.done()
+        await workers.stop()
+
+
+def queues_of(logs: Sequence[Mapping[str, object]], event: str) -> list[object]:
+    """The queues of which the workers have told that."""
+    return [log["queue"] for log in logs if log["event"] == event]
 
 
 async def none_left(node: Federation) -> bool:
