@@ -150,6 +150,8 @@ class ProcessMetrics:
             "Attempts that knocked with both kinds of signature, by the one that counted.",
             "signature",
         )
+        self._signing = self._counter("federation_signature_seconds", "Seconds spent on signing requests.")
+        self._gone = self._counter("federation_inboxes_gone", "Inboxes that this process found to be gone.")
         self._relays = self._counter(
             "federation_relays", "How often peers were asked to relay, by whether one did.", "outcome"
         )
@@ -224,6 +226,12 @@ class ProcessMetrics:
     def second_knock(self, signature: str | None) -> None:
         kind = "none" if signature is None else signature if signature in SIGNATURES else OTHER
         self._knocks.labels(kind).inc()
+
+    def signed(self, seconds: float) -> None:
+        self._signing.inc(seconds)
+
+    def inbox_gone(self) -> None:
+        self._gone.inc()
 
     def relay(self, *, helped: bool) -> None:
         self._relays.labels("relayed" if helped else "failed").inc()
