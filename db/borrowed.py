@@ -13,11 +13,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeGuard
 
-from sqlalchemy import URL, Connection, Engine, create_engine
+from sqlalchemy import URL, Connection, DateTime, Dialect, Engine, create_engine
 from sqlalchemy.dialects import registry
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
+from sqlalchemy.dialects.sqlite import DATETIME
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.pool import NullPool
@@ -51,11 +53,20 @@ class _Borrowed:
         return lambda _: None
 
 
+class _AnyDateTime(DATETIME):
+    """A time, which the driver may have parsed: Django's connections have it do so. It is written as by everybody."""
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Any:
+        parsed = super().result_processor(dialect, coltype)
+        return lambda value: value if parsed is None or isinstance(value, datetime) else parsed(value)
+
+
 class BorrowedSqlite(_Borrowed, SQLiteDialect_pysqlite):
     """SQLite through the standard library's driver."""
 
     driver = "borrowed"
     supports_statement_cache = True
+    colspecs = {**SQLiteDialect_pysqlite.colspecs, DateTime: _AnyDateTime}  # noqa: RUF012 - SQLAlchemy's own is none
 
 
 class BorrowedPostgres(_Borrowed, PGDialect_psycopg):

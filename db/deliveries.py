@@ -126,7 +126,7 @@ class DeliveryJob(FederationTable, table=True):
     # Who writes a column, by module of `federation`: delivery/outbox/insert makes the row, for producers.
     # delivery/ledger/statements counts and ends attempts, for workers; delivery/ledger/postgres_fast_path does the same
     # to most rows, on PostgreSQL. delivery/held/sweeper holds, expires and fails what is held. delivery/rows
-    # makes ready what was held. delivery/outbox/sweeper replaces lost jobs. delivery/held/release chooses canaries.
+    # makes ready what was held, and fails what is owed to a target that is gone. delivery/outbox/sweeper replaces lost jobs. delivery/held/release chooses canaries.
     # admin/deliveries/bulk is `federation deliveries retry`.
     # Written by delivery/outbox/insert, once.
     id: str = Field(default_factory=new_timed_id, sa_type=Text, primary_key=True)
@@ -150,13 +150,13 @@ class DeliveryJob(FederationTable, table=True):
     queued_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     # Written by delivery/ledger/statements, delivery/held/sweeper, delivery/rows, admin/deliveries/bulk.
     settled_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
-    # Written by delivery/ledger/statements, delivery/held/sweeper, admin/deliveries/bulk.
+    # Written by delivery/ledger/statements, delivery/held/sweeper, delivery/rows, admin/deliveries/bulk.
     outcome: AttemptOutcome | None = Field(default=None, sa_type=TextEnum(AttemptOutcome))
     """Of the attempt with which it was given up; null while it is owed."""
     last_error: str | None = Field(default=None, sa_type=Text)
     # Written by delivery/outbox/insert, once.
     payload_id: str | None = Field(default=None, sa_type=Text)
-    # Written by delivery/ledger/statements, delivery/held/sweeper, admin/deliveries/bulk.
+    # Written by delivery/ledger/statements, delivery/held/sweeper, delivery/rows, admin/deliveries/bulk.
     error_code: str | None = Field(default=None, sa_type=Text)
     # Written by delivery/outbox/insert, delivery/ledger/statements, delivery/held/sweeper, delivery/rows,
     # admin/deliveries/bulk.
@@ -190,7 +190,7 @@ class DeliveryJob(FederationTable, table=True):
     """Set once it was under way in too many crashes: how many such deliveries may run together, below 1 that it ran
     alone, and how often in vain."""
     alone: int = Field(default=0, sa_column_kwargs={"server_default": text("0")})
-    """How many series of attempts were used up while its server acknowledged other deliveries."""
+    """How many series of attempts were used up after which it waited by itself, not for its server."""
 
 
 class DeliveryAttempt(FederationTable, table=True):

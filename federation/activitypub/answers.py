@@ -7,6 +7,7 @@ decides; a body is nobody's word, except that a page in place of what came befor
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -26,6 +27,8 @@ MOST_OF_BODY: Final = 64 * 1024
 LONGEST_REASON: Final = 80
 FOLLOWED: Final = frozenset({307, 308})
 """The redirects by which the same request is to be made elsewhere."""
+_FIT: Final = re.compile(r"[!-\[\]-~]+")
+"""Visible characters, without the backslash, which some read as a slash."""
 _BEFORE_A_PAGE: Final = b" \t\r\n\xef\xbb\xbf"
 
 
@@ -65,7 +68,7 @@ def followed(response: Response, asked: str) -> str | None:
     It is on the same origin, or on https where http was asked of the same host. `Location` is a stranger's text.
     """
     location = response.headers.get("location", "").strip(" \t")
-    if response.status not in FOLLOWED or not location.isascii() or not location.isprintable() or " " in location:
+    if response.status not in FOLLOWED or not _FIT.fullmatch(location):
         return None
     try:
         url = urldefrag(urljoin(asked, location)).url
@@ -73,7 +76,7 @@ def followed(response: Response, asked: str) -> str | None:
     except (UrlError, ValueError):
         return None
     is_safer = before.startswith("http:") and after.startswith("https:") and host_of(before) == host_of(after)
-    return url if location and (before == after or is_safer) else None
+    return url if before == after or is_safer else None
 
 
 def is_page(response: Response) -> bool:

@@ -53,7 +53,7 @@ class GoneInbox:
 
 
 @dataclass(frozen=True, slots=True)
-class Forgotten:
+class InboxForgotten:
     """The effect of an activity that was taken by an inbox with which something had been wrong."""
 
     url: str
@@ -79,12 +79,12 @@ class Inboxes:
         self._known: LoadingCache[frozenset[str]] = LoadingCache(self._load, ttl=KNOWN_FOR)
         self._noted: dict[str, datetime] = {}
 
-    async def taken(self, url: str) -> Forgotten | None:
+    async def taken(self, url: str) -> InboxForgotten | None:
         """Return the effect of an activity that the inbox took; None for an inbox with which nothing was wrong."""
         if url not in await self._known.get(_ALL):
             return None
         self._noted.pop(url, None)
-        return Forgotten(url)
+        return InboxForgotten(url)
 
     async def missing(self, url: str, server_url: str, *, delivery_id: str) -> None:
         """Note that the inbox answered 404. Once these cover a week it is gone, unless it is shared."""

@@ -35,7 +35,7 @@ from federation.activitypub.answers import (
     second_kind,
 )
 from federation.activitypub.codes import CODES, GONE, NOT_FOUND, is_taken
-from federation.activitypub.inboxes import Forgotten, Inboxes
+from federation.activitypub.inboxes import Inboxes, InboxForgotten
 from federation.activitypub.keys import ActorKeys, KeyUnreadable, NoActorKey
 from federation.activitypub.signatures import SignatureKind, SigningKey, sign
 from federation.base.cache import LoadingCache
@@ -135,7 +135,7 @@ class ActivityWire:
         except UrlError:
             return server_url  # the guard will say what is wrong with it
 
-    async def send(self, sending: Sending) -> Forgotten | None:
+    async def send(self, sending: Sending) -> InboxForgotten | None:
         """Post the activity. Return the effect of an inbox that takes it although something was wrong with it."""
         activity = _named(sending)
         url = self._permitted(sending.target_url)
@@ -249,7 +249,7 @@ class ActivityWire:
         seen.answered = True
         return response
 
-    async def _taken(self, sending: Sending, knock: Knock, *, is_news: bool) -> Forgotten | None:
+    async def _taken(self, sending: Sending, knock: Knock, *, is_news: bool) -> InboxForgotten | None:
         """Remember by which kind of signature, if that is news.
 
         Raises:

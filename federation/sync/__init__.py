@@ -11,15 +11,19 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from sqlalchemy.orm import Session
 
 from federation import tasks
 from federation.sealed.outbound.activities import Content, PublishedPost, RequestedFollow
-from federation.sync import activitypub
 from federation.sync.process import Caller, close, plain_node
 from workers import DeduplicationMode, Enqueued, Task
 from workers.background import background
+
+if TYPE_CHECKING:
+    from federation.sync import activitypub
 
 __all__ = [
     "Caller",
@@ -212,3 +216,12 @@ def enqueue_task(
         return plain.node.tasks_queue.enqueue_on(inside, [spec])[0]
 
     return plain.outbox.within(session, enqueue, "enqueue_task")
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """Import the calls of ActivityPub when they are first used: no other node has a use for it."""
+        if name != "activitypub":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return import_module("federation.sync.activitypub")

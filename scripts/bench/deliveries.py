@@ -78,7 +78,9 @@ async def register(federation: Federation, peers: Sequence[Mapping[str, str]]) -
             )
 
 
-async def enqueue(federation: Federation, urls: Sequence[str], deliveries: int, *, follows: bool = True) -> None:
+async def enqueue(
+    federation: Federation, urls: Sequence[str], deliveries: int, *, follows: bool = True, words: str = "words " * 220
+) -> None:
     """Owe `deliveries` to these servers in turn, of about 1.5 KB each: half of them follows, half posts.
 
     Without `follows` all are posts, as nobody on an unknown server can be followed.
@@ -88,7 +90,7 @@ async def enqueue(federation: Federation, urls: Sequence[str], deliveries: int, 
     post = post_activity(
         federation_url=federation.own_url,
         post_id="post",
-        content=[{"type": "text", "value": "words " * 220}],
+        content=[{"type": "text", "value": words}],
         author_id=FOLLOWER,
         published=now,
         is_private=False,

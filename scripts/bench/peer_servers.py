@@ -1,7 +1,7 @@
 """Other servers, in one process of their own on loopback.
 
-Each answers `/discover`, and every delivery with a canned, validly signed acknowledgment. Some may hang for ever, and
-all may go away and come back. With a certificate they speak TLS.
+Each answers `/discover`, and every delivery with a canned, validly signed acknowledgment; an activity, in its `/inbox`,
+is taken unread. Some may hang for ever, and all may go away and come back. With a certificate they speak TLS.
 
 Theory of operation. The process reads one JSON object per line and answers each with one. The first says how many
 servers there are; later ones let them go away (`down`: connections are refused), come back on the same ports (`up`), or
@@ -132,7 +132,8 @@ class _Server:
             "encryptionPublicKey": self.keys.encryption.public_text,
         }
         asides = {b"/discover": discover, b"/proxy": {}}  # a ping learns nothing about its keys
-        return {path: _http(json.dumps(body).encode()) for path, body in {**acks, **asides}.items()}
+        answers = {path: _http(json.dumps(body).encode()) for path, body in {**acks, **asides}.items()}
+        return {b"/inbox": _TAKEN, **answers}
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._connections.add(writer)
@@ -159,6 +160,9 @@ class _Server:
                 self.taken += ending not in (b"/discover", b"/proxy")
                 writer.write(answer)
         await writer.drain()
+
+
+_TAKEN: Final = b"HTTP/1.1 202 Accepted\r\nContent-Length: 0\r\n\r\n"
 
 
 def _http(body: bytes) -> bytes:

@@ -34,6 +34,7 @@ _OF_PATHS: Final[Mapping[str, Sequence[str]]] = {
     "cryptography": (
         *("nacl/", "cryptography/"),
         *(f"federation/protocol/{name}.py" for name in ("sealing", "keys")),
+        "federation/activitypub/signatures.py",
     ),
     "Redis": (
         *("redis/", "hiredis/", "workers/storage/bullmq/server.py"),
@@ -42,7 +43,7 @@ _OF_PATHS: Final[Mapping[str, Sequence[str]]] = {
     "database": ("sqlalchemy/", "psycopg/", "psycopg_pool/", "aiosqlite/", "sqlite3/", "greenlet/", "db/"),
     "queue core": ("workers/", "bullmq/"),
     "our code": ("federation/",),
-    "benchmark": ("bench/", "bench_delivery.py"),
+    "benchmark": ("bench/", "bench_delivery.py", "bench_activitypub.py"),
 }
 PARTS: Final = (*_OF_PATHS, _LOOP, OTHER)
 _LOOPS_OWN: Final = ("asyncio/", "selectors.py", "concurrent/futures/")

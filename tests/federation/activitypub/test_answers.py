@@ -121,6 +121,7 @@ def test_a_redirect_that_is_not_followed_names_where_it_leads() -> None:
         (307, "https://b.exämple/inbox", INBOX, None),
         (307, "/in\tbox", INBOX, None),
         (307, "/in box", INBOX, None),
+        (307, "\\\\c.example\\inbox", INBOX, None),
         (307, "", INBOX, None),
     ],
 )

@@ -10,7 +10,7 @@ from sqlalchemy import select
 from sqlmodel import col
 
 from db import ActivityInbox, Database, DeliveryJob, DeliveryState
-from federation.activitypub.inboxes import Forgotten, GoneInbox, Inboxes, gone_among, gone_since
+from federation.activitypub.inboxes import GoneInbox, Inboxes, InboxForgotten, gone_among, gone_since
 from workers.clock import ManualClock
 
 SERVER = "https://b.example"
@@ -83,11 +83,11 @@ async def test_an_activity_that_is_taken_begins_the_week_anew(
     clock.advance(5 * DAY)
     effect = await inboxes.taken(BOB)
     assert effect is not None
-    assert list(await database.transact(lambda connection: Forgotten.apply(connection, [effect, effect]))) == [
+    assert list(await database.transact(lambda connection: InboxForgotten.apply(connection, [effect, effect]))) == [
         True,
         True,
     ]
-    assert await database.transact(lambda connection: Forgotten.apply(connection, [effect])) == [False]
+    assert await database.transact(lambda connection: InboxForgotten.apply(connection, [effect])) == [False]
     clock.advance(5 * DAY)
     await inboxes.missing(BOB, SERVER, delivery_id="d")
     row = await row_of(database, BOB)
@@ -109,7 +109,7 @@ async def test_an_inbox_with_which_nothing_was_wrong_costs_nothing(inboxes: Inbo
     found = [await inboxes.taken(f"{SERVER}/users/{number}/inbox") for number in range(100)]
     assert found == [None] * 100
     assert len(asked) == 1
-    assert await inboxes.taken(BOB) == Forgotten(BOB)
+    assert await inboxes.taken(BOB) == InboxForgotten(BOB)
 
 
 async def test_a_shared_inbox_is_not_gone_because_it_was_not_found(

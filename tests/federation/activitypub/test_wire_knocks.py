@@ -80,6 +80,7 @@ async def test_what_got_through_is_the_first_knock_from_then_on(
             assert kinds(before) == expected
         link = await before.link()
         assert link.signature == (None if len(first) == 1 else taken[0])
+        await before.site.stop()
         async with scene(settings, ssl_context, first_knock=first_knock, own=before.own, peer=before.peer) as after:
             assert (await after.fate()).row is None
             assert kinds(after) == further
@@ -132,7 +133,7 @@ async def test_both_knocks_share_one_deadline(stage: Scene, monkeypatch: pytest.
 
 @pytest.mark.parametrize(
     "challenge",
-    ['sig1=("@method");created;keyid="x"', "(((((", "\x7f\x01", "x" * 8_000, "sig1=", '"', "sig=?1;" * 500],
+    ['sig1=("@method");created;keyid="x"', "(((((", "\t\t", "x" * 8_000, "sig1=", '"', "sig=?1;" * 500],
 )
 async def test_a_challenge_is_never_more_than_a_second_knock(stage: Scene, challenge: str) -> None:
     """Whatever a stranger writes there."""
@@ -239,9 +240,8 @@ async def test_the_status_decides_whatever_the_body_is(
     assert fate.log[0].response_bytes <= 64 * 1024
 
 
-@pytest.mark.parametrize("answer", [huge_headers(), send_raw(b"HTTP/1.1 202 OK\r\nX: " + b"x" * 70_000 + b"\r\n\r\n")])
-async def test_headers_without_end_are_no_answer(stage: Scene, answer: Behaviour) -> None:
-    stage.peer.default = answer
+async def test_headers_without_end_are_no_answer(stage: Scene) -> None:
+    stage.peer.default = huge_headers()
     fate = await stage.fate()
     assert fate.row is not None
     assert (fate.row.state, fate.log[0].http_status) == (DeliveryState.HELD, None)
