@@ -24,6 +24,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from db import ActivityInbox, Database, among
 from federation.activitypub.codes import GONE, NOT_FOUND
 from federation.base.cache import LoadingCache
+from federation.base.meter import NO_METER, Meter
 from federation.delivery.rows import fail_owed
 from federation.delivery.wire import Fragment
 from workers.clock import Clock
@@ -73,8 +74,9 @@ class InboxForgotten:
 class Inboxes:
     """Notes what inboxes answer. Close it."""
 
-    def __init__(self, database: Database, *, clock: Clock) -> None:
+    def __init__(self, database: Database, *, clock: Clock, meter: Meter = NO_METER) -> None:
         self._database = database
+        self._meter = meter
         self._clock = clock
         self._known: LoadingCache[frozenset[str]] = LoadingCache(self._load, ttl=KNOWN_FOR)
         self._noted: dict[str, datetime] = {}
@@ -95,13 +97,13 @@ class Inboxes:
         if len(self._noted) >= MAX_NOTED:
             self._noted.clear()
         self._noted[url] = now
-        _tell(url, server_url, NOT_FOUND, failed)
+        self._tell(url, server_url, NOT_FOUND, failed)
 
     async def gone(self, url: str, server_url: str, *, delivery_id: str) -> None:
         """Note that the inbox is gone, and fail what is owed to it but for the delivery that found out."""
         now = self._clock.now()
         failed = await self._write(lambda connection: _lost(connection, url, server_url, delivery_id, now, GONE))
-        _tell(url, server_url, GONE, failed)
+        self._tell(url, server_url, GONE, failed)
 
     async def close(self) -> None:
         """Stop reading, and wait until nothing is being read any more."""
@@ -112,6 +114,11 @@ class Inboxes:
             return await self._database.transact(note)
         finally:
             self._known.drop(_ALL)
+
+    def _tell(self, url: str, server_url: str, status: int, failed: int | None) -> None:
+        if failed is not None:
+            self._meter.inbox_gone()
+            log.info("inbox_gone", inbox=url, server_url=server_url, status=status, failed=failed)
 
     async def _load(self, _key: str) -> frozenset[str]:
         return frozenset(row.url for row in await self._database.rows(_URLS))
@@ -183,11 +190,6 @@ def _locked(connection: Connection, url: str, server_url: str) -> Row[*tuple[Any
     """Return the inbox's row, locked until the transaction ends; make it if there is none."""
     connection.execute(_blank(connection.dialect.name), {"url": url, "server_url": server_url, "is_shared": False})
     return connection.execute(_LOCKED, {"inbox": url}).one()
-
-
-def _tell(url: str, server_url: str, status: int, failed: int | None) -> None:
-    if failed is not None:
-        log.info("inbox_gone", inbox=url, server_url=server_url, status=status, failed=failed)
 
 
 _ALL: Final = ""

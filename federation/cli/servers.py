@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import typer
 
@@ -18,10 +18,21 @@ from federation.cli.problems import NOT_FOUND, fail
 from federation.cli.session import with_database, with_node
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from db import Database
     from federation.admin.servers.servers import LinkRow, Scorecard, ServerPage, ServerRow
     from federation.runtime.composition import Federation
     from federation.sealed.peers.registry import KnownServer
+
+Reason: TypeAlias = Annotated[
+    str,
+    typer.Argument(
+        metavar="URL",
+        help="The server: https://peer.example, or peer.example. Or an inbox, an actor or an activity.",
+        show_default=False,
+    ),
+]
 
 MOST_TO_WAIT: Final = 8
 """Seconds to wait for a server while somebody waits for us; with start and end this is less than ten."""
@@ -253,15 +264,15 @@ def forget(url: ServerUrl, yes: Yes = False, as_json: AsJson = False) -> None:
         print_lines([f"{name} is forgotten, and {told} with it"])
 
 
-def why(url: ServerUrl, as_json: AsJson = False) -> None:
-    """Say why a server gets its deliveries or not.
+def why(url: Reason, as_json: AsJson = False) -> None:
+    """Say why a server gets its deliveries or not, or where an activity went.
 
     Shows the link's state, its reason and since when; what is held, and what happens next; backlog; last attempts;
-    blacklist rule. Of a name that nobody here knows it says so, and which may have been meant. Exit status 1 if
-    something stands in the way, or the name is not known.
+    blacklist rule. Of an inbox also whether it is gone; of an activity its deliveries by state, and what they wait for;
+    of an actor of this node its keys. Of a name that nobody here knows it says so, and which may have been meant. Exit
+    status 1 if something stands in the way, or the name is not known.
     """
     from federation.admin.servers import misnamed, servers
-    from federation.admin.why import explain
     from federation.protocol.errors import UrlError
 
     try:
@@ -269,10 +280,34 @@ def why(url: ServerUrl, as_json: AsJson = False) -> None:
     except UrlError as error:
         near = with_database(lambda database: misnamed.meant(database, url))
         fail(str(error), *([misnamed.question(near)] if near else []))
-    explanation = with_node(lambda federation: explain(federation, name, typed=url))
+    answer = with_node(lambda federation: _explained(federation, name, url))
     if as_json:
-        print_json(explanation)
+        print_json(answer.told)
     else:
-        print_lines([name, *(f"  {sentence}" for sentence in explanation.sentences())])
-    if explanation.in_the_way:
+        print_lines([answer.title, *(f"  {sentence}" for sentence in answer.sentences)])
+    if answer.in_the_way:
         raise typer.Exit(NOT_FOUND)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    """What is told, to programs and to people, and whether something stands in the way."""
+
+    told: object
+    title: str
+    sentences: Sequence[str]
+    in_the_way: bool
+
+
+async def _explained(federation: Federation, server_url: str, typed: str) -> _Answer:
+    """Explain what the typed text names: an activity, an actor of this node, or else a server."""
+    from federation.admin.activitypub import own_actor
+    from federation.admin.sent_activities import whereabouts
+    from federation.admin.why import explain
+
+    if (found := await whereabouts(federation, typed)) is not None:
+        return _Answer(told=found, title=typed, sentences=[*found.sentences()], in_the_way=not found.activity.arrived)
+    if (actor := await own_actor(federation, typed)) is not None:
+        return _Answer(told=actor, title=typed, sentences=[*actor.sentences()], in_the_way=not actor.is_well)
+    why = await explain(federation, server_url, typed=typed)
+    return _Answer(told=why, title=server_url, sentences=[*why.sentences()], in_the_way=why.in_the_way)

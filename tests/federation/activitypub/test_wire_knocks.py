@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
 
 import pytest
+from structlog.testing import capture_logs
 
 from db import DeliveryState
 from federation.activitypub import wire as module
@@ -91,6 +92,19 @@ async def test_any_other_answer_is_one_request(stage: Scene, status: int) -> Non
     stage.peer.default = respond(status)
     await stage.fate()
     assert kinds(stage) == [CAVAGE]
+
+
+async def test_the_log_tells_which_kind_got_through_and_how_many_were_tried(stage: Scene) -> None:
+    """None got through where both were refused."""
+    told = []
+    for taken in ((CAVAGE,), (RFC9421,), ()):
+        stage.peer.default = takes(*taken)
+        with capture_logs() as logs:
+            await stage.fate()
+        (line,) = (entry for entry in logs if entry["event"] == "delivery_attempt")
+        assert line["activity"].startswith(stage.actor)
+        told.append((line.get("signature"), line["knocks"]))
+    assert told == [("cavage", 1), ("rfc9421", 2), (None, 2)]
 
 
 async def test_what_is_remembered_and_refused_is_knocked_the_other_way_once(stage: Scene) -> None:
