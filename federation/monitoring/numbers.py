@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlmodel import col
 
 from db import (
+    ActivityInbox,
     BlacklistedServer,
     Database,
     DeliveryJob,
@@ -46,6 +47,7 @@ class DatabaseNumbers:
     unhealthy: int
     links: Mapping[str, int]
     blacklist_rules: int
+    inboxes_gone: int
     ready: int
     held: Mapping[HoldReason, int]
     oldest_ready: datetime | None
@@ -96,6 +98,8 @@ async def read_numbers(database: Database, *, recurring: Collection[str]) -> Dat
         rules = (await session.execute(in_force)).scalar_one()
         is_held = col(ServerLink.operator_hold).is_(True)
         state = case((is_held, ON_HOLD), else_=type_coerce(col(ServerLink.state), Text))
+        gone = select(func.count()).where(col(ActivityInbox.gone_at).is_not(None))
+        inboxes_gone = (await session.execute(gone)).scalar_one()
         links = await session.execute(select(state, func.count()).group_by(state))
         by_state = dict.fromkeys((*(each.value for each in LinkState), ON_HOLD), 0) | {row[0]: row[1] for row in links}
         ready, held = await _ready(session, now), await _held(session)
@@ -108,6 +112,7 @@ async def read_numbers(database: Database, *, recurring: Collection[str]) -> Dat
         unhealthy=servers.get(False, 0),
         links=by_state,
         blacklist_rules=rules,
+        inboxes_gone=inboxes_gone,
         ready=ready.count,
         held=held.by_reason,
         oldest_ready=ready.longest,

@@ -184,6 +184,7 @@ class ProcessMetrics:
     def _of_the_database(self) -> None:
         self._servers = self._gauge("federation_servers", "Registered servers by state.", "state")
         self._rules = self._gauge("federation_blacklist_rules", "Rules of the blacklist in force.")
+        self._inboxes_gone = self._gauge("federation_inboxes_gone", "Inboxes of other servers that are no more.")
         self._links = self._gauge("federation_links", "Servers by the state of their link.", "state")
         self._owed = self._gauge(
             "federation_deliveries_owed",
@@ -262,6 +263,7 @@ class ProcessMetrics:
         self._servers.labels("healthy").set(numbers.healthy)
         self._servers.labels("unhealthy").set(numbers.unhealthy)
         self._rules.set(numbers.blacklist_rules)
+        self._inboxes_gone.set(numbers.inboxes_gone)
         self._owed.set(numbers.owed)
         for state, number in numbers.links.items():
             self._links.labels(state).set(number)
