@@ -1,4 +1,4 @@
-// A small server of the fediverse, by Fedify: `node activitypub_server.mjs 8452`. Its user bob takes notes; `/` shows them.
+// A small server of the fediverse, by Fedify: `node server.mjs 8452`. Its user bob takes notes; `/` shows them.
 import { createServer } from "node:http";
 import { createFederation, MemoryKvStore } from "@fedify/fedify";
 import { Create, Endpoints, Note, Person } from "@fedify/vocab";

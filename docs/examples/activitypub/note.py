@@ -1,4 +1,4 @@
-"""A script by which an actor of this node sends a note: `python activitypub_note.py ACTOR TO INBOX "hello"`."""
+"""A script by which an actor of this node sends a note: `python note.py ACTOR TO INBOX "hello"`."""
 
 import asyncio
 import sys
