@@ -39,10 +39,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from bench.trees import HERE, Tree, measured_tree, trees
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from cryptography.hazmat.primitives.hashes import SHA256
-
-from bench.trees import HERE, Tree, measured_tree, trees
 
 sys.path.insert(0, measured_tree())
 
@@ -51,6 +50,7 @@ from bench.deliveries import node_environment, own_keys
 from bench.node import machine, unwind_when_terminated
 from bench.peer_servers import OWN_URL, peer_process
 from bench.report import Ratio, Row, by_table, in_turn, markdown
+
 from tests.interop.activitypub.peer import HERE as INTEROP
 from tests.interop.activitypub.peer import NODE
 from tests.interop.peer import install_npm_packages
@@ -111,9 +111,7 @@ def measured(options: argparse.Namespace) -> list[Row | Ratio]:
     return [*rows, *compared(rows)]
 
 
-def contending(
-    options: argparse.Namespace, several: Sequence[Tree], folded: dict[str, Counter[str]]
-) -> Iterator[Row]:
+def contending(options: argparse.Namespace, several: Sequence[Tree], folded: dict[str, Counter[str]]) -> Iterator[Row]:
     """Yield the rows of the contenders: of ours one for each tree, and with `--hang` one more for each."""
     for name in options.contenders:
         for tree in several[:1] if name == FEDIFY else several:

@@ -25,6 +25,8 @@ from federation.protocol.urls import canonical_origin, host_of
 MOST_OF_BODY: Final = 64 * 1024
 """How many bytes of an answer's body are read; more change nothing."""
 LONGEST_REASON: Final = 80
+ABOUT_SIGNATURES: Final = frozenset({400, 401})
+"""What receivers answer who cannot read or verify a signature."""
 FOLLOWED: Final = frozenset({307, 308})
 """The redirects by which the same request is to be made elsewhere."""
 _FIT: Final = re.compile(r"[!-\[\]-~]+")
@@ -52,14 +54,14 @@ def second_kind(first: Knock, remembered: str | None) -> SignatureKind | None:
     A 401 is about who asks. So may be a 400, unless the server is known to take this kind: then it is about the rest.
     """
     status = first.response.status
-    if status != 401 and not (status == 400 and remembered is None):
+    if status not in ABOUT_SIGNATURES or (status == 400 and remembered is not None):
         return None
     return SignatureKind.CAVAGE if first.kind is SignatureKind.RFC9421 else SignatureKind.RFC9421
 
 
 def counted(first: Knock, second: Knock) -> Knock:
     """Return the answer that counts: the second, unless it is no more than the other kind refused, too."""
-    return first if second.response.status in (400, 401) else second
+    return first if second.response.status in ABOUT_SIGNATURES else second
 
 
 def followed(response: Response, asked: str) -> str | None:

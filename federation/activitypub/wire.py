@@ -24,6 +24,7 @@ import msgspec
 from db import Database
 from federation.activitypub.activities import JOB, WIRE, parse
 from federation.activitypub.answers import (
+    ABOUT_SIGNATURES,
     MOST_OF_BODY,
     Knock,
     counted,
@@ -39,6 +40,7 @@ from federation.activitypub.inboxes import Inboxes, InboxForgotten
 from federation.activitypub.keys import ActorKeys, KeyUnreadable, NoActorKey
 from federation.activitypub.signatures import SignatureKind, SigningKey, sign
 from federation.base.cache import LoadingCache
+from federation.base.meter import NO_METER, Meter
 from federation.delivery.error_codes import FailureClass
 from federation.delivery.errors import PermanentFailure, RetryableFailure
 from federation.delivery.wire import Sending
@@ -107,6 +109,7 @@ class ActivityWire:
         first_knock: SignatureKind,
         allow_http: bool,
         clock: Clock,
+        meter: Meter = NO_METER,
     ) -> None:
         self._own_url = own_url
         self._keys = keys
@@ -116,6 +119,7 @@ class ActivityWire:
         self._first_knock = first_knock
         self._allow_http = allow_http
         self._clock = clock
+        self._meter = meter
         self._inboxes = Inboxes(database, clock=clock)
         self._headers = {"Accept": ACTIVITY_JSON, "User-Agent": user_agent(own_url)}
         self._shown = LoadingCache(self._look, ttl=LOOK_INTERVAL)
@@ -205,6 +209,7 @@ class ActivityWire:
 
     async def _knock(self, attempt: _Attempt, url: str, kind: SignatureKind) -> Knock:
         """Post by one kind of signature, to where the server redirects to itself if it does."""
+        attempt.sending.seen.knocks += 1
         response = await self._post(attempt, url, kind)
         for _ in range(MOST_REDIRECTS):
             further = followed(response, url)
@@ -228,8 +233,7 @@ class ActivityWire:
             at=self._clock.now(),
             key=attempt.key,
         )
-        seen.knocks += 1
-        seen.signature = kind
+        self._meter.signed(monotonic() - started)
         try:
             response = await self._client.fetch(
                 url,
@@ -311,7 +315,7 @@ def _named(sending: Sending) -> _Named:
 
 
 def _note(attempt: _Attempt, knock: Knock) -> None:
-    """Note the answer that counts."""
-    seen = attempt.sending.seen
-    seen.status, seen.signature = knock.response.status, knock.kind
-    seen.response_bytes = len(knock.response.body)
+    """Note the answer that counts, and the kind of signature, if it was not that which was refused."""
+    seen, status = attempt.sending.seen, knock.response.status
+    seen.status, seen.response_bytes = status, len(knock.response.body)
+    seen.signature = None if status in ABOUT_SIGNATURES else knock.kind

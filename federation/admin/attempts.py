@@ -18,7 +18,7 @@ from federation.admin.words import ended
 class LoggedAttempt:
     """One attempt. `id` is its place in the log; `code` is None if it delivered, `remote_code` is what the server said.
 
-    `note` is what neither of these tells.
+    `note` is what neither of these tells, and `activity_id` what the activity is called that was sent, if it was one.
 
     `delivery_id`, `job_name` and `remote_code` may hold anything, because other programs and servers wrote them.
     """
@@ -37,6 +37,7 @@ class LoggedAttempt:
     http_status: int | None
     relayed_by: str | None
     note: AttemptNote | None
+    activity_id: str | None
 
     @property
     def ended(self) -> str:
@@ -113,6 +114,13 @@ async def attempts_at_delivery(
     return ListPage(rows=tuple(shown), after=f"{shown[-1].series}.{shown[-1].attempt}" if goes_on else None)
 
 
+async def attempts_at_activity(database: Database, activity_id: str, *, limit: int = 20) -> list[LoggedAttempt]:
+    """Return the last attempts at an activity's deliveries, the latest first."""
+    latest = (col(DeliveryAttempt.started_at).desc(), col(DeliveryAttempt.id).desc())
+    query = logged_attempts().where(col(DeliveryAttempt.activity_id) == activity_id).order_by(*latest).limit(limit)
+    return [logged_attempt(row) for row in await database.rows(query)]
+
+
 def _series_and_number(cursor: str) -> tuple[int, int]:
     series, _, number = cursor.partition(".")
     try:
@@ -125,7 +133,7 @@ _TABLE: Final = DeliveryAttempt.__table__  # type: ignore[attr-defined] # SQLMod
 _KEYS: Final = (_TABLE.c.started_at, _TABLE.c.id)
 _NAMES: Final = (
     *("id", "delivery_id", "job_name", "server_url", "series", "attempt", "started_at", "duration_ms", "outcome"),
-    *("remote_code", "http_status", "relayed_by", "note"),
+    *("remote_code", "http_status", "relayed_by", "note", "activity_id"),
 )
 _COLUMNS: Final = (
     *(col(getattr(DeliveryAttempt, name)) for name in _NAMES),

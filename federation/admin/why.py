@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
 
-from db import AttemptNote, LinkState
+from db import DEFAULT_WIRE, AttemptNote, LinkState
 from federation.admin import blacklist
 from federation.admin.blacklist import Entry
 from federation.admin.deliveries import deliveries
 from federation.admin.deliveries.deliveries import AttemptRow, DeliveryStats, Selection
+from federation.admin.inboxes import InboxRow, inboxes_at
 from federation.admin.servers import misnamed, servers
 from federation.admin.servers.claims import Claim, claims
 from federation.admin.servers.known_keys import Ours, known_pair, meaning, refuses_signature
 from federation.admin.servers.moves import Move, move_of
 from federation.admin.servers.servers import HealthEvent, Scorecard, ServerRow
-from federation.admin.words import ago, counted
+from federation.admin.servers.ways import Way, explained, is_on_record, ways_to
+from federation.admin.words import ago, counted, moment
 from federation.base.settings.reach import connect
 from federation.http.threat_policy import NetworkErrorCode, get_threat_policy
 from federation.sealed.peers.health_checks import health_check_id
@@ -25,19 +27,6 @@ from federation.servers.link_rules import Link
 
 if TYPE_CHECKING:
     from federation.runtime.composition import Federation
-
-_MEANING: Final = {
-    "DNS_BLOCKED": "its name resolves to no public address, or to none at all",
-    "TIMEOUT": "it does not answer in time",
-    "CONN_REFUSED": "nothing listens on its port",
-    "CONN_RESET": "it breaks connections off",
-    "TLS_ERROR": "its certificate is not valid, or it does not speak TLS",
-    "INVALID_RESPONSE_FROM_TARGET": "what it answers is no HTTP, or not ours",
-    "UNKNOWN": "the connection failed in a way we have no name for",
-    "DISCOVERY": "it could not be asked who it is",
-    "FOREIGN_ANSWER": "something answers there that is not the server",
-    "KEY_MISMATCH": "it shows another signing key than the registered one",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +47,14 @@ class Explanation:
     `since` is when its health became what it is; `max_age` is when held deliveries expire. `unknown_wires` counts those
     that are owed by a wire which this node does not have. `meant` names servers that are known here by a similar name,
     if this one is not. `lacks_jobs`: deliveries are ready, to whatever
-    server, and the queue has no job at all.
+    server, and the queue has no job at all. `ways` has the link of each wire that it speaks, `link` the one that is in
+    the way, if one is; `inboxes` are those that were asked about.
     """
 
     url: str
     link: Link
+    ways: Sequence[Way]
+    inboxes: Sequence[InboxRow]
     server: ServerRow | None
     since: datetime | None
     events: Sequence[HealthEvent]
@@ -86,26 +78,31 @@ class Explanation:
     def in_the_way(self) -> bool:
         """Whether there is something that an administrator should know."""
         backlog = self.backlog
-        is_sick = self.server is None or not self.server.is_healthy
-        is_held = self.rules or self.link.hold(self.at) or self.knows is Ours.MISSING
+        is_sick = not self.server.is_healthy if self.server else self._needs_registry
+        is_gone = any(inbox.gone_at for inbox in self.inboxes)
+        is_held = self.rules or any(way.link.hold(self.at) for way in self.ways) or self.knows is Ours.MISSING
         is_claimed = any(claim.proved for claim in self.claims)
-        return bool(is_sick or is_held or is_claimed or backlog.failed or backlog.held or backlog.expired)
+        return bool(is_sick or is_gone or is_held or is_claimed or backlog.failed or backlog.held or backlog.expired)
+
+    @property
+    def _needs_registry(self) -> bool:
+        """Whether deliveries go to it by the wire of servers with keys, as far as is known."""
+        return any(way.wire == DEFAULT_WIRE for way in self.ways)
 
     def sentences(self) -> Iterator[str]:
         """Yield the same as sentences for people, the most important first."""
         if not self.known:
             yield from self._unknown()
             return
-        yield from (self._rule(rule) for rule in self.rules)
-        if not self.rules:
-            yield self._link()
-            yield self._next()
+        for inbox in self.inboxes:
+            yield from inbox.sentences(self.at)
+        yield from self.hindrances()
         if self.move is not None:
             owed = self.backlog.open
             yield from self.move.sentences(self.url, registered=self.server is not None, owed=owed)
         yield from self._health()
         yield from self._keys()
-        yield from (f"{claim}; last at {_moment(claim.at)}." for claim in self.claims)
+        yield from (f"{claim}; last at {moment(claim.at)}." for claim in self.claims)
         yield from self._scorecard()
         yield from self._backlog()
         yield from (self._attempt(attempt) for attempt in self.attempts)
@@ -120,92 +117,26 @@ class Explanation:
             yield misnamed.question(self.meant)
         yield f"`federation servers discover {self.url}` asks it who it is, as a first delivery would."
 
-    def _link(self) -> str:
-        """Say what becomes of deliveries to the server, since when, and why."""
-        link = self.link
-        since = f"since {_moment(link.since)} ({ago(self.at - link.since)})"
-        if link.operator_hold:
-            down = "" if link.state is LinkState.UP else f"; its link is {link.state.value}, because of {_cause(link)}"
-            return f"Deliveries to it are held by an operator {since}{down}."
-        match link.state:
-            case LinkState.DOWN:
-                return f"It is down {since}, because of {_cause(link)}; deliveries to it are held."
-            case LinkState.REFUSING:
-                last = f", the last with {link.reason}" if link.reason else ""
-                return f"It refuses everything {since}: {counted(link.rejections)}{last}; deliveries to it are held."
-            case LinkState.MISMATCH:
-                return f"It shows another signing key than the registered one {since}; deliveries to it are held."
-        hold = link.hold(self.at)
-        if hold is not None and hold.until is not None:
-            return f"It asked for a pause until {_moment(hold.until)}; deliveries to it are held so long."
-        how = " through other servers, not directly" if link.relayed else ""
-        if link.release_at is not None:
-            return f"It is up again {since}; what was held for it is being sent{how}, slowly at first."
-        times = f", though it was not there in {link.evidence} of the last intervals of 10 s" if link.evidence else ""
-        return f"Deliveries to it are sent{how}{times}."
-
-    def _next(self) -> str:
-        """Say what is held, and what happens next and when."""
-        return f"{self._held()}; {self._plan()}." if self.backlog.held else f"Nothing is held for it; {self._plan()}."
-
-    def _held(self) -> str:
-        backlog = self.backlog
-        assert backlog.oldest_held is not None
-        is_one = backlog.held == 1
-        told = f"{counted(backlog.held)} {'is' if is_one else 'are'} held for it"
-        return f"{told}, {'' if is_one else 'the oldest '}made {ago(self.at - backlog.oldest_held)} ago{self._expiry()}"
-
-    def _expiry(self) -> str:
-        assert self.backlog.oldest_held is not None
-        if self.max_age is None:
-            return ""
-        return f" and given up {self._when(self.backlog.oldest_held + self.max_age)} at the latest"
-
-    def _plan(self) -> str:
-        link = self.link
-        by_hand = f"`federation deliveries release {self.url}` sends what is held"
-        if link.operator_hold:
-            return f"{by_hand}, and nothing else does"
-        match link.state:
-            case LinkState.DOWN if self.backlog.held:
-                next_ = "one delivery is sent to it to see if it takes it"
-                return f"{next_} {self._probe_time()}, and then the others"
-            case LinkState.DOWN:
-                return f"it is looked at {self._probe_time()}, and once it is back everything held is sent"
-            case LinkState.REFUSING:
-                return f"one delivery is tried {self._probe_time()}, and if it is taken the others follow"
-            case LinkState.MISMATCH:
-                return (
-                    f"it is looked at {self._probe_time()}, and once it shows the registered key, or has proved the new"
-                    " one (`federation keys rotate` there), everything held is sent. If its operator says that the old"
-                    f" key is lost, `federation servers forget {self.url}`, which ends the follows there and here, and"
-                    f" `federation servers discover {self.url}` take the new one"
-                )
-        hold = link.hold(self.at)
-        if hold is not None and hold.until is not None:
-            return f"what waits goes out {self._when(hold.until)}"
-        if link.release_at is not None:
-            return f"the next of what is held goes out {self._when(link.release_at)}"
-        return "what is held goes out when its time comes" if self.backlog.held else "new deliveries go out at once"
-
-    def _probe_time(self) -> str:
-        at = self.link.next_probe_at
-        return "soon" if at is None else self._when(at)
-
-    def _when(self, at: datetime) -> str:
-        left = at - self.at
-        return f"in {ago(left)} ({_moment(at)})" if left > timedelta(0) else "now"
+    def hindrances(self) -> Iterator[str]:
+        """Say how deliveries go; of several wires, by each. To a blacklisted server none does."""
+        yield from (self._rule(rule) for rule in self.rules)
+        for way in () if self.rules else self.ways:
+            for sentence in way.sentences(self.at, max_age=self.max_age):
+                yield sentence if len(self.ways) == 1 else f"By {way.wire}: {sentence[0].lower()}{sentence[1:]}"
 
     def _rule(self, rule: Entry) -> str:
-        until = f"until {_moment(rule.expires_at)}" if rule.expires_at else "for good"
+        until = f"until {moment(rule.expires_at)}" if rule.expires_at else "for good"
         return f"It is blacklisted by {rule.rule} {until}: {rule.reason}. Nothing is sent to it or taken from it."
 
     def _health(self) -> Iterator[str]:
         server = self.server
         if server is None:
-            yield "It is not in the registry: the next delivery to it discovers it first."
+            if self._needs_registry:
+                yield "It is not in the registry: the next delivery to it discovers it first."
+            else:
+                yield f"Deliveries go to it by {self.link.wire} alone, which needs no registry."
             return
-        since = f" since {_moment(self.since)} ({ago(self.at - self.since)})" if self.since else ""
+        since = f" since {moment(self.since)} ({ago(self.at - self.since)})" if self.since else ""
         if server.is_healthy:
             yield f"It is healthy{since}; last seen {ago(self.at - server.last_seen)} ago."
             return
@@ -221,7 +152,7 @@ class Explanation:
         reason = server.unhealthy_reason
         if reason in (None, NetworkErrorCode.UNKNOWN, self.link.reason):
             return ""
-        return f", because of {_explained(reason)}"
+        return f", because of {explained(reason)}"
 
     def _probes(self, server: ServerRow) -> str:
         number = server.health_check_attempts
@@ -231,7 +162,7 @@ class Explanation:
         left = self.next_probe.at - self.at
         when = f"in {ago(left)}" if left > timedelta(0) else "due now"
         by = "is in the queue" if self.next_probe.queued else "is the scheduler's"
-        return f"{failed}the next one is {when} ({_moment(self.next_probe.at)}) and {by}."
+        return f"{failed}the next one is {when} ({moment(self.next_probe.at)}) and {by}."
 
     def _keys(self) -> Iterator[str]:
         """Say by which keys it knows us, unless they are the newest, or that it does not know us."""
@@ -300,7 +231,7 @@ class Explanation:
         said = f" ({attempt.remote_code})" if attempt.remote_code else ""
         ending = f"{attempt.outcome}{by}" if attempt.code is None else f"{attempt.code}{said}{status}{by}"
         last = ", and given up" if attempt.note is AttemptNote.GIVEN_UP else ""
-        return f"Attempt at {_moment(attempt.started_at)}: {ending} after {attempt.duration_ms} ms{last}."
+        return f"Attempt at {moment(attempt.started_at)}: {ending} after {attempt.duration_ms} ms{last}."
 
 
 async def explain(
@@ -308,14 +239,18 @@ async def explain(
 ) -> Explanation:
     """Return what is known of the server with the canonical URL *url*. The server itself is not asked.
 
-    Its deliveries are all counted, unless *backlog* says how many there are. *typed* is what somebody typed to name it.
+    Its deliveries are all counted, unless *backlog* says how many there are. *typed* is what somebody typed to name it,
+    which may be the URL of an inbox or an actor of it.
 
     Raises:
         Unreachable: the queue does not answer.
     """
     database = federation.database
     server = await servers.show(database, url)
-    link = await _link(federation, url)
+    backlog = backlog or await deliveries.stats(database, Selection(server_url=url), servers=1)
+    ways = await ways_to(federation, url, registered=server is not None, backlog=backlog)
+    now = federation.clock.now()
+    link = next((way.link for way in ways if way.link.hold(now)), ways[0].link)
     events = await servers.health_events(database, url)
     # A server that was never unhealthy has no events: it has been healthy since we first knew it.
     since = events[0].at if events else server.created_at if server else None
@@ -323,18 +258,20 @@ async def explain(
     told = Explanation(
         url=url,
         link=link,
+        ways=ways,
+        inboxes=await inboxes_at(database, typed or url),
         server=server,
         since=since,
         events=events,
         rules=await blacklist.check(database, url),
         claims=claimed,
         scorecard=(await servers.scorecards(database, [url])).get(url),
-        backlog=backlog or await deliveries.stats(database, Selection(server_url=url), servers=1),
+        backlog=backlog,
         unknown_wires=await deliveries.by_unknown_wires(database, Selection(server_url=url), federation.wires.names),
         attempts=await deliveries.last_attempts(database, url),
         next_probe=await _next_probe(federation, server, link),
         max_age=federation.settings.federation_delivery_max_age,
-        at=federation.clock.now(),
+        at=now,
         knows=known_pair(federation.keys, server.knows_key) if server else None,
         own_url=federation.own_url,
         lacks_jobs=await _lacks_jobs(federation),
@@ -345,20 +282,12 @@ async def explain(
     return told if _is_known(told) else replace(told, known=False, meant=await misnamed.meant(database, typed or url))
 
 
-async def _link(federation: Federation, url: str) -> Link:
-    """Return the link to the server: of several wires, the first that is not open, or else that is known."""
-    links = [await federation.links.of(wire).find(url) for wire in federation.wires.names]
-    closed = (link for link in links if not link.is_open)
-    known = (link for link in links if link != Link(server_url=url, wire=link.wire, since=link.since))
-    return next(closed, None) or next(known, links[0])
-
-
 def _is_known(told: Explanation) -> bool:
     """Tell whether any table has anything about the server."""
-    backlog, link = told.backlog, told.link
+    backlog = told.backlog
     on_record = told.server or told.rules or told.claims or told.events or told.scorecard or told.attempts
     owed = backlog.open or backlog.failed or backlog.expired
-    return bool(on_record or owed) or link != Link(server_url=link.server_url, wire=link.wire, since=link.since)
+    return bool(on_record or owed or told.inboxes) or any(is_on_record(way.link) for way in told.ways)
 
 
 async def _lacks_jobs(federation: Federation) -> bool:
@@ -379,19 +308,3 @@ async def _next_probe(federation: Federation, server: ServerRow | None, link: Li
         if job is not None and not job.state.is_final:
             return NextProbe(at=job.next_run_at or job.created_at, queued=True)
     return NextProbe(at=federation.probe_plan.due_at(server.known, server.updated_at), queued=False)
-
-
-def _cause(link: Link) -> str:
-    return "a reason that is not on record" if link.reason is None else _explained(link.reason)
-
-
-def _explained(reason: str) -> str:
-    if reason.startswith("HTTP_3"):
-        return f"{reason}: it redirects, and redirects are not followed"
-    if reason.startswith("HTTP_"):
-        return f"{reason}: something answers there, but not as the server should"
-    return f"{reason}: {_MEANING.get(reason, 'a code this version does not know')}"
-
-
-def _moment(at: datetime) -> str:
-    return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -19,6 +19,7 @@ from typer.main import get_command
 from federation.cli import (
     actions,
     activities,
+    activitypub,
     analytics,
     blacklist,
     dashboard,
@@ -90,6 +91,7 @@ app.add_typer(scheduler.app, name="scheduler")
 app.add_typer(database.app, name="db")
 app.add_typer(keys.app, name="keys")
 app.add_typer(users.app, name="users")
+app.add_typer(activitypub.app, name="activitypub")
 app.add_typer(actions.app, name="actions")
 app.command("analytics", context_settings=analytics.SETTINGS, add_help_option=False)(analytics.analytics)
 

@@ -47,6 +47,19 @@ class Retryable(StrEnum):
     HELD = "held"
 
 
+def _url(text: str | None) -> str | None:
+    """Return the URL, or refuse it as wrong usage."""
+    from federation.protocol.errors import UrlError
+    from federation.protocol.urls import canonical_origin
+
+    try:
+        if text is not None:
+            canonical_origin(text)
+    except UrlError as error:
+        raise typer.BadParameter(str(error)) from None
+    return text
+
+
 Ids: TypeAlias = Annotated[
     list[str] | None, typer.Argument(metavar="[ID]...", help="Only these deliveries.", show_default=False)
 ]
@@ -58,12 +71,18 @@ InState: TypeAlias = Annotated[
 Code: TypeAlias = Annotated[
     str | None, typer.Option("--code", help="Only those whose last attempt failed with this, as TIMEOUT or HTTP_500.")
 ]
+Activity: TypeAlias = Annotated[
+    str | None, typer.Option("--activity", metavar="ID", help="Only those of this activity, by the URL that is its id.")
+]
+Inbox: TypeAlias = Annotated[
+    str | None, typer.Option("--inbox", metavar="URL", callback=_url, help="Only those to this inbox.")
+]
 All: TypeAlias = Annotated[bool, typer.Option("--all", help="Every one; needed where nothing else is chosen.")]
 
 
 _COLUMNS: Final = (
     *("ID", "FULL ID", "SERVER", "STATE", "ATTEMPTS", "AGE", "CODE"),
-    *("HELD FOR", "SINCE", "UNTIL", "MADE", "LAST ATTEMPT", "ERROR"),
+    *("HELD FOR", "SINCE", "UNTIL", "MADE", "LAST ATTEMPT", "ERROR", "ACTIVITY", "ACTOR"),
 )
 _FEW: Final = ("ID", "STATE", "AGE", "CODE", "SERVER")
 
@@ -74,6 +93,8 @@ def list_deliveries(
     state: InState = None,
     code: Code = None,
     older_than: OlderThan = None,
+    activity: Activity = None,
+    inbox: Inbox = None,
     limit: Limit = 50,
     after: Annotated[str | None, typer.Option("--after", metavar="ID", help="Go on after this delivery.")] = None,
     wide: Wide = False,
@@ -81,10 +102,12 @@ def list_deliveries(
     as_json: AsJson = False,
 ) -> None:
     """List deliveries, in the order of their ids. Commands that ask for an id take what ID shows of it."""
+    from dataclasses import replace
+
     from federation.admin.deliveries import deliveries
     from federation.admin.words import ago
 
-    chosen = _selection(None, server, state, code, older_than)
+    chosen = replace(_selection(None, server, state, code, older_than), activity_id=activity, inbox=inbox)
     page = with_database(lambda database: deliveries.list_deliveries(database, chosen, limit=limit, after=after))
     if as_json:
         print_json(page)
@@ -94,7 +117,8 @@ def list_deliveries(
         _COLUMNS,
         (
             (short, d.id, d.server_url or d.target_url, d.state, d.attempts, ago(now - d.created_at), d.error_code,
-             d.held_reason, d.held_at, d.held_until, d.created_at, d.last_attempted_at, (d.last_error or "")[:80])
+             d.held_reason, d.held_at, d.held_until, d.created_at, d.last_attempted_at, (d.last_error or "")[:80],
+             d.activity_id, d.actor)
             for short, d in zip(shortened([d.id for d in page.deliveries]), page.deliveries, strict=True)
         ),
         few=_FEW,
@@ -130,6 +154,7 @@ def show(
             ("held until", delivery.held_until),
             ("job", delivery.job_name),
             ("target", delivery.target_url),
+            *((("activity", delivery.activity_id), ("actor", delivery.actor)) if delivery.activity_id else ()),
             ("made", delivery.created_at),
             ("ordering key", delivery.ordering_key),
             ("series", delivery.series),
@@ -161,6 +186,8 @@ def _show_gone(delivery_id: str, *, as_json: bool) -> None:
         return
     how = "delivered" if delivered else "dropped, or given up and purged"
     print_lines([f"{delivery_id} was {how}: it has no row any more, and these are its attempts in the log"])
+    if activity := next((each.activity_id for each in latest if each.activity_id), None):
+        print_lines([f"it sent the activity {activity}"])
     _print_attempts(attempts)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, TypeAlias
 import typer
 
 
-def _checked(text: str | None) -> str | None:
+def duration(text: str | None) -> str | None:
     """Return the text of a duration, or refuse it as wrong usage."""
     from federation.base.settings.types import parse_duration
 
@@ -26,11 +26,11 @@ Columns: TypeAlias = Annotated[
     str | None, typer.Option("--columns", metavar="NAME,...", help="Show these columns, as `--wide` names them.")
 ]
 Duration: TypeAlias = Annotated[
-    str, typer.Option("--older-than", metavar="DURATION", callback=_checked, help="As 30m, 12h or 7d.")
+    str, typer.Option("--older-than", metavar="DURATION", callback=duration, help="As 30m, 12h or 7d.")
 ]
 OlderThan: TypeAlias = Annotated[
     str | None,
-    typer.Option("--older-than", metavar="DURATION", callback=_checked, help="Only those older than 30m, 12h or 7d."),
+    typer.Option("--older-than", metavar="DURATION", callback=duration, help="Only those older than 30m, 12h or 7d."),
 ]
 MetricsPort: TypeAlias = Annotated[
     int | None,

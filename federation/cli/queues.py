@@ -27,7 +27,7 @@ QueueName: TypeAlias = Annotated[
     str | None,
     typer.Argument(
         metavar="[QUEUE]",
-        help="delivery, health-check, discovery or tasks; without one, all.",
+        help="delivery, activities (by ActivityPub), health-check, discovery or tasks; without one, all.",
         show_default=False,
     ),
 ]

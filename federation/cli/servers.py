@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import typer
 
@@ -18,10 +18,21 @@ from federation.cli.problems import NOT_FOUND, fail
 from federation.cli.session import with_database, with_node
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from db import Database
     from federation.admin.servers.servers import LinkRow, Scorecard, ServerPage, ServerRow
     from federation.runtime.composition import Federation
     from federation.sealed.peers.registry import KnownServer
+
+Reason: TypeAlias = Annotated[
+    str,
+    typer.Argument(
+        metavar="URL",
+        help="The server: https://peer.example, or peer.example. Or an inbox, an actor or an activity.",
+        show_default=False,
+    ),
+]
 
 MOST_TO_WAIT: Final = 8
 """Seconds to wait for a server while somebody waits for us; with start and end this is less than ten."""
@@ -47,29 +58,31 @@ def list_servers(
     columns: Columns = None,
     as_json: AsJson = False,
 ) -> None:
-    """List servers, by URL."""
+    """List servers, by URL. Those that need no registry are known by their links, and have no health."""
     from federation.admin.servers import servers
 
     async def look(database: Database) -> tuple[ServerPage, dict[str, LinkRow], dict[str, Scorecard]]:
         page = await servers.list_servers(database, healthy=healthy, limit=limit, after=after)
-        urls = [each.url for each in page.servers]
-        return page, await servers.links(database, urls), await servers.scorecards(database, urls)
+        return page, await servers.links(database, page.urls), await servers.scorecards(database, page.urls)
 
     page, links, cards = with_database(look)
     if as_json:
-        print_json({"servers": page.servers, "after": page.after, "links": links, "scorecards": cards})
+        told = {"servers": page.servers, "others": page.others, "after": page.after}
+        print_json({**told, "links": links, "scorecards": cards})
         return
-    names = ("URL", "LINK", "SINCE", "REASON", "HELD", "NEXT PROBE", "LAST SEEN", "SCORE", "ADVICE")
+    names = ("URL", "LINK", "SINCE", "REASON", "HELD", "NEXT PROBE", "WIRE", "LAST SEEN", "SCORE", "ADVICE")
+    registered = {each.url: each for each in page.servers}
     rows = (
         (
-            each.url,
-            *_link(links[each.url], each.unhealthy_reason),
-            links[each.url].held,
-            links[each.url].next_probe_at,
-            each.last_seen,
-            *_advice(cards.get(each.url)),
+            url,
+            *_link(links[url], registered[url].unhealthy_reason if url in registered else None),
+            links[url].held,
+            links[url].next_probe_at,
+            links[url].wire,
+            registered[url].last_seen if url in registered else None,
+            *_advice(cards.get(url)),
         )
-        for each in page.servers
+        for url in page.urls
     )
     print_list(names, rows, few=("URL", "LINK", "HELD", "SCORE", "REASON"), wide=wide, chosen=columns)
     if page.after:
@@ -106,26 +119,17 @@ def show(url: ServerUrl, as_json: AsJson = False) -> None:
 
     name = servers.server_url(url)
 
-    async def look(database: Database) -> tuple[ServerRow | None, LinkRow]:
-        return await servers.show(database, name), (await servers.links(database, [name]))[name]
+    async def look(database: Database) -> tuple[ServerRow | None, LinkRow, Sequence[LinkRow]]:
+        link, by_wire = await servers.links(database, [name]), await servers.links_by_wire(database, [name])
+        return await servers.show(database, name), link[name], by_wire[name]
 
-    server, link = with_database(look)
+    server, link, links = with_database(look)
     if server is None and link.since is None and not link.held:
         fail(f"{name} is not in the registry", status=NOT_FOUND)
     if as_json:
-        print_json({"url": name, **(asdict(server) if server else {}), "link": link})
+        print_json({"url": name, **(asdict(server) if server else {}), "link": link, "links": links})
         return
-    rows: list[tuple[str, object]] = [
-        ("link", link.state),
-        ("since", link.since),
-        ("reason", link.reason),
-        ("held by an operator", link.operator_hold),
-        ("held deliveries", link.held),
-        ("next probe", link.next_probe_at),
-        ("rests until", link.rest_until),
-        ("through relays", link.relayed),
-        ("profile", link.profile),
-    ]
+    rows = [row for each in links for row in _rows_of(each, of_several=len(links) > 1)]
     if server is None:
         rows.append(("registry", "not in it"))
     else:
@@ -139,6 +143,22 @@ def show(url: ServerUrl, as_json: AsJson = False) -> None:
             ("encryption key", server.encryption_public_key),
         ]
     print_table(("", name), rows)
+
+
+def _rows_of(link: LinkRow, *, of_several: bool) -> list[tuple[str, object]]:
+    rows: list[tuple[str, object]] = [
+        ("link", link.state),
+        ("since", link.since),
+        ("reason", link.reason),
+        ("held by an operator", link.operator_hold),
+        ("held deliveries", link.held),
+        ("next probe", link.next_probe_at),
+        ("rests until", link.rest_until),
+        ("through relays", link.relayed),
+        ("profile", link.profile),
+    ]
+    rows += [("signature", link.signature)] if link.signature else []
+    return [(f"by {link.wire}: {name}", value) for name, value in rows] if of_several else rows
 
 
 @app.command("discover")
@@ -253,15 +273,15 @@ def forget(url: ServerUrl, yes: Yes = False, as_json: AsJson = False) -> None:
         print_lines([f"{name} is forgotten, and {told} with it"])
 
 
-def why(url: ServerUrl, as_json: AsJson = False) -> None:
-    """Say why a server gets its deliveries or not.
+def why(url: Reason, as_json: AsJson = False) -> None:
+    """Say why a server gets its deliveries or not, or where an activity went.
 
     Shows the link's state, its reason and since when; what is held, and what happens next; backlog; last attempts;
-    blacklist rule. Of a name that nobody here knows it says so, and which may have been meant. Exit status 1 if
-    something stands in the way, or the name is not known.
+    blacklist rule. Of an inbox also whether it is gone; of an activity its deliveries by state, and what they wait for;
+    of an actor of this node its keys. Of a name that nobody here knows it says so, and which may have been meant. Exit
+    status 1 if something stands in the way, or the name is not known.
     """
     from federation.admin.servers import misnamed, servers
-    from federation.admin.why import explain
     from federation.protocol.errors import UrlError
 
     try:
@@ -269,10 +289,34 @@ def why(url: ServerUrl, as_json: AsJson = False) -> None:
     except UrlError as error:
         near = with_database(lambda database: misnamed.meant(database, url))
         fail(str(error), *([misnamed.question(near)] if near else []))
-    explanation = with_node(lambda federation: explain(federation, name, typed=url))
+    answer = with_node(lambda federation: _explained(federation, name, url))
     if as_json:
-        print_json(explanation)
+        print_json(answer.told)
     else:
-        print_lines([name, *(f"  {sentence}" for sentence in explanation.sentences())])
-    if explanation.in_the_way:
+        print_lines([answer.title, *(f"  {sentence}" for sentence in answer.sentences)])
+    if answer.in_the_way:
         raise typer.Exit(NOT_FOUND)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    """What is told, to programs and to people, and whether something stands in the way."""
+
+    told: object
+    title: str
+    sentences: Sequence[str]
+    in_the_way: bool
+
+
+async def _explained(federation: Federation, server_url: str, typed: str) -> _Answer:
+    """Explain what the typed text names: an activity, an actor of this node, or else a server."""
+    from federation.admin.activitypub import own_actor
+    from federation.admin.sent_activities import whereabouts
+    from federation.admin.why import explain
+
+    if (found := await whereabouts(federation, typed)) is not None:
+        return _Answer(told=found, title=typed, sentences=[*found.sentences()], in_the_way=not found.activity.arrived)
+    if (actor := await own_actor(federation, typed)) is not None:
+        return _Answer(told=actor, title=typed, sentences=[*actor.sentences()], in_the_way=not actor.is_well)
+    why = await explain(federation, server_url, typed=typed)
+    return _Answer(told=why, title=server_url, sentences=[*why.sentences()], in_the_way=why.in_the_way)

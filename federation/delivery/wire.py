@@ -41,7 +41,7 @@ class Trace:
     the server that carried it. `answered`: whether the server began to answer, None if it was not asked; `waited`: for
     how many seconds it was waited for. `note`: what the attempt's record is to say beside its outcome.
     `activity_id` is what the protocol calls that which was sent, if it calls it anything; `signature` the kind of
-    signature that counted, where it has several, and `knocks` the requests of this attempt.
+    signature that counted, where it has several, and `knocks` how many of them were tried.
     """
 
     method: str | None = None

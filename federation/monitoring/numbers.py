@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from sqlalchemy import ColumnElement, FromClause, Subquery, Text, case, func, or_, select, type_coerce
+from sqlalchemy import ColumnElement, FromClause, Subquery, Text, and_, case, func, or_, select, type_coerce
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlmodel import col
 
 from db import (
-    DEFAULT_WIRE,
+    ActivityInbox,
     BlacklistedServer,
     Database,
     DeliveryJob,
@@ -47,6 +47,7 @@ class DatabaseNumbers:
     unhealthy: int
     links: Mapping[str, int]
     blacklist_rules: int
+    inboxes_gone: int
     ready: int
     held: Mapping[HoldReason, int]
     oldest_ready: datetime | None
@@ -97,6 +98,8 @@ async def read_numbers(database: Database, *, recurring: Collection[str]) -> Dat
         rules = (await session.execute(in_force)).scalar_one()
         is_held = col(ServerLink.operator_hold).is_(True)
         state = case((is_held, ON_HOLD), else_=type_coerce(col(ServerLink.state), Text))
+        gone = select(func.count()).where(col(ActivityInbox.gone_at).is_not(None))
+        inboxes_gone = (await session.execute(gone)).scalar_one()
         links = await session.execute(select(state, func.count()).group_by(state))
         by_state = dict.fromkeys((*(each.value for each in LinkState), ON_HOLD), 0) | {row[0]: row[1] for row in links}
         ready, held = await _ready(session, now), await _held(session)
@@ -109,6 +112,7 @@ async def read_numbers(database: Database, *, recurring: Collection[str]) -> Dat
         unhealthy=servers.get(False, 0),
         links=by_state,
         blacklist_rules=rules,
+        inboxes_gone=inboxes_gone,
         ready=ready.count,
         held=held.by_reason,
         oldest_ready=ready.longest,
@@ -122,7 +126,7 @@ async def read_numbers(database: Database, *, recurring: Collection[str]) -> Dat
 
 
 async def _ready(session: AsyncSession, now: datetime) -> _ReadyRows:
-    names = ("server_url", "created_at", "queued_at", "last_attempted_at", "released_at")
+    names = ("server_url", "wire", "created_at", "queued_at", "last_attempted_at", "released_at")
     # The original implementation never closed the rows of failed deliveries: those would be the oldest for ever.
     ours = (
         _STATE == DeliveryState.READY,
@@ -140,7 +144,7 @@ async def _ready(session: AsyncSession, now: datetime) -> _ReadyRows:
 
 
 async def _held(session: AsyncSession) -> _Held:
-    oldest = _oldest("server_url", "created_at", "held_reason", where=(_STATE == DeliveryState.HELD,))
+    oldest = _oldest("server_url", "wire", "created_at", "held_reason", where=(_STATE == DeliveryState.HELD,))
     row = oldest.c
     while_up = func.min(row.created_at).filter(_IS_UP)
     by_reason = select(row.held_reason, func.count(), func.min(row.created_at), while_up).group_by(row.held_reason)
@@ -160,19 +164,17 @@ def _oldest(*names: str, where: Sequence[ColumnElement[bool]]) -> Subquery:
 
 
 def _with_links(rows: Subquery) -> FromClause:
-    """Join the links that are closed; a server without a link is up.
+    """Join the links that are closed, by the delivery's wire; a server without a link is up.
 
     As a list in `NOT IN` they would be walked along for each row, once they are too many for PostgreSQL's `work_mem`.
     """
-    return rows.outerjoin(_CLOSED, _CLOSED.c.server_url == rows.c.server_url)
+    closed = and_(_CLOSED.c.server_url == rows.c.server_url, _CLOSED.c.wire == rows.c.wire)
+    return rows.outerjoin(_CLOSED, closed)
 
 
 _CLOSED: Final = (
-    select(col(ServerLink.server_url))
-    .where(
-        col(ServerLink.wire) == DEFAULT_WIRE,  # one for each server, else what waits would count for each wire
-        or_(col(ServerLink.state) != LinkState.UP, col(ServerLink.operator_hold).is_(True)),
-    )
+    select(col(ServerLink.server_url), col(ServerLink.wire))
+    .where(or_(col(ServerLink.state) != LinkState.UP, col(ServerLink.operator_hold).is_(True)))
     .subquery("closed")
 )
 _IS_UP: Final = _CLOSED.c.server_url.is_(None)

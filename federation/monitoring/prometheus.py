@@ -150,6 +150,7 @@ class ProcessMetrics:
             "Attempts that knocked with both kinds of signature, by the one that counted.",
             "signature",
         )
+        self._signing = self._counter("federation_signature_seconds", "Seconds spent on signing requests.")
         self._relays = self._counter(
             "federation_relays", "How often peers were asked to relay, by whether one did.", "outcome"
         )
@@ -183,6 +184,7 @@ class ProcessMetrics:
     def _of_the_database(self) -> None:
         self._servers = self._gauge("federation_servers", "Registered servers by state.", "state")
         self._rules = self._gauge("federation_blacklist_rules", "Rules of the blacklist in force.")
+        self._inboxes_gone = self._gauge("federation_inboxes_gone", "Inboxes of other servers that are no more.")
         self._links = self._gauge("federation_links", "Servers by the state of their link.", "state")
         self._owed = self._gauge(
             "federation_deliveries_owed",
@@ -225,6 +227,9 @@ class ProcessMetrics:
         kind = "none" if signature is None else signature if signature in SIGNATURES else OTHER
         self._knocks.labels(kind).inc()
 
+    def signed(self, seconds: float) -> None:
+        self._signing.inc(seconds)
+
     def relay(self, *, helped: bool) -> None:
         self._relays.labels("relayed" if helped else "failed").inc()
 
@@ -258,6 +263,7 @@ class ProcessMetrics:
         self._servers.labels("healthy").set(numbers.healthy)
         self._servers.labels("unhealthy").set(numbers.unhealthy)
         self._rules.set(numbers.blacklist_rules)
+        self._inboxes_gone.set(numbers.inboxes_gone)
         self._owed.set(numbers.owed)
         for state, number in numbers.links.items():
             self._links.labels(state).set(number)

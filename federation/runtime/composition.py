@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
     from redis.asyncio import Redis
 
+    from federation.activitypub.serving import Serving
     from federation.base.queues.task_keys import TaskKeys
     from federation.node.clients import ClientStanding
     from federation.runtime.activitypub import ActivityPub
@@ -218,6 +219,7 @@ class Federation:
             client=self.client,
             guard=self.guard,
             inserter=lambda: self.outbox.inserter,
+            meter=self.meter,
             clock=self.clock,
         )
 
@@ -410,7 +412,6 @@ class Federation:
             ConfigurationError: the node has no URL or no keys of its own.
         """
         # Imported here, because only nodes that serve need the `node` extra.
-        from federation.activitypub.application import serving_of
         from federation.node.admission import deliveries_limit
         from federation.node.app import NodeParts, create_node_app
         from federation.node.clients import Clients, ClientStanding
@@ -442,9 +443,16 @@ class Federation:
                     clients=clients,
                     readers=self.settings.federation_metrics_clients,
                 ),
-                activitypub=None if self.activitypub is None else serving_of(self),
+                activitypub=self._actors_served(),
             )
         )
+
+    def _actors_served(self) -> Serving | None:
+        if self.activitypub is None:
+            return None
+        from federation.activitypub.application import serving_of  # here: no other node has a use for it
+
+        return serving_of(self)
 
     async def close(self) -> None:
         """Write everything and close every connection. Stop workers first. A second call does nothing."""

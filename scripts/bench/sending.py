@@ -148,7 +148,9 @@ async def owe_many(task: dict[str, Any]) -> dict[str, float]:
         await fan_out()
         runs = [{**await _taken("send", send), **await _taken("fanout", fan_out)} for _ in range(task["repeat"])]
     found = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
-    ratios = {f"{unit}_ratio": statistics.median(r[f"send_{unit}"] / r[f"fanout_{unit}"] for r in runs) for unit in UNITS}
+    ratios = {
+        f"{unit}_ratio": statistics.median(r[f"send_{unit}"] / r[f"fanout_{unit}"] for r in runs) for unit in UNITS
+    }
     return found | ratios
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import sqlite3
@@ -17,8 +18,8 @@ import httpx
 import pytest
 
 from federation.base.errors import ConfigurationError
-from federation.base.queues.queue import QUEUE_NAMES
-from federation.base.settings.settings import Settings, write_env_file
+from federation.base.queues.queue import ACTIVITIES_QUEUE_NAME, QUEUE_NAMES
+from federation.base.settings.settings import KEY_VARIABLES, Settings, write_env_file
 from federation.cli import main
 from federation.protocol.keys import generate_own_keys
 from federation.run import run
@@ -197,6 +198,33 @@ async def test_run_serves_delivers_and_stops_in_order(folder: Folder, peer: Peer
     keys = settings.own_keys()
     assert keys is not None
     assert not any(value in command.stderr for value in keys.to_env().values())
+
+
+async def test_run_with_activitypub_works_on_a_queue_more_and_serves_what_finds_actors(folder: Folder) -> None:
+    """`upgrade` makes that queue, `queues stats` and the doctor look at it, and `/readyz` asks it, too."""
+    on, url = {"FEDERATION_ACTIVITYPUB": "1"}, str(folder.settings().better_auth_url)
+    assert (await folder.run("upgrade", **on))[0] == 0
+    names = {*QUEUE_NAMES, ACTIVITIES_QUEUE_NAME}
+    assert select(folder.path / "federation.sqlite3", "SELECT name FROM workers_queues") >= names
+    command = await folder.start("federation", "run", DEV_ALLOWED_HOSTNAMES="127.0.0.1", **on)
+    await command.until(lambda: serves(url) and command.stderr.count("worker_ready") == 4)
+    async with httpx.AsyncClient(timeout=PATIENCE_SECONDS, trust_env=False) as client:
+        assert (await client.get(f"{url}/.well-known/nodeinfo")).json()["links"]
+    status, stdout, _ = await folder.run("queues", "stats", "--json", **on)
+    assert (status, {each["queue"] for each in json.loads(stdout)}) == (0, names)
+    command.process.send_signal(signal.SIGTERM)
+    assert await command.ended() == 0
+    assert command.stderr.count("worker_stopped") == 4
+
+
+async def test_activitypub_without_a_name_or_keys_is_told_by_name(empty: Folder) -> None:
+    """Whatever is to run."""
+    database = {"DATABASE_URL": f"sqlite:///{empty.path}/federation.sqlite3"}
+    assert (await empty.run("upgrade", **database))[0] == 0
+    for arguments in (["run"], ["queues", "stats"]):
+        status, _, stderr = await empty.run(*arguments, FEDERATION_ACTIVITYPUB="1", **database)
+        assert status == 2
+        assert {"BETTER_AUTH_URL", *KEY_VARIABLES} <= {word.strip(" :") for word in re.split(r"[\s,:]", stderr)}
 
 
 async def test_a_second_signal_skips_the_grace(folder: Folder, peer: Peer) -> None:

@@ -15,8 +15,9 @@ from sqlalchemy import ColumnElement, Executable, Row, Select, and_, case, disti
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlmodel import col
 
-from db import AttemptNote, Database, DeliveryAttempt, DeliveryJob, DeliveryState, HoldReason
+from db import AttemptNote, Database, DeliveryAttempt, DeliveryJob, DeliveryPayload, DeliveryState, HoldReason
 from federation.admin.words import ended
+from federation.protocol.urls import canonical_origin
 
 MAX_ATTEMPTS_SHOWN: Final = 50
 
@@ -54,7 +55,8 @@ def is_in(state: AnyState) -> ColumnElement[bool]:
 class Selection:
     """Which deliveries are meant: those that meet everything that is set.
 
-    `code` is that of the last failed attempt; `older_than` counts from when the delivery was made.
+    `code` is that of the last failed attempt; `older_than` counts from when the delivery was made. `activity_id` is
+    the id of an activity that is sent by ActivityPub, `inbox` the whole URL that it is sent to.
     """
 
     server_url: str | None = None
@@ -62,6 +64,8 @@ class Selection:
     code: str | None = None
     older_than: timedelta | None = None
     ids: tuple[str, ...] = ()
+    activity_id: str | None = None
+    inbox: str | None = None
 
     @property
     def is_everything(self) -> bool:
@@ -80,7 +84,17 @@ class Selection:
             conditions.append(col(DeliveryJob.error_code) == self.code)
         if self.older_than is not None:
             conditions.append(col(DeliveryJob.created_at) < datetime.now(UTC) - self.older_than)
+        if self.activity_id is not None:
+            conditions.append(says(self.activity_id))
+        if self.inbox is not None:
+            conditions += [_is_for(canonical_origin(self.inbox)), col(DeliveryJob.target_url) == self.inbox]
         return conditions
+
+
+def says(activity_id: str) -> ColumnElement[bool]:
+    """Return the condition for deliveries of an activity."""
+    texts = select(col(DeliveryPayload.id)).where(col(DeliveryPayload.activity_id) == activity_id)
+    return col(DeliveryJob.payload_id).in_(texts)
 
 
 async def whole_ids(database: Database, ids: Iterable[str], *, shortest: int) -> tuple[str, ...]:
@@ -115,7 +129,7 @@ class DeliveryRow:
     """One delivery without its text.
 
     `held_until` is when a held one is released, if that is known; `error_code` and `last_error` are of the last attempt
-    that failed.
+    that failed. `activity_id` is what the activity is called that it sends, and `actor` who signs it, if any does.
     """
 
     id: str
@@ -134,6 +148,8 @@ class DeliveryRow:
     last_error: str | None
     ordering_key: str | None
     series: int
+    activity_id: str | None
+    actor: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,8 +347,15 @@ def delivery_rows() -> Select[*tuple[Any, ...]]:
     """Return the query for all deliveries, without their texts, for the caller to narrow down and to bound."""
     is_held = col(DeliveryJob.state) == DeliveryState.HELD
     held_until = case((is_held, col(DeliveryJob.next_attempt_at))).label("held_until")
-    names = [column.name for column in fields(DeliveryRow)]
-    return select(*(held_until if name == held_until.name else getattr(DeliveryJob, name) for name in names))
+    names = [column.name for column in fields(DeliveryRow) if column.name not in _OF_TEXT]
+    mine = (held_until if name == held_until.name else getattr(DeliveryJob, name) for name in names)
+    of_text = (getattr(DeliveryPayload, name) for name in _OF_TEXT)
+    joined = col(DeliveryPayload.id) == col(DeliveryJob.payload_id)
+    return select(*mine, *of_text).select_from(DeliveryJob).outerjoin(DeliveryPayload, joined)
+
+
+_OF_TEXT: Final = ("activity_id", "actor")
+"""What is the same for all deliveries of a text."""
 
 
 def _attempts(condition: ColumnElement[bool]) -> Select[*tuple[Any, ...]]:

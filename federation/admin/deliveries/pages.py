@@ -11,9 +11,10 @@ from sqlalchemy import ColumnElement, and_, or_
 from sqlmodel import col
 
 from db import Database, DeliveryJob, DeliveryState
-from federation.admin.deliveries.deliveries import OPEN, DeliveryRow, Selection, delivery_rows
+from federation.admin.deliveries.deliveries import OPEN, DeliveryRow, Selection, delivery_rows, says
 from federation.admin.scans import MOST_SHOWN, ListPage, Scan, timed_cursor, timed_key
 from federation.delivery.rows import OPEN_STATES, TABLE
+from federation.protocol.urls import canonical_origin
 
 
 async def page_of_deliveries(
@@ -36,7 +37,10 @@ async def page_of_deliveries(
 
 
 def _scan(selection: Selection) -> Scan:
-    """Choose the index by which the selection is read: that of the server, of the code, or of the state."""
+    """Choose the index by which the selection is read: that of the text, the server, the code, or the state."""
+    if selection.activity_id is not None:
+        these, others = says(selection.activity_id), replace(selection, activity_id=None).conditions()
+        return Scan(keys=_KEYS, ranges=[these], wanted=and_(*others) if others else None)
     if selection.ids:
         if len(selection.ids) > MOST_SHOWN:
             raise ValueError(f"more than {MOST_SHOWN} ids")
@@ -45,6 +49,10 @@ def _scan(selection: Selection) -> Scan:
     made = [] if selection.older_than is None else [datetime.now(UTC) - selection.older_than > _MADE]
     states = _states(selection)
     code = None if selection.code is None else col(DeliveryJob.error_code) == selection.code
+    if selection.inbox is not None:
+        found = _scan(replace(selection, inbox=None, server_url=canonical_origin(selection.inbox)))
+        at_inbox = col(DeliveryJob.target_url) == selection.inbox
+        return replace(found, wanted=at_inbox if found.wanted is None else and_(at_inbox, found.wanted))
     if selection.server_url is not None:
         ranges = [and_(col(DeliveryJob.server_url) == selection.server_url, each, *made) for each in states]
         return Scan(keys=_KEYS, ranges=ranges, wanted=code)

@@ -5,6 +5,35 @@ CREATE TABLE accepted_keys (
 	accepted_at DATETIME NOT NULL, 
 	PRIMARY KEY (server_url, fingerprint)
 );
+CREATE TABLE activitypub_actors (
+	id TEXT NOT NULL, 
+	created_at DATETIME NOT NULL, 
+	is_instance BOOLEAN NOT NULL, 
+	removed_at DATETIME, 
+	PRIMARY KEY (id)
+);
+CREATE TABLE activitypub_inboxes (
+	url TEXT NOT NULL, 
+	server_url TEXT NOT NULL, 
+	gone_at DATETIME, 
+	gone_code INTEGER, 
+	missing_since DATETIME, 
+	missing_last DATETIME, 
+	is_shared BOOLEAN NOT NULL, 
+	tried_at DATETIME, 
+	PRIMARY KEY (url)
+);
+CREATE TABLE activitypub_keys (
+	key_id TEXT NOT NULL, 
+	actor_id TEXT NOT NULL, 
+	kind TEXT NOT NULL, 
+	private TEXT NOT NULL, 
+	public_pem TEXT NOT NULL, 
+	created_at DATETIME NOT NULL, 
+	use_from DATETIME NOT NULL, 
+	retired_at DATETIME, 
+	PRIMARY KEY (key_id)
+);
 CREATE TABLE admin_actions (
 	id INTEGER NOT NULL, 
 	at DATETIME NOT NULL, 
@@ -55,7 +84,7 @@ CREATE TABLE database_identity (
 	id TEXT NOT NULL, 
 	PRIMARY KEY (id)
 );
-INSERT INTO "database_identity" VALUES('b836dd45-290a-4195-a780-e61c8a072596');
+INSERT INTO "database_identity" VALUES('f40a88c4-33a2-4d9a-a35b-f86df7d16065');
 CREATE TABLE delivery_attempts (
 	id INTEGER NOT NULL, 
 	delivery_id TEXT NOT NULL, 
@@ -74,6 +103,7 @@ CREATE TABLE delivery_attempts (
 	series INTEGER, 
 	remote_code TEXT, 
 	note TEXT, 
+	activity_id TEXT, 
 	PRIMARY KEY (id)
 );
 CREATE TABLE delivery_jobs (
@@ -86,15 +116,15 @@ CREATE TABLE delivery_jobs (
 	created_at DATETIME NOT NULL, job_name TEXT, server_url TEXT, wire TEXT DEFAULT 'sealed' NOT NULL, queued_at DATETIME, settled_at DATETIME, outcome TEXT, last_error TEXT, payload_id TEXT, error_code TEXT, state TEXT DEFAULT 'ready' NOT NULL, held_reason TEXT, held_at DATETIME, job_id TEXT, series INTEGER DEFAULT 0 NOT NULL, sending INTEGER, first_attempted_at DATETIME, released_at DATETIME, canary_at DATETIME, ordering_key TEXT, ordering_position BIGINT, holds INTEGER DEFAULT 0 NOT NULL, suspect INTEGER, alone INTEGER DEFAULT 0 NOT NULL, 
 	PRIMARY KEY (id)
 );
-INSERT INTO "delivery_jobs" VALUES('01a21e57-ebb2-7d76-9cd0-b7e3d6f4032f','http://127.0.0.1:7/api/auth/social/posts','{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{"id":"queued-0","content":[{"type":"text","value":"hello"}],"authorId":"writer","published":"2026-11-27T18:50:08.177Z","isPrivate":false}}',0,NULL,NULL,'2026-11-27 18:50:08.186130','deliver-post','http://127.0.0.1:7','sealed','2026-11-27 18:50:08.186130',NULL,NULL,NULL,NULL,NULL,'ready',NULL,NULL,'01a21e57-ebb2-7d76-9cd0-b7e3d6f4032f',0,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,0);
-INSERT INTO "delivery_jobs" VALUES('01a21e57-ebd0-722f-a176-f7d8ff08c783','http://127.0.0.1:7/api/auth/social/posts','{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{"id":"queued-1","content":[{"type":"text","value":"hello"}],"authorId":"writer","published":"2026-11-27T18:50:08.208Z","isPrivate":false}}',0,NULL,NULL,'2026-11-27 18:50:08.210336','deliver-post','http://127.0.0.1:7','sealed','2026-11-27 18:50:08.210336',NULL,NULL,NULL,NULL,NULL,'ready',NULL,NULL,'01a21e57-ebd0-722f-a176-f7d8ff08c783',0,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,0);
-INSERT INTO "delivery_jobs" VALUES('01a21e57-ebd5-7c66-b294-eef9ccc0e77d','http://127.0.0.1:7/api/auth/social/posts','{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{"id":"queued-2","content":[{"type":"text","value":"hello"}],"authorId":"writer","published":"2026-11-27T18:50:08.213Z","isPrivate":false}}',0,NULL,NULL,'2026-11-27 18:50:08.218061','deliver-post','http://127.0.0.1:7','sealed','2026-11-27 18:50:08.218061',NULL,NULL,NULL,NULL,NULL,'ready',NULL,NULL,'01a21e57-ebd5-7c66-b294-eef9ccc0e77d',0,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,0);
-INSERT INTO "delivery_jobs" VALUES('01a21e57-ebf5-7c8d-958a-bc2353a3eb8c','http://127.0.0.1:7/api/auth/social/posts','{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{"id":"unqueued-0","content":[{"type":"text","value":"hello"}],"authorId":"writer","published":"2026-11-27T18:50:08.245Z","isPrivate":false}}',0,NULL,NULL,'2026-11-27 18:50:08.247122','deliver-post','http://127.0.0.1:7','sealed','2026-11-27 18:50:08.247122',NULL,NULL,NULL,NULL,NULL,'ready',NULL,NULL,'01a21e57-ebf5-7c8d-958a-bc2353a3eb8c',0,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,0);
-INSERT INTO "delivery_jobs" VALUES('01a21e57-ebfa-7a95-b7de-50a30b1d8cfb','http://127.0.0.1:7/api/auth/social/posts','{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{"id":"unqueued-1","content":[{"type":"text","value":"hello"}],"authorId":"writer","published":"2026-11-27T18:50:08.249Z","isPrivate":false}}',0,NULL,NULL,'2026-11-27 18:50:08.251358','deliver-post','http://127.0.0.1:7','sealed','2026-11-27 18:50:08.251358',NULL,NULL,NULL,NULL,NULL,'ready',NULL,NULL,'01a21e57-ebfa-7a95-b7de-50a30b1d8cfb',0,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,0);
-INSERT INTO "delivery_jobs" VALUES('01a21e57-ebfd-7268-bb94-7bcd4d2065e4','http://127.0.0.1:7/api/auth/social/posts','{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{"id":"unqueued-2","content":[{"type":"text","value":"hello"}],"authorId":"writer","published":"2026-11-27T18:50:08.253Z","isPrivate":false}}',0,NULL,NULL,'2026-11-27 18:50:08.254711','deliver-post','http://127.0.0.1:7','sealed','2026-11-27 18:50:08.254711',NULL,NULL,NULL,NULL,NULL,'ready',NULL,NULL,'01a21e57-ebfd-7268-bb94-7bcd4d2065e4',0,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,0);
-INSERT INTO "delivery_jobs" VALUES('01a21e57-ec23-7383-a257-1a9d9e5633af','http://127.0.0.1:7/api/auth/social/posts','{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{"id":"held-0","content":[{"type":"text","value":"hello"}],"authorId":"writer","published":"2026-11-27T18:50:08.291Z","isPrivate":false}}',0,NULL,NULL,'2026-11-27 18:50:08.292999','deliver-post','http://127.0.0.1:7','sealed',NULL,NULL,NULL,NULL,NULL,NULL,'held','server','2026-11-27 18:50:08.292999','01a21e57-ec23-7383-a257-1a9d9e5633af',0,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,0);
-INSERT INTO "delivery_jobs" VALUES('01a21e57-ec26-74d4-8e1f-8ed7ba11275e','http://127.0.0.1:7/api/auth/social/posts','{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{"id":"held-1","content":[{"type":"text","value":"hello"}],"authorId":"writer","published":"2026-11-27T18:50:08.294Z","isPrivate":false}}',0,NULL,NULL,'2026-11-27 18:50:08.295624','deliver-post','http://127.0.0.1:7','sealed',NULL,NULL,NULL,NULL,NULL,NULL,'held','server','2026-11-27 18:50:08.295624','01a21e57-ec26-74d4-8e1f-8ed7ba11275e',0,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,0);
-INSERT INTO "delivery_jobs" VALUES('01a21e57-ec28-759e-95d3-d1c78a7466ca','http://127.0.0.1:7/api/auth/social/posts','{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{"id":"held-2","content":[{"type":"text","value":"hello"}],"authorId":"writer","published":"2026-11-27T18:50:08.296Z","isPrivate":false}}',0,NULL,NULL,'2026-11-27 18:50:08.297031','deliver-post','http://127.0.0.1:7','sealed',NULL,NULL,NULL,NULL,NULL,NULL,'held','server','2026-11-27 18:50:08.297031','01a21e57-ec28-759e-95d3-d1c78a7466ca',0,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,0);
+INSERT INTO "delivery_jobs" VALUES('01a21eaa-5447-757a-a41e-65f57a654a6d','http://127.0.0.1:7/api/auth/social/posts','{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{"id":"queued-0","content":[{"type":"text","value":"hello"}],"authorId":"writer","published":"2026-11-27T20:20:08.902Z","isPrivate":false}}',0,NULL,NULL,'2026-11-27 20:20:08.913464','deliver-post','http://127.0.0.1:7','sealed','2026-11-27 20:20:08.913464',NULL,NULL,NULL,NULL,NULL,'ready',NULL,NULL,'01a21eaa-5447-757a-a41e-65f57a654a6d',0,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,0);
+INSERT INTO "delivery_jobs" VALUES('01a21eaa-552c-7e1b-8358-1e141c1c4c0f','http://127.0.0.1:7/api/auth/social/posts','{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{"id":"queued-1","content":[{"type":"text","value":"hello"}],"authorId":"writer","published":"2026-11-27T20:20:09.131Z","isPrivate":false}}',0,NULL,NULL,'2026-11-27 20:20:09.146422','deliver-post','http://127.0.0.1:7','sealed','2026-11-27 20:20:09.146422',NULL,NULL,NULL,NULL,NULL,'ready',NULL,NULL,'01a21eaa-552c-7e1b-8358-1e141c1c4c0f',0,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,0);
+INSERT INTO "delivery_jobs" VALUES('01a21eaa-5542-7b85-a224-22f92c7c30f7','http://127.0.0.1:7/api/auth/social/posts','{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{"id":"queued-2","content":[{"type":"text","value":"hello"}],"authorId":"writer","published":"2026-11-27T20:20:09.153Z","isPrivate":false}}',0,NULL,NULL,'2026-11-27 20:20:09.157788','deliver-post','http://127.0.0.1:7','sealed','2026-11-27 20:20:09.157788',NULL,NULL,NULL,NULL,NULL,'ready',NULL,NULL,'01a21eaa-5542-7b85-a224-22f92c7c30f7',0,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,0);
+INSERT INTO "delivery_jobs" VALUES('01a21eaa-5590-7ae0-8dde-7575b46139bc','http://127.0.0.1:7/api/auth/social/posts','{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{"id":"unqueued-0","content":[{"type":"text","value":"hello"}],"authorId":"writer","published":"2026-11-27T20:20:09.232Z","isPrivate":false}}',0,NULL,NULL,'2026-11-27 20:20:09.237683','deliver-post','http://127.0.0.1:7','sealed','2026-11-27 20:20:09.237683',NULL,NULL,NULL,NULL,NULL,'ready',NULL,NULL,'01a21eaa-5590-7ae0-8dde-7575b46139bc',0,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,0);
+INSERT INTO "delivery_jobs" VALUES('01a21eaa-5599-758b-995f-4c79c17d0343','http://127.0.0.1:7/api/auth/social/posts','{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{"id":"unqueued-1","content":[{"type":"text","value":"hello"}],"authorId":"writer","published":"2026-11-27T20:20:09.241Z","isPrivate":false}}',0,NULL,NULL,'2026-11-27 20:20:09.248283','deliver-post','http://127.0.0.1:7','sealed','2026-11-27 20:20:09.248283',NULL,NULL,NULL,NULL,NULL,'ready',NULL,NULL,'01a21eaa-5599-758b-995f-4c79c17d0343',0,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,0);
+INSERT INTO "delivery_jobs" VALUES('01a21eaa-55a2-765e-b15c-93955a0a3b2f','http://127.0.0.1:7/api/auth/social/posts','{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{"id":"unqueued-2","content":[{"type":"text","value":"hello"}],"authorId":"writer","published":"2026-11-27T20:20:09.249Z","isPrivate":false}}',0,NULL,NULL,'2026-11-27 20:20:09.255830','deliver-post','http://127.0.0.1:7','sealed','2026-11-27 20:20:09.255830',NULL,NULL,NULL,NULL,NULL,'ready',NULL,NULL,'01a21eaa-55a2-765e-b15c-93955a0a3b2f',0,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,0);
+INSERT INTO "delivery_jobs" VALUES('01a21eaa-5619-7333-bc28-ae6e2dbf05a3','http://127.0.0.1:7/api/auth/social/posts','{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{"id":"held-0","content":[{"type":"text","value":"hello"}],"authorId":"writer","published":"2026-11-27T20:20:09.369Z","isPrivate":false}}',0,NULL,NULL,'2026-11-27 20:20:09.385050','deliver-post','http://127.0.0.1:7','sealed',NULL,NULL,NULL,NULL,NULL,NULL,'held','server','2026-11-27 20:20:09.385050','01a21eaa-5619-7333-bc28-ae6e2dbf05a3',0,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,0);
+INSERT INTO "delivery_jobs" VALUES('01a21eaa-5631-7443-b7ff-b903576b0eae','http://127.0.0.1:7/api/auth/social/posts','{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{"id":"held-1","content":[{"type":"text","value":"hello"}],"authorId":"writer","published":"2026-11-27T20:20:09.393Z","isPrivate":false}}',0,NULL,NULL,'2026-11-27 20:20:09.396755','deliver-post','http://127.0.0.1:7','sealed',NULL,NULL,NULL,NULL,NULL,NULL,'held','server','2026-11-27 20:20:09.396755','01a21eaa-5631-7443-b7ff-b903576b0eae',0,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,0);
+INSERT INTO "delivery_jobs" VALUES('01a21eaa-563e-768d-aa16-b71fecc4e24f','http://127.0.0.1:7/api/auth/social/posts','{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{"id":"held-2","content":[{"type":"text","value":"hello"}],"authorId":"writer","published":"2026-11-27T20:20:09.406Z","isPrivate":false}}',0,NULL,NULL,'2026-11-27 20:20:09.414416','deliver-post','http://127.0.0.1:7','sealed',NULL,NULL,NULL,NULL,NULL,NULL,'held','server','2026-11-27 20:20:09.414416','01a21eaa-563e-768d-aa16-b71fecc4e24f',0,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,0);
 CREATE TABLE delivery_losses (
 	id TEXT NOT NULL, 
 	server_url TEXT, 
@@ -110,6 +140,8 @@ CREATE TABLE delivery_payloads (
 	payload TEXT NOT NULL, 
 	refs INTEGER NOT NULL, 
 	created_at DATETIME NOT NULL, 
+	activity_id TEXT, 
+	actor TEXT, 
 	PRIMARY KEY (id)
 );
 CREATE TABLE delivery_totals (
@@ -238,9 +270,11 @@ CREATE TABLE server_links (
 	probed_at DATETIME, 
 	moved_to TEXT, 
 	look_ended_at DATETIME, 
+	signature TEXT, 
+	first_answer_was_page BOOLEAN, 
 	PRIMARY KEY (server_url, wire)
 );
-INSERT INTO "server_links" VALUES('http://127.0.0.1:7','sealed','up','2026-11-27 18:50:08.278933',NULL,1,0,0,0,NULL,NULL,0,0,NULL,0,NULL,1.0,1.0,NULL,NULL,NULL,NULL,0,NULL,NULL,NULL);
+INSERT INTO "server_links" VALUES('http://127.0.0.1:7','sealed','up','2026-11-27 20:20:09.307858',NULL,1,0,0,0,NULL,NULL,0,0,NULL,0,NULL,1.0,1.0,NULL,NULL,NULL,NULL,0,NULL,NULL,NULL,NULL,NULL);
 CREATE TABLE server_registry (
 	id TEXT NOT NULL, 
 	url TEXT NOT NULL, 
@@ -374,9 +408,9 @@ CREATE TABLE workers_jobs (
 	failures TEXT, 
 	PRIMARY KEY (seq)
 );
-INSERT INTO "workers_jobs" VALUES(1,1,'01a21e57-ebb2-7d76-9cd0-b7e3d6f4032f','deliver-post','ready',0,1795805408231,1795805408231,0,5,0,0,0,86400000,604800000,NULL,'[5.0, 2.0, 3155760000.0, 0]',NULL,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,NULL,0,0,NULL);
-INSERT INTO "workers_jobs" VALUES(2,1,'01a21e57-ebd0-722f-a176-f7d8ff08c783','deliver-post','ready',0,1795805408231,1795805408231,0,5,0,0,0,86400000,604800000,NULL,'[5.0, 2.0, 3155760000.0, 0]',NULL,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,NULL,0,0,NULL);
-INSERT INTO "workers_jobs" VALUES(3,1,'01a21e57-ebd5-7c66-b294-eef9ccc0e77d','deliver-post','ready',0,1795805408231,1795805408231,0,5,0,0,0,86400000,604800000,NULL,'[5.0, 2.0, 3155760000.0, 0]',NULL,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,NULL,0,0,NULL);
+INSERT INTO "workers_jobs" VALUES(1,1,'01a21eaa-5447-757a-a41e-65f57a654a6d','deliver-post','ready',0,1795810809190,1795810809190,0,5,0,0,0,86400000,604800000,NULL,'[5.0, 2.0, 3155760000.0, 0]',NULL,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,NULL,0,0,NULL);
+INSERT INTO "workers_jobs" VALUES(2,1,'01a21eaa-552c-7e1b-8358-1e141c1c4c0f','deliver-post','ready',0,1795810809190,1795810809190,0,5,0,0,0,86400000,604800000,NULL,'[5.0, 2.0, 3155760000.0, 0]',NULL,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,NULL,0,0,NULL);
+INSERT INTO "workers_jobs" VALUES(3,1,'01a21eaa-5542-7b85-a224-22f92c7c30f7','deliver-post','ready',0,1795810809190,1795810809190,0,5,0,0,0,86400000,604800000,NULL,'[5.0, 2.0, 3155760000.0, 0]',NULL,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,NULL,0,0,NULL);
 CREATE TABLE workers_limits (
 	queue INTEGER NOT NULL, 
 	name TEXT NOT NULL, 
@@ -416,9 +450,9 @@ CREATE TABLE workers_payloads (
 	data BLOB NOT NULL, 
 	PRIMARY KEY (seq)
 );
-INSERT INTO "workers_payloads" VALUES(1,X'7B226E6F6465223A2268747470733A2F2F612E6578616D706C65222C226461746162617365223A2262383336646434352D323930612D343139352D613738302D653631633861303732353936222C2264656C69766572794A6F624964223A2230316132316535372D656262322D376437362D396364302D623765336436663430333266222C2274617267657455726C223A22687474703A2F2F3132372E302E302E313A372F6170692F617574682F736F6369616C2F706F737473222C2273657276657255726C223A22687474703A2F2F3132372E302E302E313A37222C227061796C6F6164223A22222C227061796C6F61644964223A2230316132316535372D656262322D376437362D396364302D623765336436663430333266227D');
-INSERT INTO "workers_payloads" VALUES(2,X'7B226E6F6465223A2268747470733A2F2F612E6578616D706C65222C226461746162617365223A2262383336646434352D323930612D343139352D613738302D653631633861303732353936222C2264656C69766572794A6F624964223A2230316132316535372D656264302D373232662D613137362D663764386666303863373833222C2274617267657455726C223A22687474703A2F2F3132372E302E302E313A372F6170692F617574682F736F6369616C2F706F737473222C2273657276657255726C223A22687474703A2F2F3132372E302E302E313A37222C227061796C6F6164223A22222C227061796C6F61644964223A2230316132316535372D656264302D373232662D613137362D663764386666303863373833227D');
-INSERT INTO "workers_payloads" VALUES(3,X'7B226E6F6465223A2268747470733A2F2F612E6578616D706C65222C226461746162617365223A2262383336646434352D323930612D343139352D613738302D653631633861303732353936222C2264656C69766572794A6F624964223A2230316132316535372D656264352D376336362D623239342D656566396363633065373764222C2274617267657455726C223A22687474703A2F2F3132372E302E302E313A372F6170692F617574682F736F6369616C2F706F737473222C2273657276657255726C223A22687474703A2F2F3132372E302E302E313A37222C227061796C6F6164223A22222C227061796C6F61644964223A2230316132316535372D656264352D376336362D623239342D656566396363633065373764227D');
+INSERT INTO "workers_payloads" VALUES(1,X'7B226E6F6465223A2268747470733A2F2F612E6578616D706C65222C226461746162617365223A2266343061383863342D333361322D346439612D613335622D663836646637643136303635222C2264656C69766572794A6F624964223A2230316132316561612D353434372D373537612D613431652D363566353761363534613664222C2274617267657455726C223A22687474703A2F2F3132372E302E302E313A372F6170692F617574682F736F6369616C2F706F737473222C2273657276657255726C223A22687474703A2F2F3132372E302E302E313A37222C227061796C6F6164223A22222C227061796C6F61644964223A2230316132316561612D353434372D373537612D613431652D363566353761363534613664227D');
+INSERT INTO "workers_payloads" VALUES(2,X'7B226E6F6465223A2268747470733A2F2F612E6578616D706C65222C226461746162617365223A2266343061383863342D333361322D346439612D613335622D663836646637643136303635222C2264656C69766572794A6F624964223A2230316132316561612D353532632D376531622D383335382D316531343163316334633066222C2274617267657455726C223A22687474703A2F2F3132372E302E302E313A372F6170692F617574682F736F6369616C2F706F737473222C2273657276657255726C223A22687474703A2F2F3132372E302E302E313A37222C227061796C6F6164223A22222C227061796C6F61644964223A2230316132316561612D353532632D376531622D383335382D316531343163316334633066227D');
+INSERT INTO "workers_payloads" VALUES(3,X'7B226E6F6465223A2268747470733A2F2F612E6578616D706C65222C226461746162617365223A2266343061383863342D333361322D346439612D613335622D663836646637643136303635222C2264656C69766572794A6F624964223A2230316132316561612D353534322D376238352D613232342D323266393263376333306637222C2274617267657455726C223A22687474703A2F2F3132372E302E302E313A372F6170692F617574682F736F6369616C2F706F737473222C2273657276657255726C223A22687474703A2F2F3132372E302E302E313A37222C227061796C6F6164223A22222C227061796C6F61644964223A2230316132316561612D353534322D376238352D613232342D323266393263376333306637227D');
 CREATE TABLE workers_queues (
 	id INTEGER NOT NULL, 
 	name TEXT NOT NULL, 
@@ -470,6 +504,8 @@ CREATE INDEX delivery_jobs_server_idx ON delivery_jobs (server_url, state, creat
 CREATE INDEX delivery_jobs_code_idx ON delivery_jobs (error_code, created_at, id) WHERE error_code IS NOT NULL;
 CREATE INDEX delivery_jobs_held_idx ON delivery_jobs (server_url, state, wire, held_reason, created_at) WHERE state = 'held';
 CREATE INDEX delivery_jobs_released_idx ON delivery_jobs (state, released_at) WHERE released_at IS NOT NULL;
+CREATE INDEX delivery_payloads_activity_id_idx ON delivery_payloads (activity_id) WHERE activity_id IS NOT NULL;
+CREATE INDEX delivery_attempts_activity_id_idx ON delivery_attempts (activity_id) WHERE activity_id IS NOT NULL;
 CREATE INDEX delivery_attempts_started_at_idx ON delivery_attempts (started_at);
 CREATE INDEX delivery_attempts_server_url_started_at_idx ON delivery_attempts (server_url, started_at);
 CREATE UNIQUE INDEX delivery_attempts_number_uidx ON delivery_attempts (delivery_id, series, attempt);
@@ -499,6 +535,8 @@ CREATE INDEX server_summaries_advice_given_up_idx ON server_summaries (advice, g
 CREATE INDEX server_summaries_score_idx ON server_summaries (score, server_url);
 CREATE INDEX server_summaries_link_score_idx ON server_summaries (link, score, server_url);
 CREATE INDEX server_summaries_advice_score_idx ON server_summaries (advice, score, server_url);
+CREATE INDEX activitypub_keys_actor_id_idx ON activitypub_keys (actor_id);
+CREATE INDEX activitypub_inboxes_gone_at_idx ON activitypub_inboxes (gone_at);
 CREATE INDEX workers_crons_due ON workers_crons (queue, due) WHERE due IS NOT NULL;
 CREATE INDEX workers_dependencies_by_dependent ON workers_dependencies (dependent);
 CREATE INDEX workers_dependencies_ended ON workers_dependencies (queue) WHERE ended IS NOT NULL;

@@ -13,7 +13,7 @@ from typing import Final
 
 from sqlalchemy import select
 
-from db import ActivityActor, ActivityInbox, ActivityKey, DeliveryJob, new_id
+from db import ActivityActor, ActivityInbox, ActivityKey, DeliveryJob, DeliveryState, new_id
 from federation.activitypub.activities import JOB, WIRE
 from federation.activitypub.keys import ActorKeys, make_private_key, public_pem, seal
 from federation.activitypub.signatures import SignatureKind
@@ -102,9 +102,11 @@ class Scene:
         return await self.site.outcome(f"{row}.{series}" if series else row, row=row)
 
     async def later(self, delivery_id: str, series: int, wait: timedelta) -> Fate:
-        """What becomes of it after so long, when a sweep has found that its time has come."""
-        self.clock.advance(wait)
-        await self.federation.held_sweeper.sweep()
+        """What becomes of it after so long, when a sweep has found that its time has come, and not a second before."""
+        for step in (timedelta(0), wait - timedelta(seconds=1), timedelta(seconds=1)):
+            assert {row.state for row in await self.rows()} == {DeliveryState.HELD}
+            self.clock.advance(step)
+            await self.federation.held_sweeper.sweep()
         return await self.fate(delivery_id, series=series)
 
     async def inbox(self, url: str | None = None) -> ActivityInbox | None:

@@ -122,6 +122,9 @@ async def test_a_shared_inbox_is_not_gone_because_it_was_not_found(
     clock.advance(7 * DAY)
     for url in (SHARED, BOB):
         await inboxes.missing(url, SERVER, delivery_id="d")
+    row = await row_of(database, SHARED)
+    assert row is not None
+    assert row.gone_at is None
     assert await among(database, clock.now(), SHARED, BOB) == {BOB}
     assert await among(database, clock.now(), SHARED, BOB, shared=(SHARED, BOB)) == set()
 

@@ -12,6 +12,7 @@ from starlette.routing import Route
 from structlog.testing import capture_logs
 
 from db import (
+    ActivityInbox,
     AttemptOutcome,
     BlacklistedServer,
     Database,
@@ -253,6 +254,29 @@ async def test_the_links_of_what_is_owed_are_looked_up(database: Database) -> No
     with rows_read.watched() as queries:
         assert (await read_numbers(database, recurring=())).oldest_while_up == NOW
     assert await database.transact(partial(rows_read.cost, queries=queries, work_mem="64kB")) < 10 * (owed + away)
+
+
+async def test_what_is_owed_to_a_server_that_is_away_by_one_wire_waits_for_that_link(database: Database) -> None:
+    """Its link by the other wire is up, which says nothing about this one. An inbox that is gone is counted."""
+    old, server = NOW - timedelta(days=1), "https://b.example"
+    async with database.transaction() as session:
+        for wire, created_at in (("activitypub", old), ("sealed", NOW)):
+            session.add(
+                DeliveryJob(
+                    id=new_id(),
+                    target_url=f"{server}/inbox",
+                    payload="{}",
+                    created_at=created_at,
+                    job_name="n",
+                    server_url=server,
+                    wire=wire,
+                )
+            )
+        session.add(ServerLink(server_url=server, wire="activitypub", since=NOW, state=LinkState.DOWN))
+        session.add(ActivityInbox(url=f"{server}/inbox", server_url=server, gone_at=NOW, gone_code=410))
+        session.add(ActivityInbox(url=f"{server}/other", server_url=server, missing_since=NOW))
+    numbers = await read_numbers(database, recurring=())
+    assert (numbers.ready, numbers.oldest_while_up, numbers.inboxes_gone) == (2, NOW, 1)
 
 
 async def test_an_empty_database_owes_nothing(database: Database) -> None:

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -18,16 +17,13 @@ import federation
 import federation.sync
 from db import ActivityActor, ActivityInbox, ActivityKey, DeliveryPayload
 from federation import activitypub
-from federation.activitypub.activities import JOB, WIRE, parse
+from federation.activitypub.activities import JOB
 from federation.base.errors import ConfigurationError
-from federation.base.settings.settings import Settings
-from federation.runtime.composition import Federation
-from federation.runtime.nodes import adopt, get_federation
+from federation.runtime.nodes import get_federation
 from tests.federation.activitypub.sender import ALICE, NOW, follower, key_of, note
 from tests.federation.sync.conftest import Way, owed
 from tests.patience import until
 from workers import JobState
-from workers.background import background
 
 EVERYBODY = (follower(), follower("carol", host="c.example"))
 PLAIN = pytest.mark.parametrize("place", ["sqlite", "bullmq-postgres"], indirect=True)
@@ -37,28 +33,10 @@ class Interrupted(Exception):
     """What a test raises in a transaction."""
 
 
-class Checks:
-    """All of the wire that these tests need, for a node that is made without one."""
-
-    name, job_names, codes = WIRE, (JOB,), MappingProxyType({})
-
-    def check(self, payload: str) -> None:
-        parse(payload)
-
-
-async def adopt_node() -> None:
-    """This loop's node has the wire."""
-    made = Federation(Settings.load())
-    has_wire = made.wires.of(JOB).name == WIRE
-    adopt(made if has_wire else Federation(made.settings, wires=lambda _: [Checks()]))
-
-
 @pytest.fixture
-async def sends(node: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def sends(node: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The node sends activities."""
     monkeypatch.setenv("FEDERATION_ACTIVITYPUB", "1")
-    await adopt_node()
-    background.run(adopt_node)
 
 
 async def queued() -> set[str]:

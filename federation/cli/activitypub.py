@@ -1,0 +1,155 @@
+"""`federation activitypub`."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+
+from federation.cli.options import AsJson, Limit, Yes, duration, group
+from federation.cli.orders import order
+from federation.cli.output import confirm, print_json, print_lines, print_table
+from federation.cli.problems import NOT_FOUND, fail
+from federation.cli.session import with_node
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from federation.activitypub.inboxes import GoneInbox
+    from federation.runtime.composition import Federation
+
+app = group("ActivityPub: this node's actors and their keys, and inboxes of others that are gone.")
+actors_app = group("Actors of this node: list, add, remove.")
+keys_app = group("Keys of this node's actors: list, rotate.")
+app.add_typer(actors_app, name="actors")
+app.add_typer(keys_app, name="keys")
+
+ActorUrl: TypeAlias = Annotated[
+    str, typer.Argument(metavar="ACTOR", help="Its URL, as https://a.example/users/alice.", show_default=False)
+]
+AfterActor: TypeAlias = Annotated[str | None, typer.Option("--after", metavar="ACTOR", help="Go on after this actor.")]
+
+
+@actors_app.command("list")
+def list_actors(limit: Limit = 100, after: AfterActor = None, as_json: AsJson = False) -> None:
+    """List actors by URL, those that were removed, too."""
+    from federation.admin import activitypub
+
+    page = with_node(lambda node: activitypub.list_actors(_on(node), limit=limit, after=after))
+    if as_json:
+        print_json(page)
+        return
+    print_table(
+        ("ACTOR", "KEY", "INSTANCE", "MADE", "REMOVED"),
+        ((each.id, each.key_id, each.is_instance, each.created_at, each.removed_at) for each in page.actors),
+    )
+    _tell_more(page.after)
+
+
+@actors_app.command("add")
+def add_actor(
+    actor: ActorUrl,
+    instance: Annotated[bool, typer.Option("--instance", help="It stands for the node and not for a user.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Add an actor, with a key of its own. One that is there stays as it is; one that was removed is there again."""
+    from federation.admin import activitypub
+
+    asked = order("activitypub actors add", actor=actor, instance=instance)
+    try:
+        added = with_node(lambda node: activitypub.add_actor(node, actor, is_instance=instance, order=asked))
+    except ValueError as error:
+        fail(str(error))
+    if as_json:
+        print_json(added)
+    else:
+        print_lines([f"{added.id} signs with {added.key_id}"])
+
+
+@actors_app.command("remove")
+def remove_actor(actor: ActorUrl, yes: Yes = False, as_json: AsJson = False) -> None:
+    """Remove an actor. What it signed can be verified for 30 days; then it is gone for good."""
+    from federation.admin import activitypub
+
+    confirm(f"Remove the actor {actor}?", yes=yes)
+    asked = order("activitypub actors remove", actor=actor)
+    if not with_node(lambda node: activitypub.remove_actor(node, actor, order=asked)):
+        fail(f"{actor} is no actor of this node", status=NOT_FOUND)
+    if as_json:
+        print_json({"actor": actor})
+    else:
+        print_lines([f"{actor} is removed; it is shown for 30 days more, so that others can verify the news"])
+
+
+@keys_app.command("list")
+def list_keys(limit: Limit = 100, after: AfterActor = None, as_json: AsJson = False) -> None:
+    """List the keys of actors, without the keys. `opens`: this node's own keys open them, so that they can sign."""
+    from federation.admin import activitypub
+
+    page = with_node(lambda node: activitypub.list_keys(_on(node), limit=limit, after=after))
+    if as_json:
+        print_json(page)
+        return
+    print_table(
+        ("KEY", "STATE", "OPENS", "FROM", "RETIRED"),
+        ((each.key_id, each.state, each.opens, each.use_from, each.retired_at) for each in page.keys),
+    )
+    _tell_more(page.after)
+
+
+@keys_app.command("rotate")
+def rotate(actor: ActorUrl, as_json: AsJson = False) -> None:
+    """Give an actor another key. In ten minutes it takes the place of the present one."""
+    from federation.activitypub.keys import NoActorKey
+    from federation.admin import activitypub
+
+    asked = order("activitypub keys rotate", actor=actor)
+    try:
+        rotated = with_node(lambda node: activitypub.rotate(node, actor, order=asked))
+    except NoActorKey as error:
+        fail(str(error), status=NOT_FOUND)
+    if as_json:
+        print_json(rotated)
+    else:
+        print_lines([f"{rotated.id} will sign with {rotated.key_id}, ten minutes after the rotation began"])
+
+
+@app.command("gone")
+def gone(
+    since: Annotated[
+        str, typer.Option("--since", metavar="DURATION", callback=duration, help="Of the last 12h, 7d, …")
+    ] = "30d",
+    as_json: AsJson = False,
+) -> None:
+    """List the inboxes of others that were found to be no more. Who had them can be removed from the followers."""
+    from federation.admin import inboxes
+    from federation.base.settings.types import parse_duration
+
+    begin = datetime.now(UTC) - parse_duration(since)
+
+    async def look(node: Federation) -> Sequence[GoneInbox]:
+        return await inboxes.gone(_on(node).database, begin)
+
+    found = with_node(look)
+    if as_json:
+        print_json({"inboxes": found})
+    else:
+        print_table(("INBOX", "GONE SINCE", "BY"), ((each.url, each.gone_at, each.code) for each in found))
+
+
+def _tell_more(after: str | None) -> None:
+    if after:
+        print_lines([f"more: --after {after}"])
+
+
+def _on(node: Federation) -> Federation:
+    """Return the node, if it has ActivityPub.
+
+    Raises:
+        ConfigurationError: it is off.
+    """
+    from federation.activitypub.calls import parts_of
+
+    parts_of(node)
+    return node
