@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from sqlalchemy.exc import SQLAlchemyError
 
 from db import Database, DatabaseUrlError
+from federation.activitypub.purge import ActivityPurge
 from federation.base.errors import ConfigurationError, Unreachable
 from federation.base.settings.reach import require_schema
 from federation.base.settings.settings import Settings
@@ -44,7 +45,8 @@ async def _purge() -> Mapping[str, object]:
     database = Database(settings.database_url.get_secret_value())
     try:
         await require_schema(database)
-        purge = Purge(database, of_wires=[SealedPurge(database)], keep_attempts=settings.federation_keep_attempts)
+        wires = [SealedPurge(database), ActivityPurge(database)]
+        purge = Purge(database, of_wires=wires, keep_attempts=settings.federation_keep_attempts)
         return await purge()
     finally:
         await database.close()

@@ -24,7 +24,6 @@ from sqlalchemy.dialects import postgresql, sqlite
 from db import ActivityInbox, Database, among
 from federation.activitypub.codes import GONE, NOT_FOUND
 from federation.base.cache import LoadingCache
-from federation.base.meter import NO_METER, Meter
 from federation.delivery.rows import fail_owed
 from federation.delivery.wire import Fragment
 from workers.clock import Clock
@@ -74,9 +73,8 @@ class InboxForgotten:
 class Inboxes:
     """Notes what inboxes answer. Close it."""
 
-    def __init__(self, database: Database, *, clock: Clock, meter: Meter = NO_METER) -> None:
+    def __init__(self, database: Database, *, clock: Clock) -> None:
         self._database = database
-        self._meter = meter
         self._clock = clock
         self._known: LoadingCache[frozenset[str]] = LoadingCache(self._load, ttl=KNOWN_FOR)
         self._noted: dict[str, datetime] = {}
@@ -97,13 +95,13 @@ class Inboxes:
         if len(self._noted) >= MAX_NOTED:
             self._noted.clear()
         self._noted[url] = now
-        self._tell(url, server_url, NOT_FOUND, failed)
+        _tell(url, server_url, NOT_FOUND, failed)
 
     async def gone(self, url: str, server_url: str, *, delivery_id: str) -> None:
         """Note that the inbox is gone, and fail what is owed to it but for the delivery that found out."""
         now = self._clock.now()
         failed = await self._write(lambda connection: _lost(connection, url, server_url, delivery_id, now, GONE))
-        self._tell(url, server_url, GONE, failed)
+        _tell(url, server_url, GONE, failed)
 
     async def close(self) -> None:
         """Stop reading, and wait until nothing is being read any more."""
@@ -114,11 +112,6 @@ class Inboxes:
             return await self._database.transact(note)
         finally:
             self._known.drop(_ALL)
-
-    def _tell(self, url: str, server_url: str, status: int, failed: int | None) -> None:
-        if failed is not None:
-            self._meter.inbox_gone()
-            log.info("inbox_gone", inbox=url, server_url=server_url, status=status, failed=failed)
 
     async def _load(self, _key: str) -> frozenset[str]:
         return frozenset(row.url for row in await self._database.rows(_URLS))
@@ -190,6 +183,11 @@ def _locked(connection: Connection, url: str, server_url: str) -> Row[*tuple[Any
     """Return the inbox's row, locked until the transaction ends; make it if there is none."""
     connection.execute(_blank(connection.dialect.name), {"url": url, "server_url": server_url, "is_shared": False})
     return connection.execute(_LOCKED, {"inbox": url}).one()
+
+
+def _tell(url: str, server_url: str, status: int, failed: int | None) -> None:
+    if failed is not None:
+        log.info("inbox_gone", inbox=url, server_url=server_url, status=status, failed=failed)
 
 
 _ALL: Final = ""

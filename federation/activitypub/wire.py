@@ -120,7 +120,7 @@ class ActivityWire:
         self._allow_http = allow_http
         self._clock = clock
         self._meter = meter
-        self._inboxes = Inboxes(database, clock=clock, meter=meter)
+        self._inboxes = Inboxes(database, clock=clock)
         self._headers = {"Accept": ACTIVITY_JSON, "User-Agent": user_agent(own_url)}
         self._shown = LoadingCache(self._look, ttl=LOOK_INTERVAL)
 

@@ -58,29 +58,31 @@ def list_servers(
     columns: Columns = None,
     as_json: AsJson = False,
 ) -> None:
-    """List servers, by URL."""
+    """List servers, by URL. Those that need no registry are known by their links, and have no health."""
     from federation.admin.servers import servers
 
     async def look(database: Database) -> tuple[ServerPage, dict[str, LinkRow], dict[str, Scorecard]]:
         page = await servers.list_servers(database, healthy=healthy, limit=limit, after=after)
-        urls = [each.url for each in page.servers]
-        return page, await servers.links(database, urls), await servers.scorecards(database, urls)
+        return page, await servers.links(database, page.urls), await servers.scorecards(database, page.urls)
 
     page, links, cards = with_database(look)
     if as_json:
-        print_json({"servers": page.servers, "after": page.after, "links": links, "scorecards": cards})
+        told = {"servers": page.servers, "others": page.others, "after": page.after}
+        print_json({**told, "links": links, "scorecards": cards})
         return
-    names = ("URL", "LINK", "SINCE", "REASON", "HELD", "NEXT PROBE", "LAST SEEN", "SCORE", "ADVICE")
+    names = ("URL", "LINK", "SINCE", "REASON", "HELD", "NEXT PROBE", "WIRE", "LAST SEEN", "SCORE", "ADVICE")
+    registered = {each.url: each for each in page.servers}
     rows = (
         (
-            each.url,
-            *_link(links[each.url], each.unhealthy_reason),
-            links[each.url].held,
-            links[each.url].next_probe_at,
-            each.last_seen,
-            *_advice(cards.get(each.url)),
+            url,
+            *_link(links[url], registered[url].unhealthy_reason if url in registered else None),
+            links[url].held,
+            links[url].next_probe_at,
+            links[url].wire,
+            registered[url].last_seen if url in registered else None,
+            *_advice(cards.get(url)),
         )
-        for each in page.servers
+        for url in page.urls
     )
     print_list(names, rows, few=("URL", "LINK", "HELD", "SCORE", "REASON"), wide=wide, chosen=columns)
     if page.after:
@@ -117,26 +119,17 @@ def show(url: ServerUrl, as_json: AsJson = False) -> None:
 
     name = servers.server_url(url)
 
-    async def look(database: Database) -> tuple[ServerRow | None, LinkRow]:
-        return await servers.show(database, name), (await servers.links(database, [name]))[name]
+    async def look(database: Database) -> tuple[ServerRow | None, LinkRow, Sequence[LinkRow]]:
+        link, by_wire = await servers.links(database, [name]), await servers.links_by_wire(database, [name])
+        return await servers.show(database, name), link[name], by_wire[name]
 
-    server, link = with_database(look)
+    server, link, links = with_database(look)
     if server is None and link.since is None and not link.held:
         fail(f"{name} is not in the registry", status=NOT_FOUND)
     if as_json:
-        print_json({"url": name, **(asdict(server) if server else {}), "link": link})
+        print_json({"url": name, **(asdict(server) if server else {}), "link": link, "links": links})
         return
-    rows: list[tuple[str, object]] = [
-        ("link", link.state),
-        ("since", link.since),
-        ("reason", link.reason),
-        ("held by an operator", link.operator_hold),
-        ("held deliveries", link.held),
-        ("next probe", link.next_probe_at),
-        ("rests until", link.rest_until),
-        ("through relays", link.relayed),
-        ("profile", link.profile),
-    ]
+    rows = [row for each in links for row in _rows_of(each, of_several=len(links) > 1)]
     if server is None:
         rows.append(("registry", "not in it"))
     else:
@@ -150,6 +143,22 @@ def show(url: ServerUrl, as_json: AsJson = False) -> None:
             ("encryption key", server.encryption_public_key),
         ]
     print_table(("", name), rows)
+
+
+def _rows_of(link: LinkRow, *, of_several: bool) -> list[tuple[str, object]]:
+    rows: list[tuple[str, object]] = [
+        ("link", link.state),
+        ("since", link.since),
+        ("reason", link.reason),
+        ("held by an operator", link.operator_hold),
+        ("held deliveries", link.held),
+        ("next probe", link.next_probe_at),
+        ("rests until", link.rest_until),
+        ("through relays", link.relayed),
+        ("profile", link.profile),
+    ]
+    rows += [("signature", link.signature)] if link.signature else []
+    return [(f"by {link.wire}: {name}", value) for name, value in rows] if of_several else rows
 
 
 @app.command("discover")

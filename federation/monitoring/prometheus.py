@@ -151,7 +151,6 @@ class ProcessMetrics:
             "signature",
         )
         self._signing = self._counter("federation_signature_seconds", "Seconds spent on signing requests.")
-        self._gone = self._counter("federation_inboxes_gone", "Inboxes that this process found to be gone.")
         self._relays = self._counter(
             "federation_relays", "How often peers were asked to relay, by whether one did.", "outcome"
         )
@@ -230,9 +229,6 @@ class ProcessMetrics:
 
     def signed(self, seconds: float) -> None:
         self._signing.inc(seconds)
-
-    def inbox_gone(self) -> None:
-        self._gone.inc()
 
     def relay(self, *, helped: bool) -> None:
         self._relays.labels("relayed" if helped else "failed").inc()

@@ -10,8 +10,10 @@ from federation.activitypub.actors import Actors
 from federation.activitypub.inboxes import gone_among
 from federation.activitypub.keys import ActorKeys
 from federation.activitypub.outbound import Senders
+from federation.activitypub.purge import ActivityPurge
 from federation.activitypub.signatures import SignatureKind
 from federation.activitypub.wire import ActivityWire
+from federation.base.meter import Meter
 from federation.base.settings.settings import Settings
 from federation.delivery.outbox.insert import OutboxInserter
 from federation.http.client import FederationClient
@@ -40,6 +42,7 @@ class ActivityPub:
         client: FederationClient,
         guard: AddressGuard,
         inserter: Callable[[], OutboxInserter],
+        meter: Meter,
         clock: Clock,
     ) -> None:
         settings.require_identity()
@@ -61,7 +64,9 @@ class ActivityPub:
             first_knock=SignatureKind(settings.federation_activitypub_first_knock.value),
             allow_http=settings.federation_activitypub_http,
             clock=clock,
+            meter=meter,
         )
+        self.purge = ActivityPurge(database)
 
     @cached_property
     def senders(self) -> Senders:

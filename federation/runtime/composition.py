@@ -219,6 +219,7 @@ class Federation:
             client=self.client,
             guard=self.guard,
             inserter=lambda: self.outbox.inserter,
+            meter=self.meter,
             clock=self.clock,
         )
 

@@ -52,7 +52,7 @@ def _of_every_node(federation: Federation) -> Iterator[RecurringJob]:
         interval=timedelta(hours=1),
         run=Purge(
             database,
-            of_wires=[SealedPurge(database)],
+            of_wires=[SealedPurge(database), *([federation.activitypub.purge] if federation.activitypub else [])],
             sweeps=federation.sweeps,
             keep_attempts=settings.federation_keep_attempts,
             clock=federation.clock,

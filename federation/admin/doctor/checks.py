@@ -36,7 +36,6 @@ from federation.base.settings.reach import (
     schema_of,
     write_problem,
 )
-from federation.base.settings.settings import Settings
 from federation.delivery.sightings import ADVICE, PLACES_ADVICE, naming, places, strangers
 from federation.delivery.sightings import proxies as proxies_seen
 from federation.http.client import FederationClient
@@ -174,7 +173,7 @@ async def _runs_with_other_keys(federation: Federation, asker: str) -> bool:
     assert federation.own_url is not None  # otherwise the settings would have been refused
     assert federation.keys is not None
     try:
-        response = await _own_discover(federation.own_url, federation.settings, asker=asker)
+        response = await _own_discover(federation, asker=asker)
         shown = parse_discover_document(response.body)
     except (OutboundError, ProtocolError):  # another check reports that
         return False
@@ -311,7 +310,7 @@ async def discover(federation: Federation) -> Found:
     assert federation.keys is not None
     start = f"start the node, or mend BETTER_AUTH_URL ({federation.own_url}), DNS or the proxy before it"
     try:
-        response = await _own_discover(federation.own_url, federation.settings)
+        response = await _own_discover(federation)
         if not response.ok:
             return warning(f"answered with status {response.status}", start)
         shown = parse_discover_document(response.body)
@@ -330,13 +329,19 @@ async def discover(federation: Federation) -> Found:
     return ok("answers with our name and key")
 
 
-async def _own_discover(own_url: str, settings: Settings, *, asker: str | None = None) -> Response:
+async def _own_discover(federation: Federation, *, asker: str | None = None) -> Response:
     """Return what the running node answers to anybody, or to the server *asker*."""
-    # Our own address may well be private; only this one client may use it.
-    guard = AddressGuard(settings.dev_allowed_hostnames | {urlsplit(own_url).hostname or ""})
     headers = {} if asker is None else {ORIGIN_HEADER: asker}
-    async with FederationClient(guard, ConnectionPool(guard)) as client:
-        return await client.fetch(f"{own_url}/discover", headers=headers, timeout=PATIENCE)
+    async with client_of_ourselves(federation) as client:
+        return await client.fetch(f"{federation.own_url}/discover", headers=headers, timeout=PATIENCE)
+
+
+def client_of_ourselves(federation: Federation) -> FederationClient:
+    """Return a client that may ask this node itself, by its public name. Close it."""
+    # Our own address may well be private; only this one client may use it.
+    own_host = urlsplit(federation.own_url or "").hostname or ""
+    guard = AddressGuard(federation.settings.dev_allowed_hostnames | {own_host})
+    return FederationClient(guard, ConnectionPool(guard))
 
 
 _DISCOVER_ADVICE: Final = {

@@ -17,7 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from db.errors import local_cause
 from db.poolers import LentSessionsError
-from federation.admin.doctor import checks, time_checks
+from federation.admin.doctor import actors, checks, time_checks
 from federation.admin.doctor.checks import Found, Verdict, failure, queue_setting
 from federation.admin.doctor.given_up import given_up
 from federation.base.errors import ConfigurationError, NoNodeHere, Unreachable
@@ -78,6 +78,7 @@ async def examine_node(federation: Federation) -> list[Finding]:
     until = asyncio.get_running_loop().time() + PATIENCE.total_seconds()
     look = partial(_run, federation=federation, until=until)
     async with asyncio.TaskGroup() as group:
+        has_actors = federation.activitypub is not None
         queues_, server, files, discover = (
             group.create_task(look(check, of))
             for check, of in (
@@ -102,6 +103,7 @@ async def examine_node(federation: Federation) -> list[Finding]:
                 ("backlog", checks.backlog),
                 ("given up", given_up),
                 ("claims", checks.claims),
+                *((("actors", actors.actors), ("own actor", actors.own_actor)) if has_actors else ()),
             )
         ]
     writes, host, known_keys, *others = of_database

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import Connection, Select, case, delete, func, or_, select
+from sqlalchemy import Connection, Select, delete, exists, func, or_, select
 from sqlmodel import col
 
 from db import (
+    DEFAULT_WIRE,
     AcceptedKey,
     Database,
     DeliveryJob,
@@ -59,8 +60,12 @@ class ServerRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkRow:
-    """The state of deliveries to a server, and how many are held for it. To an unknown server they are sent."""
+    """The state of deliveries to a server by one wire, and how many are held for it.
 
+    To an unknown server they are sent. `signature` is the kind that it takes, where it has refused another.
+    """
+
+    wire: str
     state: LinkState
     since: datetime | None
     reason: str | None
@@ -70,6 +75,7 @@ class LinkRow:
     next_probe_at: datetime | None
     rest_until: datetime | None
     profile: str | None
+    signature: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,13 +102,23 @@ class HealthEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerPage:
-    """Part of a list; `after` continues it, None at its end."""
+    """Part of a list; `after` continues it, None at its end.
+
+    `others` are URLs of servers that need no registry: those of other wires than that of servers with keys.
+    """
 
     servers: tuple[ServerRow, ...]
+    others: tuple[str, ...]
     after: str | None
+
+    @property
+    def urls(self) -> list[str]:
+        """The URLs of all of them, in order."""
+        return sorted([*(each.url for each in self.servers), *self.others])
 
 
 _UNKNOWN_LINK: Final[dict[str, Any]] = {
+    "wire": DEFAULT_WIRE,
     "state": LinkState.UP,
     "since": None,
     "reason": None,
@@ -111,6 +127,7 @@ _UNKNOWN_LINK: Final[dict[str, Any]] = {
     "next_probe_at": None,
     "rest_until": None,
     "profile": None,
+    "signature": None,
 }
 
 
@@ -128,16 +145,30 @@ async def list_servers(
 ) -> ServerPage:
     """Return up to *limit* servers by URL, from where the page before ended.
 
-    With *healthy* True or False, only servers that are healthy, or are not, are returned.
+    With *healthy* True or False, only servers of the registry that are healthy, or are not, are returned.
     """
     query = _rows().order_by(col(Server.url)).limit(limit + 1)
     if healthy is not None:
         query = query.where(col(Server.is_healthy).is_(healthy))
     if after is not None:
         query = query.where(col(Server.url) > after)
-    async with database.read() as session:
-        found = [ServerRow(**row._mapping) for row in await session.execute(query)]
-    return ServerPage(servers=tuple(found[:limit]), after=found[limit - 1].url if len(found) > limit else None)
+    other = [] if healthy is not None else await database.rows(_others(limit + 1, after))
+    found = {row.url: ServerRow(**row._mapping) for row in await database.rows(query)}
+    urls = sorted([*found, *(row.server_url for row in other)])
+    shown = urls[:limit]
+    return ServerPage(
+        servers=tuple(found[url] for url in shown if url in found),
+        others=tuple(url for url in shown if url not in found),
+        after=shown[-1] if len(urls) > limit else None,
+    )
+
+
+def _others(limit: int, after: str | None) -> Select[*tuple[str]]:
+    """Return the query for servers that have a link by another wire, and are not in the registry."""
+    url = col(ServerLink.server_url)
+    is_registered = exists().where(col(Server.url) == url)
+    query = select(url).where(col(ServerLink.wire) != DEFAULT_WIRE, ~is_registered).distinct().order_by(url)
+    return (query if after is None else query.where(url > after)).limit(limit)
 
 
 async def show(database: Database, url: str) -> ServerRow | None:
@@ -148,31 +179,39 @@ async def show(database: Database, url: str) -> ServerRow | None:
 
 
 async def links(database: Database, urls: Sequence[str]) -> dict[str, LinkRow]:
-    """Return the links to these servers: of several wires, that which is not up."""
+    """Return the links to these servers: of several wires, that which is not up. What is held is so by any wire."""
+    found = await links_by_wire(database, urls)
+    rows = {url: next((each for each in of if each.state is not LinkState.UP), of[0]) for url, of in found.items()}
+    return {url: replace(row, held=sum(each.held for each in found[url])) for url, row in rows.items()}
+
+
+async def links_by_wire(database: Database, urls: Sequence[str]) -> dict[str, Sequence[LinkRow]]:
+    """Return the links to these servers by each wire by which something is known of them; at least one."""
     names = [column.name for column in fields(LinkRow) if column.name != "held"]
     columns = (getattr(ServerLink, name) for name in names)
     query = select(col(ServerLink.server_url), *columns).where(col(ServerLink.server_url).in_(urls))
-    query = query.order_by(case((col(ServerLink.state) == LinkState.UP, 0), else_=1))
-    server = col(DeliveryJob.server_url)
+    server, wire = col(DeliveryJob.server_url), col(DeliveryJob.wire)
     held = (
-        select(server, func.count())
+        select(server, wire, func.count().label("number"))
         .where(col(DeliveryJob.state) == DeliveryState.HELD, server.in_(urls))
-        .group_by(server)
+        .group_by(server, wire)
     )
     async with database.read() as session:
-        known = {row.server_url: dict(row._mapping) for row in await session.execute(query)}
-        counts = {url: int(number) for url, number in await session.execute(held)}
+        known = {(row.server_url, row.wire): dict(row._mapping) for row in await session.execute(query)}
+        counts = {(row.server_url, row.wire): int(row.number) for row in await session.execute(held)}
     now = datetime.now(UTC)
-    found = {}
-    for url in urls:
-        values = {**_UNKNOWN_LINK, **known.get(url, {})}
-        rest_until = values["rest_until"]
-        over = rest_until is None or not now < rest_until <= now + LONGEST_REST
-        columns_of_link = {name: values[name] for name in names}
-        found[url] = LinkRow(
-            **columns_of_link | {"rest_until": None if over else rest_until, "held": counts.get(url, 0)}
-        )
-    return found
+    found: dict[str, list[LinkRow]] = {url: [] for url in urls}
+    for url, by in sorted(known.keys() | counts.keys()):
+        found[url].append(_link_row(known.get((url, by), {"wire": by}), counts.get((url, by), 0), now))
+    return {url: rows or [_link_row({}, 0, now)] for url, rows in found.items()}
+
+
+def _link_row(values: dict[str, Any], held: int, now: datetime) -> LinkRow:  # Any: values of columns of any type
+    values = {**_UNKNOWN_LINK, **values}
+    values.pop("server_url", None)
+    rest_until = values["rest_until"]
+    is_over = rest_until is None or not now < rest_until <= now + LONGEST_REST
+    return LinkRow(**values | {"rest_until": None if is_over else rest_until, "held": held})
 
 
 async def health_events(database: Database, url: str, *, limit: int = 5) -> Sequence[HealthEvent]:

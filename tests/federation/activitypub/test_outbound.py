@@ -165,6 +165,7 @@ async def test_the_caller_may_choose_another_order_or_none(sender: Sender) -> No
         [None, None],
         [HoldReason.ORDER, HoldReason.ORDER],
     ]
+    assert len({rows[each].ordering_key for sent in chosen for each in sent.delivery_ids}) == len(people)
     assert {rows[each].ordering_key for sent in free for each in sent.delivery_ids} == {None}
     assert {rows[each].held_reason for sent in free for each in sent.delivery_ids} == {None}
 

@@ -328,3 +328,22 @@ async def test_a_delivery_after_an_outage_goes_ahead_of_the_others(stage: Scene)
     assert (link.state, link.release_at) == (LinkState.UP, stage.clock.now())
     assert stage.peer.hits == hits + 2
     assert {request.method for request in stage.peer.requests} == {"POST"}
+
+
+async def test_both_databases_keep_what_inboxes_answer(
+    make_settings: MakeSettings, database_url: str, ssl_context: ssl.SSLContext
+) -> None:
+    """An inbox that was missing takes one, is gone with all that is owed to it, and is remembered."""
+    settings = make_settings(database_url=database_url, federation_delivery_attempts=ATTEMPTS)
+    async with scene(settings, ssl_context) as stage:
+        stage.peer.upcoming += [*[respond(404)] * ATTEMPTS, respond(202), respond(410)]
+        first = await stage.owe()
+        assert (await stage.fate(first)).codes == ["HTTP_404"] * ATTEMPTS
+        assert (await stage.fate()).row is None
+        assert await stage.inbox() is None
+        assert (await stage.fate()).codes == ["INBOX_GONE"]
+        assert {row.error_code for row in await stage.rows()} == {"INBOX_GONE"}
+        assert {row.state for row in await stage.rows()} == {FAILED}
+        inbox = await stage.inbox()
+        assert inbox is not None
+        assert (inbox.gone_code, inbox.is_shared) == (410, False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
@@ -18,7 +19,9 @@ from tests.federation.activitypub.scene import INBOX, Scene, kind_of, scene, tak
 from tests.federation.conftest import MakeSettings
 from tests.misbehaving import (
     Behaviour,
+    Exchange,
     MisbehavingServer,
+    Received,
     drip_body,
     hang,
     huge_body,
@@ -143,6 +146,24 @@ async def test_both_knocks_share_one_deadline(stage: Scene, monkeypatch: pytest.
     assert fate.codes == ["TIMEOUT"]
     assert fate.log[0].duration_ms < 5_000
     assert kinds(stage) == [CAVAGE, RFC9421]
+
+
+async def refuse_and_stall(request: Received, exchange: Exchange) -> None:
+    """The head of a 401, and silence."""
+    await exchange.send_head(401, {"Content-Length": "100"})
+    await asyncio.Event().wait()
+
+
+async def test_a_server_that_took_all_the_time_for_the_first_is_not_knocked_at_again(
+    stage: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its one answer counts."""
+    monkeypatch.setattr(module, "DELIVERY_TIMEOUT", timedelta(seconds=0.4))
+    monkeypatch.setattr(connection, "BODY_PATIENCE", timedelta(seconds=0.5))
+    stage.shows_actor()
+    stage.peer.default = refuse_and_stall
+    fate = await stage.fate()
+    assert (fate.codes, kinds(stage)) == (["HTTP_401"], [CAVAGE])
 
 
 @pytest.mark.parametrize(

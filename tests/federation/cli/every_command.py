@@ -9,6 +9,7 @@ import typer
 
 from federation.cli.app import app
 from tests.federation.cli.elsewhere import PEER
+from tests.federation.conftest import OWN_URL as OWN
 
 ARGUMENTS: Final = {
     "servers show": [PEER],
@@ -36,6 +37,9 @@ ARGUMENTS: Final = {
     "users add": ["alice"],
     "follow": ["bob", PEER, "--as", "carol"],
     "post": ["hello", "--as", "carol"],
+    "activitypub actors add": [f"{OWN}/users/alice"],
+    "activitypub actors remove": [f"{OWN}/users/alice", "--yes"],
+    "activitypub keys rotate": [f"{OWN}/users/alice"],
     "db backup": ["copy.sqlite3"],
     "db copy": ["--from", "old.sqlite3"],
     "analytics run": ["--out", "analytics"],

@@ -12,8 +12,9 @@ from typing import Final
 import pytest
 
 from federation.cli.problems import Kind
+from tests.federation.admin.activities import add_alice, lose_inbox
 from tests.federation.cli.conftest import Command
-from tests.federation.cli.elsewhere import give_up, know, live_without_a_host, on_the_node, owe, put_on_hold
+from tests.federation.cli.elsewhere import PEER, give_up, know, live_without_a_host, on_the_node, owe, put_on_hold
 from tests.federation.cli.every_command import every_command, typed
 from tests.servers import free_port
 
@@ -86,8 +87,12 @@ def busy_node(command: Command) -> list[str]:
     return ids
 
 
-def prepare(command: Command, name: str) -> None:
+def prepare(command: Command, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the command needs to have something to tell."""
+    if name.startswith("activitypub"):
+        monkeypatch.setenv("FEDERATION_ACTIVITYPUB", "1")
+        on_the_node(add_alice)
+        on_the_node(lambda node: lose_inbox(node, PEER))
     if name.startswith("users"):
         command("db", "upgrade", "--host-tables")
     if name in ("follow", "post", "received"):
@@ -101,9 +106,11 @@ def prepare(command: Command, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", READING)
-def test_a_command_prints_what_is_written_down(command: Command, busy_node: list[str], name: str) -> None:
+def test_a_command_prints_what_is_written_down(
+    command: Command, busy_node: list[str], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One document on stdout, and nothing on stderr."""
-    prepare(command, name)
+    prepare(command, name, monkeypatch)
     arguments = ["deliveries", "show", busy_node[0]] if name == "deliveries show" else typed(name)
     done = command(*arguments, "--json")
     assert done.stderr == ""

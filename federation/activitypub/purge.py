@@ -1,0 +1,53 @@
+"""Removing what ActivityPub's wire has kept long enough."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Final
+
+from sqlalchemy import ColumnElement, Connection, delete, or_, select
+from sqlalchemy.orm import Mapped
+from sqlmodel import col
+
+from db import ActivityInbox, ActivityKey, Database
+from federation.retention import in_batches
+
+KEEP_INBOXES: Final = timedelta(days=90)
+"""Since something was last found out about them: a while longer than they are skipped."""
+KEEP_RETIRED_KEYS: Final = timedelta(days=30)
+BATCH: Final = 500
+
+
+class ActivityPurge:
+    """Deletes what is known of inboxes after 90 days in which nothing was heard of them, and keys 30 days after use."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def __call__(self, now: datetime) -> Mapping[str, int]:
+        """Delete what is too old at that time, in batches. Return how many rows of each kind there were.
+
+        Raises:
+            SQLAlchemyError: the database failed; what was deleted by then is gone.
+        """
+        heard = (ActivityInbox.gone_at, ActivityInbox.missing_last, ActivityInbox.tried_at)
+        quiet = [or_(col(each).is_(None), col(each) < now - KEEP_INBOXES) for each in heard]
+        retired = col(ActivityKey.retired_at) < now - KEEP_RETIRED_KEYS
+        return {
+            "inboxes": await self._delete(ActivityInbox, col(ActivityInbox.url), *quiet),
+            "actor_keys": await self._delete(ActivityKey, col(ActivityKey.key_id), retired),
+        }
+
+    async def _delete(
+        self,
+        model: type[ActivityInbox | ActivityKey],
+        key: Mapped[str],
+        *expired: ColumnElement[bool],
+    ) -> int:
+        gone = delete(model).where(key.in_(select(key).where(*expired).limit(BATCH))).returning(key)
+
+        def delete_batch(connection: Connection) -> int:
+            return len(connection.execute(gone).all())
+
+        return await in_batches(self._database, delete_batch, BATCH)

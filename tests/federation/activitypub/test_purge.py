@@ -1,0 +1,48 @@
+"""What is purged of ActivityPub's tables, and what stays; on SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from sqlalchemy import select
+
+from db import ActivityInbox, ActivityKey, Database
+from federation.activitypub.purge import KEEP_INBOXES, KEEP_RETIRED_KEYS, ActivityPurge
+
+NOW = datetime(2026, 5, 1, tzinfo=UTC)
+LONG_AGO = NOW - timedelta(days=400)
+MOMENT = timedelta(seconds=1)
+
+
+def inbox(name: str, **times: datetime) -> ActivityInbox:
+    return ActivityInbox(url=f"https://b.example/{name}", server_url="https://b.example", **times)
+
+
+def key(name: str, retired_at: datetime | None) -> ActivityKey:
+    values = {"kind": "rsa", "private": "sealed", "public_pem": "", "created_at": LONG_AGO, "use_from": LONG_AGO}
+    return ActivityKey(key_id=name, actor_id="https://a.example/alice", retired_at=retired_at, **values)
+
+
+async def test_what_is_old_goes(database: Database) -> None:
+    """Of an inbox the latest that was found out counts; a key that is in use stays, however old it is."""
+    old, used = NOW - KEEP_INBOXES - MOMENT, NOW - KEEP_RETIRED_KEYS
+    async with database.transaction() as session:
+        session.add_all(
+            [
+                inbox("gone", gone_at=old),
+                inbox("missing", missing_since=LONG_AGO, missing_last=old),
+                inbox("tried", gone_at=old, tried_at=NOW),
+                inbox("missed", gone_at=old, missing_since=LONG_AGO, missing_last=NOW - KEEP_INBOXES),
+                key("former", used - MOMENT),
+                key("just retired", used),
+                key("in use", None),
+            ]
+        )
+    purge = ActivityPurge(database)
+    assert await purge(NOW) == {"inboxes": 2, "actor_keys": 1}
+    assert await purge(NOW) == {"inboxes": 0, "actor_keys": 0}
+    async with database.read() as session:
+        inboxes = (await session.execute(select(ActivityInbox.url))).scalars()
+        keys = (await session.execute(select(ActivityKey.key_id))).scalars()
+        assert sorted(inboxes) == ["https://b.example/missed", "https://b.example/tried"]
+        assert sorted(keys) == ["in use", "just retired"]

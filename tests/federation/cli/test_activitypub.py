@@ -1,0 +1,141 @@
+"""`federation activitypub`, and what other commands tell of activities."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.federation.activitypub.sender import ALICE
+from tests.federation.admin import activities
+from tests.federation.admin.activities import NOTE, B, C, D, add_alice, fall, hold_for, lose_inbox, send_note
+from tests.federation.cli.conftest import Command
+from tests.federation.cli.elsewhere import on_the_node
+from tests.federation.cli.test_json import SCHEMA, matches
+
+
+@pytest.fixture
+def activitypub(command: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Commands of a node that has it, and alice."""
+    monkeypatch.setenv("FEDERATION_ACTIVITYPUB", "1")
+    on_the_node(add_alice)
+    return command
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("actors", "list"), ("actors", "add", ALICE), ("actors", "remove", ALICE, "--yes"), ("keys", "list"),
+     ("keys", "rotate", ALICE), ("gone",)],
+    ids=" ".join,
+)  # fmt: skip
+def test_where_it_is_off_a_command_says_what_turns_it_on(command: Command, arguments: tuple[str, ...]) -> None:
+    """And does nothing."""
+    done = command("activitypub", *arguments)
+    assert (done.status, done.stdout) == (2, "")
+    assert "FEDERATION_ACTIVITYPUB=1 turns on" in done.stderr
+
+
+def test_actors_are_added_listed_and_removed(activitypub: Command) -> None:
+    """What is no actor here is named; who did it is on record."""
+    bob = ALICE.replace("alice", "bob")
+    assert activitypub("activitypub", "actors", "add", bob).stdout == f"{bob} signs with {bob}#main-key\n"
+    foreign = activitypub("activitypub", "actors", "add", f"{B}/users/bob")
+    assert (foreign.status, "not on this node's own origin" in foreign.stderr) == (2, True)
+    assert activitypub("activitypub", "actors", "remove", ALICE, "--yes").status == 0
+    again = activitypub("activitypub", "actors", "remove", ALICE, "--yes")
+    assert (again.status, "is no actor of this node" in again.stderr) == (1, True)
+    first = activitypub("activitypub", "actors", "list", "--limit", "1").stdout
+    assert (ALICE in first, f"more: --after {ALICE}" in first, bob in first) == (True, True, False)
+    assert bob in activitypub("activitypub", "actors", "list", "--after", ALICE).stdout
+    told = activitypub("actions", "list", "--json").json
+    assert isinstance(told, dict)
+    assert {each["action"] for each in told["actions"]} == {"activitypub actors add", "activitypub actors remove"}
+
+
+def test_keys_are_listed_and_rotated(activitypub: Command) -> None:
+    """The private half is never shown."""
+    done = activitypub("activitypub", "keys", "rotate", ALICE)
+    assert (done.status, f"{ALICE} will sign with {ALICE}#key-" in done.stdout) == (0, True)
+    listed = activitypub("activitypub", "keys", "list", "--json")
+    assert isinstance(listed.json, dict)
+    assert [key["state"] for key in listed.json["keys"]] == ["in use", "next"]
+    assert "private" not in listed.stdout
+    unknown = activitypub("activitypub", "keys", "rotate", f"{ALICE}s")
+    assert (unknown.status, "is no actor of this node" in unknown.stderr) == (1, True)
+
+
+def test_inboxes_that_are_gone_are_listed(activitypub: Command) -> None:
+    """Those of the last 30 days, or of another time."""
+    on_the_node(lambda node: lose_inbox(node, B, days=3))
+    on_the_node(lambda node: lose_inbox(node, C, days=40))
+    told = [activitypub("activitypub", "gone", *since).stdout for since in ((), ("--since", "2d"), ("--since", "50d"))]
+    assert [(B in each, C in each) for each in told] == [(True, False), (False, False), (True, True)]
+    assert activitypub("activitypub", "gone", "--since", "soon").status == 2
+
+
+def test_why_tells_where_an_activity_went(activitypub: Command) -> None:
+    """Status 1 as long as it has not arrived everywhere."""
+    sent = on_the_node(send_note)
+    on_the_node(lambda node: activities.end(node, sent.delivery_ids[0], B))
+    on_the_node(lambda node: hold_for(node, C))
+    on_the_node(lambda node: fall(node, C))
+    done = activitypub("why", NOTE)
+    title, first, *rest = done.stdout.splitlines()
+    assert (done.status, title) == (1, NOTE)
+    assert first.endswith("to 3 inboxes: 1 delivered, 1 ready, 1 held.")
+    assert any(f"held for server: {C}/inbox" in line for line in rest)
+    assert any(line.startswith(f"  {C}: It is down since") for line in rest)
+    document = activitypub("why", NOTE, "--json")
+    assert matches(document.json, SCHEMA["types"]["WhyActivity"]), document.stdout
+
+    for delivery, server in zip(sent.delivery_ids[1:], (C, D), strict=True):
+        on_the_node(lambda node, row=delivery, at=server: activities.end(node, row, at))
+    done = activitypub("why", NOTE)
+    assert (done.status, "to 3 inboxes: 3 delivered." in done.stdout) == (0, True)
+
+
+def test_why_tells_of_an_actor_and_of_an_inbox(activitypub: Command) -> None:
+    """Ours by its keys, that of another server with its server."""
+    on_the_node(send_note)
+    on_the_node(lambda node: lose_inbox(node, B))
+    done = activitypub("why", ALICE)
+    assert (done.status, f"It signs with {ALICE}#main-key." in done.stdout) == (0, True)
+    assert "Deliveries in its name: 3 ready." in done.stdout
+    assert matches(activitypub("why", ALICE, "--json").json, SCHEMA["types"]["WhyActor"])
+    done = activitypub("why", f"{B}/inbox")
+    assert (done.status, done.stdout.splitlines()[0]) == (1, B)
+    assert f"The inbox {B}/inbox is gone since" in done.stdout
+    assert matches(activitypub("why", f"{B}/inbox", "--json").json, SCHEMA["commands"]["why"])
+
+
+def test_deliveries_are_chosen_and_shown_by_their_activity(activitypub: Command) -> None:
+    """As `deliveries show` names it, also once it has arrived."""
+    first, second = on_the_node(send_note), on_the_node(lambda node: send_note(node, number=2))
+
+    def chosen(*arguments: str) -> set[str]:
+        page = activitypub("deliveries", "list", *arguments, "--json").json
+        assert isinstance(page, dict)
+        return {each["id"] for each in page["deliveries"]}
+
+    assert chosen("--activity", NOTE) == {*first.delivery_ids}
+    assert chosen("--inbox", f"{C}/inbox") == {first.delivery_ids[1], second.delivery_ids[1]}
+    assert activitypub("deliveries", "list", "--inbox", "no url").status == 2
+    shown = activitypub("deliveries", "show", first.delivery_ids[0]).stdout
+    assert (NOTE in shown, ALICE in shown) == (True, True)
+    on_the_node(lambda node: activities.end(node, first.delivery_ids[0], B))
+    assert f"it sent the activity {NOTE}" in activitypub("deliveries", "show", first.delivery_ids[0]).stdout
+
+
+def test_servers_of_this_wire_are_listed_and_shown(activitypub: Command) -> None:
+    """By their links; of one that two wires speak with, both are shown."""
+    on_the_node(lambda node: fall(node, B))
+    listed = activitypub("servers", "list", "--wide").stdout
+    assert re.search(rf"{B} +down .* activitypub ", listed)
+    shown = activitypub("servers", "show", B).stdout
+    assert ("by activitypub" in shown, re.search("link +down", shown) is not None) == (False, True)
+    on_the_node(lambda node: node.links.unavailable(B, "TIMEOUT"))
+    shown = activitypub("servers", "show", B).stdout
+    assert all(re.search(told, shown) for told in ("by activitypub: link +down", "by sealed: link +up"))
+    assert matches(activitypub("servers", "list", "--json").json, SCHEMA["commands"]["servers list"])
+    shape = {"url": "text", "link": "Link", "links": ["Link"]}
+    assert matches(activitypub("servers", "show", B, "--json").json, shape)

@@ -1,0 +1,120 @@
+"""`federation doctor` on a node that sends by ActivityPub: its actors, their keys, and what others see of one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+
+import pytest
+from sqlalchemy import delete, update
+from sqlmodel import col
+
+from db import ActivityKey
+from federation.activitypub.application import serving_of
+from federation.admin.doctor import actors
+from federation.admin.doctor.checks import Verdict
+from federation.admin.doctor.doctor import examine_node
+from federation.runtime.composition import Federation
+from tests.federation.conftest import MakeSettings
+from tests.misbehaving import Exchange, MisbehavingServer, Received, respond
+from tests.servers import free_port
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[MisbehavingServer]:
+    """What answers by the node's public name."""
+    async with MisbehavingServer() as running:
+        yield running
+
+
+@pytest.fixture
+async def node(make_settings: MakeSettings, database_url: str, server: MisbehavingServer) -> AsyncIterator[Federation]:
+    own = {"database_url": database_url, "better_auth_url": server.url, "federation_activitypub": "1"}
+    running = Federation(make_settings(**own))
+    yield running
+    await running.close()
+
+
+async def add(node: Federation, name: str = "alice") -> str:
+    assert node.activitypub is not None
+    async with node.database.transaction() as session:
+        return (await session.run_sync(node.activitypub.actors.add, f"{node.own_url}/users/{name}")).id
+
+
+async def change_keys(node: Federation, **values: object) -> None:
+    async with node.database.transaction() as session:
+        await session.execute(update(ActivityKey).values(values))
+
+
+async def test_actors_have_keys_that_open(node: Federation) -> None:
+    """Without any that is no problem; with one that is shut or missing it is, and the actor is named."""
+    assert (await actors.actors(node)).verdict is Verdict.NOTE
+    await add(node, "bob")
+    alice = await add(node)
+    assert (await actors.actors(node)).verdict is Verdict.OK
+
+    async with node.database.transaction() as session:
+        await session.execute(delete(ActivityKey).where(col(ActivityKey.actor_id) == alice))
+    found = await actors.actors(node)
+    assert (found.verdict, f"1 actor ({alice}) without a key" in found.found) == (Verdict.FAILURE, True)
+
+    await change_keys(node, private="AAAA")
+    found = await actors.actors(node)
+    assert (found.verdict, "/users/bob)" in found.found, "do not open" in found.found) == (Verdict.FAILURE, True, True)
+    await change_keys(node, retired_at=node.clock.now() - timedelta(days=1))
+    assert "2 actors" in (await actors.actors(node)).found
+
+
+async def test_our_own_actor_is_asked_for_by_our_public_name(node: Federation, server: MisbehavingServer) -> None:
+    """Another time, no WebFinger, another key, and no document are told, the gravest first."""
+    assert (await actors.own_actor(node)).verdict is Verdict.NOTE
+    alice = await add(node)
+    serving, headers, statuses = serving_of(node), dict[str, str](), dict[str, int]()
+
+    async def serve(request: Received, exchange: Exchange) -> None:
+        reply = await serving.answer(request.method, request.path, request.headers)
+        status = next((each for path, each in statuses.items() if request.path.startswith(path)), reply.status)
+        await respond(status, {**reply.headers, **headers}, reply.body)(request, exchange)
+
+    async def seen() -> tuple[Verdict, str]:
+        found = await actors.own_actor(node)
+        return found.verdict, found.found
+
+    server.default = serve
+    assert await seen() == (Verdict.OK, f"{alice} shows the key with which it signs, and WebFinger finds it")
+    headers["Date"] = format_datetime(datetime.now(UTC) + timedelta(hours=3), usegmt=True)
+    verdict, told = await seen()
+    assert (verdict, "is answered by a clock that differs from ours by 10" in told) == (Verdict.FAILURE, True)
+    statuses["/.well-known"] = 404
+    assert await seen() == (
+        Verdict.WARNING,
+        f"WebFinger answers with status 404 for {alice}: nobody finds it by its name",
+    )
+    await change_keys(node, public_pem="another")
+    assert await seen() == (Verdict.FAILURE, f"{alice} does not show {alice}#main-key, with which it signs")
+    statuses["/users"] = 404
+    verdict, told = await seen()
+    assert (verdict, "is answered with status 404" in told) == (Verdict.FAILURE, True)
+
+
+async def test_a_node_that_is_not_started_has_no_problem(make_settings: MakeSettings) -> None:
+    """As with `/discover`."""
+    node = Federation(make_settings(better_auth_url=f"http://127.0.0.1:{free_port()}", federation_activitypub="1"))
+    try:
+        await add(node)
+        found = await actors.own_actor(node)
+        assert (found.verdict, "is not running here" in found.found) == (Verdict.NOTE, True)
+    finally:
+        await node.close()
+
+
+async def test_the_doctor_makes_these_checks_where_it_is_on(node: Federation, make_settings: MakeSettings) -> None:
+    """And no other node's."""
+    told = {each.check: each.verdict for each in await examine_node(node)}
+    assert (told["actors"], told["own actor"]) == (Verdict.NOTE, Verdict.NOTE)
+    other = Federation(make_settings())
+    try:
+        assert not {each.check for each in await examine_node(other)} & {"actors", "own actor"}
+    finally:
+        await other.close()
