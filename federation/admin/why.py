@@ -122,7 +122,7 @@ class Explanation:
         yield from (self._rule(rule) for rule in self.rules)
         for way in () if self.rules else self.ways:
             for sentence in way.sentences(self.at, max_age=self.max_age):
-                yield sentence if len(self.ways) == 1 else f"By {way.wire}: {sentence[0].lower()}{sentence[1:]}"
+                yield sentence if len(self.ways) == 1 else f"By {way.wire}: {sentence}"
 
     def _rule(self, rule: Entry) -> str:
         until = f"until {moment(rule.expires_at)}" if rule.expires_at else "for good"
