@@ -39,7 +39,7 @@ from federation.activitypub.inboxes import Inboxes, InboxForgotten
 from federation.activitypub.keys import ActorKeys, KeyUnreadable, NoActorKey
 from federation.activitypub.signatures import SignatureKind, SigningKey, sign
 from federation.base.cache import LoadingCache
-from federation.delivery.error_codes import FailureClass
+from federation.delivery.error_codes import STORED_ALREADY, FailureClass
 from federation.delivery.errors import PermanentFailure, RetryableFailure
 from federation.delivery.wire import Sending
 from federation.http.client import FederationClient
@@ -258,6 +258,9 @@ class ActivityWire:
         if is_page(knock.response) and not await self._links.may_answer_by_page(sending.server_url):
             problem = "a page took it, and the server has taken others without one: somebody else may answer there"
             raise RetryableFailure("FOREIGN_ANSWER", problem)
+        if knock.response.status == STORED_ALREADY and not sending.link.acknowledged:
+            # It took the activity by an answer that was lost, and that may have been a page, as the next ones may be.
+            await self._links.may_answer_by_page(sending.server_url)
         if is_news:
             await self._links.set_signature(sending.server_url, knock.kind)
         return await self._inboxes.taken(sending.target_url)
