@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -38,6 +39,7 @@ SHORT = {
 
 # What processes know of keys they look up anew each second instead of each minute.
 LOOK_OFTEN = """
+from dataclasses import replace
 from datetime import timedelta
 from federation.activitypub import keys
 
@@ -203,7 +205,7 @@ async def test_what_is_refused_because_we_are_not_to_be_seen_waits(author: Autho
 @pytest.mark.spread("place")
 @pytest.mark.timeout(600)
 async def test_a_key_may_change_while_it_signs(author: Author, fedify: Fedify) -> None:
-    """The server knows the former key by heart, and takes all that either of the two has signed."""
+    """The server knows the former key by heart, and takes at once all that either of the two has signed."""
     await author.worker.start()
     sent = numbered("note", 1)
     await author.sends(author.creates(sent), fedify.follower())
@@ -224,6 +226,7 @@ async def test_a_key_may_change_while_it_signs(author: Author, fedify: Fedify) -
     keys = [each.key for each in asked]
     assert set(keys) == {first.key, later.key_id}
     assert keys == sorted(keys, key=lambda key: key == later.key_id), "the former one was used again"
+    assert {each.status for each in asked} == {202}, "one was used before it was to be seen, or after"
     assert await objects_heard(fedify) == {f"{author.id}/notes/{name}": 1 for name in sent}
 
 
@@ -242,6 +245,32 @@ async def test_a_server_is_asked_twice_until_it_is_known_what_it_takes(author: A
         await until(lambda: none_left(author))
         requests.append(len(await fedify.requests()) - before)
     assert requests == [2, 1, 1, 2, 1]
+
+
+@pytest.mark.spread("place")
+@pytest.mark.timeout(600)
+async def test_an_attempt_asks_once_but_where_the_signature_may_be_meant(author: Author, fedify: Fedify) -> None:
+    """Whatever else a server answers, it hears of a delivery as often as there were attempts at it."""
+    await author.worker.start()
+    for status in (403, 404, 410, 500, 429):
+        await fedify.refuse(status, {"Retry-After": "3600"} if status == 429 else {})
+        bob = replace(fedify.follower(f"bob-{status}"), shared_inbox=None)
+        (delivery,) = await author.sends(author.creates([f"note-{status}"]), bob)
+        await until(lambda delivery=delivery: is_left_alone(author, delivery))
+        asked = [each for each in await fedify.requests() if each.id.endswith(f"/note-{status}#create")]
+        attempts = [each for each in await author.attempts() if each.delivery_id == delivery]
+        assert [each.status for each in asked] == [status] * len(attempts)
+        if status == 500:
+            await fedify.take_all()
+            await author.links.look_now(fedify.url)
+            await link_until(author, fedify, LinkState.UP)
+    assert await objects_heard(fedify) == {f"{author.id}/notes/note-500": 1}
+
+
+async def is_left_alone(author: Author, delivery: str) -> bool:
+    """Whether it is given up, or waits."""
+    (row,) = [row for row in await author.rows() if row.id == delivery]
+    return row.state in (DeliveryState.FAILED, DeliveryState.HELD) and row.held_reason is not HoldReason.BUSY
 
 
 async def all_wait(author: Author, code: str) -> bool:

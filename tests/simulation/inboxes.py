@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -42,7 +43,7 @@ class Inboxes:
             self.problems.append(f"what {self._server_url} got at {request.path} is badly signed: {error}")
             return NOT_VERIFIED
         if kinds.isdisjoint(self._receiver.kinds):
-            return NOT_VERIFIED
+            return replace(NOT_VERIFIED, status=self._receiver.unsigned)
         status = self._lost.get(request.path)
         return None if status is None else json_answer({"error": "no such user"}, status)
 

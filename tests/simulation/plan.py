@@ -81,9 +81,13 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Receiver:
-    """How a server takes activities: signed by one of these kinds. Some answer with a page to what they take."""
+    """How a server takes activities: signed by one of these kinds, or else it answers with `unsigned`.
+
+    Some answer with a page to what they take.
+    """
 
     kinds: frozenset[SignatureKind]
+    unsigned: int = 401
     shows_page: bool = False
 
 

@@ -28,6 +28,14 @@ KINDS: Final = (
     frozenset({SignatureKind.RFC9421}),
     frozenset(SignatureKind),
 )
+INSTEAD: Final = {
+    Trouble.CENSORED: (Trouble.NAMELESS, Trouble.PARKED),
+    Trouble.OTHER_KEYS: (Trouble.REFUSES_US,),
+    Trouble.MISSING: (Trouble.MISSING, Trouble.GONE),
+    Trouble.HANGS_ON_POSTS: (Trouble.REFUSES_US, Trouble.GONE),
+    Trouble.RESETS_ON_POSTS: (Trouble.RESETS, Trouble.MISSING),
+}
+"""What a server has in place of a trouble that comes with keys and with questions, of which it has none."""
 SLOWEST: Final = 6.0
 """Of a server that has to be knocked at twice: both answers fit into the time of an attempt."""
 
@@ -39,6 +47,7 @@ def with_activities(plan: Plan) -> Plan:
     servers = tuple(_receiving(chance, each, hidden) if chance.random() < 0.5 else each for each in plan.servers)
     takers = {each.number for each in servers if each.receiver is not None}
     deliveries = [_delivered(each, takers) for each in plan.deliveries]
+    deliveries += [each for server in servers for each in _meanwhile(chance, server)]
     deliveries += _to_lost_inboxes(chance, servers)
     return replace(
         plan,
@@ -59,7 +68,9 @@ def _hidden(chance: random.Random) -> tuple[tuple[float, float], ...]:
 
 
 def _receiving(chance: random.Random, server: PlannedServer, hidden: tuple[tuple[float, float], ...]) -> PlannedServer:
-    receiver = Receiver(kinds=chance.choice(KINDS), shows_page=chance.random() < 0.2)
+    receiver = Receiver(
+        kinds=chance.choice(KINDS), unsigned=chance.choice((400, 401, 401)), shows_page=chance.random() < 0.2
+    )
     phases = [_phase(chance, each, receiver) for each in server.phases]
     for start, end in hidden if chance.random() < 0.4 else ():
         if not any(start < each.end and each.start < end for each in phases):
@@ -70,18 +81,24 @@ def _receiving(chance: random.Random, server: PlannedServer, hidden: tuple[tuple
 
 def _phase(chance: random.Random, phase: Phase, receiver: Receiver) -> Phase:
     """The trouble as a server has it that takes activities."""
-    trouble = phase.trouble
-    if trouble is Trouble.CENSORED:
-        return replace(phase, trouble=Trouble.NAMELESS)
-    if trouble is Trouble.OTHER_KEYS:
-        return replace(phase, trouble=Trouble.REFUSES_US)
-    if trouble is Trouble.MISSING and chance.random() < 0.3:
-        return replace(phase, trouble=Trouble.GONE)
+    trouble = chance.choice(INSTEAD.get(phase.trouble, (phase.trouble,)))
     if trouble is Trouble.PARKED and receiver.shows_page:  # nobody can tell one page from another
-        return replace(phase, trouble=Trouble.BAD_GATEWAY)
-    if trouble is Trouble.SLOW and SignatureKind.CAVAGE not in receiver.kinds:
-        return replace(phase, value=min(phase.value, SLOWEST))
-    return phase
+        trouble = Trouble.BAD_GATEWAY
+    slowest = phase.value if SignatureKind.CAVAGE in receiver.kinds else SLOWEST
+    value = min(phase.value, slowest) if trouble is Trouble.SLOW else phase.value
+    return replace(phase, trouble=trouble, value=value)
+
+
+def _meanwhile(chance: random.Random, server: PlannedServer) -> list[PlannedDelivery]:
+    """One before anybody else answers in the server's name, and some while it lacks our key."""
+    found: list[PlannedDelivery] = []
+    for phase in server.phases if server.receiver is not None else ():
+        if phase.trouble is Trouble.PARKED:
+            found.append(PlannedDelivery(chance.uniform(0, 30), (server.number,)))
+        elif phase.trouble is Trouble.LACKS_OUR_KEY:
+            times = (chance.uniform(phase.start, phase.end) for _ in range(chance.choice((1, 1, 2, 3))))
+            found += [PlannedDelivery(at, (server.number,)) for at in times]
+    return found
 
 
 def _delivered(planned: PlannedDelivery, takers: set[int]) -> PlannedDelivery:

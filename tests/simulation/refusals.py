@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Final
 
 from federation.activitypub.outbound import SkipReason
+from tests.simulation.inboxes import SHARED_INBOX
 from tests.simulation.owing import Owed, Skip
 from tests.simulation.pace import LEARNS_OF_IT, is_doubt
 from tests.simulation.plan import DAY, GONE, MINUTE, NOT_FOUND, Deed, Trouble
@@ -41,6 +43,8 @@ def refusals(world: World, past: Past) -> Iterator[str]:
         failed = next((each for each in changes if each.state == "failed" and each.code != "BLACKLISTED"), None)
         if failed is not None and owed.inbox is not None and owed.page is None and not owed.is_poison:
             yield from _given_up(world, owed, failed, changes)
+        if owed.inbox is not None:
+            yield from _in_vain(world, owed, _at_inbox(past, owed.server, owed.inbox))
     for skip in world.skips:
         yield from _skipped(world, skip, _at_inbox(past, skip.server, skip.inbox))
     yield from _after_its_end(world, past)
@@ -58,6 +62,16 @@ def _given_up(world: World, owed: Owed, failed: RowChange, changes: Sequence[Row
     later = [each for each in changes if each.was == "ready" and (each.reason == "alone" or is_doubt(each))]
     if failed.code != "INBOX_GONE" and len(later) != SERIES and not world.in_trouble(owed.at, failed.at):
         yield f"{named} with {failed.code}, after {len(later)} pauses"
+
+
+def _in_vain(world: World, owed: Owed, requests: Sequence[Request]) -> Iterator[str]:
+    """Nothing is owed to an inbox that is gone, but once a day to one that a server's users share."""
+    last = next((each for each in reversed(requests) if (each.answered_at or math.inf) < owed.at), None)
+    if last is None or last.status != GONE or world.in_trouble(last.at - 1, last.at + 1):
+        return
+    is_tried = owed.inbox == owed.server + SHARED_INBOX and owed.at - last.at > DAY - MINUTE
+    if not is_tried and not world.in_trouble(last.at, owed.at, MishapKind.CLOCK):
+        yield f"{owed.delivery_id} was owed to {owed.inbox} at {moment(owed.at)}, which is gone"
 
 
 def _skipped(world: World, skip: Skip, requests: Sequence[Request]) -> Iterator[str]:

@@ -1,7 +1,7 @@
 // A server of the fediverse by Fedify, on a port of loopback, driven by JSON lines on stdin (see ../obey.mjs).
 // It notes every request to its inboxes, and every activity that it handed to its listeners.
 import { createServer } from "node:http";
-import { MemoryKvStore, createFederation } from "@fedify/fedify";
+import { MemoryKvStore, createFederation, generateCryptoKeyPair } from "@fedify/fedify";
 import { Activity, Endpoints, Person } from "@fedify/vocab";
 import { obey } from "../obey.mjs";
 
@@ -10,6 +10,7 @@ const requests = [];
 const heard = [];
 let refusal = null; // What every request to an inbox gets instead: `status`, and `headers` if it has any.
 let kinds = ["cavage", "rfc9421"]; // The signatures that it knows; it answers 401 to others.
+let pair; // With which it asks for senders, where an activity comes to somebody's own inbox.
 
 // Remembers for ten minutes that it could not fetch a key, as Fedify does, unless it is told to forget that.
 class Memory extends MemoryKvStore {
@@ -35,7 +36,8 @@ federation.setActorDispatcher("/users/{identifier}", (context, identifier) =>
     preferredUsername: identifier,
     inbox: context.getInboxUri(identifier),
     endpoints: new Endpoints({ sharedInbox: context.getInboxUri() }),
-  }));
+  }))
+  .setKeyPairsDispatcher(async () => [await (pair ??= generateCryptoKeyPair("RSASSA-PKCS1-v1_5"))]);
 
 federation.setInboxListeners("/users/{identifier}/inbox", "/inbox").on(Activity, (_, activity) => {
   heard.push({ id: activity.id.href, type: activity.constructor.name, object: activity.objectId?.href ?? null });
