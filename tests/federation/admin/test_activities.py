@@ -225,9 +225,9 @@ async def test_actors_and_keys_are_listed_a_page_at_a_time(node: Federation) -> 
 
 
 async def test_servers_without_a_row_in_the_registry_are_listed_by_their_links(node: Federation) -> None:
-    """Among the others, by URL; but not where a health is asked for, of which they have none."""
+    """Among the others, by URL and once; but not where a health is asked for, of which they have none."""
     await know(node)
-    for url in (B, "https://z.example"):
+    for url in (B, PEER, "https://z.example"):
         await node.links.of(WIRE).succeeded(url)
     first = await servers.list_servers(node.database, limit=2)
     assert ([each.url for each in first.servers], first.others, first.after) == ([PEER], (B,), PEER)
