@@ -233,6 +233,7 @@ async def test_servers_without_a_row_in_the_registry_are_listed_by_their_links(n
     assert ([each.url for each in first.servers], first.others, first.after) == ([PEER], (B,), PEER)
     rest = await servers.list_servers(node.database, limit=2, after=first.after)
     assert (rest.servers, rest.urls, rest.after) == ((), ["https://z.example"], None)
+    assert (await servers.list_servers(node.database)).urls == [B, PEER, "https://z.example"]
     assert (await servers.list_servers(node.database, healthy=True)).urls == [PEER]
 
 
