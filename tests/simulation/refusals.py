@@ -49,6 +49,8 @@ def refusals(world: World, past: Past) -> Iterator[str]:
         yield from _skipped(world, skip, _at_inbox(past, skip.server, skip.inbox))
     yield from _after_its_end(world, past)
     yield from _own_looks(world)
+    for changes in past.rows.values():
+        yield from _whose_fault(world, changes)
 
 
 def _given_up(world: World, owed: Owed, failed: RowChange, changes: Sequence[RowChange]) -> Iterator[str]:
@@ -108,6 +110,18 @@ def _own_looks(world: World) -> Iterator[str]:
         for before, at in pairwise(at for each, at in world.own_looks if each == process):
             if at - before < LOOK_EACH - 1 and not world.in_trouble(before, at, MishapKind.PROCESS):
                 yield f"process {process} looked at our own actor at {moment(before)}, and again at {moment(at)}"
+
+
+def _whose_fault(world: World, changes: Sequence[RowChange]) -> Iterator[str]:
+    """What is held after a 401 is held for our actor if nobody could fetch that, as far as the last look can tell."""
+    for held in (each for each in changes if (each.state, each.reason, each.was) == ("held", "ours", "ready")):
+        named, seen = f"{held.id} was held at {moment(held.at)} for {held.code}", held.at - LOOK_EACH - LASTS
+        was_hidden = any(start < held.at and seen < end for start, end in world.plan.hidden)
+        was_always = any(start < seen and held.at < end for start, end in world.plan.hidden)
+        if held.code == "OWN_ACTOR_UNREACHABLE" and not was_hidden:
+            yield f"{named}, and our actor was to be seen"
+        if is_doubt(held) and was_always:
+            yield f"{named}, and our actor was not to be seen"
 
 
 def _at_inbox(past: Past, server: str, inbox: str) -> list[Request]:

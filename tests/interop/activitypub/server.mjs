@@ -10,6 +10,8 @@ const requests = [];
 const heard = [];
 let refusal = null; // What every request to an inbox gets instead: `status`, and `headers` if it has any.
 let kinds = ["cavage", "rfc9421"]; // The signatures that it knows; it answers 401 to others.
+let stumbles = null; // The type of the activities of which each is answered by 500 the first time.
+const stumbled = new Set();
 let pair; // With which it asks for senders, where an activity comes to somebody's own inbox.
 
 // Remembers for ten minutes that it could not fetch a key, as Fedify does, unless it is told to forget that.
@@ -47,13 +49,20 @@ async function answer(incoming, body) {
   const { method, url, headers } = incoming;
   if (method !== "POST") return await federation.fetch(asked(incoming), { contextData: null });
   const kind = headers["signature-input"] == null ? "cavage" : "rfc9421";
-  const given = refusal ?? (kinds.includes(kind) ? null : { status: 401 });
+  const { id, type } = JSON.parse(body);
+  const given = refusal ?? (kinds.includes(kind) ? stumble(id, type) : { status: 401 });
   const response = given == null
     ? await federation.fetch(asked(incoming, body), { contextData: null })
     : new Response("", given);
   const key = /key[Ii]d="([^"]*)"/.exec(headers["signature-input"] ?? headers.signature)?.[1] ?? null;
-  requests.push({ path: url, kind, key, status: response.status, id: JSON.parse(body).id });
+  requests.push({ path: url, kind, key, status: response.status, id });
   return response;
+}
+
+function stumble(id, type) {
+  if (type !== stumbles || stumbled.has(id)) return null;
+  stumbled.add(id);
+  return { status: 500 };
 }
 
 const asked = ({ method, url, headers }, body) =>
@@ -80,6 +89,7 @@ await obey({
   leave,
   refuse: (given) => void (refusal = given),
   know: (given) => void (kinds = given),
+  stumble: (given) => void (stumbles = given),
   forget: () => memory.forget(),
   requests: () => requests,
   heard: () => heard,
