@@ -10,6 +10,7 @@ import resource
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from sqlalchemy import Engine, event, func, select
@@ -33,6 +34,7 @@ ACTOR: Final = f"{OWN_URL}/users/alice"
 WORDS: Final = "words " * 330
 """With these, an activity and a post have 2.4 KB."""
 POLL_SECONDS: Final = 0.02
+UNITS: Final = ("s", "cpu_s")
 
 _LEFT: Final = select(func.count()).select_from(DeliveryJob).where(col(DeliveryJob.settled_at).is_(None))
 
@@ -70,17 +72,25 @@ async def send_all(task: dict[str, Any], *, profiled: bool) -> dict[str, Any]:
     well = [server for server in task["servers"] if server not in sick]
     async with fresh_federation() as federation:
         adopt(federation)
-        async with federation.outbox.transaction() as session:
-            await activitypub.add_actor(session, ACTOR)
-        await _sent(federation, task, well, task["warm"], left=0)
+        if federation.activitypub is not None:
+            await _add_actor(federation)
+        await _sent(federation, task, well, task["warm"], left=0, during=contextlib.nullcontext())
         set_aside_loaded()
-        with samples.taken() if profiled else contextlib.nullcontext():
-            found = await _sent(federation, task, task["servers"], task["each"], left=task["each"] * len(sick))
+        sampled = samples.taken() if profiled else contextlib.nullcontext()
+        found = await _sent(
+            federation, task, task["servers"], task["each"], left=task["each"] * len(sick), during=sampled
+        )
     return found | ({"folded": samples.folded()} if profiled else {})
 
 
 async def _sent(
-    federation: Federation, task: dict[str, Any], servers: Sequence[str], each: int, *, left: int
+    federation: Federation,
+    task: dict[str, Any],
+    servers: Sequence[str],
+    each: int,
+    *,
+    left: int,
+    during: AbstractContextManager[None],
 ) -> dict[str, float]:
     """Owe so many to each of the servers, start workers, and measure until no more than `left` are owed."""
     if task["wire"] == "sealed":
@@ -91,8 +101,9 @@ async def _sent(
     workers = FederationWorkers(federation)
     beside = [cpu_of(os.environ["DATABASE_URL"]), cpu_of(os.environ.get("REDIS_URL", ""))]
     before, started, cpu = [server.seconds() for server in beside], time.perf_counter(), cpu_seconds()
-    workers.start()
-    over = await _until(federation, left, task["limit"])
+    with during:
+        workers.start()
+        over = await _until(federation, left, task["limit"])
     seconds, cpu = time.perf_counter() - started, cpu_seconds() - cpu
     of_servers = sum(server.seconds() - first for server, first in zip(beside, before, strict=True))
     await workers.stop()
@@ -103,6 +114,11 @@ async def _sent(
         "worker_cpu_each_ms": cpu * 1000 / max(done, 1),
         "memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
+
+
+async def _add_actor(federation: Federation) -> None:
+    async with federation.outbox.transaction() as session:
+        await activitypub.add_actor(session, ACTOR)
 
 
 async def _owe(federation: Federation, servers: Sequence[str], each: int) -> None:
@@ -133,8 +149,7 @@ async def owe_many(task: dict[str, Any]) -> dict[str, float]:
     to = [_recipient(server) for server in servers]
     async with fresh_federation() as federation:
         adopt(federation)
-        async with federation.outbox.transaction() as session:
-            await activitypub.add_actor(session, ACTOR)
+        await _add_actor(federation)
 
         async def send() -> None:
             async with federation.outbox.transaction() as session:
@@ -152,9 +167,6 @@ async def owe_many(task: dict[str, Any]) -> dict[str, float]:
         f"{unit}_ratio": statistics.median(r[f"send_{unit}"] / r[f"fanout_{unit}"] for r in runs) for unit in UNITS
     }
     return found | ratios
-
-
-UNITS: Final = ("s", "cpu_s")
 
 
 async def _taken(name: str, owe: Callable[[], Awaitable[None]]) -> dict[str, float]:
