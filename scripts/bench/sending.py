@@ -18,6 +18,7 @@ from sqlmodel import col
 
 from bench.deliveries import cpu_seconds, enqueue
 from bench.delivering import fresh_federation
+from bench.outage.counting import QUEUE_TABLES
 from bench.peer_servers import OWN_URL
 from bench.sampling import Samples
 from bench.server_cpu import cpu_of
@@ -181,11 +182,12 @@ async def _taken(name: str, owe: Callable[[], Awaitable[None]]) -> dict[str, flo
 
 @contextlib.contextmanager
 def _statements() -> Iterator[list[str]]:
-    """Yield the statements that SQLAlchemy sends in the block: one of many rows counts once."""
+    """Yield the statements of the block on our tables, without the queue's: one of many rows counts once."""
     heard: list[str] = []
 
     def hear(_connection: object, _cursor: object, statement: str, *_: object) -> None:
-        heard.append(statement)
+        if QUEUE_TABLES not in statement:
+            heard.append(statement)
 
     event.listen(Engine, "before_cursor_execute", hear)
     try:
