@@ -32,7 +32,7 @@ from sqlalchemy import (
 from sqlalchemy.sql.dml import ReturningUpdate
 from sqlmodel import col
 
-from db import DEFAULT_WIRE, AttemptOutcome, Database, DeliveryState, HoldReason, LinkState, ServerLink
+from db import DEFAULT_WIRE, AttemptOutcome, Database, DeliveryState, HoldReason, LinkState, ServerLink, among
 from federation.base.meter import NO_METER, Meter
 from federation.delivery.attempt.decision import ALONE_PAUSES, DOUBT_PAUSES, LONGEST_OWN_PAUSE
 from federation.delivery.attempt.host_limits import LONGEST_BUSY
@@ -115,7 +115,8 @@ class HeldSweeper:
         """
         now = self._clock.now()
         values = {"since": now - SKEW, "now": now, "looked_before": now - HEARD_INTERVAL, "most": MOST_NEW}
-        return [(row.server_url, row.wire) for row in await self._database.rows(_NEWLY_HELD, values)]
+        found = await self._database.rows(_NEWLY_HELD, {**values, "wires": self._wires})
+        return [(row.server_url, row.wire) for row in found]
 
     async def _release_due(self) -> int:
         count = await self._in_batches(self._ready_due)
@@ -124,15 +125,15 @@ class HeldSweeper:
 
     async def _release_suspects(self) -> int:
         """Release the next group of deliveries that may crash workers, once none of the previous group is under way."""
-        now = self._clock.now()
+        now, ours = self._clock.now(), {"wires": self._wires}
 
         def release(connection: Connection) -> list[OwedRow]:
-            if connection.execute(_SUSPECTS_UNDER_WAY).first() is not None:
+            if connection.execute(_SUSPECTS_UNDER_WAY, ours).first() is not None:
                 return []
-            widest = connection.execute(_WIDEST_SUSPECTS).scalar_one_or_none()
+            widest = connection.execute(_WIDEST_SUSPECTS, ours).scalar_one_or_none()
             if widest is None:
                 return []
-            chosen = connection.execute(_SUSPECTS, {"width": widest, "most": max(widest, 1)}).scalars().all()
+            chosen = connection.execute(_SUSPECTS, {**ours, "width": widest, "most": max(widest, 1)}).scalars().all()
             return made_ready(connection, chosen, now)
 
         rows = await self._database.transact(release)
@@ -293,12 +294,18 @@ _DUE = (
 )
 _SUSPECT = (
     TABLE.c.suspect.is_not(None),
+    among(TABLE.c.wire, "wires"),  # one of a wire that is off would be under way for good
     TABLE.c.state == DeliveryState.HELD,
     TABLE.c.held_reason.in_((HoldReason.OURS, HoldReason.BUSY)),
 )
 _SUSPECTS_UNDER_WAY = (
     select(TABLE.c.id)
-    .where(TABLE.c.suspect.is_not(None), TABLE.c.state == DeliveryState.READY, TABLE.c.settled_at.is_(None))
+    .where(
+        TABLE.c.suspect.is_not(None),
+        among(TABLE.c.wire, "wires"),
+        TABLE.c.state == DeliveryState.READY,
+        TABLE.c.settled_at.is_(None),
+    )
     .limit(1)
 )
 _WIDEST_SUSPECTS = select(func.max(TABLE.c.suspect)).where(*_SUSPECT)
@@ -371,6 +378,7 @@ _NEWLY_HELD = (
     .join(_LINK, and_(_LINK.c.server_url == TABLE.c.server_url, _LINK.c.wire == TABLE.c.wire))
     .where(
         TABLE.c.state == DeliveryState.HELD,
+        among(TABLE.c.wire, "wires"),
         TABLE.c.created_at > bindparam("since"),
         TABLE.c.held_reason == HoldReason.SERVER,
         _HAS_NEWS,
