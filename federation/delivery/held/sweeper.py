@@ -54,10 +54,12 @@ WAITS_FOR_SERVER: Final = (HoldReason.SERVER, HoldReason.REST)
 """Reasons to hold a delivery that the `Releaser` then sends, at its pace."""
 LONGEST_PAUSES: Final = {
     HoldReason.BUSY: LONGEST_BUSY,
-    HoldReason.OURS: max(LONGEST_OWN_PAUSE, *DOUBT_PAUSES),
+    HoldReason.OURS: LONGEST_OWN_PAUSE,
     HoldReason.ALONE: max(ALONE_PAUSES),
 }
 """Reasons to hold a delivery until a time, and the longest that this may take."""
+LONGEST_DOUBT: Final = max(DOUBT_PAUSES)
+"""The same for a fault that is ours perhaps: such a delivery has counted its pauses."""
 MOST_NEW: Final = 100
 
 _Change: TypeAlias = Callable[[], Awaitable[tuple[int, Sequence[OwedRow]]]]
@@ -202,7 +204,7 @@ class HeldSweeper:
 
         def release(connection: Connection) -> tuple[int, Sequence[OwedRow]]:
             latest = {reason.value: now + longest + SKEW for reason, longest in LONGEST_PAUSES.items()}
-            found = connection.execute(_DUE, {"now": now, **latest})
+            found = connection.execute(_DUE, {"now": now, **latest, "doubted": now + LONGEST_DOUBT + SKEW})
             # They are not counted as part of a returned server's release: they would use up its room.
             rows = made_ready(connection, found.scalars().all(), now, released=False)
             return len(rows), rows
@@ -275,6 +277,16 @@ _BLACKLISTED = _giving_up(
 _EXPIRED = _giving_up(
     DeliveryState.EXPIRED, TABLE.c.created_at < bindparam("before"), code=None, error="it was held until it was too old"
 )
+
+
+def _is_too_far_off(reason: HoldReason) -> ColumnElement[bool]:
+    until = TABLE.c.next_attempt_at
+    too_far = until > bindparam(reason.value)
+    if reason is HoldReason.OURS:
+        too_far = or_(and_(too_far, TABLE.c.alone == 0), until > bindparam("doubted"))
+    return and_(TABLE.c.held_reason == reason, too_far)
+
+
 _DUE = (
     select(TABLE.c.id)
     .where(
@@ -284,10 +296,7 @@ _DUE = (
         or_(
             TABLE.c.next_attempt_at <= bindparam("now"),
             # A time that lies further off than any such pause lasts was written by a wrong clock.
-            *(
-                and_(TABLE.c.held_reason == reason, TABLE.c.next_attempt_at > bindparam(reason.value))
-                for reason in LONGEST_PAUSES
-            ),
+            *map(_is_too_far_off, LONGEST_PAUSES),
         ),
     )
     .limit(BATCH)
