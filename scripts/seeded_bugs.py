@@ -167,7 +167,7 @@ BUGS: Final = (
     Bug(
         "suspects beside those under way",
         "HeldSweeper._release_suspects",
-        swap("connection.execute(_SUSPECTS_UNDER_WAY).first() is not None", "False"),
+        swap("connection.execute(_SUSPECTS_UNDER_WAY, ours).first() is not None", "False"),
     ),
     Bug("news of held deliveries bring no look", "HeldSweeper.newly_held", returns("[]")),
     Bug("the sweeper adds nothing that is missing", "OutboxSweeper._add_missing", returns("0")),

@@ -35,7 +35,7 @@ from federation.activitypub.answers import (
     reason_of,
     second_kind,
 )
-from federation.activitypub.codes import CODES, GONE, NOT_FOUND, is_taken
+from federation.activitypub.codes import ALLOWS_HTTP, CODES, GONE, NOT_FOUND, is_taken
 from federation.activitypub.inboxes import Inboxes, InboxForgotten
 from federation.activitypub.keys import ActorKeys, KeyUnreadable, NoActorKey
 from federation.activitypub.signatures import SignatureKind, SigningKey, sign
@@ -196,9 +196,7 @@ class ActivityWire:
         except BlockedUrl as error:
             raise PermanentFailure("BLOCKED_URL", f"the inbox may not be contacted: {error}") from error
         if target.url.scheme == "http" and not self._allow_http and not self._guard.exempts(target):
-            raise PermanentFailure(
-                "BLOCKED_URL", f"{target.origin} is on plain http; FEDERATION_ACTIVITYPUB_HTTP=1 allows it"
-            )
+            raise PermanentFailure("PLAIN_HTTP", f"{target.origin} is on plain http; {ALLOWS_HTTP}")
         return str(target.url)
 
     async def _signing_key(self, actor: str) -> SigningKey:
