@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import select
 
-from db import ActivityInbox, ActivityKey, Database
-from federation.activitypub.purge import KEEP_INBOXES, KEEP_RETIRED_KEYS, ActivityPurge
+from db import ActivityInbox, ActivityKey, Database, RemoteActorKey
+from federation.activitypub.purge import KEEP_INBOXES, KEEP_REMOTE_KEYS, KEEP_RETIRED_KEYS, ActivityPurge
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
 LONG_AGO = NOW - timedelta(days=400)
@@ -36,13 +36,16 @@ async def test_what_is_old_goes(database: Database) -> None:
                 key("former", used - MOMENT),
                 key("just retired", used),
                 key("in use", None),
+                RemoteActorKey(key_id="unused", fetched_at=NOW - KEEP_REMOTE_KEYS - MOMENT),
+                RemoteActorKey(key_id="used", fetched_at=NOW - KEEP_REMOTE_KEYS),
             ]
         )
     purge = ActivityPurge(database)
-    assert await purge(NOW) == {"inboxes": 2, "actor_keys": 1}
-    assert await purge(NOW) == {"inboxes": 0, "actor_keys": 0}
+    assert await purge(NOW) == {"inboxes": 2, "actor_keys": 1, "remote_keys": 1}
+    assert await purge(NOW) == {"inboxes": 0, "actor_keys": 0, "remote_keys": 0}
     async with database.read() as session:
         inboxes = (await session.execute(select(ActivityInbox.url))).scalars()
         keys = (await session.execute(select(ActivityKey.key_id))).scalars()
         assert sorted(inboxes) == ["https://b.example/missed", "https://b.example/tried"]
         assert sorted(keys) == ["in use", "just retired"]
+        assert list((await session.execute(select(RemoteActorKey.key_id))).scalars()) == ["used"]
