@@ -55,7 +55,7 @@ _DOCUMENT: Final = msgspec.json.Decoder(Document)
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ShownKey:
     """A key as its owner shows it."""
 
     owner: str
@@ -84,12 +84,12 @@ def read_document(body: bytes) -> Document:
         raise KeyRefused("the document is no actor's") from None
 
 
-def shown_by_owner(document: Document, url: str, key_id: str) -> Shown | None:
+def shown_by_owner(document: Document, url: str, key_id: str) -> ShownKey | None:
     """Return the key as the document at *url* shows it, or None if that is not its owner's."""
     key = document.listed(key_id)
     if key is None or document.id != url or key.owner != url or not isinstance(key.publicKeyPem, str):
         return None
-    return Shown(url, key.publicKeyPem)
+    return ShownKey(url, key.publicKeyPem)
 
 
 def owner_named(document: Document, key_id: str) -> str:

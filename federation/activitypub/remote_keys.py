@@ -29,7 +29,7 @@ from federation.activitypub.answers import followed
 from federation.activitypub.key_documents import (
     Document,
     KeyRefused,
-    Shown,
+    ShownKey,
     is_activity,
     is_on_origin,
     owner_named,
@@ -252,7 +252,7 @@ class RemoteKeys:
         if stored is not None:
             await self._database.transact(lambda it: it.execute(_FAILED, {"key": key_id, "at": now}))
 
-    async def _shown(self, look: _Look) -> Shown:
+    async def _shown(self, look: _Look) -> ShownKey:
         document, url = await self._get(look.key_id.partition("#")[0], look)
         shown = shown_by_owner(document, url, look.key_id)
         if shown is None:
