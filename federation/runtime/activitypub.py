@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 
 from db import Database
 from federation.activitypub.actors import Actors
+from federation.activitypub.follows import FollowHandlers
+from federation.activitypub.handlers import HANDLERS
 from federation.activitypub.inboxes import gone_among
 from federation.activitypub.keys import ActorKeys
 from federation.activitypub.outbound import Senders
 from federation.activitypub.purge import ActivityPurge
+from federation.activitypub.received import HANDLE, ReceivedJobs, ReceivedRunner
+from federation.activitypub.remote_actors import RemoteActors
 from federation.activitypub.signatures import SignatureKind
 from federation.activitypub.wire import ActivityWire
 from federation.base.meter import Meter
 from federation.base.settings.settings import Settings
-from federation.delivery.outbox.insert import OutboxInserter
+from federation.delivery.outbox.outbox import Outbox
 from federation.http.client import FederationClient
 from federation.http.guard import AddressGuard
 from federation.protocol.keys import KeyRing
+from federation.servers.blacklist import Blacklist
 from federation.servers.links import Links
+from workers import Handler, Queue
 from workers.clock import Clock
 
 
 class ActivityPub:
     """A node's actors, the keys by which they sign and are known, what owes their activities, and what sends them.
 
-    `inserter` returns what writes rows: it is made of the node's wires, one of which is this. Close it.
+    What others send is handled by jobs in `tasks_queue`, which `joins` the database or does not. `outbox` returns what
+    writes rows: it is made of the node's wires, one of which is this. Close it.
 
     Raises:
         ConfigurationError: the node has no URL or no keys of its own.
@@ -41,7 +48,10 @@ class ActivityPub:
         links: Links,
         client: FederationClient,
         guard: AddressGuard,
-        inserter: Callable[[], OutboxInserter],
+        blacklist: Blacklist,
+        outbox: Callable[[], Outbox],
+        tasks_queue: Queue,
+        joins: bool,
         meter: Meter,
         clock: Clock,
     ) -> None:
@@ -49,7 +59,9 @@ class ActivityPub:
         assert settings.better_auth_url is not None
         self._settings = settings
         self._own_url = settings.better_auth_url
-        self._inserter = inserter
+        self._database = database
+        self._blacklist = blacklist
+        self._outbox = outbox
         self._clock = clock
         bits = settings.federation_activitypub_key_bits
         self.actors = Actors(ring=ring, bits=bits, clock=clock, own_url=self._own_url)
@@ -67,18 +79,41 @@ class ActivityPub:
             meter=meter,
         )
         self.purge = ActivityPurge(database)
+        self.remote_actors = RemoteActors(client)
+        self.received = ReceivedJobs(tasks_queue, database=database, joins=joins, clock=clock)
 
     @cached_property
     def senders(self) -> Senders:
         """What owes activities."""
         return Senders(
             own_url=self._own_url,
-            inserter=self._inserter(),
+            inserter=self._outbox().inserter,
             gone_among=gone_among,
             allow_http=self._settings.federation_activitypub_http,
             allowed_hostnames=self._settings.dev_allowed_hostnames,
             clock=self._clock,
         )
+
+    @cached_property
+    def handlers(self) -> Mapping[str, Handler]:
+        """The handlers of jobs in the tasks' queue that are not the application's."""
+        own = FollowHandlers(
+            database=self._database,
+            outbox=self._outbox(),
+            senders=self.senders,
+            blacklist=self._blacklist,
+            remote=self.remote_actors,
+            handlers=HANDLERS,
+            clock=self._clock,
+        )
+        runner = ReceivedRunner(
+            database=self._database,
+            begin=self._outbox().transaction,
+            jobs=self.received,
+            own=own,
+            handlers=HANDLERS,
+        )
+        return {HANDLE: Handler(runner)}
 
     async def close(self) -> None:
         """Stop reading."""

@@ -218,7 +218,10 @@ class Federation:
             links=self.links,
             client=self.client,
             guard=self.guard,
-            inserter=lambda: self.outbox.inserter,
+            blacklist=self.blacklist,
+            outbox=lambda: self.outbox,
+            tasks_queue=self.tasks_queue,
+            joins=self.queues_join_database,
             meter=self.meter,
             clock=self.clock,
         )
