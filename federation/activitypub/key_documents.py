@@ -120,7 +120,7 @@ def public_key(pem: str) -> VerifyingKey:
         KeyRefused: it is none by which we verify.
     """
     try:
-        key = load_pem_public_key(pem.encode()) if len(pem) <= MOST_OF_PEM else None
+        key = load_pem_public_key(pem.encode("ascii")) if len(pem) <= MOST_OF_PEM and "\0" not in pem else None
     except (ValueError, UnsupportedAlgorithm):
         key = None
     if isinstance(key, ed25519.Ed25519PublicKey):

@@ -25,6 +25,14 @@ def private_key(number: int = 0) -> bytes:
     return make_private_key(2048)
 
 
+@cache
+def loaded(key: bytes) -> rsa.RSAPrivateKey:
+    """Return the key itself, which takes longer to check than to use."""
+    private = load_der_private_key(key, password=None)
+    assert isinstance(private, rsa.RSAPrivateKey)
+    return private
+
+
 def shows(document: object, kind: str = ACTIVITY_JSON) -> Behaviour:
     """Shows this JSON."""
     return respond(headers={"Content-Type": kind}, body=json.dumps(document).encode())
@@ -69,7 +77,5 @@ class RemoteActor:
         content_type: str = ACTIVITY_JSON,
     ) -> dict[str, str]:
         """The headers of a POST of *body* to *url*."""
-        private = load_der_private_key(self.key, password=None)
-        assert isinstance(private, rsa.RSAPrivateKey)
-        key = SigningKey(key_id or self.key_id, private)
+        key = SigningKey(key_id or self.key_id, loaded(self.key))
         return sign(kind, method="POST", url=url, body=body, content_type=content_type, at=at, key=key)

@@ -274,9 +274,8 @@ MANUAL = Path(__file__).parents[3] / "docs" / "activitypub.md"
 
 async def test_the_programs_of_the_manual_serve(node: Federation) -> None:
     """That for ASGI, and the view for Django with the same function."""
-    serve, view = (
-        textwrap.dedent(block) for block in re.findall(r"(?:^    .*\n|^\n(?=    ))+", MANUAL.read_text(), re.M)
-    )
+    about = MANUAL.read_text().partition("**In an ASGI application.**")[2].partition("**On a node's own port.**")[0]
+    serve, view = (textwrap.dedent(block) for block in re.findall(r"(?:^    .*\n|^\n(?=    ))+", about, re.M))
     shown: dict[str, Any] = {}
     exec(serve, shown)
     exec(view, shown)
