@@ -1,6 +1,16 @@
 """The application's tables and the sessions that reach them; `db.migrate.upgrade` creates and updates the schema."""
 
-from db.activitypub import ActivityActor, ActivityInbox, ActivityKey
+from db.activitypub import (
+    ActivityActor,
+    ActivityFollow,
+    ActivityInbox,
+    ActivityKey,
+    FollowDirection,
+    FollowState,
+    ReceivedActivity,
+    ReceivedState,
+    RemoteActorKey,
+)
 from db.analytics import AcceptedKey, RelayCandidate, ServerScorecard
 from db.columns import DEFAULT_WIRE, FederationTable, HostTable, among, new_id, new_timed_id
 from db.deliveries import (
@@ -37,6 +47,7 @@ __all__ = [
     "AcceptedKey",
     "ActionSource",
     "ActivityActor",
+    "ActivityFollow",
     "ActivityInbox",
     "ActivityKey",
     "AdminAction",
@@ -59,7 +70,9 @@ __all__ = [
     "DeliveryTotal",
     "FederationTable",
     "Follow",
+    "FollowDirection",
     "FollowNews",
+    "FollowState",
     "ForeignDatabase",
     "HoldReason",
     "HostTable",
@@ -69,7 +82,10 @@ __all__ = [
     "Post",
     "ProcessClock",
     "QueueSighting",
+    "ReceivedActivity",
+    "ReceivedState",
     "RelayCandidate",
+    "RemoteActorKey",
     "RollupPosition",
     "RotateChallengeToken",
     "RunOutcome",

@@ -1,11 +1,12 @@
-"""ActivityPub: the actors of this node with their keys, and inboxes of others with which something was wrong."""
+"""ActivityPub: our actors with their keys, others' inboxes and keys, what others sent, and who follows whom."""
 
 from datetime import datetime
+from enum import StrEnum
 
-from sqlalchemy import Index, Text
+from sqlalchemy import BigInteger, Index, Integer, Text, text
 from sqlmodel import Field
 
-from db.columns import FederationTable, UtcDateTime
+from db.columns import FederationTable, TextEnum, UtcDateTime
 
 
 class ActivityActor(FederationTable, table=True):
@@ -68,3 +69,100 @@ class ActivityInbox(FederationTable, table=True):
     missing_last: datetime | None = Field(default=None, sa_type=UtcDateTime)
     is_shared: bool = False
     tried_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+
+
+class ReceivedState(StrEnum):
+    """What has become of an activity that somebody sent."""
+
+    NEW = "new"
+    """The application's handler is yet to run."""
+    DONE = "done"
+    """It ran, and what it wrote was committed with this."""
+    FAILED = "failed"
+    """It raised as often as it may."""
+
+
+class ReceivedActivity(FederationTable, table=True):
+    """An activity that an actor of another server sent, and signed. `activity_hash` tells whether it came before.
+
+    That is the SHA-256 of the actor and the activity's id, or of its text if it has no id. `number` is the order of
+    arrival. `text` is empty once it is done.
+    """
+
+    __tablename__ = "activitypub_received"
+    __table_args__ = (
+        Index("activitypub_received_hash_uidx", "activity_hash", unique=True),
+        Index(
+            "activitypub_received_open_idx",
+            "actor",
+            "number",
+            postgresql_where=text("state = 'new'"),
+            sqlite_where=text("state = 'new'"),
+        ),
+        Index("activitypub_received_at_idx", "received_at"),
+    )
+
+    # Written by activitypub/received, once.
+    number: int | None = Field(default=None, sa_type=BigInteger().with_variant(Integer, "sqlite"), primary_key=True)
+    activity_hash: str = Field(sa_type=Text)
+    activity_id: str | None = Field(default=None, sa_type=Text)
+    type: str = Field(sa_type=Text)
+    actor: str = Field(sa_type=Text)
+    received_at: datetime = Field(sa_type=UtcDateTime)
+    # Written by activitypub/received.
+    state: ReceivedState = Field(default=ReceivedState.NEW, sa_type=TextEnum(ReceivedState))
+    text: str = Field(sa_type=Text, repr=False)
+    attempts: int = 0
+    last_error: str | None = Field(default=None, sa_type=Text)
+
+
+class RemoteActorKey(FederationTable, table=True):
+    """A public key of an actor of another server, or that it could not be had, which `failed_at` tells."""
+
+    __tablename__ = "activitypub_remote_keys"
+    __table_args__ = (Index("activitypub_remote_keys_owner_idx", "owner"),)
+
+    # Written by activitypub/remote_keys.
+    key_id: str = Field(sa_type=Text, primary_key=True)
+    owner: str | None = Field(default=None, sa_type=Text)
+    public_pem: str | None = Field(default=None, sa_type=Text)
+    fetched_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    refetched_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    failed_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+
+
+class FollowDirection(StrEnum):
+    """Who follows whom."""
+
+    FOLLOWER = "follower"
+    """The other actor follows ours."""
+    FOLLOWING = "following"
+    """Ours follows the other."""
+
+
+class FollowState(StrEnum):
+    """What the one who is followed has said."""
+
+    PENDING = "pending"
+    ACCEPTED = "accepted"
+    REJECTED = "rejected"
+
+
+class ActivityFollow(FederationTable, table=True):
+    """A follow between an actor of ours and one of another server, by whose inboxes the other is reached.
+
+    `follow_id` is the id of the Follow activity that counts; `since` is when it came or went.
+    """
+
+    __tablename__ = "activitypub_follows"
+    __table_args__ = (Index("activitypub_follows_remote_actor_idx", "remote_actor"),)
+
+    # Written by activitypub/follows.
+    local_actor: str = Field(sa_type=Text, primary_key=True)
+    remote_actor: str = Field(sa_type=Text, primary_key=True)
+    direction: FollowDirection = Field(sa_type=TextEnum(FollowDirection), primary_key=True)
+    inbox: str = Field(sa_type=Text)
+    shared_inbox: str | None = Field(default=None, sa_type=Text)
+    follow_id: str | None = Field(default=None, sa_type=Text)
+    state: FollowState = Field(default=FollowState.PENDING, sa_type=TextEnum(FollowState))
+    since: datetime = Field(sa_type=UtcDateTime)

@@ -196,7 +196,7 @@ def _metrics() -> ProcessMetrics:
 
 def _watched_queues(federation: Federation) -> list[Queue]:
     queues: list[Queue] = [*federation.delivery_queues.all, federation.health_check_queue, federation.discovery_queue]
-    if federation.settings.federation_tasks:
+    if federation.settings.federation_tasks or federation.activitypub is not None:
         queues.append(federation.tasks_queue)
     return queues
 

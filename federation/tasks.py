@@ -14,6 +14,7 @@ from typing import Final
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from federation.activitypub.handlers import HANDLERS
 from federation.base.errors import ConfigurationError
 from federation.runtime.composition import Federation
 from federation.runtime.nodes import get_federation
@@ -166,6 +167,8 @@ def joining_spec(
 def declared_tasks(modules: Sequence[str]) -> Mapping[str, Handler]:
     """Return the application's tasks as handlers: those of `modules`, which are imported, and those declared before.
 
+    These modules may as well declare functions for activities that others send.
+
     Raises:
         ConfigurationError: lists every module that cannot be imported; or none of them declares a task.
     """
@@ -176,9 +179,10 @@ def declared_tasks(modules: Sequence[str]) -> Mapping[str, Handler]:
         except (ImportError, SyntaxError) as error:  # any other error is the application's own, and gets its traceback
             problems.append(f"FEDERATION_TASKS: {name} cannot be imported: {_told(error)}")
     handlers = _TASKS.handlers()
-    if modules and not problems and not handlers:
+    if modules and not problems and not handlers and not HANDLERS:
         problems.append(
             f"FEDERATION_TASKS: {', '.join(modules)}: nothing there is declared with `federation.tasks.task`"
+            " or `activitypub.on`"
         )
     if problems:
         raise ConfigurationError(problems)

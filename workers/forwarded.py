@@ -17,6 +17,8 @@ from typing import Final, Protocol, TypeAlias
 
 Address: TypeAlias = IPv4Address | IPv6Address
 
+_IPV4_SITE_BITS: Final = 24
+_IPV6_SITE_BITS: Final = 48
 _IPV6_SUBSCRIBER_BITS: Final = 64
 """The network of one subscriber: limiting single addresses within it would limit nobody."""
 
@@ -49,6 +51,12 @@ def subscriber(address: Address) -> str:
     if isinstance(address, IPv6Address):
         return str(ip_network((address, _IPV6_SUBSCRIBER_BITS), strict=False).network_address)
     return str(address)
+
+
+def site(address: Address) -> str:
+    """Return the /24 or /48 that a provider gave to whoever has this address and its neighbours."""
+    bits = _IPV6_SITE_BITS if isinstance(address, IPv6Address) else _IPV4_SITE_BITS
+    return str(ip_network((address, bits), strict=False))
 
 
 def forwards(headers: HeaderLines) -> bool:

@@ -1,7 +1,8 @@
 """ActivityPub: the second wire of the delivery engine, and what applications call to owe activities by it.
 
 `send` owes an activity inside the application's transaction; `federation.sync.activitypub` has the same calls for
-synchronous code. `asgi` and `respond` serve the actors in whose names activities are signed.
+synchronous code. `on` declares what is done with activities that others send. `asgi` and `respond` serve the actors in
+whose names activities are signed.
 """
 
 from __future__ import annotations
@@ -10,19 +11,32 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from federation.activitypub.activities import PUBLIC, accept, create, delete, follow, undo
+    from federation.activitypub.activities import PUBLIC, accept, create, delete, follow, reject, undo
     from federation.activitypub.actors import Actor
     from federation.activitypub.application import asgi, respond
-    from federation.activitypub.calls import add_actor, gone, remove_actor, send
+    from federation.activitypub.calls import (
+        add_actor,
+        answer_follow,
+        follow_actor,
+        gone,
+        remove_actor,
+        send,
+        unfollow_actor,
+    )
     from federation.activitypub.documents import Software
+    from federation.activitypub.follows import FOLLOWERS
+    from federation.activitypub.handlers import FollowDecision, IncomingActivity, on, on_follow
     from federation.activitypub.inboxes import GoneInbox
     from federation.activitypub.outbound import AUTO, Recipient, Sent, Skipped, SkipReason
 
 __all__ = [
     "AUTO",
+    "FOLLOWERS",
     "PUBLIC",
     "Actor",
+    "FollowDecision",
     "GoneInbox",
+    "IncomingActivity",
     "Recipient",
     "Sent",
     "SkipReason",
@@ -30,22 +44,30 @@ __all__ = [
     "Software",
     "accept",
     "add_actor",
+    "answer_follow",
     "asgi",
     "create",
     "delete",
     "follow",
+    "follow_actor",
     "gone",
+    "on",
+    "on_follow",
+    "reject",
     "remove_actor",
     "respond",
     "send",
     "undo",
+    "unfollow_actor",
 ]
 
 _HOMES = {
-    **dict.fromkeys(("PUBLIC", "accept", "create", "delete", "follow", "undo"), "activities"),
+    **dict.fromkeys(("PUBLIC", "accept", "create", "delete", "follow", "reject", "undo"), "activities"),
     **dict.fromkeys(("AUTO", "Recipient", "Sent", "SkipReason", "Skipped"), "outbound"),
     **dict.fromkeys(("asgi", "respond"), "application"),
+    **dict.fromkeys(("FollowDecision", "IncomingActivity", "on", "on_follow"), "handlers"),
     "Actor": "actors",
+    "FOLLOWERS": "follows",
     "GoneInbox": "inboxes",
     "Software": "documents",
 }

@@ -202,11 +202,12 @@ def follow(actor: str, followed: str, *, activity_id: str) -> dict[str, Any]:
 
 def accept(following: Mapping[str, Any], *, activity_id: str | None = None) -> dict[str, Any]:
     """Make the Accept of a Follow, by the actor that is followed."""
-    followed = _object_id(following["object"])
-    if followed is None:
-        raise ValueError("object: the Follow must name the actor that is followed")
-    made_id = activity_id or _part(followed, f"accepts/{sha256(following['id'].encode()).hexdigest()}")
-    return _made("Accept", made_id, followed, following, {"to": [following["actor"]]})
+    return _answer("Accept", "accepts", following, activity_id)
+
+
+def reject(following: Mapping[str, Any], *, activity_id: str | None = None) -> dict[str, Any]:
+    """Make the Reject of a Follow, by the actor that is not to be followed, or no more."""
+    return _answer("Reject", "rejects", following, activity_id)
 
 
 def undo(activity: Mapping[str, Any], *, activity_id: str | None = None) -> dict[str, Any]:
@@ -220,6 +221,14 @@ def delete(
     """Make the Delete of an object, or of the actor itself."""
     gone = object_id if object_id == actor else {"id": object_id, "type": "Tombstone"}
     return _made("Delete", activity_id or _part(object_id, "delete"), actor, gone, {"to": [*to]})
+
+
+def _answer(name: str, part: str, following: Mapping[str, Any], activity_id: str | None) -> dict[str, Any]:
+    followed = _object_id(following["object"])
+    if followed is None:
+        raise ValueError("object: the Follow must name the actor that is followed")
+    made_id = activity_id or _part(followed, f"{part}/{sha256(following['id'].encode()).hexdigest()}")
+    return _made(name, made_id, followed, following, {"to": [following["actor"]]})
 
 
 def _made(name: str, made_id: str, actor: object, about: object, audience: Mapping[str, object]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ decides; a body is nobody's word, except that a page in place of what came befor
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -64,13 +65,15 @@ def counted(first: Knock, second: Knock) -> Knock:
     return first if second.response.status in ABOUT_SIGNATURES else second
 
 
-def followed(response: Response, asked: str) -> str | None:
+def followed(response: Response, asked: str, *, by: Collection[int] = FOLLOWED) -> str | None:
     """Return the URL at which to make the request to *asked* again, or None if the answer counts as it is.
+
+    *by* are the statuses that say so.
 
     It is on the same origin, or on https where http was asked of the same host. `Location` is a stranger's text.
     """
     location = response.headers.get("location", "").strip(" \t")
-    if response.status not in FOLLOWED or not _FIT.fullmatch(location):
+    if response.status not in by or not _FIT.fullmatch(location):
         return None
     try:
         url = urldefrag(urljoin(asked, location)).url

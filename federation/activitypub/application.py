@@ -1,5 +1,8 @@
 """The actors of a process, served: as an ASGI application to mount, and as a function for Django and WSGI.
 
+Both also take activities that others post to inboxes: to any path that ends in `/inbox`, as the application's actors
+have theirs wherever it says.
+
 Both ask the process's node, which a loop has of its own. The application's functions are called where its other code
 runs: those of an ASGI application in its loop, or in a thread if they are no coroutine functions; those of the plain
 function in the thread that called it.
@@ -9,8 +12,9 @@ The module of nodes is found by its name and not imported: nodes are made of thi
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Final, Protocol, cast
@@ -18,6 +22,16 @@ from urllib.parse import quote
 
 from db import Database
 from federation.activitypub.documents import Software
+from federation.activitypub.inbox import (
+    BODY_TIMEOUT,
+    MOST_OF_ACTIVITY,
+    ActivitiesInbox,
+    Anybody,
+    Refused,
+    failed,
+    is_inbox,
+    taken,
+)
 from federation.activitypub.keys import ActorKeys
 from federation.activitypub.serving import (
     ActorFunction,
@@ -30,8 +44,10 @@ from federation.activitypub.serving import (
     misconfigured,
 )
 from federation.base.errors import ConfigurationError
+from federation.http.addresses import is_globally_routable
 from workers.background import background
 from workers.clock import Clock
+from workers.forwarded import read_address, site, subscriber
 from workers.version import version
 
 if TYPE_CHECKING:
@@ -45,6 +61,8 @@ class Parts(Protocol):
 
     @property
     def keys(self) -> ActorKeys: ...
+    @property
+    def inbox(self) -> ActivitiesInbox: ...
 
 
 class Node(Protocol):
@@ -61,13 +79,16 @@ class Node(Protocol):
 def asgi(
     *, actor: ActorFunction | None = None, find: FindFunction | None = None, software: Software | None = None
 ) -> ActorsApp:
-    """Return an ASGI application that serves this node's actors, WebFinger, NodeInfo and host-meta.
+    """Return an ASGI application that serves this node's actors, WebFinger, NodeInfo and host-meta, and their inboxes.
 
     `actor` returns the JSON of the actor with a URL, or None if there is none; `find` the URL of the actor with an
     account such as `alice@social.example`. Without `actor` documents are minimal, without `find` an account is that of
     the actor whose URL ends with its name. A function that is no coroutine function is called in a thread.
     """
-    return ActorsApp(lambda: serving_of(_node("get_federation"), actor=actor, find=find, software=software))
+    return ActorsApp(
+        lambda: serving_of(_node("get_federation"), actor=actor, find=find, software=software),
+        lambda: inbox_of(_node("get_federation")),
+    )
 
 
 def respond(
@@ -82,13 +103,18 @@ def respond(
 ) -> tuple[int, dict[str, str], bytes]:
     """Answer a request from plain code, as `asgi` does: return status, headers and body.
 
-    `target` is the path with its query, as it was sent. `body` is not looked at. `actor` and `find` are called in this
-    thread, unless they are coroutine functions, which run in the process's background loop.
+    `target` is the path with its query, as it was sent. `body` counts where an activity is posted. `actor` and `find`
+    are called in this thread, unless they are coroutine functions, which run in the process's background loop.
 
     Raises:
         ConfigurationError: this process has no node that serves actors.
     """
-    serving = serving_of(_node("background_node"), actor=actor, find=find, software=software)
+    node = _node("background_node")
+    serving = serving_of(node, actor=actor, find=find, software=software)
+    if is_inbox(method, target.partition("?")[0]):
+        take = partial(inbox_of(node).take, method=method, target=target, headers=headers, body=body, client=Anybody())
+        reply = background.run(take)
+        return reply.status, dict(reply.headers), reply.body
     step = background.run(partial(serving.begin, Wanted.of(method, target, headers)))
     while isinstance(step, Asking):
         step = _gone_on(step)
@@ -130,11 +156,11 @@ def serving_of(
     Raises:
         ConfigurationError: the node has none.
     """
-    if node.activitypub is None or node.own_url is None:
-        raise ConfigurationError(["FEDERATION_ACTIVITYPUB: not on; FEDERATION_ACTIVITYPUB=1 turns on this wire"])
+    parts = _parts(node)
+    assert node.own_url is not None, "it has actors"
     return Serving(
         own_url=node.own_url,
-        keys=node.activitypub.keys,
+        keys=parts.keys,
         database=node.database,
         clock=node.clock,
         software=software or Software(name="federation-delivery", version=version() or "0"),
@@ -143,20 +169,36 @@ def serving_of(
     )
 
 
+def inbox_of(node: Node) -> ActivitiesInbox:
+    """Return what takes activities that are sent to actors of *node*.
+
+    Raises:
+        ConfigurationError: the node has none.
+    """
+    return _parts(node).inbox
+
+
+def _parts(node: Node) -> Parts:
+    if node.activitypub is None:
+        raise ConfigurationError(["FEDERATION_ACTIVITYPUB: not on; FEDERATION_ACTIVITYPUB=1 turns on this wire"])
+    return node.activitypub
+
+
 class ActorsApp:
-    """An ASGI 3 application. What *serving* returns answers a request; it is asked for each.
+    """An ASGI 3 application. What *serving* and *inbox* return answers a request; they are asked for each.
 
     Below a mount the target is the whole path, as others see it. The well-known paths are answered below it and without
     it: `/.well-known` itself may be the mount.
     """
 
-    def __init__(self, serving: Callable[[], Serving]) -> None:
+    def __init__(self, serving: Callable[[], Serving], inbox: Callable[[], ActivitiesInbox]) -> None:
         self._serving = serving
+        self._inbox = inbox
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         match scope["type"]:
             case "http":
-                await _write(send, await self._answer(scope))
+                await _write(send, await self._answer(scope, receive))
             case "lifespan":
                 await self._live(receive, send)
             case "websocket":
@@ -164,9 +206,11 @@ class ActorsApp:
             case other:
                 raise ValueError(f"an ASGI scope of the type {other!r} is not known")
 
-    async def _answer(self, scope: Scope) -> Reply:
+    async def _answer(self, scope: Scope, receive: Receive) -> Reply:
         wanted = _wanted(scope)
         try:
+            if is_inbox(wanted.method, wanted.path):
+                return await _taken(self._inbox(), wanted, scope, receive)
             serving = self._serving()
         except ConfigurationError as error:
             return misconfigured(wanted, error)
@@ -186,6 +230,62 @@ class ActorsApp:
                 case "lifespan.shutdown":
                     await send({"type": "lifespan.shutdown.complete"})
                     return
+
+
+async def _taken(inbox: ActivitiesInbox, wanted: Wanted, scope: Scope, receive: Receive) -> Reply:
+    headers = joined(scope["headers"])
+    try:
+        await inbox.check_head(headers)
+        body = await _body(headers, receive)
+        await inbox.accept(method=wanted.method, target=wanted.target, headers=headers, body=body, client=_asker(scope))
+    except Refused as refused:
+        return refused.reply()
+    except Exception as error:
+        return failed(wanted.target, error)
+    return taken()
+
+
+async def _body(headers: Mapping[str, str], receive: Receive) -> bytes:
+    """Read a body, within the bounds of an activity."""
+    too_large = Refused(413, f"An activity has at most {MOST_OF_ACTIVITY} bytes")
+    announced = headers.get("content-length", "")
+    if announced.isdecimal() and int(announced[:20]) > MOST_OF_ACTIVITY:
+        raise too_large
+    body, has_more = bytearray(), True
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT.total_seconds()):
+            while has_more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise Refused(408, "The body broke off")
+                body += message.get("body", b"")
+                if len(body) > MOST_OF_ACTIVITY:
+                    raise too_large
+                has_more = message.get("more_body", False)
+    except TimeoutError:
+        raise Refused(408, "The body did not arrive in time") from None
+    return bytes(body)
+
+
+def _asker(scope: Scope) -> Anybody:
+    """Return who asks, if it is somebody on the Internet: a private address is most likely that of a proxy."""
+    address = read_address((scope.get("client") or [""])[0])
+    if address is None or not is_globally_routable(address):
+        return Anybody()
+    return Anybody(client=subscriber(address), network=site(address))
+
+
+def joined(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Return the headers of a request by their names in lower case; those of one name are one, with commas."""
+    headers: dict[str, str] = {}
+    for name, value in ((name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in raw):
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    return headers
+
+
+def target_of(scope: Scope) -> str:
+    """Return the path of a request as everybody sees it, with its query, nothing of it decoded."""
+    return _wanted(scope).target
 
 
 def _wanted(scope: Scope) -> Wanted:

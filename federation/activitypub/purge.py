@@ -10,17 +10,26 @@ from sqlalchemy import ColumnElement, Connection, delete, or_, select
 from sqlalchemy.orm import Mapped
 from sqlmodel import col
 
-from db import ActivityInbox, ActivityKey, Database
+from db import ActivityInbox, ActivityKey, Database, ReceivedActivity, RemoteActorKey
 from federation.retention import in_batches
 
 KEEP_INBOXES: Final = timedelta(days=90)
 """Since something was last found out about them: a while longer than they are skipped."""
 KEEP_RETIRED_KEYS: Final = timedelta(days=30)
+KEEP_REMOTE_KEYS: Final = timedelta(days=30)
+"""Since they were fetched last."""
+KEEP_RECEIVED: Final = timedelta(days=30)
+"""What comes a second time after that is new: a signature is not believed for as long."""
 BATCH: Final = 500
 
 
 class ActivityPurge:
-    """Deletes what is known of inboxes after 90 days in which nothing was heard of them, and keys 30 days after use."""
+    """Deletes what is known of inboxes after 90 days in which nothing was heard of them, and keys after 30 days.
+
+    Those of our actors 30 days after their use, those of others if they were not fetched again in that time.
+
+    What others sent goes after 30 days.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -34,14 +43,18 @@ class ActivityPurge:
         heard = (ActivityInbox.gone_at, ActivityInbox.missing_last, ActivityInbox.tried_at)
         quiet = [or_(col(each).is_(None), col(each) < now - KEEP_INBOXES) for each in heard]
         retired = col(ActivityKey.retired_at) < now - KEEP_RETIRED_KEYS
+        fetched = col(RemoteActorKey.fetched_at) < now - KEEP_REMOTE_KEYS
+        received = col(ReceivedActivity.received_at) < now - KEEP_RECEIVED
         return {
             "inboxes": await self._delete(ActivityInbox, col(ActivityInbox.url), *quiet),
             "actor_keys": await self._delete(ActivityKey, col(ActivityKey.key_id), retired),
+            "remote_keys": await self._delete(RemoteActorKey, col(RemoteActorKey.key_id), fetched),
+            "received": await self._delete(ReceivedActivity, col(ReceivedActivity.activity_hash), received),
         }
 
     async def _delete(
         self,
-        model: type[ActivityInbox | ActivityKey],
+        model: type[ActivityInbox | ActivityKey | ReceivedActivity | RemoteActorKey],
         key: Mapped[str],
         *expired: ColumnElement[bool],
     ) -> int:

@@ -103,13 +103,13 @@ class Wanted:
     def refusal(self) -> Reply | None:
         """Return the answer to what is not worth a look."""
         if self.method not in METHODS:
-            return _problem(405, "Only GET and HEAD", {"Allow": ", ".join(METHODS)})
+            return problem(405, "Only GET and HEAD", {"Allow": ", ".join(METHODS)})
         if len(self.target) > MAX_URL_CHARACTERS:
-            return _problem(414, f"The target has more than {MAX_URL_CHARACTERS} characters")
+            return problem(414, f"The target has more than {MAX_URL_CHARACTERS} characters")
         if len(self.accept or "") > MAX_ACCEPT_CHARACTERS:
-            return _problem(431, f"Accept has more than {MAX_ACCEPT_CHARACTERS} characters")
+            return problem(431, f"Accept has more than {MAX_ACCEPT_CHARACTERS} characters")
         if not self.target.startswith("/") or not _is_plain(self.target):
-            return _problem(400, "The target is not a path in ASCII")
+            return problem(400, "The target is not a path in ASCII")
         return None
 
     def finished(self, reply: Reply) -> Reply:
@@ -221,20 +221,22 @@ class Serving:
             return _unknown()
         now = self._clock.now()
         if row.removed_at is not None and row.removed_at + REMOVED_FOR <= now:
-            return _problem(410, "This actor is no more")
+            return problem(410, "This actor is no more")
         kind = documents.accepted(wanted.accept)
         if kind is None:
-            return _problem(406, f"Only {documents.ACTIVITY_JSON} and {documents.LD_JSON}", {"Vary": "Accept"})
+            return problem(406, f"Only {documents.ACTIVITY_JSON} and {documents.LD_JSON}", {"Vary": "Accept"})
         shown = documents.public_key(url, key_id=key.key_id, pem=key.public_pem)
         headers = documents.caching(is_changing=key.changes_at is not None and now < key.changes_at)
         if row.removed_at is not None:
             left = documents.removed_actor(url, is_instance=row.is_instance, key=shown)
             return _json(left, kind, headers)
+        minimal = documents.minimal_actor(url, is_instance=row.is_instance)
         if self._actor is None:
-            minimal = documents.minimal_actor(url, is_instance=row.is_instance)
             return _json(documents.with_key(minimal, shown), kind, headers)
 
         async def told(document: object) -> Step:
+            if document is None and row.is_instance:  # we may have made it ourselves, to sign what we ask for
+                document = minimal
             if document is None:
                 return _unknown()
             return _json(documents.with_key(_mapping(document), shown), kind, headers)
@@ -244,19 +246,19 @@ class Serving:
     async def _webfinger(self, wanted: Wanted) -> Step:
         resources = parse_qs(wanted.target.partition("?")[2], keep_blank_values=True).get("resource", [])
         if len(resources) != 1 or not resources[0].isprintable():
-            return _problem(400, "WebFinger is asked for one resource", _OPEN)
+            return problem(400, "WebFinger is asked for one resource", _OPEN)
         resource = resources[0]
         scheme, _, rest = resource.partition(":")
         if scheme.lower() == "acct":
             return await self._account(wanted, rest)
         if scheme.lower() in ("https", "http") and rest.startswith("//"):
             return await self._named(wanted, resource)
-        return _problem(400, "The resource is neither an account (acct:name@host) nor a URL", _OPEN)
+        return problem(400, "The resource is neither an account (acct:name@host) nor a URL", _OPEN)
 
     async def _account(self, wanted: Wanted, account: str) -> Step:
         name, _, host = account.rpartition("@")
         if not name or not host or "/" in account or "@" in name:
-            return _problem(400, "The account is not of the form name@host", _OPEN)
+            return problem(400, "The account is not of the form name@host", _OPEN)
 
         async def found(url: object) -> Step:
             if not isinstance(url, str) or not await self._is_alive(url):
@@ -332,7 +334,7 @@ def _json(value: Json, kind: str, headers: Mapping[str, str]) -> Reply:
     return _reply(200, dump_json(value).encode(), kind, headers)
 
 
-def _problem(status: int, text: str, headers: Mapping[str, str] | None = None) -> Reply:
+def problem(status: int, text: str, headers: Mapping[str, str] | None = None) -> Reply:
     """Return a refusal. It is not cached: what is not there may be there in a moment."""
     kept = {**(headers or {}), "Cache-Control": "no-store"}
     return _reply(status, dump_json({"error": text}).encode(), "application/json", kept)
@@ -343,22 +345,22 @@ def _reply(status: int, body: bytes, kind: str, headers: Mapping[str, str]) -> R
 
 
 def _unknown() -> Reply:
-    return _problem(404, "There is nothing here", {"Access-Control-Allow-Origin": "*"})
+    return problem(404, "There is nothing here", {"Access-Control-Allow-Origin": "*"})
 
 
 def _database_failed(wanted: Wanted, error: SQLAlchemyError) -> Reply:
     if not is_outage(error):
         return _failed(wanted, error)
     log.error("inbound_database_unavailable", path=wanted.path, error=type(error).__name__)
-    return _problem(503, "The database is unavailable", {"Retry-After": str(RETRY_SECONDS)})
+    return problem(503, "The database is unavailable", {"Retry-After": str(RETRY_SECONDS)})
 
 
 def misconfigured(wanted: Wanted, error: ConfigurationError) -> Reply:
     """Return the answer of a process without a node that serves actors. Its problems name settings, and no values."""
     log.error("inbound_failed", path=wanted.path, problems=list(error.problems))
-    return wanted.finished(_problem(500, "Internal error"))
+    return wanted.finished(problem(500, "Internal error"))
 
 
 def _failed(wanted: Wanted, error: Exception) -> Reply:
     log.error("inbound_failed", path=wanted.path, **crash(error))
-    return _problem(500, "Internal error")
+    return problem(500, "Internal error")

@@ -9,10 +9,9 @@ whatever the signature says of it.
 
 from __future__ import annotations
 
-import binascii
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime, parsedate_to_datetime
@@ -23,12 +22,26 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ed25519, padding, rsa
 from cryptography.hazmat.primitives.hashes import SHA256
 
+from federation.activitypub.signature_fields import (
+    BYTES,
+    CAVAGE,
+    DIGEST,
+    INPUT,
+    PARAMETER,
+    STRING,
+    BadSignature,
+    Parameters,
+    by_name,
+    decoded,
+    inner_list,
+    members,
+    texts_of,
+    unquoted,
+)
 from federation.protocol.encodings import encode_base64
 from federation.protocol.urls import canonical_origin
 
 VerifyingKey: TypeAlias = rsa.RSAPublicKey | ed25519.Ed25519PublicKey
-Parameters: TypeAlias = Mapping[str, str | int]
-"""Those of a signature. RFC 8941 takes one without a value for true; it is refused, for we know of none."""
 
 MOST_SIGNATURES: Final = 3
 SMALLEST_RSA_BITS: Final = 2048
@@ -37,6 +50,7 @@ LARGEST_RSA_BITS: Final = 8192
 _LONGEST_HEADER: Final = 16_384
 _LABEL: Final = "sig1"
 _BY_CAVAGE: Final = ("(request-target)", "host", "date", "digest", "content-type")
+_GET_BY_CAVAGE: Final = ("(request-target)", "host", "date")
 _BY_RFC9421: Final = ("@method", "@target-uri", "content-digest", "content-type")
 _DIGESTS: Final[Mapping[str, Callable[[bytes], bytes]]] = {
     "sha-256": lambda body: hashlib.sha256(body).digest(),
@@ -44,19 +58,6 @@ _DIGESTS: Final[Mapping[str, Callable[[bytes], bytes]]] = {
 }
 
 _TARGET: Final = re.compile(r"[^:/?#]+://[^/?#]*(?P<path>[^?#]*)(?P<query>\?[^#]*)?")
-_KEY: Final = r"[a-z*][a-z0-9_.*-]*"
-_STRING: Final = r'"(?:[ !#-\[\]-~]|\\["\\])*"'
-_INTEGER: Final = r"-?[0-9]{1,15}"
-_COMMA: Final = re.compile(r"[ \t]*,[ \t]*")
-# Possessive, for strangers write these: no number of spaces takes more than linear time.
-_INPUT: Final = re.compile(
-    rf"(?P<name>{_KEY})=\( *+(?P<covered>{_STRING}(?: ++{_STRING})*+)? *+\)"
-    rf"(?P<parameters>(?:; *+{_KEY}=(?:{_STRING}|{_INTEGER}))*+)"
-)
-_PARAMETER: Final = re.compile(rf"; *(?P<name>{_KEY})=(?:(?P<text>{_STRING})|(?P<number>{_INTEGER}))")
-_BYTES: Final = re.compile(rf"(?P<name>{_KEY})=:(?P<text>[A-Za-z0-9+/]*={{0,2}}):")
-_DIGEST: Final = re.compile(r"(?P<name>[A-Za-z0-9-]+)=(?P<text>[A-Za-z0-9+/]*={0,2})")
-_CAVAGE: Final = re.compile(r'(?P<name>[A-Za-z]+)=(?:"(?P<text>[^"]*)"|(?P<number>[0-9]{1,15}))')
 
 
 class SignatureKind(StrEnum):
@@ -74,10 +75,6 @@ class SigningKey:
     private: rsa.RSAPrivateKey = field(repr=False)
 
 
-class BadSignature(Exception):
-    """A request is not signed, or not as it must be. The message names the rule, and quotes nothing."""
-
-
 def sign(
     kind: SignatureKind, *, method: str, url: str, body: bytes, content_type: str, at: datetime, key: SigningKey
 ) -> dict[str, str]:
@@ -89,14 +86,18 @@ def sign(
     digest = encode_base64(hashlib.sha256(body).digest())
     if kind is SignatureKind.CAVAGE:
         headers["Digest"] = f"SHA-256={digest}"
-        signature = _signed(_cavage_base(_BY_CAVAGE, {}, Requested.of(method, url, headers, body)), key)
-        told = f'keyId="{key.key_id}",algorithm="rsa-sha256",headers="{" ".join(_BY_CAVAGE)}"'
-        return {**headers, "Signature": f'{told},signature="{signature}"'}
+        return {**headers, "Signature": _by_cavage(_BY_CAVAGE, Requested.of(method, url, headers, body), key)}
     headers["Content-Digest"] = f"sha-256=:{digest}:"
     parameters: Parameters = {"alg": "rsa-v1_5-sha256", "keyid": key.key_id, "created": int(at.timestamp())}
     signature = _signed(_rfc9421_base(_BY_RFC9421, parameters, Requested.of(method, url, headers, body)), key)
-    told = f"{_LABEL}={_inner_list(_BY_RFC9421, parameters)}"
+    told = f"{_LABEL}={inner_list(_BY_RFC9421, parameters)}"
     return {**headers, "Signature-Input": told, "Signature": f"{_LABEL}=:{signature}:"}
+
+
+def sign_get(*, url: str, at: datetime, key: SigningKey) -> dict[str, str]:
+    """Return the headers of a signed GET: by draft-cavage, which whoever wants these signed takes."""
+    headers = {"Date": format_datetime(at.astimezone(UTC), usegmt=True)}
+    return {**headers, "Signature": _by_cavage(_GET_BY_CAVAGE, Requested.of("GET", url, headers, b""), key)}
 
 
 def verify(
@@ -214,9 +215,25 @@ class SignatureClaim:
         Raises:
             BadSignature: it does not hold.
         """
+        self.check_form(requested, now, window)
+        self.check_key(requested, public)
+
+    def check_form(self, requested: Requested, now: datetime, window: timedelta) -> None:
+        """Check what needs no key: what is covered, when it was made, and the digest of the body.
+
+        Raises:
+            BadSignature: it does not hold, whoever made it.
+        """
         self._check_cover(requested)
         self._check_time(requested, now, window)
         _check_digest(self.kind, requested)
+
+    def check_key(self, requested: Requested, public: VerifyingKey) -> None:
+        """Check that this key made the signature.
+
+        Raises:
+            BadSignature: it did not.
+        """
         if not any(_is_signed(base, self.signature, public) for base in self.bases(requested)):
             raise BadSignature("it is not this key's signature of this request")
 
@@ -266,6 +283,11 @@ class SignatureClaim:
             yield _cavage_base(self.covered, self.parameters, bare)
 
 
+def _by_cavage(covered: Sequence[str], requested: Requested, key: SigningKey) -> str:
+    signature = _signed(_cavage_base(covered, {}, requested), key)
+    return f'keyId="{key.key_id}",algorithm="rsa-sha256",headers="{" ".join(covered)}",signature="{signature}"'
+
+
 def _signed(base: str, key: SigningKey) -> str:
     return encode_base64(key.private.sign(base.encode(), padding.PKCS1v15(), SHA256()))
 
@@ -293,7 +315,7 @@ def _cavage_base(covered: Sequence[str], parameters: Parameters, requested: Requ
 def _rfc9421_base(covered: Sequence[str], parameters: Parameters, requested: Requested) -> str:
     derived = requested.derived
     lines = [f'"{name}": {_component(name, derived, requested)}' for name in covered]
-    return "\n".join([*lines, f'"@signature-params": {_inner_list(covered, parameters)}'])
+    return "\n".join([*lines, f'"@signature-params": {inner_list(covered, parameters)}'])
 
 
 def _component(name: str, special: Mapping[str, str], requested: Requested) -> str:
@@ -305,86 +327,39 @@ def _component(name: str, special: Mapping[str, str], requested: Requested) -> s
 
 def _check_digest(kind: SignatureKind, requested: Requested) -> None:
     """Compare the body with each digest of a kind that we know; there has to be one."""
-    header, form = ("digest", _DIGEST) if kind is SignatureKind.CAVAGE else ("content-digest", _BYTES)
-    told = _texts(_members(requested.headers.get(header, ""), form))
+    header, form = ("digest", DIGEST) if kind is SignatureKind.CAVAGE else ("content-digest", BYTES)
+    told = texts_of(members(requested.headers.get(header, ""), form))
     known = {name.lower(): text for name, text in told.items() if name.lower() in _DIGESTS}
     if not known or any(encode_base64(_DIGESTS[name](requested.body)) != text for name, text in known.items()):
         raise BadSignature("the digest is not the body's")
 
 
 def _cavage_claim(header: str) -> SignatureClaim:
-    told = list(_members(header, _CAVAGE))
-    texts = _texts(told)
+    told = list(members(header, CAVAGE))
+    texts = texts_of(told)
     return SignatureClaim(
         kind=SignatureKind.CAVAGE,
         key_id=texts.get("keyId", ""),
         covered=texts.get("headers", "date").split(),
         parameters={each["name"]: int(each["number"]) for each in told if each["number"]},
-        signature=_decoded(texts.get("signature", "")),
+        signature=decoded(texts.get("signature", "")),
     )
 
 
 def _rfc9421_claims(told: str, header: str) -> Iterator[SignatureClaim]:
-    inputs, signatures = list(_members(told, _INPUT)), _texts(_members(header, _BYTES))
-    if len(_by_name(inputs)) > MOST_SIGNATURES:
+    inputs, signatures = list(members(told, INPUT)), texts_of(members(header, BYTES))
+    if len(by_name(inputs)) > MOST_SIGNATURES:
         raise BadSignature(f"there are more than {MOST_SIGNATURES} signatures")
     for each in inputs:
-        given = _by_name(_PARAMETER.finditer(each["parameters"]))
-        parameters = {name: int(it["number"]) if it["number"] else _unquoted(it["text"]) for name, it in given.items()}
+        given = by_name(PARAMETER.finditer(each["parameters"]))
+        parameters = {name: int(it["number"]) if it["number"] else unquoted(it["text"]) for name, it in given.items()}
         yield SignatureClaim(
             kind=SignatureKind.RFC9421,
             key_id=str(parameters.get("keyid", "")),
-            covered=[_unquoted(name) for name in re.findall(_STRING, each["covered"] or "")],
+            covered=[unquoted(name) for name in re.findall(STRING, each["covered"] or "")],
             parameters=parameters,
-            signature=_decoded(signatures.get(each["name"], "")),
+            signature=decoded(signatures.get(each["name"], "")),
         )
-
-
-def _members(header: str, form: re.Pattern[str]) -> Iterator[re.Match[str]]:
-    """Yield what is between commas; each must have this form."""
-    position, is_last = 0, False
-    while not is_last:
-        found = form.match(header, position)
-        comma = None if found is None else _COMMA.match(header, found.end())
-        is_last = comma is None
-        if found is None or (is_last and found.end() != len(header)):
-            raise BadSignature("a header does not have its form")
-        yield found
-        position = comma.end() if comma else len(header)
-
-
-def _by_name(found: Iterable[re.Match[str]]) -> dict[str, re.Match[str]]:
-    """Return what was found by its name. Of two that have the same, others may read the first, or the last."""
-    named: dict[str, re.Match[str]] = {}
-    for each in found:
-        if named.setdefault(each["name"], each) is not each:
-            raise BadSignature("a header says the same thing twice")
-    return named
-
-
-def _texts(found: Iterable[re.Match[str]]) -> dict[str, str]:
-    return {name: each["text"] for name, each in _by_name(found).items() if each["text"] is not None}
-
-
-def _inner_list(covered: Sequence[str], parameters: Parameters) -> str:
-    """Write components and parameters in the one form that RFC 8941 §4.1 gives them."""
-    told = (f";{name}={_quoted(value) if isinstance(value, str) else value}" for name, value in parameters.items())
-    return f"({' '.join(map(_quoted, covered))}){''.join(told)}"
-
-
-def _quoted(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def _unquoted(text: str) -> str:
-    return re.sub(r"\\(.)", r"\1", text[1:-1])
-
-
-def _decoded(text: str) -> bytes:
-    try:
-        return binascii.a2b_base64(text, strict_mode=True)
-    except ValueError:
-        raise BadSignature("a signature is no base64") from None
 
 
 def _date(text: str) -> datetime:

@@ -44,6 +44,7 @@ ENDPOINTS: Final = frozenset(
         "/api/auth/social/follows",
         "/api/auth/social/posts",
         "/proxy",
+        "/inbox",  # and all others of actors
     }
 )
 SIGNATURES: Final = frozenset({"cavage", "rfc9421"})

@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 
 from federation.node.clients import Clients, Source
-from federation.node.limits import Limit, Windows
+from federation.node.limits import Limit, Windows, spent_on_new_servers
 from federation.node.refusals import Refusal
 from federation.protocol.relaying import MAX_RELAYED_BYTES, ORIGIN_HEADER, RELAY_PATH
 from federation.protocol.urls import MAX_URL_CHARACTERS
@@ -71,10 +71,6 @@ RATE_LIMITED: Final = "RATE_LIMITED"
 
 DISCOVER_PER_CLIENT: Final = Limit(requests=10, window=timedelta(hours=1))
 ROTATION_PER_CLIENT: Final = Limit(requests=5, window=timedelta(minutes=1))
-NEW_SERVERS_PER_CLIENT: Final = Limit(requests=10, window=timedelta(hours=1))
-NEW_SERVERS_PER_NETWORK: Final = Limit(requests=100, window=timedelta(hours=1))
-NEW_SERVERS: Final = Limit(requests=1600, window=timedelta(hours=1))
-"""A network has a sixteenth of them."""
 RELAY_PER_CLIENT: Final = Limit(requests=120, window=timedelta(minutes=1))
 RELAY_PER_ORIGIN: Final = Limit(requests=100, window=timedelta(minutes=1))
 
@@ -96,18 +92,22 @@ async def everybody(_: Request) -> None:
 
 
 class PerClient:
-    """Limits requests per client and path. A client whose address is unknown is always let in (see `Clients`)."""
+    """Limits requests per client and path. A client whose address is unknown is always let in (see `Clients`).
 
-    def __init__(self, limit: Limit, *, clients: Clients, windows: Windows) -> None:
+    All paths of an endpoint that has many count as *path*.
+    """
+
+    def __init__(self, limit: Limit, *, clients: Clients, windows: Windows, path: str | None = None) -> None:
         self._limit = limit
         self._clients = clients
         self._windows = windows
+        self._path = path
 
     async def __call__(self, request: Request) -> None:
         address = self._clients.address(request)
         if address is None:
             return
-        if not await self._windows.allows(f"{request.scope['path']}:{address}", self._limit):
+        if not await self._windows.allows(f"{self._path or request.scope['path']}:{address}", self._limit):
             raise _too_many(self._limit, code=None)
 
 
@@ -139,23 +139,15 @@ class PerRelayingOrigin:
 
 
 class NewServers:
-    """Limits how many servers that are not registered we get to know for others: by client, by network, and in all.
-
-    To be asked before the first request to such a server, by whatever would make us send it. What one limit refuses
-    does not count for the next, so that nobody spends what belongs to others.
-    """
+    """Limits how many servers that are not registered we get to know for others; see `spent_on_new_servers`."""
 
     def __init__(self, *, windows: Windows) -> None:
         self._windows = windows
 
     async def __call__(self, source: Source) -> None:
-        for subject, limit in (
-            (source.client, NEW_SERVERS_PER_CLIENT),
-            (source.network, NEW_SERVERS_PER_NETWORK),
-            ("all", NEW_SERVERS),
-        ):
-            if subject is not None and not await self._windows.allows(f"register:{subject}", limit):
-                raise _too_many(limit, code=None)
+        limit = await spent_on_new_servers(self._windows, client=source.client, network=source.network)
+        if limit is not None:
+            raise _too_many(limit, code=None)
 
 
 class ProxyAdmission:

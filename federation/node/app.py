@@ -55,6 +55,7 @@ from federation.sealed.peers.registry import Registry
 from federation.servers.links import Links
 
 if TYPE_CHECKING:
+    from federation.activitypub.inbox import ActivitiesInbox
     from federation.activitypub.serving import Serving
 
 
@@ -63,8 +64,8 @@ class NodeParts:
     """What an inbound side that serves as *own_url*, in canonical form, is made of. It opens and closes none of them.
 
     *fetch* and *discovery* should send through the same *guard*. *per_client* and *per_origin* limit follows and posts;
-    *standing* turns away clients whose requests are refused again and again. *activitypub* answers where there is no
-    endpoint.
+    *standing* turns away clients whose requests are refused again and again. *activitypub* answers, and
+    takes activities, where there is no endpoint.
     """
 
     own_url: str
@@ -82,7 +83,7 @@ class NodeParts:
     standing: ClientStanding = field(default_factory=ClientStanding)
     meter: Meter = NO_METER
     monitoring: MonitoringRoutes | None = None
-    activitypub: Serving | None = None
+    activitypub: tuple[Serving, ActivitiesInbox] | None = None
 
 
 def create_node_app(node: NodeParts) -> FastAPI:
@@ -116,18 +117,21 @@ def create_node_app(node: NodeParts) -> FastAPI:
     if node.monitoring is not None:
         node.monitoring.add_to(app)
     if node.activitypub is not None:
-        _add_actors(app, node.activitypub)
+        _add_actors(app, node, front, *node.activitypub)
     return app
 
 
-def _add_actors(app: FastAPI, actors: Serving) -> None:
-    """Let actors be found where there is no endpoint.
+def _add_actors(app: FastAPI, node: NodeParts, front: Front, actors: Serving, inbox: ActivitiesInbox) -> None:
+    """Let actors be found, and take activities, where there is no endpoint.
 
     They are no route: one for every path would answer also where an endpoint refuses a method.
     """
     from federation.activitypub.application import ActorsApp  # here: no other node has a use for it
+    from federation.node.activities import SHARED_INBOX, ActivitiesEndpoint, InboxesFirst
 
-    app.router.default = ActorsApp(lambda: actors)
+    admit = PerClient(node.per_client, clients=node.clients, windows=node.windows, path=SHARED_INBOX)
+    endpoint = ActivitiesEndpoint(inbox, admit=admit).on(front)
+    app.router.default = InboxesFirst(endpoint, ActorsApp(lambda: actors, lambda: inbox))
 
 
 def _per_client(node: NodeParts, limit: Limit) -> PerClient:

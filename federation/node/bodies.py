@@ -231,10 +231,12 @@ class BodyReader:
         too_large: TooLarge = framework_too_large,
         vouch: Vouch = _for_anybody,
         holders: Sequence[str] = (),
+        timeout: timedelta | None = None,
     ) -> AsyncIterator[bytearray]:
         """Read the whole body. Its memory counts as taken until the block ends.
 
-        *vouch* is asked about a body over 64 KiB. The memory counts for the shares of *holders*, the client first.
+        *timeout* replaces the reader's. *vouch* is asked about a body over 64 KiB. The memory counts for the shares of
+        *holders*, the client first.
 
         Raises:
             Refusal: the one of *vouch*; the one of *too_large*, 413, over *limit* bytes; 408 too slow or cut off; 503
@@ -242,7 +244,8 @@ class BodyReader:
         """
         body = _Body(self._small, holders)
         try:
-            await self._fill(body, request, limit, too_large, vouch)
+            seconds = self._timeout if timeout is None else timeout.total_seconds()
+            await self._fill(body, request, limit, too_large, vouch, seconds)
             weight = BODY_WEIGHT * len(body.content)
             if body.memory is self._large:
                 async with self._heavy.room(weight):
@@ -268,19 +271,21 @@ class BodyReader:
                 return True
         return False
 
-    async def _fill(self, body: _Body, request: Request, limit: int, too_large: TooLarge, vouch: Vouch) -> None:
+    async def _fill(
+        self, body: _Body, request: Request, limit: int, too_large: TooLarge, vouch: Vouch, seconds: float
+    ) -> None:
         if _announced(request) > max(limit, DISCARDED_BYTES):
             raise too_large(limit)
         if _announced(request) > HEAVY_BYTES:
             await self._admit_large(body, _announced(request), vouch)
         try:
-            async with asyncio.timeout(self._timeout) as body.deadline:
+            async with asyncio.timeout(seconds) as body.deadline:
                 received = await self._receive(body, request, limit, vouch)
                 body.end()
         except TimeoutError:
             if body.gave_way:
                 raise _no_memory() from None
-            text = f"The body did not arrive within {self._timeout:g} seconds"
+            text = f"The body did not arrive within {seconds:g} seconds"
             raise FrameworkRefusal(408, text, code="REQUEST_TIMEOUT", headers=_CLOSE) from None
         except ClientDisconnect:
             raise FrameworkRefusal(408, "The body broke off", code="REQUEST_TIMEOUT", headers=_CLOSE) from None

@@ -17,7 +17,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import timedelta
-from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_network
+from ipaddress import IPv4Network, IPv6Network
 from typing import Final, TypeAlias, TypeVar
 
 import structlog
@@ -26,15 +26,13 @@ from starlette.requests import Request
 
 from federation.http.addresses import is_globally_routable
 from federation.node.refusals import Refusal
-from workers.forwarded import Address, forwarded_client, forwards, read_address, subscriber
+from workers.forwarded import Address, forwarded_client, forwards, read_address, site, subscriber
 
 Network: TypeAlias = IPv4Network | IPv6Network
 Unnamed: TypeAlias = Callable[[str], None]
 """Called with the address of a proxy that nobody named, at each of its requests."""
 
 _FORWARDING_HEADERS: Final = ("x-forwarded-for", "forwarded", "x-real-ip", "via")
-_IPV4_SITE_BITS: Final = 24
-_IPV6_SITE_BITS: Final = 48
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,10 +121,7 @@ class Clients:
         Returns None if the headers show a proxy that nobody named.
         """
         address = self.certain_address(request)
-        if address is None:
-            return None
-        bits = _IPV6_SITE_BITS if isinstance(address, IPv6Address) else _IPV4_SITE_BITS
-        return str(ip_network((address, bits), strict=False))
+        return None if address is None else site(address)
 
     def of_connection(self, host: str) -> str | None:
         """Return whose connection comes from *host*, or None if it is a trusted proxy's, which has many clients."""

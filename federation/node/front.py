@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from typing import TypeAlias
 
@@ -55,6 +56,9 @@ async def _for_anybody(_: Headers) -> None:
     pass
 
 
+Work: TypeAlias = Callable[[Request, bytearray, Source], Awaitable[Response]]
+VouchFor: TypeAlias = Callable[[Request, Source], Awaitable[None]]
+"""Does what `Vouch` does, and is told where the request came from."""
 Handler: TypeAlias = Callable[[Inbound], Awaitable[Response]]
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 Gaps: TypeAlias = Callable[[], Awaitable[Sequence[str]]]
@@ -103,8 +107,37 @@ class Front:
         registered server. A `Refusal` becomes its response, an unreachable database 503 with `Retry-After`, a database
         without a table or column 503 with its name, any other exception 500. Senders try again after all of them.
         """
-
         members = None if reads is None else reads | _NAMES
+
+        async def work(request: Request, body: bytearray, source: Source) -> Response:
+            inbound = await self._inbound(request, body, members, source)
+            await self._gate.check_body(inbound.value)
+            return await handler(inbound)
+
+        async def vouched(request: Request, _: Source) -> None:
+            await vouch(request.headers)
+
+        return self.endpoint_of_bytes(
+            work, max_bytes=max_bytes, admit=admit, too_large=too_large, vouch=vouched, counts=counts, proves=proves
+        )
+
+    def endpoint_of_bytes(
+        self,
+        work: Work,
+        *,
+        max_bytes: int,
+        admit: Admit,
+        vouch: VouchFor,
+        too_large: TooLarge = framework_too_large,
+        timeout: timedelta | None = None,
+        counts: bool = False,
+        proves: bool = False,
+        path: str | None = None,
+    ) -> Endpoint:
+        """Make *work* an endpoint, as `endpoint` does, that gets the body as it came.
+
+        *timeout* is how long that may take. All paths of an endpoint that has many are metered as *path*.
+        """
 
         async def answer(request: Request) -> Response:
             client, source = self._clients.name(request), self._clients.source(request)
@@ -112,13 +145,15 @@ class Front:
                 if counts and self._standing.turns_away(client):
                     return await self._turn_away(request)
                 await self._admit(request, admit)
-                vouched = partial(vouch, request.headers)
                 async with self._bodies.read(
-                    request, limit=max_bytes, too_large=too_large, vouch=vouched, holders=source.holders
+                    request,
+                    limit=max_bytes,
+                    too_large=too_large,
+                    vouch=partial(vouch, request, source),
+                    holders=source.holders,
+                    timeout=timeout,
                 ) as body:
-                    inbound = await self._inbound(request, body, members, source)
-                    await self._gate.check_body(inbound.value)
-                    response = await handler(inbound)
+                    response = await work(request, body, source)
                 if proves:
                     self._standing.proved(client)
                 return response
@@ -133,7 +168,7 @@ class Front:
 
         async def metered(request: Request) -> Response:
             response = await answer(request)
-            self._meter.inbound(_path(request), response.status_code)
+            self._meter.inbound(path or _path(request), response.status_code)
             return response
 
         return metered

@@ -48,6 +48,14 @@ class Limit:
         return self.requests > MAX_REMEMBERED
 
 
+NEW_SERVERS_PER_CLIENT: Final = Limit(requests=10, window=timedelta(hours=1))
+NEW_SERVERS_PER_NETWORK: Final = Limit(requests=100, window=timedelta(hours=1))
+NEW_SERVERS: Final = Limit(requests=1600, window=timedelta(hours=1))
+"""A network has a sixteenth of them."""
+KEYS_PER_CLIENT: Final = Limit(requests=300, window=timedelta(minutes=1))
+"""Keys of actors, which are asked of servers that we know."""
+
+
 @dataclass(slots=True)
 class _Count:
     """How many requests came in one stretch of time, and in the one before."""
@@ -70,6 +78,25 @@ class Windows(Protocol):
     async def allows(self, subject: str, limit: Limit) -> bool:
         """Count this request of *subject*, and return whether it is within the limit."""
         ...
+
+
+async def spent_on_new_servers(windows: Windows, *, client: str | None, network: str | None) -> Limit | None:
+    """Count a server that we get to know for others, by client, by network, and in all; return the limit exceeded.
+
+    To be asked before the first request to such a server, by whatever would make us send it. What one limit refuses
+    does not count for the next, so that nobody spends what belongs to others.
+    """
+    limits = ((client, NEW_SERVERS_PER_CLIENT), (network, NEW_SERVERS_PER_NETWORK), ("all", NEW_SERVERS))
+    for subject, limit in limits:
+        if subject is not None and not await windows.allows(f"register:{subject}", limit):
+            return limit
+    return None
+
+
+async def spent_on_keys(windows: Windows, *, client: str | None) -> Limit | None:
+    """Count a key that we fetch for others from a server that we know; return the limit exceeded."""
+    allows = await windows.allows(f"keys:{client or 'unknown'}", KEYS_PER_CLIENT)
+    return None if allows else KEYS_PER_CLIENT
 
 
 class MemoryWindows:

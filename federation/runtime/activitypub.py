@@ -2,31 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cached_property
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from functools import cached_property, partial
+from typing import Final
 
 from db import Database
 from federation.activitypub.actors import Actors
+from federation.activitypub.follows import FollowHandlers
+from federation.activitypub.handlers import HANDLERS
+from federation.activitypub.inbox import ActivitiesInbox, Asker, Refused
 from federation.activitypub.inboxes import gone_among
+from federation.activitypub.instance import InstanceSigner
 from federation.activitypub.keys import ActorKeys
 from federation.activitypub.outbound import Senders
 from federation.activitypub.purge import ActivityPurge
+from federation.activitypub.received import HANDLE, ReceivedJobs, ReceivedRunner
+from federation.activitypub.remote_actors import RemoteActors
+from federation.activitypub.remote_keys import MOST_AT_ONCE, MOST_PER_ORIGIN, RemoteKeys
 from federation.activitypub.signatures import SignatureKind
 from federation.activitypub.wire import ActivityWire
 from federation.base.meter import Meter
 from federation.base.settings.settings import Settings
-from federation.delivery.outbox.insert import OutboxInserter
+from federation.delivery.outbox.outbox import Outbox
 from federation.http.client import FederationClient
 from federation.http.guard import AddressGuard
+from federation.http.pool import PoolLimits
+from federation.node.limits import Windows, spent_on_keys, spent_on_new_servers
 from federation.protocol.keys import KeyRing
+from federation.servers.blacklist import Blacklist
 from federation.servers.links import Links
+from workers import Handler, Queue
 from workers.clock import Clock
+
+KEY_CONNECTIONS: Final = PoolLimits(
+    connections=MOST_AT_ONCE, connections_per_server=MOST_PER_ORIGIN, idle_servers=MOST_AT_ONCE
+)
+"""Apart from those of deliveries: whoever sends to us says where keys are fetched."""
 
 
 class ActivityPub:
     """A node's actors, the keys by which they sign and are known, what owes their activities, and what sends them.
 
-    `inserter` returns what writes rows: it is made of the node's wires, one of which is this. Close it.
+    `key_client` fetches keys of others; `windows` returns what counts who has it do so.
+
+    What others send is handled by jobs in `tasks_queue`, which `joins` the database or does not. `outbox` returns what
+    writes rows: it is made of the node's wires, one of which is this. Close it.
 
     Raises:
         ConfigurationError: the node has no URL or no keys of its own.
@@ -40,8 +61,13 @@ class ActivityPub:
         ring: KeyRing | None,
         links: Links,
         client: FederationClient,
+        key_client: FederationClient,
         guard: AddressGuard,
-        inserter: Callable[[], OutboxInserter],
+        blacklist: Blacklist,
+        outbox: Callable[[], Outbox],
+        tasks_queue: Queue,
+        joins: bool,
+        windows: Callable[[], Windows],
         meter: Meter,
         clock: Clock,
     ) -> None:
@@ -49,7 +75,11 @@ class ActivityPub:
         assert settings.better_auth_url is not None
         self._settings = settings
         self._own_url = settings.better_auth_url
-        self._inserter = inserter
+        self._database = database
+        self._blacklist = blacklist
+        self._links = links
+        self._windows = windows
+        self._outbox = outbox
         self._clock = clock
         bits = settings.federation_activitypub_key_bits
         self.actors = Actors(ring=ring, bits=bits, clock=clock, own_url=self._own_url)
@@ -67,20 +97,89 @@ class ActivityPub:
             meter=meter,
         )
         self.purge = ActivityPurge(database)
+        self._key_client = key_client
+        signer = InstanceSigner(
+            own_url=self._own_url, database=database, actors=self.actors, keys=self.keys, clock=clock
+        )
+        self.remote_actors = RemoteActors(client, sign=signer)
+        self.remote_keys = RemoteKeys(
+            own_url=self._own_url,
+            database=database,
+            client=key_client,
+            guard=guard,
+            signer=signer,
+            clock=clock,
+            kept=settings.federation_activitypub_key_cache,
+            allow_http=settings.federation_activitypub_http,
+        )
+        self.received = ReceivedJobs(tasks_queue, database=database, joins=joins, clock=clock)
 
     @cached_property
     def senders(self) -> Senders:
         """What owes activities."""
         return Senders(
             own_url=self._own_url,
-            inserter=self._inserter(),
+            inserter=self._outbox().inserter,
             gone_among=gone_among,
             allow_http=self._settings.federation_activitypub_http,
             allowed_hostnames=self._settings.dev_allowed_hostnames,
             clock=self._clock,
         )
 
+    @cached_property
+    def handlers(self) -> Mapping[str, Handler]:
+        """The handlers of jobs in the tasks' queue that are not the application's."""
+        own = FollowHandlers(
+            database=self._database,
+            outbox=self._outbox(),
+            senders=self.senders,
+            blacklist=self._blacklist,
+            remote=self.remote_actors,
+            handlers=HANDLERS,
+            clock=self._clock,
+        )
+        runner = ReceivedRunner(
+            database=self._database,
+            begin=self._outbox().transaction,
+            jobs=self.received,
+            own=own,
+            handlers=HANDLERS,
+        )
+        return {HANDLE: Handler(runner)}
+
+    @cached_property
+    def inbox(self) -> ActivitiesInbox:
+        """What takes activities of others."""
+        return ActivitiesInbox(
+            own_url=self._own_url,
+            database=self._database,
+            keys=self.remote_keys,
+            blacklist=self._blacklist,
+            links=self._links,
+            keep=self.received.keep,
+            admit=partial(admit_fetch, self._windows),
+            window=self._settings.federation_activitypub_window,
+            clock=self._clock,
+        )
+
     async def close(self) -> None:
         """Stop reading."""
-        await self.wire.close()
-        await self.keys.close()
+        async with AsyncExitStack() as stack:  # each step runs, whatever the others raise
+            stack.push_async_callback(self.wire.close)
+            stack.push_async_callback(self.keys.close)
+            stack.push_async_callback(self._key_client.close)
+
+
+async def admit_fetch(windows: Callable[[], Windows], asker: Asker, is_known: bool) -> None:
+    """Count a key that we fetch for somebody, from a server that is known or is not.
+
+    Raises:
+        Refused: 429, he has had us fetch too many.
+    """
+    if is_known:
+        limit = await spent_on_keys(windows(), client=asker.client)
+    else:
+        limit = await spent_on_new_servers(windows(), client=asker.client, network=asker.network)
+    if limit is not None:
+        seconds = round(limit.window.total_seconds())
+        raise Refused(429, f"More than {limit.requests} keys in {seconds} seconds", retry_seconds=seconds)

@@ -50,6 +50,7 @@ from federation.http.guard import AddressGuard
 from federation.http.pool import ConnectionPool, pool_limits
 from federation.monitoring.endpoints import Endpoints
 from federation.monitoring.readiness import Readiness, WriteTrials, node_checks, serving_checks
+from federation.node.limits import MemoryWindows, RedisWindows, Windows
 from federation.node.unnamed_proxies import UnnamedProxies
 from federation.sealed.outbound.activities import Producers
 from federation.sealed.outbound.wire import SealedWire
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
     from redis.asyncio import Redis
 
+    from federation.activitypub.inbox import ActivitiesInbox
     from federation.activitypub.serving import Serving
     from federation.base.queues.task_keys import TaskKeys
     from federation.node.clients import ClientStanding
@@ -125,6 +127,7 @@ class Federation:
         self.clock: Clock = clock or DatabaseClock(self.database)
         self.identity = OwnIdentity(self.keys, self.database) if self.keys is not None else None
         self.guard = AddressGuard(settings.dev_allowed_hostnames)
+        self._injected_client = client
         self.client = client or FederationClient(self.guard, ConnectionPool(self.guard, limits=pool_limits(settings)))
         # In this order: each part is made of those before it.
         self._make_queues(own_queues)
@@ -209,7 +212,7 @@ class Federation:
     def _make_activitypub(self) -> ActivityPub | None:
         if not self.settings.federation_activitypub:
             return None
-        from federation.runtime.activitypub import ActivityPub  # here: no other node has a use for it
+        from federation.runtime.activitypub import KEY_CONNECTIONS, ActivityPub  # here: no other node has a use for it
 
         return ActivityPub(
             self.settings,
@@ -217,8 +220,14 @@ class Federation:
             ring=self.keys,
             links=self.links,
             client=self.client,
+            key_client=self._injected_client
+            or FederationClient(self.guard, ConnectionPool(self.guard, limits=KEY_CONNECTIONS)),
             guard=self.guard,
-            inserter=lambda: self.outbox.inserter,
+            blacklist=self.blacklist,
+            outbox=lambda: self.outbox,
+            tasks_queue=self.tasks_queue,
+            joins=self.queues_join_database,
+            windows=lambda: self.windows,
             meter=self.meter,
             clock=self.clock,
         )
@@ -375,6 +384,11 @@ class Federation:
         return redis_client(self.settings)
 
     @cached_property
+    def windows(self) -> Windows:
+        """What counts who asks this node for something."""
+        return RedisWindows(self.redis) if self.redis is not None else MemoryWindows()
+
+    @cached_property
     def worker_redis(self) -> Redis | None:
         """The workers' Redis client, apart from the producers', so that a busy worker never delays an enqueue."""
         return redis_client(self.settings, BLOCKING_TIMEOUT)
@@ -417,7 +431,6 @@ class Federation:
         from federation.node.admission import deliveries_limit
         from federation.node.app import NodeParts, create_node_app
         from federation.node.clients import Clients, ClientStanding
-        from federation.node.limits import MemoryWindows, RedisWindows
         from federation.node.monitoring import MonitoringRoutes
 
         self.settings.require_identity()
@@ -434,7 +447,7 @@ class Federation:
                 fetch=self.fetch,
                 guard=self.guard,
                 discovery=self.discovery,
-                windows=RedisWindows(self.redis) if self.redis is not None else MemoryWindows(),
+                windows=self.windows,
                 clients=clients,
                 per_client=deliveries_limit(self.settings.federation_inbound_per_client),
                 per_origin=deliveries_limit(self.settings.federation_inbound_per_origin),
@@ -449,12 +462,12 @@ class Federation:
             )
         )
 
-    def _actors_served(self) -> Serving | None:
+    def _actors_served(self) -> tuple[Serving, ActivitiesInbox] | None:
         if self.activitypub is None:
             return None
-        from federation.activitypub.application import serving_of  # here: no other node has a use for it
+        from federation.activitypub.application import inbox_of, serving_of  # here: no other node has a use for it
 
-        return serving_of(self)
+        return serving_of(self), inbox_of(self)
 
     async def close(self) -> None:
         """Write everything and close every connection. Stop workers first. A second call does nothing."""

@@ -82,6 +82,13 @@ def _of_some_nodes(federation: Federation) -> Iterator[RecurringJob]:
             interval=timedelta(minutes=5),
             run=_key_rotation(rotation, settings.key_file(), partial(reseal_all, federation.database, federation.keys)),
         )
+    if (activitypub := federation.activitypub) is not None:
+        yield RecurringJob(
+            name="received-sweep",
+            does="adds the jobs of activities that others sent and that have none",
+            interval=timedelta(minutes=1),
+            run=activitypub.received.sweep,
+        )
     if settings.federation_analytics_out is not None:
         yield RecurringJob(
             name="analytics",

@@ -83,9 +83,9 @@ class FederationWorkers:
 
     That is the discovery worker, which lives as long as the delivery worker, and the scheduler. Each further queue of
     deliveries has a delivery worker of its own, with as many slots: they share the room for slow servers, and what is
-    known of those. With `tasks` there is a worker for these, too. `schedule` makes what runs the recurring jobs at
-    their times. Of several processes of one supervisor only the one that is told to `lead` runs them: the others are
-    made without `leads`. `ticks` are run beside the workers, each at its interval.
+    known of those. With `tasks`, or with ActivityPub, there is a worker for these, too. `schedule` makes what runs the
+    recurring jobs at their times. Of several processes of one supervisor only the one that is told to `lead` runs them:
+    the others are made without `leads`. `ticks` are run beside the workers, each at its interval.
     """
 
     def __init__(
@@ -100,7 +100,8 @@ class FederationWorkers:
     ) -> None:
         self._federation = federation
         self._leads = leads
-        self._tasks = tasks
+        own = {} if federation.activitypub is None else federation.activitypub.handlers
+        self._tasks = {**tasks, **own}
         self._observers = tuple(observers)
         self._running: tuple[RunningWorker, RunningWorker] | None = None
         self._beside: tuple[RunningWorker, ...] = ()  # the delivery workers of further queues

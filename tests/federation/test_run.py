@@ -201,20 +201,23 @@ async def test_run_serves_delivers_and_stops_in_order(folder: Folder, peer: Peer
 
 
 async def test_run_with_activitypub_works_on_a_queue_more_and_serves_what_finds_actors(folder: Folder) -> None:
-    """`upgrade` makes that queue, `queues stats` and the doctor look at it, and `/readyz` asks it, too."""
+    """`upgrade` makes that queue, `queues stats` and the doctor look at it, and `/readyz` asks it, too.
+
+    What is received are tasks, which have a worker then.
+    """
     on, url = {"FEDERATION_ACTIVITYPUB": "1"}, str(folder.settings().better_auth_url)
     assert (await folder.run("upgrade", **on))[0] == 0
     names = {*QUEUE_NAMES, ACTIVITIES_QUEUE_NAME}
     assert select(folder.path / "federation.sqlite3", "SELECT name FROM workers_queues") >= names
     command = await folder.start("federation", "run", DEV_ALLOWED_HOSTNAMES="127.0.0.1", **on)
-    await command.until(lambda: serves(url) and command.stderr.count("worker_ready") == 4)
+    await command.until(lambda: serves(url) and command.stderr.count("worker_ready") == 5)
     async with httpx.AsyncClient(timeout=PATIENCE_SECONDS, trust_env=False) as client:
         assert (await client.get(f"{url}/.well-known/nodeinfo")).json()["links"]
     status, stdout, _ = await folder.run("queues", "stats", "--json", **on)
     assert (status, {each["queue"] for each in json.loads(stdout)}) == (0, names)
     command.process.send_signal(signal.SIGTERM)
     assert await command.ended() == 0
-    assert command.stderr.count("worker_stopped") == 4
+    assert command.stderr.count("worker_stopped") == 5
 
 
 async def test_activitypub_without_a_name_or_keys_is_told_by_name(empty: Folder) -> None:

@@ -428,3 +428,45 @@ def _create_activitypub() -> None:
         sa.Column("tried_at", sa.DateTime),
     )
     op.create_index("activitypub_inboxes_gone_at_idx", "activitypub_inboxes", ["gone_at"])
+    _create_inbound_activitypub()
+
+
+def _create_inbound_activitypub() -> None:
+    op.create_table(
+        "activitypub_received",
+        sa.Column("number", _ROW_ID, primary_key=True),
+        sa.Column("activity_hash", sa.Text, nullable=False),
+        sa.Column("activity_id", sa.Text),
+        sa.Column("type", sa.Text, nullable=False),
+        sa.Column("actor", sa.Text, nullable=False),
+        sa.Column("received_at", sa.DateTime, nullable=False),
+        sa.Column("state", sa.Text, nullable=False),
+        sa.Column("text", sa.Text, nullable=False),
+        sa.Column("attempts", sa.Integer, nullable=False),
+        sa.Column("last_error", sa.Text),
+    )
+    op.create_index("activitypub_received_hash_uidx", "activitypub_received", ["activity_hash"], unique=True)
+    _partial("activitypub_received_open_idx", "activitypub_received", ["actor", "number"], "state = 'new'")
+    op.create_index("activitypub_received_at_idx", "activitypub_received", ["received_at"])
+    op.create_table(
+        "activitypub_remote_keys",
+        sa.Column("key_id", sa.Text, primary_key=True),
+        sa.Column("owner", sa.Text),
+        sa.Column("public_pem", sa.Text),
+        sa.Column("fetched_at", sa.DateTime),
+        sa.Column("refetched_at", sa.DateTime),
+        sa.Column("failed_at", sa.DateTime),
+    )
+    op.create_index("activitypub_remote_keys_owner_idx", "activitypub_remote_keys", ["owner"])
+    op.create_table(
+        "activitypub_follows",
+        sa.Column("local_actor", sa.Text, primary_key=True),
+        sa.Column("remote_actor", sa.Text, primary_key=True),
+        sa.Column("direction", sa.Text, primary_key=True),
+        sa.Column("inbox", sa.Text, nullable=False),
+        sa.Column("shared_inbox", sa.Text),
+        sa.Column("follow_id", sa.Text),
+        sa.Column("state", sa.Text, nullable=False),
+        sa.Column("since", sa.DateTime, nullable=False),
+    )
+    op.create_index("activitypub_follows_remote_actor_idx", "activitypub_follows", ["remote_actor"])

@@ -155,7 +155,11 @@ class Settings(BaseSettings):
     federation_activitypub_first_knock: FirstKnock = FirstKnock.CAVAGE
     """The kind of signature that a server is tried with for which none is known to count."""
     federation_activitypub_http: bool = False
-    """Whether inboxes may be `http:`."""
+    """Whether inboxes may be `http:`, and keys of other servers' actors."""
+    federation_activitypub_window: Duration = timedelta(hours=1)
+    """How long before or after now a request to an inbox may have been signed."""
+    federation_activitypub_key_cache: Duration = timedelta(hours=24)
+    """How long a key of another server's actor is taken for valid without a look."""
 
     @classmethod
     def load(cls) -> Self:

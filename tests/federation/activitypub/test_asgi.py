@@ -273,11 +273,16 @@ def test_plain_code_without_a_node_that_serves_is_told(environment: None, monkey
 MANUAL = Path(__file__).parents[3] / "docs" / "activitypub.md"
 
 
+def blocks(begin: str, end: str) -> list[str]:
+    """The programs of a part of the page."""
+    part = MANUAL.read_text().partition(begin)[2].partition(end)[0]
+    return [textwrap.dedent(block) for block in re.findall(r"(?:^    .*\n|^\n(?=    ))+", part, re.M)]
+
+
 async def test_the_programs_of_the_manual_serve(node: Federation) -> None:
     """That for ASGI, and the view for Django with the same function. What sends is run, too."""
-    send, serve, view = (
-        textwrap.dedent(block) for block in re.findall(r"(?:^    .*\n|^\n(?=    ))+", MANUAL.read_text(), re.M)
-    )
+    send = blocks("## Send an activity", "## What others send")[0]
+    serve, view = blocks("**In an ASGI application.**", "**On a node's own port.**")
     shown: dict[str, Any] = {}
     await eval(compile(send, str(MANUAL), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), shown)
     assert (len(shown["sent"].delivery_ids), shown["sent"].skipped) == (1, ())

@@ -6,8 +6,14 @@ from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import select
 
-from db import ActivityInbox, ActivityKey, Database
-from federation.activitypub.purge import KEEP_INBOXES, KEEP_RETIRED_KEYS, ActivityPurge
+from db import ActivityInbox, ActivityKey, Database, ReceivedActivity, ReceivedState, RemoteActorKey
+from federation.activitypub.purge import (
+    KEEP_INBOXES,
+    KEEP_RECEIVED,
+    KEEP_REMOTE_KEYS,
+    KEEP_RETIRED_KEYS,
+    ActivityPurge,
+)
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
 LONG_AGO = NOW - timedelta(days=400)
@@ -23,6 +29,11 @@ def key(name: str, retired_at: datetime | None) -> ActivityKey:
     return ActivityKey(key_id=name, actor_id="https://a.example/alice", retired_at=retired_at, **values)
 
 
+def received(name: str, at: datetime, state: ReceivedState) -> ReceivedActivity:
+    values = {"type": "Create", "actor": "https://b.example/bob", "text": ""}
+    return ReceivedActivity(activity_hash=name, received_at=at, state=state, **values)
+
+
 async def test_what_is_old_goes(database: Database) -> None:
     """Of an inbox the latest that was found out counts; a key that is in use stays, however old it is."""
     old, used = NOW - KEEP_INBOXES - MOMENT, NOW - KEEP_RETIRED_KEYS
@@ -36,13 +47,20 @@ async def test_what_is_old_goes(database: Database) -> None:
                 key("former", used - MOMENT),
                 key("just retired", used),
                 key("in use", None),
+                RemoteActorKey(key_id="unused", fetched_at=NOW - KEEP_REMOTE_KEYS - MOMENT),
+                RemoteActorKey(key_id="used", fetched_at=NOW - KEEP_REMOTE_KEYS),
+                received("done", NOW - KEEP_RECEIVED - MOMENT, ReceivedState.DONE),
+                received("failed", NOW - KEEP_RECEIVED - MOMENT, ReceivedState.FAILED),
+                received("known", NOW - KEEP_RECEIVED, ReceivedState.DONE),
             ]
         )
     purge = ActivityPurge(database)
-    assert await purge(NOW) == {"inboxes": 2, "actor_keys": 1}
-    assert await purge(NOW) == {"inboxes": 0, "actor_keys": 0}
+    assert await purge(NOW) == {"inboxes": 2, "actor_keys": 1, "remote_keys": 1, "received": 2}
+    assert await purge(NOW) == {"inboxes": 0, "actor_keys": 0, "remote_keys": 0, "received": 0}
     async with database.read() as session:
         inboxes = (await session.execute(select(ActivityInbox.url))).scalars()
         keys = (await session.execute(select(ActivityKey.key_id))).scalars()
+        assert (await session.execute(select(ReceivedActivity.activity_hash))).scalars().all() == ["known"]
         assert sorted(inboxes) == ["https://b.example/missed", "https://b.example/tried"]
         assert sorted(keys) == ["in use", "just retired"]
+        assert list((await session.execute(select(RemoteActorKey.key_id))).scalars()) == ["used"]

@@ -111,6 +111,13 @@ async def test_the_form_is_negotiated(site: Site, accept: str | None, kind: str)
     assert (await site.ask("/users/alice", accept=accept)).headers["Content-Type"] == kind
 
 
+async def test_the_nodes_own_actor_is_shown_though_the_application_knows_none(site: Site) -> None:
+    """It may have been made to sign what we ask for."""
+    site.functions["actor"] = lambda url: None
+    assert read(await site.ask("/actor"))["type"] == "Application"
+    assert (await site.ask("/users/alice")).status == 404
+
+
 async def test_who_takes_none_of_our_forms_is_told_them(site: Site) -> None:
     """And where there is no actor, that."""
     reply = await site.ask("/users/alice", accept="text/html")

@@ -18,8 +18,8 @@ from cryptography.hazmat.primitives.serialization import load_der_public_key
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from federation.activitypub.signature_fields import BadSignature
 from federation.activitypub.signatures import (
-    BadSignature,
     Requested,
     SignatureKind,
     SigningKey,

@@ -90,6 +90,8 @@ def test_without_any_variable_the_documented_defaults_hold() -> None:
         "federation_activitypub_key_bits": 2048,
         "federation_activitypub_first_knock": FirstKnock.CAVAGE,
         "federation_activitypub_http": False,
+        "federation_activitypub_window": timedelta(hours=1),
+        "federation_activitypub_key_cache": timedelta(hours=24),
     }
 
 
@@ -167,6 +169,8 @@ def test_without_any_variable_the_documented_defaults_hold() -> None:
         ("FEDERATION_ACTIVITYPUB_KEY_BITS", "4096", 4096),
         ("FEDERATION_ACTIVITYPUB_FIRST_KNOCK", "rfc9421", FirstKnock.RFC9421),
         ("FEDERATION_ACTIVITYPUB_HTTP", "1", True),
+        ("FEDERATION_ACTIVITYPUB_WINDOW", "5m", timedelta(minutes=5)),
+        ("FEDERATION_ACTIVITYPUB_KEY_CACHE", "1h", timedelta(hours=1)),
     ],
 )
 def test_each_variable_is_read_from_the_environment(
@@ -251,6 +255,8 @@ def test_every_variable_has_a_case_above() -> None:
         ("FEDERATION_ACTIVITYPUB_KEY_BITS", "long"),
         ("FEDERATION_ACTIVITYPUB_FIRST_KNOCK", "gpg"),
         ("FEDERATION_ACTIVITYPUB_HTTP", "2"),
+        ("FEDERATION_ACTIVITYPUB_WINDOW", "soon"),
+        ("FEDERATION_ACTIVITYPUB_KEY_CACHE", "-1h"),
         ("FEDERATION_TASKS", "fine.tasks,s3cret/tasks.py"),
         ("FEDERATION_TASKS", "fine.tasks,,s3cret"),
         ("FEDERATION_ANALYTICS_OUT", "s3://s3cret/analytics"),

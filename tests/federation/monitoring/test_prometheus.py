@@ -32,6 +32,7 @@ from federation.monitoring.endpoints import HEALTH_PATH, READY_PATH
 from federation.monitoring.monitor import watch
 from federation.monitoring.numbers import age, read_numbers
 from federation.monitoring.prometheus import ATTEMPT_CODES, ENDPOINTS, OWN_FAULTS, ProcessMetrics, code_label
+from federation.node.activities import SHARED_INBOX
 from federation.runtime.composition import Federation
 from tests.federation import rows_read
 from tests.patience import PATIENCE_SECONDS
@@ -176,7 +177,7 @@ def test_the_series_of_our_own_faults_are_there_before_the_first_one() -> None:
 def test_every_endpoint_has_its_own_series(federation: Federation) -> None:
     """Those of the inbound side, without those for whoever watches it."""
     paths = {route.path for route in federation.node_app().routes if isinstance(route, Route)}
-    assert paths - {HEALTH_PATH, READY_PATH} == ENDPOINTS
+    assert paths - {HEALTH_PATH, READY_PATH} | {SHARED_INBOX} == ENDPOINTS
 
 
 async def test_the_database_tells_of_servers_rules_deliveries_and_jobs(database: Database) -> None:

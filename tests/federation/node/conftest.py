@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection, Iterator, MutableMapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import httpx
@@ -18,6 +19,14 @@ from fastapi import FastAPI
 from sqlalchemy import select
 
 from db import BlacklistedServer, Database, FederationTable, Follow, HostTable, Post, User, create_host_tables
+from federation.activitypub.documents import Software
+from federation.activitypub.inbox import ActivitiesInbox
+from federation.activitypub.keys import ActorKeys
+from federation.activitypub.received import ReceivedJobs
+from federation.activitypub.remote_actors import unsigned
+from federation.activitypub.remote_keys import RemoteKeys
+from federation.activitypub.serving import Serving
+from federation.base.queues.queue import tasks_queue
 from federation.http.client import FederationClient, FederationFetch
 from federation.http.guard import AddressGuard
 from federation.node.admission import DELIVERIES
@@ -26,12 +35,16 @@ from federation.node.clients import Clients, ClientStanding, Network
 from federation.node.limits import Limit, MemoryWindows, Windows
 from federation.protocol.keys import OwnKeys, generate_own_keys
 from federation.protocol.relaying import RELAY_PATH
+from federation.runtime.activitypub import admit_fetch
 from federation.sealed.peers.discovery import Discovery
 from federation.sealed.peers.own_identity import OwnIdentity
 from federation.sealed.peers.registry import Registry
+from federation.servers.blacklist import Blacklist
 from federation.servers.links import Links
 from tests.federation.node.remote_server import RemoteServer
 from tests.federation.protocol import vectors
+from workers.clock import SystemClock
+from workers.storage.memory import MemoryStorage
 
 OWN_URL = "https://b.example"
 LOOPBACK = AddressGuard(frozenset({"127.0.0.1"}))
@@ -133,6 +146,24 @@ async def serving(
         identity = OwnIdentity(keys, database)
         discovery = Discovery(own_url=OWN_URL, identity=identity, fetch=fetch, registry=registry, links=links)
         stack.push_async_callback(discovery.close)
+        counted, clock = windows or MemoryWindows(), SystemClock()
+        actor_keys = ActorKeys(database, None, clock)
+        stack.push_async_callback(actor_keys.close)
+        software = Software(name="test", version="1")
+        actors = Serving(own_url=OWN_URL, keys=actor_keys, database=database, clock=clock, software=software)
+        inbox = ActivitiesInbox(
+            own_url=OWN_URL,
+            database=database,
+            keys=RemoteKeys(
+                own_url=OWN_URL, database=database, client=client, guard=LOOPBACK, signer=unsigned, clock=clock
+            ),
+            blacklist=Blacklist(database, check_interval=timedelta(0)),
+            links=links,
+            keep=ReceivedJobs(tasks_queue(MemoryStorage()), database=database, joins=False, clock=clock).keep,
+            admit=partial(admit_fetch, lambda: counted),
+            window=timedelta(hours=1),
+            clock=clock,
+        )
         app = create_node_app(
             NodeParts(
                 own_url=OWN_URL,
@@ -143,11 +174,12 @@ async def serving(
                 fetch=fetch,
                 guard=LOOPBACK,
                 discovery=discovery,
-                windows=windows or MemoryWindows(),
+                windows=counted,
                 clients=Clients(proxies),
                 per_client=per_client,
                 per_origin=per_origin,
                 standing=standing or ClientStanding(),
+                activitypub=(actors, inbox),
             )
         )
         transport = httpx.ASGITransport(app=app, client=(client_address, 1))

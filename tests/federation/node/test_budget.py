@@ -11,20 +11,28 @@ from pathlib import Path
 import httpx
 import pytest
 
-from federation.node.admission import (
-    DISCOVER_PER_CLIENT,
+from db import RemoteActorKey
+from federation.activitypub.documents import ACTIVITY_JSON
+from federation.activitypub.keys import public_pem
+from federation.activitypub.signatures import SignatureKind, SigningKey, sign
+from federation.node.admission import DISCOVER_PER_CLIENT
+from federation.node.app import FOLLOWS_PATH
+from federation.node.limits import (
     NEW_SERVERS,
     NEW_SERVERS_PER_CLIENT,
     NEW_SERVERS_PER_NETWORK,
+    Limit,
+    MemoryWindows,
 )
-from federation.node.app import FOLLOWS_PATH
-from federation.node.limits import Limit, MemoryWindows
+from federation.protocol.encodings import dump_json
 from federation.protocol.keys import generate_own_keys
-from tests.federation.node.conftest import Node, serving
+from tests.federation.activitypub.remote import loaded, private_key, shows
+from tests.federation.node.conftest import OWN_URL, Node, serving
 from tests.federation.node.remote_server import RemoteServer
 from tests.federation.node.test_key_check import encode, question
 from tests.federation.node.test_rotation import begin
-from tests.misbehaving import MisbehavingServer, respond
+from tests.misbehaving import MisbehavingServer, redirect, respond
+from workers.clock import SystemClock
 
 PAGE = (Path(__file__).parents[3] / "SECURITY.md").read_text(encoding="utf-8")
 ROWS = {request: int(ours) for request, ours in re.findall(r"^\| ([^|]+) \| (\d+) \|", PAGE, re.MULTILINE)}
@@ -44,6 +52,11 @@ def named(sink: MisbehavingServer) -> RemoteServer:
     """What the requests name; registered nowhere."""
     named = RemoteServer(url=sink.url, keys=generate_own_keys())
     sink.routes["/discover"] = respond(body=named.document())
+    owner = f"{sink.url}/at/bob"
+    key = {"id": f"{sink.url}/key", "owner": owner, "publicKeyPem": public_pem(private_key())}
+    sink.routes["/key"], sink.routes["/at/bob"] = redirect("/at/key", 302), redirect("/at/bob2", 302)
+    sink.routes["/at/key"] = shows(key)
+    sink.routes["/at/bob2"] = shows({"id": f"{owner}2", "publicKey": {**key, "owner": f"{owner}2"}})
     return named
 
 
@@ -93,6 +106,41 @@ async def rotate(node: Node, _: RemoteServer, named: RemoteServer) -> httpx.Resp
     return await begin(node, named, generate_own_keys())
 
 
+async def send_activity(node: Node, _: RemoteServer, named: RemoteServer) -> httpx.Response:
+    """By a key whose document and whose owner's are elsewhere on their server, as `sink` has it."""
+    body = dump_json({"type": "Create", "actor": f"{named.url}/at/bob2", "id": f"{named.url}/1"}).encode()
+    return await posted(node, f"{named.url}/key", body)
+
+
+async def send_activity_by_known(node: Node, peer: RemoteServer, named: RemoteServer) -> httpx.Response:
+    now = SystemClock().now()
+    await node.add(
+        RemoteActorKey(key_id=f"{named.url}/eve", owner=named.url, public_pem=public_pem(private_key()), fetched_at=now)
+    )
+    await posted(node, f"{named.url}/eve", dump_json({"type": "Create", "actor": named.url + "/eve"}).encode())
+    return await send_activity(node, peer, named)
+
+
+async def end_unknown(node: Node, _: RemoteServer, named: RemoteServer) -> httpx.Response:
+    actor = f"{named.url}/bob"
+    return await posted(
+        node, f"{named.url}/key", dump_json({"type": "Delete", "actor": actor, "object": actor}).encode()
+    )
+
+
+async def posted(node: Node, key_id: str, body: bytes) -> httpx.Response:
+    headers = sign(
+        SignatureKind.CAVAGE,
+        method="POST",
+        url=OWN_URL + "/inbox",
+        body=body,
+        content_type=ACTIVITY_JSON,
+        at=SystemClock().now(),
+        key=SigningKey(key_id, loaded(private_key())),
+    )
+    return await node.send("/inbox", body, headers)
+
+
 ASKED: dict[str, tuple[Ask, int]] = {
     "`REGISTER` of an unknown server": (register, 200),
     "`REGISTER` of a registered server": (register_known, 200),
@@ -101,6 +149,9 @@ ASKED: dict[str, tuple[Ask, int]] = {
     "`PROXY` to a registered server": (relay_to_known, 200),
     "`TARGETED`": (targeted, 403),
     "A follow or a post": (follow, 403),
+    "An activity by a key of a server of which we have none": (send_activity, 202),
+    "An activity by an unknown key of another server": (send_activity_by_known, 202),
+    "The news that an unknown actor is no more": (end_unknown, 202),
     "A rotation": (rotate, 404),
 }
 """What the table is about, and the answer that shows how far it got."""
@@ -158,7 +209,7 @@ async def test_a_relay_takes_nobody_elses_key(
     assert await node.registry.find(named.url) is None
 
 
-@pytest.mark.parametrize("ask", [register, relay])
+@pytest.mark.parametrize("ask", [register, relay, send_activity])
 @pytest.mark.parametrize(
     ("subject", "limit"),
     [(CLIENT, NEW_SERVERS_PER_CLIENT), ("192.0.2.0/24", NEW_SERVERS_PER_NETWORK), ("all", NEW_SERVERS)],

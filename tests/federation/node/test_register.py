@@ -12,7 +12,6 @@ import httpx
 import pytest
 
 from federation.http.client import FederationClient, FederationFetch
-from federation.node.admission import NEW_SERVERS_PER_NETWORK
 from federation.node.callback import (
     CALLBACK_TIMEOUT,
     MAX_CALLBACKS,
@@ -20,7 +19,7 @@ from federation.node.callback import (
     MAX_CALLBACKS_PER_SERVER,
     Callback,
 )
-from federation.node.limits import MemoryWindows
+from federation.node.limits import NEW_SERVERS_PER_NETWORK, MemoryWindows
 from federation.node.refusals import Refusal
 from federation.protocol.discovery import DiscoverDocument
 from federation.protocol.encodings import dump_json, validate

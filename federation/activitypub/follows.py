@@ -1,0 +1,280 @@
+"""Who follows whom, between actors of this node and those of others.
+
+Theory of operation. A row stands for a pair and a direction. What others send changes it in the transaction that ends
+their activity, and what we answer is owed in the same one. A Follow is answered to inboxes on its actor's own origin
+alone, which are asked for before the transaction. Only the actor that has signed may end what it began, or answer what
+it was asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from enum import Enum
+from functools import cache, partial
+from typing import Any, Final
+
+from sqlalchemy import Executable, Row, bindparam, delete, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from db import ActivityActor, ActivityFollow, Database, FollowDirection, FollowState, new_timed_id
+from federation.activitypub import activities
+from federation.activitypub.handlers import FollowDecision, Handlers, IncomingActivity, call, id_of, types_of
+from federation.activitypub.outbound import Recipient, Senders
+from federation.activitypub.remote_actors import RemoteActors
+from federation.delivery.outbox.outbox import Outbox
+from federation.servers.blacklist import Blacklist
+from workers.clock import Clock
+
+
+class Followers(Enum):
+    """Stands for all whose follow of the activity's actor was accepted, in place of recipients."""
+
+    FOLLOWERS = "followers"
+
+
+FOLLOWERS: Final = Followers.FOLLOWERS
+
+_STATES: Final = {
+    FollowDecision.ACCEPT: FollowState.ACCEPTED,
+    FollowDecision.REJECT: FollowState.REJECTED,
+    FollowDecision.PENDING: FollowState.PENDING,
+}
+
+
+class FollowHandlers:
+    """What this node does with Follow, Undo of it, Accept, Reject, and the Delete of an actor."""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        outbox: Outbox,
+        senders: Senders,
+        blacklist: Blacklist,
+        remote: RemoteActors,
+        handlers: Handlers,
+        clock: Clock,
+    ) -> None:
+        self._database = database
+        self._outbox = outbox
+        self._senders = senders
+        self._blacklist = blacklist
+        self._remote = remote
+        self._handlers = handlers
+        self._clock = clock
+
+    async def prepare(self, activity: IncomingActivity) -> Recipient | None:
+        """Return who wants to follow an actor of ours, and where it is answered; None if nobody does who can be.
+
+        Raises:
+            ActorUnavailable, NetworkError: its server does not show it now.
+        """
+        if "Follow" not in activity.types or activity.id is None or activity.object_id is None:
+            return None
+        if not await self._database.rows(_OURS, {"actor": activity.object_id}):
+            return None
+        recipient = await self._remote.recipient(activity.actor)
+        return recipient if recipient is not None and self._can_be_sent_to(recipient) else None
+
+    async def handle(self, session: AsyncSession, activity: IncomingActivity, prepared: object) -> None:
+        """Change the follows that the activity is about."""
+        if isinstance(prepared, Recipient):
+            await self._asked(session, activity, prepared)
+        if "Undo" in activity.types:
+            await session.run_sync(_undone, activity)
+        for name, answer in (("Accept", FollowDecision.ACCEPT), ("Reject", FollowDecision.REJECT)):
+            if name in activity.types:
+                await session.run_sync(_told, activity, answer, self._clock.now())
+        if "Delete" in activity.types and activity.object_id == activity.actor:
+            await session.execute(_ENDED, {"remote": activity.actor})
+
+    async def _asked(self, session: AsyncSession, activity: IncomingActivity, follower: Recipient) -> None:
+        """Note that somebody wants to follow, and answer. Who may follow already is told so again."""
+        assert activity.object_id is not None
+        was_accepted = await session.run_sync(_noted, activity, follower, self._clock.now())
+        answer = FollowDecision.ACCEPT
+        if not was_accepted and (decides := self._handlers.decides_follows) is not None:
+            answer = FollowDecision(str(await call(decides, session, activity)))
+        work = partial(answered, local=activity.object_id, remote=follower.id, answer=answer, now=self._clock.now())
+        owed = await session.run_sync(work)
+        if owed is not None:
+            await self._send(session, *owed)
+
+    async def _send(self, session: AsyncSession, activity: Mapping[str, object], recipient: Recipient) -> None:
+        addressed = self._senders.addressed(activity, [recipient], prefer_shared_inbox=False)
+        blacklisted = await self._blacklist.covered({*addressed.servers.values()})
+        work = partial(self._senders.send, addressed=addressed, blacklisted=blacklisted, plan=self._outbox.plan)
+        await session.run_sync(work)
+
+    def _can_be_sent_to(self, recipient: Recipient) -> bool:
+        """Tell whether what goes to those inboxes could ever be delivered."""
+        probe = activities.follow(recipient.id, recipient.id, activity_id=recipient.id)
+        try:
+            self._senders.addressed(probe, [recipient])
+            self._senders.addressed(probe, [recipient], prefer_shared_inbox=False)
+        except ValueError:
+            return False
+        return True
+
+
+def followers_of(session: Session, actor: str) -> list[Recipient]:
+    """Return all whose follow of an actor of ours was accepted."""
+    rows = session.execute(_FOLLOWERS, {"local": actor})
+    return [Recipient(id=row.remote_actor, inbox=row.inbox, shared_inbox=row.shared_inbox) for row in rows]
+
+
+def follow(local: str, remote: str) -> dict[str, Any]:
+    """Make the Follow of an actor of another server by one of ours."""
+    return activities.follow(local, remote, activity_id=f"{local}#follows/{new_timed_id()}")
+
+
+def followed(session: Session, *, following: Mapping[str, Any], remote: Recipient, now: datetime) -> None:
+    """Note that an actor of ours has sent this Follow. One that was accepted stays so."""
+    _put(session, following["actor"], remote, FollowDirection.FOLLOWING, following["id"], now)
+
+
+def unfollow(session: Session, *, local: str, remote: str) -> tuple[dict[str, Any], Recipient] | None:
+    """End a follow of ours. Return its Undo, and who is to get that; None if there is no such follow."""
+    pair = {"local": local, "remote": remote, "way": FollowDirection.FOLLOWING}
+    row = session.execute(_PAIR, pair).one_or_none()
+    if row is None:
+        return None
+    session.execute(_REMOVED, pair)
+    return activities.undo(activities.follow(local, remote, activity_id=row.follow_id)), _recipient(row)
+
+
+def answered(
+    session: Session, *, local: str, remote: str, answer: FollowDecision, now: datetime
+) -> tuple[dict[str, Any], Recipient] | None:
+    """Note what an actor of ours says to a follower. Return what is to be sent, and to whom; None if that is nothing.
+
+    Raises:
+        ValueError: the other has not asked.
+    """
+    pair = {"local": local, "remote": remote, "way": FollowDirection.FOLLOWER}
+    row = session.execute(_PAIR, pair).one_or_none()
+    if row is None:
+        raise ValueError(f"{remote[:200]} does not want to follow {local[:200]}")
+    if row.state is not _STATES[answer]:
+        session.execute(_SAID, {**pair, "into": _STATES[answer], "at": now})
+    if answer is FollowDecision.PENDING:
+        return None
+    asked = activities.follow(remote, local, activity_id=row.follow_id)
+    del asked["to"]
+    made = activities.accept(asked) if answer is FollowDecision.ACCEPT else activities.reject(asked)
+    return made, _recipient(row)
+
+
+def _noted(session: Session, activity: IncomingActivity, follower: Recipient, now: datetime) -> bool:
+    """Note who wants to follow, by this activity from now on. Return whether that is so already."""
+    assert activity.object_id is not None
+    assert activity.id is not None
+    return _put(session, activity.object_id, follower, FollowDirection.FOLLOWER, activity.id, now)
+
+
+def _put(
+    session: Session, local: str, remote: Recipient, direction: FollowDirection, follow_id: str, now: datetime
+) -> bool:
+    """Make the row of a pair, or give it this Follow. Return whether it was accepted, which it stays."""
+    pair = {"local": local, "remote": remote.id, "way": direction}
+    known = session.execute(_PAIR, pair).one_or_none()
+    was_accepted = known is not None and known.state is FollowState.ACCEPTED
+    values = {
+        "local_actor": local,
+        "remote_actor": remote.id,
+        "direction": direction,
+        "inbox": remote.inbox,
+        "shared_inbox": remote.shared_inbox,
+        "follow_id": follow_id,
+        "state": FollowState.ACCEPTED if was_accepted else FollowState.PENDING,
+        "since": now,
+    }
+    session.execute(_asked(session.get_bind().dialect.name), values)
+    return was_accepted
+
+
+def _undone(session: Session, activity: IncomingActivity) -> None:
+    """Remove the follow that its own actor undoes."""
+    local = _our_end(activity, "object", other="actor")
+    if local is not None:
+        session.execute(_REMOVED, {"local": local, "remote": activity.actor, "way": FollowDirection.FOLLOWER})
+    elif activity.object_id is not None:
+        named = {"remote": activity.actor, "follow": activity.object_id, "way": FollowDirection.FOLLOWER}
+        session.execute(_REMOVED_BY_ID, named)
+
+
+def _told(session: Session, activity: IncomingActivity, answer: FollowDecision, now: datetime) -> None:
+    """Note what the actor that was asked has said. It may reject later what it had accepted."""
+    may_answer = [FollowState.PENDING, *([FollowState.ACCEPTED] if answer is FollowDecision.REJECT else [])]
+    values = {"remote": activity.actor, "into": _STATES[answer], "at": now, "from": may_answer}
+    local = _our_end(activity, "actor", other="object")
+    if local is not None:
+        session.execute(_TOLD, {**values, "local": local})
+    elif activity.object_id is not None:
+        session.execute(_TOLD_BY_ID, {**values, "follow": activity.object_id})
+
+
+def _our_end(activity: IncomingActivity, end: str, *, other: str) -> str | None:
+    """Return the actor of ours in the Follow that an activity is about; None if it has only the id of that.
+
+    The other end of it is whoever sent the activity; what else it says does not count.
+    """
+    thing = activity.object
+    if not isinstance(thing, Mapping) or "Follow" not in types_of(thing):
+        return None
+    return id_of(thing.get(end)) if id_of(thing.get(other)) in (None, activity.actor) else None
+
+
+def _recipient(row: Row[*tuple[Any, ...]]) -> Recipient:
+    return Recipient(id=row.remote_actor, inbox=row.inbox, shared_inbox=row.shared_inbox)
+
+
+_TABLE: Final = ActivityFollow.__table__  # type: ignore[attr-defined] # SQLModel adds it at run time; Core skips the ORM
+_ACTORS: Final = ActivityActor.__table__  # type: ignore[attr-defined] # as above
+_OURS: Final = select(_ACTORS.c.id).where(_ACTORS.c.id == bindparam("actor"), _ACTORS.c.removed_at.is_(None))
+_IS_PAIR: Final = (
+    _TABLE.c.local_actor == bindparam("local"),
+    _TABLE.c.remote_actor == bindparam("remote"),
+    _TABLE.c.direction == bindparam("way"),
+)
+_IS_NAMED: Final = (_TABLE.c.remote_actor == bindparam("remote"), _TABLE.c.follow_id == bindparam("follow"))
+_PAIR: Final = select(_TABLE).where(*_IS_PAIR)
+_FOLLOWERS: Final = (
+    select(_TABLE.c.remote_actor, _TABLE.c.inbox, _TABLE.c.shared_inbox)
+    .where(
+        _TABLE.c.local_actor == bindparam("local"),
+        _TABLE.c.direction == FollowDirection.FOLLOWER,
+        _TABLE.c.state == FollowState.ACCEPTED,
+    )
+    .order_by(_TABLE.c.remote_actor)
+)
+_REMOVED: Final = delete(_TABLE).where(*_IS_PAIR)
+_REMOVED_BY_ID: Final = delete(_TABLE).where(*_IS_NAMED, _TABLE.c.direction == bindparam("way"))
+_ENDED: Final = delete(_TABLE).where(_TABLE.c.remote_actor == bindparam("remote"))
+_SAID: Final = update(_TABLE).where(*_IS_PAIR).values(state=bindparam("into"), since=bindparam("at"))
+_OWN_ASKED: Final = (
+    _TABLE.c.direction == FollowDirection.FOLLOWING,
+    _TABLE.c.state.in_(bindparam("from", expanding=True)),
+)
+_TOLD: Final = (
+    update(_TABLE)
+    .where(_TABLE.c.local_actor == bindparam("local"), _TABLE.c.remote_actor == bindparam("remote"), *_OWN_ASKED)
+    .values(state=bindparam("into"), since=bindparam("at"))
+)
+_TOLD_BY_ID: Final = (
+    update(_TABLE).where(*_IS_NAMED, *_OWN_ASKED).values(state=bindparam("into"), since=bindparam("at"))
+)
+
+
+@cache
+def _asked(dialect: str) -> Executable:
+    insert = (postgresql if dialect == "postgresql" else sqlite).insert(_TABLE)
+    changed = ("inbox", "shared_inbox", "follow_id", "state")
+    put: Executable = insert.on_conflict_do_update(
+        index_elements=["local_actor", "remote_actor", "direction"],
+        set_={name: insert.excluded[name] for name in changed},
+    )
+    return put

@@ -1,0 +1,388 @@
+"""What others send to our actors: verified at the door, and kept once, before it is acknowledged.
+
+Theory of operation. A request passes some steps, and each may end it: what its headers say; its signatures, as far as
+they can be checked without a key; its activity; the key, which may have to be fetched; the signature; and whether the
+activity is the owner's of that key. What is kept then is kept with its job in one transaction, and only after that
+answered with 202. So whatever is not answered is sent again, and known by its hash.
+
+Nothing is fetched for a request that could not be valid whatever its key was. News of the end of an actor of whom we
+know nothing is not worth a fetch either, which could only fail: servers send them to everybody they know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from hashlib import sha256
+from typing import Final, Protocol, TypeAlias
+
+import msgspec
+import structlog
+from sqlalchemy import bindparam, exists, or_, select
+from sqlalchemy.exc import SQLAlchemyError
+from sqlmodel import col
+
+from db import ActivityFollow, Database, RemoteActorKey
+from db.errors import is_outage
+from federation.activitypub.activities import WIRE
+from federation.activitypub.key_documents import KeyRefused, is_activity, is_on_origin
+from federation.activitypub.remote_keys import Admit, KeyUnavailable, RemoteKey, RemoteKeys
+from federation.activitypub.serving import RETRY_SECONDS, Reply, problem
+from federation.activitypub.signature_fields import BadSignature
+from federation.activitypub.signatures import Requested, SignatureClaim, claims_in
+from federation.base.logs import crash
+from federation.protocol.errors import UrlError
+from federation.protocol.urls import MAX_URL_CHARACTERS, canonical_origin
+from federation.servers.blacklist import Blacklist
+from federation.servers.links import Links
+from workers import StorageUnavailable
+from workers.clock import Clock
+
+log = structlog.get_logger(__name__)
+
+MOST_OF_ACTIVITY: Final = 1024 * 1024
+BODY_TIMEOUT: Final = timedelta(seconds=10)
+KEY_RETRY_SECONDS: Final = 60
+LONGEST_TYPE: Final = 200
+DELETE: Final = "Delete"
+
+_KNOWN: Final = select(
+    or_(
+        exists().where(col(RemoteActorKey.owner) == bindparam("actor")),
+        exists().where(col(ActivityFollow.remote_actor) == bindparam("actor")),
+    )
+)
+
+
+class Asker(Protocol):
+    """Where a request came from, as far as that is known: its client's address, and the network of that."""
+
+    @property
+    def client(self) -> str | None: ...
+    @property
+    def network(self) -> str | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Anybody:
+    """Somebody of whom nothing is known, or no more than this."""
+
+    client: str | None = None
+    network: str | None = None
+
+
+class KeepActivity(Protocol):
+    """Stores an activity and its job, from the end of the call on. Returns False if it is known.
+
+    Raises:
+        SQLAlchemyError, StorageUnavailable: nothing is stored.
+    """
+
+    async def __call__(
+        self,
+        *,
+        activity_hash: str,
+        activity_id: str | None,
+        type: str,  # noqa: A002 - as the column
+        actor: str,
+        text: str,
+    ) -> bool: ...
+
+
+AdmitFetch: TypeAlias = Callable[[Asker, bool], Awaitable[None]]
+"""Raises a `Refused` if who asks may not make us fetch a key, of a server that is known or is not."""
+
+
+class Refused(Exception):
+    """The request is answered with this status, and nothing is stored. The text quotes nothing of it."""
+
+    def __init__(self, status: int, text: str, *, retry_seconds: int | None = None) -> None:
+        super().__init__(text)
+        self.status = status
+        self.text = text
+        self.headers = {} if retry_seconds is None else {"Retry-After": str(retry_seconds)}
+
+    def reply(self) -> Reply:
+        """Return the answer."""
+        return problem(self.status, self.text, self.headers)
+
+
+class _Identified(msgspec.Struct):
+    id: str
+
+
+class _Activity(msgspec.Struct):
+    """What is read of an activity."""
+
+    type: str | list[str]
+    actor: str | _Identified
+    id: str | None = None
+    object: msgspec.Raw = msgspec.Raw(b"null")
+
+    @property
+    def kind(self) -> str:
+        """Its type, or the first of them."""
+        return self.type if isinstance(self.type, str) else next(iter(self.type), "")
+
+    @property
+    def actor_id(self) -> str:
+        return _id(self.actor)
+
+    @property
+    def ends_its_actor(self) -> bool:
+        """Whether it is the news that its actor is no more."""
+        if self.kind != DELETE:
+            return False
+        try:
+            return _id(_OBJECT.decode(self.object)) == self.actor_id
+        except (ValueError, RecursionError):
+            return False
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A request that came at `began`, and the actor whose activity it brings."""
+
+    requested: Requested
+    actor: str
+    began: datetime
+
+    def check(self, claim: SignatureClaim, key: RemoteKey) -> None:
+        """Check that the actor's own key made the signature."""
+        if key.owner != self.actor:
+            raise Refused(401, "The activity's actor is not the owner of the key")
+        claim.check_key(self.requested, key.public)
+
+
+_ACTIVITY: Final = msgspec.json.Decoder(_Activity)
+_OBJECT: Final = msgspec.json.Decoder[str | _Identified](str | _Identified)
+
+
+class ActivitiesInbox:
+    """Takes what is sent to the node that serves as *own_url*, in canonical form, signed *window* ago at most.
+
+    *keep* stores it; *admit* is asked before a key is fetched.
+    """
+
+    def __init__(
+        self,
+        *,
+        own_url: str,
+        database: Database,
+        keys: RemoteKeys,
+        blacklist: Blacklist,
+        links: Links,
+        keep: KeepActivity,
+        admit: AdmitFetch,
+        window: timedelta,
+        clock: Clock,
+    ) -> None:
+        self._own_url = own_url
+        self._database = database
+        self._keys = keys
+        self._blacklist = blacklist
+        self._links = links.of(WIRE)
+        self._keep = keep
+        self._admit = admit
+        self._window = window
+        self._clock = clock
+
+    async def take(self, *, method: str, target: str, headers: Mapping[str, str], body: bytes, client: Asker) -> Reply:
+        """Answer a request: 202 once it is stored. Whatever goes wrong is an answer, too.
+
+        *target* is the path with its query, as it was sent. Several headers of one name are one, with commas.
+        """
+        try:
+            await self.check_head(headers)
+            await self.accept(method=method, target=target, headers=headers, body=body, client=client)
+        except Refused as refused:
+            return refused.reply()
+        except Exception as error:
+            return failed(target, error)
+        return taken()
+
+    async def check_head(self, headers: Mapping[str, str]) -> None:
+        """Check what can be, before a byte of the body is read.
+
+        Raises:
+            Refused: 403 blacklisted, 415 no activity by its type, or encoded, 401 not signed.
+            SQLAlchemyError: the blacklist was never read, and cannot be read now.
+        """
+        given = {name.lower(): value.strip() for name, value in headers.items()}
+        try:
+            claims, unsigned = claims_in(headers), None
+        except BadSignature as error:
+            claims, unsigned = [], error
+        for claim in claims:
+            if await self._is_blacklisted(claim.key_id):
+                raise Refused(403, "Your server has been blacklisted")
+        if not is_activity(given.get("content-type", "")):
+            raise Refused(415, "An activity is application/activity+json")
+        if given.get("content-encoding", "identity").lower() not in ("", "identity"):
+            raise Refused(415, "An activity has no Content-Encoding")
+        if unsigned is not None:
+            raise Refused(401, f"The request is not signed as it must be: {unsigned}")
+
+    async def vouch(self, headers: Mapping[str, str], client: Asker) -> None:
+        """Check that some key by which the request is said to be signed is there, and fetch it if need be.
+
+        Raises:
+            Refused: it is not.
+            SQLAlchemyError: the database failed.
+        """
+        claim = claims_in(headers)[0]
+        await self._found(claim, self._admit_once(client))
+
+    async def accept(self, *, method: str, target: str, headers: Mapping[str, str], body: bytes, client: Asker) -> None:
+        """Store the activity of a request whose head has passed.
+
+        Raises:
+            Refused: it is not taken.
+            SQLAlchemyError: the database failed; it may have been stored.
+        """
+        began = self._clock.now()
+        requested = self._requested(method, target, headers, body)
+        claims = self._claims(requested, began)
+        activity = _read(body)
+        actor = activity.actor_id
+        if activity.ends_its_actor and not await self._knows(actor):
+            return
+        key = await self._verified(_Sent(requested, actor, began), claims, self._admit_once(client))
+        origin = canonical_origin(key.key_id)
+        if activity.id is not None and not is_on_origin(activity.id, origin):
+            raise Refused(401, "The activity's id is not on its actor's origin")
+        await self._store(activity, actor, body)
+        await self._links.look_soon(origin)
+
+    def _requested(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Requested:
+        """Return the request as we are known: whatever was signed for another host does not verify."""
+        url = self._own_url + target
+        if len(url) > MAX_URL_CHARACTERS:
+            raise Refused(414, f"The URL has more than {MAX_URL_CHARACTERS} characters")
+        if not target.startswith("/") or not target.isascii() or not target.isprintable() or " " in target:
+            raise Refused(400, "The target is not a path in ASCII")
+        if len(body) > MOST_OF_ACTIVITY:
+            raise Refused(413, f"An activity has at most {MOST_OF_ACTIVITY} bytes")
+        return Requested.of(method, url, headers, body)
+
+    def _claims(self, requested: Requested, now: datetime) -> Sequence[SignatureClaim]:
+        """Return the signatures that need no more than their keys."""
+        claims, unfit = [], BadSignature("there is none")
+        try:
+            for claim in claims_in(requested.headers):
+                try:
+                    claim.check_form(requested, now, self._window)
+                except BadSignature as error:
+                    unfit = error
+                else:
+                    claims.append(claim)
+        except BadSignature as error:
+            unfit = error
+        if not claims:
+            raise Refused(401, f"The signature does not count: {unfit}")
+        return claims
+
+    async def _verified(self, sent: _Sent, claims: Sequence[SignatureClaim], admit: Admit) -> RemoteKey:
+        """Return the actor's key by which one of the signatures verifies."""
+        refusals: list[Refused] = []
+        for claim in claims:
+            try:
+                return await self._by_key(claim, sent, admit)
+            except BadSignature as error:
+                refusals.append(Refused(401, f"The signature does not count: {error}"))
+            except Refused as refused:
+                refusals.append(refused)
+        raise max(refusals, key=lambda it: it.status)  # what may pass, before what will not
+
+    async def _by_key(self, claim: SignatureClaim, sent: _Sent, admit: Admit) -> RemoteKey:
+        key = await self._found(claim, admit)
+        try:
+            sent.check(claim, key)
+        except BadSignature:
+            if key.fetched_at >= sent.began:
+                raise
+            key = await self._found(claim, admit, refetch=True)  # it may have been replaced under its name
+            sent.check(claim, key)
+        return key
+
+    async def _found(self, claim: SignatureClaim, admit: Admit, *, refetch: bool = False) -> RemoteKey:
+        try:
+            return await self._keys.key(claim.key_id, refetch=refetch, admit=admit)
+        except KeyRefused as error:
+            raise Refused(401, f"The key is not believed: {error}") from None
+        except KeyUnavailable as error:
+            raise Refused(503, f"The key cannot be had: {error}", retry_seconds=KEY_RETRY_SECONDS) from None
+
+    def _admit_once(self, client: Asker) -> Admit:
+        """Let a request have one key fetched, however many signatures it has."""
+        has_fetched = False
+
+        async def admit(is_known: bool) -> None:
+            nonlocal has_fetched
+            if has_fetched:
+                raise Refused(401, "For one request one key is fetched")
+            has_fetched = True
+            await self._admit(client, is_known)
+
+        return admit
+
+    async def _is_blacklisted(self, key_id: str) -> bool:
+        try:
+            return await self._blacklist.covering(canonical_origin(key_id)) is not None
+        except UrlError:
+            return False
+
+    async def _knows(self, actor: str) -> bool:
+        return bool((await self._database.rows(_KNOWN, {"actor": actor}))[0][0])
+
+    async def _store(self, activity: _Activity, actor: str, body: bytes) -> None:
+        named = body if activity.id is None else activity.id.encode()
+        try:
+            await self._keep(
+                activity_hash=sha256(actor.encode() + b"\n" + named).hexdigest(),
+                activity_id=activity.id,
+                type=activity.kind,
+                actor=actor,
+                text=body.decode(),
+            )
+        except StorageUnavailable as error:
+            log.error("inbound_queue_unavailable", error=type(error).__name__)
+            raise Refused(503, "The queue is unavailable", retry_seconds=RETRY_SECONDS) from None
+
+
+def is_inbox(method: str, path: str) -> bool:
+    """Tell whether a request is for an inbox: that of an actor, below whatever URL it has, or the shared one."""
+    return method == "POST" and path.endswith("/inbox")
+
+
+def taken() -> Reply:
+    """Return the answer to what is stored."""
+    return Reply(202, {"Content-Length": "0"}, b"")
+
+
+def failed(target: str, error: Exception) -> Reply:
+    """Return the answer where something of ours went wrong, and log it."""
+    path = target.partition("?")[0]
+    if isinstance(error, SQLAlchemyError) and is_outage(error):
+        log.error("inbound_database_unavailable", path=path, error=type(error).__name__)
+        return problem(503, "The database is unavailable", {"Retry-After": str(RETRY_SECONDS)})
+    log.error("inbound_failed", path=path, **crash(error))
+    return problem(500, "Internal error")
+
+
+def _read(body: bytes) -> _Activity:
+    try:
+        body.decode()
+        activity = _ACTIVITY.decode(body)
+    except (ValueError, RecursionError):
+        raise Refused(400, "The body is no JSON object with the type and the actor of an activity") from None
+    if not activity.kind.isprintable() or not 0 < len(activity.kind) <= LONGEST_TYPE:
+        raise Refused(400, "The activity has no type")
+    if not activity.actor_id.isprintable():
+        raise Refused(400, "The activity has no actor")
+    return activity
+
+
+def _id(named: str | _Identified) -> str:
+    return named if isinstance(named, str) else named.id

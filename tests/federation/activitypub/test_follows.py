@@ -1,0 +1,316 @@
+"""Who follows whom: what others send changes it, and what we answer; on SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+import json
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import pytest
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from db import ActivityActor, ActivityFollow, Database, FollowDirection, FollowState
+from federation.activitypub import follows
+from federation.activitypub.follows import FollowHandlers, followers_of
+from federation.activitypub.handlers import FollowDecision, Handlers, IncomingActivity
+from federation.activitypub.outbound import Recipient
+from federation.activitypub.remote_actors import ActorUnavailable, RemoteActors, recipient_of
+from federation.http.client import FederationClient
+from federation.http.errors import NetworkError
+from federation.http.guard import AddressGuard
+from federation.http.pool import ConnectionPool
+from tests.federation.activitypub.sender import ALICE, NOW, Sender, add_key
+from tests.misbehaving import MisbehavingServer, close, respond
+
+JSON: Final = {"content-type": "application/activity+json; charset=utf-8"}
+PENDING, ACCEPTED, REJECTED = FollowState.PENDING, FollowState.ACCEPTED, FollowState.REJECTED
+
+
+@dataclass(slots=True)
+class Meeting:
+    """Alice, who is ours, and bob and carol on another server."""
+
+    sender: Sender
+    server: MisbehavingServer
+    client: FederationClient
+    handlers: Handlers
+
+    @property
+    def bob(self) -> str:
+        return f"{self.server.url}/users/bob"
+
+    @property
+    def carol(self) -> str:
+        return f"{self.server.url}/users/carol"
+
+    @property
+    def own(self) -> FollowHandlers:
+        return FollowHandlers(
+            database=self.sender.database,
+            outbox=self.sender.outbox,
+            senders=self.sender.senders,
+            blacklist=self.sender.blacklist,
+            remote=RemoteActors(self.client),
+            handlers=self.handlers,
+            clock=self.sender.clock,
+        )
+
+    def shows(self, actor: str, **members: object) -> None:
+        """Its document is to be seen."""
+        shown = {"id": actor, "type": "Person", "inbox": f"{actor}/inbox", **members}
+        self.server.routes[actor.removeprefix(self.server.url)] = respond(200, JSON, json.dumps(shown).encode())
+
+    def follow(self, number: int = 1, *, by: str | None = None, of: object = ALICE) -> dict[str, Any]:
+        actor = by or self.bob
+        return {"id": f"{actor}/follows/{number}", "type": "Follow", "actor": actor, "object": of}
+
+    async def receives(self, activity: dict[str, Any], *, by: str | None = None) -> None:
+        """An activity that this actor has signed is handled."""
+        incoming = IncomingActivity.of(json.dumps(activity), by or self.bob)
+        prepared = await self.own.prepare(incoming)
+        async with self.sender.outbox.transaction() as session:
+            await self.own.handle(session, incoming, prepared)
+
+    async def rows(self) -> dict[tuple[str, str], tuple[FollowState, str | None]]:
+        """State and Follow of each pair: the other's name, and the direction."""
+        async with self.sender.database.read() as session:
+            found = (await session.execute(select(ActivityFollow))).scalars()
+            return {
+                (row.remote_actor.rpartition("/")[2], row.direction.value): (row.state, row.follow_id) for row in found
+            }
+
+    async def answers(self) -> list[tuple[str, str, str]]:
+        """What is owed: its type, the Follow that it is about, and the inbox."""
+        texts = {text.id: json.loads(text.payload) for text in await self.sender.texts()}
+        rows = sorted((await self.sender.rows()).values(), key=lambda row: row.id)
+        told = [(texts[str(row.payload_id)], row.target_url) for row in rows]
+        return [(made["type"], made["object"]["id"], inbox) for made, inbox in told]
+
+    async def asks(self, of: str | None = None) -> dict[str, Any]:
+        """Alice follows somebody."""
+        remote = Recipient(id=of or self.bob, inbox=f"{of or self.bob}/inbox")
+        made = follows.follow(ALICE, remote.id)
+        async with self.sender.outbox.transaction() as session:
+            await session.run_sync(follows.followed, following=made, remote=remote, now=NOW)
+        return made
+
+    async def has_follower(self, name: str) -> None:
+        self.shows(name)
+        await self.receives(self.follow(by=name), by=name)
+
+
+@pytest.fixture
+async def meeting(database: Database, ssl_context: ssl.SSLContext) -> AsyncIterator[Meeting]:
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(MisbehavingServer())
+        guard = AddressGuard(frozenset({"127.0.0.1"}))
+        client = FederationClient(guard, ConnectionPool(guard, ssl_context=ssl_context))
+        stack.push_async_callback(client.close)
+        sender = replace(Sender.on(database), allow_http=True)
+        stack.push_async_callback(sender.close)
+        await add_key(database)
+        async with database.transaction() as session:
+            session.add(ActivityActor(id=ALICE, created_at=NOW))
+        made = Meeting(sender, server, client, Handlers())
+        made.shows(made.bob)
+        yield made
+
+
+async def test_a_follow_is_accepted(meeting: Meeting) -> None:
+    """The answer is owed with the row, to the follower's own inbox, and names what it answers, without the rest."""
+    meeting.shows(meeting.bob, endpoints={"sharedInbox": f"{meeting.server.url}/inbox"})
+    await meeting.receives({**meeting.follow(), "content": "much"})
+    assert await meeting.rows() == {("bob", "follower"): (ACCEPTED, f"{meeting.bob}/follows/1")}
+    [text] = await meeting.sender.texts()
+    accept = json.loads(text.payload)
+    assert (accept["actor"], accept["type"], accept["to"]) == (ALICE, "Accept", [meeting.bob])
+    assert accept["object"] == meeting.follow()
+    async with meeting.sender.database.transaction() as session:
+        [follower] = await session.run_sync(followers_of, ALICE)
+        assert await session.run_sync(followers_of, meeting.bob) == []
+    assert follower == Recipient(
+        id=meeting.bob, inbox=f"{meeting.bob}/inbox", shared_inbox=f"{meeting.server.url}/inbox"
+    )
+
+
+async def test_a_repeated_follow_is_answered_again(meeting: Meeting) -> None:
+    """By its own id, which counts from now on; who decides is not asked again about whom he has accepted."""
+    await meeting.receives(meeting.follow(1))
+    meeting.handlers.on_follow(lambda session, activity, actor: "reject")
+    await meeting.receives(meeting.follow(2))
+    assert await meeting.rows() == {("bob", "follower"): (ACCEPTED, f"{meeting.bob}/follows/2")}
+    inbox = f"{meeting.bob}/inbox"
+    ids = [f"{meeting.bob}/follows/{number}" for number in (1, 2)]
+    assert await meeting.answers() == [("Accept", each, inbox) for each in ids]
+
+
+@pytest.mark.parametrize(
+    ("decision", "state", "answers"),
+    [("accept", ACCEPTED, ["Accept"]), ("reject", REJECTED, ["Reject"]), ("pending", PENDING, [])],
+)
+async def test_the_application_decides(meeting: Meeting, decision: str, state: FollowState, answers: list[str]) -> None:
+    """And may say so later."""
+
+    @meeting.handlers.on_follow
+    async def decide(session: AsyncSession, activity: IncomingActivity, actor: str) -> str:
+        assert (activity.object_id, actor) == (ALICE, meeting.bob)
+        return decision
+
+    await meeting.receives(meeting.follow())
+    assert (await meeting.rows())["bob", "follower"][0] is state
+    assert [name for name, _, _ in await meeting.answers()] == answers
+    async with meeting.sender.outbox.transaction() as session:
+        owed = await session.run_sync(
+            follows.answered, local=ALICE, remote=meeting.bob, answer=FollowDecision.ACCEPT, now=NOW
+        )
+    assert owed is not None
+    assert (owed[0]["type"], owed[1].id) == ("Accept", meeting.bob)
+    assert (await meeting.rows())["bob", "follower"][0] is ACCEPTED
+
+
+async def test_a_decision_that_is_none_undoes_everything(meeting: Meeting) -> None:
+    """As whatever else a function raises."""
+    meeting.handlers.on_follow(lambda session, activity, actor: None)
+    with pytest.raises(ValueError, match="FollowDecision"):
+        await meeting.receives(meeting.follow())
+    assert await meeting.rows() == {}
+
+
+async def test_who_has_not_asked_is_not_answered(meeting: Meeting) -> None:
+    async with meeting.sender.outbox.transaction() as session:
+        with pytest.raises(ValueError, match="does not want to follow"):
+            await session.run_sync(
+                follows.answered, local=ALICE, remote=meeting.bob, answer=FollowDecision.ACCEPT, now=NOW
+            )
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"inbox": "https://victim.example/inbox"},
+        {"endpoints": {"sharedInbox": "https://victim.example/inbox"}},
+        {"inbox": None},
+        {"inbox": "http://127.0.0.1/inbox"},
+        {"endpoints": {"sharedInbox": 1}},
+        {"id": "https://victim.example/users/bob"},
+    ],
+)
+async def test_a_follow_from_who_has_no_inbox_of_its_own_gets_nothing(
+    meeting: Meeting, members: dict[str, Any]
+) -> None:
+    """Nobody may have us post to a third party."""
+    meeting.shows(meeting.bob, **members)
+    await meeting.receives(meeting.follow())
+    assert (await meeting.rows(), await meeting.answers()) == ({}, [])
+
+
+async def test_a_follow_to_an_inbox_that_cannot_be_spelt_gets_nothing(meeting: Meeting) -> None:
+    """On its own origin, but nothing that is ever sent to."""
+    meeting.shows(meeting.bob, inbox=f"{meeting.bob}/../inbox")
+    await meeting.receives(meeting.follow())
+    assert (await meeting.rows(), await meeting.answers()) == ({}, [])
+
+
+async def test_nobody_is_asked_about_a_follow_that_is_none_of_ours(meeting: Meeting) -> None:
+    """Of an actor that is unknown, or was removed; one without an id, which could not be answered."""
+    await meeting.receives(meeting.follow(of=f"{ALICE}s"))
+    await meeting.receives({"type": "Follow", "actor": meeting.bob, "object": ALICE})
+    async with meeting.sender.database.transaction() as session:
+        (await session.get_one(ActivityActor, ALICE)).removed_at = NOW
+    await meeting.receives(meeting.follow())
+    assert (await meeting.rows(), meeting.server.requests) == ({}, [])
+
+
+async def test_a_server_that_does_not_show_its_actor_now_is_asked_again(meeting: Meeting) -> None:
+    """Its failures end the attempt; an actor that is not there at all gets nothing."""
+    path = meeting.bob.removeprefix(meeting.server.url)
+    meeting.server.routes[path] = respond(503, {}, b"")
+    with pytest.raises(ActorUnavailable, match="503"):
+        await meeting.receives(meeting.follow())
+    meeting.server.routes[path] = close()
+    with pytest.raises(NetworkError):
+        await meeting.receives(meeting.follow())
+    uploaded = json.dumps({"id": meeting.bob, "inbox": f"{meeting.bob}/inbox"}).encode()
+    for behaviour in (respond(410, {}, b""), respond(200, {"content-type": "application/json"}, uploaded)):
+        meeting.server.routes[path] = behaviour
+        await meeting.receives(meeting.follow())
+    assert await meeting.rows() == {}
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b'{"id": 1}', b"[" * 100_000, b"\xff"])
+def test_a_document_that_is_none_shows_nobody(body: bytes) -> None:
+    assert recipient_of(body, "https://b.example/users/bob") is None
+
+
+async def test_only_its_own_actor_undoes_a_follow(meeting: Meeting) -> None:
+    """By the Follow itself or by its id; what is undone besides is none of it."""
+    await meeting.has_follower(meeting.bob)
+    await meeting.has_follower(meeting.carol)
+    bobs, carols, both = meeting.follow(), meeting.follow(by=meeting.carol), set(await meeting.rows())
+    for thing in (carols, carols["id"], {**bobs, "id": "x", "type": "Like"}, {**bobs, "object": f"{ALICE}s"}, None):
+        await meeting.receives({"type": "Undo", "object": thing})
+        assert set(await meeting.rows()) == both
+    await meeting.receives({"type": "Undo", "object": bobs})
+    assert set(await meeting.rows()) == {("carol", "follower")}
+    await meeting.receives({"type": "Undo", "object": carols["id"]}, by=meeting.carol)
+    assert await meeting.rows() == {}
+
+
+@pytest.mark.parametrize("by_id", [False, True])
+@pytest.mark.parametrize(("name", "state"), [("Accept", ACCEPTED), ("Reject", REJECTED)])
+async def test_only_who_was_asked_answers(meeting: Meeting, name: str, state: FollowState, by_id: bool) -> None:
+    """For a follow that is pending. What another one says of it changes nothing."""
+    made = await meeting.asks()
+    answer = {"type": name, "object": made["id"] if by_id else made}
+    await meeting.receives(answer, by=meeting.carol)
+    assert await meeting.rows() == {("bob", "following"): (PENDING, made["id"])}
+    await meeting.receives(answer)
+    assert await meeting.rows() == {("bob", "following"): (state, made["id"])}
+
+
+async def test_what_was_accepted_may_be_rejected_later_and_not_the_other_way(meeting: Meeting) -> None:
+    """By a Reject servers remove their followers. An Accept that comes again revives nothing."""
+    made = await meeting.asks()
+    for name, state in (("Accept", ACCEPTED), ("Reject", REJECTED), ("Accept", REJECTED)):
+        await meeting.receives({"type": name, "object": made})
+        assert (await meeting.rows())["bob", "following"][0] is state
+    again = await meeting.asks()
+    assert await meeting.rows() == {("bob", "following"): (PENDING, again["id"])}
+
+
+async def test_a_follower_is_not_accepted_by_itself(meeting: Meeting) -> None:
+    """An answer is about our own follows alone."""
+    meeting.handlers.on_follow(lambda session, activity, actor: "pending")
+    await meeting.receives(meeting.follow())
+    for thing in (meeting.follow(), meeting.follow()["id"], {"type": "Follow", "actor": ALICE, "object": meeting.bob}):
+        await meeting.receives({"type": "Accept", "object": thing})
+    assert (await meeting.rows())["bob", "follower"][0] is PENDING
+
+
+async def test_the_follows_of_an_actor_end_with_it(meeting: Meeting) -> None:
+    """In both directions; the Delete of anything else, or by another one, ends none."""
+    await meeting.has_follower(meeting.bob)
+    await meeting.asks()
+    await meeting.has_follower(meeting.carol)
+    three = set(await meeting.rows())
+    await meeting.receives({"type": "Delete", "object": meeting.bob}, by=meeting.carol)
+    await meeting.receives({"type": "Delete", "object": f"{meeting.bob}/notes/1"})
+    assert set(await meeting.rows()) == three
+    await meeting.receives({"type": "Delete", "object": {"id": meeting.bob, "type": "Tombstone"}})
+    assert set(await meeting.rows()) == {("carol", "follower")}
+
+
+async def test_a_follow_of_ours_is_ended_by_its_undo(meeting: Meeting) -> None:
+    """Of the Follow that was sent; a second time there is nothing to undo."""
+    made = await meeting.asks()
+    direction = FollowDirection.FOLLOWING.value
+    async with meeting.sender.outbox.transaction() as session:
+        owed = await session.run_sync(follows.unfollow, local=ALICE, remote=meeting.bob)
+        assert await session.run_sync(follows.unfollow, local=ALICE, remote=meeting.bob) is None
+    assert owed is not None
+    assert (owed[0]["type"], owed[0]["object"]["id"], owed[1].inbox) == ("Undo", made["id"], f"{meeting.bob}/inbox")
+    assert ("bob", direction) not in await meeting.rows()

@@ -1,0 +1,328 @@
+"""What others sent is stored once and handled once, of one actor in the order of arrival; on SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+from sqlmodel import col
+from structlog.testing import capture_logs
+
+from db import ActivityInbox, Database, ReceivedActivity, ReceivedState
+from federation.activitypub.handlers import Handlers, IncomingActivity
+from federation.activitypub.received import ATTEMPTS, HANDLE, PATIENCE, ReceivedJobs, ReceivedRunner, store
+from tests.servers import free_port
+from workers import Claim, Job, JobState, Queue, RetryPolicy, Snooze
+from workers.clock import ManualClock
+from workers.storage.memory import MemoryStorage
+
+NOW = datetime(2026, 5, 1, tzinfo=UTC)
+BOB, CAROL = "https://b.example/users/bob", "https://c.example/users/carol"
+
+
+def hash_of(name: str, actor: str = BOB) -> str:
+    return sha256(f"{actor} {name}".encode()).hexdigest()
+
+
+class NothingOfOurOwn:
+    """Own handlers of a node that has none."""
+
+    async def prepare(self, activity: IncomingActivity) -> None: ...
+
+    async def handle(self, session: AsyncSession, activity: IncomingActivity, prepared: object) -> None: ...
+
+
+@dataclass(slots=True)
+class Arriving:
+    """A node's received activities, without the rest of it, and with a queue elsewhere."""
+
+    database: Database
+    handlers: Handlers = field(default_factory=Handlers)
+    clock: ManualClock = field(default_factory=lambda: ManualClock(NOW))
+    queue: Queue = field(default_factory=lambda: Queue(MemoryStorage()))
+
+    @property
+    def jobs(self) -> ReceivedJobs:
+        return ReceivedJobs(self.queue, database=self.database, joins=False, clock=self.clock)
+
+    def runner(self) -> ReceivedRunner:
+        return ReceivedRunner(
+            database=self.database,
+            begin=self.database.transaction,
+            jobs=self.jobs,
+            own=NothingOfOurOwn(),
+            handlers=self.handlers,
+            retry=RetryPolicy(initial=timedelta(seconds=10), jitter=0),
+        )
+
+    async def arrives(self, name: str, actor: str = BOB) -> bool:
+        text = json.dumps({"id": f"{actor}/{name}", "type": "Create", "actor": actor, "object": {"content": name}})
+        return await self.jobs.keep(
+            activity_hash=hash_of(name, actor), activity_id=f"{actor}/{name}", type="Create", actor=actor, text=text
+        )
+
+    async def run(self, name: str, actor: str = BOB, *, runner: ReceivedRunner | None = None) -> timedelta | None:
+        """Run the job of an activity, as a worker does; how long it puts itself off."""
+        payload = {"activity": hash_of(name, actor), "actor": actor}
+        job = Job(id="1", name="any", payload=payload, attempt=1, max_attempts=3, created_at=NOW)
+        try:
+            await (runner or self.runner())(job)
+        except Snooze as snooze:
+            return snooze.delay
+        return None
+
+    async def claims(self) -> list[Claim]:
+        """What a worker would get now."""
+        return list(await self.queue.storage.claim("worker", leases={HANDLE: timedelta(1)}, limit=9))
+
+    async def rows(self) -> dict[str, ReceivedActivity]:
+        async with self.database.read() as session:
+            found = (await session.execute(select(ReceivedActivity).order_by(col(ReceivedActivity.number)))).scalars()
+            return {str(row.activity_id).rpartition("/")[2]: row for row in found}
+
+    async def states(self) -> dict[str, ReceivedState]:
+        return {name: row.state for name, row in (await self.rows()).items()}
+
+    async def written(self) -> list[str]:
+        """What handlers have written, each a row."""
+        async with self.database.read() as session:
+            return sorted((await session.execute(select(ActivityInbox.url))).scalars())
+
+
+@pytest.fixture
+async def arriving(database: Database) -> AsyncIterator[Arriving]:
+    made = Arriving(database)
+    await made.queue.start()
+    yield made
+    await made.queue.stop()
+
+
+def effect(activity: IncomingActivity) -> ActivityInbox:
+    """A row that stands for what an application writes."""
+    return ActivityInbox(url=activity.object["content"], server_url="https://b.example")
+
+
+async def write(session: AsyncSession, activity: IncomingActivity, actor: str) -> None:
+    session.add(effect(activity))
+
+
+def write_plainly(session: Session, activity: IncomingActivity, actor: str) -> None:
+    assert isinstance(session, Session)
+    session.add(effect(activity))
+    session.flush()
+
+
+async def test_what_is_known_changes_nothing(arriving: Arriving) -> None:
+    """Neither a row nor a job, whatever has become of the first; of another actor it is another one."""
+    assert [await arriving.arrives("a"), await arriving.arrives("a")] == [True, False]
+    assert await arriving.arrives("a", CAROL)
+    await arriving.run("a")
+    assert not await arriving.arrives("a")
+    assert (await arriving.queue.counts())[JobState.QUEUED] == 2
+    async with arriving.database.read() as session:
+        assert len((await session.execute(select(ReceivedActivity))).all()) == 2
+
+
+@pytest.mark.parametrize("function", [write, write_plainly])
+async def test_a_handler_writes_with_the_end_of_the_activity(arriving: Arriving, function: object) -> None:
+    """A coroutine function and a plain one, with the session that each is used to. The text is not kept."""
+    arriving.handlers.on("Create")(function)  # type: ignore[type-var] # either of them
+    await arriving.arrives("a")
+    assert await arriving.run("a") is None
+    assert await arriving.run("a") is None
+    row = (await arriving.rows())["a"]
+    assert (row.state, row.text, row.attempts) == (ReceivedState.DONE, "", 0)
+    assert await arriving.written() == ["a"]
+
+
+async def test_one_that_raises_is_tried_five_times_and_holds_what_came_after_it(arriving: Arriving) -> None:
+    """It writes nothing, and waits longer each time. Then it has failed, and the same run goes on with the next."""
+    tried: list[str] = []
+
+    @arriving.handlers.on("Create")
+    async def fail(session: AsyncSession, activity: IncomingActivity, actor: str) -> None:
+        session.add(effect(activity))
+        await session.flush()
+        tried.append(activity.object["content"])
+        if activity.object["content"] == "a":
+            raise ValueError("secret\x00 of\nthe application")
+
+    await arriving.arrives("a")
+    await arriving.arrives("b")
+    with capture_logs() as logs:
+        pauses = [await arriving.run("a") for _ in range(ATTEMPTS - 1)]
+        assert [pause.total_seconds() for pause in pauses if pause is not None] == [10, 20, 40, 80]
+        assert await arriving.run("b") is None
+        assert await arriving.states() == {"a": ReceivedState.NEW, "b": ReceivedState.NEW}
+        assert await arriving.run("a") is None
+    assert tried == ["a"] * ATTEMPTS + ["b"]
+    assert await arriving.states() == {"a": ReceivedState.FAILED, "b": ReceivedState.DONE}
+    assert await arriving.written() == ["b"]
+    row = (await arriving.rows())["a"]
+    assert (row.attempts, row.last_error, "content" in row.text) == (ATTEMPTS, "ValueError: secret  of", True)
+    assert [entry["event"] for entry in logs] == ["received_not_handled"] * (ATTEMPTS - 1) + ["received_failed"]
+    assert "secret" not in repr(logs)
+
+
+async def test_one_that_fails_in_the_run_of_another_gets_its_own_job(arriving: Arriving) -> None:
+    """Although that was there, and found nothing to do."""
+
+    @arriving.handlers.on("Create")
+    async def fail(session: AsyncSession, activity: IncomingActivity, actor: str) -> None:
+        if activity.object["content"] == "b":
+            raise ValueError
+
+    await store_without_job(arriving, "b")
+    await arriving.arrives("c")
+    assert await arriving.run("c") is None
+    assert (await arriving.states()) == {"b": ReceivedState.NEW, "c": ReceivedState.NEW}
+    status = await arriving.queue.get_status(f"received-{hash_of('b')}.0")
+    assert status is not None
+    assert status.state is JobState.SCHEDULED
+    assert [claim.job_id for claim in await arriving.claims()] == [f"received-{hash_of('c')}.0"]  # the other is later
+
+
+async def test_an_actors_activities_are_handled_in_the_order_of_arrival(arriving: Arriving) -> None:
+    """Whichever of their jobs runs first, in whatever order; those of others are not touched."""
+    seen: list[str] = []
+
+    @arriving.handlers.on("*")
+    async def note(session: AsyncSession, activity: IncomingActivity, actor: str) -> None:
+        seen.append(f"{actor} {activity.object['content']}")
+
+    for name in "abc":
+        await arriving.arrives(name)
+        await arriving.arrives(name, CAROL)
+    assert await arriving.run("c") is None
+    assert seen == [f"{BOB} {name}" for name in "abc"]
+    for name in "ba":
+        assert await arriving.run(name, CAROL) is None
+    assert seen[3:] == [f"{CAROL} {name}" for name in "abc"]
+
+
+async def test_a_job_of_an_actor_who_is_being_worked_on_makes_it_look_again(arriving: Arriving) -> None:
+    """It ends at once, so that nobody who sends much takes every slot; what it was for is handled by the other."""
+    entered, leave = asyncio.Event(), asyncio.Event()
+
+    @arriving.handlers.on("Create")
+    async def slow(session: AsyncSession, activity: IncomingActivity, actor: str) -> None:
+        entered.set()
+        await leave.wait()
+
+    runner = arriving.runner()
+    await arriving.arrives("a")
+    first = asyncio.create_task(arriving.run("a", runner=runner))
+    await entered.wait()
+    if not arriving.database.is_sqlite:  # there nobody else could store it meanwhile
+        await arriving.arrives("b")
+    assert await arriving.run("b", runner=runner) is None
+    leave.set()
+    assert await first is None
+    assert set((await arriving.states()).values()) == {ReceivedState.DONE}
+
+
+async def test_of_two_processes_one_handles_it(arriving: Arriving) -> None:
+    """The other waits for the end of its transaction, and then has nothing to do."""
+    arriving.handlers.on("Create")(write)
+    for name in "abc":
+        await arriving.arrives(name)
+    runs = [arriving.run(name, runner=arriving.runner()) for name in "abc"]
+    assert await asyncio.gather(*runs) == [None] * 3
+    assert await arriving.written() == ["a", "b", "c"]
+    assert {row.attempts for row in (await arriving.rows()).values()} == {0}
+
+
+async def test_a_handler_that_is_cancelled_has_not_been_tried(arriving: Arriving) -> None:
+    """As by a stop whose grace is over: nothing is written, nothing counted."""
+    entered = asyncio.Event()
+
+    @arriving.handlers.on("Create")
+    async def hang(session: AsyncSession, activity: IncomingActivity, actor: str) -> None:
+        await write(session, activity, actor)
+        entered.set()
+        await asyncio.Event().wait()
+
+    await arriving.arrives("a")
+    running = asyncio.create_task(arriving.run("a"))
+    await entered.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    row = (await arriving.rows())["a"]
+    assert (row.state, row.attempts, await arriving.written()) == (ReceivedState.NEW, 0, [])
+
+
+async def store_without_job(arriving: Arriving, name: str) -> None:
+    """A process was killed between the commit and the job."""
+    values = {"activity_hash": hash_of(name), "activity_id": f"{BOB}/{name}", "type": "Create", "actor": BOB}
+    text = json.dumps({"type": "Create", "object": {"content": name}})
+    assert await arriving.database.transact(
+        lambda connection: store(connection, **values, text=text, now=arriving.clock.now())
+    )
+
+
+async def test_what_a_crash_left_without_a_job_gets_one(arriving: Arriving) -> None:
+    """After a minute, once, and only the oldest of an actor: its job handles the others."""
+    for name in "ab":
+        await store_without_job(arriving, name)
+    assert await arriving.jobs.sweep() == swept()
+    arriving.clock.advance(PATIENCE + timedelta(seconds=1))
+    assert await arriving.jobs.sweep() == swept(added=1)
+    assert await arriving.jobs.sweep() == swept()
+    [claim] = await arriving.claims()
+    assert claim.job_id == f"received-{hash_of('a')}.0"
+    assert await arriving.run("a") is None
+    assert set((await arriving.states()).values()) == {ReceivedState.DONE}
+
+
+def swept(*, added: int = 0, given_up: int = 0) -> Mapping[str, int]:
+    return {"received_added": added, "received_given_up": given_up}
+
+
+async def test_one_whose_job_has_ended_is_given_up_and_can_be_retried(arriving: Arriving) -> None:
+    """It is not brought back by a sweep to kill the next worker. An operator's retry gives it five times more."""
+    await arriving.arrives("a")
+    arriving.clock.advance(PATIENCE + timedelta(seconds=1))
+    assert await arriving.jobs.sweep() == swept()
+    await arriving.queue.cancel(f"received-{hash_of('a')}.0")
+    assert await arriving.jobs.sweep() == swept(given_up=1)
+    row = (await arriving.rows())["a"]
+    assert (row.state, row.attempts) == (ReceivedState.FAILED, ATTEMPTS)
+    assert await arriving.jobs.retry([99]) == 0
+    assert row.number is not None
+    assert await arriving.jobs.retry([row.number]) == 1
+    [claim] = await arriving.claims()
+    assert claim.job_id == f"received-{hash_of('a')}.1"
+    assert await arriving.jobs.sweep() == swept()
+    assert await arriving.run("a") is None
+    assert await arriving.states() == {"a": ReceivedState.DONE}
+    assert await arriving.jobs.retry() == 0
+
+
+async def test_a_queue_that_is_away_costs_no_activity(arriving: Arriving) -> None:
+    """It is stored, and taken; the job is the sweep's."""
+    away = replace(arriving, queue=Queue(f"redis://127.0.0.1:{free_port()}"))
+    with capture_logs() as logs:
+        assert await away.arrives("a")
+    assert [entry["event"] for entry in logs] == ["received_jobs_not_added"]
+    arriving.clock.advance(PATIENCE + timedelta(seconds=1))
+    assert await arriving.jobs.sweep() == swept(added=1)
+
+
+async def test_a_database_that_is_away_is_nobodys_failure(arriving: Arriving, tmp_path: Path) -> None:
+    """The job waits for it, as often as need be."""
+    await arriving.arrives("a")
+    empty = Database(f"sqlite:///{tmp_path}/empty.sqlite3")
+    assert await arriving.run("a", runner=replace(arriving, database=empty).runner()) == timedelta(seconds=10)
+    await empty.close()
+    row = (await arriving.rows())["a"]
+    assert (row.state, row.attempts) == (ReceivedState.NEW, 0)
