@@ -126,7 +126,10 @@ async def follow_actor(session: AsyncSession, local: str, remote: Recipient) -> 
     Raises:
         ValueError, TypeError, SQLAlchemyError, ConfigurationError: as for `send`.
     """
-    following, node = follows.follow(local, remote.id), _node()
+    node = _node()
+    parts_of(node)
+    node.outbox.check_kind(session, "activitypub.follow_actor")
+    following = follows.follow(local, remote.id)
     sent = await send(session, following, [remote], prefer_shared_inbox=False)
     if sent.delivery_ids:
         work = partial(follows.followed, following=following, remote=remote, now=node.clock.now())
@@ -140,8 +143,10 @@ async def unfollow_actor(session: AsyncSession, local: str, remote: str) -> Sent
     Raises:
         ValueError, TypeError, SQLAlchemyError, ConfigurationError: as for `send`.
     """
+    node = _node()
+    parts_of(node)
     work = partial(follows.unfollow, local=local, remote=remote)
-    owed = await _node().outbox.within(session, work, "activitypub.unfollow_actor")
+    owed = await node.outbox.within(session, work, "activitypub.unfollow_actor")
     return None if owed is None else await send(session, owed[0], [owed[1]], prefer_shared_inbox=False)
 
 
@@ -155,6 +160,7 @@ async def answer_follow(session: AsyncSession, local: str, remote: str, answer: 
         TypeError, SQLAlchemyError, ConfigurationError: as for `send`.
     """
     node = _node()
+    parts_of(node)
     work = partial(follows.answered, local=local, remote=remote, answer=FollowDecision(answer), now=node.clock.now())
     owed = await node.outbox.within(session, work, "activitypub.answer_follow")
     return None if owed is None else await send(session, owed[0], [owed[1]], prefer_shared_inbox=False)

@@ -31,6 +31,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from db import Database, ReceivedActivity, ReceivedState
 from federation.activitypub.handlers import Handlers, IncomingActivity, call
+from federation.base.audit import UNRECORDED, Record
 from workers import DROP, Job, JobSpec, Queue, RetryPolicy, Snooze
 from workers.clock import Clock
 
@@ -154,10 +155,10 @@ class ReceivedJobs:
 
         return bool(await self._written(write))
 
-    async def retry(self, numbers: Iterable[int] | None = None) -> int:
+    async def retry(self, numbers: Iterable[int] | None = None, *, record: Record = UNRECORDED) -> int:
         """Have activities that failed handled again, five times more: those with these numbers, or all.
 
-        Return how many there were.
+        Return how many there were, which is also put on record.
 
         Raises:
             SQLAlchemyError, StorageUnavailable: as for `keep`.
@@ -165,7 +166,9 @@ class ReceivedJobs:
         statement, values = (_RETRIED, {}) if numbers is None else (_SOME_RETRIED, {"numbers": sorted(set(numbers))})
 
         def write(connection: Connection) -> Sequence[NewActivity]:
-            return _new_among(connection.execute(statement, values))
+            new = _new_among(connection.execute(statement, values))
+            record.add(connection, len(new))
+            return new
 
         return len(await self._written(write))
 

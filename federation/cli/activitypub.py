@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
@@ -19,16 +20,26 @@ if TYPE_CHECKING:
     from federation.activitypub.inboxes import GoneInbox
     from federation.runtime.composition import Federation
 
-app = group("ActivityPub: this node's actors and their keys, and inboxes of others that are gone.")
+app = group("ActivityPub: this node's actors and their keys, what others sent, and inboxes of others that are gone.")
 actors_app = group("Actors of this node: list, add, remove.")
 keys_app = group("Keys of this node's actors: list, rotate.")
+received_app = group("Activities that others sent: list, retry.")
 app.add_typer(actors_app, name="actors")
 app.add_typer(keys_app, name="keys")
+app.add_typer(received_app, name="received")
 
 ActorUrl: TypeAlias = Annotated[
     str, typer.Argument(metavar="ACTOR", help="Its URL, as https://a.example/users/alice.", show_default=False)
 ]
 AfterActor: TypeAlias = Annotated[str | None, typer.Option("--after", metavar="ACTOR", help="Go on after this actor.")]
+
+
+class HandlingState(StrEnum):
+    """What has become of an activity that somebody sent."""
+
+    NEW = "new"
+    DONE = "done"
+    FAILED = "failed"
 
 
 @actors_app.command("list")
@@ -113,6 +124,61 @@ def rotate(actor: ActorUrl, as_json: AsJson = False) -> None:
         print_json(rotated)
     else:
         print_lines([f"{rotated.id} will sign with {rotated.key_id}, ten minutes after the rotation began"])
+
+
+@received_app.command("list")
+def list_received(
+    state: Annotated[
+        HandlingState | None, typer.Option("--state", help="Only those. Without it: those that are new or failed.")
+    ] = None,
+    actor: Annotated[str | None, typer.Option("--actor", metavar="ACTOR", help="Only what this actor sent.")] = None,
+    limit: Limit = 100,
+    after: Annotated[int | None, typer.Option("--after", metavar="NUMBER", help="Go on after this one.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List activities that others sent, in the order of arrival, without their texts."""
+    from db import ReceivedState
+    from federation.admin import received
+
+    states = received.OPEN if state is None else (ReceivedState(state.value),)
+    page = with_node(lambda node: received.list_received(node, limit=limit, states=states, actor=actor, after=after))
+    if as_json:
+        print_json(page)
+        return
+    print_table(
+        ("NUMBER", "STATE", "TYPE", "ATTEMPTS", "RECEIVED", "ACTOR", "ACTIVITY", "ERROR"),
+        (
+            (
+                *(each.number, each.state, each.type, each.attempts, each.received_at, each.actor),
+                *(each.activity_id, each.last_error),
+            )
+            for each in page.activities
+        ),
+    )
+    _tell_more(None if page.after is None else str(page.after))
+
+
+@received_app.command("retry")
+def retry_received(
+    numbers: Annotated[
+        list[int] | None, typer.Argument(metavar="[NUMBER]...", help="Only these.", show_default=False)
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every one that failed.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Have activities that failed handled again, up to five times more."""
+    from federation.admin import received
+
+    if bool(numbers) == everything:
+        raise typer.BadParameter("give numbers, as `list` shows them, or --all")
+    asked = order("activitypub received retry", numbers=numbers, all=everything)
+    retried = with_node(lambda node: received.retry(node, numbers or None, order=asked))
+    if as_json:
+        print_json({"retried": retried})
+    else:
+        print_lines([f"{retried} to be handled again"])
+    if not retried:
+        raise typer.Exit(NOT_FOUND)
 
 
 @app.command("gone")

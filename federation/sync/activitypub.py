@@ -59,7 +59,10 @@ def remove_actor(session: Caller, actor_url: str) -> None:
 
 def follow_actor(session: Caller, local: str, remote: Recipient) -> Sent:
     """Have an actor of this node follow one of another server; see `federation.activitypub.follow_actor`."""
-    following, plain = follows.follow(local, remote.id), plain_node()
+    plain = plain_node()
+    parts_of(plain.node)
+    plain.outbox.check_kind(session, "activitypub.follow_actor")
+    following = follows.follow(local, remote.id)
     sent = send(session, following, [remote], prefer_shared_inbox=False)
     if sent.delivery_ids:
         work = partial(follows.followed, following=following, remote=remote, now=plain.node.clock.now())
@@ -69,14 +72,17 @@ def follow_actor(session: Caller, local: str, remote: Recipient) -> Sent:
 
 def unfollow_actor(session: Caller, local: str, remote: str) -> Sent | None:
     """End what `follow_actor` began, and send the Undo. Return None if there is no such follow."""
+    plain = plain_node()
+    parts_of(plain.node)
     work = partial(follows.unfollow, local=local, remote=remote)
-    owed = plain_node().outbox.within(session, work, "activitypub.unfollow_actor")
+    owed = plain.outbox.within(session, work, "activitypub.unfollow_actor")
     return None if owed is None else send(session, owed[0], [owed[1]], prefer_shared_inbox=False)
 
 
 def answer_follow(session: Caller, local: str, remote: str, answer: FollowDecision | str) -> Sent | None:
     """Say to an actor of another server that it may follow one of this node; see `activitypub.answer_follow`."""
     plain = plain_node()
+    parts_of(plain.node)
     work = partial(
         follows.answered, local=local, remote=remote, answer=FollowDecision(answer), now=plain.node.clock.now()
     )

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import Connection, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 from sqlmodel import col
 from structlog.testing import capture_logs
 
 from db import ActivityInbox, Database, ReceivedActivity, ReceivedState
+from db.engines import async_engines
+from db.session import Greenlets, Query, Rows, Steps
+from db.url import parse_url
 from federation.activitypub.handlers import Handlers, IncomingActivity
 from federation.activitypub.received import ATTEMPTS, HANDLE, PATIENCE, ReceivedJobs, ReceivedRunner, store
 from tests.servers import free_port
@@ -25,6 +29,7 @@ from workers import Claim, Job, JobState, Queue, RetryPolicy, Snooze
 from workers.clock import ManualClock
 from workers.storage.memory import MemoryStorage
 
+T = TypeVar("T")
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
 BOB, CAROL = "https://b.example/users/bob", "https://c.example/users/carol"
 
@@ -34,9 +39,15 @@ def hash_of(name: str, actor: str = BOB) -> str:
 
 
 class NothingOfOurOwn:
-    """Own handlers of a node that has none."""
+    """Own handlers of a node that has none. `both`: two activities are about to be handled, or were."""
 
-    async def prepare(self, activity: IncomingActivity) -> None: ...
+    def __init__(self) -> None:
+        self.both, self._begun = asyncio.Event(), 0
+
+    async def prepare(self, activity: IncomingActivity) -> None:
+        self._begun += 1
+        if self._begun == 2:
+            self.both.set()
 
     async def handle(self, session: AsyncSession, activity: IncomingActivity, prepared: object) -> None: ...
 
@@ -47,6 +58,7 @@ class Arriving:
 
     database: Database
     handlers: Handlers = field(default_factory=Handlers)
+    own: NothingOfOurOwn = field(default_factory=NothingOfOurOwn)
     clock: ManualClock = field(default_factory=lambda: ManualClock(NOW))
     queue: Queue = field(default_factory=lambda: Queue(MemoryStorage()))
 
@@ -59,7 +71,7 @@ class Arriving:
             database=self.database,
             begin=self.database.transaction,
             jobs=self.jobs,
-            own=NothingOfOurOwn(),
+            own=self.own,
             handlers=self.handlers,
             retry=RetryPolicy(initial=timedelta(seconds=10), jitter=0),
         )
@@ -230,15 +242,56 @@ async def test_a_job_of_an_actor_who_is_being_worked_on_makes_it_look_again(arri
     assert set((await arriving.states()).values()) == {ReceivedState.DONE}
 
 
+class Pausing:
+    """Stops what has just seen that nothing is there, the first time."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+        self.seen, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def transact(self, work: Callable[[Connection], T]) -> T:
+        return await self._steps.transact(work)
+
+    async def rows(self, query: Query, values: Mapping[str, object] | None) -> Rows:
+        found = await self._steps.rows(query, values)
+        if not found and not self.seen.is_set():
+            self.seen.set()
+            await self.go_on.wait()
+        return found
+
+    async def close(self) -> None: ...
+
+
+async def test_what_comes_while_it_looks_for_the_last_time_is_not_left(arriving: Arriving, database_url: str) -> None:
+    """The job of that finds the actor worked on, and would be the only one to know."""
+    engines = async_engines(parse_url(database_url))
+    pausing = Pausing(Greenlets(*engines))
+    database = Database(database_url, engines=engines, steps=pausing)
+    runner = replace(arriving, database=database).runner()
+    await arriving.arrives("a")
+    first = asyncio.create_task(arriving.run("a", runner=runner))
+    await pausing.seen.wait()
+    await arriving.arrives("b")
+    assert await arriving.run("b", runner=runner) is None
+    pausing.go_on.set()
+    assert await first is None
+    assert await arriving.states() == {"a": ReceivedState.DONE, "b": ReceivedState.DONE}
+    await database.close()
+
+
 async def test_of_two_processes_one_handles_it(arriving: Arriving) -> None:
     """The other waits for the end of its transaction, and then has nothing to do."""
-    arriving.handlers.on("Create")(write)
-    for name in "abc":
-        await arriving.arrives(name)
-    runs = [arriving.run(name, runner=arriving.runner()) for name in "abc"]
-    assert await asyncio.gather(*runs) == [None] * 3
-    assert await arriving.written() == ["a", "b", "c"]
-    assert {row.attempts for row in (await arriving.rows()).values()} == {0}
+    seen: list[str] = []
+
+    @arriving.handlers.on("Create")
+    async def note(session: AsyncSession, activity: IncomingActivity, actor: str) -> None:
+        await arriving.own.both.wait()
+        seen.append(activity.object["content"])
+
+    await arriving.arrives("a")
+    runs = [arriving.run("a", runner=arriving.runner()) for _ in range(2)]
+    assert await asyncio.gather(*runs) == [None] * 2
+    assert (seen, await arriving.states()) == (["a"], {"a": ReceivedState.DONE})
 
 
 async def test_a_handler_that_is_cancelled_has_not_been_tried(arriving: Arriving) -> None:

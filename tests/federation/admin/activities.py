@@ -8,7 +8,16 @@ from typing import Final
 from sqlalchemy import insert, update
 from sqlmodel import col
 
-from db import ActivityInbox, AttemptOutcome, DeliveryAttempt, DeliveryJob, DeliveryState, HoldReason
+from db import (
+    ActivityInbox,
+    AttemptOutcome,
+    DeliveryAttempt,
+    DeliveryJob,
+    DeliveryState,
+    HoldReason,
+    ReceivedActivity,
+    ReceivedState,
+)
 from federation.activitypub.activities import JOB, WIRE
 from federation.activitypub.outbound import Sent
 from federation.runtime.composition import Federation
@@ -55,6 +64,14 @@ async def end(node: Federation, delivery_id: str, server_url: str, *, code: str 
         await session.execute(insert(DeliveryAttempt), [{**attempt, **ended, "activity_id": NOTE}])
         row = await session.get(DeliveryJob, delivery_id)
         await session.delete(row)
+
+
+async def receive(node: Federation, name: str, *, state: ReceivedState, actor: str = f"{B}/users/bob") -> None:
+    """An actor sent an activity of that name, and this has become of it."""
+    values = {"type": "Create", "actor": actor, "received_at": node.clock.now(), "text": "{}", "state": state}
+    tried = {"attempts": 5, "last_error": "ValueError: why"} if state is ReceivedState.FAILED else {}
+    async with node.database.transaction() as session:
+        session.add(ReceivedActivity(activity_hash=name, activity_id=f"{actor}/{name}", **values, **tried))
 
 
 async def lose_inbox(node: Federation, server_url: str, *, days: int = 0) -> None:

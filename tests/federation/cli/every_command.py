@@ -40,6 +40,7 @@ ARGUMENTS: Final = {
     "activitypub actors add": [f"{OWN}/users/alice"],
     "activitypub actors remove": [f"{OWN}/users/alice", "--yes"],
     "activitypub keys rotate": [f"{OWN}/users/alice"],
+    "activitypub received retry": ["--all"],
     "db backup": ["copy.sqlite3"],
     "db copy": ["--from", "old.sqlite3"],
     "analytics run": ["--out", "analytics"],

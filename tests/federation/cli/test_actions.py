@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from db import ActionSource
+from db import ActionSource, ReceivedState
 from federation.admin.deliveries.holds import release_all
 from federation.base.audit import Order, recorded
 from federation.runtime.composition import Federation
 from tests.federation.activitypub.sender import ALICE
-from tests.federation.admin.activities import add_alice
+from tests.federation.admin.activities import add_alice, receive
 from tests.federation.cli.conftest import Command
 from tests.federation.cli.elsewhere import PEER, give_up, know, live_without_a_host, on_the_node, owe, put_on_hold
 from tests.federation.cli.every_command import every_command, typed
 
 READING = {
+    *("activitypub actors list", "activitypub gone", "activitypub keys list", "activitypub received list"),
     *("actions list", "analytics report", "blacklist check", "blacklist export", "blacklist list", "db check"),
-    *("activitypub actors list", "activitypub gone", "activitypub keys list"),
     *("deliveries list", "deliveries show", "deliveries stats", "doctor", "keys show", "queues stats", "received"),
     *("scheduler list", "servers list", "servers show", "users list", "why", "workers list"),
 }
@@ -42,6 +42,7 @@ def prepare(command: Command, name: str, monkeypatch: pytest.MonkeyPatch) -> Non
     if name.startswith("activitypub"):
         monkeypatch.setenv("FEDERATION_ACTIVITYPUB", "1")
         on_the_node(add_alice)
+        on_the_node(lambda node: receive(node, "failed", state=ReceivedState.FAILED))
     on_the_node(know)
     ids: list[str] = on_the_node(lambda node: owe(node, 4))
     on_the_node(lambda node: give_up(node, ids[:2], "HTTP_500"))
@@ -60,6 +61,7 @@ ACTING = {
     "activitypub actors add": ({"actor": ALICE}, 1),
     "activitypub actors remove": ({"actor": ALICE}, 1),
     "activitypub keys rotate": ({"actor": ALICE}, 1),
+    "activitypub received retry": ({"all": True}, 1),
     "deliveries retry": ({}, 2),
     "deliveries drop": ({}, 4),
     "deliveries expire": ({}, 0),

@@ -6,9 +6,10 @@ import re
 
 import pytest
 
+from db import ReceivedState
 from tests.federation.activitypub.sender import ALICE
 from tests.federation.admin import activities
-from tests.federation.admin.activities import NOTE, B, C, D, add_alice, fall, hold_for, lose_inbox, send_note
+from tests.federation.admin.activities import NOTE, B, C, D, add_alice, fall, hold_for, lose_inbox, receive, send_note
 from tests.federation.cli.conftest import Command
 from tests.federation.cli.elsewhere import on_the_node
 from tests.federation.cli.test_json import SCHEMA, matches
@@ -25,7 +26,7 @@ def activitypub(command: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
 @pytest.mark.parametrize(
     "arguments",
     [("actors", "list"), ("actors", "add", ALICE), ("actors", "remove", ALICE, "--yes"), ("keys", "list"),
-     ("keys", "rotate", ALICE), ("gone",)],
+     ("keys", "rotate", ALICE), ("received", "list"), ("received", "retry", "--all"), ("gone",)],
     ids=" ".join,
 )  # fmt: skip
 def test_where_it_is_off_a_command_says_what_turns_it_on(command: Command, arguments: tuple[str, ...]) -> None:
@@ -62,6 +63,37 @@ def test_keys_are_listed_and_rotated(activitypub: Command) -> None:
     assert "private" not in listed.stdout
     unknown = activitypub("activitypub", "keys", "rotate", f"{ALICE}s")
     assert (unknown.status, "is no actor of this node" in unknown.stderr) == (1, True)
+
+
+def test_what_others_sent_is_listed_and_retried(activitypub: Command) -> None:
+    """What is not done, unless another state is asked for; who has it handled again is on record."""
+    carol = f"{C}/users/carol"
+    on_the_node(lambda node: receive(node, "one", state=ReceivedState.FAILED))
+    on_the_node(lambda node: receive(node, "two", state=ReceivedState.DONE))
+    on_the_node(lambda node: receive(node, "three", state=ReceivedState.NEW, actor=carol))
+    on_the_node(lambda node: receive(node, "four", state=ReceivedState.FAILED, actor=carol))
+
+    def listed(*options: str) -> list[tuple[str, str]]:
+        told = activitypub("activitypub", "received", "list", *options, "--json").json
+        assert isinstance(told, dict)
+        return [(each["activity_id"].rpartition("/")[2], each["state"]) for each in told["activities"]]
+
+    assert listed() == [("one", "failed"), ("three", "new"), ("four", "failed")]
+    assert (listed("--state", "done"), listed("--actor", carol)) == ([("two", "done")], listed()[1:])
+    first = activitypub("activitypub", "received", "list", "--limit", "1").stdout
+    assert ("ValueError: why" in first, "more: --after 1" in first, carol in first) == (True, True, False)
+    assert listed("--after", "1") == listed()[1:]
+    for wrong in ((), ("1", "--all"), ("x",)):
+        assert activitypub("activitypub", "received", "retry", *wrong).status == 2
+    assert activitypub("activitypub", "received", "retry", "2", "3", "9").status == 1
+    assert activitypub("activitypub", "received", "retry", "1", "2").stdout == "1 to be handled again\n"
+    assert listed()[0] == ("one", "new")
+    assert activitypub("activitypub", "received", "retry", "--all").stdout == "1 to be handled again\n"
+    told = activitypub("actions", "list", "--json").json
+    assert isinstance(told, dict)
+    assert [(each["action"], each["affected"]) for each in told["actions"]] == [
+        ("activitypub received retry", number) for number in (1, 1, 0)
+    ]
 
 
 def test_inboxes_that_are_gone_are_listed(activitypub: Command) -> None:

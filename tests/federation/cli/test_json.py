@@ -11,8 +11,9 @@ from typing import Final
 
 import pytest
 
+from db import ReceivedState
 from federation.cli.problems import Kind
-from tests.federation.admin.activities import add_alice, lose_inbox
+from tests.federation.admin.activities import add_alice, lose_inbox, receive
 from tests.federation.cli.conftest import Command
 from tests.federation.cli.elsewhere import PEER, give_up, know, live_without_a_host, on_the_node, owe, put_on_hold
 from tests.federation.cli.every_command import every_command, typed
@@ -93,6 +94,7 @@ def prepare(command: Command, name: str, monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setenv("FEDERATION_ACTIVITYPUB", "1")
         on_the_node(add_alice)
         on_the_node(lambda node: lose_inbox(node, PEER))
+        on_the_node(lambda node: receive(node, "failed", state=ReceivedState.FAILED))
     if name.startswith("users"):
         command("db", "upgrade", "--host-tables")
     if name in ("follow", "post", "received"):

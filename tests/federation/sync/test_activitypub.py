@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 import federation
 import federation.sync
-from db import ActivityActor, ActivityInbox, ActivityKey, DeliveryPayload
+from db import ActivityActor, ActivityFollow, ActivityInbox, ActivityKey, DeliveryPayload, FollowDirection
 from federation import activitypub
 from federation.activitypub.activities import JOB
 from federation.base.errors import ConfigurationError
@@ -148,6 +148,48 @@ async def test_an_actor_is_removed_and_gone_inboxes_are_told(sends: None, engine
     assert removed(engine) == {ALICE: True}
 
 
+@PLAIN
+async def test_follows_are_kept_and_used(sends: None, engine: Engine) -> None:
+    """By both: whom ours follow, who may follow them, and what is sent to those."""
+    bob = EVERYBODY[0]
+    async with federation.transaction() as session:
+        await activitypub.add_actor(session, ALICE)
+        session.add(follower(bob))
+    async with federation.transaction() as session:
+        assert not (await activitypub.send(session, note(1), activitypub.FOLLOWERS)).delivery_ids
+        assert await activitypub.answer_follow(session, ALICE, bob.id, "pending") is None
+        assert await activitypub.answer_follow(session, ALICE, bob.id, "accept")
+        assert len((await activitypub.send(session, note(2), activitypub.FOLLOWERS)).delivery_ids) == 1
+        assert await activitypub.unfollow_actor(session, ALICE, bob.id) is None
+        assert (await activitypub.follow_actor(session, ALICE, bob)).delivery_ids
+        assert await activitypub.unfollow_actor(session, ALICE, bob.id)
+
+    def plain() -> int:
+        sync = federation.sync.activitypub
+        with federation.sync.transaction() as session:
+            assert sync.follow_actor(session, ALICE, bob).delivery_ids
+            assert sync.unfollow_actor(session, ALICE, bob.id)
+            assert sync.unfollow_actor(session, ALICE, bob.id) is None
+            assert len(sync.send(session, note(3), activitypub.FOLLOWERS).delivery_ids) == 1
+            assert sync.answer_follow(session, ALICE, bob.id, "reject")
+            return len(sync.send(session, note(4), activitypub.FOLLOWERS).delivery_ids)
+
+    assert await asyncio.to_thread(plain) == 0
+
+
+def follower(recipient: activitypub.Recipient) -> ActivityFollow:
+    """Somebody who wants to follow Alice."""
+    return ActivityFollow(
+        local_actor=ALICE,
+        remote_actor=recipient.id,
+        direction=FollowDirection.FOLLOWER,
+        inbox=recipient.inbox,
+        shared_inbox=recipient.shared_inbox,
+        follow_id=f"{recipient.id}/follows/1",
+        since=NOW,
+    )
+
+
 def removed(of: Engine) -> dict[str, bool]:
     with Session(of) as session:
         return {each.id: each.removed_at is not None for each in session.execute(select(ActivityActor)).scalars()}
@@ -158,6 +200,9 @@ CALLS: list[tuple[str, tuple[Any, ...]]] = [
     ("add_actor", (ALICE,)),
     ("remove_actor", (ALICE,)),
     ("gone", (NOW,)),
+    ("follow_actor", (ALICE, EVERYBODY[0])),
+    ("unfollow_actor", (ALICE, EVERYBODY[0].id)),
+    ("answer_follow", (ALICE, EVERYBODY[0].id, "accept")),
 ]
 
 
