@@ -171,7 +171,11 @@ WITH b AS MATERIALIZED (
         AS j(id text, number integer, kind integer, effect json)
 ), gone AS (
     DELETE FROM delivery_jobs AS d USING g
-    WHERE d.id = ANY (ARRAY(SELECT id FROM g)) AND d.id = g.id AND d.ordering_key IS NULL
+    WHERE d.id = ANY (ARRAY(SELECT id FROM g)) AND d.id = g.id
+        AND (d.ordering_key IS NULL OR NOT EXISTS (
+            SELECT FROM delivery_jobs AS other
+            WHERE other.ordering_key = d.ordering_key AND other.server_url = d.server_url AND other.id <> d.id
+        ))
         AND (d.payload_id IS NULL OR %(shared)s) AND (d.sending IS NULL OR d.sending = g.number)
     RETURNING d.id, d.payload_id
 ), noted AS (

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, Select, bindparam, delete, func, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, bindparam, delete, func, literal_column, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from db import AttemptNote, AttemptOutcome, DeliveryState, HoldReason, among
@@ -148,7 +148,7 @@ class Group:
         ids = sorted({entry.delivery_id for entry in entries.values()})
         rows = self._connection.execute(_GONE, {"rows": ids}).all()
         release(self._connection, (row.payload_id for row in rows))
-        arrived = [row for row in rows if row.ordering_key is not None]
+        arrived = [row for row in rows if row.has_others]  # mostly none is: each activity has a line of its own
         if arrived:
             release(self._connection, forget_older(self._connection, arrived))
         self._freed += arrived
@@ -346,12 +346,19 @@ _ADOPTED = (
     .where(TABLE.c.id == bindparam("row"))
     .values(job_id=bindparam("job"), job_name=bindparam("name"), server_url=bindparam("server"), wire=bindparam("by"))
 )
+# As text: in what SQLite returns, SQLAlchemy leaves out the tables of columns, also in a query inside.
+_HAS_OTHERS: Final[ColumnElement[bool]] = literal_column(
+    "EXISTS (SELECT 1 FROM delivery_jobs AS other WHERE other.ordering_key = delivery_jobs.ordering_key"
+    " AND other.server_url = delivery_jobs.server_url AND other.id <> delivery_jobs.id)"
+)
+"""Whether more of its line is there. If two go together, at least one of them sees the other."""
 _GONE = (
     delete(TABLE)
     .where(_ROWS)
     .returning(
         *(TABLE.c[name] for name in ("payload_id", "server_url", "ordering_key", "ordering_position")),
         *(TABLE.c[name] for name in ("id", "series", "job_name", "sending", "last_attempted_at")),
+        _HAS_OTHERS.label("has_others"),
     )
 )
 _HELD = (

@@ -77,10 +77,26 @@ async def test_a_row_that_is_not_as_usual_begins_nothing(database: Database, val
     assert (await rows(database))["row-1"].model_dump() == before
 
 
-@pytest.mark.parametrize("values", [{"ordering_key": "k", "ordering_position": 1}, {"payload_id": "text"}])
-async def test_an_arrival_with_more_to_it_changes_nothing(database: Database, values: dict[str, Any]) -> None:
+async def test_of_lines_only_one_with_others_is_left_alone(database: Database) -> None:
+    """Most are of one delivery: that of an activity at an inbox. What was given up has to be forgotten, too."""
+    over = {"state": DeliveryState.FAILED, "settled_at": NOW}
+    await add_rows(database, "alone", ordering_key="a", ordering_position=1)
+    await add_rows(database, "elsewhere", ordering_key="a", ordering_position=1, server_url="https://c.example")
+    await add_rows(database, "first", ordering_key="b", ordering_position=1)
+    await add_rows(database, "second", ordering_key="b", ordering_position=2, state="held", held_reason="order")
+    await add_rows(database, "older", ordering_key="c", ordering_position=1, **over)
+    await add_rows(database, "younger", ordering_key="c", ordering_position=2)
+
+    gone = [Gone(delivery_id=each, attempt=record(each)) for each in ("alone", "first", "younger")]
+
+    assert await write_usual(database, gone) == [True, None, None]
+    assert [each[0] for each in await attempts(database)] == ["alone"]
+    assert (await rows(database)).keys() == {"elsewhere", "first", "second", "older", "younger"}
+
+
+async def test_an_arrival_with_more_to_it_changes_nothing(database: Database) -> None:
     """Neither the row, nor the log, nor the follow: all three belong together."""
-    await add_rows(database, "row-1", **values)
+    await add_rows(database, "row-1", payload_id="text")
     answer = FollowAnswer(follower_id="user-a", following_id="user-b", server_url=SERVER, accepted=True)
 
     await add_follow(database)

@@ -13,9 +13,9 @@ from sqlalchemy import select, update
 from sqlmodel import col
 
 from db import AttemptNote, Database, DeliveryAttempt, DeliveryJob, DeliveryState, HoldReason
-from federation.delivery.ledger.entries import Abandoned, Begun, NotBegun, Series
+from federation.delivery.ledger.entries import Abandoned, Begun, Gone, NotBegun, Series
 from federation.delivery.ledger.ledger import Ledger
-from federation.delivery.ledger.statements import FIRST_SUSPECTS
+from federation.delivery.ledger.statements import FIRST_SUSPECTS, Group
 from federation.delivery.rows import PlannedJob
 from federation.servers.link_rules import Hold
 from tests.federation.delivery.entries import (
@@ -35,6 +35,7 @@ from tests.federation.delivery.entries import (
     run,
     series_of,
 )
+from tests.federation.rows_read import watched
 
 
 @pytest.mark.parametrize(
@@ -408,6 +409,22 @@ async def test_the_end_of_an_older_delivery_makes_the_next_one_ready(database: D
     assert [[(name, options) for name, _, options in jobs] for jobs in added] == [
         [("deliver-post", {"jobId": "second.1"})]
     ]
+
+
+@pytest.mark.parametrize("in_line", [False, True])
+async def test_deliveries_that_are_alone_in_their_lines_cost_no_more_than_others(
+    database: Database, in_line: bool
+) -> None:
+    """Each activity has a line of its own at each inbox: a statement for each would be one for each delivery."""
+    for each in ("a", "b", "c"):
+        await add_rows(database, each, **({"ordering_key": each, "ordering_position": 1} if in_line else {}))
+    gone = [Gone(delivery_id=each, attempt=record(each)) for each in ("a", "b", "c")]
+
+    with watched(("SELECT", "DELETE", "UPDATE", "INSERT")) as seen:
+        written = await database.transact(lambda connection: Group(connection, NOW).write(gone))
+
+    assert written.results == [True, True, True]
+    assert len(seen) == 2  # the rows go, and the attempts are noted
 
 
 async def test_a_held_older_delivery_keeps_the_next_one_waiting(ledger: Ledger, database: Database) -> None:
