@@ -114,7 +114,7 @@ def _own_looks(world: World) -> Iterator[str]:
 
 def _whose_fault(world: World, changes: Sequence[RowChange]) -> Iterator[str]:
     """What is held after a 401 is held for our actor if nobody could fetch that, as far as the last look can tell."""
-    for held in (each for each in changes if (each.state, each.reason, each.was) == ("held", "ours", "ready")):
+    for held in (each for each in changes if _is_for_our_fault(each)):
         named, seen = f"{held.id} was held at {moment(held.at)} for {held.code}", held.at - LOOK_EACH - LASTS
         was_hidden = any(start < held.at and seen < end for start, end in world.plan.hidden)
         was_always = any(start < seen and held.at < end for start, end in world.plan.hidden)
@@ -122,6 +122,11 @@ def _whose_fault(world: World, changes: Sequence[RowChange]) -> Iterator[str]:
             yield f"{named}, and our actor was to be seen"
         if is_doubt(held) and was_always:
             yield f"{named}, and our actor was not to be seen"
+
+
+def _is_for_our_fault(change: RowChange) -> bool:
+    """Whether an attempt ended so; what may crash workers is held so, too, by the code of an attempt before."""
+    return (change.state, change.reason, change.was, change.suspect) == ("held", "ours", "ready", None)
 
 
 def _at_inbox(past: Past, server: str, inbox: str) -> list[Request]:
