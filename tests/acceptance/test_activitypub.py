@@ -208,7 +208,7 @@ async def test_what_is_refused_because_we_are_not_to_be_seen_waits(author: Autho
 @pytest.mark.spread("place")
 @pytest.mark.timeout(600)
 async def test_a_key_may_change_while_it_signs(author: Author, fedify: Fedify) -> None:
-    """The server knows the former key by heart, and takes at once all that either of the two has signed."""
+    """The server knows the former key by heart, and takes all that either of the two has signed."""
     await author.worker.start()
     sent = numbered("note", 1)
     await author.sends(author.creates(sent), fedify.follower())
@@ -226,10 +226,9 @@ async def test_a_key_may_change_while_it_signs(author: Author, fedify: Fedify) -
         sent += more
         await until(lambda: none_left(author))
         asked = await fedify.requests()
-    keys = [each.key for each in asked]
-    assert set(keys) == {first.key, later.key_id}
-    assert keys == sorted(keys, key=lambda key: key == later.key_id), "the former one was used again"
-    assert {each.status for each in asked} == {202}, "one was used before it was to be seen, or after"
+    # What the former one signed at the last moment may be looked at when it is shown no more: that is sent once more.
+    assert {each.key for each in asked} == {first.key, later.key_id}
+    assert {each.status for each in asked if each.key == later.key_id} == {202}, "it was used before it was to be seen"
     assert await objects_heard(fedify) == {f"{author.id}/notes/{name}": 1 for name in sent}
 
 
