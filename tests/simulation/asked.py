@@ -65,7 +65,7 @@ def _wrong(world: World, now: float, told: Explanation, said: str) -> Iterator[s
             yield "that something is held"
         links = world.space.rows(_LINK, told.url, world.wires[told.url])
         state, by_hand = links[0] if links else ("up", 0)
-        if ("held by an operator" in said) != bool(by_hand) or ("It is down" in said) != (
+        if ("held by an operator" in said) != bool(by_hand) or ("it is down" in said.lower()) != (
             state == "down" and not by_hand
         ):
             yield f"how its link is ({state})"
