@@ -231,11 +231,12 @@ async def test_redirects_stay_on_the_origin(scene: Scene) -> None:
     assert (await scene.keys.key(scene.bob.key_id)).owner == moved.id
 
 
-@pytest.mark.parametrize("away", ["host", "port", "endless", "none"])
+@pytest.mark.parametrize("away", ["host", "port", "scheme", "endless", "none"])
 async def test_redirects_elsewhere_are_not_followed(scene: Scene, away: str) -> None:
     async with MisbehavingServer() as other:
         RemoteActor(other)
         goals = {"host": f"http://localhost:{scene.server.port}{BOB}", "port": other.url + BOB, "endless": BOB}
+        goals["scheme"] = f"https://127.0.0.1:{scene.server.port}{BOB}"
         scene.server.routes[BOB] = redirect(goals.get(away, ""), 302)
         with pytest.raises(KeyRefused):
             await scene.pem()
