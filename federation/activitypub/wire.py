@@ -154,7 +154,7 @@ class ActivityWire:
         first = await self._knock(attempt, url, first_kind(remembered, self._first_knock))
         counts, other = first, second_kind(first, remembered)
         if other is not None and monotonic() < attempt.until:
-            counts = counted(first, await self._knock(attempt, url, other))
+            counts = await self._knock_again(attempt, url, other, first)
         _note(attempt, counts)
         if is_taken(counts.response.status):
             return await self._taken(sending, counts, is_news=counts is not first)
@@ -219,6 +219,14 @@ class ActivityWire:
                 break
             response = await self._post(attempt, url, kind)
         return Knock(kind=kind, url=url, response=response)
+
+    async def _knock_again(self, attempt: _Attempt, url: str, kind: SignatureKind, first: Knock) -> Knock:
+        """Return the answer that counts: the first one where this knock gets none, as the server is there."""
+        try:
+            return counted(first, await self._knock(attempt, url, kind))
+        except RetryableFailure:
+            attempt.sending.seen.answered = True
+            return first
 
     async def _post(self, attempt: _Attempt, url: str, kind: SignatureKind) -> Response:
         sending, seen, started = attempt.sending, attempt.sending.seen, monotonic()
