@@ -13,7 +13,7 @@ delivery.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
@@ -89,8 +89,9 @@ class _Attempt:
 class ActivityWire:
     """The wire that posts activities.
 
-    `own_url` is ours, for `User-Agent`. `first_knock` is how to sign where nothing is remembered. With `allow_http`,
-    inboxes may be on plain http; those of hosts that the guard allows by name may in any case. Close it.
+    `own_url` is ours, for `User-Agent`; `own_client` returns what may ask us, too, by our public name. `first_knock` is
+    how to sign where nothing is remembered. With `allow_http`, inboxes may be on plain http; those of hosts that the
+    guard allows by name may in any case. Close it.
     """
 
     name: Final = WIRE
@@ -104,6 +105,7 @@ class ActivityWire:
         keys: ActorKeys,
         links: Links,
         client: FederationClient,
+        own_client: Callable[[], FederationClient],
         guard: AddressGuard,
         database: Database,
         first_knock: SignatureKind,
@@ -115,6 +117,7 @@ class ActivityWire:
         self._keys = keys
         self._links = links.of(WIRE)
         self._client = client
+        self._own_client = own_client
         self._guard = guard
         self._first_knock = first_knock
         self._allow_http = allow_http
@@ -288,7 +291,7 @@ class ActivityWire:
     async def _look(self, key: str) -> bool:
         """Tell whether our own actor shows the key. This is remembered per process, for `LOOK_INTERVAL`."""
         key_id, _, public_pem = key.partition(" ")
-        return await shows_key(self._client, key_id, public_pem, headers=self._headers)
+        return await shows_key(self._own_client(), key_id, public_pem, headers=self._headers)
 
 
 async def shows_key(client: FederationClient, key_id: str, public_pem: str, *, headers: Mapping[str, str]) -> bool:
