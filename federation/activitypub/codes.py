@@ -21,8 +21,8 @@ CODES: Final[Mapping[str, FailureCode]] = {
     "OWN_ACTOR_UNREACHABLE": FailureCode(FailureClass.OURS, _RETRYABLE, is_own=True),
     PLAIN_HTTP: FailureCode(FailureClass.OURS, _PERMANENT, is_own=True),
 }
-"""An inbox that is gone says nothing about its server, which answers. Who owed something to plain http was allowed to: a setting
-that is missing where it is sent must not delete it."""
+"""An inbox that is gone says nothing about its server, which answers. What is owed to plain http was allowed to
+be: it must not be deleted where the setting is missing."""
 
 NOT_FOUND: Final = 404
 GONE: Final = 410

@@ -13,7 +13,7 @@ delivery.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
@@ -89,8 +89,9 @@ class _Attempt:
 class ActivityWire:
     """The wire that posts activities.
 
-    `own_url` is ours, for `User-Agent`. `first_knock` is how to sign where nothing is remembered. With `allow_http`,
-    inboxes may be on plain http; those of hosts that the guard allows by name may in any case. Close it.
+    `own_url` is ours, for `User-Agent`; `own_client` returns what may ask us, too, by our public name. `first_knock` is
+    how to sign where nothing is remembered. With `allow_http`, inboxes may be on plain http; those of hosts that the
+    guard allows by name may in any case. Close it.
     """
 
     name: Final = WIRE
@@ -104,6 +105,7 @@ class ActivityWire:
         keys: ActorKeys,
         links: Links,
         client: FederationClient,
+        own_client: Callable[[], FederationClient],
         guard: AddressGuard,
         database: Database,
         first_knock: SignatureKind,
@@ -115,6 +117,7 @@ class ActivityWire:
         self._keys = keys
         self._links = links.of(WIRE)
         self._client = client
+        self._own_client = own_client
         self._guard = guard
         self._first_knock = first_knock
         self._allow_http = allow_http
@@ -154,7 +157,7 @@ class ActivityWire:
         first = await self._knock(attempt, url, first_kind(remembered, self._first_knock))
         counts, other = first, second_kind(first, remembered)
         if other is not None and monotonic() < attempt.until:
-            counts = counted(first, await self._knock(attempt, url, other))
+            counts = await self._knock_again(attempt, url, other, first)
         _note(attempt, counts)
         if is_taken(counts.response.status):
             return await self._taken(sending, counts, is_news=counts is not first)
@@ -220,6 +223,14 @@ class ActivityWire:
             response = await self._post(attempt, url, kind)
         return Knock(kind=kind, url=url, response=response)
 
+    async def _knock_again(self, attempt: _Attempt, url: str, kind: SignatureKind, first: Knock) -> Knock:
+        """Return the answer that counts: the first one where this knock gets none, as the server is there."""
+        try:
+            return counted(first, await self._knock(attempt, url, kind))
+        except RetryableFailure:
+            attempt.sending.seen.answered = True
+            return first
+
     async def _post(self, attempt: _Attempt, url: str, kind: SignatureKind) -> Response:
         sending, seen, started = attempt.sending, attempt.sending.seen, monotonic()
         signed = sign(
@@ -280,7 +291,7 @@ class ActivityWire:
     async def _look(self, key: str) -> bool:
         """Tell whether our own actor shows the key. This is remembered per process, for `LOOK_INTERVAL`."""
         key_id, _, public_pem = key.partition(" ")
-        return await shows_key(self._client, key_id, public_pem, headers=self._headers)
+        return await shows_key(self._own_client(), key_id, public_pem, headers=self._headers)
 
 
 async def shows_key(client: FederationClient, key_id: str, public_pem: str, *, headers: Mapping[str, str]) -> bool:

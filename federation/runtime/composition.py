@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final, TypeAlias
+from urllib.parse import urlsplit
 
 from db import Database, new_timed_id
 from federation.base.database_clock import DatabaseClock
@@ -127,7 +128,7 @@ class Federation:
         self.clock: Clock = clock or DatabaseClock(self.database)
         self.identity = OwnIdentity(self.keys, self.database) if self.keys is not None else None
         self.guard = AddressGuard(settings.dev_allowed_hostnames)
-        self._injected_client = client
+        self._given_client = client
         self.client = client or FederationClient(self.guard, ConnectionPool(self.guard, limits=pool_limits(settings)))
         # In this order: each part is made of those before it.
         self._make_queues(own_queues)
@@ -220,8 +221,9 @@ class Federation:
             ring=self.keys,
             links=self.links,
             client=self.client,
-            key_client=self._injected_client
+            key_client=self._given_client
             or FederationClient(self.guard, ConnectionPool(self.guard, limits=KEY_CONNECTIONS)),
+            own_client=lambda: self.own_client,
             guard=self.guard,
             blacklist=self.blacklist,
             outbox=lambda: self.outbox,
@@ -379,6 +381,14 @@ class Federation:
         return self._storage(queue) if self._storage else open_storage(self.settings, queue, client=self.redis)
 
     @cached_property
+    def own_client(self) -> FederationClient:
+        """The client that may also ask this node itself, by its public name. Our own address may well be private."""
+        if self._given_client is not None:
+            return self._given_client
+        guard = AddressGuard(self.guard.allowed_hostnames | {urlsplit(self.own_url or "").hostname or ""})
+        return FederationClient(guard, ConnectionPool(guard))
+
+    @cached_property
     def redis(self) -> Redis | None:
         """The producers' Redis client, or None without a Redis."""
         return redis_client(self.settings)
@@ -486,6 +496,8 @@ class Federation:
             if self.task_keys is not None:
                 stack.push_async_callback(self.task_keys.close)
             stack.push_async_callback(self.client.close)
+            if "own_client" in vars(self):  # somebody asked
+                stack.push_async_callback(self.own_client.close)
             stack.push_async_callback(self.discovery.close)
             stack.push_async_callback(self.relay_ranking.close)
             stack.push_async_callback(self.relay_peers.close)

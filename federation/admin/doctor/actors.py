@@ -16,7 +16,7 @@ from federation.activitypub.documents import ACTIVITY_JSON, WEBFINGER_PATH
 from federation.activitypub.keys import ActorKeys, ServedKey
 from federation.activitypub.wire import shows_key
 from federation.admin.activitypub import opens
-from federation.admin.doctor.checks import Found, client_of_ourselves, failure, note, ok, warning
+from federation.admin.doctor.checks import Found, failure, note, ok, warning
 from federation.admin.words import counted
 from federation.base.settings.reach import PATIENCE
 from federation.http.errors import NetworkError, OutboundError
@@ -81,14 +81,13 @@ async def own_actor(federation: Federation) -> Found:
     found = await _one(federation)
     if found is None:
         return note("there is no actor to ask for")
-    actor, key = found
+    (actor, key), client = found, federation.own_client
     start = f"start what serves the actors, or mend BETTER_AUTH_URL ({federation.own_url}), DNS or the proxy before it"
     try:
-        async with client_of_ourselves(federation) as client:
-            document = await client.fetch(actor, headers=_HEADERS, timeout=PATIENCE)
-            shows = await shows_key(client, key.key_id, key.public_pem, headers=_HEADERS)
-            query = urlencode({"resource": actor})
-            webfinger = await client.fetch(f"{federation.own_url}{WEBFINGER_PATH}?{query}", timeout=PATIENCE)
+        document = await client.fetch(actor, headers=_HEADERS, timeout=PATIENCE)
+        shows = await shows_key(client, key.key_id, key.public_pem, headers=_HEADERS)
+        query = urlencode({"resource": actor})
+        webfinger = await client.fetch(f"{federation.own_url}{WEBFINGER_PATH}?{query}", timeout=PATIENCE)
     except NetworkError as error:
         if error.code == NetworkErrorCode.CONN_REFUSED:
             return note(f"nothing listens at {federation.own_url}: what serves the actors is not running here")

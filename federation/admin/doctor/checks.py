@@ -12,7 +12,6 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from ipaddress import ip_address
 from typing import Final
-from urllib.parse import urlsplit
 
 from sqlalchemy import exists, or_, select
 from sqlmodel import col
@@ -39,11 +38,8 @@ from federation.base.settings.reach import (
 )
 from federation.delivery.sightings import ADVICE, PLACES_ADVICE, naming, places, strangers
 from federation.delivery.sightings import proxies as proxies_seen
-from federation.http.client import FederationClient
 from federation.http.errors import NetworkError, OutboundError
-from federation.http.guard import AddressGuard
 from federation.http.messages import Response
-from federation.http.pool import ConnectionPool
 from federation.http.threat_policy import NetworkErrorCode
 from federation.protocol.discovery import parse_discover_document
 from federation.protocol.errors import ProtocolError
@@ -340,16 +336,7 @@ async def discover(federation: Federation) -> Found:
 async def _own_discover(federation: Federation, *, asker: str | None = None) -> Response:
     """Return what the running node answers to anybody, or to the server *asker*."""
     headers = {} if asker is None else {ORIGIN_HEADER: asker}
-    async with client_of_ourselves(federation) as client:
-        return await client.fetch(f"{federation.own_url}/discover", headers=headers, timeout=PATIENCE)
-
-
-def client_of_ourselves(federation: Federation) -> FederationClient:
-    """Return a client that may ask this node itself, by its public name. Close it."""
-    # Our own address may well be private; only this one client may use it.
-    own_host = urlsplit(federation.own_url or "").hostname or ""
-    guard = AddressGuard(federation.settings.dev_allowed_hostnames | {own_host})
-    return FederationClient(guard, ConnectionPool(guard))
+    return await federation.own_client.fetch(f"{federation.own_url}/discover", headers=headers, timeout=PATIENCE)
 
 
 _DISCOVER_ADVICE: Final = {

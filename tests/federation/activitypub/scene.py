@@ -144,6 +144,7 @@ async def scene(
                 keys=ActorKeys(node.database, node.keys, clock),
                 links=node.links,
                 client=client,
+                own_client=lambda: client,
                 guard=guard,
                 database=node.database,
                 first_knock=first_knock,

@@ -24,11 +24,13 @@ from tests.misbehaving import (
     Exchange,
     MisbehavingServer,
     Received,
+    close,
     drip_body,
     hang,
     huge_body,
     huge_headers,
     redirect,
+    reset,
     reset_mid_body,
     respond,
     send_raw,
@@ -141,13 +143,31 @@ async def test_a_server_that_is_busy_at_the_second_knock_is_busy(stage: Scene) -
 
 
 async def test_both_knocks_share_one_deadline(stage: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And one attempt. It says that the server did not answer in time."""
+    """And one attempt. The answer to the first counts if there is none to the second."""
     monkeypatch.setattr(module, "DELIVERY_TIMEOUT", timedelta(seconds=0.4))
+    stage.shows_actor()
     stage.peer.upcoming += [respond(401), hang()]
     fate = await stage.fate()
-    assert fate.codes == ["TIMEOUT"]
+    assert fate.codes == ["HTTP_401"]
     assert fate.log[0].duration_ms < 5_000
     assert kinds(stage) == [CAVAGE, RFC9421]
+
+
+@pytest.mark.parametrize("refusal", [400, 401])
+@pytest.mark.parametrize("trouble", [close(), reset()], ids=["closed", "reset"])
+async def test_a_second_knock_that_nobody_answers_says_nothing_against_the_server(
+    stage: Scene, refusal: int, trouble: Behaviour
+) -> None:
+    """It has answered the first: its link stays up, and the log has that answer."""
+    stage.shows_actor()
+    stage.peer.upcoming.append(respond(refusal))
+    stage.peer.default = trouble
+    with capture_logs() as logs:
+        fate = await stage.fate()
+    assert (fate.codes, fate.log[0].http_status) == ([f"HTTP_{refusal}"], refusal)
+    assert [entry["knocks"] for entry in logs if entry["event"] == "delivery_attempt"] == [2]
+    link = await stage.link()
+    assert (link.state, link.evidence, link.signature) == (LinkState.UP, 0, None)
 
 
 async def refuse_and_stall(request: Received, exchange: Exchange) -> None:

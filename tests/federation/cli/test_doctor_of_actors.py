@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -15,7 +16,12 @@ from federation.activitypub.application import serving_of
 from federation.admin.doctor import actors
 from federation.admin.doctor.checks import Verdict
 from federation.admin.doctor.doctor import examine_node
+from federation.base.queues.job_data import ACTIVITY_JOB
+from federation.delivery.errors import RetryableFailure
+from federation.delivery.wire import Sending, Trace
+from federation.http.errors import BlockedUrl
 from federation.runtime.composition import Federation
+from federation.servers.link_rules import Link
 from tests.federation.conftest import MakeSettings
 from tests.misbehaving import Exchange, MisbehavingServer, Received, respond
 from tests.servers import free_port
@@ -96,6 +102,51 @@ async def test_our_own_actor_is_asked_for_by_our_public_name(node: Federation, s
     statuses["/users"] = 404
     verdict, told = await seen()
     assert (verdict, "is answered with status 404" in told) == (Verdict.FAILURE, True)
+
+
+async def test_the_wire_sees_our_actor_where_the_doctor_does(
+    make_settings: MakeSettings, server: MisbehavingServer
+) -> None:
+    """Our public name may lead to a private address here, to which nothing else is sent."""
+    own = {"better_auth_url": server.url, "dev_allowed_hostnames": "", "federation_activitypub": "1"}
+    node = Federation(make_settings(**own))
+    assert node.activitypub is not None
+    try:
+        alice, serving = await add(node), serving_of(node)
+
+        async def serve(request: Received, exchange: Exchange) -> None:
+            reply = await serving.answer(request.method, request.path, request.headers)
+            await respond(reply.status, reply.headers, reply.body)(request, exchange)
+
+        server.default = serve
+        assert (await actors.own_actor(node)).verdict is Verdict.OK
+        with pytest.raises(RetryableFailure, match="although our key is to be seen"):
+            await node.activitypub.wire.may_recover(refused(alice), "HTTP_401")
+        with pytest.raises(BlockedUrl):
+            await node.client.fetch(alice)
+    finally:
+        await node.close()
+
+
+def refused(actor: str) -> Sending:
+    """A delivery in the actor's name to which a server has answered 401."""
+    return Sending(
+        job_name=ACTIVITY_JOB,
+        delivery_id="d",
+        server_url="https://b.example",
+        target_url="https://b.example/inbox",
+        payload=json.dumps({"id": f"{actor}/1", "type": "Create", "actor": actor}),
+        started_at=datetime.now(UTC),
+        link=Link(server_url="https://b.example", since=datetime.now(UTC)),
+        is_repeat=False,
+        first_byte=None,
+        seen=Trace(),
+        refuse_blacklisted=nobody_is,
+    )
+
+
+async def nobody_is() -> None:
+    """No server is blacklisted."""
 
 
 async def test_a_node_that_is_not_started_has_no_problem(make_settings: MakeSettings) -> None:
