@@ -1,4 +1,4 @@
-"""Texts that came by another way than ours, with names that no table takes: they are given up alone, and nothing is sent."""
+"""Texts that came by another way than ours, with names that no table takes: each is given up alone, unsent."""
 
 from __future__ import annotations
 
