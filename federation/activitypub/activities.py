@@ -18,7 +18,7 @@ from hashlib import sha256
 from typing import Any, Final
 
 from federation.delivery.outbox.ordering_keys import at_place
-from federation.protocol.urls import origin_of
+from federation.protocol.urls import MAX_URL_CHARACTERS, origin_of
 
 JOB: Final = "deliver-activity"
 """The name of the jobs by which activities are sent."""
@@ -27,6 +27,7 @@ WIRE: Final = "activitypub"
 MAX_BYTES: Final = 1024 * 1024
 LARGE_BYTES: Final = 64 * 1024
 """What is longer is taken by most servers; Misskey refuses it."""
+MAX_TYPE_CHARACTERS: Final = 256
 
 CONTEXT: Final = "https://www.w3.org/ns/activitystreams"
 PUBLIC: Final = CONTEXT + "#Public"
@@ -67,9 +68,9 @@ def parse(activity: Mapping[str, object] | str | bytes) -> Activity:
     if not isinstance(members, dict):
         raise ValueError("activity: it must be a JSON object")
     found = Activity(
-        id=_named(members, "id"),
-        type=_type(members.get("type")),
-        actor=_named(members, "actor"),
+        id=check_id("id", members.get("id")),
+        type=_type(check_types(members.get("type"))),
+        actor=check_id("actor", members.get("actor")),
         object_id=_object_id(members.get("object")),
         text=text,
     )
@@ -163,18 +164,37 @@ def _no_number(name: str) -> object:
 _DECODER: Final = json.JSONDecoder(object_pairs_hook=_members, parse_constant=_no_number)
 
 
-def _named(members: Mapping[str, object], name: str) -> str:
-    value = members.get(name)
+def check_id(name: str, value: object) -> str:
+    """Return the value of the member of that name, which tables and their indexes have to take.
+
+    Raises:
+        ValueError: it is written as no URL is; the message names the member.
+    """
     if not isinstance(value, str) or not value:
         raise ValueError(f"{name}: missing, or no text")
+    if len(value) > MAX_URL_CHARACTERS:
+        raise ValueError(f"{name}: longer than {MAX_URL_CHARACTERS} characters")
+    if not value.isascii() or not value.isprintable() or " " in value:
+        raise ValueError(f"{name}: no URL: white space, or characters that are not ASCII")
     return value
 
 
-def _type(value: object) -> str:
+def check_types(value: object) -> list[str]:
+    """Return the types, of which an activity may have one or a list.
+
+    Raises:
+        ValueError: one of them is no text that is printable and short, or there is none.
+    """
     types = value if isinstance(value, list) else [value]
     if not types or not all(isinstance(each, str) and each for each in types):
         raise ValueError("type: missing, or neither text nor a list of texts")
-    return str(next((each for each in types if each in ABOUT_OBJECT), types[0]))
+    if not all(each.isprintable() and len(each) <= MAX_TYPE_CHARACTERS for each in types):
+        raise ValueError(f"type: longer than {MAX_TYPE_CHARACTERS} characters, or not printable")
+    return types
+
+
+def _type(types: Sequence[str]) -> str:
+    return next((each for each in types if each in ABOUT_OBJECT), types[0])
 
 
 def _object_id(value: object) -> str | None:

@@ -5,13 +5,16 @@ A 410 says that it is gone, and so do 404s over a week, unless the inbox is shar
 loss would be that of all of them. Then what is owed to it fails, in the transaction that says so. `send` skips it for a
 while and tries again later; whoever sends knows which inboxes are shared, and so says it here.
 
-A process reads once a minute which inboxes have rows, so that a delivery to any other costs no statement. An inbox that
-another process noted within that minute keeps its row until the next activity that it takes.
+A process reads once a minute which inboxes have rows, and adds those that it notes, so that a delivery to any other
+costs no statement. An inbox that another process noted within that minute keeps its row until the next activity that it
+takes. Strangers can make as many inboxes as they like that are not found: a process knows `MAX_KNOWN`. Where there are
+more, a delivery that was taken looks for its own inbox, by the key. The table loses after 90 days what nothing is heard
+of.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
@@ -40,6 +43,7 @@ NOTED_EVERY: Final = timedelta(hours=1)
 """A 404 within this time of the one noted before, by this process, tells nothing new."""
 KNOWN_FOR: Final = timedelta(minutes=1)
 MAX_NOTED: Final = 10_000
+MAX_KNOWN: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +68,7 @@ class InboxForgotten:
     def apply(cls, connection: Connection, effects: Sequence[Self], /) -> Sequence[bool]:
         """Remove the inboxes' rows, but for those that somebody writes at this moment: the next activity does.
 
-        The ledger holds deliveries by now. Whoever notes that an inbox is gone holds its row, and then wants deliveries.
+        The ledger holds deliveries by now. Whoever notes that an inbox is gone holds its row and wants deliveries.
         """
         removed = set(_free(connection, {each.url for each in effects}))
         connection.execute(_REMOVED, {"urls": sorted(removed)})
@@ -75,17 +79,19 @@ class InboxForgotten:
 
 
 class Inboxes:
-    """Notes what inboxes answer. Close it."""
+    """Notes what inboxes answer, and knows of `max_known` with which something was wrong. Close it."""
 
-    def __init__(self, database: Database, *, clock: Clock) -> None:
+    def __init__(self, database: Database, *, clock: Clock, max_known: int = MAX_KNOWN) -> None:
         self._database = database
         self._clock = clock
-        self._known: LoadingCache[frozenset[str]] = LoadingCache(self._load, ttl=KNOWN_FOR)
+        self._max_known = max_known
+        self._known: LoadingCache[set[str]] = LoadingCache(self._load, ttl=KNOWN_FOR)  # one more: there are others
         self._noted: dict[str, datetime] = {}
 
     async def taken(self, url: str) -> InboxForgotten | None:
         """Return the effect of an activity that the inbox took; None for an inbox with which nothing was wrong."""
-        if url not in await self._known.get(_ALL):
+        known = await self._known.get(_ALL)
+        if url not in known and (len(known) <= self._max_known or not await self._has_row(url)):
             return None
         self._noted.pop(url, None)
         return InboxForgotten(url)
@@ -95,7 +101,10 @@ class Inboxes:
         now = self._clock.now()
         if (noted := self._noted.get(url)) is not None and noted <= now < noted + NOTED_EVERY:
             return
-        failed = await self._write(lambda connection: _not_found(connection, url, server_url, delivery_id, now))
+        failed = await self._database.transact(
+            lambda connection: _not_found(connection, url, server_url, delivery_id, now)
+        )
+        await self._know(url)
         if len(self._noted) >= MAX_NOTED:
             self._noted.clear()
         self._noted[url] = now
@@ -104,21 +113,30 @@ class Inboxes:
     async def gone(self, url: str, server_url: str, *, delivery_id: str) -> None:
         """Note that the inbox is gone, and fail what is owed to it but for the delivery that found out."""
         now = self._clock.now()
-        failed = await self._write(lambda connection: _lost(connection, url, server_url, delivery_id, now, GONE))
+        failed = await self._database.transact(
+            lambda connection: _lost(connection, url, server_url, delivery_id, now, GONE)
+        )
+        await self._know(url)
         _tell(url, server_url, GONE, failed)
 
     async def close(self) -> None:
         """Stop reading, and wait until nothing is being read any more."""
         await self._known.close()
 
-    async def _write(self, note: Callable[[Connection], int | None]) -> int | None:
-        try:
-            return await self._database.transact(note)
-        finally:
-            self._known.drop(_ALL)
+    async def _know(self, url: str) -> None:
+        """Know an inbox whose row was committed: what is read meanwhile may be without it.
 
-    async def _load(self, _key: str) -> frozenset[str]:
-        return frozenset(row.url for row in await self._database.rows(_URLS))
+        It stays known until the next reading though an activity that it takes removes the row: the ledger may not.
+        """
+        known = await self._known.get(_ALL)
+        if len(known) <= self._max_known:
+            known.add(url)
+
+    async def _has_row(self, url: str) -> bool:
+        return bool(await self._database.rows(_ONE, {"inbox": url}))
+
+    async def _load(self, _key: str) -> set[str]:
+        return {row.url for row in await self._database.rows(_URLS, {"most": self._max_known + 1})}
 
 
 def gone_since(connection: Connection, since: datetime) -> list[GoneInbox]:
@@ -203,7 +221,8 @@ def _tell(url: str, server_url: str, status: int, failed: int | None) -> None:
 
 _ALL: Final = ""
 _TABLE: Final = ActivityInbox.__table__  # type: ignore[attr-defined] # SQLModel adds it at run time; Core skips the ORM
-_URLS: Final = select(_TABLE.c.url)
+_URLS: Final = select(_TABLE.c.url).limit(bindparam("most"))
+_ONE: Final = select(_TABLE.c.url).where(_TABLE.c.url == bindparam("inbox"))
 _AMONG: Final = select(_TABLE).where(among(_TABLE.c.url, "urls"))
 _SINCE: Final = select(_TABLE).where(_TABLE.c.gone_at >= bindparam("since")).order_by(_TABLE.c.gone_at, _TABLE.c.url)
 _MISSING: Final = (

@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 
 from db import Database
-from federation.activitypub.activities import JOB, WIRE, parse
+from federation.activitypub.activities import JOB, WIRE, check_id, check_types, parse
 from federation.activitypub.answers import (
     ABOUT_SIGNATURES,
     MOST_OF_BODY,
@@ -318,11 +318,12 @@ def _named(sending: Sending) -> _Named:
     """Read the activity, and note what it is called."""
     try:
         activity = _NAMED.decode(sending.payload)
-    except (msgspec.DecodeError, UnicodeError) as error:
+        check_id("actor", activity.actor)
+        activity_id, kinds = check_id("id", activity.id), check_types(activity.type)
+    except ValueError as error:
         problem = "its text is no activity" if isinstance(error, UnicodeError) else f"its text is no activity: {error}"
         raise PermanentFailure("INVALID_PAYLOAD", problem) from None
-    kinds = activity.type if isinstance(activity.type, list) else [activity.type]
-    sending.seen.method, sending.seen.activity_id = kinds[0] if kinds else None, activity.id
+    sending.seen.method, sending.seen.activity_id = kinds[0], activity_id
     return activity
 
 

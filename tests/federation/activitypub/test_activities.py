@@ -90,7 +90,15 @@ def test_a_mapping_is_rendered_compactly() -> None:
         (like(id="https://a.example.evil/1"), "id: its origin"),
         (like(id="http://a.example/1"), "id: its origin"),
         (like(id="https://a.example:8443/1"), "id: its origin"),
-        (like(id="https://a.example/\x00"), "id: no URL of a server"),
+        (like(id="https://a.example/\x00"), "id: no URL: "),
+        (like(id="https://a.example/s3cret é"), "id: no URL: "),
+        (like(id="https://a.example/s3cret 1"), "id: no URL: "),
+        (like(id=ALICE + "x" * (2049 - len(ALICE))), "id: longer than 2048"),
+        (like(actor="https://a.example/é"), "actor: no URL: "),
+        (like(actor=ALICE + "x" * (2049 - len(ALICE))), "actor: longer than 2048"),
+        (like(type="Like\x00"), "type: longer than 256 characters, or not printable"),
+        (like(type=["Like", "s3cret\n"]), "type: longer than 256 characters, or not printable"),
+        (like(type="x" * 257), "type: longer than 256 characters, or not printable"),
     ],
 )
 def test_what_could_never_be_delivered_is_refused(bad: Any, named: str) -> None:
@@ -105,6 +113,13 @@ def test_the_longest_is_taken() -> None:
     """To the byte."""
     empty = len(json.dumps(like(name="")))
     assert parse(json.dumps(like(name="x" * (MAX_BYTES - empty)))).size == MAX_BYTES
+
+
+def test_the_longest_names_are_taken() -> None:
+    """To the character; a type may be in any script."""
+    longest = ALICE + "x" * (2048 - len(ALICE))
+    activity = parse(like(id=longest, actor=longest, type="é" * 256))
+    assert (activity.id, activity.actor, activity.type) == (longest, longest, "é" * 256)
 
 
 def test_whole_pairs_of_surrogates_and_the_origin_in_another_spelling_are_taken() -> None:

@@ -95,21 +95,51 @@ async def test_an_activity_that_is_taken_begins_the_week_anew(
     assert (row.missing_since, row.gone_at) == (clock.now(), None)
 
 
-async def test_an_inbox_with_which_nothing_was_wrong_costs_nothing(inboxes: Inboxes, database: Database) -> None:
-    """However many there are, a process asks once a minute."""
-    await inboxes.missing(BOB, SERVER, delivery_id="d")
-    asked: list[str] = []
+@pytest.fixture
+def asked(database: Database, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The queries so far."""
+    queries: list[str] = []
     real = database.rows
 
     async def counted(query: object, values: object = None) -> object:
-        asked.append(str(query))
+        queries.append(str(query))
         return await real(query, values)  # type: ignore[arg-type] # as it was called
 
-    database.rows = counted  # type: ignore[method-assign,assignment] # counts, and passes on
-    found = [await inboxes.taken(f"{SERVER}/users/{number}/inbox") for number in range(100)]
-    assert found == [None] * 100
-    assert len(asked) == 1
+    monkeypatch.setattr(database, "rows", counted)  # counts, and passes on
+    return queries
+
+
+async def test_an_inbox_with_which_nothing_was_wrong_costs_nothing(
+    inboxes: Inboxes, database: Database, asked: list[str]
+) -> None:
+    """However many there are, and whatever else is noted meanwhile, a process asks once a minute."""
+    for number in range(10):
+        await inboxes.missing(f"{SERVER}/strangers/{number}/inbox", SERVER, delivery_id="d")
+        await inboxes.gone(f"{SERVER}/strangers/{number}/old", SERVER, delivery_id="d")
+        assert await inboxes.taken(f"{SERVER}/users/{number}/inbox") is None
+    await inboxes.missing(BOB, SERVER, delivery_id="d")
     assert await inboxes.taken(BOB) == InboxForgotten(BOB)
+    assert await inboxes.taken(f"{SERVER}/strangers/3/old") == InboxForgotten(f"{SERVER}/strangers/3/old")
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+async def test_a_process_knows_no_more_inboxes_than_it_may(
+    database: Database, clock: ManualClock, asked: list[str], is_read: bool
+) -> None:
+    """Of those that strangers add, by what it reads or by what it notes: from then on it looks for each."""
+    reader, noter = (Inboxes(database, clock=clock, max_known=most) for most in (2, 1_000 if is_read else 2))
+    for number in range(4):
+        await noter.missing(f"{SERVER}/users/{number}/inbox", SERVER, delivery_id="d")
+    found = reader if is_read else noter
+    assert await found.taken(BOB) is None
+    for number in range(4):
+        url = f"{SERVER}/users/{number}/inbox"
+        assert await found.taken(url) == InboxForgotten(url)
+    assert len(await found._known.get("")) == 3
+    assert len(asked) == (4 if is_read else 3)  # a read by each process, then BOB's and those that are not known
+    for each in (reader, noter):
+        await each.close()
 
 
 async def test_a_shared_inbox_is_not_gone_because_it_was_not_found(
