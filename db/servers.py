@@ -89,7 +89,8 @@ class ServerLink(FederationTable, table=True):
     died with its process if `look_ended_at` is older. `rest_until` is when the pause ends that the server
     asked for; at `release_at` the next held deliveries go out, `release_rate` a second. `profile` names the
     implementation it is known to run. `signature` is the kind of signature by which it took a delivery that it had
-    refused by the other; `first_answer_was_page` tells whether the first answer with which it took one was a page.
+    refused by the other; `first_answer_was_page` tells whether the first answer with which it took one was a page,
+    or was lost.
     """
 
     __tablename__ = "server_links"

@@ -148,7 +148,7 @@ async def measured_once(
         peer_process(options.servers, own_keys(environment), hanging=hanging) as peers,
     ):
         environment |= {
-            "FEDERATION_ACTIVITYPUB": "1",
+            "FEDERATION_ACTIVITYPUB": "0" if wire else "1",
             "FEDERATION_DELIVERY_CONCURRENCY": str(options.concurrency),
             "FEDERATION_GRACE": "1s",
             "BENCH_PEERS": json.dumps(peers.servers if wire else []),

@@ -36,11 +36,11 @@ BUGS: Final = (
     Bug("alone: given up at once", "decision.alone", returns("FAILED")),
     Bug("alone: never given up", "decision.alone", swap("series.alone >= len(ALONE_PAUSES)", "False")),
     Bug("alone: the first pause each time", "decision.alone", swap("ALONE_PAUSES[series.alone]", "ALONE_PAUSES[0]")),
-    Bug("too large counts as an outage", "codes.class_of_status", swap("status in TOO_LARGE", "False")),
-    Bug("a page counts as a refusal", "codes.class_of_status", swap("not is_json", "False")),
+    Bug("too large counts as an outage", "sealed.codes.class_of_status", swap("status in TOO_LARGE", "False")),
+    Bug("a page counts as a refusal", "sealed.codes.class_of_status", swap("not is_json", "False")),
     Bug(
         "a rest counts as an outage",
-        "codes.class_of_status",
+        "sealed.codes.class_of_status",
         swap("return FailureClass.REST", "return FailureClass.UNAVAILABLE"),
     ),
     Bug(
@@ -167,7 +167,7 @@ BUGS: Final = (
     Bug(
         "suspects beside those under way",
         "HeldSweeper._release_suspects",
-        swap("connection.execute(_SUSPECTS_UNDER_WAY).first() is not None", "False"),
+        swap("connection.execute(_SUSPECTS_UNDER_WAY, ours).first() is not None", "False"),
     ),
     Bug("news of held deliveries bring no look", "HeldSweeper.newly_held", returns("[]")),
     Bug("the sweeper adds nothing that is missing", "OutboxSweeper._add_missing", returns("0")),

@@ -11,12 +11,18 @@ from federation.http.messages import NOT_JUDGED, asks_for_rest
 
 _PERMANENT, _RETRYABLE = AttemptOutcome.PERMANENT, AttemptOutcome.RETRYABLE
 
+PLAIN_HTTP: Final = "PLAIN_HTTP"
+"""The code of what is owed to an inbox on plain http, to which this node does not send."""
+ALLOWS_HTTP: Final = "FEDERATION_ACTIVITYPUB_HTTP=1 allows it"
+
 CODES: Final[Mapping[str, FailureCode]] = {
     "INBOX_GONE": FailureCode(FailureClass.REJECTED, _PERMANENT, is_own=True),
     "NO_OWN_KEYS": FailureCode(FailureClass.OURS, _PERMANENT, is_own=True),
     "OWN_ACTOR_UNREACHABLE": FailureCode(FailureClass.OURS, _RETRYABLE, is_own=True),
+    PLAIN_HTTP: FailureCode(FailureClass.OURS, _PERMANENT, is_own=True),
 }
-"""An inbox that is gone says nothing about its server, which answers."""
+"""An inbox that is gone says nothing about its server, which answers. Who owed something to plain http was allowed to: a setting
+that is missing where it is sent must not delete it."""
 
 NOT_FOUND: Final = 404
 GONE: Final = 410

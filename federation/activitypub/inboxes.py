@@ -62,8 +62,12 @@ class InboxForgotten:
 
     @classmethod
     def apply(cls, connection: Connection, effects: Sequence[Self], /) -> Sequence[bool]:
-        """Remove the inboxes' rows."""
-        removed = set(connection.execute(_REMOVED, {"urls": sorted({each.url for each in effects})}).scalars())
+        """Remove the inboxes' rows, but for those that somebody writes at this moment: the next activity does.
+
+        The ledger holds deliveries by now. Whoever notes that an inbox is gone holds its row, and then wants deliveries.
+        """
+        removed = set(_free(connection, {each.url for each in effects}))
+        connection.execute(_REMOVED, {"urls": sorted(removed)})
         return [each.url in removed for each in effects]
 
     def log_missed(self, *, delivery_id: str) -> None:
@@ -129,15 +133,17 @@ def gone_among(connection: Connection, urls: Iterable[str], now: datetime, *, sh
     """Return those of the inboxes to which nothing is sent now, in a transaction that may write.
 
     `shared` are those that are shared by the actors of their servers. Of one that is gone an activity goes out each
-    day: the one of whoever asks first.
+    day: the one of whoever asks first. The transaction is an application's, and may last: it waits for no row, and one
+    that somebody else writes at this moment says another time that it is shared, and is tried by that one.
     """
     rows = connection.execute(_AMONG, {"urls": sorted(set(urls))}).all()
-    news = sorted(row.url for row in rows if row.url in shared and not row.is_shared)
-    if news:
-        connection.execute(_SHARED, {"urls": news})
+    news = {row.url for row in rows if row.url in shared and not row.is_shared}
     gone = [row for row in rows if _is_gone(row, now, is_shared=row.is_shared or row.url in shared)]
-    tried = sorted(row.url for row in gone if (row.is_shared or row.url in shared) and _may_be_tried(row, now))
-    if tried:
+    due = {row.url for row in gone if (row.is_shared or row.url in shared) and _may_be_tried(row, now)}
+    free = _free(connection, news | due) if news or due else []
+    if told := [url for url in free if url in news]:
+        connection.execute(_SHARED, {"urls": told})
+    if tried := [url for url in free if url in due]:
         connection.execute(_TRIED, {"urls": tried, "at": now})
     return {row.url for row in gone}.difference(tried)
 
@@ -179,10 +185,15 @@ def _lost(connection: Connection, url: str, server_url: str, delivery_id: str, n
     return None if was_gone and not failed else failed
 
 
+def _free(connection: Connection, urls: Iterable[str]) -> Sequence[str]:
+    """Return those of the inboxes that have a row which nobody else writes, locked until the transaction ends."""
+    return connection.execute(_FREE, {"urls": sorted(urls)}).scalars().all()
+
+
 def _locked(connection: Connection, url: str, server_url: str) -> Row[*tuple[Any, ...]]:
     """Return the inbox's row, locked until the transaction ends; make it if there is none."""
-    connection.execute(_blank(connection.dialect.name), {"url": url, "server_url": server_url, "is_shared": False})
-    return connection.execute(_LOCKED, {"inbox": url}).one()
+    values = {"url": url, "server_url": server_url, "is_shared": False}
+    return connection.execute(_made(connection.dialect.name), values).one()
 
 
 def _tell(url: str, server_url: str, status: int, failed: int | None) -> None:
@@ -195,7 +206,6 @@ _TABLE: Final = ActivityInbox.__table__  # type: ignore[attr-defined] # SQLModel
 _URLS: Final = select(_TABLE.c.url)
 _AMONG: Final = select(_TABLE).where(among(_TABLE.c.url, "urls"))
 _SINCE: Final = select(_TABLE).where(_TABLE.c.gone_at >= bindparam("since")).order_by(_TABLE.c.gone_at, _TABLE.c.url)
-_LOCKED: Final = select(_TABLE).where(_TABLE.c.url == bindparam("inbox")).with_for_update()
 _MISSING: Final = (
     update(_TABLE)
     .where(_TABLE.c.url == bindparam("inbox"))
@@ -208,10 +218,14 @@ _GONE: Final = (
 )
 _SHARED: Final = update(_TABLE).where(among(_TABLE.c.url, "urls")).values(is_shared=True)
 _TRIED: Final = update(_TABLE).where(among(_TABLE.c.url, "urls")).values(tried_at=bindparam("at"))
-_REMOVED: Final = delete(_TABLE).where(among(_TABLE.c.url, "urls")).returning(_TABLE.c.url)
+_REMOVED: Final = delete(_TABLE).where(among(_TABLE.c.url, "urls"))
+_FREE: Final = (  # SQLite has one writer, and leaves the lock out
+    select(_TABLE.c.url).where(among(_TABLE.c.url, "urls")).order_by(_TABLE.c.url).with_for_update(skip_locked=True)
+)
 
 
 @cache
-def _blank(dialect: str) -> Executable:
-    insert = postgresql.insert if dialect == "postgresql" else sqlite.insert
-    return insert(_TABLE).on_conflict_do_nothing()
+def _made(dialect: str) -> Executable:
+    """Make the insert of a row that locks and returns one that is there, by one statement: none may go in between."""
+    insert = (postgresql.insert if dialect == "postgresql" else sqlite.insert)(_TABLE)
+    return insert.on_conflict_do_update(index_elements=["url"], set_={"url": insert.excluded.url}).returning(_TABLE)

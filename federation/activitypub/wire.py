@@ -35,13 +35,13 @@ from federation.activitypub.answers import (
     reason_of,
     second_kind,
 )
-from federation.activitypub.codes import CODES, GONE, NOT_FOUND, is_taken
+from federation.activitypub.codes import ALLOWS_HTTP, CODES, GONE, NOT_FOUND, is_taken
 from federation.activitypub.inboxes import Inboxes, InboxForgotten
 from federation.activitypub.keys import ActorKeys, KeyUnreadable, NoActorKey
 from federation.activitypub.signatures import SignatureKind, SigningKey, sign
 from federation.base.cache import LoadingCache
 from federation.base.meter import NO_METER, Meter
-from federation.delivery.error_codes import FailureClass
+from federation.delivery.error_codes import STORED_ALREADY, FailureClass
 from federation.delivery.errors import PermanentFailure, RetryableFailure
 from federation.delivery.wire import Sending
 from federation.http.client import FederationClient
@@ -196,9 +196,7 @@ class ActivityWire:
         except BlockedUrl as error:
             raise PermanentFailure("BLOCKED_URL", f"the inbox may not be contacted: {error}") from error
         if target.url.scheme == "http" and not self._allow_http and not self._guard.exempts(target):
-            raise PermanentFailure(
-                "BLOCKED_URL", f"{target.origin} is on plain http; FEDERATION_ACTIVITYPUB_HTTP=1 allows it"
-            )
+            raise PermanentFailure("PLAIN_HTTP", f"{target.origin} is on plain http; {ALLOWS_HTTP}")
         return str(target.url)
 
     async def _signing_key(self, actor: str) -> SigningKey:
@@ -262,6 +260,9 @@ class ActivityWire:
         if is_page(knock.response) and not await self._links.may_answer_by_page(sending.server_url):
             problem = "a page took it, and the server has taken others without one: somebody else may answer there"
             raise RetryableFailure("FOREIGN_ANSWER", problem)
+        if knock.response.status == STORED_ALREADY and not sending.link.acknowledged:
+            # It took the activity by an answer that was lost, and that may have been a page, as the next ones may be.
+            await self._links.may_answer_by_page(sending.server_url)
         if is_news:
             await self._links.set_signature(sending.server_url, knock.kind)
         return await self._inboxes.taken(sending.target_url)

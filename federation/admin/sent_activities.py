@@ -95,8 +95,10 @@ async def whereabouts(federation: Federation, activity_id: str) -> Whereabouts |
     return Whereabouts(activity=found, waits=waits)
 
 
-async def find(database: Database, activity_id: str, *, limit: int = 50) -> SentActivity | None:
-    """Return the activity, or None if nothing here knows it."""
+async def find(
+    database: Database, activity_id: str, *, limit: int = 50, after: str | None = None
+) -> SentActivity | None:
+    """Return the activity, with its deliveries from where the page before ended; None if nothing here knows it."""
     attempts = await attempts_at_activity(database, activity_id)
     texts = await database.rows(
         select(col(DeliveryPayload.actor), col(DeliveryPayload.created_at))
@@ -106,7 +108,7 @@ async def find(database: Database, activity_id: str, *, limit: int = 50) -> Sent
     )
     if not attempts and not texts:
         return None
-    page = await list_deliveries(database, Selection(activity_id=activity_id), limit=limit)
+    page = await list_deliveries(database, Selection(activity_id=activity_id), limit=limit, after=after)
     return SentActivity(
         activity_id=activity_id,
         actor=texts[0].actor if texts else None,

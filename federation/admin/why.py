@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from db import DEFAULT_WIRE, AttemptNote, LinkState
+from federation.activitypub.codes import ALLOWS_HTTP, PLAIN_HTTP
 from federation.admin import blacklist
 from federation.admin.blacklist import Entry
 from federation.admin.deliveries import deliveries
@@ -102,6 +103,8 @@ class Explanation:
             yield from self.move.sentences(self.url, registered=self.server is not None, owed=owed)
         yield from self._health()
         yield from self._keys()
+        if self.backlog.held and any(attempt.code == PLAIN_HTTP for attempt in self.attempts[:1]):
+            yield f"What is owed to it on plain http is held; {ALLOWS_HTTP} where deliveries are sent."
         yield from (f"{claim}; last at {moment(claim.at)}." for claim in self.claims)
         yield from self._scorecard()
         yield from self._backlog()
@@ -122,7 +125,7 @@ class Explanation:
         yield from (self._rule(rule) for rule in self.rules)
         for way in () if self.rules else self.ways:
             for sentence in way.sentences(self.at, max_age=self.max_age):
-                yield sentence if len(self.ways) == 1 else f"By {way.wire}: {sentence[0].lower()}{sentence[1:]}"
+                yield sentence if len(self.ways) == 1 else f"By {way.wire}: {sentence}"
 
     def _rule(self, rule: Entry) -> str:
         until = f"until {moment(rule.expires_at)}" if rule.expires_at else "for good"

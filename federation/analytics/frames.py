@@ -90,13 +90,13 @@ BLACKLIST: Final = _schema(id=_TEXT, server_url=_TEXT, created_at=_TIME, reason=
 HEALTH_EVENTS: Final = _schema(id=_COUNT, server_url=_TEXT, from_state=_TEXT, to_state=_TEXT, reason=_TEXT, at=_TIME)
 """`server_health_events`, one row per change of a server's health."""
 
-LINKS: Final = _schema(server_url=_TEXT, state=_TEXT, since=_TIME)
-"""`server_links`, as it stood when it was read: whether the way to a server is open."""
+LINKS: Final = _schema(server_url=_TEXT, wire=_TEXT, state=_TEXT, since=_TIME)
+"""`server_links`, as it stood when it was read: whether the way to a server is open, by each wire that it speaks."""
 
 DELIVERIES: Final = _schema(
-    id=_TEXT, server_url=_TEXT, state=_TEXT, error_code=_TEXT, created_at=_TIME, settled_at=_TIME
+    id=_TEXT, server_url=_TEXT, wire=_TEXT, state=_TEXT, error_code=_TEXT, created_at=_TIME, settled_at=_TIME
 )
-"""`delivery_jobs` without payloads: what is owed, and what was given up within 7 days."""
+"""`delivery_jobs` without payloads: what is owed, and what was given up within 7 days. `wire` is how it is sent."""
 
 LOSSES: Final = _schema(id=_TEXT, server_url=_TEXT, state=_TEXT, error_code=_TEXT, created_at=_TIME, lost_at=_TIME)
 """`delivery_losses`: what was given up longer ago."""
@@ -156,9 +156,9 @@ SERVER_SCORECARD: Final = _schema(
 """One row per server, known or attempted, and window (7 and 30 days up to and including `as_of`).
 
 `availability` counts the time in which the server was down as undelivered. `state` is healthy, unhealthy, blacklisted
-or unregistered. `owed` counts the deliveries that wait to be sent, `held` those of them that wait for the server or for
-us, `owed_since` is the oldest's time; `lost` counts those that were given up in the window. Null: a ratio of nothing, a
-mean over no outage, a time not on record.
+or unregistered, as is one that needs no registry. `owed` counts the deliveries that wait to be sent, `held` those of
+them that wait for the server or for us, `owed_since` is the oldest's time; `lost` counts those that were given up in
+the window. Null: a ratio of nothing, a mean over no outage, a time not on record.
 """
 
 NETWORK_SUMMARY: Final = _schema(

@@ -24,7 +24,7 @@ ATTEMPT_CODES: Final = frozenset(
         *("FOREIGN_ANSWER", "INBOX_GONE", "INTERNAL", "INVALID_ACK"),
         *("INVALID_ACK_SIGNATURE", "INVALID_JOB", "INVALID_PAYLOAD", "KEY_MATERIAL", "NO_ACK"),
         *("NO_OWN_KEYS", "NO_OWN_URL", "NO_PUBLIC_KEY", "NO_RECEIVER", "PARKED", "STALLED"),
-        "OWN_ACTOR_UNREACHABLE",
+        *("OWN_ACTOR_UNREACHABLE", "PLAIN_HTTP"),
     }
 )
 OWN_FAULTS: Final = {
@@ -33,6 +33,7 @@ OWN_FAULTS: Final = {
     "NO_OWN_KEYS": AttemptOutcome.PERMANENT,
     "NO_OWN_URL": AttemptOutcome.PERMANENT,
     "OWN_ACTOR_UNREACHABLE": AttemptOutcome.RETRYABLE,
+    "PLAIN_HTTP": AttemptOutcome.PERMANENT,
 }
 """Codes of attempts that fail on this side, with their outcome. An operator is woken for these."""
 ENDPOINTS: Final = frozenset(

@@ -255,6 +255,7 @@ class Federation:
             self.database,
             self.delivery_queues,
             links=self.links,
+            wires=self.wires.names,
             rate=settings.federation_release_rate,
             most_waiting=2 * settings.federation_delivery_concurrency,
             meter=self.meter,
@@ -266,6 +267,7 @@ class Federation:
             is_well=self.wires.is_well,
             send_canary=self.releaser.send_canary,
             newly_held=self.held_sweeper.newly_held,
+            wires=self.wires.names,
         )
 
     def _make_probes(self) -> None:

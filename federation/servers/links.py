@@ -244,13 +244,13 @@ class Links:
             return True
         return bool((await self._change(server_url, link_rules.after_page, "page")).first_answer_was_page)
 
-    async def due_for_probe(self, limit: int) -> Sequence[Link]:
-        """Return links of all wires whose next probe is due, the one due longest first."""
-        return await self._due(_PROBE_DUE, limit)
+    async def due_for_probe(self, limit: int, wires: Sequence[str] = (DEFAULT_WIRE,)) -> Sequence[Link]:
+        """Return links of these wires whose next probe is due, the one due longest first."""
+        return await self._due(_PROBE_DUE, limit, wires)
 
-    async def due_for_release(self, limit: int) -> Sequence[Link]:
-        """Return links of all wires whose held deliveries are due for release, the one waiting longest first."""
-        return await self._due(_RELEASE_DUE, limit)
+    async def due_for_release(self, limit: int, wires: Sequence[str] = (DEFAULT_WIRE,)) -> Sequence[Link]:
+        """Return links of these wires whose held deliveries are due for release, the one waiting longest first."""
+        return await self._due(_RELEASE_DUE, limit, wires)
 
     async def take_probe(self, link: Link) -> bool:
         """Reserve the probe of the server for this process. Return False if another process has it."""
@@ -333,7 +333,7 @@ class Links:
         elif before.state is LinkState.UP:
             await self._health.mark_unhealthy(after.server_url, _health_code(reason), reason=reason)
 
-    async def _due(self, query: Select[*tuple[Any, ...]], limit: int) -> Sequence[Link]:
+    async def _due(self, query: Select[*tuple[Any, ...]], limit: int, wires: Sequence[str]) -> Sequence[Link]:
         now = self._clock.now()
         due = await self._database.rows(
             query,
@@ -343,6 +343,7 @@ class Links:
                 "ahead": now + link_rules.SKEW,
                 "latest_batch": now + link_rules.LONGEST_BATCH,
                 "most": limit,
+                "wires": wires,
             },
         )
         return [link_rules.believed(_link(row), now) for row in due]
@@ -453,6 +454,7 @@ _PROBE_DUE = (
     select(_TABLE)
     .where(
         _TABLE.c.next_probe_at.is_not(None),
+        among(_TABLE.c.wire, "wires"),
         or_(
             _TABLE.c.next_probe_at <= bindparam("now"),
             _TABLE.c.next_probe_at > bindparam("latest"),
@@ -466,6 +468,7 @@ _RELEASE_DUE = (
     select(_TABLE)
     .where(
         _TABLE.c.release_at.is_not(None),
+        among(_TABLE.c.wire, "wires"),
         or_(
             _TABLE.c.release_at <= bindparam("now"),
             _TABLE.c.release_at > bindparam("latest"),

@@ -10,6 +10,7 @@ import resource
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from sqlalchemy import Engine, event, func, select
@@ -17,6 +18,7 @@ from sqlmodel import col
 
 from bench.deliveries import cpu_seconds, enqueue
 from bench.delivering import fresh_federation
+from bench.outage.counting import QUEUE_TABLES
 from bench.peer_servers import OWN_URL
 from bench.sampling import Samples
 from bench.server_cpu import cpu_of
@@ -33,6 +35,8 @@ ACTOR: Final = f"{OWN_URL}/users/alice"
 WORDS: Final = "words " * 330
 """With these, an activity and a post have 2.4 KB."""
 POLL_SECONDS: Final = 0.02
+FEW: Final = 1_000
+UNITS: Final = ("s", "cpu_s")
 
 _LEFT: Final = select(func.count()).select_from(DeliveryJob).where(col(DeliveryJob.settled_at).is_(None))
 
@@ -70,17 +74,25 @@ async def send_all(task: dict[str, Any], *, profiled: bool) -> dict[str, Any]:
     well = [server for server in task["servers"] if server not in sick]
     async with fresh_federation() as federation:
         adopt(federation)
-        async with federation.outbox.transaction() as session:
-            await activitypub.add_actor(session, ACTOR)
-        await _sent(federation, task, well, task["warm"], left=0)
+        if federation.activitypub is not None:
+            await _add_actor(federation)
+        await _sent(federation, task, well, task["warm"], left=0, during=contextlib.nullcontext())
         set_aside_loaded()
-        with samples.taken() if profiled else contextlib.nullcontext():
-            found = await _sent(federation, task, task["servers"], task["each"], left=task["each"] * len(sick))
+        sampled = samples.taken() if profiled else contextlib.nullcontext()
+        found = await _sent(
+            federation, task, task["servers"], task["each"], left=task["each"] * len(sick), during=sampled
+        )
     return found | ({"folded": samples.folded()} if profiled else {})
 
 
 async def _sent(
-    federation: Federation, task: dict[str, Any], servers: Sequence[str], each: int, *, left: int
+    federation: Federation,
+    task: dict[str, Any],
+    servers: Sequence[str],
+    each: int,
+    *,
+    left: int,
+    during: AbstractContextManager[None],
 ) -> dict[str, float]:
     """Owe so many to each of the servers, start workers, and measure until no more than `left` are owed."""
     if task["wire"] == "sealed":
@@ -91,8 +103,9 @@ async def _sent(
     workers = FederationWorkers(federation)
     beside = [cpu_of(os.environ["DATABASE_URL"]), cpu_of(os.environ.get("REDIS_URL", ""))]
     before, started, cpu = [server.seconds() for server in beside], time.perf_counter(), cpu_seconds()
-    workers.start()
-    over = await _until(federation, left, task["limit"])
+    with during:
+        workers.start()
+        over = await _until(federation, left, task["limit"])
     seconds, cpu = time.perf_counter() - started, cpu_seconds() - cpu
     of_servers = sum(server.seconds() - first for server, first in zip(beside, before, strict=True))
     await workers.stop()
@@ -103,6 +116,11 @@ async def _sent(
         "worker_cpu_each_ms": cpu * 1000 / max(done, 1),
         "memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
+
+
+async def _add_actor(federation: Federation) -> None:
+    async with federation.outbox.transaction() as session:
+        await activitypub.add_actor(session, ACTOR)
 
 
 async def _owe(federation: Federation, servers: Sequence[str], each: int) -> None:
@@ -133,28 +151,24 @@ async def owe_many(task: dict[str, Any]) -> dict[str, float]:
     to = [_recipient(server) for server in servers]
     async with fresh_federation() as federation:
         adopt(federation)
-        async with federation.outbox.transaction() as session:
-            await activitypub.add_actor(session, ACTOR)
+        await _add_actor(federation)
 
-        async def send() -> None:
+        async def send(most: int | None = None) -> None:
             async with federation.outbox.transaction() as session:
-                await activitypub.send(session, activity(), to)
+                await activitypub.send(session, activity(), to[:most])
 
-        async def fan_out() -> None:
+        async def fan_out(most: int | None = None) -> None:
             async with federation.outbox.transaction() as session:
-                await federation.outbox.enqueue_fanout(session, POST_JOB, "/posts", servers, post())
+                await federation.outbox.enqueue_fanout(session, POST_JOB, "/posts", servers[:most], post())
 
-        await send()  # both have opened what they need, and parsed what they remember
-        await fan_out()
+        await send(FEW)  # both have opened and compiled what they need
+        await fan_out(FEW)
         runs = [{**await _taken("send", send), **await _taken("fanout", fan_out)} for _ in range(task["repeat"])]
     found = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
     ratios = {
         f"{unit}_ratio": statistics.median(r[f"send_{unit}"] / r[f"fanout_{unit}"] for r in runs) for unit in UNITS
     }
     return found | ratios
-
-
-UNITS: Final = ("s", "cpu_s")
 
 
 async def _taken(name: str, owe: Callable[[], Awaitable[None]]) -> dict[str, float]:
@@ -168,11 +182,12 @@ async def _taken(name: str, owe: Callable[[], Awaitable[None]]) -> dict[str, flo
 
 @contextlib.contextmanager
 def _statements() -> Iterator[list[str]]:
-    """Yield the statements that SQLAlchemy sends in the block: one of many rows counts once."""
+    """Yield the statements of the block on our tables, without the queue's: one of many rows counts once."""
     heard: list[str] = []
 
     def hear(_connection: object, _cursor: object, statement: str, *_: object) -> None:
-        heard.append(statement)
+        if QUEUE_TABLES not in statement:
+            heard.append(statement)
 
     event.listen(Engine, "before_cursor_execute", hear)
     try:

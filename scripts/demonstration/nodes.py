@@ -30,7 +30,7 @@ class DemoFailed(Exception):
 
 @dataclass(slots=True)
 class Node:
-    """One node. `environment` is all that it gets to know, so nothing of the user's own set-up reaches it."""
+    """One node, or another server. `environment` is all that it gets to know: nothing of the user's own reaches it."""
 
     name: str
     url: str
@@ -38,6 +38,7 @@ class Node:
     command: Sequence[str]
     directory: Path
     answers_at: str = "/discover"
+    program: Sequence[str] = (sys.executable, "-m", "federation")
     process: subprocess.Popen[bytes] | None = None
     _log_read: int = field(default=0)
     _counts: dict[str, int] = field(default_factory=dict)
@@ -49,7 +50,7 @@ class Node:
     def run_command(self, *arguments: str) -> None:
         """Run `federation ARGUMENTS` in the node's environment."""
         finished = subprocess.run(
-            [sys.executable, "-m", "federation", *arguments],
+            [*self.program, *arguments],
             env=self.environment,
             cwd=self.directory,
             stdout=subprocess.DEVNULL,
@@ -64,7 +65,7 @@ class Node:
         """Start the node's process, and wait until it answers."""
         with open(self.log_path, "ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "federation", *self.command],
+                [*self.program, *self.command],
                 env=self.environment,
                 cwd=self.directory,
                 stdin=subprocess.DEVNULL,
@@ -125,9 +126,7 @@ def make_node(
     directory.mkdir()
     url = f"http://127.0.0.1:{port}"
     environment = {
-        "PATH": os.environ.get("PATH", os.defpath),
-        "HOME": str(directory),
-        "PYTHONUNBUFFERED": "1",
+        **bare_environment(directory),
         "BETTER_AUTH_URL": url,
         **generate_own_keys().to_env(),
         "DATABASE_URL": f"sqlite:///{directory / 'node.sqlite3'}",
@@ -144,6 +143,12 @@ def make_node(
     node.log_path.touch()
     node.run_command("upgrade")
     return node
+
+
+def bare_environment(directory: Path) -> dict[str, str]:
+    """Return what every process needs to know, and nothing of the user's own set-up."""
+    kept = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
+    return {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(directory), "PYTHONUNBUFFERED": "1", **kept}
 
 
 def dashboard_of(node: Node) -> Node:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from types import TracebackType
 from typing import Self
 
@@ -12,9 +13,11 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
-from tally import Tally, delivered_to, health_of, waiting_for
+from tally import Counts, delivered_to, health_of, waiting_for
 
 NOTES_SHOWN = 8
+AT_THE_END = ("lost", "duplicates")
+"""What means something only then."""
 
 
 class Screen:
@@ -35,13 +38,13 @@ class Screen:
             self._console.print(line, highlight=False, markup=False)
         self._notes.append(line)
 
-    def show(self, tally: Tally) -> None:
+    def show(self, tally: Counts) -> None:
         """Refresh the numbers."""
         if self._live is not None:
             notes = Text("\n".join(self._notes[-NOTES_SHOWN:]))
             self._live.update(Group(self._table(), self._totals(tally), notes), refresh=True)
 
-    def summary(self, tally: Tally, problems: Sequence[str]) -> None:
+    def summary(self, tally: Counts, problems: Sequence[str]) -> None:
         """Show the end of the story."""
         self.show(tally)
         if self._live is not None:
@@ -67,12 +70,9 @@ class Screen:
             )
         return table
 
-    def _totals(self, tally: Tally) -> Text:
-        return Text(
-            f"delivered {tally.delivered}  failed {tally.failed}  retried {tally.retried}  replayed {tally.replayed}  "
-            f"probes {tally.probes}  healed {tally.healed}  follows accepted {tally.follows_accepted}, "
-            f"acknowledged {tally.follows_acknowledged}"
-        )
+    def _totals(self, tally: Counts) -> Text:
+        numbers = {name: number for name, number in asdict(tally).items() if name not in AT_THE_END}
+        return Text("  ".join(f"{name.replace('_', ' ')} {number}" for name, number in numbers.items()))
 
     def __enter__(self) -> Self:
         if self._live is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 
@@ -14,14 +14,13 @@ from nodes import Node
 class Owed:
     """What the application asked for: the posts for each peer, and the follows (by peer and followed user)."""
 
-    deliveries: set[str] = field(default_factory=set)
     posts: dict[str, set[str]] = field(default_factory=dict)  # by the peer's URL
     follows: set[tuple[str, str]] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
-    """The numbers at one moment.
+class Counts:
+    """The numbers of either story, at one moment.
 
     A lost delivery is neither at its peer nor known to the sender any more, unlike one that is not yet delivered.
     Between two of the queries an arrival may look like that, so `lost` and `duplicates` mean something only at the end.
@@ -33,6 +32,12 @@ class Tally:
     duplicates: int
     retried: int
     replayed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally(Counts):
+    """Those of a story between nodes of ours."""
+
     probes: int
     healed: int
     follows_accepted: int
@@ -41,7 +46,6 @@ class Tally:
 
 def count(sender: Node, peers: Sequence[Node], owed: Owed) -> Tally:
     """Return the numbers as they are now."""
-    failed = set(_column(sender, "SELECT id FROM delivery_jobs WHERE settled_at IS NOT NULL"))
     lost = duplicates = 0
     for peer in peers:
         stored = list(_column(peer, "SELECT federation_post_id FROM posts WHERE federation_url = ?", sender.url))
@@ -52,13 +56,11 @@ def count(sender: Node, peers: Sequence[Node], owed: Owed) -> Tally:
         users = {user for url, user in owed.follows if url == peer.url}
         lost += max(len(users - set(follows)) - _follows_with_rows(sender, peer), 0)
     return Tally(
-        delivered=_number(
-            sender, "SELECT count(DISTINCT delivery_id) FROM delivery_attempts WHERE outcome = 'delivered'"
-        ),
-        failed=len(failed),
+        delivered=_delivered(sender),
+        failed=_failed(sender),
         lost=lost,
         duplicates=duplicates,
-        retried=_number(sender, "SELECT count(DISTINCT delivery_id) FROM delivery_attempts WHERE attempt > 1"),
+        retried=_retried(sender),
         replayed=sum(peer.count("post_replayed") + peer.count("follow_replayed") for peer in peers),
         probes=sender.count("health_probe"),
         healed=_number(sender, "SELECT count(*) FROM server_health_events WHERE to_state = 'healthy'"),
@@ -67,6 +69,30 @@ def count(sender: Node, peers: Sequence[Node], owed: Owed) -> Tally:
             sender, "SELECT count(*) FROM follows WHERE acknowledged AND NOT accepted AND follower_id = 'alice'"
         ),
     )
+
+
+def count_notes(sender: Node, peers: Sequence[Node], owed: Mapping[str, str]) -> Counts:
+    """Return the numbers as they are now. `owed` are the texts of notes, each for all peers, by their activities."""
+    lost = duplicates = 0
+    for peer in peers:
+        stored = shown_by(peer)
+        duplicates += len(stored) - len(set(stored))
+        waiting = {owed[activity] for activity in _activities_with_rows(sender, peer) if activity in owed}
+        lost += len(set(owed.values()) - set(stored) - waiting)
+    return Counts(
+        delivered=_delivered(sender),
+        failed=_failed(sender),
+        lost=lost,
+        duplicates=duplicates,
+        retried=_retried(sender),
+        replayed=sum(peer.count("activity_replayed") for peer in peers),
+    )
+
+
+def shown_by(peer: Node) -> list[str]:
+    """Return the texts of the notes that a server of the fediverse shows, which it does by a line for each."""
+    lines = peer.log_path.read_text().splitlines()
+    return [text for _, says, text in (line.partition(" says: ") for line in lines) if says]
 
 
 def delivered_to(sender: Node, peer: Node) -> int:
@@ -81,6 +107,8 @@ def delivered_to(sender: Node, peer: Node) -> int:
 def health_of(sender: Node, peer: Node) -> str:
     """Return how the sender sees the peer."""
     rows = _rows(sender, "SELECT is_healthy, unhealthy_reason FROM server_registry WHERE url = ?", peer.url)
+    # Servers of ActivityPub are in no registry.
+    rows = rows or _rows(sender, "SELECT state = 'up', reason FROM server_links WHERE server_url = ?", peer.url)
     if not rows:
         return "unknown"
     healthy, reason = rows[0]
@@ -100,6 +128,26 @@ def _posts_with_rows(sender: Node, peer: Node) -> set[str]:
         "WHERE jobs.job_name = 'deliver-post' AND jobs.server_url = ?"
     )
     return set(_column(sender, query, peer.url))
+
+
+def _activities_with_rows(sender: Node, peer: Node) -> Iterable[str]:
+    query = (
+        "SELECT texts.activity_id FROM delivery_jobs AS jobs "
+        "JOIN delivery_payloads AS texts ON texts.id = jobs.payload_id WHERE jobs.server_url = ?"
+    )
+    return _column(sender, query, peer.url)
+
+
+def _delivered(sender: Node) -> int:
+    return _number(sender, "SELECT count(DISTINCT delivery_id) FROM delivery_attempts WHERE outcome = 'delivered'")
+
+
+def _failed(sender: Node) -> int:
+    return _number(sender, "SELECT count(*) FROM delivery_jobs WHERE settled_at IS NOT NULL")
+
+
+def _retried(sender: Node) -> int:
+    return _number(sender, "SELECT count(DISTINCT delivery_id) FROM delivery_attempts WHERE attempt > 1")
 
 
 def _follows_with_rows(sender: Node, peer: Node) -> int:

@@ -23,7 +23,13 @@ def main() -> int:
     """The command: 1 if a seed found something."""
     options = _options()
     if options.seed is not None:
-        verdict = run_seed(options.seed, options.servers or SERVERS, tell=options.story, plain=options.plain)
+        verdict = run_seed(
+            options.seed,
+            options.servers or SERVERS,
+            tell=options.story,
+            plain=options.plain,
+            activities=options.activities,
+        )
         print(verdict if verdict.findings or options.story else f"seed {options.seed}: {verdict.owed} deliveries, well")
         return bool(verdict.findings)
     chosen = options.seeds is not None or options.servers is not None
@@ -47,6 +53,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--story", action="store_true", help="with --seed: print the story in any case")
     parser.add_argument("--rush", type=int, default=1, help="each so-manieth world has a rush, too; 1: all")
     parser.add_argument("--plain", action="store_true", help="posts go by another wire, which has no keys")
+    parser.add_argument("--activities", action="store_true", help="half of the servers are of the fediverse")
     parser.add_argument("--processes", type=int, default=2, help="worlds at once")
     return parser.parse_args()
 
@@ -101,11 +108,14 @@ def _verdicts(seeds: range, servers: int, options: argparse.Namespace) -> Iterat
     # Forks, also from Python 3.14 on: other processes would not find what is defined in a package's `__main__`.
     forks = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(options.processes, mp_context=forks, initializer=set_aside_loaded) as pool:
-        yield from pool.map(partial(_verdict, servers=servers, rush=options.rush, plain=options.plain), seeds)
+        yield from pool.map(
+            partial(_verdict, servers=servers, rush=options.rush, plain=options.plain, activities=options.activities),
+            seeds,
+        )
 
 
-def _verdict(seed: int, *, servers: int, rush: int, plain: bool) -> Verdict:
-    return run_seed(seed, servers, rush=seed % rush == 0, plain=plain)
+def _verdict(seed: int, *, servers: int, rush: int, plain: bool, activities: bool) -> Verdict:
+    return run_seed(seed, servers, rush=seed % rush == 0, plain=plain, activities=activities)
 
 
 if __name__ == "__main__":

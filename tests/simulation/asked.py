@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 from db import LinkState
 from federation.admin.why import Explanation
 from federation.admin.words import counted
-from federation.base.queues.queue import DELIVERY_QUEUE_NAME
 from tests.simulation.plan import HOUR, MINUTE, WEEK, Plan
 from tests.simulation.records import MishapKind, Past, moment_of
 from tests.simulation.servers import server_url
@@ -24,6 +23,7 @@ QUESTIONS: Final = 6
 REGAINED: Final = 4 * MINUTE
 """Within this time what is on its way has a job again, whatever became of that."""
 LATE: Final = MINUTE
+_LINK: Final = "SELECT state, operator_hold FROM server_links WHERE server_url = ? AND wire = ?"
 UNDER_WAY: Final = 30.0
 """Who asks during a look hears when it would be made again if nothing came of it."""
 
@@ -63,7 +63,7 @@ def _wrong(world: World, now: float, told: Explanation, said: str) -> Iterator[s
             yield f"how many are held ({held} are)"
         if not held and "held for it," in said:
             yield "that something is held"
-        links = world.space.rows("SELECT state, operator_hold FROM server_links WHERE server_url = ?", told.url)
+        links = world.space.rows(_LINK, told.url, world.wires[told.url])
         state, by_hand = links[0] if links else ("up", 0)
         if ("held by an operator" in said) != bool(by_hand) or ("It is down" in said) != (
             state == "down" and not by_hand
@@ -77,7 +77,7 @@ def _wrong(world: World, now: float, told: Explanation, said: str) -> Iterator[s
 
 
 def _stranded(world: World, now: float, jobs: Sequence[str]) -> Iterator[str]:
-    lost = [job for job in jobs if not world.queues.has_open(DELIVERY_QUEUE_NAME, job)]
+    lost = [job for job in jobs if not world.queues.has_open(job)]
     if lost and not world.in_trouble(now - REGAINED, now):
         yield f"that {', '.join(lost)} is on the way"
 

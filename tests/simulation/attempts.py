@@ -87,13 +87,13 @@ def _of_attempt(world: World, attempt: Attempt, at: float, requests: Sequence[Re
         return
     own = [request for request in requests if _covers(attempt, request)]
     if attempt.outcome == "delivered":
-        answered = [each for each in own if each.status == 200 and each.answered_at is not None]
+        answered = [each for each in own if each.is_taken and each.answered_at is not None]
         if not answered:
             yield f"{named} counts as delivered, and {attempt.server} did not say so: {[each.status for each in own]}"
     elif attempt.status is not None and attempt.status not in {each.status for each in own} | {None}:
         yield f"{named} names the status {attempt.status}, and the answers were {[each.status for each in own]}"
     elif (
-        any(each.status == 200 for each in own)
+        any(each.is_taken for each in own)
         and attempt.code not in (STALLED, "FOREIGN_ANSWER")
         and not own[-1].path.endswith("proxy")
     ):

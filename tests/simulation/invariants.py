@@ -10,19 +10,23 @@ from datetime import timedelta
 from itertools import pairwise
 from typing import Final
 
-from federation.base.queues.queue import DELIVERY_QUEUE_NAME
 from federation.delivery.error_codes import STALLED
 from federation.delivery.rows import series_job_id
 from federation.retention import KEEP_SETTLED_ROWS
 from tests.simulation.asked import promises_kept
 from tests.simulation.attempts import attempts_agree
 from tests.simulation.incidents import Wish
+from tests.simulation.knocks import knocks
 from tests.simulation.looks import looks_and_releases
+from tests.simulation.owing import Owed
 from tests.simulation.pace import SPARED, too_early
 from tests.simulation.plan import (
     DAY,
+    FORBIDS_ONE,
+    GONE,
     HOUR,
     MINUTE,
+    NOT_FOUND,
     QUIET,
     REFUSES_ONE,
     TAKES_DELIVERIES,
@@ -33,9 +37,10 @@ from tests.simulation.plan import (
 )
 from tests.simulation.promptness import LOOKS, RESTING, promptness
 from tests.simulation.records import Past
+from tests.simulation.refusals import refusals, was_refused
 from tests.simulation.servers import SimulatedServer, server_url
 from tests.simulation.story import moment
-from tests.simulation.world import Owed, World
+from tests.simulation.world import World
 
 MAX_AGE: Final = timedelta(days=7).total_seconds()
 LEARNS_OF_IT: Final = 5 * MINUTE
@@ -72,6 +77,8 @@ def judge(world: World, now: float) -> Iterator[str]:
     """What is wrong at the end."""
     rows = rows_of(world)
     for owed in world.owed:
+        if owed.page is None and not owed.is_poison and was_refused(world, owed):
+            continue
         of = _of_poison if owed.is_poison else _of_delivery if owed.page is None else _of_disliked
         yield from of(world, owed, rows.get(owed.delivery_id))
     yield from overtaken(world)
@@ -79,8 +86,10 @@ def judge(world: World, now: float) -> Iterator[str]:
     yield from follows(world)
     yield from blacklisted(world)
     yield from held_with_jobs(world, now)
-    past = Past.of(world.space.keeper, world.requests)
+    past = Past.of(world.space.keeper, world.requests, world.wires)
     yield from attempts_agree(world, past)
+    yield from knocks(world, past)
+    yield from refusals(world, past)
     yield from too_early(world, past)
     yield from looks_and_releases(world, past)
     yield from promptness(world, past)
@@ -129,11 +138,13 @@ def _of_disliked(world: World, owed: Owed, row: Row | None) -> Iterator[str]:
     if any(each.start < owed.at + TRIED_FOR and owed.at < each.end for each in world.plan.outages):
         return  # it was tried later, when nobody lay around its tries
     taken = [at for at in world.servers[owed.server].first_applied.values() if at > owed.at]
-    needed = 1 if owed.page == REFUSES_ONE else FEW
+    is_lost = owed.page in (NOT_FOUND, GONE) and owed.inbox is not None
+    needed = -1 if is_lost else 1 if owed.page in (REFUSES_ONE, FORBIDS_ONE) else FEW
     if row is None:  # purged, or forgotten when the next of its key arrived
         is_over = _age(world, owed) > KEEP_SETTLED_ROWS.total_seconds() or owed.ordering_key is not None
     else:
-        is_over = row.state == "failed" and row.code == f"HTTP_{owed.page}"
+        codes = (f"HTTP_{owed.page}", *(["INBOX_GONE"] if is_lost else []))
+        is_over = row.state == "failed" and row.code in codes
     if not is_over and len(taken) > needed and not _was_blacklisted(world, world.servers[owed.server], owed.at):
         yield f"{_named(owed)} is answered by {owed.page} each time, as no other is, and was not given up: {row}"
 
@@ -181,7 +192,7 @@ def left_waiting(world: World, now: float) -> Iterator[str]:
         is_late = owed.at < now - QUIET and owed.activity_id not in server.first_applied
         is_usual = not owed.is_poison and owed.page is None
         is_over = _was_blacklisted(world, server, owed.at) or _may_have_expired(world, server, owed.at)
-        if is_late and owed.server in well and is_usual and not is_over:
+        if is_late and owed.server in well and is_usual and not is_over and not was_refused(world, owed):
             yield f"{_named(owed)} still waits at {moment(now)}"
 
 
@@ -259,7 +270,7 @@ def held_with_jobs(world: World, now: float) -> Iterator[str]:
     """Held deliveries that have a job waiting all the same, which takes room in the queue and a claim."""
     if world.queues.has_claims() or world.in_trouble(now - 5 * MINUTE, now):
         return
-    waiting = world.queues.waiting(DELIVERY_QUEUE_NAME)
+    waiting = world.queues.waiting()
     for delivery_id, row in rows_of(world).items() if waiting else ():
         jobs = {series_job_id(delivery_id, series) for series in range(row.series + 1)} & waiting
         if row.state == "held" and jobs:

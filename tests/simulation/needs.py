@@ -6,7 +6,6 @@ import contextlib
 import math
 import sqlite3
 
-from federation.base.queues.queue import DELIVERY_QUEUE_NAME
 from federation.servers.link_rules import SKEW
 from tests.simulation.database import Space
 from tests.simulation.loop import Need
@@ -43,7 +42,7 @@ class Needs:
 
     def _first_without_job(self) -> float:
         """When the first ready delivery is missed in the queue."""
-        dues = (due for job, due in self.space.dues(_READY) if not self.queues.has_open(DELIVERY_QUEUE_NAME, job))
+        dues = (due for job, due in self.space.dues(_READY) if not self.queues.has_open(job))
         return min(dues, default=math.inf)
 
     def _renewal(self, _now: float) -> float:
@@ -53,13 +52,14 @@ class Needs:
 
 _SKEW = SKEW.total_seconds()
 _FIRST_HELD = """NOT EXISTS (
-    SELECT 1 FROM delivery_jobs AS former WHERE former.server_url = row.server_url AND former.state = 'held'
+    SELECT 1 FROM delivery_jobs AS former WHERE former.server_url = row.server_url
+    AND former.wire = row.wire AND former.state = 'held'
     AND former.held_reason = 'server' AND (former.held_at < link.probed_at OR former.canary_at <= link.probed_at)
 )"""
 _PROBED = "SELECT min(next_probe_at) FROM server_links"
 _NEWS = f"""
 SELECT row.job_id, row.created_at FROM delivery_jobs AS row
-JOIN server_links AS link ON link.server_url = row.server_url
+JOIN server_links AS link ON link.server_url = row.server_url AND link.wire = row.wire
 WHERE row.state = 'held' AND row.held_reason = 'server' AND link.state = 'down'
 AND row.created_at > datetime(link.probed_at, '60 seconds') AND {_FIRST_HELD}
 """
@@ -74,13 +74,13 @@ SELECT min(moment) FROM (
     WHERE state = 'held' AND held_reason IN ('busy', 'ours', 'alone')
     UNION ALL
     SELECT coalesce(max(link.rest_until), min(link.since)) FROM delivery_jobs AS row
-    JOIN server_links AS link ON link.server_url = row.server_url
+    JOIN server_links AS link ON link.server_url = row.server_url AND link.wire = row.wire
     WHERE row.state = 'held' AND row.held_reason IN ('rest', 'server') AND link.state = 'up'
     AND link.release_at IS NULL AND NOT link.operator_hold
-    GROUP BY row.server_url
+    GROUP BY row.server_url, row.wire
     UNION ALL
     SELECT min(max(row.created_at, datetime(link.probed_at, '60 seconds'))) FROM delivery_jobs AS row
-    JOIN server_links AS link ON link.server_url = row.server_url
+    JOIN server_links AS link ON link.server_url = row.server_url AND link.wire = row.wire
     WHERE row.state = 'held' AND row.held_reason = 'server' AND link.state = 'down' AND row.created_at > link.probed_at
     AND {_FIRST_HELD}
     UNION ALL

@@ -30,13 +30,13 @@ from federation.scheduler.runner import FIRST_RUN, JITTER, JobRunner, RecurringJ
 from tests.plain_wire import PlainWire
 from tests.simulation.database import Line, Space, lent_engines
 from tests.simulation.loop import LoopClock, MachineClock
+from tests.simulation.own_actor import OWN_URL, OwnActor
 from tests.simulation.queue import Queues
 from tests.simulation.records import Request
 from tests.simulation.servers import SimulatedServer, SimulatedTransport, server_keys
 from workers.clock import Clock
 
 _process: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
-OWN_URL: Final = "https://own.example"
 _OWN_NUMBER: Final = 999_999
 _GUARD: Final = AddressGuard()
 _LAZY_NAMES: Final = {"outbox-sweep": "sweep", "long-range-probes": "range"}
@@ -55,6 +55,7 @@ class Surroundings:
         clock: LoopClock,
         space: Space,
         queues: Queues,
+        own_actor: OwnActor,
         on_engines: bool = False,
         has_clock: bool = False,
     ) -> None:
@@ -66,6 +67,7 @@ class Surroundings:
         self.has_clock = has_clock
         self.servers: dict[str, SimulatedServer] = {}
         self.requests: list[Request] = []
+        self.own_actor = own_actor
         self.database_away = 0
         self.queue_away = 0
         self.processes: list[Process] = []
@@ -119,7 +121,12 @@ class Process:
 
     def _client(self, clock: Clock) -> FederationClient:
         transport = SimulatedTransport(
-            self._around.servers, self._around.requests, crash=self._crash, process=self.number, clock=clock
+            self._around.servers,
+            self._around.requests,
+            self._around.own_actor,
+            crash=self._crash,
+            process=self.number,
+            clock=clock,
         )
         return FederationClient(_GUARD, transport)
 
@@ -216,18 +223,14 @@ def own_keys() -> OwnKeys:
 
 
 @cache
-def own_settings() -> Settings:
-    """Those of every process of every world."""
-    return _settings(lent_engines(0).url, own_keys().to_env(), OWN_URL)
-
-
-def _settings(url: str, environment: dict[str, str], own_url: str) -> Settings:
-    """A node with room for ten attempts at once."""
+def own_settings(*, has_activities: bool = False) -> Settings:
+    """Those of every process of every world, which has room for ten attempts at once."""
     return Settings.from_values(
         {
-            "better_auth_url": own_url,
-            **environment,
-            "database_url": url,
+            "better_auth_url": OWN_URL,
+            **own_keys().to_env(),
+            "database_url": lent_engines(0).url,
+            "federation_activitypub": has_activities,
             "federation_delivery_concurrency": 10,
         }
     )

@@ -16,6 +16,7 @@ LEARNS_OF_IT: Final = 6.0
 SWEPT: Final = 95.0
 """Seconds within which a sweep moves on what is due: three times the pause between two sweeps."""
 ALONE: Final = (10 * MINUTE, HOUR, 6 * HOUR)
+IN_DOUBT: Final = (15 * MINUTE, 2 * HOUR, 12 * HOUR)
 SPARED: Final = 22 * HOUR
 LONGEST_BUSY: Final = 13 * MINUTE
 SHORTEST_REST, DEFAULT_REST, LONGEST_REST = 1.0, MINUTE, DAY
@@ -113,7 +114,8 @@ def _holds(world: World, delivery: str, changes: Sequence[RowChange]) -> Iterato
             yield f"{named} without an end"
             continue
         pause = (moment_of(held.until) - world.space.clock.shown(held.at)).total_seconds()
-        alone, ours = alone + (held.reason == "alone"), ours + (held.reason == "ours")
+        is_later = held.reason == "alone" or is_doubt(held)
+        alone, ours = alone + is_later, ours + (held.reason == "ours")
         expected = _expected(held, alone, ours)
         is_right_clock = not world.in_trouble(held.at - 1, held.at + 1, MishapKind.CLOCK)
         if expected is not None and abs(pause - expected) > 2 and is_right_clock:
@@ -123,7 +125,14 @@ def _holds(world: World, delivery: str, changes: Sequence[RowChange]) -> Iterato
         yield from _end_of(world, named, held, after, pause)
 
 
+def is_doubt(held: RowChange) -> bool:
+    """Whether it was refused by a server that may not have been able to fetch our key."""
+    return (held.state, held.reason, held.code) == ("held", "ours", "HTTP_401")
+
+
 def _expected(held: RowChange, alone: int, ours: int) -> float | None:
+    if is_doubt(held):
+        return float(IN_DOUBT[min(alone, len(IN_DOUBT)) - 1])
     if held.reason == "alone":
         return float(ALONE[min(alone, len(ALONE)) - 1])
     if held.reason == "ours" and held.suspect is None:

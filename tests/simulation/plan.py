@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
+from federation.activitypub.signatures import SignatureKind
+
 MINUTE: Final = 60.0
 HOUR: Final = 3600.0
 DAY: Final = 24 * HOUR
@@ -41,7 +43,14 @@ class Trouble(StrEnum):
     BREAKS_US = "answers deliveries in a way that our own code cannot bear"
     CENSORED = "has no name here, but has one for others"
     OTHER_KEYS = "shows and uses other keys"
+    NAMELESS = "has no name"
+    GONE = "has no inbox any more, 410"
+    REFUSES_US = "takes no signature of ours, 401"
+    LACKS_OUR_KEY = "cannot fetch our key, 401"
 
+
+OF_ACTIVITIES: Final = (Trouble.NAMELESS, Trouble.GONE, Trouble.REFUSES_US, Trouble.LACKS_OUR_KEY)
+"""What may be wrong with a server that takes activities, and with no other."""
 
 PERMANENT: Final = (Trouble.REFUSES, Trouble.HANGS, Trouble.BAD_GATEWAY, Trouble.OTHER_KEYS)
 """What a server may suffer to the end."""
@@ -53,6 +62,11 @@ TAKES_DELIVERIES: Final = (Trouble.SLOW, Trouble.CENSORED)
 
 REFUSES_ONE: Final = 410
 """Of the statuses for one delivery that which is the server's own answer; the others are pages of a proxy."""
+FORBIDS_ONE: Final = 403
+"""The same of a server that takes activities."""
+NOT_FOUND, GONE = 404, 410
+LOST_INBOXES: Final = {"missing": NOT_FOUND, "gone": GONE}
+"""Users of servers that take activities, and what their own inboxes answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +80,26 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True)
+class Receiver:
+    """How a server takes activities: signed by one of these kinds, or else it answers with `unsigned`.
+
+    Some answer with a page to what they take.
+    """
+
+    kinds: frozenset[SignatureKind]
+    unsigned: int = 401
+    shows_page: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedServer:
-    """A server as the world makes it; `latency` is how long it usually takes."""
+    """A server as the world makes it; `latency` is how long it usually takes. `receiver`: it takes activities alone."""
 
     number: int
     latency: float
     is_known: bool
     phases: tuple[Phase, ...] = ()
+    receiver: Receiver | None = None
 
     @property
     def is_sick(self) -> bool:
@@ -89,6 +116,8 @@ class PlannedDelivery:
     is_poison: bool = False
     page: int | None = None
     """The status with which its server answers this delivery, and no other: None, it takes it. See `REFUSES_ONE`."""
+    user: str | None = None
+    """Whose own inbox it is for; None, the inbox that the server's users share. See `LOST_INBOXES`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +217,12 @@ class Plan:
     """When the queue loses all that it has."""
     is_plain: bool = False
     """Posts are sent by another wire, which knows no keys, no page of a stranger, and no question but a delivery."""
+    hidden: tuple[tuple[float, float], ...] = ()
+    """When nobody can fetch our actor."""
+
+    @property
+    def has_activities(self) -> bool:
+        return any(server.receiver is not None for server in self.servers)
 
     def plain(self) -> Plan:
         """The same world by that wire, whose servers have none of the troubles that it cannot tell from being well."""
@@ -225,6 +260,7 @@ class Plan:
             last_requests=(),
             freezes=(),
             losses=(),
+            hidden=(),
             processes=1,
             end=RUSH + SILENCE + QUIET,
         )

@@ -11,6 +11,7 @@ from tests.simulation.plan import (
     DAY,
     HOUR,
     MINUTE,
+    OF_ACTIVITIES,
     PERMANENT,
     REFUSES_ONE,
     STRANGERS,
@@ -31,6 +32,7 @@ PAGES_FOR_ONE: Final = (TOO_LARGE, 500)
 """What a server answers to one delivery, and to no other: it is too large, or of a kind that makes its code fail."""
 SILENT: Final = (Trouble.REFUSES, Trouble.HANGS, Trouble.BAD_GATEWAY, Trouble.MAINTENANCE, Trouble.HANGS_ON_POSTS)
 """With these nothing that is sent to a server tells what it will say to it later."""
+DRAWN: Final = tuple(trouble for trouble in Trouble if trouble not in OF_ACTIVITIES)
 TRIES_OF_ONE: Final = (
     *((6.0 * number) for number in range(16)),
     *((11 * MINUTE + 25.0 * number) for number in range(6)),
@@ -90,7 +92,7 @@ class _Planner:
         shortest, longest = (4 * HOUR, 3 * DAY) if chance.random() < 0.06 else (5.0, 4 * HOUR)
         length = math.exp(chance.uniform(math.log(shortest), math.log(longest)))
         start = chance.uniform(MINUTE, WEEK - length)
-        trouble = chance.choice(list(Trouble))
+        trouble = chance.choice(DRAWN)
         if trouble is Trouble.BREAKS_US:
             length = min(length, 2 * HOUR)
         value = {

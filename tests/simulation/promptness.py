@@ -8,11 +8,22 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Final
 
-from tests.simulation.plan import END, HOUR, MINUTE, QUIET, STRANGERS, TAKES_DELIVERIES, Phase, Trouble
+from tests.simulation.owing import Owed
+from tests.simulation.plan import (
+    END,
+    HOUR,
+    MINUTE,
+    NOT_FOUND,
+    QUIET,
+    STRANGERS,
+    TAKES_DELIVERIES,
+    Phase,
+    Trouble,
+)
 from tests.simulation.records import MishapKind, Past, RowChange, Turn, moment_of
 from tests.simulation.servers import SimulatedServer
 from tests.simulation.story import moment
-from tests.simulation.world import Owed, World
+from tests.simulation.world import World
 
 SOON: Final = MINUTE
 AMONG_PAGES: Final = 5 * MINUTE
@@ -20,10 +31,12 @@ AMONG_PAGES: Final = 5 * MINUTE
 DENSE: Final = 80.0
 LOOKS: Final = 24
 BACK: Final = 5 * MINUTE
-FAILS_AT: Final = 500
+TRIED_LATER: Final = (500, NOT_FOUND)
+"""A server that answers so to one delivery alone may take it some day."""
 SERIES: Final = 3
 RESTING: Final = (Trouble.LIMITS, Trouble.ASKS_TO_WAIT)
 """These say themselves how long they are away."""
+REFUSING: Final = (Trouble.GONE, Trouble.REFUSES_US)
 WELL_SINCE: Final = QUIET
 """A server that was in trouble may be looked at so rarely that a day passes."""
 REGAINED: Final = 4 * MINUTE
@@ -70,9 +83,9 @@ def _alone(world: World, owed: Owed, changes: Sequence[RowChange]) -> Iterator[s
     """What a server fails at gets three more series; what is too large for it, or refused by it, gets none."""
     holds = sum((change.was, change.state, change.reason) == ("ready", "held", "alone") for change in changes)
     failed = [change for change in changes if change.state == "failed" and change.code == f"HTTP_{owed.page}"]
-    if owed.page != FAILS_AT and holds:
+    if owed.page not in TRIED_LATER and holds:
         yield f"{owed.delivery_id}, which {owed.server} answers with {owed.page}, was held {holds} times for later"
-    if owed.page == FAILS_AT and failed and holds != SERIES and not world.in_trouble(owed.at, failed[0].at):
+    if owed.page in TRIED_LATER and failed and holds != SERIES and not world.in_trouble(owed.at, failed[0].at):
         yield f"{owed.delivery_id}, which {owed.server} fails at, was given up after {holds} more series"
 
 
@@ -112,9 +125,9 @@ def _returns(world: World, server: SimulatedServer) -> Iterator[str]:
 
 def _back_within(phase: Phase) -> float:
     """How long it takes at most until what was owed in this phase is there; infinite if that depends on more."""
-    if phase.trouble in RESTING or phase.trouble in STRANGERS or phase.trouble in TAKES_DELIVERIES:
+    if phase.trouble in (*REFUSING, *RESTING, *STRANGERS, *TAKES_DELIVERIES):
         return math.inf
-    if phase.trouble is Trouble.BREAKS_US:
+    if phase.trouble in (Trouble.BREAKS_US, Trouble.LACKS_OUR_KEY):
         return HOUR + BACK
     return 1.2 * max(2 * MINUTE, (phase.end - phase.start) / LOOKS) + BACK
 

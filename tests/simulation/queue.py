@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import timedelta
 from typing import Final, cast
 
+from federation.base.queues.queue import ACTIVITIES_QUEUE_NAME, DELIVERY_QUEUE_NAME
 from tests.simulation.database import Line
 from tests.simulation.loop import LoopClock
 from workers import Storage, StorageUnavailable
@@ -18,6 +19,8 @@ from workers.storage.memory.storage import MemoryQueue
 from workers.testing.stand_in import StandIn
 
 _FOREVER: Final = timedelta(days=30)
+_OF_DELIVERIES: Final = (DELIVERY_QUEUE_NAME, ACTIVITIES_QUEUE_NAME)
+_WAITING: Final = (JobState.QUEUED, JobState.SCHEDULED, JobState.FAILING)
 
 
 class Queues:
@@ -67,15 +70,17 @@ class Queues:
         """Whether some worker is at work."""
         return any(queue.table.by_state[JobState.PROCESSING] for queue in self._queues.values())
 
-    def has_open(self, name: str, job_id: str) -> bool:
-        """Whether that job is there and has not ended."""
-        table = self._queues[name].table.by_state
-        return any(job_id in table[state] for state in JobState if not state.is_final)
+    def has_open(self, job_id: str) -> bool:
+        """Whether that job of a delivery is there and has not ended."""
+        tables = self._of_deliveries()
+        return any(job_id in table[state] for table in tables for state in JobState if not state.is_final)
 
-    def waiting(self, name: str) -> set[str]:
-        """Ids of the jobs that are there to be done."""
-        table = self._queues[name].table.by_state
-        return {job for state in (JobState.QUEUED, JobState.SCHEDULED, JobState.FAILING) for job in table[state]}
+    def waiting(self) -> set[str]:
+        """Ids of the jobs of deliveries that are there to be done."""
+        return {job for table in self._of_deliveries() for state in _WAITING for job in table[state]}
+
+    def _of_deliveries(self) -> list[Mapping[JobState, Mapping[str, object]]]:
+        return [self._queues[name].table.by_state for name in _OF_DELIVERIES if name in self._queues]
 
 
 class _Remote(StandIn):

@@ -40,7 +40,8 @@ class Mishap:
 class Request:
     """One request of the node; `job` is that of the delivery which it belongs to. `status` is None without an answer.
 
-    `told_at` is when it was sent by what its process takes for the time, `rest` what the answer asked for.
+    `told_at` is when it was sent by what its process takes for the time, `rest` what the answer asked for, `signature`
+    how an activity was signed.
     """
 
     at: float
@@ -52,6 +53,12 @@ class Request:
     status: int | None = None
     answered_at: float | None = None
     rest: str | None = None
+    signature: str | None = None
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether the server has what was sent."""
+        return self.status is not None and (self.status < 300 or self.status == 409)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +114,7 @@ class LinkChange:
     rest_until: str | None
     acknowledged_at: str | None
     was: str | None
+    wire: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,13 +158,14 @@ class Past:
     requests: Mapping[str, Sequence[Request]]
 
     @classmethod
-    def of(cls, keeper: sqlite3.Connection, requests: Sequence[Request]) -> Self:
-        """What the triggers wrote into this database."""
+    def of(cls, keeper: sqlite3.Connection, requests: Sequence[Request], wires: Mapping[str, str]) -> Self:
+        """What the triggers wrote into this database. Of each server the link by its wire counts: no other is used."""
+        links = _read(keeper, "SELECT * FROM simulated_links ORDER BY rowid", LinkChange)
         changes = _with_canaries(_read(keeper, "SELECT * FROM simulated_rows ORDER BY rowid", RowChange))
         return cls(
             rows=_grouped(changes, lambda each: each.id),
             by_server=_grouped(changes, lambda each: each.server),
-            links=_grouped(_read(keeper, "SELECT * FROM simulated_links ORDER BY rowid", LinkChange), _server),
+            links=_grouped([each for each in links if each.wire == wires[each.server]], _server),
             turns=_grouped(_read(keeper, "SELECT * FROM simulated_turns ORDER BY rowid", Turn), lambda each: each.job),
             attempts=_grouped(_read(keeper, _ATTEMPTS, Attempt), lambda each: each.delivery),
             requests=_grouped(requests, _server),
@@ -223,7 +232,8 @@ def _row_values(row: str, state: str, *, was: str) -> str:
     simulated_now(), {row}.id, {row}.server_url, {state}, {row}.held_reason, {row}.next_attempt_at, {row}.series,
     {row}.attempts, {row}.sending, {row}.released_at, {row}.canary_at, {row}.error_code, {row}.suspect,
     {row}.created_at, {{in_turn}},
-    (SELECT iif(operator_hold, 'operator', state) FROM server_links WHERE server_url = {row}.server_url),
+    (SELECT iif(operator_hold, 'operator', state) FROM server_links
+        WHERE server_url = {row}.server_url AND wire = {row}.wire),
     {was}
     """
 
@@ -249,11 +259,11 @@ CREATE TRIGGER simulated_delete AFTER DELETE ON delivery_jobs BEGIN
 END;
 CREATE TRIGGER simulated_link AFTER INSERT ON server_links BEGIN
     INSERT INTO simulated_links VALUES (simulated_now(), NEW.server_url, NEW.state, NEW.reason, NEW.operator_hold,
-        NEW.rest_until, NEW.last_success_at, NULL);
+        NEW.rest_until, NEW.last_success_at, NULL, NEW.wire);
 END;
 CREATE TRIGGER simulated_link_change AFTER UPDATE ON server_links BEGIN
     INSERT INTO simulated_links VALUES (simulated_now(), NEW.server_url, NEW.state, NEW.reason, NEW.operator_hold,
-        NEW.rest_until, NEW.last_success_at, OLD.state);
+        NEW.rest_until, NEW.last_success_at, OLD.state, NEW.wire);
 END;
 CREATE TRIGGER simulated_turn AFTER UPDATE OF token ON scheduler_jobs BEGIN
     INSERT INTO simulated_turns VALUES (simulated_now(), NEW.name, NEW.holder, NEW.started_at, OLD.leased_until,

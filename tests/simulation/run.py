@@ -8,6 +8,7 @@ from time import process_time
 from tests.simulation.invariants import judge, look, slowed_down
 from tests.simulation.plan import HOUR
 from tests.simulation.planner import make_plan
+from tests.simulation.receivers import with_activities
 from tests.simulation.surprises import with_surprises
 from tests.simulation.world import World, run_world
 
@@ -45,15 +46,19 @@ def run_seed(
     tell: bool = False,
     on_engines: bool = False,
     plain: bool = False,
+    activities: bool = False,
 ) -> Verdict:
     """The world of a seed, judged; with `rush` also a while in which all are written to and the sick ones hang, against
     the same while without them. `tell` its story, too, if nothing is wrong. `on_engines` all statements go through
-    SQLAlchemy's engines. `plain`: posts are sent by another wire.
+    SQLAlchemy's engines. `plain`: posts are sent by another wire. `activities`: half of the servers take
+    activities.
     """
     started = process_time()
     plan = with_surprises(make_plan(seed, servers))
     if plain:
         plan = plan.plain()
+    if activities:
+        plan = with_activities(plan)
     world = run_world(plan, look=look, judge=judge, on_engines=on_engines)
     findings = list(dict.fromkeys(world.findings))
     seconds = plan.end

@@ -8,12 +8,14 @@ import json
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import cache
 from hashlib import sha256
 from typing import Final
 
 import httpx
 
+from federation.activitypub.signatures import SignatureKind
 from federation.protocol.activities import ActivityMethod
 from federation.protocol.errors import EnvelopeError
 from federation.protocol.keys import EncryptionKeyPair, OwnKeys, SigningKeyPair
@@ -23,13 +25,23 @@ from tests.misbehaving import Canned, Received
 from tests.peer import DISCOVER_PATH, Arrived, json_answer
 from tests.plain_wire import PLAIN_PATH
 from tests.relaying_peer import Relaying
-from tests.simulation.plan import REFUSES_ONE, Phase, PlannedServer, Trouble
+from tests.simulation.inboxes import NOT_VERIFIED, Inboxes, name_of
+from tests.simulation.own_actor import OWN_HOST, OwnActor, actor_document
+from tests.simulation.plan import (
+    FORBIDS_ONE,
+    GONE,
+    REFUSES_ONE,
+    Phase,
+    PlannedServer,
+    Trouble,
+)
 from tests.simulation.records import Request
 from workers.clock import Clock
 
 PAGE: Final = b"<!DOCTYPE html><html><head><title>Back soon</title></head><body>We will be right back.</body></html>"
 HTML: Final = {"Content-Type": "text/html"}
 NETWORK_SECONDS: Final = 0.01
+_ACTIVITY_JSON: Final = {"Content-Type": "application/activity+json"}
 
 _PAGES: Final = {
     Trouble.BAD_GATEWAY: 502,
@@ -37,8 +49,8 @@ _PAGES: Final = {
     Trouble.MISSING: 404,
     Trouble.PARKED: 200,
     Trouble.FAILS: 500,
+    Trouble.GONE: GONE,
 }
-
 
 _ON_POSTS: Final = {
     Trouble.HANGS_ON_POSTS: Trouble.HANGS,
@@ -77,9 +89,16 @@ class Told:
 class SimulatedServer(Relaying):
     """A server of the plan: what it applies it applies once, whatever goes wrong with its answers."""
 
-    def __init__(self, planned: PlannedServer, poison: set[str], now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        planned: PlannedServer,
+        poison: set[str],
+        now: Callable[[], float],
+        shown: Callable[[], datetime],
+    ) -> None:
         super().__init__(server_keys(planned.number))
         self.planned = planned
+        self.inboxes = None if planned.receiver is None else Inboxes(server_url(planned.number), planned.receiver)
         self.dislikes: dict[str, int] = {}
         self.last_requests: set[int] = set()
         """After so many requests whoever sent them is gone."""
@@ -88,6 +107,7 @@ class SimulatedServer(Relaying):
         self.follows: list[Told] = []
         self._poison = poison
         self._now = now
+        self._shown = shown
         self._phases = list(planned.phases)
         self._requests = 0
         self._lost = 0
@@ -133,6 +153,17 @@ class SimulatedServer(Relaying):
         self._apply(activity_id)
         return Canned(status=200)
 
+    def take_activity(self, inboxes: Inboxes, request: Received) -> Canned:
+        """What it answers to an activity: it refuses what is not signed as it likes before it reads any."""
+        refusal = inboxes.refusal(request, self._shown())
+        if refusal is not None:
+            return refusal
+        activity_id = name_of(request.body)
+        self._meet(activity_id)
+        is_known = activity_id in self.first_applied
+        self._apply(activity_id)
+        return inboxes.answer(is_known=is_known)
+
     def _meet(self, activity_id: str) -> None:
         if activity_id in self._poison:
             raise Poisoned(activity_id)
@@ -154,12 +185,12 @@ class SimulatedServer(Relaying):
     def answer(self, request: Received) -> Canned:
         before = len(self.arrived)
         try:
-            canned = self.take_plain(request) if request.path == PLAIN_PATH else super().answer(request)
+            canned = self._taken(request)
         except EnvelopeError:  # sealed to keys that it showed while it had others
             return json_answer({"error": "", "code": DECRYPT_FAILED}, 400)
         except Disliked as page:
-            if page.args[0] == REFUSES_ONE:
-                return json_answer({"error": "", "code": "NOT_WANTED"}, REFUSES_ONE)
+            if page.args[0] in (REFUSES_ONE, FORBIDS_ONE):
+                return json_answer({"error": "", "code": "NOT_WANTED"}, page.args[0])
             return Canned(status=page.args[0], headers=HTML, body=PAGE)
         for arrived in self.arrived[before:]:
             if arrived.method is not ActivityMethod.FEDERATE_POST:
@@ -167,6 +198,11 @@ class SimulatedServer(Relaying):
                 continue
             self._apply(arrived.activity_id)
         return canned
+
+    def _taken(self, request: Received) -> Canned:
+        if self.inboxes is not None:
+            return self.take_activity(self.inboxes, request)
+        return self.take_plain(request) if request.path == PLAIN_PATH else super().answer(request)
 
     def _read(self, request: Received) -> Arrived | None:
         arrived = super()._read(request)
@@ -182,6 +218,7 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
         self,
         servers: dict[str, SimulatedServer],
         requests: list[Request],
+        own_actor: OwnActor,
         *,
         crash: Callable[[str], None],
         process: int,
@@ -189,16 +226,19 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
     ) -> None:
         self._servers = servers
         self._requests = requests
+        self._own_actor = own_actor
         self._crash = crash
         self._process = process
         self._clock = clock
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if request.url.host == OWN_HOST:
+            return await self._show_ourselves()
         server = self._servers[request.url.host]
         now = asyncio.get_running_loop().time
         noted = Request(
             at=now(), told_at=self._clock.now(), process=self._process, server=server.url,
-            path=request.url.path, job=_job(),
+            path=request.url.path, job=_job(), signature=_signature(server, request),
         )  # fmt: skip
         self._requests.append(noted)
         response = await self._request(server, request)
@@ -206,10 +246,18 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
         noted.rest = response.headers.get("Retry-After")
         return response
 
+    async def _show_ourselves(self) -> httpx.Response:
+        """What a process of ours sees of our actor, by our public name."""
+        self._own_actor.looks.append((self._process, asyncio.get_running_loop().time()))
+        await asyncio.sleep(NETWORK_SECONDS)
+        if self._own_actor.is_hidden():
+            return _response(Canned(status=502, headers=HTML, body=PAGE))
+        return _response(Canned(headers=_ACTIVITY_JSON, body=actor_document()))
+
     async def _request(self, server: SimulatedServer, request: httpx.Request) -> httpx.Response:
         phase = server.phase()
         trouble = _trouble(phase, request)
-        if trouble is Trouble.CENSORED:
+        if trouble in (Trouble.CENSORED, Trouble.NAMELESS):
             raise socket.gaierror(socket.EAI_NONAME, "no such name")
         await asyncio.sleep(NETWORK_SECONDS)
         if trouble is Trouble.REFUSES:
@@ -248,6 +296,8 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
         if trouble in (Trouble.LIMITS, Trouble.ASKS_TO_WAIT):
             status = 429 if trouble is Trouble.LIMITS else 503
             return Canned(status=status, headers={"Retry-After": f"{phase.value:.0f}"} if phase.value else {})
+        if trouble in (Trouble.REFUSES_US, Trouble.LACKS_OUR_KEY):
+            return NOT_VERIFIED
         return Canned(status=_PAGES[trouble], headers=HTML, body=PAGE)
 
     def _lose(self, server: SimulatedServer, request: Received) -> None:
@@ -274,6 +324,13 @@ def _job() -> str | None:
     task = asyncio.current_task()
     name = "" if task is None else task.get_name()
     return name.removeprefix("attempt-") if name.startswith("attempt-delivery-") else None
+
+
+def _signature(server: SimulatedServer, request: httpx.Request) -> SignatureKind | None:
+    """How an activity is signed."""
+    if server.inboxes is None:
+        return None
+    return SignatureKind.RFC9421 if "Signature-Input" in request.headers else SignatureKind.CAVAGE
 
 
 def server_url(number: int) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import gc
-import json
 import random
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -14,19 +13,19 @@ from functools import partial
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from db import DEFAULT_WIRE
+from federation.activitypub.activities import WIRE
 from federation.admin.why import explain
 from federation.base.errors import Unreachable
-from federation.base.queues.job_data import POST_JOB
-from federation.protocol.activities import post_activity
-from tests.peer import POSTS_PATH, Sender
-from tests.plain_wire import PLAIN_JOB, PLAIN_PATH
+from tests.peer import Sender
+from tests.plain_wire import PlainWire
+from tests.simulation.activities import actor_rows
 from tests.simulation.asked import Promise, promise_of, questions, untrue
 from tests.simulation.database import Space
 from tests.simulation.incidents import Ban, Incidents, Pair, Wish
 from tests.simulation.loop import START, LoopClock, VirtualLoop
 from tests.simulation.needs import Needs, note_sweep
 from tests.simulation.node import (
-    OWN_URL,
     Process,
     Surroundings,
     is_frozen,
@@ -35,15 +34,15 @@ from tests.simulation.node import (
     own_keys,
     own_settings,
 )
-from tests.simulation.plan import HOUR, MINUTE, Freeze, Kill, Outage, Plan, PlannedDelivery
+from tests.simulation.owing import Application, Owed, Skip
+from tests.simulation.own_actor import OWN_URL, OwnActor
+from tests.simulation.plan import HOUR, MINUTE, Freeze, Kill, Outage, Plan
 from tests.simulation.queue import Queues
 from tests.simulation.records import Mishap, MishapKind, Request
-from tests.simulation.servers import SimulatedServer, server_url
+from tests.simulation.servers import SimulatedServer
 from tests.simulation.story import Story
 from workers import WorkersError
 
-OWES_AGAIN_AFTER = 20.0
-"""Seconds of virtual time until the application owes again what its database or queue did not take."""
 SWEEPS_EACH = 50 * MINUTE
 """Less than the hour after which a sweep takes the clock for wrong."""
 COLLECTS_EACH = 50
@@ -52,19 +51,6 @@ GETS_OVER_IT = 120.0
 """Seconds that the node has for that after something of ours had failed."""
 CRASH_SECONDS = 5.0
 """How long a crashed process takes to be started again, in virtual seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Owed:
-    """One delivery of the application to one server."""
-
-    delivery_id: str
-    activity_id: str
-    server: str
-    at: float
-    ordering_key: str | None
-    is_poison: bool
-    page: int | None = None
 
 
 @dataclass(slots=True)
@@ -81,9 +67,18 @@ class World:
     requests: list[Request] = field(default_factory=list)
     bans: list[Ban] = field(default_factory=list)
     promises: list[Promise] = field(default_factory=list)
+    skips: list[Skip] = field(default_factory=list)
+    own_looks: list[tuple[int, float]] = field(default_factory=list)
+    """Those of a process at our own actor."""
     findings: list[str] = field(default_factory=list)
     wanted: dict[Pair, list[Wish]] = field(default_factory=dict)
     """What users wanted of each pair, in this order."""
+
+    @property
+    def wires(self) -> dict[str, str]:
+        """The name of the wire by which each server gets what is owed to it."""
+        usual = PlainWire.name if self.plan.is_plain else DEFAULT_WIRE
+        return {url: usual if each.inboxes is None else WIRE for url, each in self.servers.items()}
 
     def note(self, kind: MishapKind, start: float, end: float) -> None:
         """Something of ours fails, or did."""
@@ -149,11 +144,13 @@ class _Run:
         self._look = look
         self._judge = judge
         self._poison: set[str] = set()
+        own_actor = OwnActor(self._is_hidden)
         self._around = Surroundings(
-            settings=own_settings(),
+            settings=own_settings(has_activities=world.plan.has_activities),
             clock=world.space.clock,
             space=world.space,
             queues=world.queues,
+            own_actor=own_actor,
             on_engines=on_engines,
             has_clock=world.plan.own_machines,
         )
@@ -164,7 +161,12 @@ class _Run:
         ]
         self._around.processes = self._workers
         world.requests = self._around.requests
-        self._posts = 0
+        world.own_looks = own_actor.looks
+        self._application = Application(world, self._app, self._poison, self._around.clock)
+
+    def _is_hidden(self) -> bool:
+        now = self._loop.time()
+        return any(start <= now < end for start, end in self._world.plan.hidden)
 
     async def run(self) -> None:
         self._make_servers()
@@ -208,7 +210,7 @@ class _Run:
     def _events(self) -> list[tuple[float, Callable[[], Awaitable[None]]]]:
         plan = self._world.plan
         events: list[tuple[float, Callable[[], Awaitable[None]]]] = []
-        events += [(each.at, partial(self._owe, each)) for each in plan.deliveries]
+        events += [(each.at, partial(self._application.owe, each)) for each in plan.deliveries]
         events += [(each.start, partial(self._cut, each)) for each in plan.outages]
         events += [(each.at, partial(self._kill, each)) for each in plan.kills]
         events += [(each.at, partial(self._freeze, each)) for each in plan.freezes]
@@ -221,7 +223,7 @@ class _Run:
     def _make_servers(self) -> None:
         known = []
         for planned in self._world.plan.servers:
-            server = SimulatedServer(planned, self._poison, self._loop.time)
+            server = SimulatedServer(planned, self._poison, self._loop.time, self._around.clock.now)
             server.last_requests = {
                 each.number for each in self._world.plan.last_requests if each.server == planned.number
             }
@@ -236,7 +238,7 @@ class _Run:
                     end=phase.end,
                     value=phase.value,
                 )
-            if planned.is_known:
+            if planned.is_known and planned.receiver is None:
                 keys = own_keys()
                 server.senders[OWN_URL] = Sender(
                     public_key=keys.signing.public_text, encryption_public_key=keys.encryption.public_text
@@ -257,64 +259,8 @@ class _Run:
             " updated_at, is_healthy, health_check_attempts) VALUES (?, ?, ?, ?, ?, ?, ?, 1, 0)",
             [(s.url, s.url, s.keys.signing.public_text, s.keys.encryption.public_text, now, now, now) for s in known],
         )
-
-    async def _owe(self, planned: PlannedDelivery) -> None:
-        """The application owes it, and tries again where its database is away."""
-        self._posts += 1
-        activity = f"post-{self._posts}"
-        if planned.is_poison:
-            self._poison.add(activity)
-        if planned.page is not None:
-            self._world.servers[server_url(planned.servers[0])].dislikes[activity] = planned.page
-        at = self._loop.time()
-        while True:
-            try:
-                ids = await self._enqueue(planned, activity)
-                break
-            except (SQLAlchemyError, WorkersError) as error:
-                self._world.story.tell("* not owed", activity=activity, error=repr(error)[:300])
-                await asyncio.sleep(OWES_AGAIN_AFTER)
-        servers = [server_url(number) for number in planned.servers]
-        for delivery_id, server in zip(ids, servers, strict=True):
-            self._world.owed.append(
-                Owed(
-                    delivery_id,
-                    activity,
-                    server,
-                    self._loop.time(),
-                    planned.ordering_key,
-                    is_poison=planned.is_poison,
-                    page=planned.page,
-                )
-            )
-            self._world.story.tell(
-                "* owed", delivery_id=delivery_id, server_url=server, activity=activity, key=planned.ordering_key
-            )
-        if self._loop.time() > at:
-            self._world.story.tell("* owed late", activity=activity)
-
-    async def _enqueue(self, planned: PlannedDelivery, activity: str) -> tuple[str, ...]:
-        assert self._app.federation is not None
-        outbox = self._app.federation.outbox
-        payload = post_activity(
-            federation_url=OWN_URL,
-            post_id=activity,
-            content=[{"type": "text", "value": "a post"}],
-            author_id="author",
-            published=self._around.clock.now(),
-            is_private=False,
-        )
-        servers = [server_url(number) for number in planned.servers]
-        name, path = POST_JOB, POSTS_PATH
-        if self._world.plan.is_plain:
-            name, path, payload = PLAIN_JOB, PLAIN_PATH, json.dumps({"id": activity})
-        async with outbox.transaction() as session:
-            if len(servers) > 1:
-                return await outbox.enqueue_fanout(session, name, path, servers, payload)
-            delivery_id = await outbox.enqueue_delivery(
-                session, name, servers[0] + path, servers[0], payload, ordering_key=planned.ordering_key
-            )
-            return (delivery_id,)
+        for statement, values in actor_rows() if self._world.plan.has_activities else ():
+            self._world.space.keeper.execute(statement, values)
 
     async def _cut(self, outage: Outage) -> None:
         name = "queue" if outage.of_queue else "database"

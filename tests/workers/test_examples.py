@@ -211,11 +211,13 @@ async def _is(queue: Queue, job_id: str, state: JobState | None) -> bool:
 
 
 def test_every_example_is_run_and_small() -> None:
-    """By a test here, in `tests/test_readme.py` or in `tests/federation/sync/test_examples.py`."""
+    """By a test here, in `tests/test_readme.py`, `tests/federation/sync/test_examples.py` or `tests/acceptance`."""
     applications = {"django_app", "fastapi_app", "flask_app"}
+    actors = {"activitypub_django", "activitypub_fastapi"}
     small = {*PRINTED, "once_per_key", "owe_delivery", "script", "sharded"}
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == TEN | small | applications
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == TEN | small | applications | actors
     assert [name for name in sorted(small) if _lines(name) >= 40] == []
+    assert [name for name in sorted(actors) if _lines(name) > 25] == []
     assert [name for name in sorted(TEN) if _lines(name) >= 15] == []
 
 

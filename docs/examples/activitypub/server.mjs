@@ -17,7 +17,9 @@ federation.setActorDispatcher("/users/{identifier}", (context, identifier) =>
 
 federation.setInboxListeners("/users/{identifier}/inbox", "/inbox").on(Create, async (context, create) => {
   const note = await create.getObject(context);
-  if (note instanceof Note) notes.push(`${create.actorId.href} says: ${note.content}`);
+  if (!(note instanceof Note)) return;
+  notes.push(`${create.actorId.href} says: ${note.content}`);
+  console.log(notes.at(-1));
 });
 
 const server = createServer(async (request, response) => {

@@ -17,9 +17,10 @@ from urllib.parse import urlsplit
 from sqlalchemy import exists, or_, select
 from sqlmodel import col
 
-from db import FederationTable, HoldReason, Server
+from db import DeliveryState, FederationTable, HoldReason, Server
 from db.catalog import denied
 from db.url import absent_file
+from federation.activitypub.codes import ALLOWS_HTTP, PLAIN_HTTP
 from federation.admin import queues as queue_admin
 from federation.admin.deliveries import deliveries
 from federation.admin.deliveries.deliveries import Selection
@@ -278,6 +279,8 @@ async def backlog(federation: Federation) -> Found:
     text = "; ".join(told or ["nothing is owed"])
     if found.oldest_ready is not None and now - found.oldest_ready > OLD_BACKLOG:
         return warning(text, "`federation deliveries stats` says to whom; do workers run?")
+    if HoldReason.OURS in found.held_by_reason and (plain := await _on_plain_http(federation)):
+        return warning(f"{text}; {_are(plain, 'to go to plain http')}", f"{ALLOWS_HTTP}, where workers run")
     if found.open and not await last_runs(federation.database):
         return warning(text, "no process that delivers has ever run: `federation run`, or `federation workers run`")
     if unknown:
@@ -285,6 +288,11 @@ async def backlog(federation: Federation) -> Found:
     if found.held_by_reason.keys() & _HELD_BY_TROUBLE:
         return warning(text, "`federation deliveries stats --state held` says for whom, `federation why URL` why")
     return note(text) if found.held else ok(text)
+
+
+async def _on_plain_http(federation: Federation) -> int:
+    selection = Selection(state=DeliveryState.HELD, code=PLAIN_HTTP)
+    return (await deliveries.stats(federation.database, selection, servers=0)).held
 
 
 _HELD_BY_TROUBLE: Final = frozenset({HoldReason.SERVER, HoldReason.OURS})

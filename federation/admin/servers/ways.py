@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -114,7 +114,7 @@ class Way:
 async def ways_to(federation: Federation, url: str, *, registered: bool, backlog: DeliveryStats) -> tuple[Way, ...]:
     """Return the ways to a server by each wire that it is known to speak; at least one.
 
-    A registered one speaks the wire of the registry. An operator's hold is on all links, and so tells of no wire.
+    A registered one speaks the wire of the registry. An operator's hold and release are on all links, and tell of none.
     """
     links = [await federation.links.of(wire).find(url) for wire in federation.wires.names]
     known = [link for link in links if _tells(link) or (registered and link.wire == DEFAULT_WIRE)]
@@ -142,9 +142,8 @@ def is_on_record(link: Link) -> bool:
 
 
 def _tells(link: Link) -> bool:
-    """Tell whether anything is known of the link but that an operator holds the server."""
-    blank = Link(server_url=link.server_url, wire=link.wire, since=link.since, operator_hold=link.operator_hold)
-    return link != blank
+    """Tell whether anything is known of the link but that an operator holds the server, or has let it go."""
+    return is_on_record(replace(link, operator_hold=False, release_at=None))
 
 
 async def _wire_of_one(database: Database, url: str) -> str | None:

@@ -79,7 +79,8 @@ def _findings(until: datetime) -> Iterator[AdviceRule]:
     yield from _down_findings(until)
     yield from _delivery_findings()
     stranger = F.lit("not in the registry: it was removed, or it never introduced itself")
-    yield _finding(Action.WATCH, F.col("state") == UNREGISTERED, stranger)
+    is_strange = (F.col("state") == UNREGISTERED) & F.col("needs_no_registry").isNull()
+    yield _finding(Action.WATCH, is_strange, stranger)
     failures = F.format_string(
         "went down %d times in %d days, for %s at the longest",
         "failures",

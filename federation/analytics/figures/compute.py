@@ -74,6 +74,7 @@ def compute(inputs: Inputs, *, window: Window, now: datetime | None = None, keep
         anomalies=anomalies,
         deliveries=deliveries.good,
         losses=losses.good,
+        links=inputs.links,
         window=window,
         until=until,
         keep=keep,

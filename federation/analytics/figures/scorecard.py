@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name Spark's own documentation gives it
 
-from db import DeliveryState, ServerHealth
+from db import DEFAULT_WIRE, DeliveryState, ServerHealth
 from federation.analytics.days import DAY, MONTH, WEEK, midnight
 from federation.analytics.figures.actions import advise
 from federation.analytics.figures.daily import share
@@ -67,6 +67,7 @@ def server_scorecard(
     anomalies: DataFrame,
     deliveries: DataFrame,
     losses: DataFrame,
+    links: DataFrame | None = None,
     window: Window,
     until: datetime,
     keep: Keep = as_it_is,
@@ -92,6 +93,7 @@ def server_scorecard(
         .join(_top_errors(in_windows), key, "left")
         .join(_owed_figures(windows, deliveries, losses), key, "left")
         .join(_standing(known, blacklist, outages), "server_url")
+        .join(_without_registry(links, known), "server_url", "left")
         .join(_key_findings(anomalies), "server_url", "left")
     )
     figures = (
@@ -210,6 +212,12 @@ def _standing(known: DataFrame, blacklist: DataFrame, outages: DataFrame) -> Dat
             .alias("state_since"),
         )
     )
+
+
+def _without_registry(links: DataFrame | None, known: DataFrame) -> DataFrame:
+    """Return the servers that need no registry, as another wire has a link to them."""
+    others = known.limit(0) if links is None else links.where(F.col("wire") != DEFAULT_WIRE)
+    return others.select("server_url").distinct().withColumn("needs_no_registry", F.lit(True))
 
 
 def _key_findings(anomalies: DataFrame) -> DataFrame:

@@ -70,6 +70,7 @@ _MEANINGS: Final[Mapping[str, Meaning]] = {
     "NO_OWN_URL": Meaning(text="this node's settings lack its URL (BETTER_AUTH_URL)", ours=True),
     "NO_OWN_KEYS": Meaning(text="this node's settings lack its keys (FEDERATION_*_KEY)", ours=True),
     "OWN_ACTOR_UNREACHABLE": Meaning(text="our actors are not to be seen at this node's URL", ours=True),
+    "PLAIN_HTTP": Meaning(text="this node's settings forbid inboxes on plain http", ours=True),
     "DATABASE": Meaning(text="this node's database failed", ours=True),
     "INTERNAL": Meaning(text="a bug of this node; its log has the stack", ours=True),
     "STALLED": Meaning(text="workers of this node disappeared meanwhile; their log says why", ours=True),

@@ -16,7 +16,7 @@ from typing import Final
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from db import LinkState
+from db import DEFAULT_WIRE, LinkState
 from federation.base.logs import crash
 from federation.servers.blacklist import Blacklist
 from federation.servers.link_rules import Link
@@ -35,7 +35,7 @@ NewlyHeld = Callable[[], Awaitable[Sequence[tuple[str, str]]]]
 
 
 class LinkProbes:
-    """Looks at the servers that are due, ten at a time."""
+    """Looks at the servers that are due, ten at a time, by the wires that this node has."""
 
     def __init__(
         self,
@@ -45,12 +45,14 @@ class LinkProbes:
         is_well: IsWell,
         send_canary: SendCanary,
         newly_held: NewlyHeld,
+        wires: tuple[str, ...] = (DEFAULT_WIRE,),
     ) -> None:
         self._links = links
         self._blacklist = blacklist
         self._is_well = is_well
         self._send_canary = send_canary
         self._newly_held = newly_held
+        self._wires = wires
 
     async def tick(self) -> int:
         """Look at the servers that are due. Return how many there were.
@@ -60,7 +62,7 @@ class LinkProbes:
         """
         for url, wire in await self._newly_held():
             await self._links.of(wire).look_soon(url)
-        due = await self._links.due_for_probe(AT_ONCE)
+        due = await self._links.due_for_probe(AT_ONCE, self._wires)
         taken = [link for link in due if await self._links.take_probe(link)]
         # Waits for all of them: if one cannot write its result, the nine others must not be left running.
         ended = await asyncio.gather(*(self.look(link) for link in taken), return_exceptions=True)

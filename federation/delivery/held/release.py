@@ -6,7 +6,8 @@ any process may send any batch, none is sent twice, and a process that dies in b
 batch, which the outbox sweeper adds. If there was not room enough for a whole batch, the next one follows sooner in the
 same proportion; if a batch went out late, the next one is on time, so that the rate is kept. What is released and not
 yet tried is counted over all servers: a thousand that come back together are served like one. A failure takes the link
-down, and cancels its next batch.
+down, and cancels its next batch. Of a wire that this node does not have nothing is released or counted: nobody would
+try it, so it would take up room for good.
 
 A canary is one delivery that is released ahead of the others, to a server of which a probe cannot tell whether it is
 well.
@@ -22,7 +23,7 @@ from typing import Final
 import structlog
 from sqlalchemy import Connection, Select, bindparam, func, literal_column, or_, select, union_all, update
 
-from db import DEFAULT_WIRE, Database, DeliveryState, HoldReason
+from db import DEFAULT_WIRE, Database, DeliveryState, HoldReason, among
 from federation.base.meter import NO_METER, Meter
 from federation.delivery.held.sweeper import WAITS_FOR_SERVER
 from federation.delivery.job_origins import DeliveryQueues
@@ -48,6 +49,7 @@ class Releaser:
         queues: DeliveryQueues,
         *,
         links: Links,
+        wires: tuple[str, ...] = (DEFAULT_WIRE,),
         rate: int,
         most_waiting: int,
         meter: Meter = NO_METER,
@@ -56,6 +58,7 @@ class Releaser:
         self._database = database
         self._queues = queues
         self._links = links
+        self._wires = wires
         self._rate = rate
         self._most_waiting = most_waiting
         self._meter = meter
@@ -67,7 +70,7 @@ class Releaser:
         Raises:
             SQLAlchemyError, WorkersError: the database or the queue did not answer; nothing is lost by that.
         """
-        due = await self._links.due_for_release(SERVERS_AT_ONCE)
+        due = await self._links.due_for_release(SERVERS_AT_ONCE, self._wires)
         if not due:
             return 0
         await self._queues.start()
@@ -107,7 +110,7 @@ class Releaser:
         return sent
 
     async def _waiting(self) -> int:
-        found = await self._database.rows(_WAITING)
+        found = await self._database.rows(_WAITING, {"wires": self._wires})
         return int(found[0][0])
 
     async def _release(self, seen: Link, room: int) -> int:
@@ -183,7 +186,7 @@ _OLDEST = select(_CANDIDATES.c.id).order_by(_CANDIDATES.c.created_at).limit(bind
 _WAITING = (
     select(func.count())
     .select_from(TABLE)
-    .where(TABLE.c.released_at.is_not(None), TABLE.c.state == DeliveryState.READY)
+    .where(TABLE.c.released_at.is_not(None), TABLE.c.state == DeliveryState.READY, among(TABLE.c.wire, "wires"))
 )
 _WAITING_FOR_SERVER = _held(HoldReason.SERVER).with_only_columns(TABLE.c.id)
 _OLDEST_UNTRIED = (

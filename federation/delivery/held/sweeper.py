@@ -32,7 +32,7 @@ from sqlalchemy import (
 from sqlalchemy.sql.dml import ReturningUpdate
 from sqlmodel import col
 
-from db import DEFAULT_WIRE, AttemptOutcome, Database, DeliveryState, HoldReason, LinkState, ServerLink
+from db import DEFAULT_WIRE, AttemptOutcome, Database, DeliveryState, HoldReason, LinkState, ServerLink, among
 from federation.base.meter import NO_METER, Meter
 from federation.delivery.attempt.decision import ALONE_PAUSES, DOUBT_PAUSES, LONGEST_OWN_PAUSE
 from federation.delivery.attempt.host_limits import LONGEST_BUSY
@@ -54,10 +54,12 @@ WAITS_FOR_SERVER: Final = (HoldReason.SERVER, HoldReason.REST)
 """Reasons to hold a delivery that the `Releaser` then sends, at its pace."""
 LONGEST_PAUSES: Final = {
     HoldReason.BUSY: LONGEST_BUSY,
-    HoldReason.OURS: max(LONGEST_OWN_PAUSE, *DOUBT_PAUSES),
+    HoldReason.OURS: LONGEST_OWN_PAUSE,
     HoldReason.ALONE: max(ALONE_PAUSES),
 }
 """Reasons to hold a delivery until a time, and the longest that this may take."""
+LONGEST_DOUBT: Final = max(DOUBT_PAUSES)
+"""The same for a fault that is ours perhaps: such a delivery has counted its pauses."""
 MOST_NEW: Final = 100
 
 _Change: TypeAlias = Callable[[], Awaitable[tuple[int, Sequence[OwedRow]]]]
@@ -115,7 +117,8 @@ class HeldSweeper:
         """
         now = self._clock.now()
         values = {"since": now - SKEW, "now": now, "looked_before": now - HEARD_INTERVAL, "most": MOST_NEW}
-        return [(row.server_url, row.wire) for row in await self._database.rows(_NEWLY_HELD, values)]
+        found = await self._database.rows(_NEWLY_HELD, {**values, "wires": self._wires})
+        return [(row.server_url, row.wire) for row in found]
 
     async def _release_due(self) -> int:
         count = await self._in_batches(self._ready_due)
@@ -124,15 +127,15 @@ class HeldSweeper:
 
     async def _release_suspects(self) -> int:
         """Release the next group of deliveries that may crash workers, once none of the previous group is under way."""
-        now = self._clock.now()
+        now, ours = self._clock.now(), {"wires": self._wires}
 
         def release(connection: Connection) -> list[OwedRow]:
-            if connection.execute(_SUSPECTS_UNDER_WAY).first() is not None:
+            if connection.execute(_SUSPECTS_UNDER_WAY, ours).first() is not None:
                 return []
-            widest = connection.execute(_WIDEST_SUSPECTS).scalar_one_or_none()
+            widest = connection.execute(_WIDEST_SUSPECTS, ours).scalar_one_or_none()
             if widest is None:
                 return []
-            chosen = connection.execute(_SUSPECTS, {"width": widest, "most": max(widest, 1)}).scalars().all()
+            chosen = connection.execute(_SUSPECTS, {**ours, "width": widest, "most": max(widest, 1)}).scalars().all()
             return made_ready(connection, chosen, now)
 
         rows = await self._database.transact(release)
@@ -201,7 +204,7 @@ class HeldSweeper:
 
         def release(connection: Connection) -> tuple[int, Sequence[OwedRow]]:
             latest = {reason.value: now + longest + SKEW for reason, longest in LONGEST_PAUSES.items()}
-            found = connection.execute(_DUE, {"now": now, **latest})
+            found = connection.execute(_DUE, {"now": now, **latest, "doubted": now + LONGEST_DOUBT + SKEW})
             # They are not counted as part of a returned server's release: they would use up its room.
             rows = made_ready(connection, found.scalars().all(), now, released=False)
             return len(rows), rows
@@ -274,6 +277,16 @@ _BLACKLISTED = _giving_up(
 _EXPIRED = _giving_up(
     DeliveryState.EXPIRED, TABLE.c.created_at < bindparam("before"), code=None, error="it was held until it was too old"
 )
+
+
+def _is_too_far_off(reason: HoldReason) -> ColumnElement[bool]:
+    until = TABLE.c.next_attempt_at
+    too_far = until > bindparam(reason.value)
+    if reason is HoldReason.OURS:
+        too_far = or_(and_(too_far, TABLE.c.alone == 0), until > bindparam("doubted"))
+    return and_(TABLE.c.held_reason == reason, too_far)
+
+
 _DUE = (
     select(TABLE.c.id)
     .where(
@@ -283,22 +296,25 @@ _DUE = (
         or_(
             TABLE.c.next_attempt_at <= bindparam("now"),
             # A time that lies further off than any such pause lasts was written by a wrong clock.
-            *(
-                and_(TABLE.c.held_reason == reason, TABLE.c.next_attempt_at > bindparam(reason.value))
-                for reason in LONGEST_PAUSES
-            ),
+            *map(_is_too_far_off, LONGEST_PAUSES),
         ),
     )
     .limit(BATCH)
 )
 _SUSPECT = (
     TABLE.c.suspect.is_not(None),
+    among(TABLE.c.wire, "wires"),  # one of a wire that is off would be under way for good
     TABLE.c.state == DeliveryState.HELD,
     TABLE.c.held_reason.in_((HoldReason.OURS, HoldReason.BUSY)),
 )
 _SUSPECTS_UNDER_WAY = (
     select(TABLE.c.id)
-    .where(TABLE.c.suspect.is_not(None), TABLE.c.state == DeliveryState.READY, TABLE.c.settled_at.is_(None))
+    .where(
+        TABLE.c.suspect.is_not(None),
+        among(TABLE.c.wire, "wires"),
+        TABLE.c.state == DeliveryState.READY,
+        TABLE.c.settled_at.is_(None),
+    )
     .limit(1)
 )
 _WIDEST_SUSPECTS = select(func.max(TABLE.c.suspect)).where(*_SUSPECT)
@@ -371,6 +387,7 @@ _NEWLY_HELD = (
     .join(_LINK, and_(_LINK.c.server_url == TABLE.c.server_url, _LINK.c.wire == TABLE.c.wire))
     .where(
         TABLE.c.state == DeliveryState.HELD,
+        among(TABLE.c.wire, "wires"),
         TABLE.c.created_at > bindparam("since"),
         TABLE.c.held_reason == HoldReason.SERVER,
         _HAS_NEWS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
 import re
@@ -273,11 +274,13 @@ MANUAL = Path(__file__).parents[3] / "docs" / "activitypub.md"
 
 
 async def test_the_programs_of_the_manual_serve(node: Federation) -> None:
-    """That for ASGI, and the view for Django with the same function."""
-    serve, view = (
+    """That for ASGI, and the view for Django with the same function. What sends is run, too."""
+    send, _, serve, view = (
         textwrap.dedent(block) for block in re.findall(r"(?:^    .*\n|^\n(?=    ))+", MANUAL.read_text(), re.M)
     )
     shown: dict[str, Any] = {}
+    await eval(compile(send, str(MANUAL), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), shown)
+    assert (len(shown["sent"].delivery_ids), shown["sent"].skipped) == (1, ())
     exec(serve, shown)
     exec(view, shown)
     async with client(shown["app"]) as asking:

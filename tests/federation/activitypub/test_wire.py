@@ -241,6 +241,14 @@ async def test_a_server_that_always_answered_by_pages_may(stage: Scene) -> None:
     assert (await stage.link()).first_answer_was_page
 
 
+async def test_a_server_that_had_the_first_activity_already_may_answer_by_pages(stage: Scene) -> None:
+    """How it answered when it took that one was lost."""
+    stage.peer.default = respond(409)
+    assert (await stage.fate()).codes == [None]
+    stage.peer.default = respond(200, body=PAGE)
+    assert (await stage.fate()).codes == [None]
+
+
 async def test_an_actor_without_a_key_is_our_fault(stage: Scene) -> None:
     """Nothing is sent; it waits, for the key may be made or set."""
     fate = await stage.fate(await stage.owe(payload=stage.activity().replace("alice", "nobody")))

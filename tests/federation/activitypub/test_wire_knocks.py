@@ -10,9 +10,11 @@ from datetime import timedelta
 import pytest
 from structlog.testing import capture_logs
 
-from db import DeliveryState
+from db import DeliveryState, HoldReason, LinkState
 from federation.activitypub import wire as module
 from federation.activitypub.signatures import SignatureKind
+from federation.admin.doctor import checks
+from federation.admin.why import explain
 from federation.base.settings.settings import Settings
 from federation.http import connection
 from tests.federation.activitypub.scene import INBOX, Scene, kind_of, scene, takes
@@ -242,13 +244,24 @@ async def test_private_inboxes_are_never_dialled(stage: Scene, inbox: str) -> No
 
 
 async def test_a_public_inbox_on_plain_http_needs_a_setting(stage: Scene) -> None:
+    """It waits for that, as who owed it had the setting; operators are told which one it is."""
     outbox = stage.federation.outbox
     async with outbox.transaction() as session:
         delivery = await outbox.enqueue_delivery(
-            session, "deliver-activity", "http://203.0.113.1/inbox", "http://203.0.113.1", stage.activity()
+            session, "deliver-activity", "http://c.example/inbox", "http://c.example", stage.activity()
         )
     fate = await stage.fate(delivery)
-    assert fate.codes == ["BLOCKED_URL"]
+    assert fate.codes == ["PLAIN_HTTP"]
+    assert fate.row is not None
+    assert (fate.row.state, fate.row.held_reason) == (DeliveryState.HELD, HoldReason.OURS)
+    assert fate.row.next_attempt_at == stage.clock.now() + timedelta(minutes=1)
+    link = await stage.links.find("http://c.example")
+    assert (link.state, link.evidence, link.rejections) == (LinkState.UP, 0, 0)
+    told = "\n".join((await explain(stage.federation, "http://c.example")).sentences())
+    found = await checks.backlog(stage.federation)
+    assert (found.verdict, "1 delivery is to go to plain http" in found.found) == (checks.Verdict.WARNING, True)
+    for each in (told, found.advice, fate.row.last_error or ""):
+        assert "FEDERATION_ACTIVITYPUB_HTTP=1" in each
 
 
 ANSWERS: dict[str, Behaviour] = {

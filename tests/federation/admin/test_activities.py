@@ -134,6 +134,8 @@ async def test_an_operators_hold_adds_no_wire(node: Federation) -> None:
     told = await explain(node, B)
     assert [way.wire for way in told.ways] == [WIRE]
     assert "Deliveries to it are held by an operator" in " ".join(told.sentences())
+    await node.links.release(B)
+    assert [way.wire for way in (await explain(node, B)).ways] == [WIRE]
 
 
 async def test_a_server_of_two_wires_is_told_by_both_links(node: Federation) -> None:
@@ -148,8 +150,8 @@ async def test_a_server_of_two_wires_is_told_by_both_links(node: Federation) -> 
     assert [(way.wire, way.held) for way in told.ways] == [(DEFAULT_WIRE, 0), (WIRE, 1)]
     assert told.link.wire == WIRE
     sentences = [*told.hindrances()]
-    assert sentences[0].startswith(f"By {DEFAULT_WIRE}: deliveries to it are sent")
-    assert sentences[2].startswith(f"By {WIRE}: it is down since")
+    assert sentences[0].startswith(f"By {DEFAULT_WIRE}: Deliveries to it are sent")
+    assert sentences[2].startswith(f"By {WIRE}: It is down since")
     assert sentences[3].startswith(f"By {WIRE}: 1 delivery is held for it")
 
 
@@ -223,14 +225,15 @@ async def test_actors_and_keys_are_listed_a_page_at_a_time(node: Federation) -> 
 
 
 async def test_servers_without_a_row_in_the_registry_are_listed_by_their_links(node: Federation) -> None:
-    """Among the others, by URL; but not where a health is asked for, of which they have none."""
+    """Among the others, by URL and once; but not where a health is asked for, of which they have none."""
     await know(node)
-    for url in (B, "https://z.example"):
+    for url in (B, PEER, "https://z.example"):
         await node.links.of(WIRE).succeeded(url)
     first = await servers.list_servers(node.database, limit=2)
     assert ([each.url for each in first.servers], first.others, first.after) == ([PEER], (B,), PEER)
     rest = await servers.list_servers(node.database, limit=2, after=first.after)
     assert (rest.servers, rest.urls, rest.after) == ((), ["https://z.example"], None)
+    assert (await servers.list_servers(node.database)).urls == [B, PEER, "https://z.example"]
     assert (await servers.list_servers(node.database, healthy=True)).urls == [PEER]
 
 

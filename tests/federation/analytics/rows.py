@@ -135,6 +135,7 @@ def delivery(server_url: str, name: str, **changes: object) -> Values:
     return {
         "id": name,
         "server_url": server_url,
+        "wire": "sealed",
         "state": "ready",
         "error_code": None,
         "created_at": at("11-20 12:00"),

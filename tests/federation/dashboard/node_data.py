@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from sqlalchemy import insert, select
+from sqlalchemy import insert, select, update
+from sqlmodel import col
 
 from db import (
     ActionSource,
@@ -12,6 +13,7 @@ from db import (
     AttemptOutcome,
     DeliveryAttempt,
     DeliveryJob,
+    DeliveryPayload,
     DeliveryState,
     HoldReason,
     Server,
@@ -60,6 +62,18 @@ async def owe(
             attempt = {"delivery_id": each, "job_name": text, "server_url": url, "attempt": 1, "duration_ms": 12}
             told = {"outcome": AttemptOutcome.PERMANENT, "error_code": text, "remote_code": text}
             await session.execute(insert(DeliveryAttempt).values(**attempt, **told, started_at=NOW))
+
+
+async def owe_activity(federation: Federation, *ids: str, activity: str, actor: str = "https://a.example/a") -> None:
+    """Deliveries of one activity, each to an inbox of its own, with an attempt that failed."""
+    text = {"payload": NOT_SHOWN, "refs": len(ids), "created_at": NOW, "activity_id": activity, "actor": actor}
+    await owe(federation, *ids)
+    named = col(DeliveryJob.id).in_(ids), col(DeliveryAttempt.delivery_id).in_(ids)
+    async with federation.database.transaction() as session:
+        await session.execute(insert(DeliveryPayload).values(id=f"text of {ids[0]}", **text))
+        of_text = {"payload": "", "payload_id": f"text of {ids[0]}", "wire": "activitypub"}
+        await session.execute(update(DeliveryJob).where(named[0]).values(of_text))
+        await session.execute(update(DeliveryAttempt).where(named[1]).values(activity_id=activity))
 
 
 async def actions(federation: Federation) -> list[tuple[str, ActionSource, str, int]]:

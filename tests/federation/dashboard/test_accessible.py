@@ -21,7 +21,7 @@ from tests.browser.axe import violations
 from tests.browser.chromium import chromium
 from tests.browser.serving import served
 from tests.federation.dashboard.conftest import MakeNodeSite
-from tests.federation.dashboard.node_data import NOT_SHOWN, PAGES, PEER, know, owe
+from tests.federation.dashboard.node_data import NOT_SHOWN, PAGES, PEER, know, owe, owe_activity
 from tests.federation.dashboard.test_import import uploads
 from tests.workers.dashboard.browsing import Person
 from workers.crons import Cron
@@ -33,6 +33,7 @@ ONE_OF_EACH = (
     "/queue?name=federation-delivery",
     f"/blacklist?check={PEER}",
     "/delivery?id=gone",
+    "/activity?id=posted",
 )
 BEHIND_BUTTONS = (
     (f"/server?url={PEER}", "button[value=hold]", "federation deliveries hold"),
@@ -53,6 +54,7 @@ async def test_every_page_can_be_used_by_everybody(
     acting = make_node_site(federation, Access(allow_actions=True), shows_texts=True)
     await know(federation, PEER)
     await owe(federation, "held", "\u202ehostile<b>" + "x" * 300)
+    await owe_activity(federation, "a", "b", activity="posted")
     await owe(federation, "failed", "gone", state=DeliveryState.FAILED)
     async with federation.database.transaction() as session:
         await session.execute(delete(DeliveryJob).where(col(DeliveryJob.id) == "gone"))

@@ -26,7 +26,7 @@ from federation.dashboard.node_site import NodeSite
 from federation.rollups.job import Rollups
 from federation.runtime.composition import Federation
 from tests.federation.dashboard.conftest import MakeNodeSite
-from tests.federation.dashboard.node_data import HOSTILE, NOT_SHOWN, NOW, PEER, actions, know, owe
+from tests.federation.dashboard.node_data import HOSTILE, NOT_SHOWN, NOW, PEER, actions, know, owe, owe_activity
 from tests.workers.dashboard.calling import ROOT, VIEWER, WITH_TOKENS, Program
 from workers.dashboard.access import Access
 
@@ -55,6 +55,7 @@ async def test_every_call_answers_what_the_document_says(federation: Federation,
     async with federation.database.transaction() as session:
         session.add(ServerLink(server_url=PEER, since=NOW, reason=HOSTILE[:60]))
         session.add(BlacklistedServer(server_url=f"*.{HOSTILE}", reason=HOSTILE, created_at=NOW))
+    await owe_activity(federation, "posted", activity=HOSTILE[:500])
     await Rollups(federation.database)()
     gets: dict[str, dict[str, str]] = {
         "/overview": {},
@@ -63,6 +64,7 @@ async def test_every_call_answers_what_the_document_says(federation: Federation,
         "/server": {"url": PEER},
         "/deliveries": {"state": "open"},
         "/delivery": {"id": "failed"},
+        "/activity": {"id": HOSTILE[:500]},
         "/attempts": {"server": PEER},
         "/queues": {},
         "/queue": {"name": "federation-delivery"},

@@ -43,6 +43,7 @@ PAGES: Final[Mapping[str, Sequence[str]]] = {
     "/server": ("url",),
     "/deliveries": ("server", "state", "code", "older", "after"),
     "/delivery": ("id",),
+    "/activity": ("id", "after"),
     "/bulk": ("id",),
     "/live-attempts": ("server", "outcome", "code"),
     "/queues": (),

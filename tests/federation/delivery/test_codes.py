@@ -106,7 +106,10 @@ def test_every_code_that_is_raised_has_a_class() -> None:
         ),
         (
             FailureClass.OURS,
-            {*("DATABASE", "INTERNAL", "STALLED", "NO_OWN_URL", "NO_OWN_KEYS"), "OWN_ACTOR_UNREACHABLE"},
+            {
+                *("DATABASE", "INTERNAL", "STALLED", "NO_OWN_URL", "NO_OWN_KEYS"),
+                *("OWN_ACTOR_UNREACHABLE", "PLAIN_HTTP"),
+            },
         ),
         (FailureClass.INVALID, {"BLACKLISTED", "BLOCKED_URL", "INVALID_JOB", "INVALID_PAYLOAD"}),
     ],

@@ -93,6 +93,10 @@ class Fedify:
     async def take_all(self) -> None:
         await self.process.call("refuse", None)
 
+    async def stumble_over(self, kind: str) -> None:
+        """It answers 500 to each activity of this type once, from now on."""
+        await self.process.call("stumble", kind)
+
     async def know(self, kinds: Sequence[SignatureKind]) -> None:
         """It answers 401 to other kinds of signatures."""
         await self.process.call("know", kinds)

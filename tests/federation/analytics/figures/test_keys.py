@@ -70,8 +70,8 @@ def test_a_server_that_shows_another_key_is_told(spark: SparkSession) -> None:
     """By its link, since when and what to do; a link that is down says nothing of keys."""
     since = datetime(2026, 11, 2, 12, tzinfo=UTC)
     links = [
-        {"server_url": _url("steady"), "state": "mismatch", "since": since},
-        {"server_url": _url("new"), "state": "down", "since": since},
+        {"server_url": _url("steady"), "wire": "sealed", "state": "mismatch", "since": since},
+        {"server_url": _url("new"), "wire": "sealed", "state": "down", "since": since},
     ]
     result = key_anomalies(
         frame(spark, SERVERS, [server(_url("steady")), server(_url("new"))]),

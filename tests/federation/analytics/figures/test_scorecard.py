@@ -14,6 +14,7 @@ from federation.analytics.frames import (
     BLACKLIST,
     DELIVERIES,
     HEALTH_EVENTS,
+    LINKS,
     LOSSES,
     SERVER_DAILY,
     SERVER_SCORECARD,
@@ -94,7 +95,7 @@ DAILY: Final = [
     *(daily(_url("flapping"), day, delivered=10) for day in LAST_WEEK),
     _mixed("forger", "11-29", delivered=50, INVALID_ACK_SIGNATURE=2, INVALID_ACK=1),
     _mixed("refused", "11-29", delivered=0, BLACKLISTED=40) | {"p95_ms": None},
-    *(daily(_url(name), "11-29", delivered=10) for name in ("twin-1", "twin-2", "keyless", "stranger")),
+    *(daily(_url(name), "11-29", delivered=10) for name in ("twin-1", "twin-2", "keyless", "stranger", "fediverse")),
 ]
 EVENTS: Final = [
     *(event(_url(name), "unhealthy", moment) for name, moment in DOWN_SINCE.items()),
@@ -111,6 +112,15 @@ OWED: Final = [
     delivery(_url("down-18-days"), "d", state="expired", settled_at=at("11-29 12:00")),
     delivery(_url("down-18-days"), "e", state="failed", settled_at=at("11-29 12:00")),
     delivery(_url("held-only"), "f", state="held"),
+]
+LINKS_OF_WIRES: Final = [
+    {"server_url": _url(name), "wire": wire, "state": "up", "since": at("11-01 12:00")}
+    for name, wire in (
+        ("stranger", "sealed"),
+        ("fediverse", "activitypub"),
+        ("fine", "sealed"),
+        ("fine", "activitypub"),
+    )
 ]
 LOST: Final = [
     loss(_url("down-18-days"), "g", "11-05 12:00"),
@@ -131,6 +141,7 @@ def cards(spark: SparkSession, keep: Keep) -> dict[tuple[str, int], Row]:
         anomalies=key_anomalies(servers, earlier=None, window=WINDOW),
         deliveries=frame(spark, DELIVERIES, OWED),
         losses=frame(spark, LOSSES, LOST),
+        links=frame(spark, LINKS, LINKS_OF_WIRES),
         window=WINDOW,
         until=at("12-01 00:00"),
         keep=keep,
@@ -141,7 +152,11 @@ def cards(spark: SparkSession, keep: Keep) -> dict[tuple[str, int], Row]:
 
 def test_every_known_server_has_a_card_per_window(cards: dict[tuple[str, int], Row]) -> None:
     """Also those never attempted, and those that only attempts or deliveries name; not those of after the window."""
-    known = {row["url"] for row in REGISTRY} - {_url("unborn")} | {_url("stranger"), _url("held-only")}
+    known = {row["url"] for row in REGISTRY} - {_url("unborn")} | {
+        _url("stranger"),
+        _url("held-only"),
+        _url("fediverse"),
+    }
     assert set(cards) == {(url, length) for url in known for length in (7, 30)}
     assert {row["as_of"] for row in cards.values()} == {WINDOW.as_of}
 
@@ -222,6 +237,7 @@ def test_the_trend_is_the_last_days_against_those_before(
         ),
         ("never", 7, "watch", ["0.0 % of 19 attempts in 7 days delivered, most often HTTP_403"]),
         ("stranger", 7, "watch", ["not in the registry: it was removed, or it never introduced itself"]),
+        ("fediverse", 7, "keep", ["100.0 % of 10 attempts in 7 days delivered"]),
         ("relayed", 7, "watch", ["reached through relays only: all 28 deliveries of 7 days"]),
         ("slow", 7, "watch", ["slow: 15 of 105 deliveries in 7 days took longer than 5 s"]),
         ("flapping", 7, "watch", ["went down 3 times in 7 days, for 5 hours at the longest"]),
@@ -253,6 +269,7 @@ _STATES: Final = {
     "fine": ("healthy", "09-01 00:00"),
     "refused": ("blacklisted", "11-09 00:00"),
     "stranger": ("unregistered", None),
+    "fediverse": ("unregistered", None),
 }
 
 

@@ -145,7 +145,7 @@ def advised(spark: SparkSession, keep: Keep) -> dict[str, tuple[Action, list[str
         if "accepted" in lived.keys
     ]
     shown = [
-        {"server_url": url_of(name), "state": "mismatch", "since": ago(days=2)}
+        {"server_url": url_of(name), "wire": "sealed", "state": "mismatch", "since": ago(days=2)}
         for name, lived in known
         if lived.keys == "another is shown"
     ]

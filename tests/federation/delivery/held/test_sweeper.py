@@ -65,6 +65,23 @@ async def test_a_time_that_a_wrong_clock_wrote_is_no_time(node: Node, reason: Ho
     assert (await node.held().sweep())["released"] == 1
 
 
+@pytest.mark.parametrize(
+    ("pauses", "wait", "released"),
+    [
+        (0, timedelta(hours=1), 0),
+        (0, timedelta(hours=1, minutes=1), 1),
+        (1, timedelta(hours=12), 0),
+        (1, timedelta(hours=12, minutes=1), 1),
+    ],
+)
+async def test_what_may_be_our_fault_waits_longer_than_what_is(
+    node: Node, pauses: int, wait: timedelta, released: int
+) -> None:
+    """It has counted a pause; of all others a time that far off was written by a wrong clock."""
+    await node.add_held(reason=HoldReason.OURS, alone=pauses, next_attempt_at=node.clock.now() + wait)
+    assert (await node.held().sweep())["released"] == released
+
+
 async def test_what_waits_for_its_server_or_its_turn_has_no_time(node: Node) -> None:
     """The server is down, and the older one is there: a sweep changes nothing, however often it comes."""
     await node.links.exhausted(URL, "TIMEOUT", first_attempted_at=node.clock.now())

@@ -1,0 +1,27 @@
+"""Alice, and notes that go out in her name: views of a Django project on the node's database, and their URLs."""
+
+from django.db import connection, transaction
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.urls import path, re_path
+from django.utils.crypto import get_random_string
+
+from federation import activitypub, sync
+
+
+def add_note(request: HttpRequest) -> JsonResponse:
+    alice, text, to = request.build_absolute_uri("/users/alice"), request.GET["text"], request.GET["to"]
+    recipient = activitypub.Recipient(id=to, inbox=request.GET["inbox"])
+    note_id = f"{alice}/notes/{get_random_string(20)}"
+    note = {"id": note_id, "type": "Note", "attributedTo": alice, "to": [to], "content": text}
+    with transaction.atomic():  # your own writes belong into it, too
+        sync.activitypub.add_actor(connection, alice)  # her keys, unless they are there already
+        sent = sync.activitypub.send(connection, activitypub.create(note), [recipient])
+    return JsonResponse([*sent.delivery_ids], safe=False)
+
+
+def show(request: HttpRequest) -> HttpResponse:  # `actor=` returns documents of your own
+    status, headers, body = activitypub.respond(request.method, request.get_full_path(), request.headers)
+    return HttpResponse(body, status=status, headers=headers)
+
+
+urlpatterns = [path("notes", add_note), re_path("", show)]
