@@ -18,8 +18,8 @@ from tests.simulation.servers import server_url
 from tests.simulation.world import World, run_world
 
 SEEDS = 200
-AT_ONCE = 10
-"""Of so many worlds all are taken by `scripts/test --full`, and by every run the first: twenty in all."""
+AT_ONCE = 20
+"""Of so many worlds all are taken by `scripts/test --full`, and by every run the first: ten in all."""
 RUSH = 40
 HEALTHY = range(1, 11)
 SHOWN = 100
