@@ -185,8 +185,9 @@ def check_types(value: object) -> list[str]:
     Raises:
         ValueError: one of them is no text that is printable and short, or there is none.
     """
-    types = value if isinstance(value, list) else [value]
-    if not types or not all(isinstance(each, str) and each for each in types):
+    members = value if isinstance(value, list) else [value]
+    types = [each for each in members if isinstance(each, str) and each]
+    if not types or len(types) < len(members):
         raise ValueError("type: missing, or neither text nor a list of texts")
     if not all(each.isprintable() and len(each) <= MAX_TYPE_CHARACTERS for each in types):
         raise ValueError(f"type: longer than {MAX_TYPE_CHARACTERS} characters, or not printable")
