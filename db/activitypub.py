@@ -10,16 +10,18 @@ from db.columns import FederationTable, TextEnum, UtcDateTime
 
 
 class ActivityActor(FederationTable, table=True):
-    """An actor of this node, in whose name activities are signed. `id` is its URL.
+    """An actor of this node, in whose name activities are signed. `id` is its URL, `name` what accounts are found by.
 
     `is_instance`: it stands for the node and not for a user. What is removed at `removed_at` is served for a while, so
     that others can verify the news of it.
     """
 
     __tablename__ = "activitypub_actors"
+    __table_args__ = (Index("activitypub_actors_name_idx", "name", "created_at"),)
 
     # Written by activitypub/actors, once.
     id: str = Field(sa_type=Text, primary_key=True)
+    name: str = Field(sa_type=Text)
     created_at: datetime = Field(sa_type=UtcDateTime)
     is_instance: bool = False
     # Written by activitypub/actors.

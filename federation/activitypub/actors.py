@@ -126,7 +126,7 @@ class Actors:
 
     def _make(self, session: Session, actor_url: str, *, is_instance: bool) -> None:
         now = self._clock.now()
-        values = {"id": actor_url, "created_at": now, "is_instance": is_instance}
+        values = {"id": actor_url, "name": found_by(actor_url), "created_at": now, "is_instance": is_instance}
         session.execute(_new(_ACTORS, session.get_bind().dialect.name), values)
         self._new_key(session, actor_url, actor_url + _FIRST, now=now, use_from=now)
 
@@ -162,6 +162,11 @@ class Actors:
             raise ValueError(f"{shown}: longer than {LONGEST_ACTOR} characters")
         if not _PATH.fullmatch(actor_url, len(origin)):
             raise ValueError(f"{shown}: a fragment, or characters or dots that are written in more than one way")
+
+
+def found_by(actor_url: str) -> str:
+    """Return what an actor is found by for an account: the end of its URL as it is written, without `@` or case."""
+    return actor_url.rpartition("/")[2].removeprefix("@").lower()
 
 
 def reseal(session: Session, ring: KeyRing | None) -> Resealed:

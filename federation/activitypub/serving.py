@@ -22,7 +22,7 @@ from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qs, quote
 
 import structlog
-from sqlalchemy import Row, bindparam, or_, select
+from sqlalchemy import Row, bindparam, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlmodel import col
 
@@ -43,11 +43,18 @@ _ACTOR: Final = select(col(ActivityActor.is_instance), col(ActivityActor.removed
     col(ActivityActor.id) == bindparam("url")
 )
 
+MAX_NAMESAKES: Final = 100
+"""How many actors whose URLs end alike are looked through for an account."""
+_NAMESAKES: Final = (
+    select(col(ActivityActor.created_at), col(ActivityActor.id))
+    .where(col(ActivityActor.name) == bindparam("found_by"), col(ActivityActor.removed_at).is_(None))
+    .order_by(col(ActivityActor.created_at))  # as the index has them, so that no more than these are read
+    .limit(MAX_NAMESAKES)
+)
+
 REMOVED_FOR: Final = timedelta(days=30)
 MAX_ACCEPT_CHARACTERS: Final = 4096
 """The only header that is read."""
-MAX_NAMESAKES: Final = 100
-"""How many actors whose URLs end alike are looked through for an account."""
 METHODS: Final = ("GET", "HEAD")
 RETRY_SECONDS: Final = 5
 
@@ -136,8 +143,7 @@ _WELL_KNOWN: Final = frozenset(
 class Serving:
     """Answers for the actors of the node that serves as *own_url*, in canonical form.
 
-    *find* names the actor of an account; without it an account is that of the first actor whose URL ends with its name,
-    for which all actors are looked through.
+    *find* names the actor of an account; without it an account is that of the first actor whose URL ends with its name.
     """
 
     def __init__(
@@ -298,15 +304,8 @@ class Serving:
     async def _namesake(self, name: str) -> str | None:
         """Return the actor that has had this name longest. What ends alike in other cases is no namesake."""
         ends = [f"/{quote(name)}", f"/@{quote(name)}"]
-        url = col(ActivityActor.id)
-        query = (
-            select(url)
-            .where(col(ActivityActor.removed_at).is_(None), or_(*(url.endswith(end, autoescape=True) for end in ends)))
-            .order_by(col(ActivityActor.created_at), url)
-            .limit(MAX_NAMESAKES)
-        )
-        urls = [str(row[0]) for row in await self._database.rows(query)]
-        return next((url for url in urls if url.endswith(tuple(ends))), None)
+        rows = await self._database.rows(_NAMESAKES, {"found_by": quote(name).lower()})
+        return next((row.id for row in sorted(rows) if row.id.endswith(tuple(ends))), None)
 
 
 async def _asked(asking: Asking) -> object:

@@ -32,7 +32,7 @@ def actor_rows() -> Sequence[tuple[str, tuple[object, ...]]]:
     now, sealed = START.strftime("%Y-%m-%d %H:%M:%S.%f"), seal(private_key(), own_keys().signing.secret)
     key = (KEY_ID, ACTOR, "rsa", sealed, public_pem(private_key()), now, now)
     return (
-        ("INSERT INTO activitypub_actors (id, created_at, is_instance) VALUES (?, ?, 0)", (ACTOR, now)),
+        ("INSERT INTO activitypub_actors (id, name, created_at, is_instance) VALUES (?, '', ?, 0)", (ACTOR, now)),
         (
             "INSERT INTO activitypub_keys (key_id, actor_id, kind, private, public_pem, created_at, use_from)"
             " VALUES (?, ?, ?, ?, ?, ?, ?)",

@@ -400,10 +400,12 @@ def _create_activitypub() -> None:
     op.create_table(
         "activitypub_actors",
         sa.Column("id", sa.Text, primary_key=True),
+        sa.Column("name", sa.Text, nullable=False),
         sa.Column("created_at", sa.DateTime, nullable=False),
         sa.Column("is_instance", sa.Boolean, nullable=False),
         sa.Column("removed_at", sa.DateTime),
     )
+    op.create_index("activitypub_actors_name_idx", "activitypub_actors", ["name", "created_at"])
     op.create_table(
         "activitypub_keys",
         sa.Column("key_id", sa.Text, primary_key=True),

@@ -7,10 +7,22 @@ CREATE TABLE accepted_keys (
 );
 CREATE TABLE activitypub_actors (
 	id TEXT NOT NULL, 
+	name TEXT NOT NULL, 
 	created_at DATETIME NOT NULL, 
 	is_instance BOOLEAN NOT NULL, 
 	removed_at DATETIME, 
 	PRIMARY KEY (id)
+);
+CREATE TABLE activitypub_follows (
+	local_actor TEXT NOT NULL, 
+	remote_actor TEXT NOT NULL, 
+	direction TEXT NOT NULL, 
+	inbox TEXT NOT NULL, 
+	shared_inbox TEXT, 
+	follow_id TEXT, 
+	state TEXT NOT NULL, 
+	since DATETIME NOT NULL, 
+	PRIMARY KEY (local_actor, remote_actor, direction)
 );
 CREATE TABLE activitypub_inboxes (
 	url TEXT NOT NULL, 
@@ -32,6 +44,28 @@ CREATE TABLE activitypub_keys (
 	created_at DATETIME NOT NULL, 
 	use_from DATETIME NOT NULL, 
 	retired_at DATETIME, 
+	PRIMARY KEY (key_id)
+);
+CREATE TABLE activitypub_received (
+	number INTEGER NOT NULL, 
+	activity_hash TEXT NOT NULL, 
+	activity_id TEXT, 
+	type TEXT NOT NULL, 
+	actor TEXT NOT NULL, 
+	received_at DATETIME NOT NULL, 
+	state TEXT NOT NULL, 
+	text TEXT NOT NULL, 
+	attempts INTEGER NOT NULL, 
+	last_error TEXT, 
+	PRIMARY KEY (number)
+);
+CREATE TABLE activitypub_remote_keys (
+	key_id TEXT NOT NULL, 
+	owner TEXT, 
+	public_pem TEXT, 
+	fetched_at DATETIME, 
+	refetched_at DATETIME, 
+	failed_at DATETIME, 
 	PRIMARY KEY (key_id)
 );
 CREATE TABLE admin_actions (
@@ -84,7 +118,7 @@ CREATE TABLE database_identity (
 	id TEXT NOT NULL, 
 	PRIMARY KEY (id)
 );
-INSERT INTO "database_identity" VALUES('f40a88c4-33a2-4d9a-a35b-f86df7d16065');
+INSERT INTO "database_identity" VALUES('f91983af-b6ed-472a-bfc8-62460d443557');
 CREATE TABLE delivery_attempts (
 	id INTEGER NOT NULL, 
 	delivery_id TEXT NOT NULL, 
@@ -116,15 +150,15 @@ CREATE TABLE delivery_jobs (
 	created_at DATETIME NOT NULL, job_name TEXT, server_url TEXT, wire TEXT DEFAULT 'sealed' NOT NULL, queued_at DATETIME, settled_at DATETIME, outcome TEXT, last_error TEXT, payload_id TEXT, error_code TEXT, state TEXT DEFAULT 'ready' NOT NULL, held_reason TEXT, held_at DATETIME, job_id TEXT, series INTEGER DEFAULT 0 NOT NULL, sending INTEGER, first_attempted_at DATETIME, released_at DATETIME, canary_at DATETIME, ordering_key TEXT, ordering_position BIGINT, holds INTEGER DEFAULT 0 NOT NULL, suspect INTEGER, alone INTEGER DEFAULT 0 NOT NULL, 
 	PRIMARY KEY (id)
 );
-INSERT INTO "delivery_jobs" VALUES('01a21eaa-5447-757a-a41e-65f57a654a6d','http://127.0.0.1:7/api/auth/social/posts','{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{"id":"queued-0","content":[{"type":"text","value":"hello"}],"authorId":"writer","published":"2026-11-27T20:20:08.902Z","isPrivate":false}}',0,NULL,NULL,'2026-11-27 20:20:08.913464','deliver-post','http://127.0.0.1:7','sealed','2026-11-27 20:20:08.913464',NULL,NULL,NULL,NULL,NULL,'ready',NULL,NULL,'01a21eaa-5447-757a-a41e-65f57a654a6d',0,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,0);
-INSERT INTO "delivery_jobs" VALUES('01a21eaa-552c-7e1b-8358-1e141c1c4c0f','http://127.0.0.1:7/api/auth/social/posts','{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{"id":"queued-1","content":[{"type":"text","value":"hello"}],"authorId":"writer","published":"2026-11-27T20:20:09.131Z","isPrivate":false}}',0,NULL,NULL,'2026-11-27 20:20:09.146422','deliver-post','http://127.0.0.1:7','sealed','2026-11-27 20:20:09.146422',NULL,NULL,NULL,NULL,NULL,'ready',NULL,NULL,'01a21eaa-552c-7e1b-8358-1e141c1c4c0f',0,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,0);
-INSERT INTO "delivery_jobs" VALUES('01a21eaa-5542-7b85-a224-22f92c7c30f7','http://127.0.0.1:7/api/auth/social/posts','{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{"id":"queued-2","content":[{"type":"text","value":"hello"}],"authorId":"writer","published":"2026-11-27T20:20:09.153Z","isPrivate":false}}',0,NULL,NULL,'2026-11-27 20:20:09.157788','deliver-post','http://127.0.0.1:7','sealed','2026-11-27 20:20:09.157788',NULL,NULL,NULL,NULL,NULL,'ready',NULL,NULL,'01a21eaa-5542-7b85-a224-22f92c7c30f7',0,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,0);
-INSERT INTO "delivery_jobs" VALUES('01a21eaa-5590-7ae0-8dde-7575b46139bc','http://127.0.0.1:7/api/auth/social/posts','{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{"id":"unqueued-0","content":[{"type":"text","value":"hello"}],"authorId":"writer","published":"2026-11-27T20:20:09.232Z","isPrivate":false}}',0,NULL,NULL,'2026-11-27 20:20:09.237683','deliver-post','http://127.0.0.1:7','sealed','2026-11-27 20:20:09.237683',NULL,NULL,NULL,NULL,NULL,'ready',NULL,NULL,'01a21eaa-5590-7ae0-8dde-7575b46139bc',0,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,0);
-INSERT INTO "delivery_jobs" VALUES('01a21eaa-5599-758b-995f-4c79c17d0343','http://127.0.0.1:7/api/auth/social/posts','{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{"id":"unqueued-1","content":[{"type":"text","value":"hello"}],"authorId":"writer","published":"2026-11-27T20:20:09.241Z","isPrivate":false}}',0,NULL,NULL,'2026-11-27 20:20:09.248283','deliver-post','http://127.0.0.1:7','sealed','2026-11-27 20:20:09.248283',NULL,NULL,NULL,NULL,NULL,'ready',NULL,NULL,'01a21eaa-5599-758b-995f-4c79c17d0343',0,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,0);
-INSERT INTO "delivery_jobs" VALUES('01a21eaa-55a2-765e-b15c-93955a0a3b2f','http://127.0.0.1:7/api/auth/social/posts','{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{"id":"unqueued-2","content":[{"type":"text","value":"hello"}],"authorId":"writer","published":"2026-11-27T20:20:09.249Z","isPrivate":false}}',0,NULL,NULL,'2026-11-27 20:20:09.255830','deliver-post','http://127.0.0.1:7','sealed','2026-11-27 20:20:09.255830',NULL,NULL,NULL,NULL,NULL,'ready',NULL,NULL,'01a21eaa-55a2-765e-b15c-93955a0a3b2f',0,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,0);
-INSERT INTO "delivery_jobs" VALUES('01a21eaa-5619-7333-bc28-ae6e2dbf05a3','http://127.0.0.1:7/api/auth/social/posts','{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{"id":"held-0","content":[{"type":"text","value":"hello"}],"authorId":"writer","published":"2026-11-27T20:20:09.369Z","isPrivate":false}}',0,NULL,NULL,'2026-11-27 20:20:09.385050','deliver-post','http://127.0.0.1:7','sealed',NULL,NULL,NULL,NULL,NULL,NULL,'held','server','2026-11-27 20:20:09.385050','01a21eaa-5619-7333-bc28-ae6e2dbf05a3',0,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,0);
-INSERT INTO "delivery_jobs" VALUES('01a21eaa-5631-7443-b7ff-b903576b0eae','http://127.0.0.1:7/api/auth/social/posts','{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{"id":"held-1","content":[{"type":"text","value":"hello"}],"authorId":"writer","published":"2026-11-27T20:20:09.393Z","isPrivate":false}}',0,NULL,NULL,'2026-11-27 20:20:09.396755','deliver-post','http://127.0.0.1:7','sealed',NULL,NULL,NULL,NULL,NULL,NULL,'held','server','2026-11-27 20:20:09.396755','01a21eaa-5631-7443-b7ff-b903576b0eae',0,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,0);
-INSERT INTO "delivery_jobs" VALUES('01a21eaa-563e-768d-aa16-b71fecc4e24f','http://127.0.0.1:7/api/auth/social/posts','{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{"id":"held-2","content":[{"type":"text","value":"hello"}],"authorId":"writer","published":"2026-11-27T20:20:09.406Z","isPrivate":false}}',0,NULL,NULL,'2026-11-27 20:20:09.414416','deliver-post','http://127.0.0.1:7','sealed',NULL,NULL,NULL,NULL,NULL,NULL,'held','server','2026-11-27 20:20:09.414416','01a21eaa-563e-768d-aa16-b71fecc4e24f',0,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,0);
+INSERT INTO "delivery_jobs" VALUES('01a21ee8-5add-745a-ab1e-94ac24894840','http://127.0.0.1:7/api/auth/social/posts','{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{"id":"queued-0","content":[{"type":"text","value":"hello"}],"authorId":"writer","published":"2026-11-27T21:27:53.821Z","isPrivate":false}}',0,NULL,NULL,'2026-11-27 21:27:53.830986','deliver-post','http://127.0.0.1:7','sealed','2026-11-27 21:27:53.830986',NULL,NULL,NULL,NULL,NULL,'ready',NULL,NULL,'01a21ee8-5add-745a-ab1e-94ac24894840',0,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,0);
+INSERT INTO "delivery_jobs" VALUES('01a21ee8-5b04-72c7-97b3-2a474acb5471','http://127.0.0.1:7/api/auth/social/posts','{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{"id":"queued-1","content":[{"type":"text","value":"hello"}],"authorId":"writer","published":"2026-11-27T21:27:53.860Z","isPrivate":false}}',0,NULL,NULL,'2026-11-27 21:27:53.861818','deliver-post','http://127.0.0.1:7','sealed','2026-11-27 21:27:53.861818',NULL,NULL,NULL,NULL,NULL,'ready',NULL,NULL,'01a21ee8-5b04-72c7-97b3-2a474acb5471',0,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,0);
+INSERT INTO "delivery_jobs" VALUES('01a21ee8-5b08-7f0c-9926-0130738f9ac3','http://127.0.0.1:7/api/auth/social/posts','{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{"id":"queued-2","content":[{"type":"text","value":"hello"}],"authorId":"writer","published":"2026-11-27T21:27:53.863Z","isPrivate":false}}',0,NULL,NULL,'2026-11-27 21:27:53.864431','deliver-post','http://127.0.0.1:7','sealed','2026-11-27 21:27:53.864431',NULL,NULL,NULL,NULL,NULL,'ready',NULL,NULL,'01a21ee8-5b08-7f0c-9926-0130738f9ac3',0,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,0);
+INSERT INTO "delivery_jobs" VALUES('01a21ee8-5b1b-7ea9-8654-525b6483aca1','http://127.0.0.1:7/api/auth/social/posts','{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{"id":"unqueued-0","content":[{"type":"text","value":"hello"}],"authorId":"writer","published":"2026-11-27T21:27:53.883Z","isPrivate":false}}',0,NULL,NULL,'2026-11-27 21:27:53.884579','deliver-post','http://127.0.0.1:7','sealed','2026-11-27 21:27:53.884579',NULL,NULL,NULL,NULL,NULL,'ready',NULL,NULL,'01a21ee8-5b1b-7ea9-8654-525b6483aca1',0,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,0);
+INSERT INTO "delivery_jobs" VALUES('01a21ee8-5b1e-7df8-a1e4-8882ad77ce0b','http://127.0.0.1:7/api/auth/social/posts','{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{"id":"unqueued-1","content":[{"type":"text","value":"hello"}],"authorId":"writer","published":"2026-11-27T21:27:53.885Z","isPrivate":false}}',0,NULL,NULL,'2026-11-27 21:27:53.886592','deliver-post','http://127.0.0.1:7','sealed','2026-11-27 21:27:53.886592',NULL,NULL,NULL,NULL,NULL,'ready',NULL,NULL,'01a21ee8-5b1e-7df8-a1e4-8882ad77ce0b',0,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,0);
+INSERT INTO "delivery_jobs" VALUES('01a21ee8-5b1f-7e8b-84da-c28ee3c35806','http://127.0.0.1:7/api/auth/social/posts','{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{"id":"unqueued-2","content":[{"type":"text","value":"hello"}],"authorId":"writer","published":"2026-11-27T21:27:53.887Z","isPrivate":false}}',0,NULL,NULL,'2026-11-27 21:27:53.887724','deliver-post','http://127.0.0.1:7','sealed','2026-11-27 21:27:53.887724',NULL,NULL,NULL,NULL,NULL,'ready',NULL,NULL,'01a21ee8-5b1f-7e8b-84da-c28ee3c35806',0,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,0);
+INSERT INTO "delivery_jobs" VALUES('01a21ee8-5b3a-716c-aa13-a15f8a1cc1b4','http://127.0.0.1:7/api/auth/social/posts','{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{"id":"held-0","content":[{"type":"text","value":"hello"}],"authorId":"writer","published":"2026-11-27T21:27:53.914Z","isPrivate":false}}',0,NULL,NULL,'2026-11-27 21:27:53.915393','deliver-post','http://127.0.0.1:7','sealed',NULL,NULL,NULL,NULL,NULL,NULL,'held','server','2026-11-27 21:27:53.915393','01a21ee8-5b3a-716c-aa13-a15f8a1cc1b4',0,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,0);
+INSERT INTO "delivery_jobs" VALUES('01a21ee8-5b3c-77c1-9f6b-a124c8d42f58','http://127.0.0.1:7/api/auth/social/posts','{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{"id":"held-1","content":[{"type":"text","value":"hello"}],"authorId":"writer","published":"2026-11-27T21:27:53.916Z","isPrivate":false}}',0,NULL,NULL,'2026-11-27 21:27:53.917154','deliver-post','http://127.0.0.1:7','sealed',NULL,NULL,NULL,NULL,NULL,NULL,'held','server','2026-11-27 21:27:53.917154','01a21ee8-5b3c-77c1-9f6b-a124c8d42f58',0,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,0);
+INSERT INTO "delivery_jobs" VALUES('01a21ee8-5b3d-77fc-a2e8-43bcbb8aa2e5','http://127.0.0.1:7/api/auth/social/posts','{"method":"FEDERATE_POST","federationUrl":"https://a.example","post":{"id":"held-2","content":[{"type":"text","value":"hello"}],"authorId":"writer","published":"2026-11-27T21:27:53.917Z","isPrivate":false}}',0,NULL,NULL,'2026-11-27 21:27:53.918210','deliver-post','http://127.0.0.1:7','sealed',NULL,NULL,NULL,NULL,NULL,NULL,'held','server','2026-11-27 21:27:53.918210','01a21ee8-5b3d-77fc-a2e8-43bcbb8aa2e5',0,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,0);
 CREATE TABLE delivery_losses (
 	id TEXT NOT NULL, 
 	server_url TEXT, 
@@ -274,7 +308,7 @@ CREATE TABLE server_links (
 	first_answer_was_page BOOLEAN, 
 	PRIMARY KEY (server_url, wire)
 );
-INSERT INTO "server_links" VALUES('http://127.0.0.1:7','sealed','up','2026-11-27 20:20:09.307858',NULL,1,0,0,0,NULL,NULL,0,0,NULL,0,NULL,1.0,1.0,NULL,NULL,NULL,NULL,0,NULL,NULL,NULL,NULL,NULL);
+INSERT INTO "server_links" VALUES('http://127.0.0.1:7','sealed','up','2026-11-27 21:27:53.898394',NULL,1,0,0,0,NULL,NULL,0,0,NULL,0,NULL,1.0,1.0,NULL,NULL,NULL,NULL,0,NULL,NULL,NULL,NULL,NULL);
 CREATE TABLE server_registry (
 	id TEXT NOT NULL, 
 	url TEXT NOT NULL, 
@@ -408,9 +442,9 @@ CREATE TABLE workers_jobs (
 	failures TEXT, 
 	PRIMARY KEY (seq)
 );
-INSERT INTO "workers_jobs" VALUES(1,1,'01a21eaa-5447-757a-a41e-65f57a654a6d','deliver-post','ready',0,1795810809190,1795810809190,0,5,0,0,0,86400000,604800000,NULL,'[5.0, 2.0, 3155760000.0, 0]',NULL,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,NULL,0,0,NULL);
-INSERT INTO "workers_jobs" VALUES(2,1,'01a21eaa-552c-7e1b-8358-1e141c1c4c0f','deliver-post','ready',0,1795810809190,1795810809190,0,5,0,0,0,86400000,604800000,NULL,'[5.0, 2.0, 3155760000.0, 0]',NULL,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,NULL,0,0,NULL);
-INSERT INTO "workers_jobs" VALUES(3,1,'01a21eaa-5542-7b85-a224-22f92c7c30f7','deliver-post','ready',0,1795810809190,1795810809190,0,5,0,0,0,86400000,604800000,NULL,'[5.0, 2.0, 3155760000.0, 0]',NULL,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,NULL,0,0,NULL);
+INSERT INTO "workers_jobs" VALUES(1,1,'01a21ee8-5add-745a-ab1e-94ac24894840','deliver-post','ready',0,1795814873873,1795814873873,0,5,0,0,0,86400000,604800000,NULL,'[5.0, 2.0, 3155760000.0, 0]',NULL,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,NULL,0,0,NULL);
+INSERT INTO "workers_jobs" VALUES(2,1,'01a21ee8-5b04-72c7-97b3-2a474acb5471','deliver-post','ready',0,1795814873873,1795814873873,0,5,0,0,0,86400000,604800000,NULL,'[5.0, 2.0, 3155760000.0, 0]',NULL,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,NULL,0,0,NULL);
+INSERT INTO "workers_jobs" VALUES(3,1,'01a21ee8-5b08-7f0c-9926-0130738f9ac3','deliver-post','ready',0,1795814873873,1795814873873,0,5,0,0,0,86400000,604800000,NULL,'[5.0, 2.0, 3155760000.0, 0]',NULL,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,NULL,0,0,NULL);
 CREATE TABLE workers_limits (
 	queue INTEGER NOT NULL, 
 	name TEXT NOT NULL, 
@@ -450,9 +484,9 @@ CREATE TABLE workers_payloads (
 	data BLOB NOT NULL, 
 	PRIMARY KEY (seq)
 );
-INSERT INTO "workers_payloads" VALUES(1,X'7B226E6F6465223A2268747470733A2F2F612E6578616D706C65222C226461746162617365223A2266343061383863342D333361322D346439612D613335622D663836646637643136303635222C2264656C69766572794A6F624964223A2230316132316561612D353434372D373537612D613431652D363566353761363534613664222C2274617267657455726C223A22687474703A2F2F3132372E302E302E313A372F6170692F617574682F736F6369616C2F706F737473222C2273657276657255726C223A22687474703A2F2F3132372E302E302E313A37222C227061796C6F6164223A22222C227061796C6F61644964223A2230316132316561612D353434372D373537612D613431652D363566353761363534613664227D');
-INSERT INTO "workers_payloads" VALUES(2,X'7B226E6F6465223A2268747470733A2F2F612E6578616D706C65222C226461746162617365223A2266343061383863342D333361322D346439612D613335622D663836646637643136303635222C2264656C69766572794A6F624964223A2230316132316561612D353532632D376531622D383335382D316531343163316334633066222C2274617267657455726C223A22687474703A2F2F3132372E302E302E313A372F6170692F617574682F736F6369616C2F706F737473222C2273657276657255726C223A22687474703A2F2F3132372E302E302E313A37222C227061796C6F6164223A22222C227061796C6F61644964223A2230316132316561612D353532632D376531622D383335382D316531343163316334633066227D');
-INSERT INTO "workers_payloads" VALUES(3,X'7B226E6F6465223A2268747470733A2F2F612E6578616D706C65222C226461746162617365223A2266343061383863342D333361322D346439612D613335622D663836646637643136303635222C2264656C69766572794A6F624964223A2230316132316561612D353534322D376238352D613232342D323266393263376333306637222C2274617267657455726C223A22687474703A2F2F3132372E302E302E313A372F6170692F617574682F736F6369616C2F706F737473222C2273657276657255726C223A22687474703A2F2F3132372E302E302E313A37222C227061796C6F6164223A22222C227061796C6F61644964223A2230316132316561612D353534322D376238352D613232342D323266393263376333306637227D');
+INSERT INTO "workers_payloads" VALUES(1,X'7B226E6F6465223A2268747470733A2F2F612E6578616D706C65222C226461746162617365223A2266393139383361662D623665642D343732612D626663382D363234363064343433353537222C2264656C69766572794A6F624964223A2230316132316565382D356164642D373435612D616231652D393461633234383934383430222C2274617267657455726C223A22687474703A2F2F3132372E302E302E313A372F6170692F617574682F736F6369616C2F706F737473222C2273657276657255726C223A22687474703A2F2F3132372E302E302E313A37222C227061796C6F6164223A22222C227061796C6F61644964223A2230316132316565382D356164642D373435612D616231652D393461633234383934383430227D');
+INSERT INTO "workers_payloads" VALUES(2,X'7B226E6F6465223A2268747470733A2F2F612E6578616D706C65222C226461746162617365223A2266393139383361662D623665642D343732612D626663382D363234363064343433353537222C2264656C69766572794A6F624964223A2230316132316565382D356230342D373263372D393762332D326134373461636235343731222C2274617267657455726C223A22687474703A2F2F3132372E302E302E313A372F6170692F617574682F736F6369616C2F706F737473222C2273657276657255726C223A22687474703A2F2F3132372E302E302E313A37222C227061796C6F6164223A22222C227061796C6F61644964223A2230316132316565382D356230342D373263372D393762332D326134373461636235343731227D');
+INSERT INTO "workers_payloads" VALUES(3,X'7B226E6F6465223A2268747470733A2F2F612E6578616D706C65222C226461746162617365223A2266393139383361662D623665642D343732612D626663382D363234363064343433353537222C2264656C69766572794A6F624964223A2230316132316565382D356230382D376630632D393932362D303133303733386639616333222C2274617267657455726C223A22687474703A2F2F3132372E302E302E313A372F6170692F617574682F736F6369616C2F706F737473222C2273657276657255726C223A22687474703A2F2F3132372E302E302E313A37222C227061796C6F6164223A22222C227061796C6F61644964223A2230316132316565382D356230382D376630632D393932362D303133303733386639616333227D');
 CREATE TABLE workers_queues (
 	id INTEGER NOT NULL, 
 	name TEXT NOT NULL, 
@@ -535,8 +569,14 @@ CREATE INDEX server_summaries_advice_given_up_idx ON server_summaries (advice, g
 CREATE INDEX server_summaries_score_idx ON server_summaries (score, server_url);
 CREATE INDEX server_summaries_link_score_idx ON server_summaries (link, score, server_url);
 CREATE INDEX server_summaries_advice_score_idx ON server_summaries (advice, score, server_url);
+CREATE INDEX activitypub_actors_name_idx ON activitypub_actors (name, created_at);
 CREATE INDEX activitypub_keys_actor_id_idx ON activitypub_keys (actor_id);
 CREATE INDEX activitypub_inboxes_gone_at_idx ON activitypub_inboxes (gone_at);
+CREATE UNIQUE INDEX activitypub_received_hash_uidx ON activitypub_received (activity_hash);
+CREATE INDEX activitypub_received_open_idx ON activitypub_received (actor, number) WHERE state = 'new';
+CREATE INDEX activitypub_received_at_idx ON activitypub_received (received_at);
+CREATE INDEX activitypub_remote_keys_owner_idx ON activitypub_remote_keys (owner);
+CREATE INDEX activitypub_follows_remote_actor_idx ON activitypub_follows (remote_actor);
 CREATE INDEX workers_crons_due ON workers_crons (queue, due) WHERE due IS NOT NULL;
 CREATE INDEX workers_dependencies_by_dependent ON workers_dependencies (dependent);
 CREATE INDEX workers_dependencies_ended ON workers_dependencies (queue) WHERE ended IS NOT NULL;

@@ -180,7 +180,7 @@ async def _add_actor(federation: Federation, actor: str) -> None:
     async with federation.database.transaction() as session:
         if await session.get(ActivityActor, actor) is not None:
             return
-        session.add(ActivityActor(id=actor, created_at=now))
+        session.add(ActivityActor(id=actor, name="alice", created_at=now))
         session.add(
             ActivityKey(
                 key_id=f"{actor}#main-key",

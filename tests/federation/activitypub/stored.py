@@ -8,13 +8,14 @@ from sqlalchemy import update
 from sqlmodel import col
 
 from db import ActivityActor, ActivityKey, Database
+from federation.activitypub.actors import found_by
 
 
 async def add_actor(
     database: Database, url: str, *, at: datetime, is_instance: bool = False, removed_at: datetime | None = None
 ) -> None:
     """Store an actor and its key."""
-    actor = ActivityActor(id=url, created_at=at, is_instance=is_instance, removed_at=removed_at)
+    actor = ActivityActor(id=url, name=found_by(url), created_at=at, is_instance=is_instance, removed_at=removed_at)
     async with database.transaction() as session:
         session.add_all([actor, _key(url, f"{url}#main-key", at)])
 

@@ -13,7 +13,7 @@ from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
 from db import ActivityActor, ActivityKey, Database
-from federation.activitypub.actors import LONGEST_ACTOR, ROTATION_AHEAD, Actor, Actors, Resealed
+from federation.activitypub.actors import LONGEST_ACTOR, ROTATION_AHEAD, Actor, Actors, Resealed, found_by
 from federation.activitypub.keys import KeyUnreadable, NoActorKey, open_sealed
 from federation.base.errors import ConfigurationError
 from federation.protocol.keys import FixedKeys, KeyRing, OwnKeys, generate_own_keys
@@ -58,6 +58,18 @@ async def other(database_url: str) -> AsyncIterator[Database]:
     await opened.close()
 
 
+def test_an_actor_is_found_by_the_end_of_its_url() -> None:
+    """As it is written: nothing is decoded."""
+    urls = {
+        "users/Alice": "alice",
+        "@Bob": "bob",
+        "a/@@c": "@c",
+        "users/%C3%A9": "%c3%a9",
+        "actor?name=x": "actor?name=x",
+    }
+    assert {end: found_by(f"{ORIGIN}/{end}") for end in urls} == urls
+
+
 async def test_an_actor_has_a_key_from_the_first(database: Database) -> None:
     """Of the size that is set, under its own URL; and a second call changes nothing."""
     actor = await done(database, lambda session: actors_of().add(session, ALICE, is_instance=True))
@@ -65,7 +77,7 @@ async def test_an_actor_has_a_key_from_the_first(database: Database) -> None:
     assert load_pem_public_key(actor.public_pem.encode()).key_size == 2048
     assert await done(database, lambda session: actors_of().add(session, ALICE)) == actor
     (row,), (key,) = await known(database), await stored(database)
-    assert (row.is_instance, row.created_at, row.removed_at) == (True, NOON, None)
+    assert (row.name, row.is_instance, row.created_at, row.removed_at) == ("alice", True, NOON, None)
     assert (key.kind, key.use_from, key.retired_at) == ("rsa", NOON, None)
     assert open_sealed(key.private, [OURS.signing.secret])
 

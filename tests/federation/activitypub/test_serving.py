@@ -12,15 +12,18 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from sqlalchemy import Connection, insert
 from structlog.testing import capture_logs
 
-from db import Database
+from db import ActivityActor, Database
+from federation.activitypub.actors import found_by
 from federation.activitypub.documents import ACTIVITY_JSON, LD_JSON, Software
 from federation.activitypub.keys import ActorKeys
 from federation.activitypub.serving import MAX_ACCEPT_CHARACTERS, Reply, Serving
 from federation.protocol.urls import MAX_URL_CHARACTERS
 from tests.federation.activitypub.stored import add_actor, change_key
 from tests.federation.conftest import alter
+from tests.federation.rows_read import MANY, cost, watched
 from workers.clock import ManualClock
 
 OWN_URL = "https://a.example"
@@ -286,6 +289,28 @@ async def test_the_first_of_namesakes_has_the_account(site: Site) -> None:
     await site.add(f"{OWN_URL}/groups/alice")
     assert read(await site.finger("acct:alice@a.example"))["links"][0]["href"] == ALICE
     assert read(await site.finger("acct:bob@a.example"))["links"][0]["href"] == BOB
+
+
+@on_both_databases
+async def test_a_strangers_account_reads_few_of_many_actors(site: Site) -> None:
+    """Neither where nobody has the name, nor where all have it but for its case."""
+    now = site.clock.now()
+    rows = [
+        {"id": f"{OWN_URL}/{number}/{end}", "name": found_by(end), "created_at": now, "is_instance": False}
+        for number in range(MANY // 2)
+        for end in (f"u{number}", "@Same")
+    ]
+
+    def fill(connection: Connection) -> None:
+        connection.execute(insert(ActivityActor), rows)
+        connection.exec_driver_sql("ANALYZE activitypub_actors")
+
+    await site.database.transact(fill)
+    with watched() as queries:
+        for name in ("nobody", "SAME"):
+            assert (await site.finger(f"acct:{name}@a.example")).status == 404
+    assert len(queries) == 2
+    assert await site.database.transact(lambda connection: cost(connection, queries=queries)) <= 1_000
 
 
 async def test_the_application_knows_accounts(site: Site) -> None:
