@@ -21,6 +21,8 @@ from federation.activitypub.signatures import LARGEST_RSA_BITS, SMALLEST_RSA_BIT
 from federation.protocol.errors import UrlError
 from federation.protocol.urls import canonical_origin
 
+LONGEST_CONTENT_TYPE: Final = 256
+"""`email.message` takes quadratic time for the parameters of one."""
 MOST_OF_PEM: Final = 16 * 1024
 MOST_OF_EXPONENT_BITS: Final = 64
 """A check takes as long as the exponent is, and all that are in use have 17 bits."""
@@ -64,6 +66,8 @@ class ShownKey:
 
 def is_activity(content_type: str) -> bool:
     """Tell whether a document has a type that activities and actors have."""
+    if len(content_type) > LONGEST_CONTENT_TYPE:
+        return False
     header = Message()
     header["Content-Type"] = content_type
     kind, profile = header.get_content_type(), header.get_param("profile")

@@ -349,6 +349,7 @@ async def test_large_activities_cost_little(door: Door) -> None:
         ({"Content-Type": "application/json"}, 415),
         ({"Content-Type": "application/ld+json"}, 415),
         ({"Content-Type": ""}, 415),
+        ({"Content-Type": 'application/activity+json;a="' + ";" * 60_000}, 415),
         ({"Content-Encoding": "gzip"}, 415),
         ({"Content-Encoding": "identity"}, 202),
         ({"Host": "c.example"}, 202),

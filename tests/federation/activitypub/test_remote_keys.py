@@ -15,7 +15,7 @@ from sqlalchemy import select
 
 from db import Database, RemoteActorKey
 from federation.activitypub.documents import ACTIVITY_JSON, LD_JSON
-from federation.activitypub.key_documents import KeyRefused
+from federation.activitypub.key_documents import LONGEST_CONTENT_TYPE, KeyRefused
 from federation.activitypub.keys import public_pem
 from federation.activitypub.remote_keys import (
     KEPT,
@@ -182,6 +182,7 @@ async def test_a_document_that_does_not_show_the_key_of_its_owner_is_refused(sce
         (ACTIVITY_JSON, True),
         (f"{ACTIVITY_JSON}; charset=utf-8", True),
         (LD_JSON, True),
+        (f"{ACTIVITY_JSON}; a={'x' * LONGEST_CONTENT_TYPE}", False),
         ("application/ld+json", False),
         ('application/ld+json; profile="https://example.com/"', False),
         ("application/json", False),
