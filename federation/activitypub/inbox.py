@@ -26,7 +26,7 @@ from sqlmodel import col
 from db import ActivityFollow, Database, RemoteActorKey
 from db.errors import is_outage
 from federation.activitypub.activities import WIRE
-from federation.activitypub.key_documents import KeyRefused, is_activity, is_on_origin
+from federation.activitypub.key_documents import KeyRefused, is_on_origin, is_posted
 from federation.activitypub.remote_keys import Admit, KeyUnavailable, RemoteKey, RemoteKeys
 from federation.activitypub.serving import RETRY_SECONDS, Reply, problem
 from federation.activitypub.signature_fields import BadSignature
@@ -217,7 +217,7 @@ class ActivitiesInbox:
         for claim in claims:
             if await self._is_blacklisted(claim.key_id):
                 raise Refused(403, "Your server has been blacklisted")
-        if not is_activity(given.get("content-type", "")):
+        if not is_posted(given.get("content-type", "")):
             raise Refused(415, "An activity is application/activity+json")
         if given.get("content-encoding", "identity").lower() not in ("", "identity"):
             raise Refused(415, "An activity has no Content-Encoding")

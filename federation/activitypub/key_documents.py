@@ -76,6 +76,12 @@ def is_activity(content_type: str) -> bool:
     return kind == "application/activity+json"
 
 
+def is_posted(content_type: str) -> bool:
+    """Tell whether what is sent to an inbox has a type of activities: there is nobody who could have uploaded it."""
+    kind = content_type.partition(";")[0].strip().lower()
+    return kind in ("application/activity+json", "application/ld+json") and len(content_type) <= LONGEST_CONTENT_TYPE
+
+
 def read_document(body: bytes) -> Document:
     """Return what a document says; nothing is built of the rest.
 
