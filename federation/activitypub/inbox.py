@@ -30,7 +30,7 @@ from federation.activitypub.key_documents import KeyRefused, is_on_origin, is_po
 from federation.activitypub.remote_keys import Admit, KeyUnavailable, RemoteKey, RemoteKeys
 from federation.activitypub.serving import RETRY_SECONDS, Reply, problem
 from federation.activitypub.signature_fields import BadSignature
-from federation.activitypub.signatures import Requested, SignatureClaim, claims_in
+from federation.activitypub.signatures import Requested, SignatureClaim, SignatureKind, claims_in
 from federation.base.logs import crash
 from federation.protocol.errors import UrlError
 from federation.protocol.urls import MAX_URL_CHARACTERS, canonical_origin
@@ -46,6 +46,8 @@ BODY_TIMEOUT: Final = timedelta(seconds=10)
 KEY_RETRY_SECONDS: Final = 60
 LONGEST_TYPE: Final = 200
 DELETE: Final = "Delete"
+NAMED_ALIKE: Final = frozenset({"Follow", "Undo"})
+"""Misskey names all Follows of one actor by another alike, and so their Undos: another signature is another activity."""
 
 _KNOWN: Final = select(
     or_(
@@ -248,11 +250,12 @@ class ActivitiesInbox:
         actor = activity.actor_id
         if activity.ends_its_actor and not await self._knows(actor):
             return
-        key = await self._verified(_Sent(requested, actor, began), claims, self._admit_once(client))
+        claim, key = await self._verified(_Sent(requested, actor, began), claims, self._admit_once(client))
         origin = canonical_origin(key.key_id)
         if activity.id is not None and not is_on_origin(activity.id, origin):
             raise Refused(401, "The activity's id is not on its actor's origin")
-        await self._store(activity, actor, body)
+        made = _made(claim, requested) if activity.kind in NAMED_ALIKE else ""
+        await self._store(activity, actor, body, made)
         await self._links.look_soon(origin)
 
     def _requested(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Requested:
@@ -283,12 +286,14 @@ class ActivitiesInbox:
             raise Refused(401, f"The signature does not count: {unfit}")
         return claims
 
-    async def _verified(self, sent: _Sent, claims: Sequence[SignatureClaim], admit: Admit) -> RemoteKey:
-        """Return the actor's key by which one of the signatures verifies."""
+    async def _verified(
+        self, sent: _Sent, claims: Sequence[SignatureClaim], admit: Admit
+    ) -> tuple[SignatureClaim, RemoteKey]:
+        """Return one of the signatures that verifies, and the actor's key by which it does."""
         refusals: list[Refused] = []
         for claim in claims:
             try:
-                return await self._by_key(claim, sent, admit)
+                return claim, await self._by_key(claim, sent, admit)
             except BadSignature as error:
                 refusals.append(Refused(401, f"The signature does not count: {error}"))
             except Refused as refused:
@@ -336,8 +341,9 @@ class ActivitiesInbox:
     async def _knows(self, actor: str) -> bool:
         return bool((await self._database.rows(_KNOWN, {"actor": actor}))[0][0])
 
-    async def _store(self, activity: _Activity, actor: str, body: bytes) -> None:
+    async def _store(self, activity: _Activity, actor: str, body: bytes, made: str) -> None:
         named = body if activity.id is None else activity.id.encode()
+        named += b"\n" + made.encode() if made else b""
         try:
             await self._keep(
                 activity_hash=sha256(actor.encode() + b"\n" + named).hexdigest(),
@@ -369,6 +375,12 @@ def failed(target: str, error: Exception) -> Reply:
         return problem(503, "The database is unavailable", {"Retry-After": str(RETRY_SECONDS)})
     log.error("inbound_failed", path=path, **crash(error))
     return problem(500, "Internal error")
+
+
+def _made(claim: SignatureClaim, requested: Requested) -> str:
+    """Return when a signature that verified was made, as it says by what it covers."""
+    is_told = claim.kind is SignatureKind.RFC9421 or "(created)" in claim.covered
+    return str(claim.parameters["created"]) if is_told else requested.headers["date"]
 
 
 def _read(body: bytes) -> _Activity:

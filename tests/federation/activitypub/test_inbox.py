@@ -162,6 +162,16 @@ async def test_without_an_id_the_body_is_what_is_known(door: Door) -> None:
     assert len(door.kept) == 2
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("type_", ["Follow", "Undo"])
+async def test_a_follow_under_the_name_of_an_earlier_one_is_news(door: Door, kind: SignatureKind, type_: str) -> None:
+    """By the time of its signature; the very request that came before is known."""
+    follow, at = door.bob.activity(type=type_), door.clock.now()
+    for later in (0, 0, 60):
+        assert status(await door.post(follow, kind=kind, at=at + timedelta(seconds=later))) == 202
+    assert [each["activity_id"] for each in door.kept] == [follow["id"]] * 2
+
+
 async def test_types_and_actors_may_be_written_otherwise(door: Door) -> None:
     activity = door.bob.activity(type=["Like", "Emoji"], actor={"id": door.bob.id, "type": "Person"})
     assert status(await door.post(activity)) == 202
