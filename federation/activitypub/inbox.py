@@ -17,7 +17,6 @@ from datetime import datetime, timedelta
 from hashlib import sha256
 from typing import Final, Protocol, TypeAlias
 
-import msgspec
 import structlog
 from sqlalchemy import bindparam, exists, or_, select
 from sqlalchemy.exc import SQLAlchemyError
@@ -27,6 +26,7 @@ from db import ActivityFollow, Database, RemoteActorKey
 from db.errors import is_outage
 from federation.activitypub.activities import WIRE
 from federation.activitypub.key_documents import KeyRefused, is_on_origin, is_posted
+from federation.activitypub.posted import NoActivity, PostedActivity, read_posted
 from federation.activitypub.remote_keys import Admit, KeyUnavailable, RemoteKey, RemoteKeys
 from federation.activitypub.serving import RETRY_SECONDS, Reply, problem
 from federation.activitypub.signature_fields import BadSignature
@@ -44,8 +44,6 @@ log = structlog.get_logger(__name__)
 MOST_OF_ACTIVITY: Final = 1024 * 1024
 BODY_TIMEOUT: Final = timedelta(seconds=10)
 KEY_RETRY_SECONDS: Final = 60
-LONGEST_TYPE: Final = 200
-DELETE: Final = "Delete"
 NAMED_ALIKE: Final = frozenset({"Follow", "Undo"})
 """Misskey names all Follows of one actor by another alike, and so their Undos: another signature is another activity."""
 
@@ -110,38 +108,6 @@ class Refused(Exception):
         return problem(self.status, self.text, self.headers)
 
 
-class _Identified(msgspec.Struct):
-    id: str
-
-
-class _Activity(msgspec.Struct):
-    """What is read of an activity."""
-
-    type: str | list[str]
-    actor: str | _Identified
-    id: str | None = None
-    object: msgspec.Raw = msgspec.Raw(b"null")
-
-    @property
-    def kind(self) -> str:
-        """Its type, or the first of them."""
-        return self.type if isinstance(self.type, str) else next(iter(self.type), "")
-
-    @property
-    def actor_id(self) -> str:
-        return _id(self.actor)
-
-    @property
-    def ends_its_actor(self) -> bool:
-        """Whether it is the news that its actor is no more."""
-        if self.kind != DELETE:
-            return False
-        try:
-            return _id(_OBJECT.decode(self.object)) == self.actor_id
-        except (ValueError, RecursionError):
-            return False
-
-
 @dataclass(frozen=True, slots=True)
 class _Sent:
     """A request that came at `began`, and the actor whose activity it brings."""
@@ -155,10 +121,6 @@ class _Sent:
         if key.owner != self.actor:
             raise Refused(401, "The activity's actor is not the owner of the key")
         claim.check_key(self.requested, key.public)
-
-
-_ACTIVITY: Final = msgspec.json.Decoder(_Activity)
-_OBJECT: Final = msgspec.json.Decoder[str | _Identified](str | _Identified)
 
 
 class ActivitiesInbox:
@@ -341,7 +303,7 @@ class ActivitiesInbox:
     async def _knows(self, actor: str) -> bool:
         return bool((await self._database.rows(_KNOWN, {"actor": actor}))[0][0])
 
-    async def _store(self, activity: _Activity, actor: str, body: bytes, made: str) -> None:
+    async def _store(self, activity: PostedActivity, actor: str, body: bytes, made: str) -> None:
         named = body if activity.id is None else activity.id.encode()
         named += b"\n" + made.encode() if made else b""
         try:
@@ -383,18 +345,8 @@ def _made(claim: SignatureClaim, requested: Requested) -> str:
     return str(claim.parameters["created"]) if is_told else requested.headers["date"]
 
 
-def _read(body: bytes) -> _Activity:
+def _read(body: bytes) -> PostedActivity:
     try:
-        body.decode()
-        activity = _ACTIVITY.decode(body)
-    except (ValueError, RecursionError):
-        raise Refused(400, "The body is no JSON object with the type and the actor of an activity") from None
-    if not activity.kind.isprintable() or not 0 < len(activity.kind) <= LONGEST_TYPE:
-        raise Refused(400, "The activity has no type")
-    if not activity.actor_id.isprintable():
-        raise Refused(400, "The activity has no actor")
-    return activity
-
-
-def _id(named: str | _Identified) -> str:
-    return named if isinstance(named, str) else named.id
+        return read_posted(body)
+    except NoActivity as error:
+        raise Refused(400, str(error)) from None
