@@ -45,7 +45,7 @@ MOST_OF_ACTIVITY: Final = 1024 * 1024
 BODY_TIMEOUT: Final = timedelta(seconds=10)
 KEY_RETRY_SECONDS: Final = 60
 NAMED_ALIKE: Final = frozenset({"Follow", "Undo"})
-"""Misskey names all Follows of one actor by another alike, and so their Undos: another signature is another activity."""
+"""Misskey names all Follows of one actor by another alike, and so their Undos: a later one is another activity."""
 
 _KNOWN: Final = select(
     or_(
@@ -212,13 +212,12 @@ class ActivitiesInbox:
         actor = activity.actor_id
         if activity.ends_its_actor and not await self._knows(actor):
             return
+        claims = _of_its_origin(claims, activity)
         claim, key = await self._verified(_Sent(requested, actor, began), claims, self._admit_once(client))
-        origin = canonical_origin(key.key_id)
-        if activity.id is not None and not is_on_origin(activity.id, origin):
-            raise Refused(401, "The activity's id is not on its actor's origin")
+        await self._keys.believe(key)
         made = _made(claim, requested) if activity.kind in NAMED_ALIKE else ""
         await self._store(activity, actor, body, made)
-        await self._links.look_soon(origin)
+        await self._links.look_soon(canonical_origin(key.key_id))
 
     def _requested(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Requested:
         """Return the request as we are known: whatever was signed for another host does not verify."""
@@ -337,6 +336,20 @@ def failed(target: str, error: Exception) -> Reply:
         return problem(503, "The database is unavailable", {"Retry-After": str(RETRY_SECONDS)})
     log.error("inbound_failed", path=path, **crash(error))
     return problem(500, "Internal error")
+
+
+def _of_its_origin(claims: Sequence[SignatureClaim], activity: PostedActivity) -> Sequence[SignatureClaim]:
+    """Return the signatures by keys of the origin of the actor, which is the activity's, too."""
+    try:
+        origin = canonical_origin(activity.actor_id)
+    except UrlError:
+        origin = ""
+    if activity.id is not None and not is_on_origin(activity.id, origin):
+        raise Refused(401, "The activity's id is not on its actor's origin")
+    fit = [claim for claim in claims if is_on_origin(claim.key_id, origin)]
+    if not fit:
+        raise Refused(401, "The key is not on the actor's origin")
+    return fit
 
 
 def _made(claim: SignatureClaim, requested: Requested) -> str:

@@ -5,9 +5,10 @@ seconds, with bounds for each key, each server and in all; a failure is remember
 do it is counted, more strictly for a server that none of our keys is from. Nothing is known of a key but what the
 document of its owner says (`key_documents`).
 
-A key that was fetched is in `activitypub_remote_keys` for all processes, and in the memory of those that use it. One
-that does not verify a request may have been replaced under its name: it is looked at once more, by one process in five
-minutes, and others find its row. Failures of keys that were never had are only in memory: strangers write no rows.
+A key that was fetched is in memory, and once it has verified a request of its owner in `activitypub_remote_keys`, for
+all processes: whoever names keys writes no rows, and makes no server known. One that does not verify a request may have
+been replaced under its name: it is looked at once more, by one process in five minutes, and others find its row.
+Failures of keys that were never believed are only in memory, too.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeAlias
 from weakref import WeakValueDictionary
 
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from sqlalchemy import Connection, bindparam, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
@@ -82,10 +84,17 @@ class RemoteKey:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
+    """A key in memory, which *is_written* for all processes, or has not verified anything yet."""
+
     key: RemoteKey
-    pem: str
     refetched_at: datetime | None = None
     failed_at: datetime | None = None
+    is_written: bool = True
+
+    @property
+    def pem(self) -> str:
+        """The key as we write it: what its owner shows may have more around it."""
+        return self.key.public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
 
 
 @dataclass(slots=True)
@@ -164,6 +173,17 @@ class RemoteKeys:
             with self._place(origin):
                 return await self._fetched(key_id, origin, stored, refetch=refetch)
 
+    async def believe(self, key: RemoteKey) -> None:
+        """Keep for all processes a key that has verified a request of its owner.
+
+        Raises:
+            SQLAlchemyError: the database failed.
+        """
+        found = self._stored.get(key.key_id)
+        if found is not None and found.key is key and not found.is_written:
+            await self._write(found)
+            self._remember(replace(found, is_written=True))
+
     def _origin(self, key_id: str) -> str:
         """Return the origin of a key that may be asked for.
 
@@ -207,8 +227,8 @@ class RemoteKeys:
             return known
         owner, pem, fetched_at, refetched_at, failed_at = rows[0]
         key = RemoteKey(key_id=key_id, owner=owner, public=public_key(pem), fetched_at=fetched_at)
-        found = _Stored(key, pem, refetched_at, failed_at)
-        if known is not None and known.pem != pem:
+        found = _Stored(key, refetched_at, failed_at)
+        if known is not None and known.pem != found.pem:
             found = replace(found, refetched_at=self._clock.now())  # here this one is news, and worth a try
         self._remember(found)
         return found
@@ -236,11 +256,15 @@ class RemoteKeys:
         except (KeyRefused, KeyUnavailable) as failure:
             await self._failed(key_id, failure, stored, now)
             raise
-        found = _Stored(key, shown.pem, refetched_at=now if refetch else None)
-        await self._database.transact(lambda connection: _store(connection, found))
+        found = _Stored(key, refetched_at=now if refetch else None, is_written=_is_written(stored))
+        if found.is_written:
+            await self._write(found)
         self._failures.pop(key_id, None)
         self._remember(found)
         return key
+
+    async def _write(self, found: _Stored) -> None:
+        await self._database.transact(lambda connection: _store(connection, found))
 
     async def _failed(
         self, key_id: str, failure: KeyRefused | KeyUnavailable, stored: _Stored | None, now: datetime
@@ -249,7 +273,7 @@ class RemoteKeys:
         self._failures.move_to_end(key_id)
         if len(self._failures) > MOST_FAILURES:
             self._failures.popitem(last=False)
-        if stored is not None:
+        if _is_written(stored):
             await self._database.transact(lambda it: it.execute(_FAILED, {"key": key_id, "at": now}))
 
     async def _shown(self, look: _Look) -> ShownKey:
@@ -291,9 +315,13 @@ class RemoteKeys:
             raise KeyUnavailable("this node cannot sign in its own name") from error
 
     def _remember(self, stored: _Stored) -> None:
-        origin = self._guard.check_url(stored.key.key_id).origin
-        for kept, name, value in ((self._stored, stored.key.key_id, stored), (self._known_origins, origin, None)):
-            _keep(kept, name, value)
+        _keep(self._stored, stored.key.key_id, stored)
+        if stored.is_written:
+            _keep(self._known_origins, self._guard.check_url(stored.key.key_id).origin, None)
+
+
+def _is_written(stored: _Stored | None) -> bool:
+    return stored is not None and stored.is_written
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 
 from db import ActivityFollow, BlacklistedServer, Database, FollowDirection, RemoteActorKey
@@ -240,6 +241,19 @@ async def test_an_actor_who_does_not_own_the_key_is_refused(door: Door, is_cache
     assert status(await door.post(door.bob.activity(4, id=""))) == 401
     assert status(await door.post(door.bob.activity(5, id=door.bob.id + "\0"))) == 401
     assert len(door.kept) == before
+
+
+async def test_strangers_write_no_keys(door: Door) -> None:
+    """Not by a signature that does not verify; and for an actor elsewhere nobody is asked."""
+    forger = RemoteActor(door.server, "/elsewhere", key=private_key(1))
+    assert status(await door.post(door.bob.activity(), actor=forger, key_id=door.bob.key_id)) == 401
+    hits = door.server.hits
+    eve = RemoteActor(door.server, "/users/eve")
+    for members in ({"actor": "https://c.example/users/eve"}, {"id": "https://c.example/1"}, {"actor": "eve"}):
+        assert status(await door.post(eve.activity(**members), actor=eve)) == 401
+    assert (door.server.hits, await door.database.rows(select(RemoteActorKey.key_id))) == (hits, [])
+    assert status(await door.post(door.bob.activity())) == 202
+    assert await door.database.rows(select(RemoteActorKey.key_id)) == [(door.bob.key_id,)]
 
 
 async def test_a_key_document_on_another_origin_is_refused(door: Door) -> None:

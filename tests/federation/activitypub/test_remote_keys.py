@@ -63,8 +63,10 @@ class Scene:
     async def admit(self, is_known: bool) -> None:
         self.asked.append(is_known)
 
-    async def pem(self, key_id: str | None = None, *, refetch: bool = False) -> str:
+    async def pem(self, key_id: str | None = None, *, refetch: bool = False, is_believed: bool = True) -> str:
         key = await self.keys.key(key_id or self.bob.key_id, refetch=refetch, admit=self.admit)
+        if is_believed:
+            await self.keys.believe(key)
         return key.public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
 
     async def rows(self) -> list[RemoteActorKey]:
@@ -137,6 +139,26 @@ async def test_a_key_that_does_not_verify_is_looked_at_once_in_five_minutes(scen
     scene.clock.advance(LOOK_AGAIN)
     await scene.pem(refetch=True)
     assert scene.server.hits == 3
+
+
+async def test_a_key_is_written_once_it_is_believed(scene: Scene) -> None:
+    """Until then it is one process's, and its server is not known; then it is written as we would write it."""
+    shown = "Comment: x\n" * 100 + public_pem(scene.bob.key)
+    scene.server.routes[BOB] = shows(scene.bob.document(publicKey=scene.bob.shown_key(publicKeyPem=shown)))
+    eve = RemoteActor(scene.server, "/users/eve")
+    for key_id in (None, eve.key_id, None):
+        await scene.pem(key_id, is_believed=False)
+    await scene.pem(refetch=True, is_believed=False)
+    assert (await scene.rows(), scene.asked) == ([], [False] * 3)
+    scene.server.routes[BOB] = respond(500)
+    scene.clock.advance(LOOK_AGAIN)
+    with pytest.raises(KeyUnavailable):
+        await scene.pem(refetch=True, is_believed=False)
+    assert await scene.rows() == []
+    await scene.pem()
+    assert [row.public_pem for row in await scene.rows()] == [public_pem(scene.bob.key)]
+    await scene.pem(RemoteActor(scene.server, "/users/carol").key_id)
+    assert scene.asked[-1]
 
 
 BAD_DOCUMENTS = {
