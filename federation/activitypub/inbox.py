@@ -25,7 +25,7 @@ from sqlmodel import col
 from db import ActivityFollow, Database, RemoteActorKey
 from db.errors import is_outage
 from federation.activitypub.activities import WIRE
-from federation.activitypub.key_documents import KeyRefused, is_on_origin, is_posted
+from federation.activitypub.key_documents import KeyGone, KeyRefused, is_on_origin, is_posted
 from federation.activitypub.posted import NoActivity, PostedActivity, read_posted
 from federation.activitypub.remote_keys import Admit, KeyUnavailable, RemoteKey, RemoteKeys
 from federation.activitypub.serving import RETRY_SECONDS, Reply, problem
@@ -110,11 +110,12 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """A request that came at `began`, and the actor whose activity it brings."""
+    """A request that came at `began`, and the actor whose activity it brings, which may be the news of his end."""
 
     requested: Requested
     actor: str
     began: datetime
+    is_its_end: bool
 
     def check(self, claim: SignatureClaim, key: RemoteKey) -> None:
         """Check that the actor's own key made the signature."""
@@ -213,7 +214,8 @@ class ActivitiesInbox:
         if activity.ends_its_actor and not await self._knows(actor):
             return
         claims = _of_its_origin(claims, activity)
-        claim, key = await self._verified(_Sent(requested, actor, began), claims, self._admit_once(client))
+        sent = _Sent(requested, actor, began, activity.ends_its_actor)
+        claim, key = await self._verified(sent, claims, self._admit_once(client))
         await self._keys.believe(key)
         made = _made(claim, requested) if activity.kind in NAMED_ALIKE else ""
         await self._store(activity, actor, body, made)
@@ -262,7 +264,7 @@ class ActivitiesInbox:
         raise max(refusals, key=lambda it: it.status)  # what may pass, before what will not
 
     async def _by_key(self, claim: SignatureClaim, sent: _Sent, admit: Admit) -> RemoteKey:
-        key = await self._found(claim, admit)
+        key = await self._found(claim, admit, even_gone=sent.is_its_end)
         try:
             sent.check(claim, key)
         except BadSignature:
@@ -272,9 +274,18 @@ class ActivitiesInbox:
             sent.check(claim, key)
         return key
 
-    async def _found(self, claim: SignatureClaim, admit: Admit, *, refetch: bool = False) -> RemoteKey:
+    async def _found(
+        self, claim: SignatureClaim, admit: Admit, *, refetch: bool = False, even_gone: bool = False
+    ) -> RemoteKey:
+        """Return the key of a signature. *even_gone*: as it was last, if it has gone with its owner."""
         try:
-            return await self._keys.key(claim.key_id, refetch=refetch, admit=admit)
+            try:
+                return await self._keys.key(claim.key_id, refetch=refetch, admit=admit)
+            except KeyGone:
+                last = await self._keys.last(claim.key_id) if even_gone else None
+                if last is None:
+                    raise
+                return last
         except KeyRefused as error:
             raise Refused(401, f"The key is not believed: {error}") from None
         except KeyUnavailable as error:

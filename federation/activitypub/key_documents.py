@@ -32,6 +32,10 @@ class KeyRefused(Exception):
     """A key is not to be had, or not to be believed. The message names the rule, and quotes nothing."""
 
 
+class KeyGone(KeyRefused):
+    """What showed a key is no more, by its server's word."""
+
+
 class Key(msgspec.Struct):
     """What we read of a key."""
 

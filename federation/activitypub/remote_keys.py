@@ -30,6 +30,7 @@ from db import Database, RemoteActorKey
 from federation.activitypub.answers import followed
 from federation.activitypub.key_documents import (
     Document,
+    KeyGone,
     KeyRefused,
     ShownKey,
     is_activity,
@@ -52,6 +53,7 @@ LOOK_AGAIN: Final = timedelta(minutes=5)
 """How soon a key that does not verify is fetched again, or one that could not be had."""
 FETCH_TIMEOUT: Final = timedelta(seconds=5)
 """Of all requests for one key."""
+GONE: Final = (404, 410)
 MOST_OF_DOCUMENT: Final = 256 * 1024
 MOST_REDIRECTS: Final = 2
 """Of all requests for one key."""
@@ -154,7 +156,7 @@ class RemoteKeys:
         Then it may be the same again: it is looked at once in five minutes.
 
         Raises:
-            KeyRefused: there is no such key, or nobody would believe it.
+            KeyRefused: there is no such key, or nobody would believe it; `KeyGone` if its server says so.
             KeyUnavailable: it cannot be had now.
             SQLAlchemyError: the database failed.
             Exception: whatever *admit* raises.
@@ -172,6 +174,15 @@ class RemoteKeys:
             await admit(origin in self._known_origins)
             with self._place(origin):
                 return await self._fetched(key_id, origin, stored, refetch=refetch)
+
+    async def last(self, key_id: str) -> RemoteKey | None:
+        """Return a key as its owner showed it last, however long ago that was, if it was ever believed.
+
+        Raises:
+            SQLAlchemyError: the database failed.
+        """
+        stored = await self._find(key_id, anew=False)
+        return stored.key if stored is not None and stored.is_written else None
 
     async def believe(self, key: RemoteKey) -> None:
         """Keep for all processes a key that has verified a request of its owner.
@@ -296,6 +307,8 @@ class RemoteKeys:
             url, response = further, await self._ask(further, look)
         if response.status >= 500 or response.status == 429 or response.status in NOT_JUDGED:
             raise KeyUnavailable(f"the server answered {response.status}")
+        if response.status in GONE:
+            raise KeyGone(f"the server answered {response.status}")
         if not response.ok:
             raise KeyRefused(f"the server answered {response.status}")
         if not is_activity(response.headers.get("content-type", "")):

@@ -18,7 +18,7 @@ from sqlalchemy.exc import OperationalError
 from db import ActivityFollow, BlacklistedServer, Database, FollowDirection, RemoteActorKey
 from federation.activitypub.inbox import MOST_OF_ACTIVITY, ActivitiesInbox, Anybody, Asker, Refused
 from federation.activitypub.keys import public_pem
-from federation.activitypub.remote_keys import LOOK_AGAIN, MOST_PER_ORIGIN, RemoteKeys
+from federation.activitypub.remote_keys import KEPT, LOOK_AGAIN, MOST_PER_ORIGIN, RemoteKeys
 from federation.activitypub.serving import Reply
 from federation.activitypub.signatures import SignatureKind
 from federation.http.client import FederationClient
@@ -334,6 +334,23 @@ async def test_the_end_of_a_known_actor_is_verified(door: Door, known_by: str) -
     assert status(await door.post(delete, actor=forger, key_id=door.bob.key_id)) == 401
     assert status(await door.post(delete)) == 202
     assert [each["type"] for each in door.kept] == ["Delete"]
+
+
+@pytest.mark.parametrize("answer", [404, 410])
+async def test_the_end_of_an_actor_is_verified_by_the_key_that_went_with_him(door: Door, answer: int) -> None:
+    """Nothing else is, and not while the server is only away."""
+    assert status(await door.post(door.bob.activity())) == 202
+    door.clock.advance(KEPT)
+    delete = door.bob.activity(2, type="Delete", object=door.bob.id)
+    door.server.routes[BOB] = respond(500)
+    assert status(await door.post(delete)) == 503
+    door.clock.advance(LOOK_AGAIN)
+    door.server.routes[BOB] = respond(answer)
+    forger = RemoteActor(door.server, "/elsewhere", key=private_key(1))
+    assert status(await door.post(delete, actor=forger, key_id=door.bob.key_id)) == 401
+    assert status(await door.post(door.bob.activity(3))) == 401
+    assert [status(await door.post(delete)) for _ in range(2)] == [202, 202]
+    assert [each["type"] for each in door.kept] == ["Create", "Delete"]
 
 
 async def test_a_delete_of_something_else_is_verified(door: Door) -> None:
