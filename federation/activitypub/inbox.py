@@ -27,7 +27,7 @@ from db.errors import is_outage
 from federation.activitypub.activities import WIRE
 from federation.activitypub.key_documents import KeyGone, KeyRefused, is_on_origin, is_posted
 from federation.activitypub.posted import NoActivity, PostedActivity, read_posted
-from federation.activitypub.remote_keys import Admit, KeyUnavailable, RemoteKey, RemoteKeys
+from federation.activitypub.remote_keys import KeyUnavailable, RemoteKey, RemoteKeys
 from federation.activitypub.serving import RETRY_SECONDS, Reply, problem
 from federation.activitypub.signature_fields import BadSignature
 from federation.activitypub.signatures import Requested, SignatureClaim, SignatureKind, claims_in
@@ -124,6 +124,27 @@ class _Sent:
         claim.check_key(self.requested, key.public)
 
 
+class _Errand:
+    """The fetch of one key, which a request may have us make, however many signatures it has. *admit* counts it.
+
+    Of a server that is known it counts for the client; if that is not, then for the server, and not for all others.
+    """
+
+    def __init__(self, admit: AdmitFetch, asker: Asker, key_id: str) -> None:
+        self.client = asker.client
+        self._admit = admit
+        self._asker = asker
+        self._key_id = key_id
+        self._is_done = False
+
+    async def admit(self, is_known: bool) -> None:
+        if self._is_done:
+            raise Refused(401, "For one request one key is fetched")
+        self._is_done = True
+        is_nobody = is_known and self.client is None
+        await self._admit(Anybody(f"unknown:{canonical_origin(self._key_id)}") if is_nobody else self._asker, is_known)
+
+
 class ActivitiesInbox:
     """Takes what is sent to the node that serves as *own_url*, in canonical form, signed *window* ago at most.
 
@@ -197,7 +218,7 @@ class ActivitiesInbox:
             SQLAlchemyError: the database failed.
         """
         claim = claims_in(headers)[0]
-        await self._found(claim, self._admit_once(client))
+        await self._found(claim, _Errand(self._admit, client, claim.key_id))
 
     async def accept(self, *, method: str, target: str, headers: Mapping[str, str], body: bytes, client: Asker) -> None:
         """Store the activity of a request whose head has passed.
@@ -215,7 +236,7 @@ class ActivitiesInbox:
             return
         claims = _of_its_origin(claims, activity)
         sent = _Sent(requested, actor, began, activity.ends_its_actor)
-        claim, key = await self._verified(sent, claims, self._admit_once(client))
+        claim, key = await self._verified(sent, claims, _Errand(self._admit, client, claims[0].key_id))
         await self._keys.believe(key)
         made = _made(claim, requested) if activity.kind in NAMED_ALIKE else ""
         await self._store(activity, actor, body, made)
@@ -250,37 +271,37 @@ class ActivitiesInbox:
         return claims
 
     async def _verified(
-        self, sent: _Sent, claims: Sequence[SignatureClaim], admit: Admit
+        self, sent: _Sent, claims: Sequence[SignatureClaim], errand: _Errand
     ) -> tuple[SignatureClaim, RemoteKey]:
         """Return one of the signatures that verifies, and the actor's key by which it does."""
         refusals: list[Refused] = []
         for claim in claims:
             try:
-                return claim, await self._by_key(claim, sent, admit)
+                return claim, await self._by_key(claim, sent, errand)
             except BadSignature as error:
                 refusals.append(Refused(401, f"The signature does not count: {error}"))
             except Refused as refused:
                 refusals.append(refused)
         raise max(refusals, key=lambda it: it.status)  # what may pass, before what will not
 
-    async def _by_key(self, claim: SignatureClaim, sent: _Sent, admit: Admit) -> RemoteKey:
-        key = await self._found(claim, admit, even_gone=sent.is_its_end)
+    async def _by_key(self, claim: SignatureClaim, sent: _Sent, errand: _Errand) -> RemoteKey:
+        key = await self._found(claim, errand, even_gone=sent.is_its_end)
         try:
             sent.check(claim, key)
         except BadSignature:
             if key.fetched_at >= sent.began:
                 raise
-            key = await self._found(claim, admit, refetch=True)  # it may have been replaced under its name
+            key = await self._found(claim, errand, refetch=True)  # it may have been replaced under its name
             sent.check(claim, key)
         return key
 
     async def _found(
-        self, claim: SignatureClaim, admit: Admit, *, refetch: bool = False, even_gone: bool = False
+        self, claim: SignatureClaim, errand: _Errand, *, refetch: bool = False, even_gone: bool = False
     ) -> RemoteKey:
         """Return the key of a signature. *even_gone*: as it was last, if it has gone with its owner."""
         try:
             try:
-                return await self._keys.key(claim.key_id, refetch=refetch, admit=admit)
+                return await self._keys.key(claim.key_id, refetch=refetch, admit=errand.admit, client=errand.client)
             except KeyGone:
                 last = await self._keys.last(claim.key_id) if even_gone else None
                 if last is None:
@@ -290,19 +311,6 @@ class ActivitiesInbox:
             raise Refused(401, f"The key is not believed: {error}") from None
         except KeyUnavailable as error:
             raise Refused(503, f"The key cannot be had: {error}", retry_seconds=KEY_RETRY_SECONDS) from None
-
-    def _admit_once(self, client: Asker) -> Admit:
-        """Let a request have one key fetched, however many signatures it has."""
-        has_fetched = False
-
-        async def admit(is_known: bool) -> None:
-            nonlocal has_fetched
-            if has_fetched:
-                raise Refused(401, "For one request one key is fetched")
-            has_fetched = True
-            await self._admit(client, is_known)
-
-        return admit
 
     async def _is_blacklisted(self, key_id: str) -> bool:
         try:

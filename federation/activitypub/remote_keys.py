@@ -59,6 +59,11 @@ MOST_REDIRECTS: Final = 2
 """Of all requests for one key."""
 MOST_PER_ORIGIN: Final = 10
 MOST_AT_ONCE: Final = 50
+MOST_NEW_PER_ORIGIN: Final = 8
+MOST_NEW_AT_ONCE: Final = 40
+"""The other places are for keys that were believed: strangers, who may name any others, cannot take all."""
+MOST_PER_CLIENT: Final = 5
+"""Of new ones, and as many of others; whoever is not known is one client for each origin."""
 MOST_WAITING: Final = 100
 """How many requests wait for keys of one origin."""
 MOST_REMEMBERED: Final = 2_000
@@ -148,10 +153,14 @@ class RemoteKeys:
         self._known_origins: OrderedDict[str, None] = OrderedDict()
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._under_way: Counter[str] = Counter()
+        self._new_of_clients: Counter[str] = Counter()
+        self._others_of_clients: Counter[str] = Counter()
         self._waiting: Counter[str] = Counter()
 
-    async def key(self, key_id: str, *, refetch: bool = False, admit: Admit = everybody) -> RemoteKey:
-        """Return a key, fetched if need be. *refetch*: the one that this returned did not verify.
+    async def key(
+        self, key_id: str, *, refetch: bool = False, admit: Admit = everybody, client: str | None = None
+    ) -> RemoteKey:
+        """Return a key, fetched for a client if need be. *refetch*: the one that this returned did not verify.
 
         Then it may be the same again: it is looked at once in five minutes.
 
@@ -172,7 +181,7 @@ class RemoteKeys:
                 return stored.key
             self._fail_again(key_id, stored, now)
             await admit(origin in self._known_origins)
-            with self._place(origin):
+            with self._place(origin, client or f"unknown:{origin}", is_new=not _is_written(stored)):
                 return await self._fetched(key_id, origin, stored, refetch=refetch)
 
     async def last(self, key_id: str) -> RemoteKey | None:
@@ -222,10 +231,14 @@ class RemoteKeys:
                 yield
 
     @contextmanager
-    def _place(self, origin: str) -> Iterator[None]:
-        if self._under_way[origin] >= MOST_PER_ORIGIN or self._under_way.total() >= MOST_AT_ONCE:
+    def _place(self, origin: str, client: str, *, is_new: bool) -> Iterator[None]:
+        per_origin, at_once = (MOST_NEW_PER_ORIGIN, MOST_NEW_AT_ONCE) if is_new else (MOST_PER_ORIGIN, MOST_AT_ONCE)
+        of_clients = self._new_of_clients if is_new else self._others_of_clients
+        if self._under_way[origin] >= per_origin or self._under_way.total() >= at_once:
             raise KeyUnavailable("too many keys are being fetched")
-        with _counted(self._under_way, origin):
+        if of_clients[client] >= MOST_PER_CLIENT:
+            raise KeyUnavailable("too many keys are being fetched for the client")
+        with _counted(self._under_way, origin), _counted(of_clients, client):
             yield
 
     async def _find(self, key_id: str, *, anew: bool) -> _Stored | None:

@@ -18,7 +18,7 @@ from sqlalchemy.exc import OperationalError
 from db import ActivityFollow, BlacklistedServer, Database, FollowDirection, RemoteActorKey
 from federation.activitypub.inbox import MOST_OF_ACTIVITY, ActivitiesInbox, Anybody, Asker, Refused
 from federation.activitypub.keys import public_pem
-from federation.activitypub.remote_keys import KEPT, LOOK_AGAIN, MOST_PER_ORIGIN, RemoteKeys
+from federation.activitypub.remote_keys import KEPT, LOOK_AGAIN, MOST_PER_CLIENT, MOST_PER_ORIGIN, RemoteKeys
 from federation.activitypub.serving import Reply
 from federation.activitypub.signatures import SignatureKind
 from federation.http.client import FederationClient
@@ -54,6 +54,7 @@ class Door:
     bob: RemoteActor
     kept: list[dict[str, Any]] = field(default_factory=list)
     admitted: list[bool] = field(default_factory=list)
+    counted: list[str | None] = field(default_factory=list)
 
     async def keep(self, **activity: Any) -> bool:
         is_new = activity["activity_hash"] not in [each["activity_hash"] for each in self.kept]
@@ -61,8 +62,9 @@ class Door:
             self.kept.append(activity)
         return is_new
 
-    async def admit(self, _client: Asker, is_known: bool) -> None:
+    async def admit(self, client: Asker, is_known: bool) -> None:
         self.admitted.append(is_known)
+        self.counted.append(client.client)
 
     async def post(
         self,
@@ -454,6 +456,14 @@ async def test_one_request_has_one_key_fetched(door: Door) -> None:
     assert await post() == 202
 
 
+async def test_whoever_is_not_known_counts_for_the_server_of_the_key(door: Door) -> None:
+    """If that is known: whoever makes up others cannot shut it out."""
+    for path in ("/users/1", "/users/2"):
+        eve = RemoteActor(door.server, path)
+        assert status(await door.post(eve.activity(), actor=eve)) == 202
+    assert (door.admitted, door.counted) == ([False, True], [None, f"unknown:{door.server.url}"])
+
+
 async def test_who_may_not_have_us_ask_is_told_so(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     async def spent(self: Door, _client: Asker, _is_known: bool) -> None:
         raise Refused(429, "More than that", retry_seconds=3600)
@@ -505,11 +515,11 @@ async def test_a_host_of_keys_that_hangs_slows_nobody_else(door: Door) -> None:
             hanging.routes[each.path] = hang()
         await door.post(door.bob.activity())
         waiting = [asyncio.create_task(door.post(each.activity(), actor=each)) for each in stuck]
-        while hanging.hits < MOST_PER_ORIGIN:
+        while hanging.hits < MOST_PER_CLIENT:
             assert status(await door.post(door.bob.activity(hanging.hits))) == 202
         for number in range(100, 200):
             assert status(await door.post(door.bob.activity(number))) == 202
-        assert sum(not each.done() for each in waiting) == MOST_PER_ORIGIN, "all the others were told at once"
+        assert sum(not each.done() for each in waiting) == MOST_PER_CLIENT, "all the others were told at once"
         for each in waiting:
             each.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)

@@ -20,7 +20,9 @@ from federation.activitypub.keys import public_pem
 from federation.activitypub.remote_keys import (
     KEPT,
     LOOK_AGAIN,
+    MOST_NEW_PER_ORIGIN,
     MOST_OF_DOCUMENT,
+    MOST_PER_CLIENT,
     MOST_PER_ORIGIN,
     MOST_WAITING,
     KeyUnavailable,
@@ -63,8 +65,15 @@ class Scene:
     async def admit(self, is_known: bool) -> None:
         self.asked.append(is_known)
 
-    async def pem(self, key_id: str | None = None, *, refetch: bool = False, is_believed: bool = True) -> str:
-        key = await self.keys.key(key_id or self.bob.key_id, refetch=refetch, admit=self.admit)
+    async def pem(
+        self,
+        key_id: str | None = None,
+        *,
+        refetch: bool = False,
+        is_believed: bool = True,
+        client: str | None = None,
+    ) -> str:
+        key = await self.keys.key(key_id or self.bob.key_id, refetch=refetch, admit=self.admit, client=client)
         if is_believed:
             await self.keys.believe(key)
         return key.public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
@@ -372,18 +381,58 @@ def held(server: MisbehavingServer) -> asyncio.Event:
     return release
 
 
-async def test_a_server_is_asked_for_ten_keys_at_a_time(scene: Scene) -> None:
+async def test_a_server_is_asked_for_some_keys_at_a_time(scene: Scene) -> None:
     """And while it hangs, another is asked at once."""
-    actors = [RemoteActor(scene.server, f"/users/{number}") for number in range(MOST_PER_ORIGIN + 3)]
+    actors = [RemoteActor(scene.server, f"/users/{number}") for number in range(MOST_NEW_PER_ORIGIN + 3)]
     release = held(scene.server)
-    waiting = [asyncio.create_task(scene.pem(each.key_id)) for each in actors]
-    await until(lambda: scene.server.hits == MOST_PER_ORIGIN)
+    waiting = [asyncio.create_task(scene.pem(each.key_id, client=each.path)) for each in actors]
+    await until(lambda: scene.server.hits == MOST_NEW_PER_ORIGIN)
     async with MisbehavingServer() as other:
         await scene.pem(RemoteActor(other).key_id)
     release.set()
     outcomes = await asyncio.gather(*waiting, return_exceptions=True)
     assert sum(isinstance(each, KeyUnavailable) for each in outcomes) == 3
     assert await scene.pem(actors[-1].key_id) == public_pem(actors[-1].key), "that is not remembered"
+
+
+@pytest.mark.parametrize("client", ["192.0.2.1", None])
+async def test_for_one_client_five_keys_are_fetched_at_a_time(scene: Scene, client: str | None) -> None:
+    """Of any servers; somebody unknown is one client for each. For others we go on, and for keys that are known."""
+    await scene.pem()
+    scene.clock.advance(KEPT)
+    async with MisbehavingServer() as other:
+        elsewhere = [RemoteActor(other), RemoteActor(other, "/users/2")]
+        await scene.pem(elsewhere[1].key_id, client=client)
+        scene.server.default = hang()
+        names = [f"{scene.server.url}/users/{number}" for number in range(MOST_PER_CLIENT)]
+        waiting = [asyncio.create_task(scene.pem(each, client=client)) for each in names]
+        await until(lambda: scene.server.hits == 1 + MOST_PER_CLIENT)
+        for key_id in (f"{scene.server.url}/more", *([] if client is None else [elsewhere[0].key_id])):
+            with pytest.raises(KeyUnavailable):
+                await scene.pem(key_id, client=client)
+        await scene.pem(elsewhere[0].key_id, client=None if client is None else "192.0.2.2")
+        await scene.pem(client=client)
+        await ended(waiting)
+
+
+async def test_keys_that_are_known_have_places_of_their_own(scene: Scene) -> None:
+    """Whoever names others can only take the rest."""
+    await scene.pem()
+    scene.clock.advance(KEPT)
+    scene.server.default = hang()
+    names = [f"{scene.server.url}/users/{number}" for number in range(MOST_NEW_PER_ORIGIN)]
+    waiting = [asyncio.create_task(scene.pem(each, client=each)) for each in names]
+    await until(lambda: scene.server.hits == 1 + MOST_NEW_PER_ORIGIN)
+    with pytest.raises(KeyUnavailable):
+        await scene.pem(f"{scene.server.url}/more")
+    await scene.pem()
+    await ended(waiting)
+
+
+async def ended(tasks: list[asyncio.Task[str]]) -> None:
+    for each in tasks:
+        each.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @pytest.mark.timeout(60)
