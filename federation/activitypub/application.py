@@ -202,7 +202,7 @@ class ActorsApp:
     def __init__(self, serving: Callable[[], Serving], inbox: Callable[[], ActivitiesInbox]) -> None:
         self._serving = serving
         self._inbox = inbox
-        self._bodies = _Bodies()
+        self._room = _Room()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         match scope["type"]:
@@ -229,7 +229,7 @@ class ActorsApp:
         headers, asker = joined(scope["headers"]), _asker(scope)
         try:
             await inbox.check_head(headers)
-            with self._bodies.body() as body:
+            with self._room.arriving() as body:
                 await _read(body, receive, headers, partial(inbox.vouch, headers, asker))
                 await inbox.accept(
                     method=wanted.method, target=wanted.target, headers=headers, body=bytes(body.content), client=asker
@@ -256,15 +256,15 @@ class ActorsApp:
                     return
 
 
-class _Bodies:
-    """The bodies that an application has in memory, whose bytes it counts."""
+class _Room:
+    """What an application has in memory of bodies, in bytes."""
 
     def __init__(self) -> None:
         self.held = 0
 
     @contextmanager
-    def body(self) -> Iterator[_Body]:
-        body = _Body(self)
+    def arriving(self) -> Iterator[_Arriving]:
+        body = _Arriving(self)
         try:
             yield body
         finally:
@@ -272,8 +272,8 @@ class _Bodies:
 
 
 @dataclass(slots=True)
-class _Body:
-    bodies: _Bodies
+class _Arriving:
+    room: _Room
     content: bytearray = field(default_factory=bytearray)
 
     def arrives(self, part: bytes) -> None:
@@ -284,14 +284,14 @@ class _Body:
         """
         if len(self.content) + len(part) > MOST_OF_ACTIVITY:
             raise _too_large()
-        if self.bodies.held + len(part) > MOST_HELD:
+        if self.room.held + len(part) > MOST_HELD:
             raise Refused(503, "Too many activities arrive", retry_seconds=RETRY_SECONDS)
-        self.bodies.held += len(part)
+        self.room.held += len(part)
         self.content += part
 
 
 async def _read(
-    body: _Body, receive: Receive, headers: Mapping[str, str], vouch: Callable[[], Awaitable[None]]
+    body: _Arriving, receive: Receive, headers: Mapping[str, str], vouch: Callable[[], Awaitable[None]]
 ) -> None:
     """Read a body, within the bounds of an activity; a large one only if somebody vouches for its sender."""
     announced = headers.get("content-length", "")
