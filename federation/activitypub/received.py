@@ -295,14 +295,15 @@ class ReceivedRunner:
 
     async def _handle(self, number: int, activity: IncomingActivity) -> None:
         """Call the handlers in one transaction with the end of the activity, unless somebody has ended it by then."""
+        functions = self._handlers.of(activity.types)
         prepared = await self._own.prepare(activity)
         async with self._begin() as session:
             connection = await session.connection()
-            done = await connection.execute(_DONE, {"row": number})
+            done = await connection.execute(_HANDLED if functions else _DONE, {"row": number})
             if done.rowcount == 0:
                 return
             await self._own.handle(session, activity, prepared)
-            for function in self._handlers.of(activity.types):
+            for function in functions:
                 await call(function, session, activity)
 
     async def _failed(self, new: NewActivity, error: Exception) -> timedelta | None:
@@ -357,9 +358,9 @@ _OLDEST: Final = (
     .limit(PAGE)
 )
 """Of each actor the one that holds the others."""
-_DONE: Final = (
-    update(_TABLE).where(_TABLE.c.number == bindparam("row"), _IS_NEW).values(state=ReceivedState.DONE, text="")
-)
+_DONE: Final = update(_TABLE).where(_TABLE.c.number == bindparam("row"), _IS_NEW).values(state=ReceivedState.DONE)
+_HANDLED: Final = _DONE.values(text="")
+"""What no function has seen keeps its text: its worker may have imported none."""
 _NOTED: Final = (
     update(_TABLE)
     .where(_TABLE.c.activity_hash == bindparam("hash"), _IS_NEW, _TABLE.c.attempts == bindparam("seen"))

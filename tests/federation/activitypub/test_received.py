@@ -156,6 +156,15 @@ async def test_a_handler_writes_with_the_end_of_the_activity(arriving: Arriving,
     assert await arriving.written() == ["a"]
 
 
+async def test_what_no_function_is_for_keeps_its_text(arriving: Arriving) -> None:
+    """It is done; the worker may have imported none of the application's modules."""
+    arriving.handlers.on("Like")(write)
+    await arriving.arrives("a")
+    assert await arriving.run("a") is None
+    row = (await arriving.rows())["a"]
+    assert (row.state, "content" in row.text) == (ReceivedState.DONE, True)
+
+
 async def test_one_that_raises_is_tried_five_times_and_holds_what_came_after_it(arriving: Arriving) -> None:
     """It writes nothing, and waits longer each time. Then it has failed, and the same run goes on with the next."""
     tried: list[str] = []
