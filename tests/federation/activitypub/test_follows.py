@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from db import ActivityActor, ActivityFollow, Database, FollowDirection, FollowState
 from federation.activitypub import follows
+from federation.activitypub.actors import found_by
 from federation.activitypub.follows import FollowHandlers, followers_of
 from federation.activitypub.handlers import FollowDecision, Handlers, IncomingActivity
 from federation.activitypub.outbound import Recipient
@@ -114,7 +115,7 @@ async def meeting(database: Database, ssl_context: ssl.SSLContext) -> AsyncItera
         stack.push_async_callback(sender.close)
         await add_key(database)
         async with database.transaction() as session:
-            session.add(ActivityActor(id=ALICE, created_at=NOW))
+            session.add(ActivityActor(id=ALICE, name=found_by(ALICE), created_at=NOW))
         made = Meeting(sender, server, client, Handlers())
         made.shows(made.bob)
         yield made
