@@ -194,6 +194,54 @@ async def test_one_that_raises_is_tried_five_times_and_holds_what_came_after_it(
     assert "secret" not in repr(logs)
 
 
+async def commit(session: AsyncSession, activity: IncomingActivity, actor: str) -> None:
+    session.add(ActivityInbox(url="more", server_url=actor))
+    await session.commit()
+
+
+async def commit_all(session: AsyncSession, activity: IncomingActivity, actor: str) -> None:
+    await session.begin_nested()
+    await commit(session, activity, actor)
+
+
+def commit_plainly(session: Session, activity: IncomingActivity, actor: str) -> None:
+    session.add(ActivityInbox(url="more", server_url=actor))
+    session.commit()
+
+
+async def roll_back(session: AsyncSession, activity: IncomingActivity, actor: str) -> None:
+    session.add(ActivityInbox(url="more", server_url=actor))
+    await session.rollback()
+
+
+@pytest.mark.parametrize("function", [commit, commit_all, commit_plainly, roll_back])
+async def test_one_that_ends_the_transaction_has_failed(arriving: Arriving, function: object) -> None:
+    """Nothing is written, by it or by the one before it, and it is not called again at once."""
+    arriving.handlers.on("Create")(write)
+    arriving.handlers.on("Create")(function)  # type: ignore[type-var] # any of them
+    await arriving.arrives("a")
+    assert await asyncio.wait_for(arriving.run("a"), 60) == timedelta(seconds=10)
+    row = (await arriving.rows())["a"]
+    assert (row.state, row.attempts, await arriving.written()) == (ReceivedState.NEW, 1, [])
+    assert str(row.last_error).startswith("TransactionError: ")
+
+
+async def test_savepoints_of_its_own_are_its_to_end(arriving: Arriving) -> None:
+    """One that is rolled back and one that is committed."""
+
+    @arriving.handlers.on("Create")
+    async def try_twice(session: AsyncSession, activity: IncomingActivity, actor: str) -> None:
+        undone = await session.begin_nested()
+        session.add(effect(activity))
+        await undone.rollback()
+        async with session.begin_nested():
+            session.add(effect(activity))
+
+    await arriving.arrives("a")
+    assert await arriving.run("a") is None
+    assert (await arriving.states(), await arriving.written()) == ({"a": ReceivedState.DONE}, ["a"])
+
+
 async def test_one_that_fails_in_the_run_of_another_gets_its_own_job(arriving: Arriving) -> None:
     """Although that was there, and found nothing to do."""
 
