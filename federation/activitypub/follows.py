@@ -8,8 +8,9 @@ it was asked.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import Enum
 from functools import cache, partial
 from typing import Any, Final
@@ -21,10 +22,11 @@ from sqlalchemy.orm import Session
 
 from db import ActivityActor, ActivityFollow, Database, FollowDirection, FollowState, new_timed_id
 from federation.activitypub import activities
-from federation.activitypub.handlers import FollowDecision, Handlers, IncomingActivity, call, id_of, types_of
+from federation.activitypub.handlers import FollowDecision, Handlers, IncomingActivity, NotNow, call, id_of, types_of
 from federation.activitypub.outbound import Recipient, Senders
 from federation.activitypub.remote_actors import RemoteActors
 from federation.delivery.outbox.outbox import Outbox
+from federation.protocol.urls import origin_of
 from federation.servers.blacklist import Blacklist
 from workers.clock import Clock
 
@@ -36,6 +38,10 @@ class Followers(Enum):
 
 
 FOLLOWERS: Final = Followers.FOLLOWERS
+
+MOST_PER_ORIGIN: Final = 2
+BUSY: Final = timedelta(seconds=5)
+"""How long a Follow waits whose server is asked about so many."""
 
 _STATES: Final = {
     FollowDecision.ACCEPT: FollowState.ACCEPTED,
@@ -65,19 +71,33 @@ class FollowHandlers:
         self._remote = remote
         self._handlers = handlers
         self._clock = clock
+        self._asking: Counter[str] = Counter()  # requests under way, by origin
 
     async def prepare(self, activity: IncomingActivity) -> Recipient | None:
         """Return who wants to follow an actor of ours, and where it is answered; None if nobody does who can be.
 
         Raises:
             ActorUnavailable, NetworkError: its server does not show it now.
+            NotNow: its server is being asked about others.
         """
         if "Follow" not in activity.types or activity.id is None or activity.object_id is None:
             return None
         if not await self._database.rows(_OURS, {"actor": activity.object_id}):
             return None
-        recipient = await self._remote.recipient(activity.actor)
+        recipient = await self._shown(activity.actor)
         return recipient if recipient is not None and self._can_be_sent_to(recipient) else None
+
+    async def _shown(self, actor: str) -> Recipient | None:
+        """Ask the actor's server, but for one that is asked about enough of its actors: each takes a slot of tasks."""
+        origin = origin_of(actor)
+        if self._asking[origin] >= MOST_PER_ORIGIN:
+            raise NotNow(BUSY, reason="its server is being asked about other actors")
+        self._asking[origin] += 1
+        try:
+            return await self._remote.recipient(actor)
+        finally:
+            self._asking[origin] -= 1
+            self._asking += Counter()  # forgets those of whom there are none
 
     async def handle(self, session: AsyncSession, activity: IncomingActivity, prepared: object) -> None:
         """Change the follows that the activity is about."""

@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from federation.protocol.urls import origin_of
-from workers import TransactionError
+from workers import Snooze, TransactionError
 
 Function: TypeAlias = Callable[..., object]
 """Called with a session, the activity and the URL of its actor; the result counts only where a Follow is decided."""
@@ -28,6 +28,10 @@ REST: Final = "*"
 """Stands for all types that have no function of their own."""
 _AUTHORS: Final = ("attributedTo", "actor")
 _NOT_ITS_OWN: Final = "the transaction of a function for activities ends after it,"
+
+
+class NotNow(Snooze):
+    """Nothing of the activity was tried."""
 
 
 class FollowDecision(StrEnum):

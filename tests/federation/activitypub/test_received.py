@@ -22,8 +22,8 @@ from db import ActivityInbox, Database, ReceivedActivity, ReceivedState
 from db.engines import async_engines
 from db.session import Greenlets, Query, Rows, Steps
 from db.url import parse_url
-from federation.activitypub.handlers import Handlers, IncomingActivity
-from federation.activitypub.received import ATTEMPTS, HANDLE, PATIENCE, ReceivedJobs, ReceivedRunner, store
+from federation.activitypub.handlers import Handlers, IncomingActivity, NotNow
+from federation.activitypub.received import ATTEMPTS, HANDLE, LIMIT, PATIENCE, ReceivedJobs, ReceivedRunner, store
 from tests.servers import free_port
 from workers import Claim, Job, JobState, Queue, RetryPolicy, Snooze
 from workers.clock import ManualClock
@@ -43,8 +43,11 @@ class NothingOfOurOwn:
 
     def __init__(self) -> None:
         self.both, self._begun = asyncio.Event(), 0
+        self.refuses: Exception | None = None
 
     async def prepare(self, activity: IncomingActivity) -> None:
+        if self.refuses is not None:
+            raise self.refuses
         self._begun += 1
         if self._begun == 2:
             self.both.set()
@@ -66,7 +69,7 @@ class Arriving:
     def jobs(self) -> ReceivedJobs:
         return ReceivedJobs(self.queue, database=self.database, joins=False, clock=self.clock)
 
-    def runner(self) -> ReceivedRunner:
+    def runner(self, limit: timedelta = LIMIT) -> ReceivedRunner:
         return ReceivedRunner(
             database=self.database,
             begin=self.database.transaction,
@@ -74,6 +77,7 @@ class Arriving:
             own=self.own,
             handlers=self.handlers,
             retry=RetryPolicy(initial=timedelta(seconds=10), jitter=0),
+            limit=limit,
         )
 
     async def arrives(self, name: str, actor: str = BOB) -> bool:
@@ -369,6 +373,33 @@ async def test_a_handler_that_is_cancelled_has_not_been_tried(arriving: Arriving
         await running
     row = (await arriving.rows())["a"]
     assert (row.state, row.attempts, await arriving.written()) == (ReceivedState.NEW, 0, [])
+
+
+@pytest.mark.timeout(60)
+async def test_handlers_that_take_too_long_have_failed(arriving: Arriving) -> None:
+    """So one that waits for ever keeps neither a slot nor, on SQLite, everybody who writes."""
+
+    @arriving.handlers.on("Create")
+    async def hang(session: AsyncSession, activity: IncomingActivity, actor: str) -> None:
+        await write(session, activity, actor)
+        await asyncio.Event().wait()
+
+    await arriving.arrives("a")
+    assert await arriving.run("a", runner=arriving.runner(limit=timedelta(milliseconds=1))) == timedelta(seconds=10)
+    row = (await arriving.rows())["a"]
+    assert (row.attempts, row.last_error, await arriving.written()) == (1, "TimeoutError: ", [])
+
+
+async def test_what_others_cannot_be_asked_about_now_is_nobodys_failure(arriving: Arriving) -> None:
+    """The job waits; what came before the activity of another job keeps that waiting, too."""
+    arriving.own.refuses = NotNow(7)
+    await store_without_job(arriving, "a")
+    await arriving.arrives("b")
+    assert await arriving.run("b") == timedelta(seconds=7)
+    assert [row.attempts for row in (await arriving.rows()).values()] == [0, 0]
+    arriving.own.refuses = None
+    assert await arriving.run("b") is None
+    assert set((await arriving.states()).values()) == {ReceivedState.DONE}
 
 
 async def store_without_job(arriving: Arriving, name: str) -> None:
