@@ -201,18 +201,15 @@ def _put(
     """Make the row of a pair, or give it this Follow. Return whether it was accepted, which it stays."""
     pair = {"local": local, "remote": remote.id, "way": direction}
     known = session.execute(_PAIR, pair).one_or_none()
-    was_accepted = known is not None and known.state is FollowState.ACCEPTED
-    values = {
-        "local_actor": local,
-        "remote_actor": remote.id,
-        "direction": direction,
-        "inbox": remote.inbox,
-        "shared_inbox": remote.shared_inbox,
-        "follow_id": follow_id,
-        "state": FollowState.ACCEPTED if was_accepted else FollowState.PENDING,
-        "since": now,
-    }
-    session.execute(_asked(session.get_bind().dialect.name), values)
+    asked = {"inbox": remote.inbox, "shared_inbox": remote.shared_inbox, "follow_id": follow_id}
+    if known is None:
+        names = {"local_actor": local, "remote_actor": remote.id, "direction": direction}
+        new = {**names, **asked, "state": FollowState.PENDING, "since": now}
+        session.execute(_made(session.get_bind().dialect.name), new)
+        known = session.execute(_PAIR, pair).one()  # somebody else may have made it, and said something, since the look
+    was_accepted: bool = known.state is FollowState.ACCEPTED
+    state = FollowState.ACCEPTED if was_accepted else FollowState.PENDING
+    session.execute(_RENEWED, {**pair, **{f"new_{name}": value for name, value in asked.items()}, "into": state})
     return was_accepted
 
 
@@ -261,7 +258,8 @@ _IS_PAIR: Final = (
     _TABLE.c.direction == bindparam("way"),
 )
 _IS_NAMED: Final = (_TABLE.c.remote_actor == bindparam("remote"), _TABLE.c.follow_id == bindparam("follow"))
-_PAIR: Final = select(_TABLE).where(*_IS_PAIR)
+_PAIR: Final = select(_TABLE).where(*_IS_PAIR).with_for_update()
+"""Locked, as what is written next goes by what it says."""
 _FOLLOWERS: Final = (
     select(_TABLE.c.remote_actor, _TABLE.c.inbox, _TABLE.c.shared_inbox)
     .where(
@@ -274,6 +272,13 @@ _FOLLOWERS: Final = (
 _REMOVED: Final = delete(_TABLE).where(*_IS_PAIR)
 _REMOVED_BY_ID: Final = delete(_TABLE).where(*_IS_NAMED, _TABLE.c.direction == bindparam("way"))
 _ENDED: Final = delete(_TABLE).where(_TABLE.c.remote_actor == bindparam("remote"))
+_RENEWED: Final = (
+    update(_TABLE)
+    .where(*_IS_PAIR)
+    .values(
+        state=bindparam("into"), **{name: bindparam(f"new_{name}") for name in ("inbox", "shared_inbox", "follow_id")}
+    )
+)
 _SAID: Final = update(_TABLE).where(*_IS_PAIR).values(state=bindparam("into"), since=bindparam("at"))
 _OWN_ASKED: Final = (
     _TABLE.c.direction == FollowDirection.FOLLOWING,
@@ -290,11 +295,6 @@ _TOLD_BY_ID: Final = (
 
 
 @cache
-def _asked(dialect: str) -> Executable:
-    insert = (postgresql if dialect == "postgresql" else sqlite).insert(_TABLE)
-    changed = ("inbox", "shared_inbox", "follow_id", "state")
-    put: Executable = insert.on_conflict_do_update(
-        index_elements=["local_actor", "remote_actor", "direction"],
-        set_={name: insert.excluded[name] for name in changed},
-    )
-    return put
+def _made(dialect: str) -> Executable:
+    insert = postgresql.insert if dialect == "postgresql" else sqlite.insert
+    return insert(_TABLE).on_conflict_do_nothing(index_elements=["local_actor", "remote_actor", "direction"])
