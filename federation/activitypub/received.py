@@ -33,7 +33,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from db import Database, ReceivedActivity, ReceivedState
 from federation.activitypub.handlers import Handlers, IncomingActivity, NotNow, call
 from federation.base.audit import UNRECORDED, Record
-from workers import DROP, Job, JobSpec, Queue, RetryPolicy, Snooze
+from workers import DROP, Job, JobSpec, Queue, RetryPolicy, Snooze, StorageUnavailable
 from workers.clock import Clock
 
 log = structlog.get_logger(__name__)
@@ -304,22 +304,24 @@ class ReceivedRunner:
                 return
 
     async def _handle(self, number: int, activity: IncomingActivity) -> None:
-        """Call the handlers in one transaction with the end of the activity, unless somebody has ended it by then.
-
-        Raises:
-            NotNow: no handler was called.
-        """
-        functions = self._handlers.of(activity.types)
-        prepared = await self._own.prepare(activity)
-        async with self._begin() as session:
-            connection = await session.connection()
-            done = await connection.execute(_HANDLED if functions else _DONE, {"row": number})
-            if done.rowcount == 0:
-                return
-            async with asyncio.timeout(self._limit.total_seconds()):
-                await self._own.handle(session, activity, prepared)
-                for function in functions:
-                    await call(function, session, activity)
+        """Call the handlers in one transaction with the end of the activity, unless somebody has ended it by then."""
+        functions, is_begun = self._handlers.of(activity.types), False
+        try:
+            prepared = await self._own.prepare(activity)
+            async with self._begin() as session:
+                connection = await session.connection()
+                done = await connection.execute(_HANDLED if functions else _DONE, {"row": number})
+                if done.rowcount == 0:
+                    return
+                is_begun = True
+                async with asyncio.timeout(self._limit.total_seconds()):
+                    await self._own.handle(session, activity, prepared)
+                    for function in functions:
+                        await call(function, session, activity)
+        except (SQLAlchemyError, StorageUnavailable) as error:
+            if is_begun:
+                raise
+            raise NotNow(AWAY, reason=f"the database or the queue failed: {type(error).__name__}") from None
 
     async def _failed(self, new: NewActivity, error: Exception) -> timedelta | None:
         """Count an attempt that failed. Return how long to wait for the next one, None if that was the last."""

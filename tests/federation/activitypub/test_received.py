@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 from sqlmodel import col
@@ -23,7 +23,7 @@ from db.engines import async_engines
 from db.session import Greenlets, Query, Rows, Steps
 from db.url import parse_url
 from federation.activitypub.handlers import Handlers, IncomingActivity, NotNow
-from federation.activitypub.received import ATTEMPTS, HANDLE, LIMIT, PATIENCE, ReceivedJobs, ReceivedRunner, store
+from federation.activitypub.received import ATTEMPTS, AWAY, HANDLE, LIMIT, PATIENCE, ReceivedJobs, ReceivedRunner, store
 from tests.servers import free_port
 from workers import Claim, Job, JobState, Queue, RetryPolicy, Snooze
 from workers.clock import ManualClock
@@ -69,10 +69,10 @@ class Arriving:
     def jobs(self) -> ReceivedJobs:
         return ReceivedJobs(self.queue, database=self.database, joins=False, clock=self.clock)
 
-    def runner(self, limit: timedelta = LIMIT) -> ReceivedRunner:
+    def runner(self, *, limit: timedelta = LIMIT, writes: Database | None = None) -> ReceivedRunner:
         return ReceivedRunner(
             database=self.database,
-            begin=self.database.transaction,
+            begin=(writes or self.database).transaction,
             jobs=self.jobs,
             own=self.own,
             handlers=self.handlers,
@@ -375,6 +375,18 @@ async def test_a_handler_that_is_cancelled_has_not_been_tried(arriving: Arriving
     assert (row.state, row.attempts, await arriving.written()) == (ReceivedState.NEW, 0, [])
 
 
+async def test_a_handler_whose_statement_fails_has_failed(arriving: Arriving) -> None:
+    """It is no outage: the transaction had begun."""
+
+    @arriving.handlers.on("Create")
+    async def fail(session: AsyncSession, activity: IncomingActivity, actor: str) -> None:
+        await session.execute(text("SELECT nothing_of_the_kind"))
+
+    await arriving.arrives("a")
+    assert await arriving.run("a") == timedelta(seconds=10)
+    assert (await arriving.rows())["a"].attempts == 1
+
+
 @pytest.mark.timeout(60)
 async def test_handlers_that_take_too_long_have_failed(arriving: Arriving) -> None:
     """So one that waits for ever keeps neither a slot nor, on SQLite, everybody who writes."""
@@ -460,10 +472,11 @@ async def test_a_queue_that_is_away_costs_no_activity(arriving: Arriving) -> Non
 
 
 async def test_a_database_that_is_away_is_nobodys_failure(arriving: Arriving, tmp_path: Path) -> None:
-    """The job waits for it, as often as need be."""
+    """The job waits for it, as often as need be; also where it is away once the activity was read."""
     await arriving.arrives("a")
     empty = Database(f"sqlite:///{tmp_path}/empty.sqlite3")
-    assert await arriving.run("a", runner=replace(arriving, database=empty).runner()) == timedelta(seconds=10)
+    for runner in (replace(arriving, database=empty).runner(), arriving.runner(writes=empty)):
+        assert await arriving.run("a", runner=runner) == AWAY
     await empty.close()
     row = (await arriving.rows())["a"]
     assert (row.state, row.attempts) == (ReceivedState.NEW, 0)
