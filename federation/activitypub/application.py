@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Final, Protocol, cast
@@ -34,6 +36,7 @@ from federation.activitypub.inbox import (
 )
 from federation.activitypub.keys import ActorKeys
 from federation.activitypub.serving import (
+    RETRY_SECONDS,
     ActorFunction,
     Asking,
     FindFunction,
@@ -52,6 +55,11 @@ from workers.version import version
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
+
+MOST_HELD: Final = 16 * 1024 * 1024
+"""How many bytes of bodies an application has in memory at a time."""
+MOST_OF_ANYBODY: Final = 64 * 1024
+"""How much is read of a body before its key is there."""
 
 _NODES: Final = "federation.runtime.nodes"
 
@@ -194,6 +202,7 @@ class ActorsApp:
     def __init__(self, serving: Callable[[], Serving], inbox: Callable[[], ActivitiesInbox]) -> None:
         self._serving = serving
         self._inbox = inbox
+        self._bodies = _Bodies()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         match scope["type"]:
@@ -210,11 +219,26 @@ class ActorsApp:
         wanted = _wanted(scope)
         try:
             if is_inbox(wanted.method, wanted.path):
-                return await _taken(self._inbox(), wanted, scope, receive)
+                return await self._taken(self._inbox(), wanted, scope, receive)
             serving = self._serving()
         except ConfigurationError as error:
             return misconfigured(wanted, error)
         return await serving.answer_wanted(wanted)
+
+    async def _taken(self, inbox: ActivitiesInbox, wanted: Wanted, scope: Scope, receive: Receive) -> Reply:
+        headers, asker = joined(scope["headers"]), _asker(scope)
+        try:
+            await inbox.check_head(headers)
+            with self._bodies.body() as body:
+                await _read(body, receive, headers, partial(inbox.vouch, headers, asker))
+                await inbox.accept(
+                    method=wanted.method, target=wanted.target, headers=headers, body=bytes(body.content), client=asker
+                )
+        except Refused as refused:
+            return refused.reply()
+        except Exception as error:
+            return failed(wanted.target, error)
+        return taken()
 
     async def _live(self, receive: Receive, send: Send) -> None:
         """Say at the start whether there is a node to serve; who mounts us may not ask."""
@@ -232,39 +256,65 @@ class ActorsApp:
                     return
 
 
-async def _taken(inbox: ActivitiesInbox, wanted: Wanted, scope: Scope, receive: Receive) -> Reply:
-    headers = joined(scope["headers"])
-    try:
-        await inbox.check_head(headers)
-        body = await _body(headers, receive)
-        await inbox.accept(method=wanted.method, target=wanted.target, headers=headers, body=body, client=_asker(scope))
-    except Refused as refused:
-        return refused.reply()
-    except Exception as error:
-        return failed(wanted.target, error)
-    return taken()
+class _Bodies:
+    """The bodies that an application has in memory, whose bytes it counts."""
+
+    def __init__(self) -> None:
+        self.held = 0
+
+    @contextmanager
+    def body(self) -> Iterator[_Body]:
+        body = _Body(self)
+        try:
+            yield body
+        finally:
+            self.held -= len(body.content)
 
 
-async def _body(headers: Mapping[str, str], receive: Receive) -> bytes:
-    """Read a body, within the bounds of an activity."""
-    too_large = Refused(413, f"An activity has at most {MOST_OF_ACTIVITY} bytes")
+@dataclass(slots=True)
+class _Body:
+    bodies: _Bodies
+    content: bytearray = field(default_factory=bytearray)
+
+    def arrives(self, part: bytes) -> None:
+        """Add what has arrived.
+
+        Raises:
+            Refused: 413, it is too large; 503, all together are.
+        """
+        if len(self.content) + len(part) > MOST_OF_ACTIVITY:
+            raise _too_large()
+        if self.bodies.held + len(part) > MOST_HELD:
+            raise Refused(503, "Too many activities arrive", retry_seconds=RETRY_SECONDS)
+        self.bodies.held += len(part)
+        self.content += part
+
+
+async def _read(
+    body: _Body, receive: Receive, headers: Mapping[str, str], vouch: Callable[[], Awaitable[None]]
+) -> None:
+    """Read a body, within the bounds of an activity; a large one only if somebody vouches for its sender."""
     announced = headers.get("content-length", "")
     if announced.isdecimal() and int(announced[:20]) > MOST_OF_ACTIVITY:
-        raise too_large
-    body, has_more = bytearray(), True
+        raise _too_large()
+    has_more, is_vouched_for = True, False
     try:
         async with asyncio.timeout(BODY_TIMEOUT.total_seconds()):
             while has_more:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise Refused(408, "The body broke off")
-                body += message.get("body", b"")
-                if len(body) > MOST_OF_ACTIVITY:
-                    raise too_large
+                body.arrives(message.get("body", b""))
+                if len(body.content) > MOST_OF_ANYBODY and not is_vouched_for:
+                    await vouch()
+                    is_vouched_for = True
                 has_more = message.get("more_body", False)
     except TimeoutError:
         raise Refused(408, "The body did not arrive in time") from None
-    return bytes(body)
+
+
+def _too_large() -> Refused:
+    return Refused(413, f"An activity has at most {MOST_OF_ACTIVITY} bytes")
 
 
 def _asker(scope: Scope) -> Anybody:

@@ -17,7 +17,6 @@ from datetime import datetime, timedelta
 from hashlib import sha256
 from typing import Final, Protocol, TypeAlias
 
-import msgspec
 import structlog
 from sqlalchemy import bindparam, exists, or_, select
 from sqlalchemy.exc import SQLAlchemyError
@@ -26,11 +25,12 @@ from sqlmodel import col
 from db import ActivityFollow, Database, RemoteActorKey
 from db.errors import is_outage
 from federation.activitypub.activities import WIRE
-from federation.activitypub.key_documents import KeyRefused, is_activity, is_on_origin
-from federation.activitypub.remote_keys import Admit, KeyUnavailable, RemoteKey, RemoteKeys
+from federation.activitypub.key_documents import KeyGone, KeyRefused, is_on_origin, is_posted
+from federation.activitypub.posted import NoActivity, PostedActivity, read_posted
+from federation.activitypub.remote_keys import KeyUnavailable, RemoteKey, RemoteKeys
 from federation.activitypub.serving import RETRY_SECONDS, Reply, problem
 from federation.activitypub.signature_fields import BadSignature
-from federation.activitypub.signatures import Requested, SignatureClaim, claims_in
+from federation.activitypub.signatures import Requested, SignatureClaim, SignatureKind, claims_in
 from federation.base.logs import crash
 from federation.protocol.errors import UrlError
 from federation.protocol.urls import MAX_URL_CHARACTERS, canonical_origin
@@ -44,8 +44,8 @@ log = structlog.get_logger(__name__)
 MOST_OF_ACTIVITY: Final = 1024 * 1024
 BODY_TIMEOUT: Final = timedelta(seconds=10)
 KEY_RETRY_SECONDS: Final = 60
-LONGEST_TYPE: Final = 200
-DELETE: Final = "Delete"
+NAMED_ALIKE: Final = frozenset({"Follow", "Undo"})
+"""Misskey names all Follows of one actor by another alike, and so their Undos: a later one is another activity."""
 
 _KNOWN: Final = select(
     or_(
@@ -108,45 +108,14 @@ class Refused(Exception):
         return problem(self.status, self.text, self.headers)
 
 
-class _Identified(msgspec.Struct):
-    id: str
-
-
-class _Activity(msgspec.Struct):
-    """What is read of an activity."""
-
-    type: str | list[str]
-    actor: str | _Identified
-    id: str | None = None
-    object: msgspec.Raw = msgspec.Raw(b"null")
-
-    @property
-    def kind(self) -> str:
-        """Its type, or the first of them."""
-        return self.type if isinstance(self.type, str) else next(iter(self.type), "")
-
-    @property
-    def actor_id(self) -> str:
-        return _id(self.actor)
-
-    @property
-    def ends_its_actor(self) -> bool:
-        """Whether it is the news that its actor is no more."""
-        if self.kind != DELETE:
-            return False
-        try:
-            return _id(_OBJECT.decode(self.object)) == self.actor_id
-        except (ValueError, RecursionError):
-            return False
-
-
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """A request that came at `began`, and the actor whose activity it brings."""
+    """A request that came at `began`, and the actor whose activity it brings, which may be the news of his end."""
 
     requested: Requested
     actor: str
     began: datetime
+    is_its_end: bool
 
     def check(self, claim: SignatureClaim, key: RemoteKey) -> None:
         """Check that the actor's own key made the signature."""
@@ -155,8 +124,25 @@ class _Sent:
         claim.check_key(self.requested, key.public)
 
 
-_ACTIVITY: Final = msgspec.json.Decoder(_Activity)
-_OBJECT: Final = msgspec.json.Decoder[str | _Identified](str | _Identified)
+class _Errand:
+    """The fetch of one key, which a request may have us make, however many signatures it has. *admit* counts it.
+
+    Of a server that is known it counts for the client; if that is not, then for the server, and not for all others.
+    """
+
+    def __init__(self, admit: AdmitFetch, asker: Asker, key_id: str) -> None:
+        self.client = asker.client
+        self._admit = admit
+        self._asker = asker
+        self._key_id = key_id
+        self._is_done = False
+
+    async def admit(self, is_known: bool) -> None:
+        if self._is_done:
+            raise Refused(401, "For one request one key is fetched")
+        self._is_done = True
+        is_nobody = is_known and self.client is None
+        await self._admit(Anybody(f"unknown:{canonical_origin(self._key_id)}") if is_nobody else self._asker, is_known)
 
 
 class ActivitiesInbox:
@@ -217,7 +203,7 @@ class ActivitiesInbox:
         for claim in claims:
             if await self._is_blacklisted(claim.key_id):
                 raise Refused(403, "Your server has been blacklisted")
-        if not is_activity(given.get("content-type", "")):
+        if not is_posted(given.get("content-type", "")):
             raise Refused(415, "An activity is application/activity+json")
         if given.get("content-encoding", "identity").lower() not in ("", "identity"):
             raise Refused(415, "An activity has no Content-Encoding")
@@ -232,7 +218,7 @@ class ActivitiesInbox:
             SQLAlchemyError: the database failed.
         """
         claim = claims_in(headers)[0]
-        await self._found(claim, self._admit_once(client))
+        await self._found(claim, _Errand(self._admit, client, claim.key_id))
 
     async def accept(self, *, method: str, target: str, headers: Mapping[str, str], body: bytes, client: Asker) -> None:
         """Store the activity of a request whose head has passed.
@@ -248,12 +234,13 @@ class ActivitiesInbox:
         actor = activity.actor_id
         if activity.ends_its_actor and not await self._knows(actor):
             return
-        key = await self._verified(_Sent(requested, actor, began), claims, self._admit_once(client))
-        origin = canonical_origin(key.key_id)
-        if activity.id is not None and not is_on_origin(activity.id, origin):
-            raise Refused(401, "The activity's id is not on its actor's origin")
-        await self._store(activity, actor, body)
-        await self._links.look_soon(origin)
+        claims = _of_its_origin(claims, activity)
+        sent = _Sent(requested, actor, began, activity.ends_its_actor)
+        claim, key = await self._verified(sent, claims, _Errand(self._admit, client, claims[0].key_id))
+        await self._keys.believe(key)
+        made = _made(claim, requested) if activity.kind in NAMED_ALIKE else ""
+        await self._store(activity, actor, body, made)
+        await self._links.look_soon(canonical_origin(key.key_id))
 
     def _requested(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Requested:
         """Return the request as we are known: whatever was signed for another host does not verify."""
@@ -283,49 +270,47 @@ class ActivitiesInbox:
             raise Refused(401, f"The signature does not count: {unfit}")
         return claims
 
-    async def _verified(self, sent: _Sent, claims: Sequence[SignatureClaim], admit: Admit) -> RemoteKey:
-        """Return the actor's key by which one of the signatures verifies."""
+    async def _verified(
+        self, sent: _Sent, claims: Sequence[SignatureClaim], errand: _Errand
+    ) -> tuple[SignatureClaim, RemoteKey]:
+        """Return one of the signatures that verifies, and the actor's key by which it does."""
         refusals: list[Refused] = []
         for claim in claims:
             try:
-                return await self._by_key(claim, sent, admit)
+                return claim, await self._by_key(claim, sent, errand)
             except BadSignature as error:
                 refusals.append(Refused(401, f"The signature does not count: {error}"))
             except Refused as refused:
                 refusals.append(refused)
         raise max(refusals, key=lambda it: it.status)  # what may pass, before what will not
 
-    async def _by_key(self, claim: SignatureClaim, sent: _Sent, admit: Admit) -> RemoteKey:
-        key = await self._found(claim, admit)
+    async def _by_key(self, claim: SignatureClaim, sent: _Sent, errand: _Errand) -> RemoteKey:
+        key = await self._found(claim, errand, even_gone=sent.is_its_end)
         try:
             sent.check(claim, key)
         except BadSignature:
             if key.fetched_at >= sent.began:
                 raise
-            key = await self._found(claim, admit, refetch=True)  # it may have been replaced under its name
+            key = await self._found(claim, errand, refetch=True)  # it may have been replaced under its name
             sent.check(claim, key)
         return key
 
-    async def _found(self, claim: SignatureClaim, admit: Admit, *, refetch: bool = False) -> RemoteKey:
+    async def _found(
+        self, claim: SignatureClaim, errand: _Errand, *, refetch: bool = False, even_gone: bool = False
+    ) -> RemoteKey:
+        """Return the key of a signature. *even_gone*: as it was last, if it has gone with its owner."""
         try:
-            return await self._keys.key(claim.key_id, refetch=refetch, admit=admit)
+            try:
+                return await self._keys.key(claim.key_id, refetch=refetch, admit=errand.admit, client=errand.client)
+            except KeyGone:
+                last = await self._keys.last(claim.key_id) if even_gone else None
+                if last is None:
+                    raise
+                return last
         except KeyRefused as error:
             raise Refused(401, f"The key is not believed: {error}") from None
         except KeyUnavailable as error:
             raise Refused(503, f"The key cannot be had: {error}", retry_seconds=KEY_RETRY_SECONDS) from None
-
-    def _admit_once(self, client: Asker) -> Admit:
-        """Let a request have one key fetched, however many signatures it has."""
-        has_fetched = False
-
-        async def admit(is_known: bool) -> None:
-            nonlocal has_fetched
-            if has_fetched:
-                raise Refused(401, "For one request one key is fetched")
-            has_fetched = True
-            await self._admit(client, is_known)
-
-        return admit
 
     async def _is_blacklisted(self, key_id: str) -> bool:
         try:
@@ -336,8 +321,9 @@ class ActivitiesInbox:
     async def _knows(self, actor: str) -> bool:
         return bool((await self._database.rows(_KNOWN, {"actor": actor}))[0][0])
 
-    async def _store(self, activity: _Activity, actor: str, body: bytes) -> None:
+    async def _store(self, activity: PostedActivity, actor: str, body: bytes, made: str) -> None:
         named = body if activity.id is None else activity.id.encode()
+        named += b"\n" + made.encode() if made else b""
         try:
             await self._keep(
                 activity_hash=sha256(actor.encode() + b"\n" + named).hexdigest(),
@@ -371,18 +357,28 @@ def failed(target: str, error: Exception) -> Reply:
     return problem(500, "Internal error")
 
 
-def _read(body: bytes) -> _Activity:
+def _of_its_origin(claims: Sequence[SignatureClaim], activity: PostedActivity) -> Sequence[SignatureClaim]:
+    """Return the signatures by keys of the origin of the actor, which is the activity's, too."""
     try:
-        body.decode()
-        activity = _ACTIVITY.decode(body)
-    except (ValueError, RecursionError):
-        raise Refused(400, "The body is no JSON object with the type and the actor of an activity") from None
-    if not activity.kind.isprintable() or not 0 < len(activity.kind) <= LONGEST_TYPE:
-        raise Refused(400, "The activity has no type")
-    if not activity.actor_id.isprintable():
-        raise Refused(400, "The activity has no actor")
-    return activity
+        origin = canonical_origin(activity.actor_id)
+    except UrlError:
+        origin = ""
+    if activity.id is not None and not is_on_origin(activity.id, origin):
+        raise Refused(401, "The activity's id is not on its actor's origin")
+    fit = [claim for claim in claims if is_on_origin(claim.key_id, origin)]
+    if not fit:
+        raise Refused(401, "The key is not on the actor's origin")
+    return fit
 
 
-def _id(named: str | _Identified) -> str:
-    return named if isinstance(named, str) else named.id
+def _made(claim: SignatureClaim, requested: Requested) -> str:
+    """Return when a signature that verified was made, as it says by what it covers."""
+    is_told = claim.kind is SignatureKind.RFC9421 or "(created)" in claim.covered
+    return str(claim.parameters["created"]) if is_told else requested.headers["date"]
+
+
+def _read(body: bytes) -> PostedActivity:
+    try:
+        return read_posted(body)
+    except NoActivity as error:
+        raise Refused(400, str(error)) from None

@@ -21,6 +21,8 @@ from federation.activitypub.signatures import LARGEST_RSA_BITS, SMALLEST_RSA_BIT
 from federation.protocol.errors import UrlError
 from federation.protocol.urls import canonical_origin
 
+LONGEST_CONTENT_TYPE: Final = 256
+"""`email.message` takes quadratic time for the parameters of one."""
 MOST_OF_PEM: Final = 16 * 1024
 MOST_OF_EXPONENT_BITS: Final = 64
 """A check takes as long as the exponent is, and all that are in use have 17 bits."""
@@ -28,6 +30,10 @@ MOST_OF_EXPONENT_BITS: Final = 64
 
 class KeyRefused(Exception):
     """A key is not to be had, or not to be believed. The message names the rule, and quotes nothing."""
+
+
+class KeyGone(KeyRefused):
+    """What showed a key is no more, by its server's word."""
 
 
 class Key(msgspec.Struct):
@@ -64,12 +70,20 @@ class ShownKey:
 
 def is_activity(content_type: str) -> bool:
     """Tell whether a document has a type that activities and actors have."""
+    if len(content_type) > LONGEST_CONTENT_TYPE:
+        return False
     header = Message()
     header["Content-Type"] = content_type
     kind, profile = header.get_content_type(), header.get_param("profile")
     if kind == "application/ld+json":
         return isinstance(profile, str) and ACTIVITY_CONTEXT in profile.split()
     return kind == "application/activity+json"
+
+
+def is_posted(content_type: str) -> bool:
+    """Tell whether what is sent to an inbox has a type of activities: there is nobody who could have uploaded it."""
+    kind = content_type.partition(";")[0].strip().lower()
+    return kind in ("application/activity+json", "application/ld+json") and len(content_type) <= LONGEST_CONTENT_TYPE
 
 
 def read_document(body: bytes) -> Document:

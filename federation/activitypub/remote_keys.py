@@ -5,9 +5,10 @@ seconds, with bounds for each key, each server and in all; a failure is remember
 do it is counted, more strictly for a server that none of our keys is from. Nothing is known of a key but what the
 document of its owner says (`key_documents`).
 
-A key that was fetched is in `activitypub_remote_keys` for all processes, and in the memory of those that use it. One
-that does not verify a request may have been replaced under its name: it is looked at once more, by one process in five
-minutes, and others find its row. Failures of keys that were never had are only in memory: strangers write no rows.
+A key that was fetched is in memory, and once it has verified a request of its owner in `activitypub_remote_keys`, for
+all processes: whoever names keys writes no rows, and makes no server known. One that does not verify a request may have
+been replaced under its name: it is looked at once more, by one process in five minutes, and others find its row.
+Failures of keys that were never believed are only in memory, too.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeAlias
 from weakref import WeakValueDictionary
 
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from sqlalchemy import Connection, bindparam, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
@@ -28,6 +30,7 @@ from db import Database, RemoteActorKey
 from federation.activitypub.answers import followed
 from federation.activitypub.key_documents import (
     Document,
+    KeyGone,
     KeyRefused,
     ShownKey,
     is_activity,
@@ -50,11 +53,17 @@ LOOK_AGAIN: Final = timedelta(minutes=5)
 """How soon a key that does not verify is fetched again, or one that could not be had."""
 FETCH_TIMEOUT: Final = timedelta(seconds=5)
 """Of all requests for one key."""
+GONE: Final = (404, 410)
 MOST_OF_DOCUMENT: Final = 256 * 1024
 MOST_REDIRECTS: Final = 2
 """Of all requests for one key."""
 MOST_PER_ORIGIN: Final = 10
 MOST_AT_ONCE: Final = 50
+MOST_NEW_PER_ORIGIN: Final = 8
+MOST_NEW_AT_ONCE: Final = 40
+"""The other places are for keys that were believed: strangers, who may name any others, cannot take all."""
+MOST_PER_CLIENT: Final = 5
+"""Of new ones, and as many of others; whoever is not known is one client for each origin."""
 MOST_WAITING: Final = 100
 """How many requests wait for keys of one origin."""
 MOST_REMEMBERED: Final = 2_000
@@ -82,10 +91,17 @@ class RemoteKey:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
+    """A key in memory, which *is_written* for all processes, or has not verified anything yet."""
+
     key: RemoteKey
-    pem: str
     refetched_at: datetime | None = None
     failed_at: datetime | None = None
+    is_written: bool = True
+
+    @property
+    def pem(self) -> str:
+        """The key as we write it: what its owner shows may have more around it."""
+        return self.key.public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
 
 
 @dataclass(slots=True)
@@ -137,15 +153,19 @@ class RemoteKeys:
         self._known_origins: OrderedDict[str, None] = OrderedDict()
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._under_way: Counter[str] = Counter()
+        self._new_of_clients: Counter[str] = Counter()
+        self._others_of_clients: Counter[str] = Counter()
         self._waiting: Counter[str] = Counter()
 
-    async def key(self, key_id: str, *, refetch: bool = False, admit: Admit = everybody) -> RemoteKey:
-        """Return a key, fetched if need be. *refetch*: the one that this returned did not verify.
+    async def key(
+        self, key_id: str, *, refetch: bool = False, admit: Admit = everybody, client: str | None = None
+    ) -> RemoteKey:
+        """Return a key, fetched for a client if need be. *refetch*: the one that this returned did not verify.
 
         Then it may be the same again: it is looked at once in five minutes.
 
         Raises:
-            KeyRefused: there is no such key, or nobody would believe it.
+            KeyRefused: there is no such key, or nobody would believe it; `KeyGone` if its server says so.
             KeyUnavailable: it cannot be had now.
             SQLAlchemyError: the database failed.
             Exception: whatever *admit* raises.
@@ -161,8 +181,28 @@ class RemoteKeys:
                 return stored.key
             self._fail_again(key_id, stored, now)
             await admit(origin in self._known_origins)
-            with self._place(origin):
+            with self._place(origin, client or f"unknown:{origin}", is_new=not _is_written(stored)):
                 return await self._fetched(key_id, origin, stored, refetch=refetch)
+
+    async def last(self, key_id: str) -> RemoteKey | None:
+        """Return a key as its owner showed it last, however long ago that was, if it was ever believed.
+
+        Raises:
+            SQLAlchemyError: the database failed.
+        """
+        stored = await self._find(key_id, anew=False)
+        return stored.key if stored is not None and stored.is_written else None
+
+    async def believe(self, key: RemoteKey) -> None:
+        """Keep for all processes a key that has verified a request of its owner.
+
+        Raises:
+            SQLAlchemyError: the database failed.
+        """
+        found = self._stored.get(key.key_id)
+        if found is not None and found.key is key and not found.is_written:
+            await self._write(found)
+            self._remember(replace(found, is_written=True))
 
     def _origin(self, key_id: str) -> str:
         """Return the origin of a key that may be asked for.
@@ -191,10 +231,14 @@ class RemoteKeys:
                 yield
 
     @contextmanager
-    def _place(self, origin: str) -> Iterator[None]:
-        if self._under_way[origin] >= MOST_PER_ORIGIN or self._under_way.total() >= MOST_AT_ONCE:
+    def _place(self, origin: str, client: str, *, is_new: bool) -> Iterator[None]:
+        per_origin, at_once = (MOST_NEW_PER_ORIGIN, MOST_NEW_AT_ONCE) if is_new else (MOST_PER_ORIGIN, MOST_AT_ONCE)
+        of_clients = self._new_of_clients if is_new else self._others_of_clients
+        if self._under_way[origin] >= per_origin or self._under_way.total() >= at_once:
             raise KeyUnavailable("too many keys are being fetched")
-        with _counted(self._under_way, origin):
+        if of_clients[client] >= MOST_PER_CLIENT:
+            raise KeyUnavailable("too many keys are being fetched for the client")
+        with _counted(self._under_way, origin), _counted(of_clients, client):
             yield
 
     async def _find(self, key_id: str, *, anew: bool) -> _Stored | None:
@@ -207,8 +251,8 @@ class RemoteKeys:
             return known
         owner, pem, fetched_at, refetched_at, failed_at = rows[0]
         key = RemoteKey(key_id=key_id, owner=owner, public=public_key(pem), fetched_at=fetched_at)
-        found = _Stored(key, pem, refetched_at, failed_at)
-        if known is not None and known.pem != pem:
+        found = _Stored(key, refetched_at, failed_at)
+        if known is not None and known.pem != found.pem:
             found = replace(found, refetched_at=self._clock.now())  # here this one is news, and worth a try
         self._remember(found)
         return found
@@ -236,11 +280,15 @@ class RemoteKeys:
         except (KeyRefused, KeyUnavailable) as failure:
             await self._failed(key_id, failure, stored, now)
             raise
-        found = _Stored(key, shown.pem, refetched_at=now if refetch else None)
-        await self._database.transact(lambda connection: _store(connection, found))
+        found = _Stored(key, refetched_at=now if refetch else None, is_written=_is_written(stored))
+        if found.is_written:
+            await self._write(found)
         self._failures.pop(key_id, None)
         self._remember(found)
         return key
+
+    async def _write(self, found: _Stored) -> None:
+        await self._database.transact(lambda connection: _store(connection, found))
 
     async def _failed(
         self, key_id: str, failure: KeyRefused | KeyUnavailable, stored: _Stored | None, now: datetime
@@ -249,7 +297,7 @@ class RemoteKeys:
         self._failures.move_to_end(key_id)
         if len(self._failures) > MOST_FAILURES:
             self._failures.popitem(last=False)
-        if stored is not None:
+        if _is_written(stored):
             await self._database.transact(lambda it: it.execute(_FAILED, {"key": key_id, "at": now}))
 
     async def _shown(self, look: _Look) -> ShownKey:
@@ -272,6 +320,8 @@ class RemoteKeys:
             url, response = further, await self._ask(further, look)
         if response.status >= 500 or response.status == 429 or response.status in NOT_JUDGED:
             raise KeyUnavailable(f"the server answered {response.status}")
+        if response.status in GONE:
+            raise KeyGone(f"the server answered {response.status}")
         if not response.ok:
             raise KeyRefused(f"the server answered {response.status}")
         if not is_activity(response.headers.get("content-type", "")):
@@ -291,9 +341,13 @@ class RemoteKeys:
             raise KeyUnavailable("this node cannot sign in its own name") from error
 
     def _remember(self, stored: _Stored) -> None:
-        origin = self._guard.check_url(stored.key.key_id).origin
-        for kept, name, value in ((self._stored, stored.key.key_id, stored), (self._known_origins, origin, None)):
-            _keep(kept, name, value)
+        _keep(self._stored, stored.key.key_id, stored)
+        if stored.is_written:
+            _keep(self._known_origins, self._guard.check_url(stored.key.key_id).origin, None)
+
+
+def _is_written(stored: _Stored | None) -> bool:
+    return stored is not None and stored.is_written
 
 
 @contextmanager

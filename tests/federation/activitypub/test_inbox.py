@@ -12,12 +12,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 
 from db import ActivityFollow, BlacklistedServer, Database, FollowDirection, RemoteActorKey
 from federation.activitypub.inbox import MOST_OF_ACTIVITY, ActivitiesInbox, Anybody, Asker, Refused
 from federation.activitypub.keys import public_pem
-from federation.activitypub.remote_keys import LOOK_AGAIN, MOST_PER_ORIGIN, RemoteKeys
+from federation.activitypub.remote_keys import KEPT, LOOK_AGAIN, MOST_PER_CLIENT, MOST_PER_ORIGIN, RemoteKeys
 from federation.activitypub.serving import Reply
 from federation.activitypub.signatures import SignatureKind
 from federation.http.client import FederationClient
@@ -53,6 +54,7 @@ class Door:
     bob: RemoteActor
     kept: list[dict[str, Any]] = field(default_factory=list)
     admitted: list[bool] = field(default_factory=list)
+    counted: list[str | None] = field(default_factory=list)
 
     async def keep(self, **activity: Any) -> bool:
         is_new = activity["activity_hash"] not in [each["activity_hash"] for each in self.kept]
@@ -60,8 +62,9 @@ class Door:
             self.kept.append(activity)
         return is_new
 
-    async def admit(self, _client: Asker, is_known: bool) -> None:
+    async def admit(self, client: Asker, is_known: bool) -> None:
         self.admitted.append(is_known)
+        self.counted.append(client.client)
 
     async def post(
         self,
@@ -162,6 +165,16 @@ async def test_without_an_id_the_body_is_what_is_known(door: Door) -> None:
     assert len(door.kept) == 2
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("type_", ["Follow", "Undo"])
+async def test_a_follow_under_the_name_of_an_earlier_one_is_news(door: Door, kind: SignatureKind, type_: str) -> None:
+    """By the time of its signature; the very request that came before is known."""
+    follow, at = door.bob.activity(type=type_), door.clock.now()
+    for later in (0, 0, 60):
+        assert status(await door.post(follow, kind=kind, at=at + timedelta(seconds=later))) == 202
+    assert [each["activity_id"] for each in door.kept] == [follow["id"]] * 2
+
+
 async def test_types_and_actors_may_be_written_otherwise(door: Door) -> None:
     activity = door.bob.activity(type=["Like", "Emoji"], actor={"id": door.bob.id, "type": "Person"})
     assert status(await door.post(activity)) == 202
@@ -230,6 +243,19 @@ async def test_an_actor_who_does_not_own_the_key_is_refused(door: Door, is_cache
     assert status(await door.post(door.bob.activity(4, id=""))) == 401
     assert status(await door.post(door.bob.activity(5, id=door.bob.id + "\0"))) == 401
     assert len(door.kept) == before
+
+
+async def test_strangers_write_no_keys(door: Door) -> None:
+    """Not by a signature that does not verify; and for an actor elsewhere nobody is asked."""
+    forger = RemoteActor(door.server, "/elsewhere", key=private_key(1))
+    assert status(await door.post(door.bob.activity(), actor=forger, key_id=door.bob.key_id)) == 401
+    hits = door.server.hits
+    eve = RemoteActor(door.server, "/users/eve")
+    for members in ({"actor": "https://c.example/users/eve"}, {"id": "https://c.example/1"}, {"actor": "eve"}):
+        assert status(await door.post(eve.activity(**members), actor=eve)) == 401
+    assert (door.server.hits, await door.database.rows(select(RemoteActorKey.key_id))) == (hits, [])
+    assert status(await door.post(door.bob.activity())) == 202
+    assert await door.database.rows(select(RemoteActorKey.key_id)) == [(door.bob.key_id,)]
 
 
 async def test_a_key_document_on_another_origin_is_refused(door: Door) -> None:
@@ -312,6 +338,23 @@ async def test_the_end_of_a_known_actor_is_verified(door: Door, known_by: str) -
     assert [each["type"] for each in door.kept] == ["Delete"]
 
 
+@pytest.mark.parametrize("answer", [404, 410])
+async def test_the_end_of_an_actor_is_verified_by_the_key_that_went_with_him(door: Door, answer: int) -> None:
+    """Nothing else is, and not while the server is only away."""
+    assert status(await door.post(door.bob.activity())) == 202
+    door.clock.advance(KEPT)
+    delete = door.bob.activity(2, type="Delete", object=door.bob.id)
+    door.server.routes[BOB] = respond(500)
+    assert status(await door.post(delete)) == 503
+    door.clock.advance(LOOK_AGAIN)
+    door.server.routes[BOB] = respond(answer)
+    forger = RemoteActor(door.server, "/elsewhere", key=private_key(1))
+    assert status(await door.post(delete, actor=forger, key_id=door.bob.key_id)) == 401
+    assert status(await door.post(door.bob.activity(3))) == 401
+    assert [status(await door.post(delete)) for _ in range(2)] == [202, 202]
+    assert [each["type"] for each in door.kept] == ["Create", "Delete"]
+
+
 async def test_a_delete_of_something_else_is_verified(door: Door) -> None:
     door.server.routes[BOB] = respond(404)
     assert status(await door.post(door.bob.activity(type="Delete", object=door.bob.id + "/notes/1"))) == 401
@@ -347,8 +390,9 @@ async def test_large_activities_cost_little(door: Door) -> None:
     ("headers", "expected"),
     [
         ({"Content-Type": "application/json"}, 415),
-        ({"Content-Type": "application/ld+json"}, 415),
+        ({"Content-Type": "application/activity+jsonx"}, 415),
         ({"Content-Type": ""}, 415),
+        ({"Content-Type": 'application/activity+json;a="' + ";" * 60_000}, 415),
         ({"Content-Encoding": "gzip"}, 415),
         ({"Content-Encoding": "identity"}, 202),
         ({"Host": "c.example"}, 202),
@@ -358,8 +402,15 @@ async def test_headers_decide_first(door: Door, headers: dict[str, str], expecte
     assert status(await door.post(door.bob.activity(), then=headers)) == expected
 
 
-async def test_a_type_with_the_profile_is_taken(door: Door) -> None:
-    kind = 'application/ld+json; profile="https://www.w3.org/ns/activitystreams"'
+@pytest.mark.parametrize(
+    "kind",
+    [
+        'application/ld+json; profile="https://www.w3.org/ns/activitystreams"',
+        "application/ld+json",
+        "Application/LD+JSON ;charset=utf-8",
+    ],
+)
+async def test_a_type_is_taken_whatever_its_parameters(door: Door, kind: str) -> None:
     assert status(await door.post(door.bob.activity(), content_type=kind)) == 202
 
 
@@ -403,6 +454,14 @@ async def test_one_request_has_one_key_fetched(door: Door) -> None:
     assert door.server.hits == 1, "the others are not asked for"
     assert status(await door.post(door.bob.activity(2))) == 202, "now bob's is known"
     assert await post() == 202
+
+
+async def test_whoever_is_not_known_counts_for_the_server_of_the_key(door: Door) -> None:
+    """If that is known: whoever makes up others cannot shut it out."""
+    for path in ("/users/1", "/users/2"):
+        eve = RemoteActor(door.server, path)
+        assert status(await door.post(eve.activity(), actor=eve)) == 202
+    assert (door.admitted, door.counted) == ([False, True], [None, f"unknown:{door.server.url}"])
 
 
 async def test_who_may_not_have_us_ask_is_told_so(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -456,11 +515,11 @@ async def test_a_host_of_keys_that_hangs_slows_nobody_else(door: Door) -> None:
             hanging.routes[each.path] = hang()
         await door.post(door.bob.activity())
         waiting = [asyncio.create_task(door.post(each.activity(), actor=each)) for each in stuck]
-        while hanging.hits < MOST_PER_ORIGIN:
+        while hanging.hits < MOST_PER_CLIENT:
             assert status(await door.post(door.bob.activity(hanging.hits))) == 202
         for number in range(100, 200):
             assert status(await door.post(door.bob.activity(number))) == 202
-        assert sum(not each.done() for each in waiting) == MOST_PER_ORIGIN, "all the others were told at once"
+        assert sum(not each.done() for each in waiting) == MOST_PER_CLIENT, "all the others were told at once"
         for each in waiting:
             each.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)

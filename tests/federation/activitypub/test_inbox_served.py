@@ -14,7 +14,7 @@ from sqlalchemy import select
 
 import federation.sync
 from db import ReceivedActivity, create_host_tables
-from federation.activitypub.application import asgi, respond
+from federation.activitypub.application import ActorsApp, asgi, respond
 from federation.activitypub.inbox import MOST_OF_ACTIVITY
 from federation.activitypub.key_documents import public_key
 from federation.activitypub.signatures import Requested, claims_in
@@ -116,11 +116,12 @@ async def test_a_flood_of_keys_of_many_servers_spends_its_senders_budget(
     assert (await post(port, bob, bob.activity())).status_code == 202
     key_ids = [f"http://127.0.0.1:{port}/users/{number}" for number in range(NEW_SERVERS_PER_CLIENT.requests + 2)]
     of = "192.0.2.77"
-    answers = [await post(port, bob, bob.activity(2), key_id=each, of=of) for each in key_ids]
+    answers = [await post(port, bob, bob.activity(id=each, actor=each), key_id=each, of=of) for each in key_ids]
     assert [each.status_code for each in answers] == [401] * NEW_SERVERS_PER_CLIENT.requests + [429] * 2
     assert answers[-1].headers["Retry-After"] == "3600"
     assert (await post(port, bob, bob.activity(3))).status_code == 202
-    assert (await post(port, bob, bob.activity(4), key_id=key_ids[-1], of="192.0.2.2")).status_code == 401
+    last = bob.activity(id=key_ids[-1], actor=key_ids[-1])
+    assert (await post(port, bob, last, key_id=key_ids[-1], of="192.0.2.2")).status_code == 401
 
 
 async def test_who_is_refused_again_and_again_is_barred(port: int, bob: RemoteActor) -> None:
@@ -145,7 +146,15 @@ async def test_a_mounted_application_takes_them(node: Federation, bob: RemoteAct
     assert (taken.status_code, elsewhere.status_code, len(await received(node))) == (202, 401, 1)
 
 
-async def asked(bob: RemoteActor, parts: list[bytes], *, ends: str = "", announced: int | None = None) -> int:
+async def asked(
+    bob: RemoteActor,
+    parts: list[bytes],
+    *,
+    ends: str = "",
+    announced: int | None = None,
+    app: ActorsApp | None = None,
+    hangs: asyncio.Event | None = None,
+) -> int:
     """The status for a body that comes in parts, and then not at all, or in the way that *ends* says."""
     headers = bob.signed(f"{OWN_URL}/inbox", b"".join(parts), SystemClock().now())
     raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
@@ -159,6 +168,8 @@ async def asked(bob: RemoteActor, parts: list[bytes], *, ends: str = "", announc
         if messages:
             return messages.pop(0)
         if ends == "hangs":
+            if hangs is not None:
+                hangs.set()
             await asyncio.Event().wait()
         return {"type": "http.disconnect"}
 
@@ -166,7 +177,7 @@ async def asked(bob: RemoteActor, parts: list[bytes], *, ends: str = "", announc
         sent.append(message)
 
     scope = {"type": "http", "method": "POST", "path": "/inbox", "query_string": b"", "headers": raw}
-    await asgi()(scope, receive, send)
+    await (app or asgi())(scope, receive, send)
     return int(sent[0]["status"])
 
 
@@ -181,6 +192,37 @@ async def test_a_mounted_application_bounds_bodies(
     assert await asked(bob, [body], ends="breaks off") == 408
     monkeypatch.setattr("federation.activitypub.application.BODY_TIMEOUT", timedelta(milliseconds=50))
     assert await asked(bob, [body], ends="hangs") == 408
+
+
+async def test_a_mounted_application_reads_a_large_body_once_its_key_is_there(
+    node: Federation, bob: RemoteActor
+) -> None:
+    """Of one whose key is not to be had it asks for no more after 64 KiB."""
+    body = json.dumps(bob.activity(content="x" * 200_000)).encode()
+    parts = [body[at : at + 32_768] for at in range(0, len(body), 32_768)]
+    assert await asked(bob, parts) == 202
+    bob.path = "/users/nobody"
+    assert await asked(bob, parts[:3], ends="hangs") == 401
+    assert await asked(bob, parts[:2], ends="breaks off") == 408
+
+
+async def test_a_mounted_application_bounds_all_bodies_together(
+    node: Federation, bob: RemoteActor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that do not end keep others out for as long as they are waited for, and leave nothing behind."""
+    body = json.dumps(bob.activity()).encode()
+    monkeypatch.setattr("federation.activitypub.application.MOST_HELD", 3 * len(body) - 1)
+    app, stuck = asgi(), [asyncio.Event() for _ in range(2)]
+    waiting = [asyncio.create_task(asked(bob, [body], ends="hangs", app=app, hangs=each)) for each in stuck]
+    for each in stuck:
+        await each.wait()
+    assert await asked(bob, [body], app=app) == 503
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert await asked(bob, [body, b""], app=app) == 202
+    assert await asked(bob, [body, b" " * 2 * len(body)], app=app) == 503
+    assert await asked(bob, [body], app=app) == 202
 
 
 @pytest.fixture

@@ -15,12 +15,14 @@ from sqlalchemy import select
 
 from db import Database, RemoteActorKey
 from federation.activitypub.documents import ACTIVITY_JSON, LD_JSON
-from federation.activitypub.key_documents import KeyRefused
+from federation.activitypub.key_documents import LONGEST_CONTENT_TYPE, KeyRefused
 from federation.activitypub.keys import public_pem
 from federation.activitypub.remote_keys import (
     KEPT,
     LOOK_AGAIN,
+    MOST_NEW_PER_ORIGIN,
     MOST_OF_DOCUMENT,
+    MOST_PER_CLIENT,
     MOST_PER_ORIGIN,
     MOST_WAITING,
     KeyUnavailable,
@@ -63,8 +65,17 @@ class Scene:
     async def admit(self, is_known: bool) -> None:
         self.asked.append(is_known)
 
-    async def pem(self, key_id: str | None = None, *, refetch: bool = False) -> str:
-        key = await self.keys.key(key_id or self.bob.key_id, refetch=refetch, admit=self.admit)
+    async def pem(
+        self,
+        key_id: str | None = None,
+        *,
+        refetch: bool = False,
+        is_believed: bool = True,
+        client: str | None = None,
+    ) -> str:
+        key = await self.keys.key(key_id or self.bob.key_id, refetch=refetch, admit=self.admit, client=client)
+        if is_believed:
+            await self.keys.believe(key)
         return key.public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
 
     async def rows(self) -> list[RemoteActorKey]:
@@ -139,6 +150,26 @@ async def test_a_key_that_does_not_verify_is_looked_at_once_in_five_minutes(scen
     assert scene.server.hits == 3
 
 
+async def test_a_key_is_written_once_it_is_believed(scene: Scene) -> None:
+    """Until then it is one process's, and its server is not known; then it is written as we would write it."""
+    shown = "Comment: x\n" * 100 + public_pem(scene.bob.key)
+    scene.server.routes[BOB] = shows(scene.bob.document(publicKey=scene.bob.shown_key(publicKeyPem=shown)))
+    eve = RemoteActor(scene.server, "/users/eve")
+    for key_id in (None, eve.key_id, None):
+        await scene.pem(key_id, is_believed=False)
+    await scene.pem(refetch=True, is_believed=False)
+    assert (await scene.rows(), scene.asked) == ([], [False] * 3)
+    scene.server.routes[BOB] = respond(500)
+    scene.clock.advance(LOOK_AGAIN)
+    with pytest.raises(KeyUnavailable):
+        await scene.pem(refetch=True, is_believed=False)
+    assert await scene.rows() == []
+    await scene.pem()
+    assert [row.public_pem for row in await scene.rows()] == [public_pem(scene.bob.key)]
+    await scene.pem(RemoteActor(scene.server, "/users/carol").key_id)
+    assert scene.asked[-1]
+
+
 BAD_DOCUMENTS = {
     "id": lambda bob: bob.document(id=bob.id + "x"),
     "no id": lambda bob: {"publicKey": bob.shown_key()},
@@ -182,6 +213,7 @@ async def test_a_document_that_does_not_show_the_key_of_its_owner_is_refused(sce
         (ACTIVITY_JSON, True),
         (f"{ACTIVITY_JSON}; charset=utf-8", True),
         (LD_JSON, True),
+        (f"{ACTIVITY_JSON}; a={'x' * LONGEST_CONTENT_TYPE}", False),
         ("application/ld+json", False),
         ('application/ld+json; profile="https://example.com/"', False),
         ("application/json", False),
@@ -349,18 +381,58 @@ def held(server: MisbehavingServer) -> asyncio.Event:
     return release
 
 
-async def test_a_server_is_asked_for_ten_keys_at_a_time(scene: Scene) -> None:
+async def test_a_server_is_asked_for_some_keys_at_a_time(scene: Scene) -> None:
     """And while it hangs, another is asked at once."""
-    actors = [RemoteActor(scene.server, f"/users/{number}") for number in range(MOST_PER_ORIGIN + 3)]
+    actors = [RemoteActor(scene.server, f"/users/{number}") for number in range(MOST_NEW_PER_ORIGIN + 3)]
     release = held(scene.server)
-    waiting = [asyncio.create_task(scene.pem(each.key_id)) for each in actors]
-    await until(lambda: scene.server.hits == MOST_PER_ORIGIN)
+    waiting = [asyncio.create_task(scene.pem(each.key_id, client=each.path)) for each in actors]
+    await until(lambda: scene.server.hits == MOST_NEW_PER_ORIGIN)
     async with MisbehavingServer() as other:
         await scene.pem(RemoteActor(other).key_id)
     release.set()
     outcomes = await asyncio.gather(*waiting, return_exceptions=True)
     assert sum(isinstance(each, KeyUnavailable) for each in outcomes) == 3
     assert await scene.pem(actors[-1].key_id) == public_pem(actors[-1].key), "that is not remembered"
+
+
+@pytest.mark.parametrize("client", ["192.0.2.1", None])
+async def test_for_one_client_five_keys_are_fetched_at_a_time(scene: Scene, client: str | None) -> None:
+    """Of any servers; somebody unknown is one client for each. For others we go on, and for keys that are known."""
+    await scene.pem()
+    scene.clock.advance(KEPT)
+    async with MisbehavingServer() as other:
+        elsewhere = [RemoteActor(other), RemoteActor(other, "/users/2")]
+        await scene.pem(elsewhere[1].key_id, client=client)
+        scene.server.default = hang()
+        names = [f"{scene.server.url}/users/{number}" for number in range(MOST_PER_CLIENT)]
+        waiting = [asyncio.create_task(scene.pem(each, client=client)) for each in names]
+        await until(lambda: scene.server.hits == 1 + MOST_PER_CLIENT)
+        for key_id in (f"{scene.server.url}/more", *([] if client is None else [elsewhere[0].key_id])):
+            with pytest.raises(KeyUnavailable):
+                await scene.pem(key_id, client=client)
+        await scene.pem(elsewhere[0].key_id, client=None if client is None else "192.0.2.2")
+        await scene.pem(client=client)
+        await ended(waiting)
+
+
+async def test_keys_that_are_known_have_places_of_their_own(scene: Scene) -> None:
+    """Whoever names others can only take the rest."""
+    await scene.pem()
+    scene.clock.advance(KEPT)
+    scene.server.default = hang()
+    names = [f"{scene.server.url}/users/{number}" for number in range(MOST_NEW_PER_ORIGIN)]
+    waiting = [asyncio.create_task(scene.pem(each, client=each)) for each in names]
+    await until(lambda: scene.server.hits == 1 + MOST_NEW_PER_ORIGIN)
+    with pytest.raises(KeyUnavailable):
+        await scene.pem(f"{scene.server.url}/more")
+    await scene.pem()
+    await ended(waiting)
+
+
+async def ended(tasks: list[asyncio.Task[str]]) -> None:
+    for each in tasks:
+        each.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @pytest.mark.timeout(60)

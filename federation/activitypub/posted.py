@@ -1,0 +1,72 @@
+"""What is read of an activity that was posted to us, before it is verified: rules without I/O."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+LONGEST_TYPE: Final = 200
+DELETE: Final = "Delete"
+
+
+class NoActivity(Exception):
+    """A body is no activity. The message quotes nothing."""
+
+
+class _Identified(msgspec.Struct):
+    id: str
+
+
+class PostedActivity(msgspec.Struct):
+    """What is read of an activity."""
+
+    type: str | list[str]
+    actor: str | _Identified
+    id: str | None = None
+    object: msgspec.Raw = msgspec.Raw(b"null")
+
+    @property
+    def kind(self) -> str:
+        """Its type, or the first of them."""
+        return self.type if isinstance(self.type, str) else next(iter(self.type), "")
+
+    @property
+    def actor_id(self) -> str:
+        return _id(self.actor)
+
+    @property
+    def ends_its_actor(self) -> bool:
+        """Whether it is the news that its actor is no more."""
+        if self.kind != DELETE:
+            return False
+        try:
+            return _id(_OBJECT.decode(self.object)) == self.actor_id
+        except (ValueError, RecursionError):
+            return False
+
+
+_ACTIVITY: Final = msgspec.json.Decoder(PostedActivity)
+_OBJECT: Final = msgspec.json.Decoder[str | _Identified](str | _Identified)
+
+
+def read_posted(body: bytes) -> PostedActivity:
+    """Return what a body says.
+
+    Raises:
+        NoActivity: it is none.
+    """
+    try:
+        body.decode()
+        activity = _ACTIVITY.decode(body)
+    except (ValueError, RecursionError):
+        raise NoActivity("The body is no JSON object with the type and the actor of an activity") from None
+    if not activity.kind.isprintable() or not 0 < len(activity.kind) <= LONGEST_TYPE:
+        raise NoActivity("The activity has no type")
+    if not activity.actor_id.isprintable():
+        raise NoActivity("The activity has no actor")
+    return activity
+
+
+def _id(named: str | _Identified) -> str:
+    return named if isinstance(named, str) else named.id
