@@ -8,8 +8,9 @@ it was asked.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import Enum
 from functools import cache, partial
 from typing import Any, Final
@@ -21,10 +22,11 @@ from sqlalchemy.orm import Session
 
 from db import ActivityActor, ActivityFollow, Database, FollowDirection, FollowState, new_timed_id
 from federation.activitypub import activities
-from federation.activitypub.handlers import FollowDecision, Handlers, IncomingActivity, call, id_of, types_of
+from federation.activitypub.handlers import FollowDecision, Handlers, IncomingActivity, NotNow, call, id_of, types_of
 from federation.activitypub.outbound import Recipient, Senders
 from federation.activitypub.remote_actors import RemoteActors
 from federation.delivery.outbox.outbox import Outbox
+from federation.protocol.urls import origin_of
 from federation.servers.blacklist import Blacklist
 from workers.clock import Clock
 
@@ -36,6 +38,10 @@ class Followers(Enum):
 
 
 FOLLOWERS: Final = Followers.FOLLOWERS
+
+MOST_PER_ORIGIN: Final = 2
+BUSY: Final = timedelta(seconds=5)
+"""How long a Follow waits whose server is asked about so many."""
 
 _STATES: Final = {
     FollowDecision.ACCEPT: FollowState.ACCEPTED,
@@ -65,19 +71,33 @@ class FollowHandlers:
         self._remote = remote
         self._handlers = handlers
         self._clock = clock
+        self._asking: Counter[str] = Counter()  # requests under way, by origin
 
     async def prepare(self, activity: IncomingActivity) -> Recipient | None:
         """Return who wants to follow an actor of ours, and where it is answered; None if nobody does who can be.
 
         Raises:
             ActorUnavailable, NetworkError: its server does not show it now.
+            NotNow: its server is being asked about others.
         """
         if "Follow" not in activity.types or activity.id is None or activity.object_id is None:
             return None
         if not await self._database.rows(_OURS, {"actor": activity.object_id}):
             return None
-        recipient = await self._remote.recipient(activity.actor)
+        recipient = await self._shown(activity.actor)
         return recipient if recipient is not None and self._can_be_sent_to(recipient) else None
+
+    async def _shown(self, actor: str) -> Recipient | None:
+        """Ask the actor's server, but for one that is asked about enough of its actors: each takes a slot of tasks."""
+        origin = origin_of(actor)
+        if self._asking[origin] >= MOST_PER_ORIGIN:
+            raise NotNow(BUSY, reason="its server is being asked about other actors")
+        self._asking[origin] += 1
+        try:
+            return await self._remote.recipient(actor)
+        finally:
+            self._asking[origin] -= 1
+            self._asking += Counter()  # forgets those of whom there are none
 
     async def handle(self, session: AsyncSession, activity: IncomingActivity, prepared: object) -> None:
         """Change the follows that the activity is about."""
@@ -181,18 +201,15 @@ def _put(
     """Make the row of a pair, or give it this Follow. Return whether it was accepted, which it stays."""
     pair = {"local": local, "remote": remote.id, "way": direction}
     known = session.execute(_PAIR, pair).one_or_none()
-    was_accepted = known is not None and known.state is FollowState.ACCEPTED
-    values = {
-        "local_actor": local,
-        "remote_actor": remote.id,
-        "direction": direction,
-        "inbox": remote.inbox,
-        "shared_inbox": remote.shared_inbox,
-        "follow_id": follow_id,
-        "state": FollowState.ACCEPTED if was_accepted else FollowState.PENDING,
-        "since": now,
-    }
-    session.execute(_asked(session.get_bind().dialect.name), values)
+    asked = {"inbox": remote.inbox, "shared_inbox": remote.shared_inbox, "follow_id": follow_id}
+    if known is None:
+        names = {"local_actor": local, "remote_actor": remote.id, "direction": direction}
+        new = {**names, **asked, "state": FollowState.PENDING, "since": now}
+        session.execute(_made(session.get_bind().dialect.name), new)
+        known = session.execute(_PAIR, pair).one()  # somebody else may have made it, and said something, since the look
+    was_accepted: bool = known.state is FollowState.ACCEPTED
+    state = FollowState.ACCEPTED if was_accepted else FollowState.PENDING
+    session.execute(_RENEWED, {**pair, **{f"new_{name}": value for name, value in asked.items()}, "into": state})
     return was_accepted
 
 
@@ -241,7 +258,8 @@ _IS_PAIR: Final = (
     _TABLE.c.direction == bindparam("way"),
 )
 _IS_NAMED: Final = (_TABLE.c.remote_actor == bindparam("remote"), _TABLE.c.follow_id == bindparam("follow"))
-_PAIR: Final = select(_TABLE).where(*_IS_PAIR)
+_PAIR: Final = select(_TABLE).where(*_IS_PAIR).with_for_update()
+"""Locked, as what is written next goes by what it says."""
 _FOLLOWERS: Final = (
     select(_TABLE.c.remote_actor, _TABLE.c.inbox, _TABLE.c.shared_inbox)
     .where(
@@ -254,6 +272,13 @@ _FOLLOWERS: Final = (
 _REMOVED: Final = delete(_TABLE).where(*_IS_PAIR)
 _REMOVED_BY_ID: Final = delete(_TABLE).where(*_IS_NAMED, _TABLE.c.direction == bindparam("way"))
 _ENDED: Final = delete(_TABLE).where(_TABLE.c.remote_actor == bindparam("remote"))
+_RENEWED: Final = (
+    update(_TABLE)
+    .where(*_IS_PAIR)
+    .values(
+        state=bindparam("into"), **{name: bindparam(f"new_{name}") for name in ("inbox", "shared_inbox", "follow_id")}
+    )
+)
 _SAID: Final = update(_TABLE).where(*_IS_PAIR).values(state=bindparam("into"), since=bindparam("at"))
 _OWN_ASKED: Final = (
     _TABLE.c.direction == FollowDirection.FOLLOWING,
@@ -270,11 +295,6 @@ _TOLD_BY_ID: Final = (
 
 
 @cache
-def _asked(dialect: str) -> Executable:
-    insert = (postgresql if dialect == "postgresql" else sqlite).insert(_TABLE)
-    changed = ("inbox", "shared_inbox", "follow_id", "state")
-    put: Executable = insert.on_conflict_do_update(
-        index_elements=["local_actor", "remote_actor", "direction"],
-        set_={name: insert.excluded[name] for name in changed},
-    )
-    return put
+def _made(dialect: str) -> Executable:
+    insert = postgresql.insert if dialect == "postgresql" else sqlite.insert
+    return insert(_TABLE).on_conflict_do_nothing(index_elements=["local_actor", "remote_actor", "direction"])

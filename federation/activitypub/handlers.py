@@ -13,9 +13,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Self, TypeAlias, TypeVar
 
+from sqlalchemy import event
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from federation.protocol.urls import origin_of
+from workers import Snooze, TransactionError
 
 Function: TypeAlias = Callable[..., object]
 """Called with a session, the activity and the URL of its actor; the result counts only where a Follow is decided."""
@@ -24,6 +27,11 @@ F = TypeVar("F", bound=Function)
 REST: Final = "*"
 """Stands for all types that have no function of their own."""
 _AUTHORS: Final = ("attributedTo", "actor")
+_NOT_ITS_OWN: Final = "the transaction of a function for activities ends after it,"
+
+
+class NotNow(Snooze):
+    """Nothing of the activity was tried."""
 
 
 class FollowDecision(StrEnum):
@@ -112,7 +120,8 @@ class Handlers:
         `"*"` is the rest. The function is called with the session of a transaction, the activity, and the URL of its
         actor, which signed it. What it writes and that the activity is done are committed together: its effects are
         there once. If it raises, nothing is written, and it is called again, five times in all. What an actor sent
-        comes in the order of arrival. On SQLite the only write lock is held meanwhile: leave slow things to a task.
+        comes in the order of arrival. The transaction is not its to end, but for savepoints. On SQLite the only write
+        lock is held meanwhile: leave slow things to a task.
 
         Raises:
             TypeError: no type is given, or one is no text.
@@ -147,11 +156,30 @@ class Handlers:
 
 
 async def call(function: Function, session: AsyncSession, activity: IncomingActivity) -> object:
-    """Call a function of the application in the session's transaction, and return its result."""
-    if inspect.iscoroutinefunction(function):
-        result: object = await function(session, activity, activity.actor)
-        return result
-    return await session.run_sync(function, activity, activity.actor)
+    """Call a function of the application in the session's transaction, and return its result.
+
+    Raises:
+        TransactionError: it has ended that transaction, or wanted to; savepoints of its own it may end.
+    """
+    inside = session.sync_session
+    begun = inside.get_transaction()
+    event.listen(inside, "before_commit", _refuse)
+    try:
+        if inspect.iscoroutinefunction(function):
+            result: object = await function(session, activity, activity.actor)
+        else:
+            result = await session.run_sync(function, activity, activity.actor)
+    finally:
+        event.remove(inside, "before_commit", _refuse)
+    if begun is None or inside.get_transaction() is not begun or not begun.is_active:
+        raise TransactionError(f"{_NOT_ITS_OWN} and was rolled back")
+    return result
+
+
+def _refuse(session: Session) -> None:
+    """Keep a function from committing half of what the transaction is for."""
+    if not session.in_nested_transaction():
+        raise TransactionError(f"{_NOT_ITS_OWN} and is not committed by it")
 
 
 HANDLERS: Final = Handlers()

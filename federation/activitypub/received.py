@@ -16,6 +16,7 @@ own.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -30,9 +31,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from db import Database, ReceivedActivity, ReceivedState
-from federation.activitypub.handlers import Handlers, IncomingActivity, call
+from federation.activitypub.handlers import Handlers, IncomingActivity, NotNow, call
 from federation.base.audit import UNRECORDED, Record
-from workers import DROP, Job, JobSpec, Queue, RetryPolicy, Snooze
+from workers import DROP, Job, JobSpec, Queue, RetryPolicy, Snooze, StorageUnavailable
 from workers.clock import Clock
 
 log = structlog.get_logger(__name__)
@@ -44,6 +45,7 @@ PATIENCE: Final = timedelta(minutes=1)
 """What is new for longer is looked for by the sweep."""
 AWAY: Final = timedelta(seconds=10)
 """How long a job waits for a database that does not answer."""
+LIMIT: Final = timedelta(seconds=60)
 PAGE: Final = 500
 _SHOWN: Final = 500
 
@@ -55,7 +57,11 @@ class OwnHandlers(Protocol):
     """What this node itself does with an activity, before the application."""
 
     async def prepare(self, activity: IncomingActivity) -> object:
-        """Ask others for what the handling needs, before the transaction."""
+        """Ask others for what the handling needs, before the transaction.
+
+        Raises:
+            NotNow: those whom it would ask are busy with questions of ours.
+        """
 
     async def handle(self, session: AsyncSession, activity: IncomingActivity, prepared: object) -> None:
         """Write, in the transaction."""
@@ -229,7 +235,7 @@ class ReceivedRunner:
     """Callable with a job: handles what its actor sent.
 
     `own` comes before the functions of `handlers`. `begin` begins the transaction of both. `retry` says how long to
-    wait after each failure.
+    wait after each failure, `limit` how long the handlers may take.
     """
 
     def __init__(
@@ -241,8 +247,10 @@ class ReceivedRunner:
         own: OwnHandlers,
         handlers: Handlers,
         retry: RetryPolicy | None = None,
+        limit: timedelta = LIMIT,
     ) -> None:
         self._database = database
+        self._limit = limit
         self._begin = begin
         self._jobs = jobs
         self._own = own
@@ -284,6 +292,8 @@ class ReceivedRunner:
                 return
             try:
                 await self._handle(row.number, IncomingActivity.of(row.text, actor))
+            except NotNow:
+                raise
             except Exception as error:
                 pause = await self._failed(new, error)
                 if pause is None:
@@ -295,15 +305,23 @@ class ReceivedRunner:
 
     async def _handle(self, number: int, activity: IncomingActivity) -> None:
         """Call the handlers in one transaction with the end of the activity, unless somebody has ended it by then."""
-        prepared = await self._own.prepare(activity)
-        async with self._begin() as session:
-            connection = await session.connection()
-            done = await connection.execute(_DONE, {"row": number})
-            if done.rowcount == 0:
-                return
-            await self._own.handle(session, activity, prepared)
-            for function in self._handlers.of(activity.types):
-                await call(function, session, activity)
+        functions, is_begun = self._handlers.of(activity.types), False
+        try:
+            prepared = await self._own.prepare(activity)
+            async with self._begin() as session:
+                connection = await session.connection()
+                done = await connection.execute(_HANDLED if functions else _DONE, {"row": number})
+                if done.rowcount == 0:
+                    return
+                is_begun = True
+                async with asyncio.timeout(self._limit.total_seconds()):
+                    await self._own.handle(session, activity, prepared)
+                    for function in functions:
+                        await call(function, session, activity)
+        except (SQLAlchemyError, StorageUnavailable) as error:
+            if is_begun:
+                raise
+            raise NotNow(AWAY, reason=f"the database or the queue failed: {type(error).__name__}") from None
 
     async def _failed(self, new: NewActivity, error: Exception) -> timedelta | None:
         """Count an attempt that failed. Return how long to wait for the next one, None if that was the last."""
@@ -357,9 +375,9 @@ _OLDEST: Final = (
     .limit(PAGE)
 )
 """Of each actor the one that holds the others."""
-_DONE: Final = (
-    update(_TABLE).where(_TABLE.c.number == bindparam("row"), _IS_NEW).values(state=ReceivedState.DONE, text="")
-)
+_DONE: Final = update(_TABLE).where(_TABLE.c.number == bindparam("row"), _IS_NEW).values(state=ReceivedState.DONE)
+_HANDLED: Final = _DONE.values(text="")
+"""What no function has seen keeps its text: its worker may have imported none."""
 _NOTED: Final = (
     update(_TABLE)
     .where(_TABLE.c.activity_hash == bindparam("hash"), _IS_NEW, _TABLE.c.attempts == bindparam("seen"))

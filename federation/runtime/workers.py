@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
 from db import new_id
+from federation.activitypub.handlers import HANDLERS
 from federation.base.database_clock import INTERVAL as CLOCK_INTERVAL
 from federation.base.database_clock import DatabaseClock
 from federation.base.logs import crash
@@ -130,6 +131,7 @@ class FederationWorkers:
         """Start both workers. Until both have stopped, a second call returns the same pair."""
         if self._running is None or all(running.task.done() for running in self._running):
             self._allow_descriptors()
+            self._miss_functions()
             log.info(
                 "workers_started", database=str(self._federation.database), queues=self._federation.sightings.place
             )
@@ -165,6 +167,10 @@ class FederationWorkers:
         found = allow_descriptors(self._federation.settings)
         if found.advice is not None:
             log.warning("too_few_descriptors", needed=found.needed, allowed=found.allowed, advice=found.advice)
+
+    def _miss_functions(self) -> None:
+        if self._federation.activitypub is not None and not HANDLERS:
+            log.error("activity_functions_missing", advice="name the modules that declare them in FEDERATION_TASKS")
 
     def _delivery_worker(self, queue: Queue) -> Worker:
         settings = self._federation.settings

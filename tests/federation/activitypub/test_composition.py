@@ -9,9 +9,11 @@ import sys
 import pytest
 from sqlalchemy import select
 from sqlmodel import col
+from structlog.testing import capture_logs
 
 from db import DeliveryAttempt, DeliveryJob
 from federation.activitypub.activities import JOB, WIRE
+from federation.activitypub.handlers import Handlers
 from federation.activitypub.outbound import Recipient
 from federation.base.errors import ConfigurationError
 from federation.base.queues.job_data import ACTIVITY_JOB
@@ -100,6 +102,27 @@ async def test_the_workers_of_a_node_deliver_it(
     finally:
         await workers.stop()
         await node.close()
+
+
+async def test_workers_tell_that_they_know_no_function(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When they start, where ActivityPub is on: what others send is handled by none then."""
+    known = Handlers()
+    monkeypatch.setattr("federation.runtime.workers.HANDLERS", known)
+
+    async def told(**values: object) -> int:
+        node = Federation(make_settings(**values))
+        workers = FederationWorkers(node)
+        with capture_logs() as logs:
+            workers.start()
+        await workers.stop()
+        await node.close()
+        return [entry["event"] for entry in logs].count("activity_functions_missing")
+
+    assert [await told(), await told(federation_activitypub="1")] == [0, 1]
+    known.on("Create")(told)
+    assert await told(federation_activitypub="1") == 0
 
 
 async def row_of(node: Federation, delivery_id: str) -> DeliveryJob:

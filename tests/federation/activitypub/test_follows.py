@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import ssl
 from collections.abc import AsyncIterator
@@ -15,8 +16,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from db import ActivityActor, ActivityFollow, Database, FollowDirection, FollowState
 from federation.activitypub import follows
+from federation.activitypub.actors import found_by
 from federation.activitypub.follows import FollowHandlers, followers_of
-from federation.activitypub.handlers import FollowDecision, Handlers, IncomingActivity
+from federation.activitypub.handlers import FollowDecision, Handlers, IncomingActivity, NotNow
 from federation.activitypub.outbound import Recipient
 from federation.activitypub.remote_actors import ActorUnavailable, RemoteActors, recipient_of
 from federation.http.client import FederationClient
@@ -24,7 +26,7 @@ from federation.http.errors import NetworkError
 from federation.http.guard import AddressGuard
 from federation.http.pool import ConnectionPool
 from tests.federation.activitypub.sender import ALICE, NOW, Sender, add_key
-from tests.misbehaving import MisbehavingServer, close, respond
+from tests.misbehaving import Exchange, MisbehavingServer, Received, close, respond
 
 JSON: Final = {"content-type": "application/activity+json; charset=utf-8"}
 PENDING, ACCEPTED, REJECTED = FollowState.PENDING, FollowState.ACCEPTED, FollowState.REJECTED
@@ -114,7 +116,7 @@ async def meeting(database: Database, ssl_context: ssl.SSLContext) -> AsyncItera
         stack.push_async_callback(sender.close)
         await add_key(database)
         async with database.transaction() as session:
-            session.add(ActivityActor(id=ALICE, created_at=NOW))
+            session.add(ActivityActor(id=ALICE, name=found_by(ALICE), created_at=NOW))
         made = Meeting(sender, server, client, Handlers())
         made.shows(made.bob)
         yield made
@@ -239,6 +241,32 @@ async def test_a_server_that_does_not_show_its_actor_now_is_asked_again(meeting:
         meeting.server.routes[path] = behaviour
         await meeting.receives(meeting.follow())
     assert await meeting.rows() == {}
+
+
+async def test_a_server_is_asked_about_two_of_its_actors_at_once(meeting: Meeting) -> None:
+    """A further Follow waits, so that a server that never answers does not take every slot of the tasks."""
+    own, asked, go_on = meeting.own, asyncio.Semaphore(0), asyncio.Event()
+    path = meeting.bob.removeprefix(meeting.server.url)
+    show = meeting.server.routes[path]
+
+    async def wait(request: Received, exchange: Exchange) -> None:
+        asked.release()
+        await go_on.wait()
+        await show(request, exchange)
+
+    async def prepare(number: int, by: str) -> Recipient | None:
+        return await own.prepare(IncomingActivity.of(json.dumps(meeting.follow(number, by=by)), by))
+
+    meeting.server.routes[path] = wait
+    two = [asyncio.create_task(prepare(number, meeting.bob)) for number in (1, 2)]
+    for _ in two:
+        await asked.acquire()
+    for by in (meeting.bob, meeting.carol):
+        with pytest.raises(NotNow):
+            await prepare(3, by)
+    go_on.set()
+    assert all(await asyncio.gather(*two))
+    assert await prepare(3, meeting.bob) is not None
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b'{"id": 1}', b"[" * 100_000, b"\xff"])

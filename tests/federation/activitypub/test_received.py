@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 from sqlmodel import col
@@ -22,8 +22,8 @@ from db import ActivityInbox, Database, ReceivedActivity, ReceivedState
 from db.engines import async_engines
 from db.session import Greenlets, Query, Rows, Steps
 from db.url import parse_url
-from federation.activitypub.handlers import Handlers, IncomingActivity
-from federation.activitypub.received import ATTEMPTS, HANDLE, PATIENCE, ReceivedJobs, ReceivedRunner, store
+from federation.activitypub.handlers import Handlers, IncomingActivity, NotNow
+from federation.activitypub.received import ATTEMPTS, AWAY, HANDLE, LIMIT, PATIENCE, ReceivedJobs, ReceivedRunner, store
 from tests.servers import free_port
 from workers import Claim, Job, JobState, Queue, RetryPolicy, Snooze
 from workers.clock import ManualClock
@@ -43,8 +43,11 @@ class NothingOfOurOwn:
 
     def __init__(self) -> None:
         self.both, self._begun = asyncio.Event(), 0
+        self.refuses: Exception | None = None
 
     async def prepare(self, activity: IncomingActivity) -> None:
+        if self.refuses is not None:
+            raise self.refuses
         self._begun += 1
         if self._begun == 2:
             self.both.set()
@@ -66,14 +69,15 @@ class Arriving:
     def jobs(self) -> ReceivedJobs:
         return ReceivedJobs(self.queue, database=self.database, joins=False, clock=self.clock)
 
-    def runner(self) -> ReceivedRunner:
+    def runner(self, *, limit: timedelta = LIMIT, writes: Database | None = None) -> ReceivedRunner:
         return ReceivedRunner(
             database=self.database,
-            begin=self.database.transaction,
+            begin=(writes or self.database).transaction,
             jobs=self.jobs,
             own=self.own,
             handlers=self.handlers,
             retry=RetryPolicy(initial=timedelta(seconds=10), jitter=0),
+            limit=limit,
         )
 
     async def arrives(self, name: str, actor: str = BOB) -> bool:
@@ -156,6 +160,15 @@ async def test_a_handler_writes_with_the_end_of_the_activity(arriving: Arriving,
     assert await arriving.written() == ["a"]
 
 
+async def test_what_no_function_is_for_keeps_its_text(arriving: Arriving) -> None:
+    """It is done; the worker may have imported none of the application's modules."""
+    arriving.handlers.on("Like")(write)
+    await arriving.arrives("a")
+    assert await arriving.run("a") is None
+    row = (await arriving.rows())["a"]
+    assert (row.state, "content" in row.text) == (ReceivedState.DONE, True)
+
+
 async def test_one_that_raises_is_tried_five_times_and_holds_what_came_after_it(arriving: Arriving) -> None:
     """It writes nothing, and waits longer each time. Then it has failed, and the same run goes on with the next."""
     tried: list[str] = []
@@ -183,6 +196,54 @@ async def test_one_that_raises_is_tried_five_times_and_holds_what_came_after_it(
     assert (row.attempts, row.last_error, "content" in row.text) == (ATTEMPTS, "ValueError: secret  of", True)
     assert [entry["event"] for entry in logs] == ["received_not_handled"] * (ATTEMPTS - 1) + ["received_failed"]
     assert "secret" not in repr(logs)
+
+
+async def commit(session: AsyncSession, activity: IncomingActivity, actor: str) -> None:
+    session.add(ActivityInbox(url="more", server_url=actor))
+    await session.commit()
+
+
+async def commit_all(session: AsyncSession, activity: IncomingActivity, actor: str) -> None:
+    await session.begin_nested()
+    await commit(session, activity, actor)
+
+
+def commit_plainly(session: Session, activity: IncomingActivity, actor: str) -> None:
+    session.add(ActivityInbox(url="more", server_url=actor))
+    session.commit()
+
+
+async def roll_back(session: AsyncSession, activity: IncomingActivity, actor: str) -> None:
+    session.add(ActivityInbox(url="more", server_url=actor))
+    await session.rollback()
+
+
+@pytest.mark.parametrize("function", [commit, commit_all, commit_plainly, roll_back])
+async def test_one_that_ends_the_transaction_has_failed(arriving: Arriving, function: object) -> None:
+    """Nothing is written, by it or by the one before it, and it is not called again at once."""
+    arriving.handlers.on("Create")(write)
+    arriving.handlers.on("Create")(function)  # type: ignore[type-var] # any of them
+    await arriving.arrives("a")
+    assert await asyncio.wait_for(arriving.run("a"), 60) == timedelta(seconds=10)
+    row = (await arriving.rows())["a"]
+    assert (row.state, row.attempts, await arriving.written()) == (ReceivedState.NEW, 1, [])
+    assert str(row.last_error).startswith("TransactionError: ")
+
+
+async def test_savepoints_of_its_own_are_its_to_end(arriving: Arriving) -> None:
+    """One that is rolled back and one that is committed."""
+
+    @arriving.handlers.on("Create")
+    async def try_twice(session: AsyncSession, activity: IncomingActivity, actor: str) -> None:
+        undone = await session.begin_nested()
+        session.add(effect(activity))
+        await undone.rollback()
+        async with session.begin_nested():
+            session.add(effect(activity))
+
+    await arriving.arrives("a")
+    assert await arriving.run("a") is None
+    assert (await arriving.states(), await arriving.written()) == ({"a": ReceivedState.DONE}, ["a"])
 
 
 async def test_one_that_fails_in_the_run_of_another_gets_its_own_job(arriving: Arriving) -> None:
@@ -314,6 +375,45 @@ async def test_a_handler_that_is_cancelled_has_not_been_tried(arriving: Arriving
     assert (row.state, row.attempts, await arriving.written()) == (ReceivedState.NEW, 0, [])
 
 
+async def test_a_handler_whose_statement_fails_has_failed(arriving: Arriving) -> None:
+    """It is no outage: the transaction had begun."""
+
+    @arriving.handlers.on("Create")
+    async def fail(session: AsyncSession, activity: IncomingActivity, actor: str) -> None:
+        await session.execute(text("SELECT nothing_of_the_kind"))
+
+    await arriving.arrives("a")
+    assert await arriving.run("a") == timedelta(seconds=10)
+    assert (await arriving.rows())["a"].attempts == 1
+
+
+@pytest.mark.timeout(60)
+async def test_handlers_that_take_too_long_have_failed(arriving: Arriving) -> None:
+    """So one that waits for ever keeps neither a slot nor, on SQLite, everybody who writes."""
+
+    @arriving.handlers.on("Create")
+    async def hang(session: AsyncSession, activity: IncomingActivity, actor: str) -> None:
+        await write(session, activity, actor)
+        await asyncio.Event().wait()
+
+    await arriving.arrives("a")
+    assert await arriving.run("a", runner=arriving.runner(limit=timedelta(milliseconds=1))) == timedelta(seconds=10)
+    row = (await arriving.rows())["a"]
+    assert (row.attempts, row.last_error, await arriving.written()) == (1, "TimeoutError: ", [])
+
+
+async def test_what_others_cannot_be_asked_about_now_is_nobodys_failure(arriving: Arriving) -> None:
+    """The job waits; what came before the activity of another job keeps that waiting, too."""
+    arriving.own.refuses = NotNow(7)
+    await store_without_job(arriving, "a")
+    await arriving.arrives("b")
+    assert await arriving.run("b") == timedelta(seconds=7)
+    assert [row.attempts for row in (await arriving.rows()).values()] == [0, 0]
+    arriving.own.refuses = None
+    assert await arriving.run("b") is None
+    assert set((await arriving.states()).values()) == {ReceivedState.DONE}
+
+
 async def store_without_job(arriving: Arriving, name: str) -> None:
     """A process was killed between the commit and the job."""
     values = {"activity_hash": hash_of(name), "activity_id": f"{BOB}/{name}", "type": "Create", "actor": BOB}
@@ -372,10 +472,11 @@ async def test_a_queue_that_is_away_costs_no_activity(arriving: Arriving) -> Non
 
 
 async def test_a_database_that_is_away_is_nobodys_failure(arriving: Arriving, tmp_path: Path) -> None:
-    """The job waits for it, as often as need be."""
+    """The job waits for it, as often as need be; also where it is away once the activity was read."""
     await arriving.arrives("a")
     empty = Database(f"sqlite:///{tmp_path}/empty.sqlite3")
-    assert await arriving.run("a", runner=replace(arriving, database=empty).runner()) == timedelta(seconds=10)
+    for runner in (replace(arriving, database=empty).runner(), arriving.runner(writes=empty)):
+        assert await arriving.run("a", runner=runner) == AWAY
     await empty.close()
     row = (await arriving.rows())["a"]
     assert (row.state, row.attempts) == (ReceivedState.NEW, 0)
