@@ -31,7 +31,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from db import Database, ReceivedActivity, ReceivedState
-from federation.activitypub.handlers import Handlers, IncomingActivity, NotNow, call
+from federation.activitypub.handlers import Handlers, IncomingActivity, NotTried, call
 from federation.base.audit import UNRECORDED, Record
 from workers import DROP, Job, JobSpec, JobState, Queue, RetryPolicy, Snooze, StorageUnavailable
 from workers.clock import Clock
@@ -60,7 +60,7 @@ class OwnHandlers(Protocol):
         """Ask others for what the handling needs, before the transaction.
 
         Raises:
-            NotNow: those whom it would ask are busy with questions of ours.
+            NotTried: those whom it would ask are busy with questions of ours.
         """
 
     async def handle(self, session: AsyncSession, activity: IncomingActivity, prepared: object) -> None:
@@ -302,7 +302,7 @@ class ReceivedRunner:
                 await self._database.transact(partial(_note_begun, number=row.number))
             try:
                 await self._handle(row.number, IncomingActivity.of(row.text, actor))
-            except NotNow:
+            except NotTried:
                 raise
             except Exception as error:
                 pause = await self._failed(new, error)
@@ -331,7 +331,7 @@ class ReceivedRunner:
         except (SQLAlchemyError, StorageUnavailable) as error:
             if is_begun:
                 raise
-            raise NotNow(AWAY, reason=f"the database or the queue failed: {type(error).__name__}") from None
+            raise NotTried(AWAY, reason=f"the database or the queue failed: {type(error).__name__}") from None
 
     async def _failed(self, new: NewActivity, error: Exception) -> timedelta | None:
         """Count an attempt that failed. Return how long to wait for the next one, None if that was the last."""

@@ -22,7 +22,7 @@ from db import ActivityInbox, Database, ReceivedActivity, ReceivedState
 from db.engines import async_engines
 from db.session import Greenlets, Query, Rows, Steps
 from db.url import parse_url
-from federation.activitypub.handlers import Handlers, IncomingActivity, NotNow
+from federation.activitypub.handlers import Handlers, IncomingActivity, NotTried
 from federation.activitypub.received import ATTEMPTS, AWAY, HANDLE, LIMIT, PATIENCE, ReceivedJobs, ReceivedRunner, store
 from tests.servers import free_port
 from workers import Claim, ErrorInfo, Job, JobState, Queue, RetryPolicy, Snooze, UnknownJobError
@@ -407,7 +407,7 @@ async def test_handlers_that_take_too_long_have_failed(arriving: Arriving) -> No
 
 async def test_what_others_cannot_be_asked_about_now_is_nobodys_failure(arriving: Arriving) -> None:
     """The job waits; what came before the activity of another job keeps that waiting, too."""
-    arriving.own.refuses = NotNow(7)
+    arriving.own.refuses = NotTried(7)
     await store_without_job(arriving, "a")
     await arriving.arrives("b")
     assert await arriving.run("b") == timedelta(seconds=7)
