@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session
 
 from db import ActivityActor, ActivityFollow, Database, FollowDirection, FollowState, new_timed_id
 from federation.activitypub import activities
-from federation.activitypub.handlers import FollowDecision, Handlers, IncomingActivity, NotNow, call, id_of, types_of
+from federation.activitypub.handlers import FollowDecision, Handlers, IncomingActivity, NotTried, call, id_of, types_of
 from federation.activitypub.outbound import Recipient, Senders
 from federation.activitypub.remote_actors import RemoteActors
 from federation.delivery.outbox.outbox import Outbox
@@ -78,7 +78,7 @@ class FollowHandlers:
 
         Raises:
             ActorUnavailable, NetworkError: its server does not show it now.
-            NotNow: its server is being asked about others.
+            NotTried: its server is being asked about others.
         """
         if "Follow" not in activity.types or activity.id is None or activity.object_id is None:
             return None
@@ -91,7 +91,7 @@ class FollowHandlers:
         """Ask the actor's server, but for one that is asked about enough of its actors: each takes a slot of tasks."""
         origin = origin_of(actor)
         if self._asking[origin] >= MOST_PER_ORIGIN:
-            raise NotNow(BUSY, reason="its server is being asked about other actors")
+            raise NotTried(BUSY, reason="its server is being asked about other actors")
         self._asking[origin] += 1
         try:
             return await self._remote.recipient(actor)

@@ -30,7 +30,7 @@ _AUTHORS: Final = ("attributedTo", "actor")
 _NOT_ITS_OWN: Final = "the transaction of a function for activities ends after it,"
 
 
-class NotNow(Snooze):
+class NotTried(Snooze):
     """Nothing of the activity was tried."""
 
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final, Protocol, TypeAlias
 
 import structlog
@@ -31,9 +31,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from db import Database, ReceivedActivity, ReceivedState
-from federation.activitypub.handlers import Handlers, IncomingActivity, NotNow, call
+from federation.activitypub.handlers import Handlers, IncomingActivity, NotTried, call
 from federation.base.audit import UNRECORDED, Record
-from workers import DROP, Job, JobSpec, Queue, RetryPolicy, Snooze, StorageUnavailable
+from workers import DROP, Job, JobSpec, JobState, Queue, RetryPolicy, Snooze, StorageUnavailable
 from workers.clock import Clock
 
 log = structlog.get_logger(__name__)
@@ -60,7 +60,7 @@ class OwnHandlers(Protocol):
         """Ask others for what the handling needs, before the transaction.
 
         Raises:
-            NotNow: those whom it would ask are busy with questions of ours.
+            NotTried: those whom it would ask are busy with questions of ours.
         """
 
     async def handle(self, session: AsyncSession, activity: IncomingActivity, prepared: object) -> None:
@@ -179,7 +179,9 @@ class ReceivedJobs:
         return len(await self._written(write))
 
     async def sweep(self) -> Mapping[str, int]:
-        """Add the jobs of activities that have none, and give those up whose job has ended without a decision.
+        """Add the jobs of activities that have none, or were never begun although theirs has failed.
+
+        Give those up whose job has ended otherwise, without a decision.
 
         Raises:
             SQLAlchemyError, StorageUnavailable: the database or the queue failed; what was done by then stays.
@@ -192,9 +194,14 @@ class ReceivedJobs:
             known = await self._queue.storage.status([each.job_id for each in waiting])
             without = [each for each, job in zip(waiting, known, strict=True) if job is None]
             await self._queue.enqueue_many([each.job() for each in without])
-            ended = [each for each, job in zip(waiting, known, strict=True) if job is not None and job.state.is_final]
-            added += len(without)
-            given_up += await self._give_up(ended)
+            pages = zip(page, waiting, known, strict=True)
+            ended = [(row, new, job.state) for row, new, job in pages if job is not None and job.state.is_final]
+            # Its job failed at a worker that does not know such jobs, or disappeared with another activity.
+            lost = [new for row, new, state in ended if state is JobState.FAILED and row.last_error is None]
+            if lost:
+                await self._queue.storage.retry([each.job_id for each in lost])
+            added += len(without) + len(lost)
+            given_up += await self._give_up([new for _, new, _ in ended if new not in lost])
             after = page[-1].number
         return {"received_added": added, "received_given_up": given_up}
 
@@ -272,14 +279,15 @@ class ReceivedRunner:
             return
         self._busy.add(actor)
         try:
-            await self._work_off(actor, own)
+            await self._work_off(actor, own, is_suspect=job.attempt > 1)
         except SQLAlchemyError as error:
             raise Snooze(AWAY, reason=f"the database failed: {type(error).__name__}") from None
         finally:
             self._busy.discard(actor)
             self._again.discard(actor)
 
-    async def _work_off(self, actor: str, own: str) -> None:
+    async def _work_off(self, actor: str, own: str, *, is_suspect: bool) -> None:
+        """Handle one after the other. `is_suspect`: a worker has disappeared with this job, maybe amid one of them."""
         while True:
             self._again.discard(actor)
             oldest = await self._database.rows(_OLDEST_OF, {"actor": actor})
@@ -290,9 +298,11 @@ class ReceivedRunner:
             [new], [row] = _new_among(oldest), oldest
             if new.is_tried and new.activity_hash != own:
                 return
+            if is_suspect:
+                await self._database.transact(partial(_note_begun, number=row.number))
             try:
                 await self._handle(row.number, IncomingActivity.of(row.text, actor))
-            except NotNow:
+            except NotTried:
                 raise
             except Exception as error:
                 pause = await self._failed(new, error)
@@ -321,7 +331,7 @@ class ReceivedRunner:
         except (SQLAlchemyError, StorageUnavailable) as error:
             if is_begun:
                 raise
-            raise NotNow(AWAY, reason=f"the database or the queue failed: {type(error).__name__}") from None
+            raise NotTried(AWAY, reason=f"the database or the queue failed: {type(error).__name__}") from None
 
     async def _failed(self, new: NewActivity, error: Exception) -> timedelta | None:
         """Count an attempt that failed. Return how long to wait for the next one, None if that was the last."""
@@ -339,6 +349,10 @@ async def _note(database: Database, new: NewActivity, tried: int, error: str) ->
     into = ReceivedState.NEW if tried % ATTEMPTS else ReceivedState.FAILED
     values = {"hash": new.activity_hash, "seen": new.attempts, "tried": tried, "into": into, "error": error}
     await database.transact(lambda connection: connection.execute(_NOTED, values))
+
+
+def _note_begun(connection: Connection, number: int) -> None:
+    connection.execute(_BEGUN, {"row": number})
 
 
 def _told(error: Exception) -> str:
@@ -362,7 +376,7 @@ _OLDEST_OF: Final = (
     .limit(1)
 )
 _OLDEST: Final = (
-    select(*_JOB, _TABLE.c.number)
+    select(*_JOB, _TABLE.c.number, _TABLE.c.last_error)
     .where(
         _IS_NEW,
         _TABLE.c.received_at < bindparam("before"),
@@ -378,6 +392,11 @@ _OLDEST: Final = (
 _DONE: Final = update(_TABLE).where(_TABLE.c.number == bindparam("row"), _IS_NEW).values(state=ReceivedState.DONE)
 _HANDLED: Final = _DONE.values(text="")
 """What no function has seen keeps its text: its worker may have imported none."""
+_BEGUN: Final = (
+    update(_TABLE)
+    .where(_TABLE.c.number == bindparam("row"), _IS_NEW, _TABLE.c.last_error.is_(None))
+    .values(last_error="a worker disappeared with its actor's job")
+)
 _NOTED: Final = (
     update(_TABLE)
     .where(_TABLE.c.activity_hash == bindparam("hash"), _IS_NEW, _TABLE.c.attempts == bindparam("seen"))

@@ -18,7 +18,7 @@ from db import ActivityActor, ActivityFollow, Database, FollowDirection, FollowS
 from federation.activitypub import follows
 from federation.activitypub.actors import found_by
 from federation.activitypub.follows import FollowHandlers, followers_of
-from federation.activitypub.handlers import FollowDecision, Handlers, IncomingActivity, NotNow
+from federation.activitypub.handlers import FollowDecision, Handlers, IncomingActivity, NotTried
 from federation.activitypub.outbound import Recipient
 from federation.activitypub.remote_actors import ActorUnavailable, RemoteActors, recipient_of
 from federation.http.client import FederationClient
@@ -262,7 +262,7 @@ async def test_a_server_is_asked_about_two_of_its_actors_at_once(meeting: Meetin
     for _ in two:
         await asked.acquire()
     for by in (meeting.bob, meeting.carol):
-        with pytest.raises(NotNow):
+        with pytest.raises(NotTried):
             await prepare(3, by)
     go_on.set()
     assert all(await asyncio.gather(*two))

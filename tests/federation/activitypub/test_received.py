@@ -22,11 +22,12 @@ from db import ActivityInbox, Database, ReceivedActivity, ReceivedState
 from db.engines import async_engines
 from db.session import Greenlets, Query, Rows, Steps
 from db.url import parse_url
-from federation.activitypub.handlers import Handlers, IncomingActivity, NotNow
+from federation.activitypub.handlers import Handlers, IncomingActivity, NotTried
 from federation.activitypub.received import ATTEMPTS, AWAY, HANDLE, LIMIT, PATIENCE, ReceivedJobs, ReceivedRunner, store
 from tests.servers import free_port
-from workers import Claim, Job, JobState, Queue, RetryPolicy, Snooze
+from workers import Claim, ErrorInfo, Job, JobState, Queue, RetryPolicy, Snooze, UnknownJobError
 from workers.clock import ManualClock
+from workers.jobs import Failed
 from workers.storage.memory import MemoryStorage
 
 T = TypeVar("T")
@@ -86,10 +87,12 @@ class Arriving:
             activity_hash=hash_of(name, actor), activity_id=f"{actor}/{name}", type="Create", actor=actor, text=text
         )
 
-    async def run(self, name: str, actor: str = BOB, *, runner: ReceivedRunner | None = None) -> timedelta | None:
+    async def run(
+        self, name: str, actor: str = BOB, *, runner: ReceivedRunner | None = None, attempt: int = 1
+    ) -> timedelta | None:
         """Run the job of an activity, as a worker does; how long it puts itself off."""
         payload = {"activity": hash_of(name, actor), "actor": actor}
-        job = Job(id="1", name="any", payload=payload, attempt=1, max_attempts=3, created_at=NOW)
+        job = Job(id="1", name="any", payload=payload, attempt=attempt, max_attempts=3, created_at=NOW)
         try:
             await (runner or self.runner())(job)
         except Snooze as snooze:
@@ -404,7 +407,7 @@ async def test_handlers_that_take_too_long_have_failed(arriving: Arriving) -> No
 
 async def test_what_others_cannot_be_asked_about_now_is_nobodys_failure(arriving: Arriving) -> None:
     """The job waits; what came before the activity of another job keeps that waiting, too."""
-    arriving.own.refuses = NotNow(7)
+    arriving.own.refuses = NotTried(7)
     await store_without_job(arriving, "a")
     await arriving.arrives("b")
     assert await arriving.run("b") == timedelta(seconds=7)
@@ -459,6 +462,45 @@ async def test_one_whose_job_has_ended_is_given_up_and_can_be_retried(arriving: 
     assert await arriving.run("a") is None
     assert await arriving.states() == {"a": ReceivedState.DONE}
     assert await arriving.jobs.retry() == 0
+
+
+async def fails(arriving: Arriving) -> None:
+    """The only job fails at a worker that knows none of its kind."""
+    [claim] = await arriving.claims()
+    await arriving.queue.storage.settle([Failed(claim=claim, error=ErrorInfo.of(UnknownJobError(HANDLE)))])
+
+
+async def test_one_that_was_never_begun_is_not_given_up(arriving: Arriving) -> None:
+    """A worker that does not know its job, or a crash at another one, is not its fault."""
+    await arriving.arrives("a")
+    await fails(arriving)
+    arriving.clock.advance(PATIENCE + timedelta(seconds=1))
+    assert await arriving.jobs.sweep() == swept(added=1)
+    assert await arriving.jobs.sweep() == swept()
+    [claim] = await arriving.claims()
+    assert claim.job_id == f"received-{hash_of('a')}.0"
+    assert await arriving.run("a") is None
+    assert await arriving.states() == {"a": ReceivedState.DONE}
+
+
+async def test_one_with_which_workers_disappear_is_given_up(arriving: Arriving) -> None:
+    """The second of them has noted that it begins."""
+    entered = asyncio.Event()
+
+    @arriving.handlers.on("Create")
+    async def crash(session: AsyncSession, activity: IncomingActivity, actor: str) -> None:
+        entered.set()
+        await asyncio.Event().wait()
+
+    await arriving.arrives("a")
+    dying = asyncio.create_task(arriving.run("a", attempt=2))
+    await entered.wait()
+    dying.cancel()
+    await asyncio.wait([dying])
+    await fails(arriving)
+    arriving.clock.advance(PATIENCE + timedelta(seconds=1))
+    assert await arriving.jobs.sweep() == swept(given_up=1)
+    assert await arriving.states() == {"a": ReceivedState.FAILED}
 
 
 async def test_a_queue_that_is_away_costs_no_activity(arriving: Arriving) -> None:
