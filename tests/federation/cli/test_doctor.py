@@ -467,7 +467,7 @@ async def test_a_user_who_may_only_read_is_a_failure(
     reader = url.set(username=name, password=None).render_as_string(hide_password=False)
     monkeypatch.setenv("DATABASE_URL", reader)
     found = await finding("writes")
-    assert (found.verdict, "DELETE on blacklisted_servers" in found.found) == (Verdict.FAILURE, True)
+    assert (found.verdict, "DELETE on accepted_keys" in found.found) == (Verdict.FAILURE, True)
     await asyncio.to_thread(alter, migrated_postgres_url, f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {name}")
     assert (await finding("writes")).verdict is Verdict.OK
     await asyncio.to_thread(alter, migrated_postgres_url, f"DROP OWNED BY {name}", f"DROP ROLE {name}")
