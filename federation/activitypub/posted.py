@@ -6,7 +6,8 @@ from typing import Final
 
 import msgspec
 
-LONGEST_TYPE: Final = 200
+from federation.activitypub.activities import MAX_TYPE_CHARACTERS
+
 DELETE: Final = "Delete"
 
 
@@ -61,7 +62,7 @@ def read_posted(body: bytes) -> PostedActivity:
         activity = _ACTIVITY.decode(body)
     except (ValueError, RecursionError):
         raise NoActivity("The body is no JSON object with the type and the actor of an activity") from None
-    if not activity.kind.isprintable() or not 0 < len(activity.kind) <= LONGEST_TYPE:
+    if not activity.kind.isprintable() or not 0 < len(activity.kind) <= MAX_TYPE_CHARACTERS:
         raise NoActivity("The activity has no type")
     if not activity.actor_id.isprintable():
         raise NoActivity("The activity has no actor")

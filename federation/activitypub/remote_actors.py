@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 from typing import Any, Final, TypeAlias
 
 from federation.activitypub.documents import ACTIVITY_JSON, LD_JSON
 from federation.activitypub.handlers import is_of
+from federation.activitypub.key_documents import is_activity
 from federation.activitypub.outbound import Recipient
 from federation.http.client import FederationClient
 from federation.http.errors import BlockedUrl, BodyTooLarge
+from federation.protocol.encodings import parse_json
+from federation.protocol.errors import ProtocolError
 
 SignGet: TypeAlias = Callable[[str], Awaitable[Mapping[str, str]]]
 """Returns the headers of a GET of that URL."""
@@ -55,15 +57,15 @@ class RemoteActors:
             return None
         if response.status != 200:
             raise ActorUnavailable(f"its server answered {response.status}")
-        kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-        return recipient_of(response.body, actor) if kind in (ACTIVITY_JSON, "application/ld+json") else None
+        is_document = is_activity(response.headers.get("content-type", ""))  # else it may be an uploaded file
+        return recipient_of(response.body, actor) if is_document else None
 
 
 def recipient_of(body: bytes, actor: str) -> Recipient | None:
     """Return the actor as its document shows it; None if that is another's, or its inboxes are on another origin."""
     try:
-        document: Any = json.loads(body)
-    except (ValueError, RecursionError):
+        document: Any = parse_json(body, limit=MOST_BYTES)
+    except ProtocolError:
         return None
     if not isinstance(document, dict) or document.get("id") != actor:
         return None

@@ -237,7 +237,11 @@ async def test_a_server_that_does_not_show_its_actor_now_is_asked_again(meeting:
     with pytest.raises(NetworkError):
         await meeting.receives(meeting.follow())
     uploaded = json.dumps({"id": meeting.bob, "inbox": f"{meeting.bob}/inbox"}).encode()
-    for behaviour in (respond(410, {}, b""), respond(200, {"content-type": "application/json"}, uploaded)):
+    for behaviour in (
+        respond(410, {}, b""),
+        respond(200, {"content-type": "application/json"}, uploaded),
+        respond(200, {"content-type": "application/ld+json"}, uploaded),
+    ):
         meeting.server.routes[path] = behaviour
         await meeting.receives(meeting.follow())
     assert await meeting.rows() == {}
