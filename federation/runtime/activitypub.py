@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from functools import cached_property, partial
-from typing import Final
+from typing import Final, Protocol
 
 from db import Database
 from federation.activitypub.actors import Actors
+from federation.activitypub.application import Node, inbox_of, serving_of
 from federation.activitypub.follows import FollowHandlers
 from federation.activitypub.handlers import HANDLERS
 from federation.activitypub.inbox import ActivitiesInbox, Asker, Refused
@@ -20,6 +21,7 @@ from federation.activitypub.purge import ActivityPurge
 from federation.activitypub.received import HANDLE, ReceivedJobs, ReceivedRunner
 from federation.activitypub.remote_actors import RemoteActors
 from federation.activitypub.remote_keys import MOST_AT_ONCE, MOST_PER_ORIGIN, RemoteKeys
+from federation.activitypub.serving import Serving
 from federation.activitypub.signatures import SignatureKind
 from federation.activitypub.wire import ActivityWire
 from federation.base.meter import Meter
@@ -27,7 +29,7 @@ from federation.base.settings.settings import Settings
 from federation.delivery.outbox.outbox import Outbox
 from federation.http.client import FederationClient
 from federation.http.guard import AddressGuard
-from federation.http.pool import PoolLimits
+from federation.http.pool import ConnectionPool, PoolLimits
 from federation.node.limits import Windows, spent_on_keys, spent_on_new_servers
 from federation.protocol.keys import KeyRing
 from federation.servers.blacklist import Blacklist
@@ -39,6 +41,29 @@ KEY_CONNECTIONS: Final = PoolLimits(
     connections=MOST_AT_ONCE, connections_per_server=MOST_PER_ORIGIN, idle_servers=MOST_AT_ONCE
 )
 """Apart from those of deliveries: whoever sends to us says where keys are fetched."""
+
+
+class OtherParts(Protocol):
+    """What a node has in any case, of which these parts are made."""
+
+    settings: Settings
+    database: Database
+    keys: KeyRing | None
+    guard: AddressGuard
+    client: FederationClient
+    links: Links
+    blacklist: Blacklist
+    outbox: Outbox
+    tasks_queue: Queue
+    meter: Meter
+    clock: Clock
+
+    @property
+    def own_client(self) -> FederationClient: ...
+    @property
+    def windows(self) -> Windows: ...
+    @property
+    def queues_join_database(self) -> bool: ...
 
 
 class ActivityPub:
@@ -164,6 +189,10 @@ class ActivityPub:
             clock=self._clock,
         )
 
+    def served_for(self, node: Node) -> tuple[Serving, ActivitiesInbox]:
+        """Return what a node's own port answers with: of its actors, and of what others post to their inboxes."""
+        return serving_of(node), inbox_of(node)
+
     async def close(self) -> None:
         """Stop reading."""
         async with AsyncExitStack() as stack:  # each step runs, whatever the others raise
@@ -185,3 +214,24 @@ async def admit_fetch(windows: Callable[[], Windows], asker: Asker, is_known: bo
     if limit is not None:
         seconds = round(limit.window.total_seconds())
         raise Refused(429, f"More than {limit.requests} keys in {seconds} seconds", retry_seconds=seconds)
+
+
+def activitypub_of(node: OtherParts, *, given: FederationClient | None) -> ActivityPub:
+    """Make these parts of a node's others. *given* is the client that the node was made with, if it was."""
+    return ActivityPub(
+        node.settings,
+        database=node.database,
+        ring=node.keys,
+        links=node.links,
+        client=node.client,
+        key_client=given or FederationClient(node.guard, ConnectionPool(node.guard, limits=KEY_CONNECTIONS)),
+        own_client=lambda: node.own_client,
+        guard=node.guard,
+        blacklist=node.blacklist,
+        outbox=lambda: node.outbox,
+        tasks_queue=node.tasks_queue,
+        joins=node.queues_join_database,
+        windows=lambda: node.windows,
+        meter=node.meter,
+        clock=node.clock,
+    )

@@ -73,8 +73,6 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
     from redis.asyncio import Redis
 
-    from federation.activitypub.inbox import ActivitiesInbox
-    from federation.activitypub.serving import Serving
     from federation.base.queues.task_keys import TaskKeys
     from federation.node.clients import ClientStanding
     from federation.runtime.activitypub import ActivityPub
@@ -213,26 +211,9 @@ class Federation:
     def _make_activitypub(self) -> ActivityPub | None:
         if not self.settings.federation_activitypub:
             return None
-        from federation.runtime.activitypub import KEY_CONNECTIONS, ActivityPub  # here: no other node has a use for it
+        from federation.runtime.activitypub import activitypub_of  # here: no other node has a use for it
 
-        return ActivityPub(
-            self.settings,
-            database=self.database,
-            ring=self.keys,
-            links=self.links,
-            client=self.client,
-            key_client=self._given_client
-            or FederationClient(self.guard, ConnectionPool(self.guard, limits=KEY_CONNECTIONS)),
-            own_client=lambda: self.own_client,
-            guard=self.guard,
-            blacklist=self.blacklist,
-            outbox=lambda: self.outbox,
-            tasks_queue=self.tasks_queue,
-            joins=self.queues_join_database,
-            windows=lambda: self.windows,
-            meter=self.meter,
-            clock=self.clock,
-        )
+        return activitypub_of(self, given=self._given_client)
 
     def _make_processors(self, others: Sequence[Wire]) -> None:
         settings = self.settings
@@ -468,16 +449,9 @@ class Federation:
                     clients=clients,
                     readers=self.settings.federation_metrics_clients,
                 ),
-                activitypub=self._actors_served(),
+                activitypub=None if self.activitypub is None else self.activitypub.served_for(self),
             )
         )
-
-    def _actors_served(self) -> tuple[Serving, ActivitiesInbox] | None:
-        if self.activitypub is None:
-            return None
-        from federation.activitypub.application import inbox_of, serving_of  # here: no other node has a use for it
-
-        return serving_of(self), inbox_of(self)
 
     async def close(self) -> None:
         """Write everything and close every connection. Stop workers first. A second call does nothing."""
