@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -13,10 +17,15 @@ from sqlmodel import col
 
 from db import ActivityFollow, FollowDirection, FollowState, ReceivedActivity, ReceivedState
 from federation import activitypub
+from federation.activitypub.signatures import SignatureKind
 from tests.acceptance.actors import ActorsProcess, Author
+from tests.acceptance.stranger import Stranger
 from tests.acceptance.worker_process import WorkerProcess
+from tests.federation.activitypub.remote import shows
 from tests.interop.activitypub.peer import Fedify, fedify_server
+from tests.misbehaving import MisbehavingServer, redirect, respond
 from tests.patience import PATIENCE_SECONDS, eventually, until
+from workers.clock import SystemClock
 
 APPLICATION = """
 import os, signal
@@ -35,6 +44,7 @@ async def created(session, activity, actor):
         DIES.unlink()
         os.kill(os.getpid(), signal.SIGKILL)
 """
+APPLICATION_SETTINGS = {"FEDERATION_TASKS": "an_application", "FEDERATION_TRUSTED_PROXIES": "127.0.0.1"}
 # A process dies once an activity is committed and before anything else is done, if there is this file. The sweep, which
 # else leaves what is new to its job for a minute, looks at it after a moment.
 DIES_AFTER_COMMIT = """
@@ -73,7 +83,7 @@ def serving(tmp_path: Path, place: dict[str, object]) -> Iterator[ActorsProcess]
     directory = tmp_path / "serving"
     directory.mkdir()
     (directory / "an_application.py").write_text(APPLICATION)
-    process = ActorsProcess.at(place, directory, site=DIES_AFTER_COMMIT, FEDERATION_TASKS="an_application")
+    process = ActorsProcess.at(place, directory, site=DIES_AFTER_COMMIT, **APPLICATION_SETTINGS)
     yield process
     process.kill()
 
@@ -196,3 +206,100 @@ def dies(alice: Author, where: str) -> None:
 
 async def was_taken(fedify: Fedify, activity_id: str) -> bool:
     return (activity_id, 202) in [(each.id, each.status) for each in await fedify.sent()]
+
+
+class Door:
+    """Posts to the inbox of an actor of ours, through a proxy: each request for another client."""
+
+    def __init__(self, alice: Author, client: httpx.AsyncClient) -> None:
+        self._own_url, self._inbox = alice.serving.url, f"{alice.id}/inbox"
+        self._client = client
+        self._numbers = itertools.count()
+        self.last = ""
+
+    async def post(
+        self,
+        who: Stranger,
+        kind: SignatureKind,
+        *,
+        origin: str | None = None,
+        at: datetime | None = None,
+        drop: str = "",
+        sent: bytes | None = None,
+        without: str = "",
+        key_id: str | None = None,
+        **members: object,
+    ) -> int:
+        """The answer to an activity with these members, signed for *origin*, as `Host` says; its id is `last`."""
+        number = next(self._numbers)
+        self.last = f"{who.id}/{number}"
+        body = json.dumps(who.activity(number) | members).encode()
+        url = self._inbox.replace(self._own_url, origin or self._own_url)
+        headers = who.headers(kind, url, body, at or SystemClock().now(), without=without, key_id=key_id)
+        headers = {name: value for name, value in headers.items() if name != drop}
+        headers |= {"X-Forwarded-For": f"192.0.2.{number % 250 + 1}", "Host": urlsplit(url).netloc}
+        reply = await self._client.post(self._inbox, content=body if sent is None else sent, headers=headers)
+        return reply.status_code
+
+
+@pytest.fixture
+async def door(alice: Author) -> AsyncIterator[Door]:
+    async with httpx.AsyncClient(timeout=PATIENCE_SECONDS) as client:
+        yield Door(alice, client)
+
+
+@pytest.fixture
+async def away() -> AsyncIterator[MisbehavingServer]:
+    """Another server, with nothing on it."""
+    async with MisbehavingServer() as server:
+        server.default = respond(404)
+        yield server
+
+
+@pytest.mark.spread("place")
+@pytest.mark.timeout(600)
+async def test_what_is_not_proved_is_refused(alice: Author, door: Door, away: MisbehavingServer) -> None:
+    """By 401, and no function hears of it; the same without what is wrong with it is taken."""
+    await alice.worker.start()
+    async with MisbehavingServer() as elsewhere:
+        taken = []
+        for kind in SignatureKind:
+            bob, eve = Stranger(away, f"/{kind}/bob"), Stranger(away, f"/{kind}/eve")
+            found = {"no signature": await door.post(bob, kind, drop="Signature")}
+            for left_out in ("digest", "method", "host"):
+                found[f"leaves out {left_out}"] = await door.post(bob, kind, without=left_out)
+            found["another body"] = await door.post(bob, kind, sent=b'{"type": "Create"}')
+            found["stale"] = await door.post(bob, kind, at=SystemClock().now() - timedelta(hours=2))
+            assert away.hits == 0, "nobody is asked for a key by which it could not be valid"
+            found["for another host"] = await door.post(bob, kind, origin="https://c.example")
+            found["of eve, by bob's key"] = await door.post(bob, kind, actor=eve.id)
+            assert await door.post(bob, kind) == 202
+            taken.append(door.last)
+            found["of eve, by bob's cached key"] = await door.post(bob, kind, actor=eve.id)
+            mallory = Stranger(away, f"/{kind}/mallory")
+            elsewhere.default = away.routes[mallory.path]
+            away.routes[mallory.path] = redirect(elsewhere.url + mallory.path)
+            found["key is shown elsewhere"] = await door.post(mallory, kind)
+            owned = Stranger(away, f"/{kind}/owned")
+            lent = f"{owned.id}/key"
+            away.routes[f"{owned.path}/key"] = shows(owned.shown_key(id=lent))
+            found["owner does not list the key"] = await door.post(owned, kind, key_id=lent)
+            assert found == dict.fromkeys(found, 401)
+            assert elsewhere.hits == 0
+            away.requests.clear()
+    await eventually(lambda: replies(alice), lambda found: len(found) >= len(taken))
+    assert await replies(alice) == taken
+    assert await states(alice) == dict.fromkeys(taken, ReceivedState.DONE)
+
+
+@pytest.mark.spread("place")
+@pytest.mark.timeout(600)
+async def test_nobody_is_asked_about_who_ends_unknown(
+    alice: Author, door: Door, away: MisbehavingServer, full: bool
+) -> None:
+    """Many such Deletes are acknowledged, and leave nothing."""
+    for number in range(1_000 if full else 100):
+        bob = Stranger(away, f"/users/{number}")
+        end = {"type": "Delete", "id": f"{bob.id}#delete", "object": bob.id}
+        assert await door.post(bob, SignatureKind.CAVAGE, **end) == 202
+    assert (away.hits, await states(alice)) == (0, {})
