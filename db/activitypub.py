@@ -111,10 +111,12 @@ class ReceivedActivity(FederationTable, table=True):
     type: str = Field(sa_type=Text)
     actor: str = Field(sa_type=Text)
     received_at: datetime = Field(sa_type=UtcDateTime)
-    # Written by activitypub/received.
+    # Written by activitypub/received, activitypub/received_runner.
     state: ReceivedState = Field(default=ReceivedState.NEW, sa_type=TextEnum(ReceivedState))
     text: str = Field(sa_type=Text, repr=False)
+    # Written by activitypub/received.
     attempts: int = 0
+    # Written by activitypub/received, activitypub/received_runner.
     last_error: str | None = Field(default=None, sa_type=Text)
 
 

@@ -18,7 +18,8 @@ from federation.activitypub.instance import InstanceSigner
 from federation.activitypub.keys import ActorKeys
 from federation.activitypub.outbound import Senders
 from federation.activitypub.purge import ActivityPurge
-from federation.activitypub.received import HANDLE, ReceivedJobs, ReceivedRunner
+from federation.activitypub.received import HANDLE, ReceivedJobs
+from federation.activitypub.received_runner import ReceivedRunner
 from federation.activitypub.remote_actors import RemoteActors
 from federation.activitypub.remote_keys import MOST_AT_ONCE, MOST_PER_ORIGIN, RemoteKeys
 from federation.activitypub.serving import Serving

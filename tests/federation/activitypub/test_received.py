@@ -23,7 +23,8 @@ from db.engines import async_engines
 from db.session import Greenlets, Query, Rows, Steps
 from db.url import parse_url
 from federation.activitypub.handlers import Handlers, IncomingActivity, NotTried
-from federation.activitypub.received import ATTEMPTS, AWAY, HANDLE, LIMIT, PATIENCE, ReceivedJobs, ReceivedRunner, store
+from federation.activitypub.received import ATTEMPTS, HANDLE, PATIENCE, ReceivedJobs, store
+from federation.activitypub.received_runner import AWAY, LIMIT, ReceivedRunner
 from tests.servers import free_port
 from workers import Claim, ErrorInfo, Job, JobState, Queue, RetryPolicy, Snooze, UnknownJobError
 from workers.clock import ManualClock
