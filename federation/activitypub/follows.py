@@ -23,6 +23,7 @@ from sqlalchemy.orm import Session
 from db import ActivityActor, ActivityFollow, Database, FollowDirection, FollowState, new_timed_id
 from federation.activitypub import activities
 from federation.activitypub.handlers import FollowDecision, Handlers, IncomingActivity, NotTried, call, id_of, types_of
+from federation.activitypub.inboxes import Inboxes
 from federation.activitypub.outbound import Recipient, Senders
 from federation.activitypub.remote_actors import RemoteActors
 from federation.delivery.outbox.outbox import Outbox
@@ -61,6 +62,7 @@ class FollowHandlers:
         senders: Senders,
         blacklist: Blacklist,
         remote: RemoteActors,
+        inboxes: Inboxes,
         handlers: Handlers,
         clock: Clock,
     ) -> None:
@@ -69,6 +71,7 @@ class FollowHandlers:
         self._senders = senders
         self._blacklist = blacklist
         self._remote = remote
+        self._inboxes = inboxes
         self._handlers = handlers
         self._clock = clock
         self._asking: Counter[str] = Counter()  # requests under way, by origin
@@ -76,10 +79,18 @@ class FollowHandlers:
     async def prepare(self, activity: IncomingActivity) -> Recipient | None:
         """Return who wants to follow an actor of ours, and where it is answered; None if nobody does who can be.
 
+        Whoever sends something is reached again, too, unless it is the news of his end.
+
         Raises:
             ActorUnavailable, NetworkError: its server does not show it now.
             NotTried: its server is being asked about others.
         """
+        follower = await self._follower(activity)
+        if not _ends_its_actor(activity):
+            await self._inboxes.heard_of(activity.actor, *([] if follower is None else [follower.inbox]))
+        return follower
+
+    async def _follower(self, activity: IncomingActivity) -> Recipient | None:
         if "Follow" not in activity.types or activity.id is None or activity.object_id is None:
             return None
         if not await self._database.rows(_OURS, {"actor": activity.object_id}):
@@ -108,7 +119,7 @@ class FollowHandlers:
         for name, answer in (("Accept", FollowDecision.ACCEPT), ("Reject", FollowDecision.REJECT)):
             if name in activity.types:
                 await session.run_sync(_told, activity, answer, self._clock.now())
-        if "Delete" in activity.types and activity.object_id == activity.actor:
+        if _ends_its_actor(activity):
             await session.execute(_ENDED, {"remote": activity.actor})
 
     async def _asked(self, session: AsyncSession, activity: IncomingActivity, follower: Recipient) -> None:
@@ -138,6 +149,10 @@ class FollowHandlers:
         except ValueError:
             return False
         return True
+
+
+def _ends_its_actor(activity: IncomingActivity) -> bool:
+    return "Delete" in activity.types and activity.object_id == activity.actor
 
 
 def followers_of(session: Session, actor: str) -> list[Recipient]:

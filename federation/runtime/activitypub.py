@@ -163,6 +163,7 @@ class ActivityPub:
             senders=self.senders,
             blacklist=self._blacklist,
             remote=self.remote_actors,
+            inboxes=self.wire.inboxes,
             handlers=HANDLERS,
             clock=self._clock,
         )
