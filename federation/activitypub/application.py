@@ -35,16 +35,16 @@ from federation.activitypub.inbox import (
     taken,
 )
 from federation.activitypub.keys import ActorKeys
+from federation.activitypub.replies import RETRY_SECONDS, Reply, Wanted, misconfigured
 from federation.activitypub.serving import (
-    RETRY_SECONDS,
     ActorFunction,
     Asking,
+    CountFollows,
     FindFunction,
-    Reply,
     Serving,
     Step,
-    Wanted,
-    misconfigured,
+    TotalFunction,
+    UsageFunction,
 )
 from federation.base.errors import ConfigurationError
 from federation.http.addresses import is_globally_routable
@@ -71,6 +71,8 @@ class Parts(Protocol):
     def keys(self) -> ActorKeys: ...
     @property
     def inbox(self) -> ActivitiesInbox: ...
+    @property
+    def count_follows(self) -> CountFollows: ...
 
 
 class Node(Protocol):
@@ -85,16 +87,25 @@ class Node(Protocol):
 
 
 def asgi(
-    *, actor: ActorFunction | None = None, find: FindFunction | None = None, software: Software | None = None
+    *,
+    actor: ActorFunction | None = None,
+    find: FindFunction | None = None,
+    total: TotalFunction | None = None,
+    usage: UsageFunction | None = None,
+    software: Software | None = None,
 ) -> ActorsApp:
     """Return an ASGI application that serves this node's actors, WebFinger, NodeInfo and host-meta, and their inboxes.
 
     `actor` returns the JSON of the actor with a URL, or None if there is none; `find` the URL of the actor with an
     account such as `alice@social.example`. Without `actor` documents are minimal, without `find` an account is that of
-    the actor whose URL ends with its name. A function that is no coroutine function is called in a thread.
+    the actor whose URL ends with its name. `total` returns how much is in an actor's `outbox`, `followers` or
+    `following`, which are below its URL; where it returns None those who follow are counted, and there is no outbox.
+    `usage` returns what NodeInfo counts. A function that is no coroutine function is called in a thread.
     """
     return ActorsApp(
-        lambda: serving_of(_node("get_federation"), actor=actor, find=find, software=software),
+        lambda: serving_of(
+            _node("get_federation"), actor=actor, find=find, total=total, usage=usage, software=software
+        ),
         lambda: inbox_of(_node("get_federation")),
     )
 
@@ -107,18 +118,21 @@ def respond(
     *,
     actor: ActorFunction | None = None,
     find: FindFunction | None = None,
+    total: TotalFunction | None = None,
+    usage: UsageFunction | None = None,
     software: Software | None = None,
 ) -> tuple[int, dict[str, str], bytes]:
     """Answer a request from plain code, as `asgi` does: return status, headers and body.
 
-    `target` is the path with its query, as it was sent. `body` counts where an activity is posted. `actor` and `find`
-    are called in this thread, unless they are coroutine functions, which run in the process's background loop.
+    `target` is the path with its query, as it was sent. `body` counts where an activity is posted. The
+    functions are called in this thread, unless they are coroutine functions, which run in the process's background
+    loop.
 
     Raises:
         ConfigurationError: this process has no node that serves actors.
     """
     node = _node("background_node")
-    serving = serving_of(node, actor=actor, find=find, software=software)
+    serving = serving_of(node, actor=actor, find=find, total=total, usage=usage, software=software)
     if is_inbox(method, target.partition("?")[0]):
         take = partial(inbox_of(node).take, method=method, target=target, headers=headers, body=body, client=Anybody())
         reply = background.run(take)
@@ -131,7 +145,7 @@ def respond(
 
 def _gone_on(asking: Asking) -> Step:
     try:
-        told = asking.function(asking.about)
+        told = asking.function(*asking.about)
         if inspect.isawaitable(told):
             told = background.run(partial(_awaited, told))
     except Exception as error:
@@ -157,6 +171,8 @@ def serving_of(
     *,
     actor: ActorFunction | None = None,
     find: FindFunction | None = None,
+    total: TotalFunction | None = None,
+    usage: UsageFunction | None = None,
     software: Software | None = None,
 ) -> Serving:
     """Return what serves the actors of *node*. It opens nothing, and need not be kept.
@@ -172,8 +188,11 @@ def serving_of(
         database=node.database,
         clock=node.clock,
         software=software or Software(name="federation-delivery", version=version() or "0"),
+        follows=parts.count_follows,
         actor=actor,
         find=find,
+        total=total,
+        usage=usage,
     )
 
 

@@ -28,7 +28,7 @@ from federation.activitypub.activities import WIRE
 from federation.activitypub.key_documents import KeyGone, KeyRefused, is_on_origin, is_posted
 from federation.activitypub.posted import NoActivity, PostedActivity, read_posted
 from federation.activitypub.remote_keys import KeyUnavailable, RemoteKey, RemoteKeys
-from federation.activitypub.serving import RETRY_SECONDS, Reply, problem
+from federation.activitypub.replies import RETRY_SECONDS, Reply, problem
 from federation.activitypub.signature_fields import BadSignature
 from federation.activitypub.signatures import Requested, SignatureClaim, SignatureKind, claims_in
 from federation.base.logs import crash

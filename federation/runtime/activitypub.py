@@ -10,7 +10,7 @@ from typing import Final, Protocol
 from db import Database
 from federation.activitypub.actors import Actors
 from federation.activitypub.application import Node, inbox_of, serving_of
-from federation.activitypub.follows import FollowHandlers
+from federation.activitypub.follows import FollowHandlers, FollowTotals
 from federation.activitypub.handlers import HANDLERS
 from federation.activitypub.inbox import ActivitiesInbox, Asker, Refused
 from federation.activitypub.inboxes import gone_among
@@ -126,6 +126,8 @@ class ActivityPub:
         )
         self.purge = ActivityPurge(database)
         self._key_client = key_client
+        self._follow_totals = FollowTotals(database)
+        self.count_follows = self._follow_totals.count
         signer = InstanceSigner(
             own_url=self._own_url, database=database, actors=self.actors, keys=self.keys, clock=clock
         )
@@ -200,6 +202,7 @@ class ActivityPub:
         async with AsyncExitStack() as stack:  # each step runs, whatever the others raise
             stack.push_async_callback(self.wire.close)
             stack.push_async_callback(self.keys.close)
+            stack.push_async_callback(self._follow_totals.close)
             stack.push_async_callback(self._key_client.close)
 
 

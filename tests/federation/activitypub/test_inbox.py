@@ -19,7 +19,7 @@ from db import ActivityFollow, BlacklistedServer, Database, FollowDirection, Rem
 from federation.activitypub.inbox import MOST_OF_ACTIVITY, ActivitiesInbox, Anybody, Asker, Refused
 from federation.activitypub.keys import public_pem
 from federation.activitypub.remote_keys import KEPT, LOOK_AGAIN, MOST_PER_CLIENT, MOST_PER_ORIGIN, RemoteKeys
-from federation.activitypub.serving import Reply
+from federation.activitypub.replies import Reply
 from federation.activitypub.signatures import SignatureKind
 from federation.http.client import FederationClient
 from federation.http.guard import AddressGuard
