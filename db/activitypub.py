@@ -101,6 +101,18 @@ class ReceivedActivity(FederationTable, table=True):
             postgresql_where=text("state = 'new'"),
             sqlite_where=text("state = 'new'"),
         ),
+        Index(
+            "activitypub_received_failed_idx",
+            "number",
+            postgresql_where=text("state = 'failed'"),
+            sqlite_where=text("state = 'failed'"),
+        ),
+        Index(
+            "activitypub_received_activity_id_idx",
+            "activity_id",
+            postgresql_where=text("activity_id IS NOT NULL"),
+            sqlite_where=text("activity_id IS NOT NULL"),
+        ),
         Index("activitypub_received_at_idx", "received_at"),
     )
 

@@ -28,13 +28,12 @@ from federation.activitypub.inbox import (
     BODY_TIMEOUT,
     MOST_OF_ACTIVITY,
     ActivitiesInbox,
-    Anybody,
-    Refused,
     failed,
     is_inbox,
     taken,
 )
 from federation.activitypub.keys import ActorKeys
+from federation.activitypub.refused import Anybody, Refused, Why
 from federation.activitypub.replies import RETRY_SECONDS, Reply, Wanted, misconfigured
 from federation.activitypub.serving import (
     ActorFunction,
@@ -254,7 +253,7 @@ class ActorsApp:
                     method=wanted.method, target=wanted.target, headers=headers, body=bytes(body.content), client=asker
                 )
         except Refused as refused:
-            return refused.reply()
+            return inbox.refused(refused)
         except Exception as error:
             return failed(wanted.target, error)
         return taken()
@@ -304,7 +303,7 @@ class _Arriving:
         if len(self.content) + len(part) > MOST_OF_ACTIVITY:
             raise _too_large()
         if self.room.held + len(part) > MOST_HELD:
-            raise Refused(503, "Too many activities arrive", retry_seconds=RETRY_SECONDS)
+            raise Refused(Why.LIMIT, 503, "Too many activities arrive", retry_seconds=RETRY_SECONDS)
         self.room.held += len(part)
         self.content += part
 
@@ -322,18 +321,18 @@ async def _read(
             while has_more:
                 message = await receive()
                 if message["type"] == "http.disconnect":
-                    raise Refused(408, "The body broke off")
+                    raise Refused(Why.SLOW, 408, "The body broke off")
                 body.arrives(message.get("body", b""))
                 if len(body.content) > MOST_OF_ANYBODY and not is_vouched_for:
                     await vouch()
                     is_vouched_for = True
                 has_more = message.get("more_body", False)
     except TimeoutError:
-        raise Refused(408, "The body did not arrive in time") from None
+        raise Refused(Why.SLOW, 408, "The body did not arrive in time") from None
 
 
 def _too_large() -> Refused:
-    return Refused(413, f"An activity has at most {MOST_OF_ACTIVITY} bytes")
+    return Refused(Why.SIZE, 413, f"An activity has at most {MOST_OF_ACTIVITY} bytes")
 
 
 def _asker(scope: Scope) -> Anybody:

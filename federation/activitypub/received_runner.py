@@ -37,6 +37,7 @@ from federation.activitypub.received import (
     new_among,
     note,
 )
+from federation.base.meter import NO_METER, Meter
 from workers import Job, RetryPolicy, Snooze, StorageUnavailable
 
 log = structlog.get_logger(__name__)
@@ -81,6 +82,7 @@ class ReceivedRunner:
         handlers: Handlers,
         retry: RetryPolicy | None = None,
         limit: timedelta = LIMIT,
+        meter: Meter = NO_METER,
     ) -> None:
         self._database = database
         self._limit = limit
@@ -89,6 +91,7 @@ class ReceivedRunner:
         self._own = own
         self._handlers = handlers
         self._retry = retry or RetryPolicy()
+        self._meter = meter
         self._busy: set[str] = set()  # actors at whom a job of this process is at work
         self._again: set[str] = set()  # those of them of whom another job has come meanwhile
 
@@ -154,6 +157,7 @@ class ReceivedRunner:
                     await self._own.handle(session, activity, prepared)
                     for function in functions:
                         await call(function, session, activity)
+            self._meter.activity_handled("done")
         except (SQLAlchemyError, StorageUnavailable) as error:
             if is_begun:
                 raise
@@ -164,8 +168,10 @@ class ReceivedRunner:
         tried = new.attempts + 1
         await note(self._database, new, tried, _told(error))
         if tried % ATTEMPTS == 0:
+            self._meter.activity_handled("failed")
             log.error("received_failed", actor=new.actor, error=type(error).__name__)
             return None
+        self._meter.activity_handled("retried")
         log.warning("received_not_handled", actor=new.actor, attempt=tried % ATTEMPTS, error=type(error).__name__)
         return self._retry.delay(tried % ATTEMPTS)
 
