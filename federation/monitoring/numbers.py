@@ -114,7 +114,7 @@ async def read_numbers(database: Database, *, recurring: Collection[str]) -> Dat
         inboxes_gone = (await session.execute(gone)).scalar_one()
         links = await session.execute(select(state, func.count()).group_by(state))
         by_state = dict.fromkeys((*(each.value for each in LinkState), ON_HOLD), 0) | {row[0]: row[1] for row in links}
-        received = await _received(session)
+        received = await received_numbers(session)
         ready, held = await _ready(session, now), await _held(session)
         done = select(col(SchedulerJob.name), col(SchedulerJob.finished_at)).where(
             col(SchedulerJob.outcome) == RunOutcome.DONE, col(SchedulerJob.name).in_(recurring)
@@ -139,7 +139,8 @@ async def read_numbers(database: Database, *, recurring: Collection[str]) -> Dat
     )
 
 
-async def _received(session: AsyncSession) -> ReceivedNumbers:
+async def received_numbers(session: AsyncSession) -> ReceivedNumbers:
+    """Return how many activities of others are not done, `MAX_ROWS` of each kind at most."""
     waiting, failed = (
         select(col(ReceivedActivity.received_at)).where(col(ReceivedActivity.state) == state).limit(MAX_ROWS).subquery()
         for state in (ReceivedState.NEW, ReceivedState.FAILED)
