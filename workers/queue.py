@@ -188,6 +188,11 @@ class Queue:
     ) -> Enqueued:
         """Store the job, or report what has its id or deduplication key already; see `JobSpec`, `Storage.enqueue`.
 
+        With `connection`, an SQLAlchemy connection or session on the storage's database, it is part of that
+        transaction. The options are the fields of a `JobSpec`: `id`, `delay`, `at`, `max_attempts`, `result_ttl`,
+        `keep_completed`, `keep_failed`, `priority`, `ordering_key`, `limit_key`, `fair_key`, `backoff`,
+        `deduplication`, `after` and `after_failure`.
+
         Raises:
             Unsupported: the storage keeps no deduplication keys, or lets no job follow others; see its `capabilities`.
             ValueError: an argument out of its range, a payload the serde cannot encode; `UnknownDependency`.
