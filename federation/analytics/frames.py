@@ -93,7 +93,7 @@ HEALTH_EVENTS: Final = _schema(id=_COUNT, server_url=_TEXT, from_state=_TEXT, to
 LINKS: Final = _schema(server_url=_TEXT, wire=_TEXT, state=_TEXT, since=_TIME, reason=_TEXT)
 """`server_links`, as it stood when it was read: whether the way to a server is open, by each wire that it speaks.
 
-`reason` is the code of the failure that closed it: the registry has `UNKNOWN` for those that the original does not know.
+`reason` is the code of the failure that closed it: the registry has `UNKNOWN` for what the original does not know.
 """
 
 DELIVERIES: Final = _schema(
