@@ -55,6 +55,7 @@ class OwedActivity:
     state: DeliveryState
     attempts: int
     error: str | None
+    owed_since: datetime
     delivery_id: str
 
     @property
@@ -165,8 +166,8 @@ class Engine:
         """Do what is due until nothing is: as the workers of a process do, and what they look at each second."""
         node = self.node
         for _ in range(MOST_ROUNDS):
+            await node.held_sweeper.sweep()  # first, as it says what may be released
             moved = await node.link_probes.tick() + await node.releaser.tick()
-            await node.held_sweeper.sweep()
             worked = [await self._work(queue, handler, retry) for queue, handler, retry in self._delivering()]
             if not moved + sum(worked):
                 return
@@ -219,6 +220,7 @@ def _owed(row: Any) -> OwedActivity:
         state=row.state,
         attempts=row.attempts,
         error=row.last_error,
+        owed_since=row.created_at,
         delivery_id=row.id,
     )
 
@@ -227,7 +229,7 @@ _ALL: Final = (
     select(
         *(
             getattr(DeliveryJob, name)
-            for name in ("id", "payload", "target_url", "server_url", "state", "attempts", "last_error")
+            for name in ("id", "payload", "target_url", "server_url", "state", "attempts", "last_error", "created_at")
         ),
         col(DeliveryPayload.payload).label("shared"),
     )

@@ -98,6 +98,9 @@ class Loopback:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
+        if self._server is None:  # it has left since the connection was accepted, and not known of this one
+            writer.transport.abort()
+            return
         self._connections[task] = writer
         try:
             # A client that goes away, or sends no HTTP, ends its own connection only.
