@@ -101,6 +101,18 @@ class ReceivedActivity(FederationTable, table=True):
             postgresql_where=text("state = 'new'"),
             sqlite_where=text("state = 'new'"),
         ),
+        Index(
+            "activitypub_received_failed_idx",
+            "number",
+            postgresql_where=text("state = 'failed'"),
+            sqlite_where=text("state = 'failed'"),
+        ),
+        Index(
+            "activitypub_received_activity_id_idx",
+            "activity_id",
+            postgresql_where=text("activity_id IS NOT NULL"),
+            sqlite_where=text("activity_id IS NOT NULL"),
+        ),
         Index("activitypub_received_at_idx", "received_at"),
     )
 
@@ -111,10 +123,12 @@ class ReceivedActivity(FederationTable, table=True):
     type: str = Field(sa_type=Text)
     actor: str = Field(sa_type=Text)
     received_at: datetime = Field(sa_type=UtcDateTime)
-    # Written by activitypub/received.
+    # Written by activitypub/received, activitypub/received_runner.
     state: ReceivedState = Field(default=ReceivedState.NEW, sa_type=TextEnum(ReceivedState))
     text: str = Field(sa_type=Text, repr=False)
+    # Written by activitypub/received.
     attempts: int = 0
+    # Written by activitypub/received, activitypub/received_runner.
     last_error: str | None = Field(default=None, sa_type=Text)
 
 

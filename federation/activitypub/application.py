@@ -28,23 +28,22 @@ from federation.activitypub.inbox import (
     BODY_TIMEOUT,
     MOST_OF_ACTIVITY,
     ActivitiesInbox,
-    Anybody,
-    Refused,
     failed,
     is_inbox,
     taken,
 )
 from federation.activitypub.keys import ActorKeys
+from federation.activitypub.refused import Anybody, Refused, Why
+from federation.activitypub.replies import RETRY_SECONDS, Reply, Wanted, misconfigured
 from federation.activitypub.serving import (
-    RETRY_SECONDS,
     ActorFunction,
     Asking,
+    CountFollows,
     FindFunction,
-    Reply,
     Serving,
     Step,
-    Wanted,
-    misconfigured,
+    TotalFunction,
+    UsageFunction,
 )
 from federation.base.errors import ConfigurationError
 from federation.http.addresses import is_globally_routable
@@ -71,6 +70,8 @@ class Parts(Protocol):
     def keys(self) -> ActorKeys: ...
     @property
     def inbox(self) -> ActivitiesInbox: ...
+    @property
+    def count_follows(self) -> CountFollows: ...
 
 
 class Node(Protocol):
@@ -85,16 +86,25 @@ class Node(Protocol):
 
 
 def asgi(
-    *, actor: ActorFunction | None = None, find: FindFunction | None = None, software: Software | None = None
+    *,
+    actor: ActorFunction | None = None,
+    find: FindFunction | None = None,
+    total: TotalFunction | None = None,
+    usage: UsageFunction | None = None,
+    software: Software | None = None,
 ) -> ActorsApp:
     """Return an ASGI application that serves this node's actors, WebFinger, NodeInfo and host-meta, and their inboxes.
 
     `actor` returns the JSON of the actor with a URL, or None if there is none; `find` the URL of the actor with an
     account such as `alice@social.example`. Without `actor` documents are minimal, without `find` an account is that of
-    the actor whose URL ends with its name. A function that is no coroutine function is called in a thread.
+    the actor whose URL ends with its name. `total` returns how much is in an actor's `outbox`, `followers` or
+    `following`, which are below its URL; where it returns None those who follow are counted, and there is no outbox.
+    `usage` returns what NodeInfo counts. A function that is no coroutine function is called in a thread.
     """
     return ActorsApp(
-        lambda: serving_of(_node("get_federation"), actor=actor, find=find, software=software),
+        lambda: serving_of(
+            _node("get_federation"), actor=actor, find=find, total=total, usage=usage, software=software
+        ),
         lambda: inbox_of(_node("get_federation")),
     )
 
@@ -107,18 +117,21 @@ def respond(
     *,
     actor: ActorFunction | None = None,
     find: FindFunction | None = None,
+    total: TotalFunction | None = None,
+    usage: UsageFunction | None = None,
     software: Software | None = None,
 ) -> tuple[int, dict[str, str], bytes]:
     """Answer a request from plain code, as `asgi` does: return status, headers and body.
 
-    `target` is the path with its query, as it was sent. `body` counts where an activity is posted. `actor` and `find`
-    are called in this thread, unless they are coroutine functions, which run in the process's background loop.
+    `target` is the path with its query, as it was sent. `body` counts where an activity is posted. The
+    functions are called in this thread, unless they are coroutine functions, which run in the process's background
+    loop.
 
     Raises:
         ConfigurationError: this process has no node that serves actors.
     """
     node = _node("background_node")
-    serving = serving_of(node, actor=actor, find=find, software=software)
+    serving = serving_of(node, actor=actor, find=find, total=total, usage=usage, software=software)
     if is_inbox(method, target.partition("?")[0]):
         take = partial(inbox_of(node).take, method=method, target=target, headers=headers, body=body, client=Anybody())
         reply = background.run(take)
@@ -131,7 +144,7 @@ def respond(
 
 def _gone_on(asking: Asking) -> Step:
     try:
-        told = asking.function(asking.about)
+        told = asking.function(*asking.about)
         if inspect.isawaitable(told):
             told = background.run(partial(_awaited, told))
     except Exception as error:
@@ -157,6 +170,8 @@ def serving_of(
     *,
     actor: ActorFunction | None = None,
     find: FindFunction | None = None,
+    total: TotalFunction | None = None,
+    usage: UsageFunction | None = None,
     software: Software | None = None,
 ) -> Serving:
     """Return what serves the actors of *node*. It opens nothing, and need not be kept.
@@ -172,8 +187,11 @@ def serving_of(
         database=node.database,
         clock=node.clock,
         software=software or Software(name="federation-delivery", version=version() or "0"),
+        follows=parts.count_follows,
         actor=actor,
         find=find,
+        total=total,
+        usage=usage,
     )
 
 
@@ -235,7 +253,7 @@ class ActorsApp:
                     method=wanted.method, target=wanted.target, headers=headers, body=bytes(body.content), client=asker
                 )
         except Refused as refused:
-            return refused.reply()
+            return inbox.refused(refused)
         except Exception as error:
             return failed(wanted.target, error)
         return taken()
@@ -285,7 +303,7 @@ class _Arriving:
         if len(self.content) + len(part) > MOST_OF_ACTIVITY:
             raise _too_large()
         if self.room.held + len(part) > MOST_HELD:
-            raise Refused(503, "Too many activities arrive", retry_seconds=RETRY_SECONDS)
+            raise Refused(Why.LIMIT, 503, "Too many activities arrive", retry_seconds=RETRY_SECONDS)
         self.room.held += len(part)
         self.content += part
 
@@ -303,18 +321,18 @@ async def _read(
             while has_more:
                 message = await receive()
                 if message["type"] == "http.disconnect":
-                    raise Refused(408, "The body broke off")
+                    raise Refused(Why.SLOW, 408, "The body broke off")
                 body.arrives(message.get("body", b""))
                 if len(body.content) > MOST_OF_ANYBODY and not is_vouched_for:
                     await vouch()
                     is_vouched_for = True
                 has_more = message.get("more_body", False)
     except TimeoutError:
-        raise Refused(408, "The body did not arrive in time") from None
+        raise Refused(Why.SLOW, 408, "The body did not arrive in time") from None
 
 
 def _too_large() -> Refused:
-    return Refused(413, f"An activity has at most {MOST_OF_ACTIVITY} bytes")
+    return Refused(Why.SIZE, 413, f"An activity has at most {MOST_OF_ACTIVITY} bytes")
 
 
 def _asker(scope: Scope) -> Anybody:

@@ -350,6 +350,10 @@ class Federation:
             clock=self.clock,
         )
 
+    def another(self) -> Federation:
+        """Make a node like this one for another event loop, as connections cannot leave theirs."""
+        return Federation(self.settings)
+
     def worker_storage(self, queue: str) -> Storage:
         """Open the storage that a worker of this process uses, on the workers' own connection."""
         return self._storage(queue) if self._storage else open_storage(self.settings, queue, client=self.worker_redis)

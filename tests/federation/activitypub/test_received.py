@@ -23,7 +23,10 @@ from db.engines import async_engines
 from db.session import Greenlets, Query, Rows, Steps
 from db.url import parse_url
 from federation.activitypub.handlers import Handlers, IncomingActivity, NotTried
-from federation.activitypub.received import ATTEMPTS, AWAY, HANDLE, LIMIT, PATIENCE, ReceivedJobs, ReceivedRunner, store
+from federation.activitypub.received import ATTEMPTS, HANDLE, PATIENCE, ReceivedJobs, store
+from federation.activitypub.received_runner import AWAY, LIMIT, ReceivedRunner
+from federation.monitoring.prometheus import ProcessMetrics
+from tests.federation.monitoring.test_prometheus import samples
 from tests.servers import free_port
 from workers import Claim, ErrorInfo, Job, JobState, Queue, RetryPolicy, Snooze, UnknownJobError
 from workers.clock import ManualClock
@@ -65,6 +68,7 @@ class Arriving:
     own: NothingOfOurOwn = field(default_factory=NothingOfOurOwn)
     clock: ManualClock = field(default_factory=lambda: ManualClock(NOW))
     queue: Queue = field(default_factory=lambda: Queue(MemoryStorage()))
+    metrics: ProcessMetrics = field(default_factory=ProcessMetrics)
 
     @property
     def jobs(self) -> ReceivedJobs:
@@ -79,6 +83,7 @@ class Arriving:
             handlers=self.handlers,
             retry=RetryPolicy(initial=timedelta(seconds=10), jitter=0),
             limit=limit,
+            meter=self.metrics,
         )
 
     async def arrives(self, name: str, actor: str = BOB) -> bool:
@@ -198,6 +203,8 @@ async def test_one_that_raises_is_tried_five_times_and_holds_what_came_after_it(
     row = (await arriving.rows())["a"]
     assert (row.attempts, row.last_error, "content" in row.text) == (ATTEMPTS, "ValueError: secret  of", True)
     assert [entry["event"] for entry in logs] == ["received_not_handled"] * (ATTEMPTS - 1) + ["received_failed"]
+    handled = samples(arriving.metrics, "federation_activities_handled_total")
+    assert handled == {("retried",): ATTEMPTS - 1, ("failed",): 1, ("done",): 1}
     assert "secret" not in repr(logs)
 
 
