@@ -88,7 +88,7 @@ class ReceivedActivity(FederationTable, table=True):
     """An activity that an actor of another server sent, and signed. `activity_hash` tells whether it came before.
 
     That is the SHA-256 of the actor and the activity's id, or of its text if it has no id. `number` is the order of
-    arrival. `text` is empty once a function of the application has handled it.
+    arrival. `text` is empty once a function of the application has handled it, or this node alone.
     """
 
     __tablename__ = "activitypub_received"

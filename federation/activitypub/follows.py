@@ -41,8 +41,11 @@ class Followers(Enum):
 
 FOLLOWERS: Final = Followers.FOLLOWERS
 
+OWN_TYPES: Final = frozenset({"Follow", "Undo", "Accept", "Reject", "Delete"})
 COUNTED_FOR: Final = timedelta(minutes=1)
 MOST_PER_ORIGIN: Final = 2
+MOST_AT_ONCE: Final = 4
+"""Each takes a slot of tasks, of which there are ten by default: strangers cannot take all by servers that hang."""
 BUSY: Final = timedelta(seconds=5)
 """How long a Follow waits whose server is asked about so many."""
 
@@ -101,16 +104,20 @@ class FollowHandlers:
         return recipient if recipient is not None and self._can_be_sent_to(recipient) else None
 
     async def _shown(self, actor: str) -> Recipient | None:
-        """Ask the actor's server, but for one that is asked about enough of its actors: each takes a slot of tasks."""
+        """Ask the actor's server, but for one that is asked about enough of its actors, or if enough others are."""
         origin = origin_of(actor)
-        if self._asking[origin] >= MOST_PER_ORIGIN:
-            raise NotTried(BUSY, reason="its server is being asked about other actors")
+        if self._asking[origin] >= MOST_PER_ORIGIN or self._asking.total() >= MOST_AT_ONCE:
+            raise NotTried(BUSY, reason="servers are being asked about other actors")
         self._asking[origin] += 1
         try:
             return await self._remote.recipient(actor)
         finally:
             self._asking[origin] -= 1
             self._asking += Counter()  # forgets those of whom there are none
+
+    def is_for(self, activity: IncomingActivity) -> bool:
+        """Tell whether this says all that there is to do with an activity of such a type, if no function is for it."""
+        return not OWN_TYPES.isdisjoint(activity.types)
 
     async def handle(self, session: AsyncSession, activity: IncomingActivity, prepared: object) -> None:
         """Change the follows that the activity is about."""

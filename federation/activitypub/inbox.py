@@ -46,6 +46,8 @@ log = structlog.get_logger(__name__)
 MOST_OF_ACTIVITY: Final = 1024 * 1024
 BODY_TIMEOUT: Final = timedelta(seconds=10)
 KEY_RETRY_SECONDS: Final = 60
+SHARED_INBOX: Final = "/inbox"
+"""All inboxes count as this one, where requests are counted by path: anybody makes up others."""
 NAMED_ALIKE: Final = frozenset({"Follow", "Undo"})
 """Misskey names all Follows of one actor by another alike, and so their Undos: a later one is another activity."""
 

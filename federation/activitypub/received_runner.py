@@ -61,6 +61,9 @@ class OwnHandlers(Protocol):
             NotTried: those whom it would ask are busy with questions of ours.
         """
 
+    def is_for(self, activity: IncomingActivity) -> bool:
+        """Tell whether nobody needs the activity's text once it is handled, though no function is for it."""
+
     async def handle(self, session: AsyncSession, activity: IncomingActivity, prepared: object) -> None:
         """Write, in the transaction."""
 
@@ -149,7 +152,8 @@ class ReceivedRunner:
             prepared = await self._own.prepare(activity)
             async with self._begin() as session:
                 connection = await session.connection()
-                done = await connection.execute(_HANDLED if functions else _DONE, {"row": number})
+                is_needed = not functions and not self._own.is_for(activity)
+                done = await connection.execute(_DONE if is_needed else _HANDLED, {"row": number})
                 if done.rowcount == 0:
                     return
                 is_begun = True

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
+from ipaddress import IPv4Network, IPv6Network
 from typing import Protocol, TypeAlias
 
 from federation.activitypub.replies import Reply, problem
+from federation.http.addresses import is_globally_routable
+from workers.forwarded import Address, forwarded_client, read_address, site, subscriber
+
+Network: TypeAlias = IPv4Network | IPv6Network
 
 
 class Asker(Protocol):
@@ -25,6 +31,33 @@ class Anybody:
 
     client: str | None = None
     network: str | None = None
+
+
+class HeaderLines:
+    """The headers of an ASGI scope, by line."""
+
+    def __init__(self, raw: Iterable[tuple[bytes, bytes]]) -> None:
+        self._raw = list(raw)
+
+    def getlist(self, key: str, /) -> list[str]:
+        return [value.decode("latin-1") for name, value in self._raw if name.decode("latin-1").lower() == key]
+
+
+def asker_of(host: str, headers: HeaderLines, proxies: Sequence[Network]) -> Anybody:
+    """Return who asks, if it is somebody on the Internet. One of *proxies* says for whom it does.
+
+    Any other private address is most likely that of a proxy, too, and nobody is counted by it.
+    """
+    address = read_address(host)
+    if address is not None and _is_among(proxies, address):
+        address = forwarded_client(headers, partial(_is_among, proxies)) or address
+    elif address is not None and not is_globally_routable(address):
+        address = None
+    return Anybody() if address is None else Anybody(client=subscriber(address), network=site(address))
+
+
+def _is_among(proxies: Sequence[Network], address: Address) -> bool:
+    return any(address in network for network in proxies)
 
 
 class Why(StrEnum):

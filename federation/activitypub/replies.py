@@ -126,6 +126,12 @@ def database_failed(wanted: Wanted, error: SQLAlchemyError) -> Reply:
     return problem(503, "The database is unavailable", {"Retry-After": str(RETRY_SECONDS)})
 
 
+def late(wanted: Wanted) -> Reply:
+    """Return the answer to what took too long, and log it."""
+    log.error("inbound_late", path=wanted.path)
+    return wanted.finished(problem(503, "This takes too long now", {"Retry-After": str(RETRY_SECONDS)}))
+
+
 def misconfigured(wanted: Wanted, error: ConfigurationError) -> Reply:
     """Return the answer of a process without a node that serves actors. Its problems name settings, and no values."""
     log.error("inbound_failed", path=wanted.path, problems=list(error.problems))

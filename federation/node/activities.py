@@ -9,15 +9,19 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from federation.activitypub.application import joined, target_of
-from federation.activitypub.inbox import BODY_TIMEOUT, MOST_OF_ACTIVITY, ActivitiesInbox, is_inbox, taken
+from federation.activitypub.inbox import (
+    BODY_TIMEOUT,
+    MOST_OF_ACTIVITY,
+    SHARED_INBOX,
+    ActivitiesInbox,
+    is_inbox,
+    taken,
+)
 from federation.activitypub.refused import Refused
 from federation.node.admission import Admit
 from federation.node.clients import Source
 from federation.node.front import Endpoint, Front
 from federation.node.refusals import Refusal
-
-SHARED_INBOX = "/inbox"
-"""All inboxes count as this one, where requests are counted by path: anybody makes up others."""
 
 
 class ActivitiesEndpoint:

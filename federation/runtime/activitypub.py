@@ -9,10 +9,10 @@ from typing import Final, Protocol
 
 from db import Database
 from federation.activitypub.actors import Actors
-from federation.activitypub.application import Node, inbox_of, serving_of
+from federation.activitypub.application import Door, Node, inbox_of, serving_of
 from federation.activitypub.follows import FollowHandlers, FollowTotals
 from federation.activitypub.handlers import HANDLERS
-from federation.activitypub.inbox import ActivitiesInbox
+from federation.activitypub.inbox import SHARED_INBOX, ActivitiesInbox
 from federation.activitypub.inboxes import gone_among
 from federation.activitypub.instance import InstanceSigner
 from federation.activitypub.keys import ActorKeys
@@ -32,7 +32,7 @@ from federation.delivery.outbox.outbox import Outbox
 from federation.http.client import FederationClient
 from federation.http.guard import AddressGuard
 from federation.http.pool import ConnectionPool, PoolLimits
-from federation.node.limits import Windows, spent_on_keys, spent_on_new_servers
+from federation.node.limits import Limit, Windows, deliveries_limit, spent_on_keys, spent_on_new_servers
 from federation.protocol.keys import KeyRing
 from federation.servers.blacklist import Blacklist
 from federation.servers.links import Links
@@ -197,6 +197,14 @@ class ActivityPub:
             meter=self._meter,
         )
 
+    @cached_property
+    def door(self) -> Door:
+        """Who may come to an application that is mounted elsewhere, by the settings of a node's own port."""
+        limit = deliveries_limit(self._settings.federation_inbound_per_client)
+        return Door(
+            proxies=self._settings.federation_trusted_proxies, admit=partial(admit_request, self._windows, limit)
+        )
+
     def served_for(self, node: Node) -> tuple[Serving, ActivitiesInbox]:
         """Return what a node's own port answers with: of its actors, and of what others post to their inboxes."""
         return serving_of(node), inbox_of(node)
@@ -210,6 +218,16 @@ class ActivityPub:
             stack.push_async_callback(self._key_client.close)
 
 
+async def admit_request(windows: Callable[[], Windows], limit: Limit, asker: Asker) -> None:
+    """Count an activity that somebody brings; who is not known is always let in.
+
+    Raises:
+        Refused: 429, he has brought too many.
+    """
+    if asker.client is not None and not await windows().allows(f"{SHARED_INBOX}:{asker.client}", limit):
+        raise _too_many(limit, "activities")
+
+
 async def admit_fetch(windows: Callable[[], Windows], asker: Asker, is_known: bool) -> None:
     """Count a key that we fetch for somebody, from a server that is known or is not.
 
@@ -221,8 +239,13 @@ async def admit_fetch(windows: Callable[[], Windows], asker: Asker, is_known: bo
     else:
         limit = await spent_on_new_servers(windows(), client=asker.client, network=asker.network)
     if limit is not None:
-        seconds = round(limit.window.total_seconds())
-        raise Refused(Why.LIMIT, 429, f"More than {limit.requests} keys in {seconds} seconds", retry_seconds=seconds)
+        raise _too_many(limit, "keys")
+
+
+def _too_many(limit: Limit, things: str) -> Refused:
+    seconds = round(limit.window.total_seconds())
+    told = f"More than {limit.requests} {things} in {seconds} seconds"
+    return Refused(Why.LIMIT, 429, told, retry_seconds=seconds)
 
 
 def activitypub_of(node: OtherParts, *, given: FederationClient | None) -> ActivityPub:

@@ -423,9 +423,9 @@ class Federation:
             ConfigurationError: the node has no URL or no keys of its own.
         """
         # Imported here, because only nodes that serve need the `node` extra.
-        from federation.node.admission import deliveries_limit
         from federation.node.app import NodeParts, create_node_app
         from federation.node.clients import Clients, ClientStanding
+        from federation.node.limits import deliveries_limit
         from federation.node.monitoring import MonitoringRoutes
 
         self.settings.require_identity()

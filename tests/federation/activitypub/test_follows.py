@@ -278,6 +278,29 @@ async def test_a_server_is_asked_about_two_of_its_actors_at_once(meeting: Meetin
     assert await prepare(3, meeting.bob) is not None
 
 
+async def test_all_servers_together_are_asked_about_so_many_at_once(
+    meeting: Meeting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes a slot of tasks, and strangers have as many servers as they like."""
+    monkeypatch.setattr(follows, "MOST_AT_ONCE", 1)
+    go_on, asked, own = asyncio.Event(), asyncio.Event(), meeting.own
+    shows = meeting.server.routes["/users/bob"]
+
+    async def later(request: Received, exchange: Exchange) -> None:
+        asked.set()
+        await go_on.wait()
+        await shows(request, exchange)
+
+    meeting.server.routes["/users/bob"] = later
+    first = asyncio.create_task(own.prepare(IncomingActivity.of(json.dumps(meeting.follow()), meeting.bob)))
+    await asked.wait()
+    another = "https://other.example/users/eve"
+    with pytest.raises(NotTried):
+        await own.prepare(IncomingActivity.of(json.dumps(meeting.follow(by=another)), another))
+    go_on.set()
+    assert await first is not None
+
+
 @pytest.mark.parametrize("body", [b"{", b"[]", b'{"id": 1}', b"[" * 100_000, b"\xff"])
 def test_a_document_that_is_none_shows_nobody(body: bytes) -> None:
     assert recipient_of(body, "https://b.example/users/bob") is None

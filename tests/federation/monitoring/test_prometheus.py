@@ -29,13 +29,13 @@ from db import (
     ServerLink,
     new_id,
 )
+from federation.activitypub.inbox import SHARED_INBOX
 from federation.codes import CODES, LOGGED_CODES
 from federation.delivery.error_codes import STALLED, FailureClass
 from federation.monitoring.endpoints import HEALTH_PATH, READY_PATH
 from federation.monitoring.monitor import watch
 from federation.monitoring.numbers import ReceivedNumbers, age, read_numbers
 from federation.monitoring.prometheus import ATTEMPT_CODES, ENDPOINTS, OWN_FAULTS, ProcessMetrics, code_label
-from federation.node.activities import SHARED_INBOX
 from federation.runtime.composition import Federation
 from tests.federation import rows_read
 from tests.patience import PATIENCE_SECONDS
