@@ -7,10 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-
-import pytest
 
 from tests.patience import PATIENCE_SECONDS
 from tests.workers.manual import ROOT
@@ -20,10 +17,10 @@ EXAMPLES = ROOT / "docs" / "examples"
 BLOCK = re.compile(r"^```python\n(?:# (?P<file>\w+\.py)\n)?(?P<code>.*?)^```$", re.S | re.M)
 
 
-def run(folder: Path, *arguments: str, options: Sequence[str] = ()) -> str:
+def run(folder: Path, *arguments: str) -> str:
     """What it printed; it succeeded, and nothing warned."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", *options, *arguments],
+        [sys.executable, "-W", "error", *arguments],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -53,25 +50,22 @@ def test_the_page_is_so(tmp_path: Path) -> None:
     run(tmp_path, "-c", program)
 
 
-@pytest.mark.parametrize(
-    ("tests", "of", "passed"), [("activitypub", "activitypub_fastapi", 3), ("flask", "flask_app", 2)]
-)
-def test_an_example_is_tested(tmp_path: Path, tests: str, of: str, passed: int) -> None:
-    """As its docstring says."""
-    for name in (f"{tests}_test.py", f"{of}.py"):
+def test_the_examples_are_tested(tmp_path: Path) -> None:
+    """By what lies beside them."""
+    tests = ("activitypub_test.py", "flask_test.py")
+    for name in (*tests, "activitypub_fastapi.py", "flask_app.py"):
         shutil.copy(EXAMPLES / name, tmp_path)
-    assert f"{passed} passed" in pytest_in(tmp_path, f"{tests}_test.py")
+    assert "5 passed" in pytest_in(tmp_path, *tests)
 
 
 def test_a_plugin_that_nobody_uses_imports_nothing(tmp_path: Path) -> None:
     """Neither an engine nor a server, and no SQL."""
-    (tmp_path / "conftest.py").write_text('pytest_plugins = ["federation.testing.pytest_plugin"]\n')
-    (tmp_path / "test_nothing.py").write_text(
+    (tmp_path / "look.py").write_text(
         "import sys\n"
-        "def test_nothing():\n"
-        "    assert not {'sqlalchemy', 'federation.runtime.composition', 'federation.testing.node'} & {*sys.modules}\n"
+        "import federation.testing.pytest_plugin\n"
+        "assert not {'sqlalchemy', 'federation.runtime.composition', 'federation.testing.node'} & {*sys.modules}\n"
     )
-    assert "1 passed" in pytest_in(tmp_path)
+    run(tmp_path, "look.py")
 
 
 DJANGO = """
