@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests import warm
 from tests.patience import PATIENCE_SECONDS
 from tests.workers.manual import ROOT
 
@@ -17,12 +18,12 @@ EXAMPLES = ROOT / "docs" / "examples"
 BLOCK = re.compile(r"^```python\n(?:# (?P<file>\w+\.py)\n)?(?P<code>.*?)^```$", re.S | re.M)
 
 
-def run(folder: Path, *arguments: str) -> str:
+def run(folder: Path, *arguments: str, python: str = sys.executable) -> str:
     """What it printed; it succeeded, and nothing warned."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", *arguments],
+        [python, *arguments],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"},
         capture_output=True,
         text=True,
         timeout=PATIENCE_SECONDS,
@@ -47,7 +48,7 @@ def test_the_page_is_so(tmp_path: Path) -> None:
             programs.append(block["code"])
     assert "4 passed" in pytest_in(tmp_path)
     [program] = programs
-    run(tmp_path, "-c", program)
+    run(tmp_path, "-c", program, python=warm.PYTHON)
 
 
 def test_the_examples_are_tested(tmp_path: Path) -> None:
@@ -101,4 +102,4 @@ for _ in range(2):  # the second node finds what the first one has left in the d
 def test_the_django_example_is_reached(tmp_path: Path) -> None:
     """By others, through its own views: they fetch alice's key from these, and post to these."""
     shutil.copy(EXAMPLES / "activitypub_django.py", tmp_path)
-    run(tmp_path, "-c", DJANGO)
+    run(tmp_path, "-c", DJANGO, python=warm.PYTHON)
