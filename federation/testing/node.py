@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import tempfile
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from federation.base.settings.settings import Settings
-from federation.protocol.keys import generate_own_keys
+from federation.protocol.keys import EncryptionKeyPair, OwnKeys, SigningKeyPair
 from federation.runtime.composition import Federation
 from federation.runtime.nodes import has_nodes, release_all
 from federation.sync.process import close as close_plain
@@ -109,7 +110,7 @@ class LocalNode:
             "DATABASE_URL": f"sqlite:///{folder / 'federation.sqlite3'}",
             "DEV_ALLOWED_HOSTNAMES": HOST,
             "FEDERATION_ACTIVITYPUB": "1",
-            **generate_own_keys().to_env(),
+            **_keys().to_env(),
         }
         return {**defaults, **self._given}
 
@@ -124,6 +125,12 @@ class LocalNode:
         finally:
             close_plain()
             background.run(engine.close)
+
+
+def _keys() -> OwnKeys:
+    """Return the keys of every node under test: what one has sealed in a database that stays, the next one opens."""
+    seed = hashlib.sha256(b"federation.testing: no secret").digest()
+    return OwnKeys(signing=SigningKeyPair.from_seed(seed), encryption=EncryptionKeyPair.from_secret(seed))
 
 
 async def _engine(settings: Settings, clock: MovableClock, network: Network) -> Engine:

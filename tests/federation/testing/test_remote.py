@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
+from functools import partial
 
 import httpx
 import pytest
@@ -10,9 +12,10 @@ import pytest
 from db import DeliveryState
 from federation import activitypub
 from federation.activitypub.handlers import HANDLERS, IncomingActivity
-from federation.activitypub.signatures import SignatureKind
+from federation.activitypub.signatures import SignatureKind, sign
 from federation.testing import FakeRemote, FederationNode, NotTaken, RemoteAnswer, Trouble
 from tests.federation.testing.application import alice_of, join, note_of, post
+from workers.background import background
 
 HOUR = timedelta(hours=1)
 
@@ -122,21 +125,39 @@ async def test_what_is_refused_for_good_is_given_up(federation_node: FederationN
 
 
 async def test_it_believes_no_others(federation_node: FederationNode, remote: FakeRemote) -> None:
-    """Neither what was changed on its way, nor what another actor has signed, nor what nobody has."""
+    """What was changed on its way, or meant for another server, or signed by another actor, or by nobody."""
     alice = await join(federation_node)
-    await post(federation_node, remote.actor().recipient)
-    inbox = f"{remote.url}/inbox"
-    signed = remote.signed(note_of(alice), inbox=inbox)
-    bodies = [(signed.content, dict(signed.headers)), (signed.content, {}), (b"{}", dict(signed.headers))]
+    inbox, body = f"{remote.url}/inbox", json.dumps(note_of(alice)).encode()
+    parts = federation_node.engine.node.activitypub
+    assert parts is not None
+    key = background.run(partial(parts.keys.signing_key, alice))
+
+    def signed(url: str, content: bytes = body) -> dict[str, str]:
+        at = federation_node.clock.now()
+        kind, media = SignatureKind.CAVAGE, "application/activity+json"
+        return sign(kind, method="POST", url=url, body=content, content_type=media, at=at, key=key)
+
+    others = json.dumps(note_of(f"{alice}s")).encode()
+    requests = [
+        (body, signed(inbox)),
+        (body + b" ", signed(inbox)),
+        (body, signed("https://b.example/inbox")),
+        (others, signed(inbox, others)),
+        (body, dict(remote.signed(note_of(alice), inbox=inbox).headers)),
+        (body, {}),
+    ]
     async with httpx.AsyncClient() as client:
-        statuses = [(await client.post(inbox, content=body, headers=headers)).status_code for body, headers in bodies]
-    assert statuses == [401, 401, 401]
+        statuses = [(await client.post(inbox, content=body, headers=told)).status_code for body, told in requests]
+    assert statuses == [202, *5 * [401]]
     assert [each.refused for each in remote.requests] == [
+        None,
+        "the digest is not the body's",
+        "it is not this key's signature of this request",
+        "the actor is not the owner of the key",
         "the key is not one of the node's",
         "there is no signature",
-        "the key is not one of the node's",
     ]
-    assert remote.received == []
+    assert len(remote.received) == 1
 
 
 async def test_an_application_that_shows_no_actor_is_told_so(
