@@ -33,8 +33,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from db import Database, ReceivedActivity, ReceivedState
 from federation.activitypub.handlers import Handlers, IncomingActivity, NotTried, call
 from federation.base.audit import UNRECORDED, Record
-from workers import DROP, Job, JobSpec, JobState, Queue, RetryPolicy, Snooze, StorageUnavailable
+from workers import Job, JobSpec, JobState, Queue, RetryPolicy, Snooze, StorageUnavailable
 from workers.clock import Clock
+from workers.jobs import DROP
 
 log = structlog.get_logger(__name__)
 

@@ -25,9 +25,10 @@ from db.url import parse_url
 from federation.activitypub.handlers import Handlers, IncomingActivity, NotTried
 from federation.activitypub.received import ATTEMPTS, AWAY, HANDLE, LIMIT, PATIENCE, ReceivedJobs, ReceivedRunner, store
 from tests.servers import free_port
-from workers import Claim, ErrorInfo, Job, JobState, Queue, RetryPolicy, Snooze, UnknownJobError
+from workers import Job, JobState, Queue, RetryPolicy, Snooze
 from workers.clock import ManualClock
-from workers.jobs import Failed
+from workers.errors import UnknownJobError
+from workers.jobs import Claim, ErrorInfo, Failed
 from workers.storage.memory import MemoryStorage
 
 T = TypeVar("T")
