@@ -122,7 +122,7 @@ AT_ONCE: Final = RetryPolicy(initial=timedelta(0), multiplier=1, jitter=0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedBackoff:
-    """A back-off of which a job knows the name alone: a custom one of Node's producers; see `Worker(backoffs=...)`."""
+    """A back-off of which a job knows the name alone: a custom one of Node's producers: see `WorkerOptions`."""
 
     type: str
     delay: timedelta = timedelta(0)

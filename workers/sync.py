@@ -18,9 +18,8 @@ from workers.details import JobDetails
 from workers.flows import EnqueuedFlow, FlowJob
 from workers.jobs import CancelResult, JobState, JobStatus
 from workers.limits import Limit
+from workers.options import QueueOptions
 from workers.queue import Queue as AsyncQueue
-from workers.retention import KEEP_FAILED, Retention
-from workers.serde import Serde
 from workers.specs import DEFAULT_NAME, Enqueued, JobOptions, JobSpec
 from workers.storage.abilities import Joinable
 from workers.storage.base import Storage
@@ -42,22 +41,11 @@ class SyncQueue:
         self,
         storage: Storage | str,
         *,
-        payload_serde: Serde | None = None,
-        result_serde: Serde | None = None,
         max_attempts: int = 3,
         result_ttl: timedelta | int = timedelta(hours=1),
-        keep_failed: Retention = KEEP_FAILED,
-        limits: Mapping[str, Limit] | None = None,
+        options: QueueOptions = QueueOptions(),  # noqa: B008 - it is frozen
     ) -> None:
-        self._queue = AsyncQueue(
-            storage,
-            payload_serde=payload_serde,
-            result_serde=result_serde,
-            max_attempts=max_attempts,
-            result_ttl=result_ttl,
-            keep_failed=keep_failed,
-            limits=limits,
-        )
+        self._queue = AsyncQueue(storage, max_attempts=max_attempts, result_ttl=result_ttl, options=options)
         finalize(self, _let_go, self._queue).atexit = False  # the background loop closes it at the interpreter's end
 
     @classmethod

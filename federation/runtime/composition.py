@@ -66,8 +66,8 @@ from federation.sealed.relays.peers import RelayPeers, RelayRanking
 from federation.sealed.relays.send import PeerRelay
 from federation.servers.blacklist import Blacklist
 from federation.servers.links import Links
-from workers import Storage
 from workers.clock import Clock
+from workers.storage.base import Storage
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine
 
+from workers import QueueOptions
 from workers.deduplication import Deduplication
 from workers.errors import StorageUnavailable, TransactionError, Unsupported
 from workers.jobs import DROP, CancelResult, EnqueueStatus, JobState
@@ -52,7 +53,7 @@ async def test_enqueue_stores_what_was_said(storage: Storage) -> None:
 
 async def test_defaults_are_the_queues(storage: Storage) -> None:
     """What a job leaves open is the queue's: attempts, retention, name; and an id of its own."""
-    async with Queue(storage, max_attempts=5, result_ttl=2 * MINUTE, keep_failed=DAY) as queue:
+    async with Queue(storage, max_attempts=5, result_ttl=2 * MINUTE, options=QueueOptions(keep_failed=DAY)) as queue:
         first, second = await queue.enqueue(1), await queue.enqueue(1)
         assert first.id != second.id
         claims = await steps.claim(storage, 2)

@@ -23,6 +23,7 @@ from workers.jobs import EnqueueStatus
 from workers.kv.base import KvStore, encode_key, writes_conditionally
 from workers.limits import Limit
 from workers.middlewares import log_attempts
+from workers.options import QueueOptions
 from workers.queue import Queue
 from workers.retry import BackoffFunction, RetryPolicy, check_policy, with_backoff
 from workers.serde import Encoded
@@ -136,7 +137,7 @@ class Tasks:
         if self._memory is not None or self._url is None or self.queue.storage.capabilities.processes == "one":
             return SyncQueue.over(self.queue)
         if self._plain is None:
-            self._plain = SyncQueue(self._url, limits=self.queue.limits)
+            self._plain = SyncQueue(self._url, options=QueueOptions(limits=self.queue.limits))
         return self._plain
 
     @overload
@@ -524,7 +525,8 @@ def _queues(given: Queue | Storage | TaskQueue | str, retry: RetryPolicy | None)
     if hasattr(given, "native_retrial"):
         return None, cast(TaskQueue, given)
     if isinstance(given, str) or hasattr(given, "capabilities"):
-        given = Queue(cast("Storage | str", given), concurrency=CONCURRENCY, retry=retry, makes_tables=True)
+        options = QueueOptions(retry=retry, makes_tables=True)
+        given = Queue(cast("Storage | str", given), concurrency=CONCURRENCY, options=options)
     if not isinstance(given, Queue):
         raise TypeError(f"tasks go to a URL, a storage or a queue, not to {given!r}")
     return given, QueueTasks(given)

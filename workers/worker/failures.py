@@ -85,7 +85,7 @@ class NamedBackoffs:
         """Return how long to wait after this attempt, always; None, told once, for a name that says nothing here."""
         strategy = self._strategies.get(named.type)
         if strategy is None:
-            self._tell(named.type, "is not known to this worker; see Worker(backoffs=...)")
+            self._tell(named.type, "is not known to this worker; see WorkerOptions(backoffs=...)")
             return None
         try:
             delay = max(strategy(attempt, named.delay), timedelta(0))

@@ -9,8 +9,9 @@ import pytest
 
 from tests.patience import PATIENCE_SECONDS
 from tests.workers.tasks.task_queues import DUPLICATE, QUEUED, ListQueue, WatchedKvStore, declared
-from workers import DeduplicationMode, JobFailedError, JobState, MemoryKvStore, Queue, Task, Tasks
+from workers import DeduplicationMode, JobFailedError, JobState, Queue, Task, Tasks
 from workers.checks import MAX_ATTEMPTS
+from workers.kv import MemoryKvStore
 from workers.storage.memory import MemoryStorage
 
 

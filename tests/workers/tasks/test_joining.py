@@ -17,7 +17,8 @@ from sqlalchemy.orm import Session
 
 from tests.federation.sync.conftest import django_databases
 from tests.patience import PATIENCE_SECONDS
-from workers import EnqueueStatus, ForeignLoop, JobState, StorageError, Tasks, TypedTask, Unsupported
+from workers import EnqueueStatus, JobState, StorageError, Tasks, TypedTask, Unsupported
+from workers.errors import ForeignLoop
 from workers.storage.memory import MemoryStorage
 
 PATIENCE = timedelta(seconds=PATIENCE_SECONDS)

@@ -14,7 +14,6 @@ from tests.patience import PATIENCE_SECONDS
 from tests.workers.running import outcome
 from tests.workers.tasks.task_queues import ListQueue
 from workers import (
-    CorruptPayloadError,
     DeduplicationMode,
     EnqueueStatus,
     Job,
@@ -25,6 +24,7 @@ from workers import (
     Unsupported,
     continue_with,
 )
+from workers.errors import CorruptPayloadError
 from workers.jobs import OutcomeKind
 from workers.storage.base import Storage
 from workers.storage.memory import MemorySpace, MemoryStorage

@@ -9,8 +9,9 @@ import pytest
 
 from tests.patience import PATIENCE_SECONDS
 from tests.workers.tasks.task_queues import ListQueue
-from workers import DeduplicationMode, EnqueueStatus, Job, MemoryKvStore, Queue, Tasks, Unsupported
+from workers import DeduplicationMode, EnqueueStatus, Job, Queue, Tasks, Unsupported
 from workers.clock import ManualClock
+from workers.kv import MemoryKvStore
 from workers.storage.memory import MemoryStorage
 from workers.tasks import Unique
 
