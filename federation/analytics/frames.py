@@ -93,7 +93,8 @@ HEALTH_EVENTS: Final = _schema(id=_COUNT, server_url=_TEXT, from_state=_TEXT, to
 LINKS: Final = _schema(server_url=_TEXT, wire=_TEXT, state=_TEXT, since=_TIME, reason=_TEXT)
 """`server_links`, as it stood when it was read: whether the way to a server is open, by each wire that it speaks.
 
-`reason` is the code of the failure that closed it: the registry has `UNKNOWN` for those that the original does not know.
+`reason` is the code of the failure that closed it. The registry has `UNKNOWN` for those that the original does not
+know.
 """
 
 DELIVERIES: Final = _schema(
@@ -156,12 +157,13 @@ SERVER_SCORECARD: Final = _schema(
     owed_since=_TIME,
     lost=_COUNT,
 )
-"""One row per server, known or attempted, and window (7 and 30 days up to and including `as_of`).
+"""One row per server, known, reached or owed something, and window (7 and 30 days up to and including `as_of`).
 
 `availability` counts the time in which the server was down as undelivered. `state` is healthy, unhealthy, blacklisted
 or unregistered, as is one that needs no registry. `owed` counts the deliveries that wait to be sent, `held` those of
 them that wait for the server or for us, `owed_since` is the oldest's time; `lost` counts those that were given up in
-the window. Null: a ratio of nothing, a mean over no outage, a time not on record.
+the window. `action` and `reasons` are those of both windows. Null: a ratio of nothing, a mean over no outage, a time
+not on record.
 """
 
 NETWORK_SUMMARY: Final = _schema(
@@ -177,8 +179,14 @@ NETWORK_SUMMARY: Final = _schema(
     p50_ms=_NUMBER,
     p95_ms=_NUMBER,
     errors=_COUNTS,
+    lost=_COUNT,
+    own_trouble=_TEXTS,
 )
-"""One row per UTC day of the window, even for days without attempts. Percentiles need the attempts themselves."""
+"""One row per UTC day of the window, even for days without attempts. Percentiles need the attempts themselves.
+
+`lost` counts the deliveries that were given up; `own_trouble` has the hours in which this node was cut off or did
+nothing, as `07:30 to 07:52`. Days that an earlier version computed have neither.
+"""
 
 KEY_ANOMALIES: Final = _schema(
     as_of=_DAY,
