@@ -125,11 +125,14 @@ SERVER_DAILY: Final = _schema(
     p95_ms=_NUMBER,
     p99_ms=_NUMBER,
     slow=_COUNT,
+    failed_hours=MapType(_NUMBER, _COUNT, valueContainsNull=False),
 )
 """One row per server and UTC day with attempts. `attempts` = delivered + retryable + permanent, without parked.
 
 `errors` counts attempts by error code. Ratios are 0 to 1, and null if nothing was attempted; `relayed_share` refers to
-what was delivered, and is null if nothing was. `slow` counts deliveries that took longer than `figures.daily.SLOW_MS`.
+what was delivered, and is null if nothing was. `slow` counts deliveries that took longer than `figures.daily.SLOW_MS`,
+`failed_hours` failed attempts by the hour of the day in which they began; days that an earlier version computed have
+none.
 """
 
 SERVER_SCORECARD: Final = _schema(
