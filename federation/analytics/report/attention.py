@@ -80,7 +80,7 @@ def _page(action: Action, servers: Sequence[Server], start: int, number: int) ->
     page = servers[start : start + _PAGE]
     places = f"{start + 1} to {start + len(page)}" if len(page) > 1 else f"{start + 1}"
     title = f"{places} of {wording.count(number)} to {NAMES[action]}"
-    columns = [_NAME, _BECAUSE, _TO_DO, _GOT_THROUGH, *_MISSING]
+    columns = [_NAME, _BECAUSE, _GOT_THROUGH, *_MISSING]
     return tag("details", tag("summary", title), table(None, columns, page, name=title), class_="page")
 
 
@@ -105,7 +105,11 @@ def _patient(server: Server, findings: Findings) -> Markup:
             "div",
             strip(strip_title(server.daily), server.daily),
             _numbers(server),
-            hours(server.failed_hours) if server.failed_hours else None,
+            *(
+                (tag("p", "Failures by weekday and hour (UTC)"), hours(server.failed_hours))
+                if server.failed_hours
+                else ()
+            ),
             class_="shown",
         ),
         class_="patient",
@@ -169,7 +173,6 @@ def _lines(servers: Sequence[Server], findings: Findings, *, name: str) -> Marku
         _NAME,
         Column("Since", lambda server: _since(server.since, findings) if server.since else _on_and_off(server)),
         _BECAUSE,
-        _TO_DO,
         Column("30 days", lambda server: strip(strip_title(server.daily), server.daily)),
         _GOT_THROUGH,
         *_MISSING,
@@ -177,12 +180,9 @@ def _lines(servers: Sequence[Server], findings: Findings, *, name: str) -> Marku
     return table(None, columns, servers, name=name)
 
 
-def _to_do(server: Server) -> Markup:
-    return join(*(pasted(command) for command in commands(server))) or Markup(wording.NOTHING)
-
-
-def _reasons(server: Server) -> str:
-    return wording.sentence("; ".join(short(reason, 120) for reason in server.reasons))
+def _because(server: Server) -> Markup:
+    reasons = wording.sentence("; ".join(short(reason, 120) for reason in server.reasons))
+    return join(tag("p", reasons), *(pasted(command) for command in commands(server)))
 
 
 def _share(server: Server) -> Markup:
@@ -191,8 +191,7 @@ def _share(server: Server) -> Markup:
 
 
 _NAME: Final[Column[Server]] = Column("Server", lambda server: short(wording.server(server.url), 60))
-_BECAUSE: Final[Column[Server]] = Column("Because", _reasons, wide=True)
-_TO_DO: Final[Column[Server]] = Column("To paste", _to_do, wide=True)
+_BECAUSE: Final[Column[Server]] = Column("Because, and what to paste", _because, wide=True)
 _GOT_THROUGH: Final[Column[Server]] = Column("Got through, 7 days", _share, number=True)
 _MISSING: Final[tuple[Column[Server], ...]] = (
     Column("Owed", lambda server: wording.count(server.owed), number=True),
