@@ -124,11 +124,14 @@ SERVER_DAILY: Final = _schema(
     p95_ms=_NUMBER,
     p99_ms=_NUMBER,
     slow=_COUNT,
+    failed_hours=MapType(_NUMBER, _COUNT, valueContainsNull=False),
 )
 """One row per server and UTC day with attempts. `attempts` = delivered + retryable + permanent, without parked.
 
 `errors` counts attempts by error code. Ratios are 0 to 1, and null if nothing was attempted; `relayed_share` refers to
-what was delivered, and is null if nothing was. `slow` counts deliveries that took longer than `figures.daily.SLOW_MS`.
+what was delivered, and is null if nothing was. `slow` counts deliveries that took longer than `figures.daily.SLOW_MS`,
+`failed_hours` failed attempts by the hour of the day in which they began; days that an earlier version computed have
+none.
 """
 
 SERVER_SCORECARD: Final = _schema(
@@ -156,12 +159,13 @@ SERVER_SCORECARD: Final = _schema(
     owed_since=_TIME,
     lost=_COUNT,
 )
-"""One row per server, known or attempted, and window (7 and 30 days up to and including `as_of`).
+"""One row per server, known, reached or owed something, and window (7 and 30 days up to and including `as_of`).
 
 `availability` counts the time in which the server was down as undelivered. `state` is healthy, unhealthy, blacklisted
 or unregistered, as is one that needs no registry. `owed` counts the deliveries that wait to be sent, `held` those of
 them that wait for the server or for us, `owed_since` is the oldest's time; `lost` counts those that were given up in
-the window. Null: a ratio of nothing, a mean over no outage, a time not on record.
+the window. `action` and `reasons` are those of both windows. Null: a ratio of nothing, a mean over no outage, a time
+not on record.
 """
 
 NETWORK_SUMMARY: Final = _schema(
@@ -177,8 +181,14 @@ NETWORK_SUMMARY: Final = _schema(
     p50_ms=_NUMBER,
     p95_ms=_NUMBER,
     errors=_COUNTS,
+    lost=_COUNT,
+    own_trouble=_TEXTS,
 )
-"""One row per UTC day of the window, even for days without attempts. Percentiles need the attempts themselves."""
+"""One row per UTC day of the window, even for days without attempts. Percentiles need the attempts themselves.
+
+`lost` counts the deliveries that were given up; `own_trouble` has the hours in which this node was cut off or did
+nothing, as `07:30 to 07:52`. Days that an earlier version computed have neither.
+"""
 
 KEY_ANOMALIES: Final = _schema(
     as_of=_DAY,
