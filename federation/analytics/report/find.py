@@ -27,6 +27,7 @@ from federation.analytics.data.results import (
 )
 from federation.analytics.days import MONTH, WEEK, instant
 from federation.analytics.frames import UNREGISTERED, Action
+from federation.analytics.jvm import size_of
 from federation.analytics.report.findings import (
     DAYS,
     LATENCY_BOUNDS_MS,
@@ -69,7 +70,7 @@ from federation.analytics.report.verdicts import (
     with_days,
     worst_and_best,
 )
-from federation.analytics.session import few_rows, size_of
+from federation.analytics.session import few_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
