@@ -379,10 +379,11 @@ class Queue:
             )
         if link.after:
             raise ValueError(f"chain {chain_id!r}: a link from outside of a handler follows no other jobs")
-        status = await self.get_status(chain_id)
-        if status is None:
+        found = await self.get_job(chain_id)
+        if found is None:
             return None
-        then = replace(self._new_job(link_spec(link, status)), chain_index=status.chain_index + 1)
+        spec = link_spec(link, found.status, found.meta)
+        then = replace(self._new_job(spec), chain_index=found.status.chain_index + 1)
         await self._connection.open(connection)
         return await self.storage.continue_job(then, connection=connection)
 
