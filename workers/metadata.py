@@ -18,7 +18,7 @@ TRACE_NAMES: Final = (TRACEPARENT, TRACESTATE)
 """The trace context of the enqueue, as W3C's headers have it: beside the number and length of everything else."""
 
 
-def check_meta(meta: Mapping[str, str]) -> dict[str, str]:
+def check_meta(meta: object) -> dict[str, str]:
     """Return a copy of metadata that may be stored with a job.
 
     Raises:

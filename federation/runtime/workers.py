@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +37,18 @@ from federation.runtime.recurring_jobs import recurring_jobs
 from federation.runtime.tending import Tending, Tick
 from federation.scheduler.leases import Leases
 from federation.scheduler.runner import JobRunner, RecurringJob, Scheduler
-from workers import Claim, Handler, Observer, Queue, StalledError, Worker, WorkerEvent, WorkerEventKind, WorkersError
+from workers import (
+    Claim,
+    Handler,
+    Middleware,
+    Observer,
+    Queue,
+    StalledError,
+    Worker,
+    WorkerEvent,
+    WorkerEventKind,
+    WorkersError,
+)
 from workers.clock import monotonic
 from workers.storage.base import ANY_NAME
 
@@ -184,6 +196,7 @@ class FederationWorkers:
             grace=settings.federation_grace,
             max_stalls=settings.federation_max_stalls,
             retry=delivery_backoff(settings),
+            middlewares=_traces(),
             observers=[log_event, self._rows, self._losses, *self._observers],
         )
 
@@ -205,6 +218,7 @@ class FederationWorkers:
             not_ready=self._time_unknown,
             lease=settings.federation_lease,
             grace=settings.federation_grace,
+            middlewares=_traces(),
             observers=[log_event, *self._observers],
         )
 
@@ -218,6 +232,7 @@ class FederationWorkers:
             overtime=settings.federation_overtime,
             lease=settings.federation_lease,
             grace=timedelta(0),  # when it is stopped, nobody waits for its jobs any more
+            middlewares=_traces(),
             observers=[log_event, *self._observers],
         )
 
@@ -229,6 +244,7 @@ class FederationWorkers:
             concurrency=settings.federation_tasks_concurrency,
             lease=settings.federation_lease,
             grace=settings.federation_grace,
+            middlewares=_traces(),
             observers=[log_event, *self._observers],
         )
 
@@ -269,6 +285,15 @@ class FederationWorkers:
     def _request_stop_once(self) -> None:
         if not self._stop_requested:
             self.request_stop()
+
+
+def _traces() -> Sequence[Middleware]:
+    """Return what makes spans of attempts, in a process that has loaded OpenTelemetry; no other one pays for it."""
+    if "opentelemetry.trace" not in sys.modules:
+        return ()
+    from workers.middlewares.opentelemetry import trace_attempts
+
+    return (trace_attempts(),)
 
 
 def _run(worker: Worker) -> RunningWorker:
