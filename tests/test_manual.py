@@ -163,7 +163,14 @@ def test_the_manual_is_read() -> None:
         )
     }  # see tests/workers/test_readme.py
     moves = {f"docs/migration/{peer}.md" for peer in MOVES}
-    assert programs == {*readmes, *queue, *moves, "workers/recipes.md", "workers/storage/bull/PROTOCOL.md"}
+    assert programs == {
+        *readmes,
+        *queue,
+        *moves,
+        "docs/opentelemetry.md",
+        "workers/recipes.md",
+        "workers/storage/bull/PROTOCOL.md",
+    }
     assert set(manual.readmes()) >= readmes
 
 

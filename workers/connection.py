@@ -143,15 +143,15 @@ Surroundings: TypeAlias = Callable[[list[NewJob]], contextlib.AbstractContextMan
 
 @runtime_checkable
 class SurroundsEnqueues(Protocol):
-    """A middleware that is there for enqueues as well."""
+    """A middleware, or an observer, that is there for enqueues as well."""
 
     def enqueuing(self, queue: str, jobs: list[NewJob]) -> contextlib.AbstractContextManager[list[NewJob]]:
         """Open what surrounds one call that enqueues these jobs; it may give them other metadata, and nothing else."""
 
 
-def surroundings(queue: str, middlewares: Iterable[object]) -> Surroundings:
-    """Return what all middlewares together put around the enqueues of a queue: the first is outermost."""
-    found = [each for each in middlewares if isinstance(each, SurroundsEnqueues)]
+def surroundings(queue: str, parts: Iterable[object]) -> Surroundings:
+    """Return what middlewares and observers together put around the enqueues of a queue: the first is outermost."""
+    found = [each for each in parts if isinstance(each, SurroundsEnqueues)]
     if not found:
         return contextlib.nullcontext
 

@@ -102,8 +102,8 @@ class Queue:
         self._lease = as_lease("lease", lease)
         self._grace = as_duration("grace", grace)
         self._middlewares = tuple(middlewares)
-        self._surround = surroundings(storage.queue, self._middlewares)
         self._observers = tuple(observers)
+        self._surround = surroundings(storage.queue, (*self._middlewares, *self._observers))
         self._make_worker = partial(Worker, worker_id=worker_id, overtime=overtime, retry=retry, on_failed=on_failed)
         self._handlers: Mapping[str, HandlerFunction | Handler] = {}
         self._unhandled = UnhandledNames(storage.queue)

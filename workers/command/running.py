@@ -25,7 +25,7 @@ from workers.storage.abilities import Pooled
 from workers.supervisor import Command, Introduction, Membership, Plan, Supervisor, parse_bytes, parse_processes
 from workers.supervisor.http_port import HttpAnswer, HttpPort
 from workers.worker import Worker
-from workers.worker.events import WorkerEvent, WorkerEventKind, log_line
+from workers.worker.events import Observer, WorkerEvent, WorkerEventKind, log_line
 from workers.worker.handlers import Middleware
 
 logger = logging.getLogger("workers")
@@ -129,6 +129,17 @@ def _measuring() -> Sequence[Middleware]:
         return ()
 
 
+def _counting() -> Sequence[Observer]:
+    try:
+        from workers.middlewares.prometheus import JobCounters
+    except ModuleNotFoundError:
+        return ()
+    try:
+        return (JobCounters(),)
+    except ValueError:  # the application's queue counts them itself
+        return ()
+
+
 def _metrics() -> HttpAnswer | None:
     try:
         from prometheus_client import generate_latest
@@ -205,11 +216,12 @@ async def _work(queues: Sequence[Queue], options: argparse.Namespace, membership
     if membership is not None:
         await _require_connections(queues, membership.of)
     probes = Probes(queues) if membership is not None or options.metrics_port is not None else None
+    counting = () if probes is None else _counting()
     ready = _Ready(len(queues), queues, options.metrics_bind, membership)
     workers = [
         queue.worker(
             concurrency=options.concurrency,
-            observers=[ready],
+            observers=[ready, *counting],
             middlewares=[log_attempts, *(() if probes is None else probes.middlewares)],
         )
         for queue in queues

@@ -1,4 +1,4 @@
-"""Enqueues and attempts as OpenTelemetry spans; needs the extra `otel`."""
+"""Enqueues and attempts as OpenTelemetry spans, and jobs as metrics; needs the extra `otel`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from opentelemetry.context import Context
+from opentelemetry.metrics import MeterProvider, get_meter
 from opentelemetry.trace import (
     Link,
     Span,
@@ -23,6 +24,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from workers.errors import Retry
 from workers.jobs import NewJob
 from workers.metadata import MAX_META_VALUE_BYTES, TRACE_NAMES, TRACEPARENT
+from workers.middlewares.metrics import JobMeter
 from workers.middlewares.outcome import Outcome, outcome_of
 from workers.worker.handlers import AttemptContext, Job, Next
 
@@ -87,6 +89,41 @@ class Tracing:
             except BaseException as error:
                 _note_error(span, _type_name(error))
                 raise
+
+
+class JobInstruments(JobMeter):
+    """Jobs by queue and name as instruments of `provider` (default: the global one), see `JobMeter`.
+
+    The counters `workers.jobs.enqueued`, `workers.jobs.claimed`, `workers.jobs.ended` (by `workers.job.outcome`, too)
+    and `workers.leases.lost`, and the histogram `workers.job.wait` in seconds.
+    """
+
+    def __init__(self, provider: MeterProvider | None = None) -> None:
+        meter = get_meter("workers", meter_provider=provider)
+        self._enqueued = meter.create_counter("workers.jobs.enqueued", "{job}", "Jobs enqueued.")
+        self._claimed = meter.create_counter("workers.jobs.claimed", "{attempt}", "Attempts begun.")
+        self._ended = meter.create_counter("workers.jobs.ended", "{job}", "Jobs that are over.")
+        self._lost = meter.create_counter("workers.leases.lost", "{lease}", "Leases lost.")
+        tells = "How long after its enqueue a job was first claimed."
+        self._waited = meter.create_histogram("workers.job.wait", "s", tells)
+
+    def enqueued(self, queue: str, name: str, jobs: int) -> None:
+        self._enqueued.add(jobs, _of(queue, name))
+
+    def claimed(self, queue: str, name: str, waited: float | None) -> None:
+        self._claimed.add(1, _of(queue, name))
+        if waited is not None:
+            self._waited.record(waited, _of(queue, name))
+
+    def ended(self, queue: str, name: str, outcome: Outcome, jobs: int) -> None:
+        self._ended.add(jobs, {**_of(queue, name), "workers.job.outcome": outcome.value})
+
+    def lost(self, queue: str, name: str) -> None:
+        self._lost.add(1, _of(queue, name))
+
+
+def _of(queue: str, name: str) -> dict[str, str]:
+    return {"messaging.destination.name": queue, "workers.job.name": name}
 
 
 def current_trace() -> dict[str, str]:
