@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cached_property, partial
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Self, Unpack
 
 from workers.chains import Chain, Continuation
@@ -28,7 +28,7 @@ from workers.serde import JsonSerde, Serde
 from workers.slices import in_slices
 from workers.specs import DEFAULT_NAME, Enqueued, JobOptions, JobSpec, as_ttl, check_spec, link_spec, new_job
 from workers.storage import open_storage
-from workers.storage.abilities import ContinuesFromOutside, HoldsWakeUps, Joinable
+from workers.storage.abilities import ContinuesFromOutside, HoldsWakeUps, Joinable, Migratable
 from workers.storage.base import ANY_NAME, FlowStorage, Storage
 from workers.waiting import check_timeout, end_of, wait_for_end
 from workers.worker import Worker
@@ -42,11 +42,12 @@ from workers.worker.startup_checks import UnhandledNames
 class Queue:
     """Enqueues jobs to `storage` and asks about them; after `execute`, `start` also runs a worker on it.
 
-    `storage` may be its URL. Durations may be numbers of seconds, except that a whole `result_ttl` is in milliseconds.
-    `result_ttl` and `keep_failed` say how long completed and failed jobs are kept. `retry`, `concurrency`, `overtime`,
-    `lease`, `worker_id`, `grace` and the rest are settings of that worker. A queue belongs to the event loop that uses
-    it first, until it is stopped or that loop is closed; plain code has `workers.sync.Queue`. The operator's verbs,
-    from `pause` to `drain`, are under `manage`, what recurs under `crons`.
+    `storage` may be its URL. `makes_tables` says whether the tables of an embedded database are made at the first use;
+    None stands for yes if there is a URL. Durations may be numbers of seconds, except that a whole `result_ttl` is in
+    milliseconds. `result_ttl` and `keep_failed` say how long completed and failed jobs are kept. `retry`,
+    `concurrency`, `overtime`, `lease`, `worker_id`, `grace` and the rest are settings of that worker. A queue belongs
+    to the event loop that uses it first, until it is stopped or that loop is closed; plain code has
+    `workers.sync.Queue`. The operator's verbs, from `pause` to `drain`, are under `manage`, what recurs under `crons`.
 
     `limits` are stored with the queue when it is first used, by name: that of the jobs it is for, `"*"` for all jobs of
     the queue, or any other, which a `LimitKey` names. Jobs of a name in `limits` wait for that limit. So producers and
@@ -77,9 +78,12 @@ class Queue:
         observers: Iterable[Observer] = (),
         on_failed: OnFailed | None = None,
         limits: Mapping[str, Limit] | None = None,
+        makes_tables: bool | None = None,
     ) -> None:
+        makes_tables = isinstance(storage, str) if makes_tables is None else makes_tables
         self.storage = storage = open_storage(storage) if isinstance(storage, str) else storage
         self._connection = QueueConnection(storage, forget=self._forget_loop)
+        self._connection.makes_tables = makes_tables
         self._connection.declare_limits(limits or {})
         self._payload_serde = payload_serde or JsonSerde()
         self._result_serde = result_serde or JsonSerde()
@@ -121,6 +125,25 @@ class Queue:
         """The operator's steps."""
         return Management(self.storage, self._connection.open, self._reader)
 
+    async def migrate(self) -> None:
+        """Make the tables where they are missing; a storage without any has nothing to be made.
+
+        Raises:
+            StorageError, StorageUnavailable: see the storage's own `migrate`.
+        """
+        if isinstance(self.storage, Migratable):
+            await self.storage.migrate()
+
+    @property
+    def makes_tables(self) -> bool:
+        """Whether the tables of an embedded database are made at the first use."""
+        return self._connection.makes_tables
+
+    async def make_tables(self) -> None:
+        """Make them now, before something else connects the storage, if this queue makes them at all."""
+        if self.makes_tables:
+            await self._connection.make_tables()
+
     def declare_limits(self, limits: Mapping[str, Limit]) -> None:
         """Keep these limits too, from the next use of the queue on; see `Queue`.
 
@@ -135,6 +158,11 @@ class Queue:
         See `KeepsLimits.held_back`.
         """
         return (await self.manage.held_back([job_id]))[0]
+
+    @property
+    def limits(self) -> Mapping[str, Limit]:
+        """The limits that were declared here."""
+        return MappingProxyType(self._connection.limits)
 
     @property
     def payload_serde(self) -> Serde:
@@ -160,6 +188,11 @@ class Queue:
         **options: Unpack[JobOptions],
     ) -> Enqueued:
         """Store the job, or report what has its id or deduplication key already; see `JobSpec`, `Storage.enqueue`.
+
+        With `connection`, an SQLAlchemy connection or session on the storage's database, it is part of that
+        transaction. The options are the fields of a `JobSpec`: `id`, `delay`, `at`, `max_attempts`, `result_ttl`,
+        `keep_completed`, `keep_failed`, `priority`, `ordering_key`, `limit_key`, `fair_key`, `backoff`,
+        `deduplication`, `after` and `after_failure`.
 
         Raises:
             Unsupported: the storage keeps no deduplication keys, or lets no job follow others; see its `capabilities`.
@@ -422,12 +455,14 @@ class Queue:
         self,
         *,
         concurrency: int | None = None,
+        grace: timedelta | float | None = None,
         observers: Iterable[Observer] = (),
         middlewares: Sequence[Middleware] = (),
     ) -> Worker:
         """Make the worker that `start` would run, for whoever runs it otherwise: `await queue.worker().run()`.
 
-        `observers` and `middlewares` come before the queue's own, of which it has each only once.
+        `concurrency` and `grace` replace the queue's own. `observers` and `middlewares` come before the queue's own, of
+        which it has each only once.
 
         Raises:
             ValueError: there are no handlers, or no place for a job.
@@ -438,7 +473,7 @@ class Queue:
             self.storage,
             self._handlers,
             lease=self._lease,
-            grace=self._grace,
+            grace=self._grace if grace is None else grace,
             payload_serde=self._payload_serde,
             result_serde=self._result_serde,
             concurrency=self._concurrency if concurrency is None else concurrency,

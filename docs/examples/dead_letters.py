@@ -7,7 +7,7 @@ dead = Queue(FileStorage("jobs", "dead"))  # `python -m workers list dead_letter
 
 
 async def bury(job: JobDetails) -> None:
-    print(job.id, job.payload, job.error.message)
+    print(job.id, job.payload, job.error and job.error.message)
     await queue.manage.send([job.id], dead)
 
 

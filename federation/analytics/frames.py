@@ -90,8 +90,11 @@ BLACKLIST: Final = _schema(id=_TEXT, server_url=_TEXT, created_at=_TIME, reason=
 HEALTH_EVENTS: Final = _schema(id=_COUNT, server_url=_TEXT, from_state=_TEXT, to_state=_TEXT, reason=_TEXT, at=_TIME)
 """`server_health_events`, one row per change of a server's health."""
 
-LINKS: Final = _schema(server_url=_TEXT, wire=_TEXT, state=_TEXT, since=_TIME)
-"""`server_links`, as it stood when it was read: whether the way to a server is open, by each wire that it speaks."""
+LINKS: Final = _schema(server_url=_TEXT, wire=_TEXT, state=_TEXT, since=_TIME, reason=_TEXT)
+"""`server_links`, as it stood when it was read: whether the way to a server is open, by each wire that it speaks.
+
+`reason` is the code of the failure that closed it: the registry has `UNKNOWN` for what the original does not know.
+"""
 
 DELIVERIES: Final = _schema(
     id=_TEXT, server_url=_TEXT, wire=_TEXT, state=_TEXT, error_code=_TEXT, created_at=_TIME, settled_at=_TIME
@@ -101,8 +104,8 @@ DELIVERIES: Final = _schema(
 LOSSES: Final = _schema(id=_TEXT, server_url=_TEXT, state=_TEXT, error_code=_TEXT, created_at=_TIME, lost_at=_TIME)
 """`delivery_losses`: what was given up longer ago."""
 
-ACCEPTED_KEYS: Final = _schema(server_url=_TEXT, fingerprint=_TEXT)
-"""`accepted_keys`: the keys that an operator has looked at."""
+ACCEPTED_KEYS: Final = _schema(server_url=_TEXT, fingerprint=_TEXT, accepted_at=_TIME)
+"""`accepted_keys`: the keys that an operator has looked at, and when."""
 
 SERVER_DAILY: Final = _schema(
     server_url=_TEXT,

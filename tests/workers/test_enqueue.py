@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
+import re
 from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,6 +17,7 @@ from workers.errors import StorageUnavailable, TransactionError, Unsupported
 from workers.jobs import DROP, CancelResult, EnqueueStatus, JobState
 from workers.queue import JobSpec, Queue
 from workers.retry import RetryPolicy
+from workers.specs import JobOptions
 from workers.storage.base import Storage
 from workers.storage.bullmq import BullMQStorage
 from workers.storage.memory import MemoryStorage
@@ -425,3 +428,9 @@ async def test_a_storage_that_wakes_for_each_job_says_so() -> None:
     with pytest.raises(Unsupported, match="connection"):
         async with Queue(MemoryStorage()).with_notify(object()):
             pass
+
+
+def test_the_help_names_every_option() -> None:
+    """Of an enqueue, whose signature has them as one."""
+    told = inspect.getdoc(Queue.enqueue) or ""
+    assert JobOptions.__annotations__.keys() <= set(re.findall(r"`(\w+)`", told))

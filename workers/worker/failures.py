@@ -66,8 +66,8 @@ def _delay(claim: Claim, error: BaseException, policy: RetryPolicy, now: datetim
         if error.at is not None:
             return max(error.at - now, timedelta(0))
         if error.at_least is not None:
-            return max(error.at_least, policy.delay(claim.attempt))
-    return policy.delay(claim.attempt)
+            return max(error.at_least, policy.delay(claim.attempt, error))
+    return policy.delay(claim.attempt, error)
 
 
 MOST_TOLD: Final = 100

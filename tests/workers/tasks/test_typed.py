@@ -271,5 +271,5 @@ async def test_another_queue_takes_typed_tasks_without_priorities_and_results() 
     await tasks.process(foreign.take())
     with pytest.raises(Unsupported, match="no priorities"):
         await mail.options(priority=1).enqueue(3)
-    with pytest.raises(Unsupported, match="has results"):
+    with pytest.raises(Unsupported, match="it has no results"):
         await enqueued.result()

@@ -114,7 +114,7 @@ OWED: Final = [
     delivery(_url("held-only"), "f", state="held"),
 ]
 LINKS_OF_WIRES: Final = [
-    {"server_url": _url(name), "wire": wire, "state": "up", "since": at("11-01 12:00")}
+    {"server_url": _url(name), "wire": wire, "state": "up", "since": at("11-01 12:00"), "reason": None}
     for name, wire in (
         ("stranger", "sealed"),
         ("fediverse", "activitypub"),
