@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from workers.batching import Batcher
-from workers.errors import ForeignLoop, StorageUnavailable, Unsupported, WorkersError
+from workers.errors import ForeignLoop, StorageError, StorageUnavailable, Unsupported, WorkersError
 from workers.homes import AtLoopEnd, Home
 from workers.jobs import EnqueueResult, NewJob
 from workers.limits import Limit, check_limits
 from workers.slices import sliced
-from workers.storage.abilities import Joinable, KeepsLimits, KeepsSomeLimits, OfOneLoop
+from workers.storage.abilities import Joinable, KeepsLimits, KeepsSomeLimits, Migratable, OfOneLoop
 from workers.storage.base import Storage
 from workers.storage.subscribers import some_are_held
 
@@ -31,6 +31,7 @@ class QueueConnection:
     def __init__(self, storage: Storage, *, forget: Callable[[], None]) -> None:
         self._storage = storage
         self._forget = forget
+        self.makes_tables = False  # whether those of an embedded database are made where they are missing
         self.limits: dict[str, Limit] = {}
         self._undeclared: dict[str, Limit] = {}
         self._connected = False
@@ -74,11 +75,30 @@ class QueueConnection:
             return
         async with self._connecting:
             if not self._connected:
-                await self._storage.connect()
+                await self._connect()
                 self._connected = True
             if self._undeclared and isinstance(self._storage, KeepsLimits):
                 await self._storage.declare_limits(self._undeclared)
                 self._undeclared = {}
+
+    async def _connect(self) -> None:
+        try:
+            await self._storage.connect()
+        except StorageError:
+            if not (self.makes_tables and await self.make_tables()):
+                raise
+            await self._storage.connect()
+
+    async def make_tables(self) -> bool:
+        """Make the tables that an embedded storage lacks; return False where there are none to be made.
+
+        Raises:
+            StorageError: another version made them, or there is no place for them.
+        """
+        if self._storage.capabilities.processes == "many" or not isinstance(self._storage, Migratable):
+            return False
+        await self._storage.migrate()
+        return True
 
     async def _move_out(self) -> None:
         """Forget what belonged to a loop that is gone."""

@@ -15,7 +15,7 @@ from workers.jobs import AfterFailure, EnqueueStatus, JobRef, JobState, JobStatu
 from workers.jobs.job import by_queue
 from workers.limits import LimitKey
 from workers.retention import KEEP_FAILED
-from workers.retry import RetryPolicy
+from workers.retry import RetryPolicy, stored_policy
 from workers.serde import Encoded, JsonSerde, Serde
 
 DEFAULT_NAME: Final = "default"
@@ -138,7 +138,7 @@ def new_job(
         ordering_key=spec.ordering_key,
         limit_key=as_limit_key(spec, limits),
         fair_key=spec.fair_key,
-        backoff=spec.backoff,
+        backoff=stored_policy(spec.backoff),
         deduplication=spec.deduplication,
         after=after,
         after_elsewhere=elsewhere,

@@ -66,8 +66,8 @@ from federation.sealed.relays.peers import RelayPeers, RelayRanking
 from federation.sealed.relays.send import PeerRelay
 from federation.servers.blacklist import Blacklist
 from federation.servers.links import Links
-from workers import Storage
 from workers.clock import Clock
+from workers.storage.base import Storage
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -423,9 +423,9 @@ class Federation:
             ConfigurationError: the node has no URL or no keys of its own.
         """
         # Imported here, because only nodes that serve need the `node` extra.
-        from federation.node.admission import deliveries_limit
         from federation.node.app import NodeParts, create_node_app
         from federation.node.clients import Clients, ClientStanding
+        from federation.node.limits import deliveries_limit
         from federation.node.monitoring import MonitoringRoutes
 
         self.settings.require_identity()

@@ -36,9 +36,12 @@ from federation.runtime.recurring_jobs import recurring_jobs
 from federation.runtime.tending import Tending, Tick
 from federation.scheduler.leases import Leases
 from federation.scheduler.runner import JobRunner, RecurringJob, Scheduler
-from workers import Claim, Handler, Observer, Queue, StalledError, Worker, WorkerEvent, WorkerEventKind, WorkersError
+from workers import Handler, Queue, Worker, WorkerOptions, WorkersError
 from workers.clock import monotonic
+from workers.errors import StalledError
+from workers.jobs import Claim
 from workers.storage.base import ANY_NAME
+from workers.worker.events import Observer, WorkerEvent, WorkerEventKind
 
 log = structlog.get_logger(__name__)
 
@@ -178,13 +181,15 @@ class FederationWorkers:
             self._federation.worker_storage(queue.storage.queue),
             {ANY_NAME: self._federation.shared_delivery_processor},
             concurrency=settings.federation_delivery_concurrency,
-            overtime=settings.federation_overtime,
-            not_ready=self._not_ready,
             lease=settings.federation_lease,
-            grace=settings.federation_grace,
-            max_stalls=settings.federation_max_stalls,
-            retry=delivery_backoff(settings),
             observers=[log_event, self._rows, self._losses, *self._observers],
+            options=WorkerOptions(
+                overtime=settings.federation_overtime,
+                not_ready=self._not_ready,
+                grace=settings.federation_grace,
+                max_stalls=settings.federation_max_stalls,
+                retry=delivery_backoff(settings),
+            ),
         )
 
     def _not_ready(self) -> Coroutine[object, object, None] | None:
@@ -202,10 +207,9 @@ class FederationWorkers:
             self._federation.worker_storage(HEALTH_CHECK_QUEUE_NAME),
             {ANY_NAME: self._federation.health_check_processor},
             concurrency=settings.federation_health_concurrency,
-            not_ready=self._time_unknown,
             lease=settings.federation_lease,
-            grace=settings.federation_grace,
             observers=[log_event, *self._observers],
+            options=WorkerOptions(not_ready=self._time_unknown, grace=settings.federation_grace),
         )
 
     def _discovery_worker(self) -> Worker:
@@ -214,11 +218,13 @@ class FederationWorkers:
             self._federation.worker_storage(DISCOVERY_QUEUE_NAME),
             {ANY_NAME: self._federation.discovery_processor},
             concurrency=settings.federation_discovery_concurrency,
-            not_ready=self._time_unknown,
-            overtime=settings.federation_overtime,
             lease=settings.federation_lease,
-            grace=timedelta(0),  # when it is stopped, nobody waits for its jobs any more
             observers=[log_event, *self._observers],
+            options=WorkerOptions(
+                not_ready=self._time_unknown,
+                overtime=settings.federation_overtime,
+                grace=timedelta(0),  # when it is stopped, nobody waits for its jobs any more
+            ),
         )
 
     def _tasks_worker(self) -> Worker:
@@ -228,8 +234,8 @@ class FederationWorkers:
             self._tasks,
             concurrency=settings.federation_tasks_concurrency,
             lease=settings.federation_lease,
-            grace=settings.federation_grace,
             observers=[log_event, *self._observers],
+            options=WorkerOptions(grace=settings.federation_grace),
         )
 
     def request_stop(self) -> None:

@@ -10,7 +10,8 @@ from typing import Any, cast
 import httpx
 
 from federation.activitypub.application import inbox_of, serving_of
-from federation.activitypub.inbox import Anybody, is_inbox
+from federation.activitypub.inbox import is_inbox
+from federation.activitypub.refused import Anybody
 from federation.runtime.composition import Federation
 from federation.testing.loopback import RemoteAnswer
 

@@ -7,8 +7,11 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
-from workers import Handler, JobState, Observer, Queue, RetryPolicy, Storage, Worker, WorkerEvent, WorkerEventKind
+from workers import Handler, JobState, Queue, RetryPolicy, Worker
 from workers.clock import Clock
+from workers.storage.base import Storage
+from workers.worker.events import Observer, WorkerEvent, WorkerEventKind
+from workers.worker.options import WorkerOptions
 
 UNDER_WAY: Final = (JobState.QUEUED, JobState.PROCESSING)
 LATER: Final = (JobState.FAILING, JobState.SCHEDULED)
@@ -40,9 +43,8 @@ async def drain(
         storage,
         handlers,
         concurrency=concurrency,
-        grace=timedelta(0),
         observers=[observe, *observers],
-        retry=retry,
+        options=WorkerOptions(grace=timedelta(0), retry=retry),
     )
     running = asyncio.create_task(worker.run())
     try:

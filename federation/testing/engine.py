@@ -32,10 +32,10 @@ from federation.tasks import declared_tasks
 from federation.testing.clock import MovableClock
 from federation.testing.drain import drain, next_due
 from federation.testing.network import LocalClient, Network
-from workers import Handler, Queue, RetryPolicy, Storage, WorkerEvent, WorkerEventKind
-from workers.errors import Retry
-from workers.storage.base import ANY_NAME
+from workers import Handler, Queue, Retry, RetryPolicy
+from workers.storage.base import ANY_NAME, Storage
 from workers.storage.sql import SqlStorage
+from workers.worker.events import WorkerEvent, WorkerEventKind
 
 MOST_ROUNDS: Final = 1_000
 MOST_MOMENTS: Final = 10_000

@@ -11,6 +11,7 @@ from datetime import timedelta
 import pytest
 
 from tests.workers.running import AT_ONCE, Recorder
+from workers import QueueOptions
 from workers.clock import ManualClock
 from workers.details import JobDetails
 from workers.errors import JobFailedError, MaxRetriesError, UnrecoverableError
@@ -37,10 +38,16 @@ async def refuse(job: Job) -> None:
 
 @asynccontextmanager
 async def at_work(
-    handler: HandlerFunction, storage: Storage | None = None, on_failed: OnFailed | None = None, **settings: object
+    handler: HandlerFunction,
+    storage: Storage | None = None,
+    *,
+    max_attempts: int = 3,
+    on_failed: OnFailed | None = None,
+    worker_id: str | None = None,
 ) -> AsyncIterator[Queue]:
     """A queue whose worker runs the handler, and repeats what fails at once."""
-    queue = Queue(storage or MemoryStorage(), retry=AT_ONCE, on_failed=on_failed, **settings)  # type: ignore[arg-type]  # settings of any kind
+    options = QueueOptions(retry=AT_ONCE, on_failed=on_failed, worker_id=worker_id)
+    queue = Queue(storage or MemoryStorage(), max_attempts=max_attempts, options=options)
     queue.execute(handler)
     async with queue:
         yield queue
@@ -109,7 +116,7 @@ async def test_failed_jobs_are_kept_for_a_week() -> None:
     """However short a result is kept; a queue or a job may say otherwise."""
     clock = ManualClock()
     queue = Queue(MemoryStorage(clock=clock), result_ttl=MINUTE)
-    shorter = Queue(MemoryStorage(clock=clock), keep_failed=MINUTE)
+    shorter = Queue(MemoryStorage(clock=clock), options=QueueOptions(keep_failed=MINUTE))
     async with queue, shorter:
         await fail(queue, JobSpec(payload=1, id="a", result_ttl=MINUTE), JobSpec(payload=1, id="b", keep_failed=MINUTE))
         await fail(shorter, JobSpec(payload=1, id="c"))
@@ -119,7 +126,7 @@ async def test_failed_jobs_are_kept_for_a_week() -> None:
         clock.advance(MINUTE)
         assert await queue.get_job("a") is None
     with pytest.raises(ValueError, match="retention"):
-        Queue(MemoryStorage(), keep_failed=timedelta(0))
+        Queue(MemoryStorage(), options=QueueOptions(keep_failed=timedelta(0)))
 
 
 async def test_failed_jobs_are_found_by_their_error() -> None:

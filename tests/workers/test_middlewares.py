@@ -15,6 +15,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from prometheus_client import CollectorRegistry
 
 from tests.workers.running import LEASE, NEVER, Recorder, done, forever, running
+from workers import WorkerOptions
 from workers.errors import LossReason, Retry, Snooze, UnrecoverableError
 from workers.middlewares import AttemptFilter, Outcome, log_attempts, measure_attempts, outcome_of
 from workers.middlewares.opentelemetry import trace_attempts
@@ -93,12 +94,9 @@ async def end(ending: Ending, *middlewares: Middleware) -> None:
     worker = Worker(
         storage,
         {"work": ending.handler},
-        worker_id="w1",
-        retry=NEVER,
         lease=LEASE,
-        middlewares=middlewares,
         observers=[recorder],
-        grace=timedelta(0),
+        options=WorkerOptions(worker_id="w1", retry=NEVER, middlewares=middlewares, grace=timedelta(0)),
     )
     async with running(worker):
         await recorder.seen(Kind.ACTIVE)
@@ -124,7 +122,9 @@ async def test_a_hostile_name_stays_in_its_line(caplog: pytest.LogCaptureFixture
     storage, recorder = MemoryStorage(), Recorder()
     await steps.enqueue(storage, steps.job("a\nERROR all is lost"))
     with caplog.at_level(logging.INFO, "workers.attempts"):
-        async with running(Worker(storage, {"*": done}, middlewares=[log_attempts], observers=[recorder])):
+        async with running(
+            Worker(storage, {"*": done}, observers=[recorder], options=WorkerOptions(middlewares=[log_attempts]))
+        ):
             await recorder.seen(Kind.COMPLETED)
     assert "job a\\nERROR all is lost (work)" in caplog.text
 
@@ -167,7 +167,9 @@ async def test_a_handlers_own_lines_name_its_job(log: tuple[logging.Logger, list
 
     await steps.enqueue(storage, steps.job("one", name="async"), steps.job("two", name="plain"))
     handlers = {"async": write, "plain": write_plainly}
-    async with running(Worker(storage, handlers, middlewares=[log_attempts], observers=[recorder])):
+    async with running(
+        Worker(storage, handlers, observers=[recorder], options=WorkerOptions(middlewares=[log_attempts]))
+    ):
         await recorder.seen(Kind.COMPLETED, 2)
     logger.warning("from nowhere")
     assert sorted(lines) == ["-/- from nowhere", "one/1 from a task", "two/1 from a thread"]

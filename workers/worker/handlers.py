@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
 from workers.checks import as_lease, as_positive, check_callable
 from workers.ends import EndedJob
@@ -156,7 +156,7 @@ class Job:
 
     id: str
     name: str
-    payload: object = field(repr=False)
+    payload: Any = field(repr=False)  # Any: what was enqueued; a task's arguments have types
     attempt: int
     max_attempts: int
     created_at: datetime

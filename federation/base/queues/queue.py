@@ -15,6 +15,7 @@ from federation.base.errors import ConfigurationError
 from federation.base.queues.redis import bullmq_connection
 from federation.base.queues.storages import bullmq_url
 from federation.base.settings.settings import Settings
+from workers import QueueOptions
 from workers.checks import MAX_DELAY
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import Unsupported
@@ -303,7 +304,7 @@ def health_check_queue(settings: Settings, storage: Storage) -> JobQueue:
 
 def discovery_queue(storage: Storage) -> Queue:
     """Make the discovery queue: one attempt per job, as the asking delivery is itself tried again; jobs kept 5 s."""
-    return Queue(storage, max_attempts=1, result_ttl=KEEP_DISCOVERED, keep_failed=KEEP_DISCOVERED)
+    return Queue(storage, max_attempts=1, result_ttl=KEEP_DISCOVERED, options=QueueOptions(keep_failed=KEEP_DISCOVERED))
 
 
 def tasks_queue(storage: Storage) -> Queue:
@@ -311,7 +312,7 @@ def tasks_queue(storage: Storage) -> Queue:
 
     Completed jobs are kept 24 h, failed ones 7 days.
     """
-    return Queue(storage, result_ttl=KEEP_TASKS, keep_failed=KEEP_FAILED)
+    return Queue(storage, result_ttl=KEEP_TASKS, options=QueueOptions(keep_failed=KEEP_FAILED))
 
 
 def delivery_backoff(settings: Settings) -> RetryPolicy:

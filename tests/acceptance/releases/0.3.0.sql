@@ -574,6 +574,8 @@ CREATE INDEX activitypub_keys_actor_id_idx ON activitypub_keys (actor_id);
 CREATE INDEX activitypub_inboxes_gone_at_idx ON activitypub_inboxes (gone_at);
 CREATE UNIQUE INDEX activitypub_received_hash_uidx ON activitypub_received (activity_hash);
 CREATE INDEX activitypub_received_open_idx ON activitypub_received (actor, number) WHERE state = 'new';
+CREATE INDEX activitypub_received_failed_idx ON activitypub_received (number) WHERE state = 'failed';
+CREATE INDEX activitypub_received_activity_id_idx ON activitypub_received (activity_id) WHERE activity_id IS NOT NULL;
 CREATE INDEX activitypub_received_at_idx ON activitypub_received (received_at);
 CREATE INDEX activitypub_remote_keys_owner_idx ON activitypub_remote_keys (owner);
 CREATE INDEX activitypub_follows_remote_actor_idx ON activitypub_follows (remote_actor);

@@ -128,7 +128,7 @@ async def test_top_shows_what_goes_on(shop: Shop, command: Command) -> None:
     [
         (["stats", "nosql://host/0"], "a storage's URL begins with one of"),
         (["stats", "memory://"], "keeps its jobs in the process that works"),
-        (["stats", "sqlite:///{folder}/none.db"], "or once: python -m workers migrate URL"),
+        (["stats", "sqlite:///{folder}/none.db"], "by `python -m workers migrate URL`"),
         (["stats", "redis://user:secret@127.0.0.1:1/0"], "StorageUnavailable"),
         (["migrate", "file://{folder}/jobs"], "has no tables, and needs none"),
         (["enqueue", "file://{folder}/jobs", "bob"], "the payload is no JSON"),

@@ -63,7 +63,7 @@ def bull_job(job: NewJob, options: Mapping[str, object]) -> BullJob:
 class BullBackoff(RetryPolicy):
     """Bull's exponential back-off: `(2^n - 1) * delay` after the n-th failed run, without jitter or cap."""
 
-    def delay(self, attempt: int, **_: object) -> timedelta:
+    def delay(self, attempt: int, error: BaseException | None = None, **_: object) -> timedelta:
         milliseconds = self.initial / timedelta(milliseconds=1)
         return from_ms(round((2.0 ** min(attempt, 1_000) - 1) * milliseconds))
 

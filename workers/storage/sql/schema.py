@@ -304,8 +304,8 @@ def check(connection: Connection) -> None:
     columns = _columns(connection)
     if not _has_version(connection, columns):
         raise StorageError(
-            "the database has no workers_* tables; run `await storage.migrate()` once, as part of the application's"
-            " upgrade"
+            "the database has no workers_* tables; make them once, as part of the application's upgrade: by"
+            " `python -m workers migrate module:app`, or `await storage.migrate()`"
         )
     if lacking := _lacking(connection, columns):
         raise StorageError(
