@@ -14,6 +14,8 @@ from federation import activitypub
 from federation.activitypub.handlers import HANDLERS, IncomingActivity
 from federation.activitypub.signatures import SignatureKind, sign
 from federation.testing import FakeRemote, FederationNode, NotTaken, RemoteAnswer, Trouble
+from federation.testing.network import ENDLESS
+from federation.testing.server import SHORT
 from tests.federation.testing.application import alice_of, join, note_of, post
 from workers.background import background
 
@@ -108,6 +110,16 @@ async def test_a_broken_answer_ends_in_time(federation_node: FederationNode, rem
     await federation_node.deliver(within=HOUR)
     assert federation_node.owed() == []
     assert len(remote.received) == 1
+
+
+async def test_nobody_waits_long_for_a_server_that_hangs(federation_node: FederationNode, remote: FakeRemote) -> None:
+    """And as long as ever for one that answers."""
+    network, waits = federation_node.network, []
+    for told in (Trouble.HANGS, Trouble.DRIPS, 503, None):
+        remote.answers(told)
+        waits.append(network.patience(remote.url))
+    assert waits == [SHORT[Trouble.HANGS], SHORT[Trouble.DRIPS], ENDLESS, ENDLESS]
+    assert network.patience("https://b.example") == ENDLESS
 
 
 async def test_what_is_refused_for_good_is_given_up(federation_node: FederationNode, remote: FakeRemote) -> None:
