@@ -81,6 +81,11 @@ def test_the_transaction_example_runs(tmp_path: Path) -> None:
     assert finished.stdout.split() == ["shipped", "paid"]
 
 
+def test_the_join_of_tasks_runs(tmp_path: Path) -> None:
+    """The manual's task gets the results of those before it as shown."""
+    assert run_example(examples(DEPENDENCIES)["A join of tasks"], tmp_path).stdout.split() == ["14"]
+
+
 def test_the_traces_example_runs(tmp_path: Path) -> None:
     """The page's attempt and enqueue are told as shown, and the handler finds its job's metadata."""
     told = run_example(examples(TRACES)["Traces"], tmp_path).stdout.split("\n")

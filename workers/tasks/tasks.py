@@ -32,13 +32,14 @@ from workers.specs import Enqueued, JobSpec
 from workers.storage.base import ANY_NAME, Storage
 from workers.sync import SyncQueue
 from workers.tasks.arguments import takes_only_job
-from workers.tasks.declared import Task, Validate, validated
+from workers.tasks.declared import Task, Validate
+from workers.tasks.gathering import gathering, joining
 from workers.tasks.in_memory import InMemory, queue_in_memory
 from workers.tasks.kv_deduplication import KvDeduplication
 from workers.tasks.options import CallOptions, TaskOptions
 from workers.tasks.queue import QueueTasks, TaskMessage, TaskQueue
 from workers.tasks.runs import TaskRuns, Times, no_data, recur
-from workers.tasks.typed import Declare, TypedTask, typed_task
+from workers.tasks.typed import Declare, EnqueuedTask, TypedTask, typed_task
 from workers.tasks.unique import TakenKey, Uniqueness, as_period, as_unique
 from workers.worker.handlers import Handler, Job
 
@@ -393,6 +394,32 @@ class Tasks:
             after_failure=chosen.after_failure,
         )
 
+    async def gather(
+        self,
+        specs: Iterable[JobSpec],
+        *,
+        then: TypedTask[Concatenate[Any, ...], R],
+        connection: object | None = None,
+    ) -> EnqueuedTask[R]:
+        """Enqueue these jobs, and `then` with their results: `await app.gather([a.spec(1), b.spec(2)], then=c)`.
+
+        It runs once all have completed, and fails if one of them does not. Its first argument is the list of what they
+        gave, in their order; others need defaults. All are enqueued in one step, with a `connection` in that
+        transaction. A result that is gone, or that its type refuses, fails it with an error that names the job.
+
+        Raises:
+            Unsupported: a queue of others, or one on which no job waits for others; a `connection` on one without
+                transactions.
+            TypeError, ValueError: a spec that is none, is there twice, follows jobs, or has a deduplication key; a task
+                that takes no list. Nothing was stored.
+            StorageUnavailable: the queue did not answer.
+        """
+        self._check_ours(then)
+        done = await gathering(specs, then).enqueue(self.queue, connection)
+        if self._memory is not None:
+            await self._memory.note_enqueue()
+        return EnqueuedTask(id=done.id, status=done.status, owner=self, arguments=then.arguments)
+
     def check(self, name: str, data: object) -> None:
         """Check decoded data for a run of the task of that name, if there is one.
 
@@ -408,7 +435,7 @@ class Tasks:
 
     def handlers(self) -> Mapping[str, Handler]:
         """Return the tasks as handlers, for `Worker` or `Queue.execute`; other handlers may be added."""
-        return {name: replace(task.handler, fn=validated(task)) for name, task in self._tasks.items()}
+        return {name: replace(task.handler, fn=joining(task)) for name, task in self._tasks.items()}
 
     @contextmanager
     def in_memory(self, *, eager: bool = False) -> Iterator[InMemory]:

@@ -122,6 +122,10 @@ class TypedTask(Task, Generic[P, R]):
         """Return the same with these options: `await digest.options(delay=timedelta(hours=1)).enqueue(user_id=3)`."""
         return TaskCall(self, options)
 
+    def spec(self, *args: P.args, **kwargs: P.kwargs) -> JobSpec:
+        """See `TaskCall.spec`."""
+        return TaskCall(self, {}).spec(*args, **kwargs)
+
     async def run(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function here and now with checked arguments, as a worker would, but without a queue or a job.
 
