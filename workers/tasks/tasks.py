@@ -18,7 +18,7 @@ from workers.checks import MAX_ATTEMPTS, as_duration, check_text, new_id
 from workers.crons import Missed
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import Unsupported
-from workers.foreground import run_until_stopped, start_logging
+from workers.foreground import log_ready, run_until_stopped, start_logging
 from workers.jobs import EnqueueStatus
 from workers.kv.base import KvStore, encode_key, writes_conditionally
 from workers.limits import Limit
@@ -450,7 +450,9 @@ class Tasks:
     async def _work(self, concurrency: int | None, grace: timedelta | float | None) -> None:
         queue = self.working_queue()
         await queue.make_tables()
-        await run_until_stopped([queue.worker(concurrency=concurrency, grace=grace, middlewares=[log_attempts])])
+        around = [log_attempts]
+        worker = queue.worker(concurrency=concurrency, grace=grace, observers=[log_ready], middlewares=around)
+        await run_until_stopped([worker])
 
     async def __aenter__(self) -> Self:
         """Run a worker beside whatever the block does, which may enqueue to it."""
