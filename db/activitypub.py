@@ -88,7 +88,7 @@ class ReceivedActivity(FederationTable, table=True):
     """An activity that an actor of another server sent, and signed. `activity_hash` tells whether it came before.
 
     That is the SHA-256 of the actor and the activity's id, or of its text if it has no id. `number` is the order of
-    arrival. `text` is empty once a function of the application has handled it.
+    arrival. `text` is empty once a function of the application has handled it, or this node alone.
     """
 
     __tablename__ = "activitypub_received"
@@ -101,6 +101,18 @@ class ReceivedActivity(FederationTable, table=True):
             postgresql_where=text("state = 'new'"),
             sqlite_where=text("state = 'new'"),
         ),
+        Index(
+            "activitypub_received_failed_idx",
+            "number",
+            postgresql_where=text("state = 'failed'"),
+            sqlite_where=text("state = 'failed'"),
+        ),
+        Index(
+            "activitypub_received_activity_id_idx",
+            "activity_id",
+            postgresql_where=text("activity_id IS NOT NULL"),
+            sqlite_where=text("activity_id IS NOT NULL"),
+        ),
         Index("activitypub_received_at_idx", "received_at"),
     )
 
@@ -111,10 +123,12 @@ class ReceivedActivity(FederationTable, table=True):
     type: str = Field(sa_type=Text)
     actor: str = Field(sa_type=Text)
     received_at: datetime = Field(sa_type=UtcDateTime)
-    # Written by activitypub/received.
+    # Written by activitypub/received, activitypub/received_runner.
     state: ReceivedState = Field(default=ReceivedState.NEW, sa_type=TextEnum(ReceivedState))
     text: str = Field(sa_type=Text, repr=False)
+    # Written by activitypub/received.
     attempts: int = 0
+    # Written by activitypub/received, activitypub/received_runner.
     last_error: str | None = Field(default=None, sa_type=Text)
 
 

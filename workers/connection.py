@@ -1,11 +1,11 @@
-"""A queue's way to its storage: in which event loop it is connected, and which jobs go there together."""
+"""A queue's way to its storage: in which event loop it is connected, which jobs go there together, and within what."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 from workers.batching import Batcher
 from workers.errors import ForeignLoop, StorageError, StorageUnavailable, Unsupported, WorkersError
@@ -155,3 +155,31 @@ def naming(jobs: Iterable[NewJob]) -> Iterator[None]:
         yield
     except StorageUnavailable as error:
         raise error.naming(job.id for job in jobs) from error
+
+
+Surroundings: TypeAlias = Callable[[list[NewJob]], contextlib.AbstractContextManager[list[NewJob]]]
+"""Opens what surrounds the enqueue of these jobs, and gives the jobs to enqueue."""
+
+
+@runtime_checkable
+class SurroundsEnqueues(Protocol):
+    """A middleware, or an observer, that is there for enqueues as well."""
+
+    def enqueuing(self, queue: str, jobs: list[NewJob]) -> contextlib.AbstractContextManager[list[NewJob]]:
+        """Open what surrounds one call that enqueues these jobs; it may give them other metadata, and nothing else."""
+
+
+def surroundings(queue: str, parts: Iterable[object]) -> Surroundings:
+    """Return what middlewares and observers together put around the enqueues of a queue: the first is outermost."""
+    found = [each for each in parts if isinstance(each, SurroundsEnqueues)]
+    if not found:
+        return contextlib.nullcontext
+
+    @contextlib.contextmanager
+    def surround(jobs: list[NewJob]) -> Iterator[list[NewJob]]:
+        with contextlib.ExitStack() as stack:
+            for each in found:
+                jobs = stack.enter_context(each.enqueuing(queue, jobs))
+            yield jobs
+
+    return surround

@@ -13,7 +13,7 @@ from typing import Self, Unpack
 
 from workers.chains import Chain, Continuation
 from workers.checks import MAX_ATTEMPTS, as_duration, as_lease, check_whole
-from workers.connection import QueueConnection, naming
+from workers.connection import QueueConnection, naming, surroundings
 from workers.crons import Crons
 from workers.details import JobDetails, JobReader
 from workers.ends import result_of
@@ -80,6 +80,7 @@ class Queue:
         )
         self._concurrency = concurrency
         self._result_serde = options.result_serde
+        self._surround = surroundings(storage.queue, (*options.middlewares, *options.observers))
         self._handlers: Mapping[str, HandlerFunction | Handler] = {}
         self._unhandled = UnhandledNames(storage.queue)
         self._worker: Worker | None = None
@@ -182,7 +183,7 @@ class Queue:
         job = self._new_job(spec)
         with naming([job]):
             await self._connection.open()
-            return self._decoded(await self._connection.store(job))
+            return self._decoded(await self._store(job))
 
     async def enqueue_many(self, specs: Iterable[JobSpec], *, connection: object | None = None) -> list[Enqueued]:
         """Enqueue many jobs, as by `enqueue`, in one round trip or one per 500 jobs; other tasks go on meanwhile.
@@ -193,7 +194,8 @@ class Queue:
         jobs = await in_slices(lambda spec: self._new_job(check_spec(spec)), specs)
         with naming(jobs):
             await self._connection.open(connection)
-            results = await self._connection.store_many(jobs, connection)
+            with self._surround(jobs) as chosen:
+                results = await self._connection.store_many(chosen, connection)
         return await in_slices(self._decoded, results)
 
     def enqueue_on(self, connection: object, specs: Iterable[JobSpec]) -> list[Enqueued]:
@@ -208,7 +210,8 @@ class Queue:
         jobs = [self._new_job(check_spec(spec)) for spec in specs]
         if not isinstance(self.storage, Joinable):
             raise Unsupported(f"{self.storage!r} cannot join a transaction; enqueue after it has committed")
-        return [self._decoded(result) for result in self.storage.enqueue_on(jobs, connection)]
+        with self._surround(jobs) as chosen:
+            return [self._decoded(result) for result in self.storage.enqueue_on(chosen, connection)]
 
     @contextlib.asynccontextmanager
     async def with_notify(self, connection: object | None = None) -> AsyncIterator[None]:
@@ -237,7 +240,10 @@ class Queue:
             raise Unsupported(f"{self.storage!r} has no flows, see its `capabilities`; continue jobs as chains instead")
         nodes = flatten([tree], self.storage.queue, self._new_job)
         await self._connection.open()
-        [answer] = answers(nodes, await self.storage.enqueue_flow(nodes), self._result_serde.loads)
+        with self._surround([node.job for node in nodes]) as jobs:
+            nodes = [replace(node, job=job) for node, job in zip(nodes, jobs, strict=True)]
+            results = await self.storage.enqueue_flow(nodes)
+        [answer] = answers(nodes, results, self._result_serde.loads)
         return answer
 
     async def enqueue_and_wait(
@@ -268,9 +274,7 @@ class Queue:
         with naming([job]):
             await self._connection.open()
             async with self._reader.explaining(job.id, job.payload):
-                return self._result_serde.loads(
-                    await end_of(self.storage, job.id, partial(self._connection.store, job), timeout)
-                )
+                return self._result_serde.loads(await end_of(self.storage, job.id, partial(self._store, job), timeout))
 
     async def get_result(self, job_id: str) -> object:
         """Return the decoded result of a completed job; None while it has none, and for ids unknown or no longer known.
@@ -384,10 +388,11 @@ class Queue:
             )
         if link.after:
             raise ValueError(f"chain {chain_id!r}: a link from outside of a handler follows no other jobs")
-        status = await self.get_status(chain_id)
-        if status is None:
+        found = await self.get_job(chain_id)
+        if found is None:
             return None
-        then = replace(self._new_job(link_spec(link, status)), chain_index=status.chain_index + 1)
+        spec = link_spec(link, found.status, found.meta)
+        then = replace(self._new_job(spec), chain_index=found.status.chain_index + 1)
         await self._connection.open(connection)
         return await self.storage.continue_job(then, connection=connection)
 
@@ -497,6 +502,10 @@ class Queue:
         if self._handlers:
             self._unhandled.look_at(spec.name, self._handlers)
         return self._make_job(spec)
+
+    async def _store(self, job: NewJob) -> EnqueueResult:
+        with self._surround([job]) as [chosen]:
+            return await self._connection.store(chosen)
 
     def _decoded(self, result: EnqueueResult) -> Enqueued:
         return Enqueued(

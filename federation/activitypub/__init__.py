@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         send,
         unfollow_actor,
     )
-    from federation.activitypub.documents import Software
+    from federation.activitypub.documents import Software, Usage
     from federation.activitypub.follows import FOLLOWERS
     from federation.activitypub.handlers import FollowDecision, IncomingActivity, on, on_follow
     from federation.activitypub.inboxes import GoneInbox
@@ -42,6 +42,7 @@ __all__ = [
     "SkipReason",
     "Skipped",
     "Software",
+    "Usage",
     "accept",
     "add_actor",
     "answer_follow",
@@ -70,6 +71,7 @@ _HOMES = {
     "FOLLOWERS": "follows",
     "GoneInbox": "inboxes",
     "Software": "documents",
+    "Usage": "documents",
 }
 
 

@@ -14,52 +14,46 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Final, Protocol, cast
 from urllib.parse import quote
 
 from db import Database
+from federation.activitypub.bodies import Room, read_body
 from federation.activitypub.documents import Software
 from federation.activitypub.inbox import (
-    BODY_TIMEOUT,
-    MOST_OF_ACTIVITY,
     ActivitiesInbox,
-    Anybody,
-    Refused,
     failed,
     is_inbox,
     taken,
 )
 from federation.activitypub.keys import ActorKeys
+from federation.activitypub.refused import Anybody, Asker, HeaderLines, Network, Refused, asker_of
+from federation.activitypub.replies import Reply, Wanted, late, misconfigured
 from federation.activitypub.serving import (
-    RETRY_SECONDS,
     ActorFunction,
     Asking,
+    CountFollows,
     FindFunction,
-    Reply,
     Serving,
     Step,
-    Wanted,
-    misconfigured,
+    TotalFunction,
+    UsageFunction,
 )
 from federation.base.errors import ConfigurationError
-from federation.http.addresses import is_globally_routable
 from workers.background import background
 from workers.clock import Clock
-from workers.forwarded import read_address, site, subscriber
 from workers.version import version
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-MOST_HELD: Final = 16 * 1024 * 1024
-"""How many bytes of bodies an application has in memory at a time."""
-MOST_OF_ANYBODY: Final = 64 * 1024
-"""How much is read of a body before its key is there."""
+ANSWERED_WITHIN: Final = timedelta(seconds=15)
+"""How long `respond` waits for the database, and for keys of others, which take 5 s, and maybe 5 s before that."""
 
 _NODES: Final = "federation.runtime.nodes"
 
@@ -71,6 +65,10 @@ class Parts(Protocol):
     def keys(self) -> ActorKeys: ...
     @property
     def inbox(self) -> ActivitiesInbox: ...
+    @property
+    def door(self) -> Door: ...
+    @property
+    def count_follows(self) -> CountFollows: ...
 
 
 class Node(Protocol):
@@ -85,17 +83,27 @@ class Node(Protocol):
 
 
 def asgi(
-    *, actor: ActorFunction | None = None, find: FindFunction | None = None, software: Software | None = None
+    *,
+    actor: ActorFunction | None = None,
+    find: FindFunction | None = None,
+    total: TotalFunction | None = None,
+    usage: UsageFunction | None = None,
+    software: Software | None = None,
 ) -> ActorsApp:
     """Return an ASGI application that serves this node's actors, WebFinger, NodeInfo and host-meta, and their inboxes.
 
     `actor` returns the JSON of the actor with a URL, or None if there is none; `find` the URL of the actor with an
     account such as `alice@social.example`. Without `actor` documents are minimal, without `find` an account is that of
-    the actor whose URL ends with its name. A function that is no coroutine function is called in a thread.
+    the actor whose URL ends with its name. `total` returns how much is in an actor's `outbox`, `followers` or
+    `following`, which are below its URL; where it returns None those who follow are counted, and there is no outbox.
+    `usage` returns what NodeInfo counts. A function that is no coroutine function is called in a thread.
     """
     return ActorsApp(
-        lambda: serving_of(_node("get_federation"), actor=actor, find=find, software=software),
+        lambda: serving_of(
+            _node("get_federation"), actor=actor, find=find, total=total, usage=usage, software=software
+        ),
         lambda: inbox_of(_node("get_federation")),
+        lambda: _parts(_node("get_federation")).door,
     )
 
 
@@ -107,44 +115,56 @@ def respond(
     *,
     actor: ActorFunction | None = None,
     find: FindFunction | None = None,
+    total: TotalFunction | None = None,
+    usage: UsageFunction | None = None,
     software: Software | None = None,
 ) -> tuple[int, dict[str, str], bytes]:
     """Answer a request from plain code, as `asgi` does: return status, headers and body.
 
-    `target` is the path with its query, as it was sent. `body` counts where an activity is posted. `actor` and `find`
-    are called in this thread, unless they are coroutine functions, which run in the process's background loop.
+    `target` is the path with its query, as it was sent. `body` counts where an activity is posted. The
+    functions are called in this thread, unless they are coroutine functions, which run in the process's background
+    loop. Before and after each it takes 15 s at most: then it answers 503.
 
     Raises:
         ConfigurationError: this process has no node that serves actors.
     """
-    node = _node("background_node")
-    serving = serving_of(node, actor=actor, find=find, software=software)
-    if is_inbox(method, target.partition("?")[0]):
+    node, wanted = _node("background_node"), Wanted.of(method, target, headers)
+    serving = serving_of(node, actor=actor, find=find, total=total, usage=usage, software=software)
+    if is_inbox(method, wanted.path):
         take = partial(inbox_of(node).take, method=method, target=target, headers=headers, body=body, client=Anybody())
-        reply = background.run(take)
-        return reply.status, dict(reply.headers), reply.body
-    step = background.run(partial(serving.begin, Wanted.of(method, target, headers)))
+        step = _in_time(take, wanted)
+    else:
+        step = _in_time(partial(serving.begin, wanted), wanted)
     while isinstance(step, Asking):
-        step = _gone_on(step)
+        step = _gone_on(step, wanted)
     return step.status, dict(step.headers), step.body
 
 
-def _gone_on(asking: Asking) -> Step:
+def _in_time(work: Callable[[], Awaitable[Step]], wanted: Wanted) -> Step:
+    """Run it in the background loop; the thread does not wait for ever for a database or somebody's key."""
+
+    async def bounded() -> Step:
+        async with asyncio.timeout(ANSWERED_WITHIN.total_seconds()):
+            return await work()
+
     try:
-        told = asking.function(asking.about)
+        return background.run(bounded)
+    except TimeoutError:
+        return late(wanted)
+
+
+def _gone_on(asking: Asking, wanted: Wanted) -> Step:
+    try:
+        told = asking.function(*asking.about)
         if inspect.isawaitable(told):
             told = background.run(partial(_awaited, told))
     except Exception as error:
         return asking.fail(error)
-    return background.run(partial(_then, asking, told))
+    return _in_time(partial(asking.then, told), wanted)
 
 
 async def _awaited(told: Awaitable[object]) -> object:
     return await told
-
-
-async def _then(asking: Asking, told: object) -> Step:
-    return await asking.then(told)
 
 
 def _node(by: str) -> Node:
@@ -157,6 +177,8 @@ def serving_of(
     *,
     actor: ActorFunction | None = None,
     find: FindFunction | None = None,
+    total: TotalFunction | None = None,
+    usage: UsageFunction | None = None,
     software: Software | None = None,
 ) -> Serving:
     """Return what serves the actors of *node*. It opens nothing, and need not be kept.
@@ -172,8 +194,11 @@ def serving_of(
         database=node.database,
         clock=node.clock,
         software=software or Software(name="federation-delivery", version=version() or "0"),
+        follows=parts.count_follows,
         actor=actor,
         find=find,
+        total=total,
+        usage=usage,
     )
 
 
@@ -192,17 +217,41 @@ def _parts(node: Node) -> Parts:
     return node.activitypub
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Door:
+    """Who may come to a mounted application: *proxies* say for whom they ask, and *admit* counts each request.
+
+    It raises a `Refused` for who has come too often.
+    """
+
+    proxies: Sequence[Network]
+    admit: Callable[[Asker], Awaitable[None]]
+
+
+async def _everybody(_asker: Asker) -> None:
+    """Let everybody in."""
+
+
+_OPEN: Final = Door(proxies=(), admit=_everybody)
+
+
 class ActorsApp:
-    """An ASGI 3 application. What *serving* and *inbox* return answers a request; they are asked for each.
+    """An ASGI 3 application. What *serving* and *inbox* return answers a request; each is asked for it, as *door* is.
 
     Below a mount the target is the whole path, as others see it. The well-known paths are answered below it and without
     it: `/.well-known` itself may be the mount.
     """
 
-    def __init__(self, serving: Callable[[], Serving], inbox: Callable[[], ActivitiesInbox]) -> None:
+    def __init__(
+        self,
+        serving: Callable[[], Serving],
+        inbox: Callable[[], ActivitiesInbox],
+        door: Callable[[], Door] = lambda: _OPEN,
+    ) -> None:
         self._serving = serving
         self._inbox = inbox
-        self._room = _Room()
+        self._door = door
+        self._room = Room()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         match scope["type"]:
@@ -226,16 +275,19 @@ class ActorsApp:
         return await serving.answer_wanted(wanted)
 
     async def _taken(self, inbox: ActivitiesInbox, wanted: Wanted, scope: Scope, receive: Receive) -> Reply:
-        headers, asker = joined(scope["headers"]), _asker(scope)
+        headers, door = joined(scope["headers"]), self._door()
+        host, _ = scope.get("client") or ("", 0)
+        asker = asker_of(host, HeaderLines(scope["headers"]), door.proxies)
         try:
+            await door.admit(asker)
             await inbox.check_head(headers)
             with self._room.arriving() as body:
-                await _read(body, receive, headers, partial(inbox.vouch, headers, asker))
+                await read_body(body, receive, headers, partial(inbox.vouch, headers, asker))
                 await inbox.accept(
                     method=wanted.method, target=wanted.target, headers=headers, body=bytes(body.content), client=asker
                 )
         except Refused as refused:
-            return refused.reply()
+            return inbox.refused(refused)
         except Exception as error:
             return failed(wanted.target, error)
         return taken()
@@ -254,75 +306,6 @@ class ActorsApp:
                 case "lifespan.shutdown":
                     await send({"type": "lifespan.shutdown.complete"})
                     return
-
-
-class _Room:
-    """What an application has in memory of bodies, in bytes."""
-
-    def __init__(self) -> None:
-        self.held = 0
-
-    @contextmanager
-    def arriving(self) -> Iterator[_Arriving]:
-        body = _Arriving(self)
-        try:
-            yield body
-        finally:
-            self.held -= len(body.content)
-
-
-@dataclass(slots=True)
-class _Arriving:
-    room: _Room
-    content: bytearray = field(default_factory=bytearray)
-
-    def arrives(self, part: bytes) -> None:
-        """Add what has arrived.
-
-        Raises:
-            Refused: 413, it is too large; 503, all together are.
-        """
-        if len(self.content) + len(part) > MOST_OF_ACTIVITY:
-            raise _too_large()
-        if self.room.held + len(part) > MOST_HELD:
-            raise Refused(503, "Too many activities arrive", retry_seconds=RETRY_SECONDS)
-        self.room.held += len(part)
-        self.content += part
-
-
-async def _read(
-    body: _Arriving, receive: Receive, headers: Mapping[str, str], vouch: Callable[[], Awaitable[None]]
-) -> None:
-    """Read a body, within the bounds of an activity; a large one only if somebody vouches for its sender."""
-    announced = headers.get("content-length", "")
-    if announced.isdecimal() and int(announced[:20]) > MOST_OF_ACTIVITY:
-        raise _too_large()
-    has_more, is_vouched_for = True, False
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT.total_seconds()):
-            while has_more:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise Refused(408, "The body broke off")
-                body.arrives(message.get("body", b""))
-                if len(body.content) > MOST_OF_ANYBODY and not is_vouched_for:
-                    await vouch()
-                    is_vouched_for = True
-                has_more = message.get("more_body", False)
-    except TimeoutError:
-        raise Refused(408, "The body did not arrive in time") from None
-
-
-def _too_large() -> Refused:
-    return Refused(413, f"An activity has at most {MOST_OF_ACTIVITY} bytes")
-
-
-def _asker(scope: Scope) -> Anybody:
-    """Return who asks, if it is somebody on the Internet: a private address is most likely that of a proxy."""
-    address = read_address((scope.get("client") or [""])[0])
-    if address is None or not is_globally_routable(address):
-        return Anybody()
-    return Anybody(client=subscriber(address), network=site(address))
 
 
 def joined(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:

@@ -28,6 +28,12 @@ HOST_META_PATH: Final = "/.well-known/host-meta"
 
 MAX_AGE_SECONDS: Final = 180
 
+OUTBOX: Final = "outbox"
+FOLLOWERS: Final = "followers"
+FOLLOWING: Final = "following"
+COLLECTIONS: Final = (OUTBOX, FOLLOWERS, FOLLOWING)
+"""Below an actor's URL, unless the application's document has others."""
+
 _OFFERED: Final = {"application/activity+json": ACTIVITY_JSON, "application/ld+json": LD_JSON}
 """By the media type that an asker names; the first of equals is taken."""
 _QUALITY: Final = re.compile(r"(?:0|1)?(?:\.[0-9]*)?")
@@ -49,6 +55,16 @@ class Software:
     def __post_init__(self) -> None:
         if not _SOFTWARE_NAME.fullmatch(self.name):
             raise ValueError(f"software: the name {self.name!r} is not of a-z, 0-9 and -")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What NodeInfo counts; None is not told. Users are counted who were active within a month, or half a year."""
+
+    users: int | None = None
+    active_month: int | None = None
+    active_half_year: int | None = None
+    local_posts: int | None = None
 
 
 def public_key(actor_url: str, *, key_id: str, pem: str) -> dict[str, str]:
@@ -81,9 +97,20 @@ def minimal_actor(actor_url: str, *, is_instance: bool) -> Json:
     return {
         "@context": ACTIVITY_CONTEXT,
         **_core(actor_url, is_instance),
-        "outbox": f"{actor_url}/outbox",
+        **{name: f"{actor_url}/{name}" for name in COLLECTIONS},
         "preferredUsername": name_of(actor_url),
     }
+
+
+def collection_of(url: str) -> tuple[str, str] | None:
+    """Return the actor's URL and the name of the collection that has this URL; None if none can."""
+    actor_url, _, name = url.rpartition("/")
+    return (actor_url, name) if name in COLLECTIONS else None
+
+
+def collection(url: str, total: int) -> Json:
+    """Return a collection that shows how much is in it, and nothing of that."""
+    return {"@context": ACTIVITY_CONTEXT, "id": url, "type": "OrderedCollection", "totalItems": total}
 
 
 def removed_actor(actor_url: str, *, is_instance: bool, key: Mapping[str, str]) -> Json:
@@ -112,8 +139,9 @@ def nodeinfo_index(base_url: str) -> Json:
     return {"links": [{"rel": NODEINFO_SCHEMA, "href": f"{base_url}{NODEINFO_PATH}"}]}
 
 
-def nodeinfo(software: Software) -> Json:
-    """Return NodeInfo 2.1. It counts nobody: how many users there are is the application's to tell."""
+def nodeinfo(software: Software, usage: Usage) -> Json:
+    """Return NodeInfo 2.1. How many users there are is the application's to tell."""
+    users = {"total": usage.users, "activeMonth": usage.active_month, "activeHalfyear": usage.active_half_year}
     repository = {} if software.repository is None else {"repository": software.repository}
     return {
         "version": "2.1",
@@ -121,9 +149,13 @@ def nodeinfo(software: Software) -> Json:
         "protocols": ["activitypub"],
         "services": {"inbound": [], "outbound": []},
         "openRegistrations": False,
-        "usage": {"users": {}},
+        "usage": {"users": _told(users), **_told({"localPosts": usage.local_posts})},
         "metadata": {},
     }
+
+
+def _told(counts: Mapping[str, int | None]) -> Json:
+    return {name: count for name, count in counts.items() if count is not None}
 
 
 def host_meta(own_url: str) -> str:

@@ -15,16 +15,18 @@ from enum import Enum
 from functools import cache, partial
 from typing import Any, Final
 
-from sqlalchemy import Executable, Row, bindparam, delete, select, update
+from sqlalchemy import Executable, Row, bindparam, delete, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from db import ActivityActor, ActivityFollow, Database, FollowDirection, FollowState, new_timed_id
-from federation.activitypub import activities
+from federation.activitypub import activities, documents
 from federation.activitypub.handlers import FollowDecision, Handlers, IncomingActivity, NotTried, call, id_of, types_of
+from federation.activitypub.inboxes import Inboxes
 from federation.activitypub.outbound import Recipient, Senders
 from federation.activitypub.remote_actors import RemoteActors
+from federation.base.cache import LoadingCache
 from federation.delivery.outbox.outbox import Outbox
 from federation.protocol.urls import origin_of
 from federation.servers.blacklist import Blacklist
@@ -39,7 +41,11 @@ class Followers(Enum):
 
 FOLLOWERS: Final = Followers.FOLLOWERS
 
+OWN_TYPES: Final = frozenset({"Follow", "Undo", "Accept", "Reject", "Delete"})
+COUNTED_FOR: Final = timedelta(minutes=1)
 MOST_PER_ORIGIN: Final = 2
+MOST_AT_ONCE: Final = 4
+"""Each takes a slot of tasks, of which there are ten by default: strangers cannot take all by servers that hang."""
 BUSY: Final = timedelta(seconds=5)
 """How long a Follow waits whose server is asked about so many."""
 
@@ -61,6 +67,7 @@ class FollowHandlers:
         senders: Senders,
         blacklist: Blacklist,
         remote: RemoteActors,
+        inboxes: Inboxes,
         handlers: Handlers,
         clock: Clock,
     ) -> None:
@@ -69,6 +76,7 @@ class FollowHandlers:
         self._senders = senders
         self._blacklist = blacklist
         self._remote = remote
+        self._inboxes = inboxes
         self._handlers = handlers
         self._clock = clock
         self._asking: Counter[str] = Counter()  # requests under way, by origin
@@ -76,10 +84,18 @@ class FollowHandlers:
     async def prepare(self, activity: IncomingActivity) -> Recipient | None:
         """Return who wants to follow an actor of ours, and where it is answered; None if nobody does who can be.
 
+        Whoever sends something is reached again, too, unless it is the news of his end.
+
         Raises:
             ActorUnavailable, NetworkError: its server does not show it now.
             NotTried: its server is being asked about others.
         """
+        follower = await self._follower(activity)
+        if not _ends_its_actor(activity):
+            await self._inboxes.heard_of(activity.actor, *([] if follower is None else [follower.inbox]))
+        return follower
+
+    async def _follower(self, activity: IncomingActivity) -> Recipient | None:
         if "Follow" not in activity.types or activity.id is None or activity.object_id is None:
             return None
         if not await self._database.rows(_OURS, {"actor": activity.object_id}):
@@ -88,16 +104,20 @@ class FollowHandlers:
         return recipient if recipient is not None and self._can_be_sent_to(recipient) else None
 
     async def _shown(self, actor: str) -> Recipient | None:
-        """Ask the actor's server, but for one that is asked about enough of its actors: each takes a slot of tasks."""
+        """Ask the actor's server, but for one that is asked about enough of its actors, or if enough others are."""
         origin = origin_of(actor)
-        if self._asking[origin] >= MOST_PER_ORIGIN:
-            raise NotTried(BUSY, reason="its server is being asked about other actors")
+        if self._asking[origin] >= MOST_PER_ORIGIN or self._asking.total() >= MOST_AT_ONCE:
+            raise NotTried(BUSY, reason="servers are being asked about other actors")
         self._asking[origin] += 1
         try:
             return await self._remote.recipient(actor)
         finally:
             self._asking[origin] -= 1
             self._asking += Counter()  # forgets those of whom there are none
+
+    def is_for(self, activity: IncomingActivity) -> bool:
+        """Tell whether this says all that there is to do with an activity of such a type, if no function is for it."""
+        return not OWN_TYPES.isdisjoint(activity.types)
 
     async def handle(self, session: AsyncSession, activity: IncomingActivity, prepared: object) -> None:
         """Change the follows that the activity is about."""
@@ -108,7 +128,7 @@ class FollowHandlers:
         for name, answer in (("Accept", FollowDecision.ACCEPT), ("Reject", FollowDecision.REJECT)):
             if name in activity.types:
                 await session.run_sync(_told, activity, answer, self._clock.now())
-        if "Delete" in activity.types and activity.object_id == activity.actor:
+        if _ends_its_actor(activity):
             await session.execute(_ENDED, {"remote": activity.actor})
 
     async def _asked(self, session: AsyncSession, activity: IncomingActivity, follower: Recipient) -> None:
@@ -140,10 +160,40 @@ class FollowHandlers:
         return True
 
 
+def _ends_its_actor(activity: IncomingActivity) -> bool:
+    return "Delete" in activity.types and activity.object_id == activity.actor
+
+
 def followers_of(session: Session, actor: str) -> list[Recipient]:
     """Return all whose follow of an actor of ours was accepted."""
     rows = session.execute(_FOLLOWERS, {"local": actor})
     return [Recipient(id=row.remote_actor, inbox=row.inbox, shared_inbox=row.shared_inbox) for row in rows]
+
+
+class FollowTotals:
+    """Counts who follows actors of ours, and whom they follow, for strangers who ask: once a minute. Close it."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._counts: LoadingCache[int] = LoadingCache(self._count, ttl=COUNTED_FOR)
+
+    async def count(self, actor: str, collection: str) -> int:
+        """Return how many were accepted: `followers` of an actor, or those in `following`.
+
+        Raises:
+            SQLAlchemyError: the database failed.
+        """
+        return await self._counts.get(f"{collection} {actor}")
+
+    async def close(self) -> None:
+        """Stop reading."""
+        await self._counts.close()
+
+    async def _count(self, key: str) -> int:
+        collection, _, actor = key.partition(" ")
+        way = FollowDirection.FOLLOWER if collection == documents.FOLLOWERS else FollowDirection.FOLLOWING
+        total: int = (await self._database.rows(_TOTAL, {"local": actor, "way": way}))[0][0]
+        return total
 
 
 def follow(local: str, remote: str) -> dict[str, Any]:
@@ -268,6 +318,15 @@ _FOLLOWERS: Final = (
         _TABLE.c.state == FollowState.ACCEPTED,
     )
     .order_by(_TABLE.c.remote_actor)
+)
+_TOTAL: Final = (
+    select(func.count())
+    .select_from(_TABLE)
+    .where(
+        _TABLE.c.local_actor == bindparam("local"),
+        _TABLE.c.direction == bindparam("way"),
+        _TABLE.c.state == FollowState.ACCEPTED,
+    )
 )
 _REMOVED: Final = delete(_TABLE).where(*_IS_PAIR)
 _REMOVED_BY_ID: Final = delete(_TABLE).where(*_IS_NAMED, _TABLE.c.direction == bindparam("way"))

@@ -11,11 +11,11 @@ know nothing is not worth a fetch either, which could only fail: servers send th
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from hashlib import sha256
-from typing import Final, Protocol, TypeAlias
+from typing import Final, Protocol
 
 import structlog
 from sqlalchemy import bindparam, exists, or_, select
@@ -27,11 +27,13 @@ from db.errors import is_outage
 from federation.activitypub.activities import WIRE
 from federation.activitypub.key_documents import KeyGone, KeyRefused, is_on_origin, is_posted
 from federation.activitypub.posted import NoActivity, PostedActivity, read_posted
+from federation.activitypub.refused import AdmitFetch, Anybody, Asker, Refused, Why
 from federation.activitypub.remote_keys import KeyUnavailable, RemoteKey, RemoteKeys
-from federation.activitypub.serving import RETRY_SECONDS, Reply, problem
+from federation.activitypub.replies import RETRY_SECONDS, Reply, problem
 from federation.activitypub.signature_fields import BadSignature
 from federation.activitypub.signatures import Requested, SignatureClaim, SignatureKind, claims_in
 from federation.base.logs import crash
+from federation.base.meter import NO_METER, Meter
 from federation.protocol.errors import UrlError
 from federation.protocol.urls import MAX_URL_CHARACTERS, canonical_origin
 from federation.servers.blacklist import Blacklist
@@ -44,6 +46,8 @@ log = structlog.get_logger(__name__)
 MOST_OF_ACTIVITY: Final = 1024 * 1024
 BODY_TIMEOUT: Final = timedelta(seconds=10)
 KEY_RETRY_SECONDS: Final = 60
+SHARED_INBOX: Final = "/inbox"
+"""All inboxes count as this one, where requests are counted by path: anybody makes up others."""
 NAMED_ALIKE: Final = frozenset({"Follow", "Undo"})
 """Misskey names all Follows of one actor by another alike, and so their Undos: a later one is another activity."""
 
@@ -53,23 +57,6 @@ _KNOWN: Final = select(
         exists().where(col(ActivityFollow.remote_actor) == bindparam("actor")),
     )
 )
-
-
-class Asker(Protocol):
-    """Where a request came from, as far as that is known: its client's address, and the network of that."""
-
-    @property
-    def client(self) -> str | None: ...
-    @property
-    def network(self) -> str | None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Anybody:
-    """Somebody of whom nothing is known, or no more than this."""
-
-    client: str | None = None
-    network: str | None = None
 
 
 class KeepActivity(Protocol):
@@ -90,24 +77,6 @@ class KeepActivity(Protocol):
     ) -> bool: ...
 
 
-AdmitFetch: TypeAlias = Callable[[Asker, bool], Awaitable[None]]
-"""Raises a `Refused` if who asks may not make us fetch a key, of a server that is known or is not."""
-
-
-class Refused(Exception):
-    """The request is answered with this status, and nothing is stored. The text quotes nothing of it."""
-
-    def __init__(self, status: int, text: str, *, retry_seconds: int | None = None) -> None:
-        super().__init__(text)
-        self.status = status
-        self.text = text
-        self.headers = {} if retry_seconds is None else {"Retry-After": str(retry_seconds)}
-
-    def reply(self) -> Reply:
-        """Return the answer."""
-        return problem(self.status, self.text, self.headers)
-
-
 @dataclass(frozen=True, slots=True)
 class _Sent:
     """A request that came at `began`, and the actor whose activity it brings, which may be the news of his end."""
@@ -120,7 +89,7 @@ class _Sent:
     def check(self, claim: SignatureClaim, key: RemoteKey) -> None:
         """Check that the actor's own key made the signature."""
         if key.owner != self.actor:
-            raise Refused(401, "The activity's actor is not the owner of the key")
+            raise Refused(Why.OWNER, 401, "The activity's actor is not the owner of the key")
         claim.check_key(self.requested, key.public)
 
 
@@ -139,7 +108,7 @@ class _Errand:
 
     async def admit(self, is_known: bool) -> None:
         if self._is_done:
-            raise Refused(401, "For one request one key is fetched")
+            raise Refused(Why.KEY, 401, "For one request one key is fetched")
         self._is_done = True
         is_nobody = is_known and self.client is None
         await self._admit(Anybody(f"unknown:{canonical_origin(self._key_id)}") if is_nobody else self._asker, is_known)
@@ -148,7 +117,7 @@ class _Errand:
 class ActivitiesInbox:
     """Takes what is sent to the node that serves as *own_url*, in canonical form, signed *window* ago at most.
 
-    *keep* stores it; *admit* is asked before a key is fetched.
+    *keep* stores it; *admit* is asked before a key is fetched; *meter* is told what becomes of each.
     """
 
     def __init__(
@@ -163,6 +132,7 @@ class ActivitiesInbox:
         admit: AdmitFetch,
         window: timedelta,
         clock: Clock,
+        meter: Meter = NO_METER,
     ) -> None:
         self._own_url = own_url
         self._database = database
@@ -173,6 +143,7 @@ class ActivitiesInbox:
         self._admit = admit
         self._window = window
         self._clock = clock
+        self._meter = meter
 
     async def take(self, *, method: str, target: str, headers: Mapping[str, str], body: bytes, client: Asker) -> Reply:
         """Answer a request: 202 once it is stored. Whatever goes wrong is an answer, too.
@@ -183,10 +154,15 @@ class ActivitiesInbox:
             await self.check_head(headers)
             await self.accept(method=method, target=target, headers=headers, body=body, client=client)
         except Refused as refused:
-            return refused.reply()
+            return self.refused(refused)
         except Exception as error:
             return failed(target, error)
         return taken()
+
+    def refused(self, refused: Refused) -> Reply:
+        """Count a refusal, and return its answer."""
+        self._meter.activity_refused(refused.why.value)
+        return refused.reply()
 
     async def check_head(self, headers: Mapping[str, str]) -> None:
         """Check what can be, before a byte of the body is read.
@@ -202,13 +178,13 @@ class ActivitiesInbox:
             claims, unsigned = [], error
         for claim in claims:
             if await self._is_blacklisted(claim.key_id):
-                raise Refused(403, "Your server has been blacklisted")
+                raise Refused(Why.BLACKLISTED, 403, "Your server has been blacklisted")
         if not is_posted(given.get("content-type", "")):
-            raise Refused(415, "An activity is application/activity+json")
+            raise Refused(Why.TYPE, 415, "An activity is application/activity+json")
         if given.get("content-encoding", "identity").lower() not in ("", "identity"):
-            raise Refused(415, "An activity has no Content-Encoding")
+            raise Refused(Why.TYPE, 415, "An activity has no Content-Encoding")
         if unsigned is not None:
-            raise Refused(401, f"The request is not signed as it must be: {unsigned}")
+            raise Refused(Why.SIGNATURE, 401, f"The request is not signed as it must be: {unsigned}")
 
     async def vouch(self, headers: Mapping[str, str], client: Asker) -> None:
         """Check that some key by which the request is said to be signed is there, and fetch it if need be.
@@ -233,6 +209,7 @@ class ActivitiesInbox:
         activity = _read(body)
         actor = activity.actor_id
         if activity.ends_its_actor and not await self._knows(actor):
+            self._meter.activity_received(activity.kind, "ignored")
             return
         claims = _of_its_origin(claims, activity)
         sent = _Sent(requested, actor, began, activity.ends_its_actor)
@@ -246,11 +223,11 @@ class ActivitiesInbox:
         """Return the request as we are known: whatever was signed for another host does not verify."""
         url = self._own_url + target
         if len(url) > MAX_URL_CHARACTERS:
-            raise Refused(414, f"The URL has more than {MAX_URL_CHARACTERS} characters")
+            raise Refused(Why.TARGET, 414, f"The URL has more than {MAX_URL_CHARACTERS} characters")
         if not target.startswith("/") or not target.isascii() or not target.isprintable() or " " in target:
-            raise Refused(400, "The target is not a path in ASCII")
+            raise Refused(Why.TARGET, 400, "The target is not a path in ASCII")
         if len(body) > MOST_OF_ACTIVITY:
-            raise Refused(413, f"An activity has at most {MOST_OF_ACTIVITY} bytes")
+            raise Refused(Why.SIZE, 413, f"An activity has at most {MOST_OF_ACTIVITY} bytes")
         return Requested.of(method, url, headers, body)
 
     def _claims(self, requested: Requested, now: datetime) -> Sequence[SignatureClaim]:
@@ -267,7 +244,7 @@ class ActivitiesInbox:
         except BadSignature as error:
             unfit = error
         if not claims:
-            raise Refused(401, f"The signature does not count: {unfit}")
+            raise Refused(Why.SIGNATURE, 401, f"The signature does not count: {unfit}")
         return claims
 
     async def _verified(
@@ -279,7 +256,7 @@ class ActivitiesInbox:
             try:
                 return claim, await self._by_key(claim, sent, errand)
             except BadSignature as error:
-                refusals.append(Refused(401, f"The signature does not count: {error}"))
+                refusals.append(Refused(Why.SIGNATURE, 401, f"The signature does not count: {error}"))
             except Refused as refused:
                 refusals.append(refused)
         raise max(refusals, key=lambda it: it.status)  # what may pass, before what will not
@@ -308,9 +285,11 @@ class ActivitiesInbox:
                     raise
                 return last
         except KeyRefused as error:
-            raise Refused(401, f"The key is not believed: {error}") from None
+            raise Refused(Why.KEY, 401, f"The key is not believed: {error}") from None
         except KeyUnavailable as error:
-            raise Refused(503, f"The key cannot be had: {error}", retry_seconds=KEY_RETRY_SECONDS) from None
+            raise Refused(
+                Why.KEY_AWAY, 503, f"The key cannot be had: {error}", retry_seconds=KEY_RETRY_SECONDS
+            ) from None
 
     async def _is_blacklisted(self, key_id: str) -> bool:
         try:
@@ -325,7 +304,7 @@ class ActivitiesInbox:
         named = body if activity.id is None else activity.id.encode()
         named += b"\n" + made.encode() if made else b""
         try:
-            await self._keep(
+            is_new = await self._keep(
                 activity_hash=sha256(actor.encode() + b"\n" + named).hexdigest(),
                 activity_id=activity.id,
                 type=activity.kind,
@@ -334,7 +313,8 @@ class ActivitiesInbox:
             )
         except StorageUnavailable as error:
             log.error("inbound_queue_unavailable", error=type(error).__name__)
-            raise Refused(503, "The queue is unavailable", retry_seconds=RETRY_SECONDS) from None
+            raise Refused(Why.QUEUE, 503, "The queue is unavailable", retry_seconds=RETRY_SECONDS) from None
+        self._meter.activity_received(activity.kind, "stored" if is_new else "known")
 
 
 def is_inbox(method: str, path: str) -> bool:
@@ -364,10 +344,10 @@ def _of_its_origin(claims: Sequence[SignatureClaim], activity: PostedActivity) -
     except UrlError:
         origin = ""
     if activity.id is not None and not is_on_origin(activity.id, origin):
-        raise Refused(401, "The activity's id is not on its actor's origin")
+        raise Refused(Why.OWNER, 401, "The activity's id is not on its actor's origin")
     fit = [claim for claim in claims if is_on_origin(claim.key_id, origin)]
     if not fit:
-        raise Refused(401, "The key is not on the actor's origin")
+        raise Refused(Why.OWNER, 401, "The key is not on the actor's origin")
     return fit
 
 
@@ -381,4 +361,4 @@ def _read(body: bytes) -> PostedActivity:
     try:
         return read_posted(body)
     except NoActivity as error:
-        raise Refused(400, str(error)) from None
+        raise Refused(Why.MALFORMED, 400, str(error)) from None

@@ -5,6 +5,9 @@ A 410 says that it is gone, and so do 404s over a week, unless the inbox is shar
 loss would be that of all of them. Then what is owed to it fails, in the transaction that says so. `send` skips it for a
 while and tries again later; whoever sends knows which inboxes are shared, and so says it here.
 
+Whoever signs an activity is there, and so may be his inbox: it loses its row, too, if it is known whose it is. A shared
+one does not, of which an actor proves nothing: it is tried each day anyway.
+
 A process reads once a minute which inboxes have rows, and adds those that it notes, so that a delivery to any other
 costs no statement. An inbox that another process noted within that minute keeps its row until the next activity that it
 takes. Strangers can make as many inboxes as they like that are not found: a process knows `MAX_KNOWN`. Where there are
@@ -17,14 +20,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import cache
+from functools import cache, partial
 from typing import Any, ClassVar, Final, Self
 
 import structlog
 from sqlalchemy import Connection, Executable, Row, bindparam, delete, select, update
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlmodel import col
 
-from db import ActivityInbox, Database, among
+from db import ActivityFollow, ActivityInbox, Database, among
 from federation.activitypub.codes import GONE, NOT_FOUND
 from federation.base.cache import LoadingCache
 from federation.delivery.rows import fail_owed
@@ -119,6 +123,22 @@ class Inboxes:
         await self._know(url)
         _tell(url, server_url, GONE, failed)
 
+    async def heard_of(self, actor: str, *shown: str) -> None:
+        """Forget what was wrong with the inbox of an actor who has signed something: one of *shown*, or of his follows.
+
+        Raises:
+            SQLAlchemyError: the database failed.
+        """
+        known = await self._known.get(_ALL)
+        if not known:
+            return
+        urls = {*shown, *(row.inbox for row in await self._database.rows(_OF_ACTOR, {"actor": actor}))}
+        wrong = urls if len(known) > self._max_known else urls & known
+        if wrong:
+            await self._database.transact(partial(_forget_own, urls=wrong))
+            for url in wrong:
+                self._noted.pop(url, None)
+
     async def close(self) -> None:
         """Stop reading, and wait until nothing is being read any more."""
         await self._known.close()
@@ -208,6 +228,12 @@ def _free(connection: Connection, urls: Iterable[str]) -> Sequence[str]:
     return connection.execute(_FREE, {"urls": sorted(urls)}).scalars().all()
 
 
+def _forget_own(connection: Connection, urls: Iterable[str]) -> None:
+    """Remove the rows of the inboxes that are not shared, but for those that somebody writes at this moment."""
+    found = connection.execute(_FREE_OWN, {"urls": sorted(urls)}).scalars().all()
+    connection.execute(_REMOVED, {"urls": found})
+
+
 def _locked(connection: Connection, url: str, server_url: str) -> Row[*tuple[Any, ...]]:
     """Return the inbox's row, locked until the transaction ends; make it if there is none."""
     values = {"url": url, "server_url": server_url, "is_shared": False}
@@ -241,6 +267,8 @@ _REMOVED: Final = delete(_TABLE).where(among(_TABLE.c.url, "urls"))
 _FREE: Final = (  # SQLite has one writer, and leaves the lock out
     select(_TABLE.c.url).where(among(_TABLE.c.url, "urls")).order_by(_TABLE.c.url).with_for_update(skip_locked=True)
 )
+_FREE_OWN: Final = _FREE.where(_TABLE.c.is_shared.is_(False))
+_OF_ACTOR: Final = select(col(ActivityFollow.inbox)).where(col(ActivityFollow.remote_actor) == bindparam("actor"))
 
 
 @cache

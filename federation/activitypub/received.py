@@ -1,39 +1,28 @@
-"""What others sent: stored once, and handled once, of one actor in the order of arrival.
+"""What others sent: stored once, with a job that has it handled.
 
 Theory of operation. `ReceivedJobs.keep` stores an activity and its job in one transaction. Where the queue lives
-elsewhere, the job is added after the commit, and the sweep adds what a crash left without one.
+elsewhere, the job is added after the commit, and the sweep adds what a crash left without one. What such a job does,
+`received_runner` says.
 
-A job is a hint that its actor has sent something. Whoever runs one handles what is new of that actor, the oldest
-first, each in a transaction that begins by marking it as done: of two processes at one activity the second waits for
-the first, and then finds nothing to do. A further job of an actor at whom this process is at work only makes it look
-once more. So an actor who sends much takes one slot, and a job may end before its own activity is handled.
-
-If a handler raises, the transaction is undone and the attempt counted in the row. From then on only the job of that
-very activity tries it, later and later; what the actor sent after it waits, until it is done, or failed after five
-attempts. The attempts count on when an operator has it tried again: each five of them are a series, with a job of its
-own.
+A job is made for a series of five attempts. They count on when an operator has the activity tried again: the next
+series has a job of its own.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import cache, partial
-from typing import Any, Final, Protocol, TypeAlias
+from functools import cache
+from typing import Any, Final
 
 import structlog
 from sqlalchemy import Connection, Executable, bindparam, exists, null, select, update
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncSession
 
 from db import Database, ReceivedActivity, ReceivedState
-from federation.activitypub.handlers import Handlers, IncomingActivity, NotTried, call
 from federation.base.audit import UNRECORDED, Record
-from workers import Job, JobSpec, JobState, Queue, RetryPolicy, Snooze, StorageUnavailable
+from workers import JobSpec, JobState, Queue
 from workers.clock import Clock
 from workers.jobs import DROP
 
@@ -44,28 +33,7 @@ HANDLE: Final = "federation.activitypub.received"
 ATTEMPTS: Final = 5
 PATIENCE: Final = timedelta(minutes=1)
 """What is new for longer is looked for by the sweep."""
-AWAY: Final = timedelta(seconds=10)
-"""How long a job waits for a database that does not answer."""
-LIMIT: Final = timedelta(seconds=60)
 PAGE: Final = 500
-_SHOWN: Final = 500
-
-Begin: TypeAlias = Callable[[], AbstractAsyncContextManager[AsyncSession]]
-"""Begins a transaction, and adds the jobs of what it owes; see `Outbox.transaction`."""
-
-
-class OwnHandlers(Protocol):
-    """What this node itself does with an activity, before the application."""
-
-    async def prepare(self, activity: IncomingActivity) -> object:
-        """Ask others for what the handling needs, before the transaction.
-
-        Raises:
-            NotTried: those whom it would ask are busy with questions of ours.
-        """
-
-    async def handle(self, session: AsyncSession, activity: IncomingActivity, prepared: object) -> None:
-        """Write, in the transaction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +141,7 @@ class ReceivedJobs:
         statement, values = (_RETRIED, {}) if numbers is None else (_SOME_RETRIED, {"numbers": sorted(set(numbers))})
 
         def write(connection: Connection) -> Sequence[NewActivity]:
-            new = _new_among(connection.execute(statement, values))
+            new = new_among(connection.execute(statement, values))
             record.add(connection, len(new))
             return new
 
@@ -191,7 +159,7 @@ class ReceivedJobs:
         before = self._clock.now() - PATIENCE
         await self._queue.start()
         while page := await self._database.rows(_OLDEST, {"before": before, "after": after}):
-            waiting = _new_among(page)
+            waiting = new_among(page)
             known = await self._queue.storage.status([each.job_id for each in waiting])
             without = [each for each, job in zip(waiting, known, strict=True) if job is None]
             await self._queue.enqueue_many([each.job() for each in without])
@@ -234,185 +202,56 @@ class ReceivedJobs:
         """Let those fail whose worker disappeared with them too often, or whose job somebody cancelled."""
         error = "its job has ended: cancelled, or its worker disappeared too often; look for a crash"
         for each in ended:
-            await _note(self._database, each, (each.attempts // ATTEMPTS + 1) * ATTEMPTS, error)
+            await note(self._database, each, (each.attempts // ATTEMPTS + 1) * ATTEMPTS, error)
             log.error("received_failed", actor=each.actor, error="JobEnded")
         return len(ended)
 
 
-class ReceivedRunner:
-    """Callable with a job: handles what its actor sent.
-
-    `own` comes before the functions of `handlers`. `begin` begins the transaction of both. `retry` says how long to
-    wait after each failure, `limit` how long the handlers may take.
-    """
-
-    def __init__(
-        self,
-        *,
-        database: Database,
-        begin: Begin,
-        jobs: ReceivedJobs,
-        own: OwnHandlers,
-        handlers: Handlers,
-        retry: RetryPolicy | None = None,
-        limit: timedelta = LIMIT,
-    ) -> None:
-        self._database = database
-        self._limit = limit
-        self._begin = begin
-        self._jobs = jobs
-        self._own = own
-        self._handlers = handlers
-        self._retry = retry or RetryPolicy()
-        self._busy: set[str] = set()  # actors at whom a job of this process is at work
-        self._again: set[str] = set()  # those of them of whom another job has come meanwhile
-
-    async def __call__(self, job: Job) -> None:
-        """Handle what is new of the job's actor, but for what comes after an activity that waits to be tried again.
-
-        Raises:
-            Snooze: the job's own activity is to be tried again, or the database is away.
-        """
-        payload: Any = job.payload
-        actor, own = payload["actor"], payload["activity"]
-        if actor in self._busy:
-            self._again.add(actor)
-            return
-        self._busy.add(actor)
-        try:
-            await self._work_off(actor, own, is_suspect=job.attempt > 1)
-        except SQLAlchemyError as error:
-            raise Snooze(AWAY, reason=f"the database failed: {type(error).__name__}") from None
-        finally:
-            self._busy.discard(actor)
-            self._again.discard(actor)
-
-    async def _work_off(self, actor: str, own: str, *, is_suspect: bool) -> None:
-        """Handle one after the other. `is_suspect`: a worker has disappeared with this job, maybe amid one of them."""
-        while True:
-            self._again.discard(actor)
-            oldest = await self._database.rows(_OLDEST_OF, {"actor": actor})
-            if not oldest:
-                if actor in self._again:
-                    continue
-                return
-            [new], [row] = _new_among(oldest), oldest
-            if new.is_tried and new.activity_hash != own:
-                return
-            if is_suspect:
-                await self._database.transact(partial(_note_begun, number=row.number))
-            try:
-                await self._handle(row.number, IncomingActivity.of(row.text, actor))
-            except NotTried:
-                raise
-            except Exception as error:
-                pause = await self._failed(new, error)
-                if pause is None:
-                    continue
-                if new.activity_hash == own:
-                    raise Snooze(pause, reason="a handler raised") from error
-                await self._jobs.add([new], delay=pause)
-                return
-
-    async def _handle(self, number: int, activity: IncomingActivity) -> None:
-        """Call the handlers in one transaction with the end of the activity, unless somebody has ended it by then."""
-        functions, is_begun = self._handlers.of(activity.types), False
-        try:
-            prepared = await self._own.prepare(activity)
-            async with self._begin() as session:
-                connection = await session.connection()
-                done = await connection.execute(_HANDLED if functions else _DONE, {"row": number})
-                if done.rowcount == 0:
-                    return
-                is_begun = True
-                async with asyncio.timeout(self._limit.total_seconds()):
-                    await self._own.handle(session, activity, prepared)
-                    for function in functions:
-                        await call(function, session, activity)
-        except (SQLAlchemyError, StorageUnavailable) as error:
-            if is_begun:
-                raise
-            raise NotTried(AWAY, reason=f"the database or the queue failed: {type(error).__name__}") from None
-
-    async def _failed(self, new: NewActivity, error: Exception) -> timedelta | None:
-        """Count an attempt that failed. Return how long to wait for the next one, None if that was the last."""
-        tried = new.attempts + 1
-        await _note(self._database, new, tried, _told(error))
-        if tried % ATTEMPTS == 0:
-            log.error("received_failed", actor=new.actor, error=type(error).__name__)
-            return None
-        log.warning("received_not_handled", actor=new.actor, attempt=tried % ATTEMPTS, error=type(error).__name__)
-        return self._retry.delay(tried % ATTEMPTS)
-
-
-async def _note(database: Database, new: NewActivity, tried: int, error: str) -> None:
+async def note(database: Database, new: NewActivity, tried: int, error: str) -> None:
     """Note how often an activity was tried; after the last time of a series it has failed."""
     into = ReceivedState.NEW if tried % ATTEMPTS else ReceivedState.FAILED
     values = {"hash": new.activity_hash, "seen": new.attempts, "tried": tried, "into": into, "error": error}
     await database.transact(lambda connection: connection.execute(_NOTED, values))
 
 
-def _note_begun(connection: Connection, number: int) -> None:
-    connection.execute(_BEGUN, {"row": number})
-
-
-def _told(error: Exception) -> str:
-    """Return the first line of an error, which both databases can store."""
-    text = f"{type(error).__name__}: {error}".partition("\n")[0]
-    return "".join(each if each.isprintable() else " " for each in text[:_SHOWN])
-
-
-def _new_among(rows: Iterable[Any]) -> list[NewActivity]:
+def new_among(rows: Iterable[Any]) -> list[NewActivity]:
+    """Return the activities of rows with `JOB_COLUMNS`."""
     return [NewActivity(activity_hash=row.activity_hash, actor=row.actor, attempts=row.attempts) for row in rows]
 
 
-_TABLE: Final = ReceivedActivity.__table__  # type: ignore[attr-defined] # SQLModel adds it at run time; Core skips the ORM
-_IS_NEW: Final = _TABLE.c.state == ReceivedState.NEW
-_OLDER: Final = _TABLE.alias("older")
-_JOB: Final = (_TABLE.c.activity_hash, _TABLE.c.actor, _TABLE.c.attempts)
-_OLDEST_OF: Final = (
-    select(*_JOB, _TABLE.c.number, _TABLE.c.text)
-    .where(_IS_NEW, _TABLE.c.actor == bindparam("actor"))
-    .order_by(_TABLE.c.number)
-    .limit(1)
-)
+TABLE: Final = ReceivedActivity.__table__  # type: ignore[attr-defined] # SQLModel adds it at run time; Core skips the ORM
+IS_NEW: Final = TABLE.c.state == ReceivedState.NEW
+_OLDER: Final = TABLE.alias("older")
+JOB_COLUMNS: Final = (TABLE.c.activity_hash, TABLE.c.actor, TABLE.c.attempts)
 _OLDEST: Final = (
-    select(*_JOB, _TABLE.c.number, _TABLE.c.last_error)
+    select(*JOB_COLUMNS, TABLE.c.number, TABLE.c.last_error)
     .where(
-        _IS_NEW,
-        _TABLE.c.received_at < bindparam("before"),
-        _TABLE.c.number > bindparam("after"),
+        IS_NEW,
+        TABLE.c.received_at < bindparam("before"),
+        TABLE.c.number > bindparam("after"),
         ~exists().where(
-            _OLDER.c.state == ReceivedState.NEW, _OLDER.c.actor == _TABLE.c.actor, _OLDER.c.number < _TABLE.c.number
+            _OLDER.c.state == ReceivedState.NEW, _OLDER.c.actor == TABLE.c.actor, _OLDER.c.number < TABLE.c.number
         ),
     )
-    .order_by(_TABLE.c.number)
+    .order_by(TABLE.c.number)
     .limit(PAGE)
 )
 """Of each actor the one that holds the others."""
-_DONE: Final = update(_TABLE).where(_TABLE.c.number == bindparam("row"), _IS_NEW).values(state=ReceivedState.DONE)
-_HANDLED: Final = _DONE.values(text="")
-"""What no function has seen keeps its text: its worker may have imported none."""
-_BEGUN: Final = (
-    update(_TABLE)
-    .where(_TABLE.c.number == bindparam("row"), _IS_NEW, _TABLE.c.last_error.is_(None))
-    .values(last_error="a worker disappeared with its actor's job")
-)
 _NOTED: Final = (
-    update(_TABLE)
-    .where(_TABLE.c.activity_hash == bindparam("hash"), _IS_NEW, _TABLE.c.attempts == bindparam("seen"))
+    update(TABLE)
+    .where(TABLE.c.activity_hash == bindparam("hash"), IS_NEW, TABLE.c.attempts == bindparam("seen"))
     .values(attempts=bindparam("tried"), state=bindparam("into"), last_error=bindparam("error"))
 )
 _RETRIED: Final = (
-    update(_TABLE)
-    .where(_TABLE.c.state == ReceivedState.FAILED)
+    update(TABLE)
+    .where(TABLE.c.state == ReceivedState.FAILED)
     .values(state=ReceivedState.NEW, last_error=null())
-    .returning(*_JOB)
+    .returning(*JOB_COLUMNS)
 )
-_SOME_RETRIED: Final = _RETRIED.where(_TABLE.c.number.in_(bindparam("numbers", expanding=True)))
+_SOME_RETRIED: Final = _RETRIED.where(TABLE.c.number.in_(bindparam("numbers", expanding=True)))
 
 
 @cache
 def _new(dialect: str) -> Executable:
     insert = postgresql.insert if dialect == "postgresql" else sqlite.insert
-    return insert(_TABLE).on_conflict_do_nothing(index_elements=["activity_hash"]).returning(_TABLE.c.number)
+    return insert(TABLE).on_conflict_do_nothing(index_elements=["activity_hash"]).returning(TABLE.c.number)

@@ -65,7 +65,7 @@ MOST_NEW_AT_ONCE: Final = 40
 MOST_PER_CLIENT: Final = 5
 """Of new ones, and as many of others; whoever is not known is one client for each origin."""
 MOST_WAITING: Final = 100
-"""How many requests wait for keys of one origin."""
+"""How many requests wait for new keys of one origin, and as many for those that were believed."""
 MOST_REMEMBERED: Final = 2_000
 MOST_FAILURES: Final = 5_000
 
@@ -156,6 +156,7 @@ class RemoteKeys:
         self._new_of_clients: Counter[str] = Counter()
         self._others_of_clients: Counter[str] = Counter()
         self._waiting: Counter[str] = Counter()
+        self._waiting_for_known: Counter[str] = Counter()
 
     async def key(
         self, key_id: str, *, refetch: bool = False, admit: Admit = everybody, client: str | None = None
@@ -223,10 +224,14 @@ class RemoteKeys:
     @asynccontextmanager
     async def _turn(self, key_id: str, origin: str) -> AsyncIterator[None]:
         """Let one request at a time look for a key: those that wait find what it found."""
-        if self._waiting[origin] >= MOST_WAITING:
+        is_new = not _is_written(self._stored.get(key_id))
+        if is_new and self._waiting[origin] >= MOST_WAITING:
+            is_new = not _is_written(await self._find(key_id, anew=False))
+        waiting = self._waiting if is_new else self._waiting_for_known
+        if waiting[origin] >= MOST_WAITING:
             raise KeyUnavailable("too many requests wait for keys of the server")
         turn = self._turns.setdefault(key_id, asyncio.Lock())
-        with _counted(self._waiting, origin):
+        with _counted(waiting, origin):
             async with turn:
                 yield
 

@@ -2,7 +2,8 @@
 
 Theory of operation. Nothing here writes. An actor is served if `activitypub_actors` has it; its document is the
 application's, or a minimal one, with the key that signs now. A removed actor is served for `REMOVED_FOR` with what
-verifies the news of it, then it is gone.
+verifies the news of it, then it is gone. Its collections are shown while it is, by how much is in them: those who
+follow are in a table, and of its posts only the application knows.
 
 The application's functions belong to its thread: an ORM keeps a connection for each. So no answer calls them. It stops
 at an `Asking`, and whoever wanted the answer calls the function in the way that suits it, and goes on.
@@ -21,23 +22,26 @@ from datetime import timedelta
 from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qs, quote
 
-import structlog
 from sqlalchemy import Row, bindparam, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlmodel import col
 
 from db import ActivityActor, Database
-from db.errors import is_outage
 from federation.activitypub import documents
-from federation.activitypub.documents import Json, Software
+from federation.activitypub.documents import Software, Usage
 from federation.activitypub.keys import ActorKeys
-from federation.base.errors import ConfigurationError
-from federation.base.logs import crash
-from federation.protocol.encodings import dump_json
-from federation.protocol.urls import MAX_URL_CHARACTERS
+from federation.activitypub.replies import (
+    Reply,
+    Wanted,
+    answer_failed,
+    database_failed,
+    json_reply,
+    problem,
+    reply_of,
+    unacceptable,
+    unknown,
+)
 from workers.clock import Clock
-
-log = structlog.get_logger(__name__)
 
 _ACTOR: Final = select(col(ActivityActor.is_instance), col(ActivityActor.removed_at)).where(
     col(ActivityActor.id) == bindparam("url")
@@ -53,32 +57,24 @@ _NAMESAKES: Final = (
 )
 
 REMOVED_FOR: Final = timedelta(days=30)
-MAX_ACCEPT_CHARACTERS: Final = 4096
-"""The only header that is read."""
-METHODS: Final = ("GET", "HEAD")
-RETRY_SECONDS: Final = 5
 
 ActorFunction: TypeAlias = Callable[[str], Mapping[str, object] | Awaitable[Mapping[str, object] | None] | None]
 """Returns the JSON of the actor with this URL, without its key, or None."""
 FindFunction: TypeAlias = Callable[[str], str | Awaitable[str | None] | None]
 """Returns the URL of the actor with an account such as `alice@social.example`, or None."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """An answer, as HTTP has it."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
+TotalFunction: TypeAlias = Callable[[str, str], int | Awaitable[int | None] | None]
+"""Returns how much is in the `outbox`, `followers` or `following` of the actor with this URL; None: as we count."""
+UsageFunction: TypeAlias = Callable[[], Usage | Awaitable[Usage]]
+CountFollows: TypeAlias = Callable[[str, str], Awaitable[int]]
+"""Returns how many are in the `followers` or `following` of the actor with this URL."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asking:
     """A question to the application. `then` goes on with what `function` returned, `fail` with what it raised."""
 
-    function: Callable[[str], object]
-    about: str
+    function: Callable[..., object]
+    about: tuple[str, ...]
     then: Callable[[object], Awaitable[Step]]
     fail: Callable[[Exception], Reply]
 
@@ -86,64 +82,12 @@ class Asking:
 Step: TypeAlias = "Reply | Asking"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """A request. `target` is its path as everybody sees it, with its query, nothing of it decoded.
-
-    `mount` is the beginning of the path below which we are mounted, if others see it.
-    """
-
-    method: str
-    target: str
-    accept: str | None
-    mount: str = ""
-
-    @property
-    def path(self) -> str:
-        return self.target.partition("?")[0]
-
-    @property
-    def base(self) -> str:
-        """The part of the path before what is ours: empty where we have the whole host, or are asked by a full path."""
-        return "" if self.path in _WELL_KNOWN or not self.path.startswith(f"{self.mount}/") else self.mount
-
-    def refusal(self) -> Reply | None:
-        """Return the answer to what is not worth a look."""
-        if self.method not in METHODS:
-            return problem(405, "Only GET and HEAD", {"Allow": ", ".join(METHODS)})
-        if len(self.target) > MAX_URL_CHARACTERS:
-            return problem(414, f"The target has more than {MAX_URL_CHARACTERS} characters")
-        if len(self.accept or "") > MAX_ACCEPT_CHARACTERS:
-            return problem(431, f"Accept has more than {MAX_ACCEPT_CHARACTERS} characters")
-        if not self.target.startswith("/") or not _is_plain(self.target):
-            return problem(400, "The target is not a path in ASCII")
-        return None
-
-    def finished(self, reply: Reply) -> Reply:
-        """Return the answer as this method wants it: HEAD has no body."""
-        return Reply(reply.status, reply.headers, b"") if self.method == "HEAD" else reply
-
-    @classmethod
-    def of(cls, method: str, target: str, headers: Mapping[str, str], *, mount: str = "") -> Wanted:
-        """Return a request with these headers, whose names may be in any case."""
-        accept = next((value for name, value in headers.items() if name.lower() == "accept"), None)
-        return cls(method=method, target=target, accept=accept, mount=mount)
-
-
-_WELL_KNOWN: Final = frozenset(
-    {
-        documents.WEBFINGER_PATH,
-        documents.NODEINFO_INDEX_PATH,
-        documents.NODEINFO_PATH,
-        documents.HOST_META_PATH,
-    }
-)
-
-
 class Serving:
     """Answers for the actors of the node that serves as *own_url*, in canonical form.
 
     *find* names the actor of an account; without it an account is that of the first actor whose URL ends with its name.
+    *total* says how much a collection holds; where it does not, *follows* counts, and there is no outbox. *usage* is
+    what NodeInfo counts.
     """
 
     def __init__(
@@ -154,8 +98,11 @@ class Serving:
         database: Database,
         clock: Clock,
         software: Software,
+        follows: CountFollows,
         actor: ActorFunction | None = None,
         find: FindFunction | None = None,
+        total: TotalFunction | None = None,
+        usage: UsageFunction | None = None,
     ) -> None:
         self._own_url = own_url
         self._keys = keys
@@ -164,6 +111,9 @@ class Serving:
         self._software = software
         self._actor = actor
         self._find = find
+        self._follows = follows
+        self._total = total
+        self._usage = usage
 
     async def answer(self, method: str, target: str, headers: Mapping[str, str], body: bytes = b"") -> Reply:
         """Answer a request; see `Wanted`. Whatever goes wrong is an answer, too. *body* is not looked at."""
@@ -188,19 +138,19 @@ class Serving:
         try:
             step = await work
         except SQLAlchemyError as error:
-            step = _database_failed(wanted, error)
+            step = database_failed(wanted, error)
         except Exception as error:
-            step = _failed(wanted, error)
+            step = answer_failed(wanted, error)
         return wanted.finished(step) if isinstance(step, Reply) else step
 
     def _ask(
-        self, wanted: Wanted, function: Callable[[str], object], about: str, then: Callable[[object], Awaitable[Step]]
+        self, wanted: Wanted, function: Callable[..., object], *about: str, then: Callable[[object], Awaitable[Step]]
     ) -> Asking:
         return Asking(
             function=function,
             about=about,
             then=lambda told: self._guarded(wanted, then(told)),
-            fail=lambda error: wanted.finished(_failed(wanted, error)),
+            fail=lambda error: wanted.finished(answer_failed(wanted, error)),
         )
 
     async def _first(self, wanted: Wanted) -> Step:
@@ -211,43 +161,77 @@ class Serving:
             case documents.WEBFINGER_PATH:
                 return await self._webfinger(wanted)
             case documents.NODEINFO_INDEX_PATH:
-                return _json(documents.nodeinfo_index(f"{self._own_url}{wanted.base}"), "application/json", _OPEN)
+                return json_reply(documents.nodeinfo_index(f"{self._own_url}{wanted.base}"), "application/json", _OPEN)
             case documents.NODEINFO_PATH:
-                return _json(documents.nodeinfo(self._software), documents.NODEINFO, _OPEN)
+                return await self._nodeinfo(wanted)
             case documents.HOST_META_PATH:
-                return _reply(200, documents.host_meta(self._own_url).encode(), documents.XRD, _OPEN)
+                return reply_of(200, documents.host_meta(self._own_url).encode(), documents.XRD, _OPEN)
             case _:
                 return await self._document(wanted)
+
+    async def _nodeinfo(self, wanted: Wanted) -> Step:
+        async def told(usage: object) -> Step:
+            if not isinstance(usage, Usage):
+                raise TypeError("what NodeInfo counts is a Usage")
+            return json_reply(documents.nodeinfo(self._software, usage), documents.NODEINFO, _OPEN)
+
+        return await told(Usage()) if self._usage is None else self._ask(wanted, self._usage, then=told)
 
     async def _document(self, wanted: Wanted) -> Step:
         url = f"{self._own_url}{wanted.target}"
         row = await self._row(url)
+        if row is None and (named := documents.collection_of(url)) is not None:
+            return await self._collection(wanted, *named)
         key = await self._keys.served(url) if row is not None else None
         if row is None or key is None:
-            return _unknown()
+            return unknown()
         now = self._clock.now()
         if row.removed_at is not None and row.removed_at + REMOVED_FOR <= now:
             return problem(410, "This actor is no more")
         kind = documents.accepted(wanted.accept)
         if kind is None:
-            return problem(406, f"Only {documents.ACTIVITY_JSON} and {documents.LD_JSON}", {"Vary": "Accept"})
+            return unacceptable()
         shown = documents.public_key(url, key_id=key.key_id, pem=key.public_pem)
         headers = documents.caching(is_changing=key.changes_at is not None and now < key.changes_at)
         if row.removed_at is not None:
             left = documents.removed_actor(url, is_instance=row.is_instance, key=shown)
-            return _json(left, kind, headers)
+            return json_reply(left, kind, headers)
         minimal = documents.minimal_actor(url, is_instance=row.is_instance)
         if self._actor is None:
-            return _json(documents.with_key(minimal, shown), kind, headers)
+            return json_reply(documents.with_key(minimal, shown), kind, headers)
 
         async def told(document: object) -> Step:
             if document is None and row.is_instance:  # we may have made it ourselves, to sign what we ask for
                 document = minimal
             if document is None:
-                return _unknown()
-            return _json(documents.with_key(_mapping(document), shown), kind, headers)
+                return unknown()
+            return json_reply(documents.with_key(_mapping(document), shown), kind, headers)
 
-        return self._ask(wanted, self._actor, url, told)
+        return self._ask(wanted, self._actor, url, then=told)
+
+    async def _collection(self, wanted: Wanted, actor_url: str, name: str) -> Step:
+        """Answer how much is in a collection of an actor that is shown."""
+        row, kind = await self._row(actor_url), documents.accepted(wanted.accept)
+        if row is None or row.removed_at is not None:
+            return unknown()
+        if kind is None:
+            return unacceptable()
+
+        async def counted(total: object) -> Step:
+            if total is None and name == documents.OUTBOX:
+                return unknown()
+            held = await self._follows(actor_url, name) if total is None else _count(total)
+            url = f"{self._own_url}{wanted.target}"
+            return json_reply(documents.collection(url, held), kind, documents.caching(is_changing=False))
+
+        async def shown(document: object) -> Step:
+            if document is None and not row.is_instance:
+                return unknown()
+            if self._total is None:
+                return await counted(None)
+            return self._ask(wanted, self._total, actor_url, name, then=counted)
+
+        return await shown({}) if self._actor is None else self._ask(wanted, self._actor, actor_url, then=shown)
 
     async def _webfinger(self, wanted: Wanted) -> Step:
         resources = parse_qs(wanted.target.partition("?")[2], keep_blank_values=True).get("resource", [])
@@ -268,26 +252,26 @@ class Serving:
 
         async def found(url: object) -> Step:
             if not isinstance(url, str) or not await self._is_alive(url):
-                return _unknown()
-            return _json(documents.webfinger(f"acct:{name}@{host.lower()}", url), documents.JRD, _OPEN)
+                return unknown()
+            return json_reply(documents.webfinger(f"acct:{name}@{host.lower()}", url), documents.JRD, _OPEN)
 
         if self._find is not None:
-            return self._ask(wanted, self._find, account, found)
-        return await found(await self._namesake(name)) if host.lower() == self._host else _unknown()
+            return self._ask(wanted, self._find, account, then=found)
+        return await found(await self._namesake(name)) if host.lower() == self._host else unknown()
 
     async def _named(self, wanted: Wanted, url: str) -> Step:
         """Answer for an actor's URL: its account has the name that its document has."""
         if not await self._is_alive(url):
-            return _unknown()
+            return unknown()
 
         async def told(document: object) -> Step:
             if document is None:
-                return _unknown()
+                return unknown()
             name = _mapping(document).get("preferredUsername")
             account = f"acct:{name if isinstance(name, str) else documents.name_of(url)}@{self._host}"
-            return _json(documents.webfinger(account, url), documents.JRD, _OPEN)
+            return json_reply(documents.webfinger(account, url), documents.JRD, _OPEN)
 
-        return await told({}) if self._actor is None else self._ask(wanted, self._actor, url, told)
+        return await told({}) if self._actor is None else self._ask(wanted, self._actor, url, then=told)
 
     @property
     def _host(self) -> str:
@@ -310,17 +294,13 @@ class Serving:
 
 async def _asked(asking: Asking) -> object:
     if inspect.iscoroutinefunction(asking.function):
-        return await asking.function(asking.about)
-    told = await asyncio.to_thread(asking.function, asking.about)
+        return await asking.function(*asking.about)
+    told = await asyncio.to_thread(asking.function, *asking.about)
     return await told if inspect.isawaitable(told) else told
 
 
 _OPEN: Final = {"Access-Control-Allow-Origin": "*", "Cache-Control": f"public, max-age={documents.MAX_AGE_SECONDS}"}
 """Programs in browsers ask for what is well known, from pages of other origins (RFC 7033, 5)."""
-
-
-def _is_plain(text: str) -> bool:
-    return text.isascii() and text.isprintable() and " " not in text
 
 
 def _mapping(document: object) -> Mapping[str, object]:
@@ -329,37 +309,7 @@ def _mapping(document: object) -> Mapping[str, object]:
     return document
 
 
-def _json(value: Json, kind: str, headers: Mapping[str, str]) -> Reply:
-    return _reply(200, dump_json(value).encode(), kind, headers)
-
-
-def problem(status: int, text: str, headers: Mapping[str, str] | None = None) -> Reply:
-    """Return a refusal. It is not cached: what is not there may be there in a moment."""
-    kept = {**(headers or {}), "Cache-Control": "no-store"}
-    return _reply(status, dump_json({"error": text}).encode(), "application/json", kept)
-
-
-def _reply(status: int, body: bytes, kind: str, headers: Mapping[str, str]) -> Reply:
-    return Reply(status, {"Content-Type": kind, "Content-Length": str(len(body)), **headers}, body)
-
-
-def _unknown() -> Reply:
-    return problem(404, "There is nothing here", {"Access-Control-Allow-Origin": "*"})
-
-
-def _database_failed(wanted: Wanted, error: SQLAlchemyError) -> Reply:
-    if not is_outage(error):
-        return _failed(wanted, error)
-    log.error("inbound_database_unavailable", path=wanted.path, error=type(error).__name__)
-    return problem(503, "The database is unavailable", {"Retry-After": str(RETRY_SECONDS)})
-
-
-def misconfigured(wanted: Wanted, error: ConfigurationError) -> Reply:
-    """Return the answer of a process without a node that serves actors. Its problems name settings, and no values."""
-    log.error("inbound_failed", path=wanted.path, problems=list(error.problems))
-    return wanted.finished(problem(500, "Internal error"))
-
-
-def _failed(wanted: Wanted, error: Exception) -> Reply:
-    log.error("inbound_failed", path=wanted.path, **crash(error))
-    return problem(500, "Internal error")
+def _count(total: object) -> int:
+    if not isinstance(total, int) or isinstance(total, bool) or total < 0:
+        raise TypeError("how much is in a collection is a number or None")
+    return total

@@ -123,7 +123,7 @@ class ActivityWire:
         self._allow_http = allow_http
         self._clock = clock
         self._meter = meter
-        self._inboxes = Inboxes(database, clock=clock)
+        self.inboxes = Inboxes(database, clock=clock)
         self._headers = {"Accept": ACTIVITY_JSON, "User-Agent": user_agent(own_url)}
         self._shown = LoadingCache(self._look, ttl=LOOK_INTERVAL)
 
@@ -185,7 +185,7 @@ class ActivityWire:
 
     async def close(self) -> None:
         """End what is being read."""
-        await self._inboxes.close()
+        await self.inboxes.close()
         await self._shown.close()
 
     def _permitted(self, url: str) -> str:
@@ -276,16 +276,16 @@ class ActivityWire:
             await self._links.may_answer_by_page(sending.server_url)
         if is_news:
             await self._links.set_signature(sending.server_url, knock.kind)
-        return await self._inboxes.taken(sending.target_url)
+        return await self.inboxes.taken(sending.target_url)
 
     async def _not_taken(self, sending: Sending, knock: Knock) -> PermanentFailure | RetryableFailure:
         """Return what that means, and note what it says of the inbox."""
         reason = sending.seen.remote_code = reason_of(knock.response.body)
         inbox = (sending.target_url, sending.server_url)
         if knock.response.status == NOT_FOUND:
-            await self._inboxes.missing(*inbox, delivery_id=sending.delivery_id)
+            await self.inboxes.missing(*inbox, delivery_id=sending.delivery_id)
         elif knock.response.status == GONE:
-            await self._inboxes.gone(*inbox, delivery_id=sending.delivery_id)
+            await self.inboxes.gone(*inbox, delivery_id=sending.delivery_id)
         return failure_of(knock.response, knock.url, self._clock.now(), reason=reason, ours=self._own_url)
 
     async def _look(self, key: str) -> bool:

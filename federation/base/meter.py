@@ -43,6 +43,15 @@ class Meter(Protocol):
     def inbound(self, path: str, status: int) -> None:
         """Count a request to an endpoint that was answered."""
 
+    def activity_received(self, type: str, outcome: str) -> None:  # noqa: A002 - as the column
+        """Count an activity of ActivityPub's that was verified: `stored`, or `known`; or `ignored` unverified."""
+
+    def activity_refused(self, why: str) -> None:
+        """Count an activity of ActivityPub's that was not taken."""
+
+    def activity_handled(self, outcome: str) -> None:
+        """Count the handling of an activity: `done`, `retried` later, or `failed` for good."""
+
 
 class Metrics(Meter, Protocol):
     """A meter whose numbers can be read."""
@@ -65,6 +74,9 @@ class _Unmetered:
     def stranger(self) -> None: ...
     def scheduled(self, job: str, outcome: RunOutcome) -> None: ...
     def inbound(self, path: str, status: int) -> None: ...
+    def activity_received(self, type: str, outcome: str) -> None: ...  # noqa: A002 - as the column
+    def activity_refused(self, why: str) -> None: ...
+    def activity_handled(self, outcome: str) -> None: ...
 
 
 NO_METER: Final[Meter] = _Unmetered()

@@ -235,8 +235,8 @@ def set_profile(
 def accept_key(url: ServerUrl, as_json: AsJson = False) -> None:
     """Say that a server's registered keys are its own.
 
-    The analytics then stop reporting them as shared or changed, and no longer advise a review for that. Ask its
-    operator first.
+    The analytics then stop reporting them as shared, changed or not shown, and no longer advise a review for that, nor
+    for what was signed with other keys until then. Ask its operator first.
     """
     from federation.admin.servers import servers
 
@@ -278,8 +278,9 @@ def why(url: Reason, as_json: AsJson = False) -> None:
 
     Shows the link's state, its reason and since when; what is held, and what happens next; backlog; last attempts;
     blacklist rule. Of an inbox also whether it is gone; of an activity its deliveries by state, and what they wait for;
-    of an actor of this node its keys. Of a name that nobody here knows it says so, and which may have been meant. Exit
-    status 1 if something stands in the way, or the name is not known.
+    of one that somebody else sent whether it was handled; of an actor of this node its keys. Of a name that nobody here
+    knows it says so, and which may have been meant. Exit status 1 if something stands in the way, or the name is not
+    known.
     """
     from federation.admin.servers import misnamed, servers
     from federation.protocol.errors import UrlError
@@ -311,11 +312,14 @@ class _Answer:
 async def _explained(federation: Federation, server_url: str, typed: str) -> _Answer:
     """Explain what the typed text names: an activity, an actor of this node, or else a server."""
     from federation.admin.activitypub import own_actor
+    from federation.admin.received import arrivals
     from federation.admin.sent_activities import whereabouts
     from federation.admin.why import explain
 
     if (found := await whereabouts(federation, typed)) is not None:
         return _Answer(told=found, title=typed, sentences=[*found.sentences()], in_the_way=not found.activity.arrived)
+    if (came := await arrivals(federation.database, typed)) is not None:
+        return _Answer(told=came, title=typed, sentences=[*came.sentences()], in_the_way=not came.are_done)
     if (actor := await own_actor(federation, typed)) is not None:
         return _Answer(told=actor, title=typed, sentences=[*actor.sentences()], in_the_way=not actor.is_well)
     why = await explain(federation, server_url, typed=typed)

@@ -13,7 +13,7 @@ from db import ActionSource
 from federation.admin.queues import all_queues
 from federation.base.audit import Order, noted
 from federation.base.errors import ConfigurationError, Unreachable
-from federation.dashboard import activity_page, blacklist_calls, delivery_calls, server_calls
+from federation.dashboard import activity_page, blacklist_calls, delivery_calls, received_page, server_calls
 from federation.dashboard.actions_page import actions_part
 from federation.dashboard.analytics_page import analytics_part
 from federation.dashboard.away import database_away
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from federation.runtime.composition import Federation
 
 TEMPLATES: Final = "federation.dashboard"
-CALLS: Final = (server_calls, delivery_calls, activity_page, blacklist_calls)
+CALLS: Final = (server_calls, delivery_calls, activity_page, received_page, blacklist_calls)
 
 
 class NodeSite:
@@ -93,6 +93,7 @@ class NodeSite:
             delivery_part(federation, shows_texts=self._shows_texts),
             texts_part(federation) if self._shows_texts else SitePart(),
             activity_page.activity_part(federation),
+            received_page.received_part(federation),
             bulk_part(federation),
             live_part(federation),
             queue_part(queues, command=_queue_command, of_crons=_cron_command),

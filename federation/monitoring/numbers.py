@@ -19,6 +19,8 @@ from db import (
     DeliveryState,
     HoldReason,
     LinkState,
+    ReceivedActivity,
+    ReceivedState,
     RunOutcome,
     SchedulerJob,
     Server,
@@ -31,6 +33,15 @@ JOBLESS_AFTER: Final = timedelta(minutes=2)
 """Longer than a short outage of a queue and a sweep: a delivery without a job after that needs attention."""
 ON_HOLD: Final = "on_hold"
 """The state of links that an operator holds, whatever their other state."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceivedNumbers:
+    """Activities that others sent, and that are not done; since when the oldest waits that is to be handled."""
+
+    waiting: int
+    failed: int
+    oldest: datetime | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +59,7 @@ class DatabaseNumbers:
     links: Mapping[str, int]
     blacklist_rules: int
     inboxes_gone: int
+    received: ReceivedNumbers
     ready: int
     held: Mapping[HoldReason, int]
     oldest_ready: datetime | None
@@ -102,6 +114,7 @@ async def read_numbers(database: Database, *, recurring: Collection[str]) -> Dat
         inboxes_gone = (await session.execute(gone)).scalar_one()
         links = await session.execute(select(state, func.count()).group_by(state))
         by_state = dict.fromkeys((*(each.value for each in LinkState), ON_HOLD), 0) | {row[0]: row[1] for row in links}
+        received = await received_numbers(session)
         ready, held = await _ready(session, now), await _held(session)
         done = select(col(SchedulerJob.name), col(SchedulerJob.finished_at)).where(
             col(SchedulerJob.outcome) == RunOutcome.DONE, col(SchedulerJob.name).in_(recurring)
@@ -113,6 +126,7 @@ async def read_numbers(database: Database, *, recurring: Collection[str]) -> Dat
         links=by_state,
         blacklist_rules=rules,
         inboxes_gone=inboxes_gone,
+        received=received,
         ready=ready.count,
         held=held.by_reason,
         oldest_ready=ready.longest,
@@ -123,6 +137,18 @@ async def read_numbers(database: Database, *, recurring: Collection[str]) -> Dat
         without_job=ready.without_job,
         successes=successes,
     )
+
+
+async def received_numbers(session: AsyncSession) -> ReceivedNumbers:
+    """Return how many activities of others are not done, `MAX_ROWS` of each kind at most."""
+    waiting, failed = (
+        select(col(ReceivedActivity.received_at)).where(col(ReceivedActivity.state) == state).limit(MAX_ROWS).subquery()
+        for state in (ReceivedState.NEW, ReceivedState.FAILED)
+    )
+    how_many_failed = select(func.count()).select_from(failed).scalar_subquery()
+    query = select(func.count(), func.min(waiting.c.received_at), how_many_failed).select_from(waiting)
+    number, oldest, gone_wrong = (await session.execute(query)).one()
+    return ReceivedNumbers(waiting=number, failed=gone_wrong, oldest=oldest)
 
 
 async def _ready(session: AsyncSession, now: datetime) -> _ReadyRows:

@@ -48,6 +48,12 @@ ENDPOINTS: Final = frozenset(
         "/inbox",  # and all others of actors
     }
 )
+ACTIVITY_TYPES: Final = frozenset(
+    {
+        *("Accept", "Add", "Announce", "Block", "Create", "Delete", "Dislike", "Flag", "Follow", "Like", "Move"),
+        *("Reject", "Remove", "Undo", "Update"),
+    }
+)
 SIGNATURES: Final = frozenset({"cavage", "rfc9421"})
 OTHER: Final = "other"
 
@@ -112,6 +118,7 @@ class ProcessMetrics:
             "When the gauges read from a queue, or from the database, were last right.",
             "source",
         )
+        self._of_received()
         self._under_way: dict[str, set[tuple[str, str]]] = {}
 
     def _counter(self, name: str, tells: str, *labels: str) -> Counter:
@@ -172,6 +179,26 @@ class ProcessMetrics:
         self._strangers = self._counter(
             "federation_jobs_of_other_nodes",
             "Jobs of another node or database that were in the delivery queue, and went back.",
+        )
+
+    def _of_received(self) -> None:
+        self._received = self._counter(
+            "federation_activities_received", "Activities by ActivityPub that were taken, by type.", "type", "outcome"
+        )
+        self._not_taken = self._counter(
+            "federation_activities_refused", "Activities by ActivityPub that were not taken, by why.", "reason"
+        )
+        self._handled = self._counter(
+            "federation_activities_handled", "How often activities were handled, by what came of it.", "outcome"
+        )
+        self._activities_waiting = self._gauge(
+            "federation_activities_waiting", "Activities that were received and not yet handled, 20 000 at most."
+        )
+        self._activities_failed = self._gauge(
+            "federation_activities_failed", "Activities that were received and could not be handled, 20 000 at most."
+        )
+        self._oldest_activity = self._gauge(
+            "federation_oldest_activity_waiting_seconds", "Age of the oldest activity that waits to be handled."
         )
 
     def _of_recurring_jobs(self) -> None:
@@ -254,6 +281,15 @@ class ProcessMetrics:
     def inbound(self, path: str, status: int) -> None:
         self._inbound.labels(endpoint_label(path), status_label(status)).inc()
 
+    def activity_received(self, type: str, outcome: str) -> None:  # noqa: A002 - as the column
+        self._received.labels(type if type in ACTIVITY_TYPES else OTHER, outcome).inc()
+
+    def activity_refused(self, why: str) -> None:
+        self._not_taken.labels(why).inc()
+
+    def activity_handled(self, outcome: str) -> None:
+        self._handled.labels(outcome).inc()
+
     def set_queue(self, queue: str, counts: Mapping[JobState, int], *, oldest_seconds: float, at: datetime) -> None:
         """Set the gauges of a queue."""
         for state, number in counts.items():
@@ -267,6 +303,9 @@ class ProcessMetrics:
         self._servers.labels("unhealthy").set(numbers.unhealthy)
         self._rules.set(numbers.blacklist_rules)
         self._inboxes_gone.set(numbers.inboxes_gone)
+        self._activities_waiting.set(numbers.received.waiting)
+        self._activities_failed.set(numbers.received.failed)
+        self._oldest_activity.set(age(numbers.received.oldest, at))
         self._owed.set(numbers.owed)
         for state, number in numbers.links.items():
             self._links.labels(state).set(number)

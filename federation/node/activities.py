@@ -9,14 +9,19 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from federation.activitypub.application import joined, target_of
-from federation.activitypub.inbox import BODY_TIMEOUT, MOST_OF_ACTIVITY, ActivitiesInbox, Refused, is_inbox, taken
+from federation.activitypub.inbox import (
+    BODY_TIMEOUT,
+    MOST_OF_ACTIVITY,
+    SHARED_INBOX,
+    ActivitiesInbox,
+    is_inbox,
+    taken,
+)
+from federation.activitypub.refused import Refused
 from federation.node.admission import Admit
 from federation.node.clients import Source
 from federation.node.front import Endpoint, Front
 from federation.node.refusals import Refusal
-
-SHARED_INBOX = "/inbox"
-"""All inboxes count as this one, where requests are counted by path: anybody makes up others."""
 
 
 class ActivitiesEndpoint:
@@ -43,13 +48,13 @@ class ActivitiesEndpoint:
 
     async def _admit(self, request: Request) -> None:
         await self._admit_client(request)
-        await _or_refusal(self._inbox.check_head(joined(request.headers.raw)))
+        await self._or_refusal(self._inbox.check_head(joined(request.headers.raw)))
 
     async def _vouch(self, request: Request, source: Source) -> None:
-        await _or_refusal(self._inbox.vouch(joined(request.headers.raw), source))
+        await self._or_refusal(self._inbox.vouch(joined(request.headers.raw), source))
 
     async def _take(self, request: Request, body: bytearray, source: Source) -> Response:
-        await _or_refusal(
+        await self._or_refusal(
             self._inbox.accept(
                 method=request.method,
                 target=target_of(request.scope),
@@ -60,6 +65,13 @@ class ActivitiesEndpoint:
         )
         reply = taken()
         return Response(reply.body, status_code=reply.status, headers=dict(reply.headers))
+
+    async def _or_refusal(self, work: Awaitable[None]) -> None:
+        try:
+            await work
+        except Refused as refused:
+            self._inbox.refused(refused)
+            raise Refusal(refused.status, refused.text, reason="ACTIVITY", headers=refused.headers) from None
 
 
 class InboxesFirst:
@@ -75,10 +87,3 @@ class InboxesFirst:
             await response(scope, receive, send)
         else:
             await self._others(scope, receive, send)
-
-
-async def _or_refusal(work: Awaitable[None]) -> None:
-    try:
-        await work
-    except Refused as refused:
-        raise Refusal(refused.status, refused.text, reason="ACTIVITY", headers=refused.headers) from None

@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 
 from federation.node.clients import Clients, Source
-from federation.node.limits import Limit, Windows, spent_on_new_servers
+from federation.node.limits import Limit, Windows, deliveries_limit, spent_on_new_servers
 from federation.node.refusals import Refusal
 from federation.protocol.relaying import MAX_RELAYED_BYTES, ORIGIN_HEADER, RELAY_PATH
 from federation.protocol.urls import MAX_URL_CHARACTERS
@@ -73,11 +73,6 @@ DISCOVER_PER_CLIENT: Final = Limit(requests=10, window=timedelta(hours=1))
 ROTATION_PER_CLIENT: Final = Limit(requests=5, window=timedelta(minutes=1))
 RELAY_PER_CLIENT: Final = Limit(requests=120, window=timedelta(minutes=1))
 RELAY_PER_ORIGIN: Final = Limit(requests=100, window=timedelta(minutes=1))
-
-
-def deliveries_limit(requests: int) -> Limit:
-    """Return the limit of that many follows or posts; its window is the one that the other implementation uses."""
-    return Limit(requests=requests, window=timedelta(seconds=10))
 
 
 DELIVERIES: Final = deliveries_limit(3000)

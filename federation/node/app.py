@@ -127,7 +127,8 @@ def _add_actors(app: FastAPI, node: NodeParts, front: Front, actors: Serving, in
     They are no route: one for every path would answer also where an endpoint refuses a method.
     """
     from federation.activitypub.application import ActorsApp  # here: no other node has a use for it
-    from federation.node.activities import SHARED_INBOX, ActivitiesEndpoint, InboxesFirst
+    from federation.activitypub.inbox import SHARED_INBOX
+    from federation.node.activities import ActivitiesEndpoint, InboxesFirst
 
     admit = PerClient(node.per_client, clients=node.clients, windows=node.windows, path=SHARED_INBOX)
     endpoint = ActivitiesEndpoint(inbox, admit=admit).on(front)

@@ -48,6 +48,11 @@ class Limit:
         return self.requests > MAX_REMEMBERED
 
 
+def deliveries_limit(requests: int) -> Limit:
+    """Return the limit of that many follows, posts or activities, in the window of the other implementation."""
+    return Limit(requests=requests, window=timedelta(seconds=10))
+
+
 NEW_SERVERS_PER_CLIENT: Final = Limit(requests=10, window=timedelta(hours=1))
 NEW_SERVERS_PER_NETWORK: Final = Limit(requests=100, window=timedelta(hours=1))
 NEW_SERVERS: Final = Limit(requests=1600, window=timedelta(hours=1))

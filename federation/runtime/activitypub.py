@@ -9,16 +9,18 @@ from typing import Final, Protocol
 
 from db import Database
 from federation.activitypub.actors import Actors
-from federation.activitypub.application import Node, inbox_of, serving_of
-from federation.activitypub.follows import FollowHandlers
+from federation.activitypub.application import Door, Node, inbox_of, serving_of
+from federation.activitypub.follows import FollowHandlers, FollowTotals
 from federation.activitypub.handlers import HANDLERS
-from federation.activitypub.inbox import ActivitiesInbox, Asker, Refused
+from federation.activitypub.inbox import SHARED_INBOX, ActivitiesInbox
 from federation.activitypub.inboxes import gone_among
 from federation.activitypub.instance import InstanceSigner
 from federation.activitypub.keys import ActorKeys
 from federation.activitypub.outbound import Senders
 from federation.activitypub.purge import ActivityPurge
-from federation.activitypub.received import HANDLE, ReceivedJobs, ReceivedRunner
+from federation.activitypub.received import HANDLE, ReceivedJobs
+from federation.activitypub.received_runner import ReceivedRunner
+from federation.activitypub.refused import Asker, Refused, Why
 from federation.activitypub.remote_actors import RemoteActors
 from federation.activitypub.remote_keys import MOST_AT_ONCE, MOST_PER_ORIGIN, RemoteKeys
 from federation.activitypub.serving import Serving
@@ -30,7 +32,7 @@ from federation.delivery.outbox.outbox import Outbox
 from federation.http.client import FederationClient
 from federation.http.guard import AddressGuard
 from federation.http.pool import ConnectionPool, PoolLimits
-from federation.node.limits import Windows, spent_on_keys, spent_on_new_servers
+from federation.node.limits import Limit, Windows, deliveries_limit, spent_on_keys, spent_on_new_servers
 from federation.protocol.keys import KeyRing
 from federation.servers.blacklist import Blacklist
 from federation.servers.links import Links
@@ -107,6 +109,7 @@ class ActivityPub:
         self._windows = windows
         self._outbox = outbox
         self._clock = clock
+        self._meter = meter
         bits = settings.federation_activitypub_key_bits
         self.actors = Actors(ring=ring, bits=bits, clock=clock, own_url=self._own_url)
         self.keys = ActorKeys(database, ring, clock)
@@ -125,6 +128,8 @@ class ActivityPub:
         )
         self.purge = ActivityPurge(database)
         self._key_client = key_client
+        self._follow_totals = FollowTotals(database)
+        self.count_follows = self._follow_totals.count
         signer = InstanceSigner(
             own_url=self._own_url, database=database, actors=self.actors, keys=self.keys, clock=clock
         )
@@ -162,6 +167,7 @@ class ActivityPub:
             senders=self.senders,
             blacklist=self._blacklist,
             remote=self.remote_actors,
+            inboxes=self.wire.inboxes,
             handlers=HANDLERS,
             clock=self._clock,
         )
@@ -171,6 +177,7 @@ class ActivityPub:
             jobs=self.received,
             own=own,
             handlers=HANDLERS,
+            meter=self._meter,
         )
         return {HANDLE: Handler(runner)}
 
@@ -187,6 +194,15 @@ class ActivityPub:
             admit=partial(admit_fetch, self._windows),
             window=self._settings.federation_activitypub_window,
             clock=self._clock,
+            meter=self._meter,
+        )
+
+    @cached_property
+    def door(self) -> Door:
+        """Who may come to an application that is mounted elsewhere, by the settings of a node's own port."""
+        limit = deliveries_limit(self._settings.federation_inbound_per_client)
+        return Door(
+            proxies=self._settings.federation_trusted_proxies, admit=partial(admit_request, self._windows, limit)
         )
 
     def served_for(self, node: Node) -> tuple[Serving, ActivitiesInbox]:
@@ -198,7 +214,18 @@ class ActivityPub:
         async with AsyncExitStack() as stack:  # each step runs, whatever the others raise
             stack.push_async_callback(self.wire.close)
             stack.push_async_callback(self.keys.close)
+            stack.push_async_callback(self._follow_totals.close)
             stack.push_async_callback(self._key_client.close)
+
+
+async def admit_request(windows: Callable[[], Windows], limit: Limit, asker: Asker) -> None:
+    """Count an activity that somebody brings; who is not known is always let in.
+
+    Raises:
+        Refused: 429, he has brought too many.
+    """
+    if asker.client is not None and not await windows().allows(f"{SHARED_INBOX}:{asker.client}", limit):
+        raise _too_many(limit, "activities")
 
 
 async def admit_fetch(windows: Callable[[], Windows], asker: Asker, is_known: bool) -> None:
@@ -212,8 +239,13 @@ async def admit_fetch(windows: Callable[[], Windows], asker: Asker, is_known: bo
     else:
         limit = await spent_on_new_servers(windows(), client=asker.client, network=asker.network)
     if limit is not None:
-        seconds = round(limit.window.total_seconds())
-        raise Refused(429, f"More than {limit.requests} keys in {seconds} seconds", retry_seconds=seconds)
+        raise _too_many(limit, "keys")
+
+
+def _too_many(limit: Limit, things: str) -> Refused:
+    seconds = round(limit.window.total_seconds())
+    told = f"More than {limit.requests} {things} in {seconds} seconds"
+    return Refused(Why.LIMIT, 429, told, retry_seconds=seconds)
 
 
 def activitypub_of(node: OtherParts, *, given: FederationClient | None) -> ActivityPub:

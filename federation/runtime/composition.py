@@ -350,6 +350,10 @@ class Federation:
             clock=self.clock,
         )
 
+    def another(self) -> Federation:
+        """Make a node like this one for another event loop, as connections cannot leave theirs."""
+        return Federation(self.settings)
+
     def worker_storage(self, queue: str) -> Storage:
         """Open the storage that a worker of this process uses, on the workers' own connection."""
         return self._storage(queue) if self._storage else open_storage(self.settings, queue, client=self.worker_redis)
@@ -419,9 +423,9 @@ class Federation:
             ConfigurationError: the node has no URL or no keys of its own.
         """
         # Imported here, because only nodes that serve need the `node` extra.
-        from federation.node.admission import deliveries_limit
         from federation.node.app import NodeParts, create_node_app
         from federation.node.clients import Clients, ClientStanding
+        from federation.node.limits import deliveries_limit
         from federation.node.monitoring import MonitoringRoutes
 
         self.settings.require_identity()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ from workers.errors import StalledError
 from workers.jobs import Claim
 from workers.storage.base import ANY_NAME
 from workers.worker.events import Observer, WorkerEvent, WorkerEventKind
+from workers.worker.handlers import Middleware
 
 log = structlog.get_logger(__name__)
 
@@ -184,6 +186,7 @@ class FederationWorkers:
             lease=settings.federation_lease,
             observers=[log_event, self._rows, self._losses, *self._observers],
             options=WorkerOptions(
+                middlewares=_traces(),
                 overtime=settings.federation_overtime,
                 not_ready=self._not_ready,
                 grace=settings.federation_grace,
@@ -209,7 +212,7 @@ class FederationWorkers:
             concurrency=settings.federation_health_concurrency,
             lease=settings.federation_lease,
             observers=[log_event, *self._observers],
-            options=WorkerOptions(not_ready=self._time_unknown, grace=settings.federation_grace),
+            options=WorkerOptions(middlewares=_traces(), not_ready=self._time_unknown, grace=settings.federation_grace),
         )
 
     def _discovery_worker(self) -> Worker:
@@ -221,6 +224,7 @@ class FederationWorkers:
             lease=settings.federation_lease,
             observers=[log_event, *self._observers],
             options=WorkerOptions(
+                middlewares=_traces(),
                 not_ready=self._time_unknown,
                 overtime=settings.federation_overtime,
                 grace=timedelta(0),  # when it is stopped, nobody waits for its jobs any more
@@ -235,7 +239,7 @@ class FederationWorkers:
             concurrency=settings.federation_tasks_concurrency,
             lease=settings.federation_lease,
             observers=[log_event, *self._observers],
-            options=WorkerOptions(grace=settings.federation_grace),
+            options=WorkerOptions(middlewares=_traces(), grace=settings.federation_grace),
         )
 
     def request_stop(self) -> None:
@@ -275,6 +279,15 @@ class FederationWorkers:
     def _request_stop_once(self) -> None:
         if not self._stop_requested:
             self.request_stop()
+
+
+def _traces() -> Sequence[Middleware]:
+    """Return what makes spans of attempts, in a process that has loaded OpenTelemetry; no other one pays for it."""
+    if "opentelemetry.trace" not in sys.modules:
+        return ()
+    from workers.middlewares.opentelemetry import trace_attempts
+
+    return (trace_attempts(),)
 
 
 def _run(worker: Worker) -> RunningWorker:

@@ -23,7 +23,11 @@ QUESTIONS: Final = 6
 REGAINED: Final = 4 * MINUTE
 """Within this time what is on its way has a job again, whatever became of that."""
 LATE: Final = MINUTE
-_LINK: Final = "SELECT state, operator_hold FROM server_links WHERE server_url = ? AND wire = ?"
+_LINK: Final = """
+SELECT coalesce(max(iif(wire = ?, state, NULL)), 'up'), coalesce(max(operator_hold), 0)
+FROM server_links WHERE server_url = ?
+"""
+"""An operator's hold is of the server: it may be on a link by another wire, while this one has none."""
 UNDER_WAY: Final = 30.0
 """Who asks during a look hears when it would be made again if nothing came of it."""
 
@@ -63,8 +67,7 @@ def _wrong(world: World, now: float, told: Explanation, said: str) -> Iterator[s
             yield f"how many are held ({held} are)"
         if not held and "held for it," in said:
             yield "that something is held"
-        links = world.space.rows(_LINK, told.url, world.wires[told.url])
-        state, by_hand = links[0] if links else ("up", 0)
+        [(state, by_hand)] = world.space.rows(_LINK, world.wires[told.url], told.url)
         if ("held by an operator" in said) != bool(by_hand) or ("it is down" in said.lower()) != (
             state == "down" and not by_hand
         ):

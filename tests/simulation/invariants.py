@@ -13,6 +13,7 @@ from typing import Final
 from federation.delivery.error_codes import STALLED
 from federation.delivery.rows import series_job_id
 from federation.retention import KEEP_SETTLED_ROWS
+from tests.simulation.arrivals import handled_late, handled_once
 from tests.simulation.asked import promises_kept
 from tests.simulation.attempts import attempts_agree
 from tests.simulation.incidents import Wish
@@ -71,6 +72,7 @@ def look(world: World, now: float) -> Iterator[str]:
     """What is wrong while the world goes on; asked when nobody has been at work for a while."""
     yield from held_with_jobs(world, now)
     yield from left_waiting(world, now)
+    yield from handled_late(world, now)
 
 
 def judge(world: World, now: float) -> Iterator[str]:
@@ -94,6 +96,7 @@ def judge(world: World, now: float) -> Iterator[str]:
     yield from looks_and_releases(world, past)
     yield from promptness(world, past)
     yield from promises_kept(world, past)
+    yield from handled_once(world)
 
 
 def rows_of(world: World) -> dict[str, Row]:

@@ -28,6 +28,7 @@ class Needs:
             "tending-Sightings.tick": Need(None, DAY),
             "tending-DatabaseClock.tick": Need(None, DAY),
             "sweep": Need(lambda _: min(self.space.first_due(_SWEPT), self._first_without_job()), DAY),
+            "received": Need(lambda _: self._first_unhandled(), DAY),
             "range": Need(None, DAY),
             "purge": Need(None, 2 * DAY),
             "reap": Need(lambda _: self.queues.first_lease_end(), DAY),
@@ -44,6 +45,10 @@ class Needs:
         """When the first ready delivery is missed in the queue."""
         dues = (due for job, due in self.space.dues(_READY) if not self.queues.has_open(job))
         return min(dues, default=math.inf)
+
+    def _first_unhandled(self) -> float:
+        """When the first activity of others is missed in the queue."""
+        return min((due for job, due in self.space.dues(_RECEIVED) if not self.queues.has_task(job)), default=math.inf)
 
     def _renewal(self, _now: float) -> float:
         """When the first claim has lasted for a third of its lease, as long as workers go between two renewals."""
@@ -66,6 +71,13 @@ AND row.created_at > datetime(link.probed_at, '60 seconds') AND {_FIRST_HELD}
 _READY = """
 SELECT job_id, datetime(coalesce(queued_at, created_at), iif(queued_at IS NULL, '30 seconds', '600 seconds'))
 FROM delivery_jobs WHERE state = 'ready' AND settled_at IS NULL
+"""
+_RECEIVED = """
+SELECT 'received-' || activity_hash || '.' || (attempts / 5), datetime(received_at, '60 seconds')
+FROM activitypub_received AS row WHERE state = 'new' AND NOT EXISTS (
+    SELECT 1 FROM activitypub_received AS older
+    WHERE older.state = 'new' AND older.actor = row.actor AND older.number < row.number
+)
 """
 _RELEASED = "SELECT min(release_at) FROM server_links"
 _SWEPT = f"""

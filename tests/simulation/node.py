@@ -39,7 +39,7 @@ from workers.clock import Clock
 _process: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
 _OWN_NUMBER: Final = 999_999
 _GUARD: Final = AddressGuard()
-_LAZY_NAMES: Final = {"outbox-sweep": "sweep", "long-range-probes": "range"}
+_LAZY_NAMES: Final = {"outbox-sweep": "sweep", "long-range-probes": "range", "received-sweep": "received"}
 """Kinds of timers, by recurring job; those of all others are of the kind `purge`."""
 _LEFT_OUT: Final = {"rollups"}
 """It decides nothing about deliveries, and counts them every half minute of weeks in which nobody looks."""
@@ -124,7 +124,7 @@ class Process:
             self._around.servers,
             self._around.requests,
             self._around.own_actor,
-            crash=self._crash,
+            crash=self.dies,
             process=self.number,
             clock=clock,
         )
@@ -136,7 +136,8 @@ class Process:
         context.run(_process.set, self)
         context.run(call)
 
-    def _crash(self, why: str) -> None:
+    def dies(self, why: str) -> None:
+        """It crashes by what it does, and is started again."""
         if self.alive:
             self._crashed(self, why)
 
@@ -196,6 +197,13 @@ def is_frozen(context: contextvars.Context) -> bool:
     """Whether what runs in this context belongs to a process that stands still."""
     process = context.get(_process)
     return process is not None and process.frozen
+
+
+def this_process() -> Process:
+    """The process to which whoever runs belongs."""
+    process = _process.get()
+    assert process is not None
+    return process
 
 
 def is_running() -> bool:

@@ -120,6 +120,25 @@ class PlannedDelivery:
     """Whose own inbox it is for; None, the inbox that the server's users share. See `LOST_INBOXES`."""
 
 
+class Death(StrEnum):
+    """When a process dies over an activity that it handles."""
+
+    BEFORE = "before its transaction ends"
+    AFTER = "after that"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedArrival:
+    """What an actor of a server sends to us. The function that handles it raises so many times, and once its process
+    dies over it. The sender comes `again`, as if it had not been told that it is stored."""
+
+    at: float
+    server: int
+    raises: int = 0
+    death: Death | None = None
+    again: float | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Outage:
     """The database or the queue does not answer."""
@@ -219,6 +238,7 @@ class Plan:
     """Posts are sent by another wire, which knows no keys, no page of a stranger, and no question but a delivery."""
     hidden: tuple[tuple[float, float], ...] = ()
     """When nobody can fetch our actor."""
+    arrivals: tuple[PlannedArrival, ...] = ()
 
     @property
     def has_activities(self) -> bool:
@@ -261,6 +281,7 @@ class Plan:
             freezes=(),
             losses=(),
             hidden=(),
+            arrivals=(),
             processes=1,
             end=RUSH + SILENCE + QUIET,
         )

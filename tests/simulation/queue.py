@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from datetime import timedelta
 from typing import Final, cast
 
-from federation.base.queues.queue import ACTIVITIES_QUEUE_NAME, DELIVERY_QUEUE_NAME
+from federation.base.queues.queue import ACTIVITIES_QUEUE_NAME, DELIVERY_QUEUE_NAME, TASKS_QUEUE_NAME
 from tests.simulation.database import Line
 from tests.simulation.loop import LoopClock
 from workers import StorageUnavailable
@@ -70,6 +70,11 @@ class Queues:
     def has_claims(self) -> bool:
         """Whether some worker is at work."""
         return any(queue.table.by_state[JobState.PROCESSING] for queue in self._queues.values())
+
+    def has_task(self, job_id: str) -> bool:
+        """Whether that task is there and has not ended."""
+        table = self._queues[TASKS_QUEUE_NAME].table.by_state
+        return any(job_id in table[state] for state in JobState if not state.is_final)
 
     def has_open(self, job_id: str) -> bool:
         """Whether that job of a delivery is there and has not ended."""

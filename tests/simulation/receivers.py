@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from federation.activitypub.signatures import SignatureKind
+from tests.simulation.arrivals import arrivals_of
 from tests.simulation.plan import (
     FORBIDS_ONE,
     HOUR,
@@ -56,6 +57,7 @@ def with_activities(plan: Plan) -> Plan:
         follows=tuple(each for each in plan.follows if each.server not in takers),
         sick=frozenset(each.number for each in servers if each.is_sick),
         hidden=hidden,
+        arrivals=arrivals_of(chance, plan, sorted(takers)),
     )
 
 

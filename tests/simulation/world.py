@@ -20,6 +20,7 @@ from federation.base.errors import Unreachable
 from tests.peer import Sender
 from tests.plain_wire import PlainWire
 from tests.simulation.activities import actor_rows
+from tests.simulation.arrivals import TABLE, Senders, Stored
 from tests.simulation.asked import Promise, promise_of, questions, untrue
 from tests.simulation.database import Space
 from tests.simulation.incidents import Ban, Incidents, Pair, Wish
@@ -71,6 +72,8 @@ class World:
     own_looks: list[tuple[int, float]] = field(default_factory=list)
     """Those of a process at our own actor."""
     findings: list[str] = field(default_factory=list)
+    stored: list[Stored] = field(default_factory=list)
+    """What actors of others have sent."""
     wanted: dict[Pair, list[Wish]] = field(default_factory=dict)
     """What users wanted of each pair, in this order."""
 
@@ -162,6 +165,7 @@ class _Run:
         self._around.processes = self._workers
         world.requests = self._around.requests
         world.own_looks = own_actor.looks
+        self._senders = Senders(world, self._app)
         self._application = Application(world, self._app, self._poison, self._around.clock)
 
     def _is_hidden(self) -> bool:
@@ -169,6 +173,10 @@ class _Run:
         return any(start <= now < end for start, end in self._world.plan.hidden)
 
     async def run(self) -> None:
+        with self._senders.handled():
+            await self._run()
+
+    async def _run(self) -> None:
         self._make_servers()
         self._app.start()
         for process in self._workers:
@@ -211,6 +219,7 @@ class _Run:
         plan = self._world.plan
         events: list[tuple[float, Callable[[], Awaitable[None]]]] = []
         events += [(each.at, partial(self._application.owe, each)) for each in plan.deliveries]
+        events += [(each.at, partial(self._senders.send, each)) for each in plan.arrivals]
         events += [(each.start, partial(self._cut, each)) for each in plan.outages]
         events += [(each.at, partial(self._kill, each)) for each in plan.kills]
         events += [(each.at, partial(self._freeze, each)) for each in plan.freezes]
@@ -259,6 +268,7 @@ class _Run:
             " updated_at, is_healthy, health_check_attempts) VALUES (?, ?, ?, ?, ?, ?, ?, 1, 0)",
             [(s.url, s.url, s.keys.signing.public_text, s.keys.encryption.public_text, now, now, now) for s in known],
         )
+        self._world.space.keeper.execute(TABLE)
         for statement, values in actor_rows() if self._world.plan.has_activities else ():
             self._world.space.keeper.execute(statement, values)
 

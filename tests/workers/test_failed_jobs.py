@@ -156,11 +156,12 @@ async def test_a_failed_job_is_exported_as_a_line() -> None:
     """JSON without line breaks, with everything that is known of it."""
     async with at_work(refuse, max_attempts=1) as queue:
         with pytest.raises(MaxRetriesError):
-            await queue.enqueue_and_wait(LETTER, id="letter", name="mail")
+            await queue.enqueue_and_wait(LETTER, id="letter", name="mail", meta={"of": "ann"})
         [line] = [one.as_json() async for one in queue.manage.failed()]
     told = json.loads(line)
     assert "\n" not in line
     assert (told["id"], told["name"], told["payload"], told["state"]) == ("letter", "mail", LETTER, "failed")
+    assert told["meta"] == {"of": "ann"}
     assert (told["error"]["type"], told["failures"][0]["error_type"]) == ("KeyError", "KeyError")
 
 
@@ -169,13 +170,14 @@ async def test_failed_jobs_are_sent_to_another_queue() -> None:
     space = MemorySpace()
     queue, dead = Queue(MemoryStorage(space, "mail")), Queue(MemoryStorage(space, "dead"))
     async with queue, dead:
-        await fail(queue, JobSpec(payload=LETTER, id="a", name="send", max_attempts=7, priority=3))
+        await fail(queue, JobSpec(payload=LETTER, id="a", name="send", max_attempts=7, priority=3, meta={"of": "ann"}))
         await queue.enqueue(1, id="waits")
         assert await queue.manage.send(["a", "waits", "unknown"], dead) == 1
         assert await queue.get_job("a") is None
         assert await queue.get_status("waits") is not None
         [claim] = await steps.claim(dead.storage, 5)
         assert (claim.job_id, claim.name, claim.payload) == ("a", "send", b'{"to":"bob"}')
+        assert claim.meta == {"of": "ann"}
         assert (claim.max_attempts, claim.priority) == (7, 3)
 
 

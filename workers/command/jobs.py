@@ -144,11 +144,14 @@ async def _in_state(queue: Queue, state: JobState, options: argparse.Namespace) 
 
 
 async def _show(queue: Queue, options: argparse.Namespace) -> int:
-    job = await queue.get_status(options.id)
-    if job is None:
+    found = await queue.get_job(options.id)
+    if found is None:
         print(f"there is no job {one_line(options.id)}, or none any more", file=sys.stderr)
         return NOTHING
+    job = found.status
     told = _told(job, await queue.held_back(job.id))
+    if found.meta:
+        told["meta"] = found.meta
     if job.state is JobState.COMPLETED:
         told["result"] = await queue.get_result(job.id)
     stack = "" if job.last_error is None else job.last_error.stack

@@ -25,7 +25,7 @@ from workers.queue import Queue
 from workers.storage.abilities import Pooled
 from workers.supervisor import Command, Introduction, Membership, Plan, Supervisor, parse_bytes, parse_processes
 from workers.supervisor.http_port import HttpAnswer, HttpPort
-from workers.worker.events import WorkerEvent, WorkerEventKind, log_line
+from workers.worker.events import Observer, WorkerEvent, WorkerEventKind, log_line
 from workers.worker.handlers import Middleware
 
 if TYPE_CHECKING:
@@ -119,6 +119,17 @@ def _measuring() -> Sequence[Middleware]:
         return ()
 
 
+def _counting() -> Sequence[Observer]:
+    try:
+        from workers.middlewares.prometheus import JobCounters
+    except ModuleNotFoundError:
+        return ()
+    try:
+        return (JobCounters(),)
+    except ValueError:  # the application's queue counts them itself
+        return ()
+
+
 def _metrics() -> HttpAnswer | None:
     try:
         from prometheus_client import generate_latest
@@ -198,6 +209,7 @@ async def _work(queues: Sequence[Queue], options: argparse.Namespace, membership
     if membership is not None:
         await _require_connections(queues, membership.of)
     probes = Probes(queues) if membership is not None or options.metrics_port is not None else None
+    counting = () if probes is None else _counting()
     grace = max(queue.grace for queue in queues) if options.grace is None else options.grace
     ready = _Ready(len(queues), grace, options.metrics_bind, membership)
     for queue in queues:
@@ -206,7 +218,7 @@ async def _work(queues: Sequence[Queue], options: argparse.Namespace, membership
         queue.worker(
             concurrency=options.concurrency,
             grace=options.grace,
-            observers=[ready],
+            observers=[ready, *counting],
             middlewares=[log_attempts, *(() if probes is None else probes.middlewares)],
         )
         for queue in queues

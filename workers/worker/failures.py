@@ -161,4 +161,4 @@ def _record_of(claim: Claim, settlement: Failed) -> JobRecord:
         chain_index=claim.chain_index,
         last_error=settlement.error,
     )
-    return JobRecord(status=status, payload=claim.payload)
+    return JobRecord(status=status, payload=claim.payload, meta=claim.meta)

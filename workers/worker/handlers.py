@@ -151,7 +151,8 @@ class Job:
     """What a handler gets: the job, its decoded payload, and the number of this attempt (the first is 1).
 
     `chain_index` is the number of this link of the job's chain; the first is 0. `last_error` is the error of the last
-    attempt at this link that failed, counted or not; a worker that vanished leaves none.
+    attempt at this link that failed, counted or not; a worker that vanished leaves none. `meta` is what was enqueued
+    with the job; see `JobSpec`.
     """
 
     id: str
@@ -162,6 +163,7 @@ class Job:
     created_at: datetime
     chain_index: int = 0
     last_error: ErrorInfo | None = field(default=None, repr=False)
+    meta: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
     signal: Signal = field(default_factory=Signal)
     run: Run = field(default=_NO_RUN, repr=False, compare=False)
 
@@ -429,4 +431,5 @@ def make_job(claim: Claim, payload: object, signal: Signal, run: Run = _NO_RUN) 
         created_at=claim.created_at,
         chain_index=claim.chain_index,
         last_error=claim.last_error,
+        meta=claim.meta,
     )

@@ -90,6 +90,7 @@ def _extend_delivery_jobs() -> None:
             sa.Column("holds", sa.Integer, nullable=False, server_default=sa.text("0")),
             sa.Column("suspect", sa.Integer),
             sa.Column("alone", sa.Integer, nullable=False, server_default=sa.text("0")),
+            sa.Column("trace", sa.Text),
         ),
     )
     _partial(f"{table}_payload_id_idx", table, ["payload_id"], "payload_id IS NOT NULL")
@@ -449,6 +450,9 @@ def _create_inbound_activitypub() -> None:
     )
     op.create_index("activitypub_received_hash_uidx", "activitypub_received", ["activity_hash"], unique=True)
     _partial("activitypub_received_open_idx", "activitypub_received", ["actor", "number"], "state = 'new'")
+    _partial("activitypub_received_failed_idx", "activitypub_received", ["number"], "state = 'failed'")
+    named = "activity_id IS NOT NULL"
+    _partial("activitypub_received_activity_id_idx", "activitypub_received", ["activity_id"], named)
     op.create_index("activitypub_received_at_idx", "activitypub_received", ["received_at"])
     op.create_table(
         "activitypub_remote_keys",

@@ -20,6 +20,7 @@ from db.poolers import LentSessionsError
 from federation.admin.doctor import actors, checks, time_checks
 from federation.admin.doctor.checks import Found, Verdict, failure, queue_setting
 from federation.admin.doctor.given_up import given_up
+from federation.admin.doctor.received import received
 from federation.base.errors import ConfigurationError, NoNodeHere, Unreachable
 from federation.base.settings.misspelt import without_effect
 from federation.base.settings.reach import PATIENCE
@@ -103,12 +104,15 @@ async def examine_node(federation: Federation) -> list[Finding]:
                 ("backlog", checks.backlog),
                 ("given up", given_up),
                 ("claims", checks.claims),
-                *((("actors", actors.actors), ("own actor", actors.own_actor)) if has_actors else ()),
+                *(_OF_ACTORS if has_actors else ()),
             )
         ]
     writes, host, known_keys, *others = of_database
     tasks = [writes, host, known_keys, queues_, server, files, *others, discover]
     return [database, *(task.result() for task in tasks if task is not None)]
+
+
+_OF_ACTORS: Final = (("actors", actors.actors), ("own actor", actors.own_actor), ("received", received))
 
 
 async def _run(

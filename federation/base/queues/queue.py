@@ -20,6 +20,7 @@ from workers.checks import MAX_DELAY
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import Unsupported
 from workers.jobs import DROP, NewJob, Retention
+from workers.metadata import check_meta
 from workers.queue import Queue
 from workers.retry import RetryPolicy
 from workers.specs import DEFAULT_NAME, Enqueued, JobSpec
@@ -34,9 +35,9 @@ MAX_NUMBER: Final = 2**53
 FOREVER: Final = timedelta(days=36_500)
 
 COMMON: Final = frozenset(
-    ("jobId", "delay", "attempts", "backoff", "priority", "removeOnComplete", "removeOnFail", "sizeLimit")
+    ("jobId", "delay", "attempts", "backoff", "priority", "removeOnComplete", "removeOnFail", "sizeLimit", "meta")
 )
-"""Options that every storage can keep, in most of their forms."""
+"""Options that every storage can keep, in most of their forms; `meta` is that of a `JobSpec`, and not BullMQ's."""
 FLAGS: Final = frozenset(
     (
         *("lifo", "failParentOnFailure", "continueParentOnFailure"),
@@ -88,6 +89,7 @@ def spec_of(defaults: JobSpec, storage: Storage, name: str, data: object, opts: 
         keep_completed=completed,
         keep_failed=failed,
         deduplication=deduplication,
+        meta=check_meta(opts["meta"]) if "meta" in opts else None,
         node_options=others,
         size_limit=_number("sizeLimit", opts["sizeLimit"]) if opts.get("sizeLimit") else None,
     )
@@ -203,9 +205,10 @@ class JobQueue(Queue):
 
         On every storage: `jobId`, `delay` (ms), `attempts`, `backoff` (ms, or `{type, delay, jitter}` with type `fixed`
         or `exponential`), `priority`, `sizeLimit` (bytes), `removeOnComplete`, `removeOnFail` (a bool, or `{age}` in
-        seconds), and `deduplication` where the storage keeps keys. On BullMQ also: other types of `backoff`, how many
-        records to keep, all modes of `deduplication`, `lifo` (on Bull too), `timestamp`, `keepLogs`, `stackTraceLimit`,
-        `telemetry`, `parent` and what a failure means to it. The id of a `parent` is that in Redis.
+        seconds), `meta` (see `JobSpec`), and `deduplication` where the storage keeps keys. On BullMQ also: other types
+        of `backoff`, how many records to keep, all modes of `deduplication`, `lifo` (on Bull too), `timestamp`,
+        `keepLogs`, `stackTraceLimit`, `telemetry`, `parent` and what a failure means to it. The id of a `parent` is
+        that in Redis.
 
         Raises:
             ValueError: an unknown option, or a value that BullMQ would not accept; the message says which.

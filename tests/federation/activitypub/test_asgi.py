@@ -25,7 +25,7 @@ from structlog.testing import capture_logs
 import federation
 import federation.sync
 from federation.activitypub.application import asgi, respond
-from federation.activitypub.documents import ACTIVITY_JSON, Software
+from federation.activitypub.documents import ACTIVITY_JSON, COLLECTIONS, Software, Usage
 from federation.base.errors import ConfigurationError
 from federation.node.server import NodeServer
 from federation.runtime.composition import Federation
@@ -66,16 +66,22 @@ def client(app: ASGIApp, **options: Any) -> httpx.AsyncClient:
 
 
 async def test_actors_are_served_by_the_node_of_the_loop(node: Federation) -> None:
-    app = asgi(software=Software(name="notes", version="1"))
+    app = asgi(
+        total=lambda url, name: 3 if name == "outbox" else None,
+        usage=lambda: Usage(users=2),
+        software=Software(name="notes", version="1"),
+    )
     async with client(app) as asking:
         actor = await asking.get("/users/alice", headers={"Accept": ACTIVITY_JSON})
         finger = await asking.get("/.well-known/webfinger", params={"resource": "acct:alice@a.example"})
         info = await asking.get("/nodeinfo/2.1")
+        totals = [(await asking.get(f"/users/alice/{name}")).json()["totalItems"] for name in COLLECTIONS]
         head = await asking.head("/users/alice")
         post = await asking.post("/users/alice", content=b"x" * 100_000)
     assert (actor.status_code, actor.json()["id"]) == (200, ALICE)
     assert finger.json()["links"][0]["href"] == ALICE
-    assert info.json()["software"]["name"] == "notes"
+    assert (info.json()["software"]["name"], info.json()["usage"]) == ("notes", {"users": {"total": 2}})
+    assert totals == [3, 0, 0]
     assert (head.status_code, head.content, head.headers["Content-Length"]) == (
         200,
         b"",
@@ -260,6 +266,16 @@ async def test_plain_code_may_have_coroutine_functions_and_failing_ones(node: Fe
 
     finger = "/.well-known/webfinger?resource=acct:x@y.example"
     assert json.loads((await asyncio.to_thread(respond, "GET", finger, {}, find=find))[2])["aliases"] == [ALICE]
+
+    async def total(url: str, name: str) -> int:
+        return 3
+
+    answer = await asyncio.to_thread(
+        respond, "GET", "/users/alice/outbox", {}, total=total, actor=lambda url: {"id": url}
+    )
+    assert json.loads(answer[2])["totalItems"] == 3
+    info = await asyncio.to_thread(respond, "GET", "/nodeinfo/2.1", {}, usage=lambda: Usage(local_posts=1))
+    assert json.loads(info[2])["usage"]["localPosts"] == 1
     status, _, body = await asyncio.to_thread(respond, "HEAD", "/users/alice", {}, actor=broken)
     assert (status, body) == (500, b"")
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from federation.activitypub import documents
-from federation.activitypub.documents import ACTIVITY_CONTEXT, ACTIVITY_JSON, LD_JSON, SECURITY_CONTEXT, Software
-from federation.activitypub.serving import Wanted
+from federation.activitypub.documents import ACTIVITY_CONTEXT, ACTIVITY_JSON, LD_JSON, SECURITY_CONTEXT, Software, Usage
+from federation.activitypub.replies import Wanted
 
 ALICE = "https://a.example/users/alice"
 KEY = documents.public_key(ALICE, key_id=f"{ALICE}#main-key", pem="PEM")
@@ -90,6 +90,8 @@ def test_a_minimal_document_has_what_receivers_ask_for(is_instance: bool, kind: 
         "type": kind,
         "inbox": f"{ALICE}/inbox",
         "outbox": f"{ALICE}/outbox",
+        "followers": f"{ALICE}/followers",
+        "following": f"{ALICE}/following",
         "preferredUsername": "alice",
     }
 
@@ -130,10 +132,21 @@ def test_webfinger_leads_to_the_actor() -> None:
 def test_nodeinfo_says_what_runs_here() -> None:
     schema, href = "http://nodeinfo.diaspora.software/ns/schema/2.1", "https://a.example/nodeinfo/2.1"
     assert documents.nodeinfo_index("https://a.example") == {"links": [{"rel": schema, "href": href}]}
-    info = documents.nodeinfo(Software(name="notes", version="1.2", repository="https://code.example/notes"))
+    info = documents.nodeinfo(Software(name="notes", version="1.2", repository="https://code.example/notes"), Usage())
     assert info["software"] == {"name": "notes", "version": "1.2", "repository": "https://code.example/notes"}
     assert set(info) == {"version", "software", "protocols", "services", "openRegistrations", "usage", "metadata"}
-    assert documents.nodeinfo(Software(name="notes", version="1"))["software"] == {"name": "notes", "version": "1"}
+    assert documents.nodeinfo(Software(name="notes", version="1"), Usage())["software"] == {
+        "name": "notes",
+        "version": "1",
+    }
+
+
+def test_nodeinfo_counts_what_it_is_told() -> None:
+    """No count is none, and nought is one."""
+    some = Software(name="notes", version="1")
+    told = documents.nodeinfo(some, Usage(users=3, active_month=2, active_half_year=0, local_posts=41))
+    assert told["usage"] == {"users": {"total": 3, "activeMonth": 2, "activeHalfyear": 0}, "localPosts": 41}
+    assert documents.nodeinfo(some, Usage(local_posts=0))["usage"] == {"users": {}, "localPosts": 0}
 
 
 @pytest.mark.parametrize("name", ["", "Notes", "my notes", "notes\n", "nötes"])

@@ -14,11 +14,12 @@ import pytest
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from db import ActivityActor, ActivityFollow, Database, FollowDirection, FollowState
+from db import ActivityActor, ActivityFollow, ActivityInbox, Database, FollowDirection, FollowState
 from federation.activitypub import follows
 from federation.activitypub.actors import found_by
 from federation.activitypub.follows import FollowHandlers, followers_of
 from federation.activitypub.handlers import FollowDecision, Handlers, IncomingActivity, NotTried
+from federation.activitypub.inboxes import Inboxes
 from federation.activitypub.outbound import Recipient
 from federation.activitypub.remote_actors import ActorUnavailable, RemoteActors, recipient_of
 from federation.http.client import FederationClient
@@ -40,6 +41,7 @@ class Meeting:
     server: MisbehavingServer
     client: FederationClient
     handlers: Handlers
+    inboxes: Inboxes
 
     @property
     def bob(self) -> str:
@@ -57,6 +59,7 @@ class Meeting:
             senders=self.sender.senders,
             blacklist=self.sender.blacklist,
             remote=RemoteActors(self.client),
+            inboxes=self.inboxes,
             handlers=self.handlers,
             clock=self.sender.clock,
         )
@@ -117,7 +120,9 @@ async def meeting(database: Database, ssl_context: ssl.SSLContext) -> AsyncItera
         await add_key(database)
         async with database.transaction() as session:
             session.add(ActivityActor(id=ALICE, name=found_by(ALICE), created_at=NOW))
-        made = Meeting(sender, server, client, Handlers())
+        inboxes = Inboxes(database, clock=sender.clock)
+        stack.push_async_callback(inboxes.close)
+        made = Meeting(sender, server, client, Handlers(), inboxes)
         made.shows(made.bob)
         yield made
 
@@ -273,6 +278,29 @@ async def test_a_server_is_asked_about_two_of_its_actors_at_once(meeting: Meetin
     assert await prepare(3, meeting.bob) is not None
 
 
+async def test_all_servers_together_are_asked_about_so_many_at_once(
+    meeting: Meeting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes a slot of tasks, and strangers have as many servers as they like."""
+    monkeypatch.setattr(follows, "MOST_AT_ONCE", 1)
+    go_on, asked, own = asyncio.Event(), asyncio.Event(), meeting.own
+    shows = meeting.server.routes["/users/bob"]
+
+    async def later(request: Received, exchange: Exchange) -> None:
+        asked.set()
+        await go_on.wait()
+        await shows(request, exchange)
+
+    meeting.server.routes["/users/bob"] = later
+    first = asyncio.create_task(own.prepare(IncomingActivity.of(json.dumps(meeting.follow()), meeting.bob)))
+    await asked.wait()
+    another = "https://other.example/users/eve"
+    with pytest.raises(NotTried):
+        await own.prepare(IncomingActivity.of(json.dumps(meeting.follow(by=another)), another))
+    go_on.set()
+    assert await first is not None
+
+
 @pytest.mark.parametrize("body", [b"{", b"[]", b'{"id": 1}', b"[" * 100_000, b"\xff"])
 def test_a_document_that_is_none_shows_nobody(body: bytes) -> None:
     assert recipient_of(body, "https://b.example/users/bob") is None
@@ -346,3 +374,26 @@ async def test_a_follow_of_ours_is_ended_by_its_undo(meeting: Meeting) -> None:
     assert owed is not None
     assert (owed[0]["type"], owed[0]["object"]["id"], owed[1].inbox) == ("Undo", made["id"], f"{meeting.bob}/inbox")
     assert ("bob", direction) not in await meeting.rows()
+
+
+async def test_the_gone_inbox_of_who_follows_is_known_again(meeting: Meeting) -> None:
+    """Which its Follow shows, though no row has it: else the answer would be skipped, and nobody would follow."""
+    inbox = f"{meeting.bob}/inbox"
+    await meeting.sender.lose_inbox(inbox)
+    await meeting.receives(meeting.follow())
+    assert await meeting.answers() == [("Accept", f"{meeting.bob}/follows/1", inbox)]
+
+
+async def test_whoever_sends_something_has_an_inbox_again(meeting: Meeting) -> None:
+    """The one of his follows; not by the news of his end, and not by what others send."""
+    await meeting.has_follower(meeting.bob)
+    inbox = f"{meeting.bob}/inbox"
+    await meeting.inboxes.gone(inbox, meeting.server.url, delivery_id="d")
+    await meeting.receives({"type": "Create", "object": {}}, by=meeting.carol)
+    await meeting.receives({"type": "Delete", "object": meeting.bob})
+    await meeting.asks()
+    async with meeting.sender.database.read() as session:
+        assert await session.get(ActivityInbox, inbox) is not None
+    await meeting.receives({"type": "Create", "object": {}})
+    async with meeting.sender.database.read() as session:
+        assert await session.get(ActivityInbox, inbox) is None

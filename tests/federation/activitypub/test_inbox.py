@@ -16,17 +16,20 @@ from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 
 from db import ActivityFollow, BlacklistedServer, Database, FollowDirection, RemoteActorKey
-from federation.activitypub.inbox import MOST_OF_ACTIVITY, ActivitiesInbox, Anybody, Asker, Refused
+from federation.activitypub.inbox import MOST_OF_ACTIVITY, ActivitiesInbox
 from federation.activitypub.keys import public_pem
+from federation.activitypub.refused import Anybody, Asker, Refused, Why
 from federation.activitypub.remote_keys import KEPT, LOOK_AGAIN, MOST_PER_CLIENT, MOST_PER_ORIGIN, RemoteKeys
-from federation.activitypub.serving import Reply
+from federation.activitypub.replies import Reply
 from federation.activitypub.signatures import SignatureKind
 from federation.http.client import FederationClient
 from federation.http.guard import AddressGuard
 from federation.http.pool import ConnectionPool, PoolLimits
+from federation.monitoring.prometheus import ProcessMetrics
 from federation.servers.blacklist import Blacklist
 from federation.servers.links import Links
 from tests.federation.activitypub.remote import BOB, RemoteActor, private_key, shows
+from tests.federation.monitoring.test_prometheus import samples
 from tests.misbehaving import MisbehavingServer, hang, respond
 from workers import StorageUnavailable
 from workers.clock import ManualClock, SystemClock
@@ -55,6 +58,7 @@ class Door:
     kept: list[dict[str, Any]] = field(default_factory=list)
     admitted: list[bool] = field(default_factory=list)
     counted: list[str | None] = field(default_factory=list)
+    metrics: ProcessMetrics = field(default_factory=ProcessMetrics)
 
     async def keep(self, **activity: Any) -> bool:
         is_new = activity["activity_hash"] not in [each["activity_hash"] for each in self.kept]
@@ -124,8 +128,9 @@ async def inbox_on(database: Database, server: MisbehavingServer) -> AsyncIterat
             admit=admit,
             window=WINDOW,
             clock=clock,
+            meter=(metrics := ProcessMetrics()),
         )
-        door = Door(inbox, database, clock, links, server, RemoteActor(server))
+        door = Door(inbox, database, clock, links, server, RemoteActor(server), metrics=metrics)
         yield door
         await links.close()
 
@@ -466,7 +471,7 @@ async def test_whoever_is_not_known_counts_for_the_server_of_the_key(door: Door)
 
 async def test_who_may_not_have_us_ask_is_told_so(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     async def spent(self: Door, _client: Asker, _is_known: bool) -> None:
-        raise Refused(429, "More than that", retry_seconds=3600)
+        raise Refused(Why.LIMIT, 429, "More than that", retry_seconds=3600)
 
     monkeypatch.setattr(Door, "admit", spent)
     reply = await door.post(door.bob.activity())
@@ -485,6 +490,25 @@ async def test_a_database_that_is_away_is_our_fault(door: Door, monkeypatch: pyt
         answers.append(await door.post(door.bob.activity()))
     assert [each.status for each in answers] == [503, 503, 500]
     assert [each.headers.get("Retry-After") for each in answers] == ["5", "5", None]
+
+
+async def test_what_becomes_of_an_activity_is_counted(door: Door) -> None:
+    """By its type, or by why it was refused: once each."""
+    activity = door.bob.activity()
+    for each in (activity, activity, door.bob.activity(2, type="Odd"), door.bob.activity(3, type=7)):
+        await door.post(each)
+    await door.post({"type": "Delete", "actor": "https://x.example/a", "object": "https://x.example/a"})
+    await door.post(activity, drop="Signature")
+    await door.post(activity, sent=b"{}")
+    await door.post(door.bob.activity(4, actor=f"{door.server.url}/users/eve"))
+    assert samples(door.metrics, "federation_activities_received_total") == {
+        ("stored", "Create"): 1,
+        ("known", "Create"): 1,
+        ("stored", "other"): 1,
+        ("ignored", "Delete"): 1,
+    }
+    refused = samples(door.metrics, "federation_activities_refused_total")
+    assert refused == {("malformed",): 1, ("signature",): 2, ("owner",): 1}
 
 
 async def test_what_is_verified_brings_the_next_look_forward(door: Door) -> None:

@@ -25,7 +25,7 @@ from tests.federation.activitypub.remote import BOB, RemoteActor
 from tests.federation.activitypub.test_asgi import listening
 from tests.federation.conftest import OWN_URL, MakeSettings
 from tests.federation.protocol.vectors import A
-from tests.misbehaving import MisbehavingServer
+from tests.misbehaving import MisbehavingServer, hang
 from tests.misbehaving import respond as answered
 from workers import JobState
 from workers.clock import SystemClock
@@ -154,11 +154,14 @@ async def asked(
     announced: int | None = None,
     app: ActorsApp | None = None,
     hangs: asyncio.Event | None = None,
+    by: str = "",
+    forwarded_for: str = "",
 ) -> int:
     """The status for a body that comes in parts, and then not at all, or in the way that *ends* says."""
     headers = bob.signed(f"{OWN_URL}/inbox", b"".join(parts), SystemClock().now())
     raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
     raw += [] if announced is None else [(b"content-length", str(announced).encode())]
+    raw += [(b"X-Forwarded-For", forwarded_for.encode())] if forwarded_for else []
     messages: list[MutableMapping[str, Any]] = [
         {"type": "http.request", "body": part, "more_body": bool(ends) or part is not parts[-1]} for part in parts
     ]
@@ -177,6 +180,7 @@ async def asked(
         sent.append(message)
 
     scope = {"type": "http", "method": "POST", "path": "/inbox", "query_string": b"", "headers": raw}
+    scope["client"] = (by, 50_000) if by else None
     await (app or asgi())(scope, receive, send)
     return int(sent[0]["status"])
 
@@ -190,7 +194,7 @@ async def test_a_mounted_application_bounds_bodies(
     assert await asked(bob, [body], announced=MOST_OF_ACTIVITY + 1) == 413
     assert await asked(bob, [b" " * MOST_OF_ACTIVITY, b" "], ends="hangs") == 413
     assert await asked(bob, [body], ends="breaks off") == 408
-    monkeypatch.setattr("federation.activitypub.application.BODY_TIMEOUT", timedelta(milliseconds=50))
+    monkeypatch.setattr("federation.activitypub.bodies.BODY_TIMEOUT", timedelta(milliseconds=50))
     assert await asked(bob, [body], ends="hangs") == 408
 
 
@@ -211,7 +215,7 @@ async def test_a_mounted_application_bounds_all_bodies_together(
 ) -> None:
     """Those that do not end keep others out for as long as they are waited for, and leave nothing behind."""
     body = json.dumps(bob.activity()).encode()
-    monkeypatch.setattr("federation.activitypub.application.MOST_HELD", 3 * len(body) - 1)
+    monkeypatch.setattr("federation.activitypub.bodies.MOST_HELD", 3 * len(body) - 1)
     app, stuck = asgi(), [asyncio.Event() for _ in range(2)]
     waiting = [asyncio.create_task(asked(bob, [body], ends="hangs", app=app, hangs=each)) for each in stuck]
     for each in stuck:
@@ -223,6 +227,27 @@ async def test_a_mounted_application_bounds_all_bodies_together(
     assert await asked(bob, [body, b""], app=app) == 202
     assert await asked(bob, [body, b" " * 2 * len(body)], app=app) == 503
     assert await asked(bob, [body], app=app) == 202
+
+
+async def test_a_mounted_application_limits_each_client(make_settings: MakeSettings, bob: RemoteActor) -> None:
+    """By its address, or by the one that a named proxy forwards for; whoever is not known is let in."""
+    limited = {"federation_inbound_per_client": "2", "federation_trusted_proxies": "10.0.0.1"}
+    node = Federation(make_settings(federation_activitypub=True, **limited))
+    adopt(node)
+    body = json.dumps(bob.activity()).encode()
+    try:
+        for one, another in (
+            ({"by": "8.8.8.8"}, {"by": "8.8.4.4"}),
+            ({"by": "10.0.0.1", "forwarded_for": "9.9.9.9, 1.1.1.1"}, {"by": "10.0.0.1", "forwarded_for": "1.1.1.2"}),
+            ({"by": "2606:4700::1"}, {}),
+        ):
+            assert [await asked(bob, [body], **one) for _ in range(3)] == [202, 202, 429], one
+            assert await asked(bob, [body], **another) == 202
+        for known in ({"by": "10.0.0.2", "forwarded_for": "8.8.8.8"}, {"by": "192.168.1.1"}):
+            assert [await asked(bob, [body], **known) for _ in range(3)] == [202] * 3, known
+    finally:
+        release()
+        await node.close()
 
 
 @pytest.fixture
@@ -243,3 +268,15 @@ async def test_the_plain_function_takes_them(plain: None, bob: RemoteActor) -> N
     assert (status, content) == (202, b"")
     status, _, _ = await asyncio.to_thread(respond, "POST", INBOX, headers, body + b" ")
     assert status == 401
+
+
+async def test_the_plain_function_keeps_its_thread_for_a_while_at_most(
+    plain: None, bob: RemoteActor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a key that hangs, which would take longer; its sender comes again."""
+    monkeypatch.setattr("federation.activitypub.application.ANSWERED_WITHIN", timedelta(milliseconds=50))
+    bob.server.routes[BOB] = hang()
+    body = json.dumps(bob.activity()).encode()
+    headers = bob.signed(OWN_URL + INBOX, body, SystemClock().now())
+    status, told, _ = await asyncio.to_thread(respond, "POST", INBOX, headers, body)
+    assert (status, told["Retry-After"]) == (503, "5")

@@ -238,3 +238,21 @@ async def test_the_application_is_told_which_inboxes_are_gone(
     assert await told(began) == [first, second]
     assert await told(began + timedelta(seconds=1)) == [second]
     assert await told(clock.now() + DAY) == []
+
+
+async def test_an_actor_that_is_heard_of_has_its_own_inbox_again(
+    inboxes: Inboxes, database: Database, clock: ManualClock, asked: list[str]
+) -> None:
+    """Where nothing is wrong with any inbox that costs nothing. What its server shares stays gone."""
+    await inboxes.heard_of("https://b.example/users/bob", BOB)
+    assert len(asked) == 1, "the reading of those that it knows"
+    for url in (BOB, SHARED):
+        await inboxes.gone(url, SERVER, delivery_id="d")
+    await among(database, clock.now(), SHARED, shared=(SHARED,))
+    await inboxes.heard_of("https://b.example/users/bob", BOB, SHARED)
+    assert await row_of(database, BOB) is None
+    assert await row_of(database, SHARED) is not None
+    await inboxes.missing(BOB, SERVER, delivery_id="d")
+    await inboxes.heard_of("https://b.example/users/bob", BOB)
+    await inboxes.missing(BOB, SERVER, delivery_id="d")
+    assert await row_of(database, BOB) is not None

@@ -23,7 +23,10 @@ from db.engines import async_engines
 from db.session import Greenlets, Query, Rows, Steps
 from db.url import parse_url
 from federation.activitypub.handlers import Handlers, IncomingActivity, NotTried
-from federation.activitypub.received import ATTEMPTS, AWAY, HANDLE, LIMIT, PATIENCE, ReceivedJobs, ReceivedRunner, store
+from federation.activitypub.received import ATTEMPTS, HANDLE, PATIENCE, ReceivedJobs, store
+from federation.activitypub.received_runner import AWAY, LIMIT, ReceivedRunner
+from federation.monitoring.prometheus import ProcessMetrics
+from tests.federation.monitoring.test_prometheus import samples
 from tests.servers import free_port
 from workers import Job, JobState, Queue, RetryPolicy, Snooze
 from workers.clock import ManualClock
@@ -54,6 +57,9 @@ class NothingOfOurOwn:
         if self._begun == 2:
             self.both.set()
 
+    def is_for(self, activity: IncomingActivity) -> bool:
+        return "Follow" in activity.types
+
     async def handle(self, session: AsyncSession, activity: IncomingActivity, prepared: object) -> None: ...
 
 
@@ -66,6 +72,7 @@ class Arriving:
     own: NothingOfOurOwn = field(default_factory=NothingOfOurOwn)
     clock: ManualClock = field(default_factory=lambda: ManualClock(NOW))
     queue: Queue = field(default_factory=lambda: Queue(MemoryStorage()))
+    metrics: ProcessMetrics = field(default_factory=ProcessMetrics)
 
     @property
     def jobs(self) -> ReceivedJobs:
@@ -80,6 +87,7 @@ class Arriving:
             handlers=self.handlers,
             retry=RetryPolicy(initial=timedelta(seconds=10), jitter=0),
             limit=limit,
+            meter=self.metrics,
         )
 
     async def arrives(self, name: str, actor: str = BOB) -> bool:
@@ -173,6 +181,14 @@ async def test_what_no_function_is_for_keeps_its_text(arriving: Arriving) -> Non
     assert (row.state, "content" in row.text) == (ReceivedState.DONE, True)
 
 
+async def test_what_this_node_handles_alone_keeps_none(arriving: Arriving) -> None:
+    """Nobody needs the text of a Follow that was answered."""
+    text = json.dumps({"id": f"{BOB}/f", "type": "Follow", "actor": BOB, "object": "https://a.example/alice"})
+    await arriving.jobs.keep(activity_hash=hash_of("f"), activity_id=f"{BOB}/f", type="Follow", actor=BOB, text=text)
+    assert await arriving.run("f") is None
+    assert ((await arriving.rows())["f"].state, (await arriving.rows())["f"].text) == (ReceivedState.DONE, "")
+
+
 async def test_one_that_raises_is_tried_five_times_and_holds_what_came_after_it(arriving: Arriving) -> None:
     """It writes nothing, and waits longer each time. Then it has failed, and the same run goes on with the next."""
     tried: list[str] = []
@@ -199,6 +215,8 @@ async def test_one_that_raises_is_tried_five_times_and_holds_what_came_after_it(
     row = (await arriving.rows())["a"]
     assert (row.attempts, row.last_error, "content" in row.text) == (ATTEMPTS, "ValueError: secret  of", True)
     assert [entry["event"] for entry in logs] == ["received_not_handled"] * (ATTEMPTS - 1) + ["received_failed"]
+    handled = samples(arriving.metrics, "federation_activities_handled_total")
+    assert handled == {("retried",): ATTEMPTS - 1, ("failed",): 1, ("done",): 1}
     assert "secret" not in repr(logs)
 
 
@@ -404,6 +422,26 @@ async def test_handlers_that_take_too_long_have_failed(arriving: Arriving) -> No
     assert await arriving.run("a", runner=arriving.runner(limit=timedelta(milliseconds=1))) == timedelta(seconds=10)
     row = (await arriving.rows())["a"]
     assert (row.attempts, row.last_error, await arriving.written()) == (1, "TimeoutError: ", [])
+
+
+@pytest.mark.timeout(60)
+async def test_what_an_actor_sent_after_one_that_never_ends_is_handled(arriving: Arriving) -> None:
+    """Once that has failed, by its time."""
+
+    @arriving.handlers.on("Create")
+    async def hang(session: AsyncSession, activity: IncomingActivity, actor: str) -> None:
+        if activity.object["content"] == "a":
+            await asyncio.Event().wait()
+        await write(session, activity, actor)
+
+    await arriving.arrives("a")
+    await arriving.arrives("b")
+    runner = arriving.runner(limit=timedelta(seconds=2))
+    for _ in range(ATTEMPTS - 1):
+        assert await arriving.run("a", runner=runner) is not None
+        assert await arriving.run("b", runner=runner) is None
+    assert await arriving.run("a", runner=runner) is None
+    assert await arriving.states() == {"a": ReceivedState.FAILED, "b": ReceivedState.DONE}
 
 
 async def test_what_others_cannot_be_asked_about_now_is_nobodys_failure(arriving: Arriving) -> None:

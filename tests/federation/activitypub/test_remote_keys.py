@@ -368,6 +368,26 @@ async def test_one_key_is_fetched_once_whoever_waits(scene: Scene) -> None:
     assert (server.hits, len(scene.asked)) == (1, 1)
 
 
+async def test_who_waits_for_new_keys_keeps_none_that_is_known_from_being_looked_at(scene: Scene) -> None:
+    """On the same server, which hangs for all others; also if only the database knows it."""
+    eve = RemoteActor(scene.server, "/users/eve")
+    await scene.keys.believe(await scene.keys.key(scene.bob.key_id))
+    await scene.keys.believe(await scene.keys.key(eve.key_id))
+    del scene.keys._stored[eve.key_id]  # as after a restart
+    scene.clock.advance(KEPT)
+    new = [RemoteActor(scene.server, f"/users/{number}") for number in range(MOST_NEW_PER_ORIGIN)]
+    for each in new:
+        scene.server.routes[each.path] = hang()
+    names = [new[number % len(new)] for number in range(MOST_WAITING)]
+    waiting = [asyncio.create_task(scene.pem(each.key_id, client=each.path)) for each in names]
+    await until(lambda: scene.server.hits == 2 + len(new))
+    for each in (scene.bob, eve):
+        assert await scene.pem(each.key_id) == public_pem(each.key)
+    with pytest.raises(KeyUnavailable, match="wait"):
+        await scene.pem(f"{scene.server.url}/users/another")
+    await ended(waiting)
+
+
 def held(server: MisbehavingServer) -> asyncio.Event:
     """Let every route of the server wait until the event, which is returned."""
     release, shown = asyncio.Event(), dict(server.routes)

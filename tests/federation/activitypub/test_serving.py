@@ -15,11 +15,13 @@ import pytest
 from sqlalchemy import Connection, insert
 from structlog.testing import capture_logs
 
-from db import ActivityActor, Database
+from db import ActivityActor, ActivityFollow, Database, FollowDirection, FollowState
 from federation.activitypub.actors import found_by
-from federation.activitypub.documents import ACTIVITY_JSON, LD_JSON, Software
+from federation.activitypub.documents import ACTIVITY_JSON, COLLECTIONS, LD_JSON, Software, Usage
+from federation.activitypub.follows import FollowTotals
 from federation.activitypub.keys import ActorKeys
-from federation.activitypub.serving import MAX_ACCEPT_CHARACTERS, Reply, Serving
+from federation.activitypub.replies import MAX_ACCEPT_CHARACTERS, Reply
+from federation.activitypub.serving import Serving
 from federation.protocol.urls import MAX_URL_CHARACTERS
 from tests.federation.activitypub.stored import add_actor, change_key
 from tests.federation.conftest import alter
@@ -39,6 +41,7 @@ class Site:
     database: Database
     clock: ManualClock
     keys: ActorKeys
+    totals: FollowTotals
     functions: dict[str, Any] = field(default_factory=dict)
 
     async def add(self, url: str, *, is_instance: bool = False, removed: timedelta | None = None) -> None:
@@ -47,6 +50,22 @@ class Site:
             self.database, url, at=now, is_instance=is_instance, removed_at=None if removed is None else now - removed
         )
 
+    async def add_follow(
+        self, other: str, way: FollowDirection, state: FollowState = FollowState.ACCEPTED, *, actor: str = ALICE
+    ) -> None:
+        remote = f"https://b.example/users/{other}"
+        async with self.database.transaction() as session:
+            session.add(
+                ActivityFollow(
+                    local_actor=actor,
+                    remote_actor=remote,
+                    direction=way,
+                    state=state,
+                    inbox=f"{remote}/inbox",
+                    since=self.clock.now(),
+                )
+            )
+
     async def ask(self, target: str, *, method: str = "GET", accept: str | None = None) -> Reply:
         serving = Serving(
             own_url=OWN_URL,
@@ -54,6 +73,7 @@ class Site:
             database=self.database,
             clock=self.clock,
             software=Software(name="notes", version="1"),
+            follows=self.totals.count,
             **self.functions,
         )
         return await serving.answer(method, target, {} if accept is None else {"aCCept": accept}, b"ignored")
@@ -77,12 +97,13 @@ on_both_databases = pytest.mark.parametrize("database_url", ["sqlite", "postgres
 async def site(database: Database) -> AsyncIterator[Site]:
     """A node with two users and an actor of its own. No key of its own is needed in order to serve."""
     clock = ManualClock()
-    site = Site(database, clock, ActorKeys(database, None, clock))
+    site = Site(database, clock, ActorKeys(database, None, clock), FollowTotals(database))
     await site.add(ALICE)
     await site.add(BOB)
     await site.add(NODE, is_instance=True)
     yield site
     await site.keys.close()
+    await site.totals.close()
 
 
 def read(reply: Reply) -> dict[str, Any]:
@@ -211,7 +232,14 @@ async def test_a_removed_actor_is_shown_for_a_month(site: Site, days: int, statu
 async def test_head_is_a_get_without_its_body(site: Site) -> None:
     """Everywhere, refusals too."""
     site.functions["actor"] = lambda url: {"id": url}
-    for target in ("/users/alice", "/users/carol", "/nodeinfo/2.1", "/.well-known/webfinger", "/.well-known/host-meta"):
+    for target in (
+        "/users/alice",
+        "/users/carol",
+        "/users/alice/followers",
+        "/nodeinfo/2.1",
+        "/.well-known/webfinger",
+        "/.well-known/host-meta",
+    ):
         get, head = await site.ask(target), await site.ask(target, method="HEAD")
         assert (head.status, head.headers, head.body) == (get.status, get.headers, b"")
         assert get.body
@@ -339,6 +367,77 @@ async def test_nodeinfo_and_host_meta(site: Site) -> None:
     assert (await site.ask("/.well-known/host-meta")).headers["Content-Type"].startswith("application/xrd+xml")
 
 
+@on_both_databases
+async def test_collections_say_how_much_is_in_them(site: Site) -> None:
+    """Whoever was accepted is counted, each way; of its posts an actor's node knows nothing."""
+    await site.add_follow("bob", FollowDirection.FOLLOWER)
+    await site.add_follow("carol", FollowDirection.FOLLOWER, FollowState.PENDING)
+    await site.add_follow("bob", FollowDirection.FOLLOWING)
+    await site.add_follow("carol", FollowDirection.FOLLOWING)
+    await site.add_follow("dora", FollowDirection.FOLLOWING, FollowState.REJECTED)
+    shown = read(await site.ask("/users/alice"))
+    for name, total in (("followers", 1), ("following", 2)):
+        reply = await site.ask(shown[name].removeprefix(OWN_URL), accept=LD_JSON)
+        assert (reply.headers["Content-Type"], reply.headers["Vary"]) == (LD_JSON, "Accept")
+        assert read(reply) == {
+            "@context": "https://www.w3.org/ns/activitystreams",
+            "id": f"{ALICE}/{name}",
+            "type": "OrderedCollection",
+            "totalItems": total,
+        }
+        assert (await site.ask(f"/users/alice/{name}", accept="text/html")).status == 406
+    assert (await site.ask("/users/alice/outbox")).status == 404
+    assert read(await site.ask("/@bob/followers"))["totalItems"] == 0
+
+
+async def test_followers_are_counted_once_a_minute(site: Site) -> None:
+    """Strangers may ask as often as they like, of an actor with many."""
+    with watched() as queries:
+        for _ in range(3):
+            assert (await site.ask("/users/alice/followers")).status == 200
+    assert sum("count(" in query for query, _ in queries) == 1
+
+
+async def test_the_application_says_how_much_is_in_a_collection(site: Site) -> None:
+    """Where it says nothing those who follow are counted; also in the outbox of whom it knows."""
+    await site.add_follow("bob", FollowDirection.FOLLOWER)
+    site.functions["total"] = lambda url, name: {(ALICE, "outbox"): 3, (ALICE, "following"): 0}.get((url, name))
+    totals = [read(await site.ask(f"/users/alice/{name}"))["totalItems"] for name in COLLECTIONS]
+    assert dict(zip(COLLECTIONS, totals, strict=True)) == {"outbox": 3, "followers": 1, "following": 0}
+    assert (await site.ask("/@bob/outbox")).status == 404
+
+
+@pytest.mark.parametrize("wrong", ["3", -1, True, 1.5])
+async def test_no_number_is_shown_that_is_none(site: Site, wrong: object) -> None:
+    site.functions |= {"total": lambda url, name: wrong, "usage": lambda: wrong}
+    for target in ("/users/alice/outbox", "/nodeinfo/2.1"):
+        with capture_logs() as logs:
+            assert (await site.ask(target)).status == 500
+        assert [line["event"] for line in logs] == ["inbound_failed"]
+
+
+async def test_only_who_is_shown_has_collections(site: Site) -> None:
+    """The node's own actor is, though the application does not know it; nobody is who was removed."""
+    await site.add(f"{OWN_URL}/users/dora", removed=timedelta(0))
+    site.functions |= {"actor": {BOB: {"id": BOB}}.get, "total": lambda url, name: 1}
+    asked = ("/users/alice", "/@bob", "/actor", "/users/dora", "/users/carol", "")
+    statuses = [(await site.ask(f"{path}/followers")).status for path in asked]
+    assert statuses == [404, 200, 200, 404, 404, 404]
+    await site.add(f"{ALICE}/followers")
+    site.functions["actor"] = lambda url: {"id": url}
+    assert read(await site.ask("/users/alice/followers"))["publicKey"]["owner"] == f"{ALICE}/followers"
+
+
+async def test_nodeinfo_counts_what_the_application_says(site: Site) -> None:
+    async def usage() -> Usage:
+        return Usage(users=2, local_posts=7)
+
+    site.functions["usage"] = usage
+    assert read(await site.ask("/nodeinfo/2.1"))["usage"] == {"users": {"total": 2}, "localPosts": 7}
+    site.functions["usage"] = lambda: Usage(active_month=1)
+    assert read(await site.ask("/nodeinfo/2.1"))["usage"] == {"users": {"activeMonth": 1}}
+
+
 NOWHERE = [
     "/users/../users/alice",
     "/users/%2e%2e/users/alice",
@@ -411,7 +510,7 @@ async def test_a_database_without_its_tables_is_no_traceback(site: Site, databas
 async def test_a_database_that_is_away_is_worth_another_try(tmp_path: Path) -> None:
     (tmp_path / "a-folder").mkdir()
     database = Database(f"sqlite:///{tmp_path / 'a-folder'}")
-    site = Site(database, ManualClock(), ActorKeys(database, None, ManualClock()))
+    site = Site(database, ManualClock(), ActorKeys(database, None, ManualClock()), FollowTotals(database))
     with capture_logs() as events:
         reply = await site.ask("/users/alice")
     await database.close()

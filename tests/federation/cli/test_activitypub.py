@@ -96,6 +96,30 @@ def test_what_others_sent_is_listed_and_retried(activitypub: Command) -> None:
     ]
 
 
+def test_why_tells_of_an_activity_that_somebody_else_sent(activitypub: Command) -> None:
+    """Whether it was handled, or else why not; status 1 until it was."""
+    on_the_node(lambda node: receive(node, "one", state=ReceivedState.FAILED))
+    on_the_node(lambda node: receive(node, "two", state=ReceivedState.NEW))
+    on_the_node(lambda node: receive(node, "three", state=ReceivedState.NEW))
+    on_the_node(lambda node: receive(node, "four", state=ReceivedState.DONE))
+    listed = activitypub("activitypub", "received", "list", "--limit", "1", "--json").json
+    assert isinstance(listed, dict)
+    prefix = listed["activities"][0]["activity_id"].removesuffix("one")
+    told = {
+        "one": (
+            1,
+            "it could not be handled, tried 5 times: ValueError: why; `federation activitypub received retry 1`",
+        ),
+        "two": (1, "it is to be handled by a process"),
+        "three": (1, "it waits for number 2, which its actor sent before."),
+        "four": (0, "it was handled."),
+    }
+    for name, (status, why) in told.items():
+        done = activitypub("why", prefix + name)
+        assert (done.status, done.stdout.splitlines()[0], why in done.stdout) == (status, prefix + name, True), done
+        assert matches(activitypub("why", prefix + name, "--json").json, SCHEMA["types"]["WhyReceived"])
+
+
 def test_inboxes_that_are_gone_are_listed(activitypub: Command) -> None:
     """Those of the last 30 days, or of another time."""
     on_the_node(lambda node: lose_inbox(node, B, days=3))

@@ -6,16 +6,18 @@ import json
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from typing import Any
 
 import pytest
 from sqlalchemy import delete, update
 from sqlmodel import col
 
-from db import ActivityKey
+from db import ActivityKey, ReceivedActivity, ReceivedState
 from federation.activitypub.application import serving_of
 from federation.admin.doctor import actors
 from federation.admin.doctor.checks import Verdict
 from federation.admin.doctor.doctor import examine_node
+from federation.admin.doctor.received import received
 from federation.base.queues.job_data import ACTIVITY_JOB
 from federation.delivery.errors import RetryableFailure
 from federation.delivery.wire import Sending, Trace
@@ -70,6 +72,25 @@ async def test_actors_have_keys_that_open(node: Federation) -> None:
     assert (found.verdict, "/users/bob)" in found.found, "do not open" in found.found) == (Verdict.FAILURE, True, True)
     await change_keys(node, retired_at=node.clock.now() - timedelta(days=1))
     assert "2 actors" in (await actors.actors(node)).found
+
+
+async def test_what_others_sent_is_handled_or_told_of(node: Federation) -> None:
+    """That it waits for long, and then that it could not be handled, with what was raised."""
+    assert (await received(node)).verdict is Verdict.OK
+    made: dict[str, Any] = {"type": "Create", "actor": "https://b.example/bob", "text": "{}"}
+    now = node.clock.now()
+    for minutes, verdict in ((14, Verdict.OK), (16, Verdict.WARNING)):
+        at = now - timedelta(minutes=minutes)
+        async with node.database.transaction() as session:
+            session.add(ReceivedActivity(**made, activity_hash=str(minutes), received_at=at))
+        assert (await received(node)).verdict is verdict
+    assert "2 activities wait to be handled, the oldest for 16 min" in (await received(node)).found
+    async with node.database.transaction() as session:
+        values = {"state": ReceivedState.FAILED, "last_error": "ValueError: why" + "x" * 500}
+        await session.execute(update(ReceivedActivity).values(values))
+    found = await received(node)
+    assert (found.verdict, len(found.found) <= 200) == (Verdict.WARNING, True)
+    assert found.found.startswith("2 activities could not be handled; 1: ValueError: why")
 
 
 async def test_our_own_actor_is_asked_for_by_our_public_name(node: Federation, server: MisbehavingServer) -> None:

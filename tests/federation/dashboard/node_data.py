@@ -16,6 +16,8 @@ from db import (
     DeliveryPayload,
     DeliveryState,
     HoldReason,
+    ReceivedActivity,
+    ReceivedState,
     Server,
 )
 from federation.runtime.composition import Federation
@@ -74,6 +76,17 @@ async def owe_activity(federation: Federation, *ids: str, activity: str, actor: 
         of_text = {"payload": "", "payload_id": f"text of {ids[0]}", "wire": "activitypub"}
         await session.execute(update(DeliveryJob).where(named[0]).values(of_text))
         await session.execute(update(DeliveryAttempt).where(named[1]).values(activity_id=activity))
+
+
+async def receive(
+    federation: Federation, *ids: str, state: ReceivedState = ReceivedState.FAILED, error: str | None = "ValueError"
+) -> None:
+    """Activities that an actor of a server sent, in that state."""
+    made = {"actor": f"{PEER}/users/bob", "received_at": NOW, "state": state, "attempts": 5, "last_error": error}
+    async with federation.database.transaction() as session:
+        for each in ids:
+            named = {"activity_hash": each, "activity_id": f"{PEER}/{each}", "type": "Create", "text": NOT_SHOWN}
+            await session.execute(insert(ReceivedActivity).values(**named, **made))
 
 
 async def actions(federation: Federation) -> list[tuple[str, ActionSource, str, int]]:

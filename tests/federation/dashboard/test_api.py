@@ -21,18 +21,36 @@ from db import (
 from federation.admin.deliveries.bulk_jobs import BulkJobs
 from federation.admin.deliveries.deliveries import Selection
 from federation.base.audit import Order
+from federation.base.settings.settings import Settings
 from federation.dashboard import delivery_calls
 from federation.dashboard.node_site import NodeSite
 from federation.rollups.job import Rollups
 from federation.runtime.composition import Federation
+from tests.federation.conftest import MakeSettings
 from tests.federation.dashboard.conftest import MakeNodeSite
-from tests.federation.dashboard.node_data import HOSTILE, NOT_SHOWN, NOW, PEER, actions, know, owe, owe_activity
+from tests.federation.dashboard.node_data import (
+    HOSTILE,
+    NOT_SHOWN,
+    NOW,
+    PEER,
+    actions,
+    know,
+    owe,
+    owe_activity,
+    receive,
+)
 from tests.workers.dashboard.calling import ROOT, VIEWER, WITH_TOKENS, Program
 from workers.dashboard.access import Access
 
 ORDER = Order(actor="anna", source=ActionSource.CLI, action="deliveries hold")
 EVIL = "https://evil.example"
 LIST = b"server_url,reason\n*.one.example,spam\nhttps://two.example,lies\n*.evil.example,worse\n"
+
+
+@pytest.fixture
+def settings(make_settings: MakeSettings) -> Settings:
+    """Of a node with everything that has a call."""
+    return make_settings(federation_activitypub="1")
 
 
 @pytest.fixture
@@ -56,6 +74,7 @@ async def test_every_call_answers_what_the_document_says(federation: Federation,
         session.add(ServerLink(server_url=PEER, since=NOW, reason=HOSTILE[:60]))
         session.add(BlacklistedServer(server_url=f"*.{HOSTILE}", reason=HOSTILE, created_at=NOW))
     await owe_activity(federation, "posted", activity=HOSTILE[:500])
+    await receive(federation, "one", error=HOSTILE)
     await Rollups(federation.database)()
     gets: dict[str, dict[str, str]] = {
         "/overview": {},
@@ -65,6 +84,7 @@ async def test_every_call_answers_what_the_document_says(federation: Federation,
         "/deliveries": {"state": "open"},
         "/delivery": {"id": "failed"},
         "/activity": {"id": HOSTILE[:500]},
+        "/received": {"state": "failed"},
         "/attempts": {"server": PEER},
         "/queues": {},
         "/queue": {"name": "federation-delivery"},
@@ -86,6 +106,7 @@ async def test_every_call_answers_what_the_document_says(federation: Federation,
     for action in ("hold", "release", "forget"):
         await program.posts("/server", url=PEER, action=action)
     await program.posts("/deliveries", action="retry", ids=["failed"])
+    await program.posts("/received/retry", all=True)
     await program.posts("/recurring", queue="federation-tasks", name="none", action="remove")
     await program.posts("/queue/pause", name="federation-tasks")
     await program.posts("/queue/resume", name="federation-tasks")

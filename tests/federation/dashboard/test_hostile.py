@@ -44,6 +44,7 @@ PAGES: Final[Mapping[str, Sequence[str]]] = {
     "/deliveries": ("server", "state", "code", "older", "after"),
     "/delivery": ("id",),
     "/activity": ("id", "after"),
+    "/received": ("state", "after"),
     "/bulk": ("id",),
     "/live-attempts": ("server", "outcome", "code"),
     "/queues": (),
@@ -70,6 +71,7 @@ ACTIONS: Final[Mapping[str, Mapping[str, str]]] = {
     "/server": {"url": PEER, "action": "probe"},
     "/deliveries/act": {"action": "drop", "id": "none", "server": "", "state": "", "code": "", "older": "", "all": ""},
     "/delivery/payload": {"id": "none"},
+    "/received/retry": {"number": "7"},
     "/bulk/cancel": {"id": "7"},
     "/queue/pause": QUEUE,
     "/queue/resume": QUEUE,
@@ -100,7 +102,7 @@ async def node(
 ) -> AsyncIterator[tuple[Federation, NodeSite]]:
     """A node on each database, and a dashboard on which everybody may act; PostgreSQL refuses more."""
     places = {} if request.param == "sqlite" else {"database_url": request.getfixturevalue("migrated_postgres_url")}
-    federation = Federation(make_settings(**places))
+    federation = Federation(make_settings(**places, federation_activitypub="1"))
     await know(federation, PEER)
     site = make_node_site(federation, Access(accounts=WITH_TOKENS), shows_texts=True)
     yield federation, site

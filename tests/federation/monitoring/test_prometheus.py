@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from typing import Any
 
 import pytest
 from sqlalchemy import insert, text
@@ -20,19 +21,21 @@ from db import (
     DeliveryState,
     HoldReason,
     LinkState,
+    ReceivedActivity,
+    ReceivedState,
     RunOutcome,
     SchedulerJob,
     Server,
     ServerLink,
     new_id,
 )
+from federation.activitypub.inbox import SHARED_INBOX
 from federation.codes import CODES, LOGGED_CODES
 from federation.delivery.error_codes import STALLED, FailureClass
 from federation.monitoring.endpoints import HEALTH_PATH, READY_PATH
 from federation.monitoring.monitor import watch
-from federation.monitoring.numbers import age, read_numbers
+from federation.monitoring.numbers import ReceivedNumbers, age, read_numbers
 from federation.monitoring.prometheus import ATTEMPT_CODES, ENDPOINTS, OWN_FAULTS, ProcessMetrics, code_label
-from federation.node.activities import SHARED_INBOX
 from federation.runtime.composition import Federation
 from tests.federation import rows_read
 from tests.patience import PATIENCE_SECONDS
@@ -146,6 +149,7 @@ def test_what_strangers_send_makes_no_series() -> None:
         metrics.relay_refused(f"https://{number}.example")
         metrics.inbound(f"/discover\n{number}", number)
         metrics.second_knock(f"kind-{number}")
+        metrics.activity_received(f"Type{number}", "stored")
 
     codes = {labels: n for labels, n in samples(metrics, "federation_delivery_attempts_total").items() if n}
     classes = {f"HTTP_{first}xx" for first in range(1, 6)}
@@ -154,6 +158,7 @@ def test_what_strangers_send_makes_no_series() -> None:
     assert sum(codes.values()) == 2000
     assert samples(metrics, "federation_relay_refusals_total") == {("other",): 1000}
     assert samples(metrics, "federation_second_knocks_total") == {("other",): 1000}
+    assert samples(metrics, "federation_activities_received_total") == {("stored", "other"): 1000}
     assert len(samples(metrics, "federation_inbound_requests_total")) == 6
 
 
@@ -279,6 +284,31 @@ async def test_what_is_owed_to_a_server_that_is_away_by_one_wire_waits_for_that_
         session.add(ActivityInbox(url=f"{server}/other", server_url=server, missing_since=NOW))
     numbers = await read_numbers(database, recurring=())
     assert (numbers.ready, numbers.oldest_while_up, numbers.inboxes_gone) == (2, NOW, 1)
+
+
+async def test_the_database_tells_of_activities_that_are_not_done(database: Database) -> None:
+    """How many are to be handled, since when, and how many could not be; whatever lies beside them is not read."""
+    states = {"a": ReceivedState.NEW, "b": ReceivedState.NEW, "c": ReceivedState.FAILED}
+    done = {f"d{number}": ReceivedState.DONE for number in range(2_000)}
+    made: dict[str, Any] = {"type": "Create", "actor": "https://b.example/bob", "text": "", "attempts": 0}
+    ages = {"a": NOW, "b": NOW - timedelta(hours=1)}
+    rows = [
+        {**made, "activity_hash": name, "state": state, "received_at": ages.get(name, NOW - timedelta(days=1))}
+        for name, state in {**states, **done}.items()
+    ]
+    async with database.transaction() as session:
+        await session.execute(insert(ReceivedActivity), rows)
+        await session.execute(text("ANALYZE"))
+    with rows_read.watched() as queries:
+        numbers = await read_numbers(database, recurring=())
+    assert numbers.received == ReceivedNumbers(waiting=2, failed=1, oldest=NOW - timedelta(hours=1))
+    of_received = [each for each in queries if "activitypub_received" in each[0]]
+    assert await database.transact(partial(rows_read.cost, queries=of_received)) < 100
+    metrics = ProcessMetrics()
+    metrics.set_database(numbers, at=NOW)
+    assert samples(metrics, "federation_activities_waiting") == {(): 2}
+    assert samples(metrics, "federation_activities_failed") == {(): 1}
+    assert samples(metrics, "federation_oldest_activity_waiting_seconds") == {(): 3600}
 
 
 async def test_an_empty_database_owes_nothing(database: Database) -> None:

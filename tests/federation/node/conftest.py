@@ -20,6 +20,7 @@ from sqlalchemy import select
 
 from db import BlacklistedServer, Database, FederationTable, Follow, HostTable, Post, User, create_host_tables
 from federation.activitypub.documents import Software
+from federation.activitypub.follows import FollowTotals
 from federation.activitypub.inbox import ActivitiesInbox
 from federation.activitypub.keys import ActorKeys
 from federation.activitypub.received import ReceivedJobs
@@ -150,7 +151,11 @@ async def serving(
         actor_keys = ActorKeys(database, None, clock)
         stack.push_async_callback(actor_keys.close)
         software = Software(name="test", version="1")
-        actors = Serving(own_url=OWN_URL, keys=actor_keys, database=database, clock=clock, software=software)
+        totals = FollowTotals(database)
+        stack.push_async_callback(totals.close)
+        actors = Serving(
+            own_url=OWN_URL, keys=actor_keys, database=database, clock=clock, software=software, follows=totals.count
+        )
         inbox = ActivitiesInbox(
             own_url=OWN_URL,
             database=database,

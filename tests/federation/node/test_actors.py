@@ -48,6 +48,7 @@ async def test_a_node_shows_its_actors(make_settings: MakeSettings) -> None:
             added = await activitypub.add_actor(session, ALICE)
         actor = await client.get("/users/alice", headers={"Accept": "application/activity+json"})
         finger = await client.get("/.well-known/webfinger", params={"resource": "acct:alice@a.example"})
+        assert (await client.get("/users/alice/followers")).json()["totalItems"] == 0
         index = await client.get("/.well-known/nodeinfo")
         assert actor.json()["publicKey"] == {"id": added.key_id, "owner": ALICE, "publicKeyPem": added.public_pem}
         assert finger.json()["links"][0]["href"] == ALICE

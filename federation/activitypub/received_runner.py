@@ -1,0 +1,206 @@
+"""Handles what others sent: calls the application's functions once, of one actor in the order of arrival.
+
+Theory of operation. A job is a hint that its actor has sent something. Whoever runs one handles what is new of that
+actor, the oldest first, each in a transaction that begins by marking it as done: of two processes at one activity the
+second waits for the first, and then finds nothing to do. A further job of an actor at whom this process is at work only
+makes it look once more. So an actor who sends much takes one slot, and a job may end before its own activity is
+handled.
+
+If a handler raises, the transaction is undone and the attempt counted in the row. From then on only the job of that
+very activity tries it, later and later; what the actor sent after it waits, until it is done, or failed after five
+attempts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from datetime import timedelta
+from functools import partial
+from typing import Any, Final, Protocol, TypeAlias
+
+import structlog
+from sqlalchemy import Connection, bindparam, select, update
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from db import Database, ReceivedState
+from federation.activitypub.handlers import Handlers, IncomingActivity, NotTried, call
+from federation.activitypub.received import (
+    ATTEMPTS,
+    IS_NEW,
+    JOB_COLUMNS,
+    TABLE,
+    NewActivity,
+    ReceivedJobs,
+    new_among,
+    note,
+)
+from federation.base.meter import NO_METER, Meter
+from workers import Job, RetryPolicy, Snooze, StorageUnavailable
+
+log = structlog.get_logger(__name__)
+
+AWAY: Final = timedelta(seconds=10)
+"""How long a job waits for a database that does not answer."""
+LIMIT: Final = timedelta(seconds=60)
+_SHOWN: Final = 500
+
+Begin: TypeAlias = Callable[[], AbstractAsyncContextManager[AsyncSession]]
+"""Begins a transaction, and adds the jobs of what it owes; see `Outbox.transaction`."""
+
+
+class OwnHandlers(Protocol):
+    """What this node itself does with an activity, before the application."""
+
+    async def prepare(self, activity: IncomingActivity) -> object:
+        """Ask others for what the handling needs, before the transaction.
+
+        Raises:
+            NotTried: those whom it would ask are busy with questions of ours.
+        """
+
+    def is_for(self, activity: IncomingActivity) -> bool:
+        """Tell whether nobody needs the activity's text once it is handled, though no function is for it."""
+
+    async def handle(self, session: AsyncSession, activity: IncomingActivity, prepared: object) -> None:
+        """Write, in the transaction."""
+
+
+class ReceivedRunner:
+    """Callable with a job: handles what its actor sent.
+
+    `own` comes before the functions of `handlers`. `begin` begins the transaction of both. `retry` says how long to
+    wait after each failure, `limit` how long the handlers may take.
+    """
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        begin: Begin,
+        jobs: ReceivedJobs,
+        own: OwnHandlers,
+        handlers: Handlers,
+        retry: RetryPolicy | None = None,
+        limit: timedelta = LIMIT,
+        meter: Meter = NO_METER,
+    ) -> None:
+        self._database = database
+        self._limit = limit
+        self._begin = begin
+        self._jobs = jobs
+        self._own = own
+        self._handlers = handlers
+        self._retry = retry or RetryPolicy()
+        self._meter = meter
+        self._busy: set[str] = set()  # actors at whom a job of this process is at work
+        self._again: set[str] = set()  # those of them of whom another job has come meanwhile
+
+    async def __call__(self, job: Job) -> None:
+        """Handle what is new of the job's actor, but for what comes after an activity that waits to be tried again.
+
+        Raises:
+            Snooze: the job's own activity is to be tried again, or the database is away.
+        """
+        payload: Any = job.payload
+        actor, own = payload["actor"], payload["activity"]
+        if actor in self._busy:
+            self._again.add(actor)
+            return
+        self._busy.add(actor)
+        try:
+            await self._work_off(actor, own, is_suspect=job.attempt > 1)
+        except SQLAlchemyError as error:
+            raise Snooze(AWAY, reason=f"the database failed: {type(error).__name__}") from None
+        finally:
+            self._busy.discard(actor)
+            self._again.discard(actor)
+
+    async def _work_off(self, actor: str, own: str, *, is_suspect: bool) -> None:
+        """Handle one after the other. `is_suspect`: a worker has disappeared with this job, maybe amid one of them."""
+        while True:
+            self._again.discard(actor)
+            oldest = await self._database.rows(_OLDEST_OF, {"actor": actor})
+            if not oldest:
+                if actor in self._again:
+                    continue
+                return
+            [new], [row] = new_among(oldest), oldest
+            if new.is_tried and new.activity_hash != own:
+                return
+            if is_suspect:
+                await self._database.transact(partial(_note_begun, number=row.number))
+            try:
+                await self._handle(row.number, IncomingActivity.of(row.text, actor))
+            except NotTried:
+                raise
+            except Exception as error:
+                pause = await self._failed(new, error)
+                if pause is None:
+                    continue
+                if new.activity_hash == own:
+                    raise Snooze(pause, reason="a handler raised") from error
+                await self._jobs.add([new], delay=pause)
+                return
+
+    async def _handle(self, number: int, activity: IncomingActivity) -> None:
+        """Call the handlers in one transaction with the end of the activity, unless somebody has ended it by then."""
+        functions, is_begun = self._handlers.of(activity.types), False
+        try:
+            prepared = await self._own.prepare(activity)
+            async with self._begin() as session:
+                connection = await session.connection()
+                is_needed = not functions and not self._own.is_for(activity)
+                done = await connection.execute(_DONE if is_needed else _HANDLED, {"row": number})
+                if done.rowcount == 0:
+                    return
+                is_begun = True
+                async with asyncio.timeout(self._limit.total_seconds()):
+                    await self._own.handle(session, activity, prepared)
+                    for function in functions:
+                        await call(function, session, activity)
+            self._meter.activity_handled("done")
+        except (SQLAlchemyError, StorageUnavailable) as error:
+            if is_begun:
+                raise
+            raise NotTried(AWAY, reason=f"the database or the queue failed: {type(error).__name__}") from None
+
+    async def _failed(self, new: NewActivity, error: Exception) -> timedelta | None:
+        """Count an attempt that failed. Return how long to wait for the next one, None if that was the last."""
+        tried = new.attempts + 1
+        await note(self._database, new, tried, _told(error))
+        if tried % ATTEMPTS == 0:
+            self._meter.activity_handled("failed")
+            log.error("received_failed", actor=new.actor, error=type(error).__name__)
+            return None
+        self._meter.activity_handled("retried")
+        log.warning("received_not_handled", actor=new.actor, attempt=tried % ATTEMPTS, error=type(error).__name__)
+        return self._retry.delay(tried % ATTEMPTS)
+
+
+def _note_begun(connection: Connection, number: int) -> None:
+    connection.execute(_BEGUN, {"row": number})
+
+
+def _told(error: Exception) -> str:
+    """Return the first line of an error, which both databases can store."""
+    text = f"{type(error).__name__}: {error}".partition("\n")[0]
+    return "".join(each if each.isprintable() else " " for each in text[:_SHOWN])
+
+
+_OLDEST_OF: Final = (
+    select(*JOB_COLUMNS, TABLE.c.number, TABLE.c.text)
+    .where(IS_NEW, TABLE.c.actor == bindparam("actor"))
+    .order_by(TABLE.c.number)
+    .limit(1)
+)
+_DONE: Final = update(TABLE).where(TABLE.c.number == bindparam("row"), IS_NEW).values(state=ReceivedState.DONE)
+_HANDLED: Final = _DONE.values(text="")
+"""What no function has seen keeps its text: its worker may have imported none."""
+_BEGUN: Final = (
+    update(TABLE)
+    .where(TABLE.c.number == bindparam("row"), IS_NEW, TABLE.c.last_error.is_(None))
+    .values(last_error="a worker disappeared with its actor's job")
+)

@@ -1,0 +1,135 @@
+"""What others sent by ActivityPub: what could not be handled, and what waits; having it handled again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Final, Literal
+
+from fastapi import Query, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from db import ReceivedState
+from federation.admin import received
+from federation.admin.received import ReceivedRow
+from federation.dashboard.orders import MOST_ROWS, Node, api_order, command, ordered
+from workers.dashboard.api import LISTED, ApiAnswer, ApiOrder, Caller, Limit, Listing, calls, goes_on
+from workers.dashboard.rendering import MenuItem
+from workers.dashboard.site import SitePart
+from workers.dashboard.visit import Confirmation, Refusal, Visit
+
+if TYPE_CHECKING:
+    from federation.runtime.composition import Federation
+
+RECEIVED: Final = MenuItem(title="Received", path="/received")
+RETRY: Final = "/received/retry"
+PER_PAGE: Final = 50
+MOST_AT_ONCE: Final = 200
+STATES: Final = (ReceivedState.FAILED, ReceivedState.NEW, ReceivedState.DONE)
+_NUMBER_DIGITS: Final = 18
+
+api: Final = calls()
+
+
+class RetryOrder(ApiOrder):
+    """Which activities are handled again: those with these numbers, or with `all` every one that failed."""
+
+    numbers: Annotated[Sequence[Annotated[int, Field(ge=0, le=MOST_ROWS)]], Field(max_length=MOST_AT_ONCE)] = ()
+    all: bool = False
+
+
+class HandledAgain(ApiAnswer):
+    """How many are to be handled again; those that had not failed are left alone."""
+
+    retried: int
+
+
+def received_part(federation: Federation) -> SitePart:
+    """Return the page; the menu leads to it where there is something to receive."""
+    pages = ArrivalsPage(federation)
+    menu = () if federation.activitypub is None else (RECEIVED,)
+    return SitePart(menu=menu, pages={RECEIVED.path: pages.all}, actions={RETRY: pages.retry})
+
+
+class ArrivalsPage:
+    """What the page shows and does."""
+
+    def __init__(self, federation: Federation) -> None:
+        self._federation = federation
+
+    async def all(self, visit: Visit) -> Response:
+        """Show activities in one state, those that failed unless another is asked for."""
+        _check(self._federation)
+        state, after = visit.query.get("state", ""), visit.query.get("after", "")
+        chosen = ReceivedState(state) if state in [*ReceivedState] else ReceivedState.FAILED
+        page = await received.list_received(
+            self._federation, limit=PER_PAGE, states=(chosen,), after=_number(after) if after else None
+        )
+        shown = {
+            "page": page,
+            "numbers": await received.backlog(self._federation),
+            "states": [each.value for each in STATES],
+            "chosen": chosen.value,
+            "is_first": not after,
+            "command": command("activitypub", "received", "list", state=chosen.value),
+        }
+        return visit.page("received.html", shown)
+
+    async def retry(self, visit: Visit) -> Response:
+        """Have one that failed handled again, or all of them."""
+        _check(self._federation)
+        number = _number(visit.field("number")) if visit.field("number") else None
+        if not visit.is_confirmed:
+            failed = (await received.backlog(self._federation)).failed if number is None else 1
+            which = "--all" if number is None else str(number)
+            question = "every activity that failed" if number is None else f"the activity {number}"
+            return visit.confirm(
+                Confirmation(
+                    question=f"Have {question} handled again?",
+                    rows=f"{failed} at most, up to five times more each, by the functions that the workers have now.",
+                    verb="Handle again",
+                    back=RECEIVED.path,
+                    command=command("activitypub", "received", "retry", which),
+                )
+            )
+        numbers = None if number is None else [number]
+        order = ordered(visit, "activitypub received retry", numbers=numbers, all=number is None)
+        retried = await received.retry(self._federation, numbers, order=order)
+        return visit.back(RECEIVED.path, f"{retried} to be handled again.")
+
+
+@api.get(RECEIVED.path)
+async def list_received(
+    request: Request,
+    node: Node,
+    state: Literal["failed", "new", "done"] = "failed",
+    limit: Limit = LISTED,
+    after: Annotated[int | None, Query(ge=0, le=MOST_ROWS, description="Where the page before ended.")] = None,
+) -> Listing[ReceivedRow]:
+    """List activities that others sent by ActivityPub, in the order of arrival, without their texts."""
+    _check(node)
+    page = await received.list_received(node, limit=limit, states=(ReceivedState(state),), after=after)
+    further = None if page.after is None else str(page.after)
+    return Listing(items=page.activities, next=goes_on(request, after=further))
+
+
+@api.post(RETRY)
+async def retry_received(node: Node, caller: Caller, asked: RetryOrder) -> HandledAgain:
+    """Have activities that failed handled again, up to five times more each."""
+    _check(node)
+    if bool(asked.numbers) == asked.all:
+        raise Refusal(400, "Give 'numbers', or 'all'.")
+    numbers = None if asked.all else [*asked.numbers]
+    order = api_order(caller, "activitypub received retry", numbers=numbers, all=asked.all)
+    return HandledAgain(retried=await received.retry(node, numbers, order=order))
+
+
+def _check(federation: Federation) -> None:
+    if federation.activitypub is None:
+        raise Refusal(404, "This node receives no activities: FEDERATION_ACTIVITYPUB=1 turns that on.")
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= _NUMBER_DIGITS):
+        raise Refusal(400, "An activity's number is what the list shows.")
+    return int(text)
