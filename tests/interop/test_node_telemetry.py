@@ -8,6 +8,7 @@ from opentelemetry.trace import INVALID_SPAN_CONTEXT, format_span_id, format_tra
 
 from tests.interop.peer import NodePeer
 from tests.workers.test_tracing import Traces
+from workers import QueueOptions
 from workers.metadata import TRACESTATE
 from workers.queue import Queue
 from workers.storage.bullmq import BullMQStorage
@@ -25,7 +26,7 @@ async def test_an_attempt_of_ours_is_linked_to_nodes_enqueue(node: NodePeer, sto
 
     spans = await node.trace_add({"name": "send", "data": {}, "opts": {"jobId": "traced"}})
     [added] = [span for span in spans if span["name"].startswith("add ")]
-    queue = Queue(storage, middlewares=[traces.middleware])
+    queue = Queue(storage, options=QueueOptions(middlewares=[traces.middleware]))
     queue.execute(take)
     async with queue:
         await queue.wait_for_job_chain_completion("traced", timedelta(seconds=PATIENCE))
@@ -42,7 +43,7 @@ async def test_an_attempt_of_ours_is_linked_to_nodes_enqueue(node: NodePeer, sto
 async def test_nodes_attempt_belongs_to_our_enqueue(node: NodePeer, storage: BullMQStorage) -> None:
     """Node makes it a child of the span by which our queue added the job, and keeps our metadata."""
     traces = Traces()
-    queue = Queue(storage, middlewares=[traces.middleware])
+    queue = Queue(storage, options=QueueOptions(middlewares=[traces.middleware]))
     await queue.enqueue({"result": 1}, name="send", id="traced", meta={"tenant": "ann"})
     spans = await node.trace_work(1)
     [enqueue] = traces.named("enqueue ")

@@ -18,7 +18,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from prometheus_client import CollectorRegistry
 
 from tests.workers.running import LEASE, NEVER, Recorder, done, forever, running
-from workers import WorkerOptions
+from workers import QueueOptions, WorkerOptions
 from workers.errors import JobFailedError, LossReason, Retry, Snooze, StorageUnavailable, UnrecoverableError
 from workers.limits import Limit
 from workers.middlewares import AttemptFilter, JobMeter, Outcome, log_attempts, measure_attempts, outcome_of
@@ -245,7 +245,10 @@ async def test_prometheus_shows_backlog_and_oldest_wait() -> None:
 async def test_prometheus_shows_what_limits_keep_back() -> None:
     """By queue and limit, those that keep nothing back too; a limit that is removed has no number any more."""
     registry = CollectorRegistry()
-    queue = Queue(MemoryStorage(queue="mail"), limits={"send": Limit(concurrency=1), "other": Limit(concurrency=1)})
+    queue = Queue(
+        MemoryStorage(queue="mail"),
+        options=QueueOptions(limits={"send": Limit(concurrency=1), "other": Limit(concurrency=1)}),
+    )
     gauges = QueueGauges(queue, registry=registry)
 
     def held(limit: str) -> float | None:
@@ -284,7 +287,10 @@ class Noted(JobMeter):
 
 async def _counted(meter: JobMeter) -> None:
     """Two jobs of one call and two alone were enqueued; one ended at its second attempt, one failed, one was lost."""
-    mail = Queue(MemoryStorage(queue="mail"), observers=[meter], retry=RetryPolicy(initial=timedelta(0), jitter=0))
+    mail = Queue(
+        MemoryStorage(queue="mail"),
+        options=QueueOptions(observers=[meter], retry=RetryPolicy(initial=timedelta(0), jitter=0)),
+    )
     removed = asyncio.Event()
 
     async def work(job: Job) -> None:
@@ -335,7 +341,7 @@ async def test_jobs_that_no_worker_ended_are_counted() -> None:
     storage, faults = faulty(MemoryStorage(queue="mail"))
     faults.requests_lost["enqueue"] = 1
     with pytest.raises(StorageUnavailable):
-        await Queue(storage, observers=[meter]).enqueue(1)
+        await Queue(storage, options=QueueOptions(observers=[meter])).enqueue(1)
     assert len(meter.counted) == 1
 
 

@@ -21,6 +21,7 @@ from opentelemetry.trace import (
 )
 from sqlalchemy import create_engine
 
+from workers import QueueOptions
 from workers.chains import Continuation, continue_with
 from workers.errors import Retry, StorageError
 from workers.flows import FlowJob
@@ -81,7 +82,7 @@ async def work(job: Job) -> object:
 async def test_every_attempt_is_linked_to_the_enqueue(harness: Harness) -> None:
     """Retries and later links of the chain too; the enqueue itself is part of what the application was doing."""
     traces = Traces()
-    queue = Queue(await harness.open(), middlewares=[traces.middleware])
+    queue = Queue(await harness.open(), options=QueueOptions(middlewares=[traces.middleware]))
     queue.execute(work)
     async with queue:
         with traces.tracer.start_as_current_span("request") as request:
@@ -114,7 +115,7 @@ async def test_many_jobs_of_a_call_share_its_span() -> None:
             await queue.enqueue_many([JobSpec(payload=1, id="a"), JobSpec(payload=2, id="b")])
         return None
 
-    queue = Queue(MemoryStorage(), middlewares=[traces.middleware])
+    queue = Queue(MemoryStorage(), options=QueueOptions(middlewares=[traces.middleware]))
     queue.execute(spread)
     async with queue:
         await queue.enqueue_and_wait(None, name="spread", timeout=PATIENT)
@@ -136,7 +137,7 @@ async def test_an_enqueue_in_a_transaction_is_traced(tmp_path: object) -> None:
     url = f"sqlite:///{tmp_path}/jobs.db"
     storage = SqlStorage(url)
     await storage.migrate()
-    queue = Queue(storage, middlewares=[traces.middleware])
+    queue = Queue(storage, options=QueueOptions(middlewares=[traces.middleware]))
     engine = create_engine(url)
     with engine.begin() as connection:
         queue.enqueue_on(connection, [JobSpec(payload=1, id="job")])
@@ -153,7 +154,7 @@ async def test_a_flow_is_traced(harness: Harness) -> None:
     traces = Traces()
     if not harness.capabilities.flows:
         return
-    async with Queue(await harness.open(), middlewares=[traces.middleware]) as queue:
+    async with Queue(await harness.open(), options=QueueOptions(middlewares=[traces.middleware])) as queue:
         await queue.enqueue_flow(FlowJob(payload=1, id="top", children=[FlowJob(payload=2, id="part")]))
         metas = [found.meta for each in ("top", "part") if (found := await queue.get_job(each)) is not None]
     [enqueue] = traces.named("enqueue ")
@@ -165,7 +166,7 @@ async def test_a_flow_is_traced(harness: Harness) -> None:
 async def test_a_trace_of_the_callers_own_stays() -> None:
     """As a request had it that this process only passes on."""
     traces = Traces()
-    async with Queue(MemoryStorage(), middlewares=[traces.middleware]) as queue:
+    async with Queue(MemoryStorage(), options=QueueOptions(middlewares=[traces.middleware])) as queue:
         await queue.enqueue(1, id="job", meta={TRACEPARENT: OTHERS, TRACESTATE: "vendor=1"})
         found = await queue.get_job("job")
     assert found is not None
@@ -182,7 +183,7 @@ class Full(MemoryStorage):
 async def test_an_enqueue_that_fails_is_told_by_its_type() -> None:
     """Never by its message, which may quote something."""
     traces = Traces()
-    queue = Queue(Full(), middlewares=[traces.middleware])
+    queue = Queue(Full(), options=QueueOptions(middlewares=[traces.middleware]))
     with pytest.raises(StorageError):
         await queue.enqueue(1)
     [enqueue] = traces.named("enqueue ")
@@ -195,7 +196,7 @@ async def test_an_enqueue_that_fails_is_told_by_its_type() -> None:
 async def test_a_header_that_is_none_is_ignored(header: str) -> None:
     """The job is taken, and its attempt begins a trace without a link."""
     traces = Traces()
-    queue = Queue(MemoryStorage(), middlewares=[traces.middleware])
+    queue = Queue(MemoryStorage(), options=QueueOptions(middlewares=[traces.middleware]))
     queue.execute(lambda _: None)
     async with queue:
         await queue.enqueue_and_wait(1, meta={TRACEPARENT: header, TRACESTATE: "junk"}, timeout=PATIENT)
