@@ -332,6 +332,8 @@ class Tasks:
             raise Unsupported(f"task {name!r}: its queue lets no job follow others; leave `after` out")
         if chosen.priority and not getattr(queue, "native_priorities", False):
             raise Unsupported(f"task {name!r}: its queue has no priorities; leave `priority` out")
+        if chosen.meta and self._own is None:
+            raise Unsupported(f"task {name!r}: only a queue of this package keeps metadata; leave `meta` out")
         if chosen.connection is not None and self._own is None:
             raise Unsupported(f"task {name!r}: only a queue of this package joins transactions; leave `connection` out")
         mode = chosen.mode_of(task)
@@ -391,6 +393,7 @@ class Tasks:
             deduplication=None if key is None else Deduplication(key=key.text, mode=key.mode, ttl=key.lasting),
             after=chosen.after,
             after_failure=chosen.after_failure,
+            meta=chosen.meta,
         )
 
     def check(self, name: str, data: object) -> None:
@@ -505,8 +508,8 @@ class Tasks:
     async def _dispatch(self, messages: list[TaskMessage], chosen: CallOptions, key: TakenKey | None) -> str | None:
         """Enqueue the messages and return None, or return the id of the job that has the key already."""
         enqueue = partial(self._queue.enqueue, messages)
-        if chosen.connection is not None and isinstance(self._queue, QueueTasks):
-            enqueue = partial(self._queue.enqueue, messages, connection=chosen.connection)
+        if isinstance(self._queue, QueueTasks):
+            enqueue = partial(self._queue.enqueue, messages, connection=chosen.connection, meta=chosen.meta)
         if key is None:
             return await enqueue(chosen.for_queue())
         if self._queue.native_deduplication:
