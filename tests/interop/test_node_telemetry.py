@@ -8,6 +8,7 @@ from opentelemetry.trace import INVALID_SPAN_CONTEXT, format_span_id, format_tra
 
 from tests.interop.peer import NodePeer
 from tests.workers.test_tracing import Traces
+from workers import QueueOptions
 from workers.metadata import TRACESTATE
 from workers.options import QueueOptions
 from workers.queue import Queue

@@ -21,6 +21,7 @@ from opentelemetry.trace import (
 )
 from sqlalchemy import create_engine
 
+from workers import QueueOptions
 from workers.chains import Continuation, continue_with
 from workers.errors import Retry, StorageError
 from workers.flows import FlowJob

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TypedDict
 
@@ -28,6 +28,7 @@ class TaskOptions(TypedDict, total=False):
     ordering_key: str | None
     after: Iterable[str | JobRef]
     after_failure: AfterFailure
+    meta: Mapping[str, str] | None
     connection: object | None
 
 
@@ -48,6 +49,7 @@ class CallOptions:
     ordering_key: str | None = None
     after: Iterable[str | JobRef] = ()
     after_failure: AfterFailure = AfterFailure.FAIL
+    meta: Mapping[str, str] | None = field(default=None, repr=False)
     connection: object | None = None
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ from workers.checks import MAX_ATTEMPTS, as_duration, check_text, new_id
 from workers.crons import Missed
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import Unsupported
-from workers.foreground import run_until_stopped, start_logging
+from workers.foreground import log_ready, run_until_stopped, start_logging
 from workers.jobs import EnqueueStatus
 from workers.kv.base import KvStore, encode_key, writes_conditionally
 from workers.limits import Limit
@@ -333,6 +333,8 @@ class Tasks:
             raise Unsupported(f"task {name!r}: its queue lets no job follow others; leave `after` out")
         if chosen.priority and not getattr(queue, "native_priorities", False):
             raise Unsupported(f"task {name!r}: its queue has no priorities; leave `priority` out")
+        if chosen.meta and self._own is None:
+            raise Unsupported(f"task {name!r}: only a queue of this package keeps metadata; leave `meta` out")
         if chosen.connection is not None and self._own is None:
             raise Unsupported(f"task {name!r}: only a queue of this package joins transactions; leave `connection` out")
         mode = chosen.mode_of(task)
@@ -392,6 +394,7 @@ class Tasks:
             deduplication=None if key is None else Deduplication(key=key.text, mode=key.mode, ttl=key.lasting),
             after=chosen.after,
             after_failure=chosen.after_failure,
+            meta=chosen.meta,
         )
 
     async def gather(
@@ -477,7 +480,9 @@ class Tasks:
     async def _work(self, concurrency: int | None, grace: timedelta | float | None) -> None:
         queue = self.working_queue()
         await queue.make_tables()
-        await run_until_stopped([queue.worker(concurrency=concurrency, grace=grace, middlewares=[log_attempts])])
+        around = [log_attempts]
+        worker = queue.worker(concurrency=concurrency, grace=grace, observers=[log_ready], middlewares=around)
+        await run_until_stopped([worker])
 
     async def __aenter__(self) -> Self:
         """Run a worker beside whatever the block does, which may enqueue to it."""
@@ -530,8 +535,8 @@ class Tasks:
     async def _dispatch(self, messages: list[TaskMessage], chosen: CallOptions, key: TakenKey | None) -> str | None:
         """Enqueue the messages and return None, or return the id of the job that has the key already."""
         enqueue = partial(self._queue.enqueue, messages)
-        if chosen.connection is not None and isinstance(self._queue, QueueTasks):
-            enqueue = partial(self._queue.enqueue, messages, connection=chosen.connection)
+        if isinstance(self._queue, QueueTasks):
+            enqueue = partial(self._queue.enqueue, messages, connection=chosen.connection, meta=chosen.meta)
         if key is None:
             return await enqueue(chosen.for_queue())
         if self._queue.native_deduplication:

@@ -138,3 +138,24 @@ def test_wrong_declarations_are_told() -> None:
         Unique(period=5, mode=DeduplicationMode.SIMPLE)
     with pytest.raises(TypeError, match=r"keys are names of arguments, as \('user_id',\)"):
         Unique(keys="user_id")
+
+
+async def test_metadata_go_with_a_run() -> None:
+    """By either way to enqueue; a queue of somebody else's keeps none."""
+    app, foreign = Tasks("memory://"), Tasks(ListQueue())
+
+    @app.task
+    async def seen(job: Job) -> str:
+        return job.meta["tenant"]
+
+    call = seen.options(meta={"tenant": "a"})
+    async with app:
+        assert await (await call.enqueue()).result(PATIENCE) == "a"
+        [queued] = await app.queue.enqueue_many([call.spec()])
+        assert await app.queue.wait_for_job_chain_completion(queued.id, PATIENCE) == "a"
+
+    @foreign.task
+    async def other() -> None: ...
+
+    with pytest.raises(Unsupported, match="keeps metadata; leave `meta` out"):
+        await other.options(meta={"tenant": "a"}).enqueue()
