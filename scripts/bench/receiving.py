@@ -36,7 +36,8 @@ ACTORS: Final = 50
 WARM: Final = 4
 """So many of each actor are sent before: the keys are known then, and V8 has compiled what is hot."""
 PAUSE_SECONDS: Final = 0.5
-"""Between two requests of a connection that names keys that cannot be had."""
+STUCK_PAUSE_SECONDS: Final = 5
+"""Between two requests of somebody who names keys that cannot be had: what these cost by themselves is little."""
 START_SECONDS: Final = 60
 TAKEN: Final = 202
 
@@ -164,7 +165,7 @@ async def _name_stuck_keys(port: int, server: str, number: int) -> None:
                 await _asked(reader, writer, _request(port, server, 0, client=client, key=f"{number}-{turn}"))
             finally:
                 writer.close()
-        await asyncio.sleep(PAUSE_SECONDS)
+        await asyncio.sleep(STUCK_PAUSE_SECONDS)
 
 
 @contextlib.asynccontextmanager
@@ -194,7 +195,11 @@ async def _hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 @contextlib.asynccontextmanager
 async def _server(serve: Serve) -> AsyncIterator[str]:
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async def served(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.CancelledError):  # at the end of the loop; asyncio would log it
+            await serve(reader, writer)
+
+    server = await asyncio.start_server(served, "127.0.0.1", 0)
     try:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     finally:
